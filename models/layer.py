@@ -1,0 +1,92 @@
+"""Layer norm by hand (rows S0a, S0b, S1a, S2a, S2b, S3a): x̂ = (x − mean) / sqrt(var + eps), statistics of each sample alone.
+
+Source: Ba, Kiros, Hinton, "Layer Normalization", arXiv 1607.06450, equation 3; the rows differ in dims, ddof and epsilon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+class Norm(nn.Module):
+    """S0a, S0b: layer norm as BERT writes it, over any one dim, biased, epsilon inside the root.
+
+    ``num_features`` is the size of the last dim, which gamma and beta scale whatever ``dim`` is normalized.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-12) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(num_features))
+        self.beta = nn.Parameter(torch.zeros(num_features))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        u = x.mean(dim, keepdim=True)
+        s = (x - u).pow(2).mean(dim, keepdim=True)
+        return self.gamma * ((x - u) / torch.sqrt(s + self.eps)) + self.beta
+
+
+class NormOverBatch(nn.Module):
+    """S0b: the same ``Norm`` called with dim 0 on (B, H, W, C): each output depends on the whole batch, at inference too."""
+
+    def __init__(self, num_features: int, eps: float = 1e-12) -> None:
+        super().__init__()
+        self.norm = Norm(num_features, eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x, dim=0)
+
+
+class UnbiasedLayerNorm(nn.Module):
+    """S1a: over the embedding, with the unbiased variance that ``x.var(-1)`` gives without arguments. x is (..., H)."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(num_features))
+        self.beta = nn.Parameter(torch.zeros(num_features))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(-1).unsqueeze(-1)
+        var = x.var(-1).unsqueeze(-1)
+        return self.gamma * (x - mean) / torch.sqrt(var + self.eps) + self.beta
+
+
+class LayerNorm(nn.Module):
+    """S2a (``normalized_shape`` [D]: one mean for each token), S2b ([S, D]: one for each sample) and the LN of S1e ([C, H, W]).
+
+    Over the last ``len(normalized_shape)`` dims, biased.
+    """
+
+    def __init__(self, normalized_shape: Sequence[int], eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(*normalized_shape)) if affine else None
+        self.beta = nn.Parameter(torch.zeros(*normalized_shape)) if affine else None
+        self.dims = tuple(range(-len(normalized_shape), 0))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(self.dims, keepdim=True)
+        var = x.var(self.dims, unbiased=False, keepdim=True)
+        x_hat = (x - mean) / torch.sqrt(var + self.eps)
+        return x_hat if self.gamma is None or self.beta is None else x_hat * self.gamma + self.beta
+
+
+class FlatLayerNorm(nn.Module):
+    """S3a: over the whole flattened sample, one gamma and beta for each of its elements. x is (m, ...) with K elements a sample."""
+
+    def __init__(self, num_elements: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(num_elements))
+        self.beta = nn.Parameter(torch.zeros(num_elements))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = x.flatten(1)
+        mean = z.mean(1, keepdim=True)
+        var = ((z - mean) ** 2).mean(1, keepdim=True)
+        z = self.gamma * (z - mean) / torch.sqrt(var + self.eps) + self.beta
+        return z.view(x.shape)
