@@ -1,0 +1,143 @@
+"""Certificates: the subgraph before and the nodes after, both evaluated in float64 on inputs chosen to tell lookalikes apart.
+
+The reference is the BEFORE subgraph itself, never the recognised fact: a norm that was misread would certify itself. The fact only shapes
+the inputs (each group of elements that is said to share statistics gets one pattern of the battery) and scales the bound.
+
+The bound has two parts. 1e-7 relative to what the norm adds to its shift: epsilon is a float32 attribute (half an ulp is 6e-8, and the
+result depends on its root). And the rounding of float64 itself, 64 ulp times the condition of the statistics: max|x|/σ for the mean,
+(mean² + variance)/(variance + ε) for E[x²] − E[x]².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from . import evaluate
+from .facts import Norm, bindings
+from .graph import Graph
+from .records import Certificate
+from .region import Bound, EvaluationFailed, NoMatch, Region, compile_region, concrete
+
+BOUND = 1e-7
+_ULP = 64 * np.finfo(np.float64).eps
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A subgraph and what shall take its place: both are functions of the same leaves."""
+
+    before: Region
+    after: Region
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input of the battery, laid out for a rewrite: leaf values, and the name of the pattern in each group."""
+
+    leaves: tuple[np.ndarray, ...]
+    names: tuple[str, ...]
+    before: Bound
+    after: Bound
+
+
+def patterns(rng: np.random.Generator, n: int, epsilon: float) -> dict[str, np.ndarray]:
+    """The battery for one group of ``n`` elements, each with its reason."""
+    normal = rng.standard_normal(n)
+    one_hot = np.zeros(n)
+    one_hot[rng.integers(n)] = 1.0
+    return {
+        "normal": normal,
+        "constant": np.full(n, 0.5),  # where epsilon sits: anything but the shift shows a lost one (a power of two: its mean is exact)
+        "zero": np.zeros(n),  # 0/0 where epsilon did not survive
+        "offset 1e3": 1e3 + rng.standard_normal(n),  # cancellation
+        "scale 1e-4": 1e-4 * rng.standard_normal(n),  # epsilon dominates the usual ones
+        "scale of epsilon": np.sqrt(epsilon or 1e-12) * rng.standard_normal(n),  # and here whatever it is
+        "one-hot": one_hot,  # ddof
+        "large 3e4": 3e4 * rng.uniform(-1, 1, n),  # near the limit of half precision
+        "skewed": rng.standard_normal(n) ** 3 + np.arange(n) / n,
+    }
+
+
+def rewrite_of(graph: Graph, before: Region, nodes: Sequence[gs.Node]) -> Rewrite | NoMatch:
+    """Pair a region with the nodes that shall replace it."""
+    after = compile_region(graph, nodes[-1].outputs[0], before.leaves)
+    return after if isinstance(after, NoMatch) else Rewrite(before, after)
+
+
+def norm_cases(norm: Norm, rewrite: Rewrite) -> list[Case]:
+    """The battery at two sizes of every dynamic dim (at one where nothing is dynamic), every pattern in some group."""
+    rng = np.random.default_rng(11)
+    cases: list[Case] = []
+    sizes_seen = 0
+    for bound, size in bindings(norm.region):
+        try:
+            after = rewrite.after.bind(bound.sizes)
+            layout = norm.fit.resized(size)
+        except (EvaluationFailed, ValueError):
+            continue
+        groups = int(np.prod(size, dtype=int)) // layout.n
+        waiting = list(range(len(patterns(rng, layout.n, norm.epsilon))))
+        while waiting:
+            rows, names = [], []
+            for g in range(groups):
+                made = list(patterns(rng, layout.n, norm.epsilon).items())
+                name, row = made[waiting.pop(0)] if waiting else made[g % len(made)]
+                rows.append(row)
+                names.append(name)
+            others = [rng.standard_normal(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]]
+            cases.append(Case((layout.arrange(np.array(rows)), *others), tuple(names), bound, after))
+        sizes_seen += 1
+        if sizes_seen == 2:
+            break
+    return cases
+
+
+def certify_norm(norm: Norm, rewrite: Rewrite, cases: Sequence[Case]) -> Certificate:
+    """The identity verdict on one norm's rewrite."""
+    if not cases:
+        return Certificate(False, float("inf"), BOUND, 0, "", note="the replacement could not be evaluated")
+    worst, name = 0.0, cases[0].names[0]
+    for case in cases:
+        try:
+            with evaluate.quiet():
+                ratio = _norm_error(norm, case, case.before.run(case.leaves), case.after.run(case.leaves))
+        except EvaluationFailed as e:
+            return Certificate(False, float("inf"), BOUND, len(cases), "", note=str(e))
+        g = int(np.argmax(ratio))
+        if not ratio[g] <= worst:
+            worst, name = float(ratio[g]), case.names[g]
+    return Certificate(worst <= BOUND, worst, BOUND, sum(len(c.names) for c in cases), name)
+
+
+def _norm_error(norm: Norm, case: Case, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The relative difference of each group, float64's own rounding taken off."""
+    if before.shape != after.shape:
+        return np.array([np.inf])
+    layout = norm.fit.resized(case.leaves[0].shape)
+    x = layout.rows(case.leaves[0])
+    ref, got = layout.rows(before), layout.rows(after)
+    if not (np.isnan(ref) == np.isnan(got)).all():
+        return np.where((np.isnan(ref) != np.isnan(got)).any(axis=1), np.inf, 0.0)
+    difference = np.nan_to_num(np.where(ref == got, 0.0, np.abs(ref - got)), nan=0.0, posinf=np.inf)
+    ref = np.nan_to_num(ref)
+    beta = layout.rows(_parameter(norm, case, norm.beta, 0.0))
+    gamma = np.abs(layout.rows(_parameter(norm, case, norm.gamma, 1.0))).max(axis=1)
+    signal = np.abs(ref - beta).max(axis=1)
+    mean, variance = x.mean(axis=1), x.var(axis=1)
+    power = np.square(x).mean(axis=1)
+    sigma = np.sqrt((variance if norm.fit.centered else power) + norm.epsilon) + 1e-300
+    condition = gamma * np.abs(x).max(axis=1) / sigma + signal * (1 + (mean**2 + variance) / sigma**2) + np.abs(ref).max(axis=1)
+    beyond = difference.max(axis=1) - _ULP * np.nan_to_num(condition, nan=0.0, posinf=0.0)
+    return np.where(beyond > 0, beyond / (signal + 1e-300), 0.0)
+
+
+def _parameter(norm: Norm, case: Case, param: object, neutral: float) -> np.ndarray:
+    shape = case.leaves[0].shape
+    if param is None:
+        return np.full(shape, neutral)
+    value = getattr(param, "value", None)
+    return np.full(shape, neutral) if value is None else np.broadcast_to(value, shape)

@@ -1,0 +1,339 @@
+"""Norms as facts: what ``recognise`` says of a square root in the graph.
+
+Structure proposes where a norm may begin and end (`normdeploy.region`), values say whether it is one and which (`normdeploy.probe`),
+and the passes say which of the readings is written as the fewest nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from . import evaluate
+from .graph import Dims, Graph, evaluate_dim
+from .probe import Fit, fit
+from .region import (
+    NORMS,
+    REDUCTIONS,
+    Bound,
+    EvaluationFailed,
+    NoMatch,
+    Region,
+    assignments,
+    compile_region,
+    concrete,
+    entries,
+    narrowing,
+    results,
+    tensor_symbols,
+)
+
+
+@dataclass(frozen=True)
+class Param:
+    """Gamma or beta: a constant (``value``, as many axes as x, 1 where it does not vary) or data (``tensor``).
+
+    ``tensor`` is also set where an initializer of the file holds the value as it is, so that it keeps its name.
+    """
+
+    value: np.ndarray | None
+    tensor: gs.Tensor | None = None
+    varies: tuple[int, ...] = ()  # the axes of x along which it differs
+
+    @property
+    def data(self) -> bool:
+        return self.value is None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """y = gamma · (x − mean)/sqrt(variance + epsilon) + beta; x and y have one shape and type."""
+
+    region: Region
+    x: gs.Tensor
+    y: gs.Tensor
+    fit: Fit
+    shape: Dims  # as the file states it
+    dtype: np.dtype
+    epsilon: float
+    gamma: Param | None  # None: one everywhere
+    beta: Param | None  # None: zero everywhere
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes normalized over; of group norm's channel axis only a part."""
+        return tuple(sorted({*self.fit.axes, *(() if self.fit.split is None else (self.fit.split,))}))
+
+    @property
+    def kind(self) -> str:
+        if not self.fit.centered:
+            return "RMSNorm"
+        if self.fit.split is not None:
+            return "GroupNorm"
+        rank, varies = len(self.shape), {a for p in (self.gamma, self.beta) if p is not None for a in p.varies}
+        spatial = rank - 2
+        if spatial >= 1 and len(self.axes) == spatial and 0 not in self.axes and varies and not varies & set(self.axes):
+            return "InstanceNorm"
+        return "LayerNorm"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A root with its surroundings: where the norm around it may begin (nearest first) and end (in the graph's order)."""
+
+    root: gs.Node
+    xs: tuple[gs.Tensor, ...]
+    ys: tuple[gs.Tensor, ...]
+    passed: tuple[gs.Node, ...]
+
+
+def candidate(graph: Graph, root: gs.Node) -> Candidate | None:
+    """None where nothing looks like a norm: no reduction lies before the root."""
+    xs, passed = entries(graph, root)
+    if root.op not in NORMS and root.op != "ReduceL2" and not any(n.op in REDUCTIONS for n in passed):
+        return None
+    return Candidate(root, tuple(xs), tuple(results(graph, root)), tuple(passed))
+
+
+def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
+    """The readings of the norm around a root, outermost first; between them why another candidate is none.
+
+    Where x̂ is the root mean square of something already centered, the reading with the mean comes first.
+    """
+    cast = narrowing(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
+    if cast is not None:
+        yield NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name)
+        return
+    for y in reversed(c.ys):
+        uncentered: Norm | None = None
+        for x in c.xs:
+            reading = _read(graph, c, x, y)
+            if isinstance(reading, NoMatch):
+                yield reading
+            elif reading is not None and reading.fit.centered:
+                yield reading
+                break
+            elif reading is not None and uncentered is None:
+                uncentered = reading
+        if uncentered is not None:
+            yield uncentered
+
+
+def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMatch | None:
+    """The norm from x to y; None where the two can't belong together at all."""
+    shape, dtype = graph.shape(x), graph.dtype(x)
+    if shape is None or dtype is None or graph.dtype(y) not in (None, dtype):
+        return None
+    if _differ(graph, x, y):
+        return None
+    region = compile_region(graph, y, [x])
+    if isinstance(region, NoMatch):
+        leaves = _operands(graph, c, x, y)
+        if not leaves or len(leaves) > 2:
+            return None
+        region = compile_region(graph, y, [x, *leaves])
+        if isinstance(region, NoMatch):
+            return None
+    return _fit_region(graph, region, shape, dtype)
+
+
+def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | NoMatch | None:
+    x = region.leaves[0]
+    fits: list[Fit] = []
+    given: list[list[np.ndarray]] = []
+    refusal: NoMatch | None = None
+    for bound, size in bindings(region):
+        others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
+        if any(o.shape == size and o.size > 1 for o in others):
+            return None  # a residual stream: data of x's own shape is no gamma or beta
+        found = fit(bound, size, others)
+        if isinstance(found, NoMatch):
+            refusal = NoMatch(found.reason, region.y.name)
+            if "can't be evaluated" in found.reason:
+                continue
+            return refusal
+        fits.append(found)
+        given.append(others)
+        if len(fits) == 2 or not _group_is_dynamic(shape, found):
+            break
+    if not fits:
+        return refusal
+    wrong = _differ_by_size(*fits) if len(fits) == 2 else ""
+    return NoMatch(wrong, region.y.name) if wrong else _norm(graph, region, fits[0], given[0], shape, dtype)
+
+
+def _random_leaf(graph: Graph, t: gs.Tensor, bound: Bound, seed: int) -> np.ndarray:
+    return np.random.default_rng(7 + seed).uniform(0.5, 1.5, concrete(graph, t, bound.sizes) or ())
+
+
+def _group_is_dynamic(shape: Dims, found: Fit) -> bool:
+    axes = (*found.axes, *(() if found.split is None else (found.split,)))
+    return not all(isinstance(shape[a], int) for a in axes)
+
+
+def bindings(region: Region) -> Iterator[tuple[Bound, tuple[int, ...]]]:
+    """The region bound to sizes that suit it, with x's concrete shape."""
+    for sizes in assignments(region.symbols):
+        size = concrete(region.graph, region.leaves[0], sizes)
+        if size is None:
+            return
+        try:
+            with evaluate.quiet():
+                yield region.bind(sizes), size
+        except EvaluationFailed:
+            continue
+
+
+def _differ_by_size(a: Fit, b: Fit) -> str:
+    if (a.axes, a.split, a.centered) != (b.axes, b.split, b.centered):
+        return "what it normalizes over changes with the dynamic sizes"
+    same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
+    factor = float(np.median(np.abs(a.gamma))) / float(np.median(np.abs(b.gamma)) or 1.0)
+    unbiased = np.sqrt((a.n - 1) / a.n * b.n / max(b.n - 1, 1))
+    if a.n != b.n and abs(factor - unbiased) < 1e-9:
+        return "its variance is unbiased (n − 1) over a dynamic size n: no fixed gamma and epsilon make it a standard normalization"
+    if not same or (a.gamma.shape == b.gamma.shape and not np.allclose(a.gamma, b.gamma, rtol=1e-9)):
+        return "its epsilon or gamma depends on a dynamic size"
+    return ""
+
+
+def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype) -> Norm | NoMatch:
+    gamma = _param(graph, region, found.gamma, others, neutral=1.0)
+    beta = _param(graph, region, found.beta, others, neutral=0.0)
+    for p in (gamma, beta):
+        if isinstance(p, NoMatch):
+            return p
+    assert not isinstance(gamma, NoMatch) and not isinstance(beta, NoMatch)
+    if sum(p is not None and p.data for p in (gamma, beta)) != len(others):
+        return NoMatch("data enters it in a way that is no plain scale or shift", region.y.name)
+    dynamic = [a for p in (gamma, beta) if p is not None and not p.data for a in p.varies if not isinstance(shape[a], int)]
+    if dynamic:
+        return NoMatch(f"its gamma or beta varies along the dynamic axis {dynamic[0]}", region.y.name)
+    if dtype.itemsize == 2 and any(n.op in ("Cast", "CastLike") for n in region.nodes):
+        for p in (gamma, beta):
+            if p is not None and p.value is not None and not np.array_equal(p.value.astype(dtype).astype(np.float64), p.value):
+                return NoMatch(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
+    data = [p.tensor for p in (gamma, beta) if p is not None and p.data and p.tensor is not None]
+    again = compile_region(graph, region.y, [region.leaves[0], *data]) if data else region
+    if isinstance(again, NoMatch):
+        return again
+    region = again
+    return Norm(region, region.leaves[0], region.y, found, shape, dtype, _snapped_epsilon(graph, region, found.epsilon), gamma, beta)
+
+
+def _param(graph: Graph, region: Region, full: np.ndarray, others: Sequence[np.ndarray], neutral: float) -> Param | NoMatch | None:
+    scale = np.abs(full).max()
+    for leaf, values in zip(region.leaves[1:], others, strict=True):
+        flat = np.sort(values, axis=None)
+        near = flat[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
+        if np.allclose(near, full, rtol=1e-9, atol=0):
+            order = np.argsort(values, axis=None)
+            index = order[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
+            return _data_param(graph, leaf, values, index)
+    reduced = full
+    for axis in range(full.ndim):
+        first = np.take(reduced, [0], axis=axis)
+        if (np.abs(reduced - first) <= 1e-11 * np.maximum(np.abs(first), 1e-3 * scale)).all():
+            reduced = first
+    if reduced.size == 1 and abs(reduced.item() - neutral) <= 1e-11:
+        return None
+    varies = tuple(a for a, n in enumerate(reduced.shape) if n > 1)
+    return _snapped(graph, region, reduced, varies)
+
+
+def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray) -> Param | NoMatch:
+    """A data gamma or beta: the nearest tensor above ``leaf``, views undone, that broadcasts to x as it must."""
+    varies = tuple(a for a in range(index.ndim) if (np.take(index, [0], axis=a) != index).any())
+    t: gs.Tensor = leaf
+    wanted = tuple(index.shape[a] for a in varies)
+    while True:
+        size = tuple(d for d in (graph.shape(t) or ()) if d != 1)
+        if len(size) == len(wanted):
+            return Param(None, t, varies)
+        node = graph.producer(t)
+        if node is None or node.op not in ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity"):
+            return NoMatch(f"its scale or shift {leaf.name!r} can't be laid along the normalized axes", leaf.name)
+        t = node.inputs[0]
+
+
+def _snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int, ...]) -> Param:
+    """The measured value, or the constant of the file that it is (up to a factor), which is exact."""
+    for t in _constants(graph, region):
+        if t.shape is None or int(np.prod(t.shape, dtype=int)) != reduced.size or (reduced.size == 1 and t.dtype.kind not in "fV"):
+            continue
+        held = graph.value(t)
+        if held.dtype.kind != "f" or not np.isfinite(held).all() or not held.any():
+            continue
+        held = held.reshape(reduced.shape)
+        if np.allclose(held, reduced, rtol=1e-9, atol=1e-11 * np.abs(held).max()):
+            return Param(held, t, varies)
+        ratio = float((held * reduced).sum() / (held * held).sum())
+        if reduced.size > 1 and np.allclose(held * ratio, reduced, rtol=1e-9, atol=1e-11 * np.abs(reduced).max()):
+            return Param(held * ratio, None, varies)
+    return Param(reduced, None, varies)
+
+
+def _snapped_epsilon(graph: Graph, region: Region, epsilon: float) -> float:
+    for t in _constants(graph, region):
+        if t.shape is not None and np.prod(t.shape, dtype=int) == 1:
+            held = graph.value(t)
+            if held.dtype.kind == "f" and abs(held.item() - epsilon) <= 1e-7 * epsilon:
+                return float(held.item())
+    return epsilon
+
+
+def _constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
+    """The file's own constants that the region reads, also behind views and Casts of them."""
+    seen: set[int] = set()
+    stack = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
+    while stack:
+        t = stack.pop()
+        if id(t) in seen or t.is_empty():
+            continue
+        seen.add(id(t))
+        if isinstance(t, gs.Constant):
+            yield t
+            continue
+        node = graph.producer(t)
+        if node is not None and node.op == "Constant" and isinstance(node.attrs.get("value"), gs.Constant):
+            yield node.attrs["value"]
+        elif node is not None:
+            stack.extend(node.inputs[:1] if node.op in ("Cast", "CastLike", "Reshape", "Unsqueeze", "Expand") else node.inputs)
+
+
+def _operands(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> list[gs.Tensor]:
+    """Data besides x that enters between the root and y (or into a root that takes scale and bias)."""
+    root, inside = c.root, {id(t) for t in c.ys}
+    found: dict[int, gs.Tensor] = {}
+    stack, seen = [y], {id(y)}
+    while stack:
+        node = graph.producer(stack.pop())
+        if node is None or node is root:
+            continue
+        for t in node.inputs:
+            if id(t) in seen or t.is_empty() or graph.is_shape_valued(t) or t is x:
+                continue
+            seen.add(id(t))
+            if id(t) in inside:
+                stack.append(t)
+            elif isinstance(compile_region(graph, t, [x]), NoMatch):
+                found[id(t)] = t
+    if root.op in NORMS:
+        found.update((id(t), t) for t in root.inputs[1:] if not t.is_empty() and not graph.is_shape_valued(t))
+    return list(found.values())
+
+
+def _differ(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
+    """True where the file itself says that the two have different shapes."""
+    sizes = assignments(tensor_symbols(graph, x) | tensor_symbols(graph, y))[0]
+    a, b = graph.shape(x), graph.shape(y)
+    if a is None or b is None:
+        return False
+    if len(a) != len(b):
+        return True
+    known = [(evaluate_dim(i, sizes), evaluate_dim(j, sizes)) for i, j in zip(a, b, strict=True)]
+    invented = any(str(d).startswith("unk__") for d in b)  # inference's own name for a dim may stand for a size that is named elsewhere
+    return not invented and any(i is not None and j is not None and i != j for i, j in known)

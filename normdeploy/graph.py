@@ -1,0 +1,456 @@
+"""The ONNX graph that the passes work on, over onnx-graphsurgeon's IR.
+
+This is the one file that knows graphsurgeon's quirks: it loses metadata, node and model doc strings, model_version and quantization
+annotations (kept here by tensor name and put back), treats initializers that are graph inputs as constants (here they stay inputs),
+compares tensors by name and nodes by value (here identity counts), skips attributes of types it doesn't know (such a file is refused).
+
+Edits only re-point tensors. A node whose outputs nobody uses any more is dropped from the list that is exported; its own links are
+left alone, because residual branches share them.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from . import evaluate
+from .errors import GraphError
+
+G_LOGGER.severity = G_LOGGER.CRITICAL
+
+# Inference of shapes and types reads the values of small integer constants only.
+_INFERENCE_BYTES = 4096
+_KNOWN_ATTRIBUTES = {
+    onnx.AttributeProto.FLOAT,
+    onnx.AttributeProto.INT,
+    onnx.AttributeProto.STRING,
+    onnx.AttributeProto.TENSOR,
+    onnx.AttributeProto.GRAPH,
+    onnx.AttributeProto.FLOATS,
+    onnx.AttributeProto.INTS,
+    onnx.AttributeProto.STRINGS,
+}
+_ARITHMETIC: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
+
+Dims = tuple["int | str | None", ...]
+
+
+class Graph:
+    """An ONNX model opened for rewriting. ``nodes`` is in topological order and holds live nodes only."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        """Open ``proto``; it is never changed.
+
+        Raises:
+            GraphError: the model holds attributes that graphsurgeon would drop, or has no graph.
+        """
+        _refuse_unknown_attributes(proto.graph)
+        self.proto = proto
+        self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+        opened, self._defaults = _inputs_without_defaults(proto)
+        self.gs = gs.import_onnx(opened)
+        self._order: dict[int, float] = {id(n): float(i) for i, n in enumerate(self.gs.nodes)}
+        self._new: set[int] = set()  # written by us: they mean what the newest opset says
+        self._keep: list[gs.Node] = []  # id() is only a name while the object lives
+        self._after: dict[int, list[gs.Node]] = {}
+        self._dead: set[int] = set()
+        self._consumers: dict[int, dict[int, gs.Node]] = {}
+        for node in self.gs.nodes:
+            self._link(node)
+        self._outputs = {id(t) for t in self.gs.outputs}
+        self._attrs: dict[int, dict[str, Any]] = {}
+        self._constant: dict[int, bool] = {}
+        self._shape_valued: dict[int, bool] = {}
+        self.exact: dict[int, np.ndarray] = {}  # id(constant) -> its float64 value before it was stored in the model's type
+        self._names = {t.name for n in self.gs.nodes for t in n.outputs} | {t.name for t in self.gs.inputs}
+        self._names |= {i.name for i in proto.graph.initializer}
+        self._metadata = {o: n for n in proto.graph.node if n.metadata_props or n.doc_string for o in n.output[:1]}
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def nodes(self) -> list[gs.Node]:
+        """Live nodes in topological order, new ones included."""
+        ordered: list[gs.Node] = []
+        for first in self.gs.nodes:
+            stack = [first]
+            while stack:
+                node = stack.pop()
+                if id(node) not in self._dead:
+                    ordered.append(node)
+                stack.extend(reversed(self._after.get(id(node), ())))
+        return ordered
+
+    def alive(self, node: gs.Node) -> bool:
+        return id(node) not in self._dead
+
+    def order(self, node: gs.Node) -> float:
+        """A number that grows along the topological order."""
+        return self._order[id(node)]
+
+    def producer(self, t: gs.Tensor) -> gs.Node | None:
+        return t.inputs[0] if t.inputs else None
+
+    def consumers(self, t: gs.Tensor) -> list[gs.Node]:
+        """The live nodes that read ``t`` (each once)."""
+        return list(self._consumers.get(id(t), {}).values())
+
+    def is_output(self, t: gs.Tensor) -> bool:
+        return id(t) in self._outputs
+
+    def attrs(self, node: gs.Node) -> dict[str, Any]:
+        """Attributes as plain values: numbers, strings, lists, numpy arrays."""
+        found = self._attrs.get(id(node))
+        if found is None:
+            found = {k: (v.values if isinstance(v, gs.Constant) else v) for k, v in node.attrs.items()}
+            self._attrs[id(node)] = found
+        return found
+
+    def is_constant(self, t: gs.Tensor) -> bool:
+        """True where the value is fixed by the file: initializers, Constant nodes, and what is computed from these alone."""
+        return self._derived(t, self._constant, seed=lambda _node: False)
+
+    def is_shape_valued(self, t: gs.Tensor) -> bool:
+        """True for constants and for what is computed from shapes and constants alone, never from a tensor's values."""
+        return self._derived(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size"))
+
+    def _derived(self, t: gs.Tensor, memo: dict[int, bool], seed: Callable[[gs.Node], bool]) -> bool:
+        stack = [t]
+        while stack:
+            top = stack[-1]
+            if id(top) in memo:
+                stack.pop()
+                continue
+            node = self.producer(top)
+            if isinstance(top, gs.Constant) or top.is_empty():
+                memo[id(top)] = True
+            elif node is None or not evaluate.supported(node.domain or "", node.op):
+                memo[id(top)] = False
+            elif seed(node):
+                memo[id(top)] = True
+            else:
+                open_inputs = [i for i in value_inputs(node) if id(i) not in memo]
+                if open_inputs:
+                    stack.extend(open_inputs)
+                    continue
+                memo[id(top)] = all(memo[id(i)] for i in value_inputs(node))
+            stack.pop()
+        return memo[id(t)]
+
+    def value(self, t: gs.Tensor) -> np.ndarray:
+        """The value of a constant: floating types as float64, exact where a rewrite computed it. ``is_constant(t)`` must hold."""
+        if id(t) in self.exact:
+            return self.exact[id(t)]
+        if isinstance(t, gs.Constant):
+            return widen(t.values)
+        node = self.producer(t)
+        outputs = self.apply(node, [None if i.is_empty() else self.value(i) for i in node.inputs[: _value_count(node)]])
+        return outputs[_index(node.outputs, t)]
+
+    def apply(self, node: gs.Node, inputs: Sequence[np.ndarray | None]) -> tuple[Any, ...]:
+        """Evaluate one node in float64. CastLike is a Cast to the type of its second input, whose value is not asked for.
+
+        Raises:
+            evaluate.Unsupported: the evaluator does not know this op or this form of it.
+        """
+        if node.op == "CastLike":
+            target = self.dtype(node.inputs[1])
+            whole = target is not None and target.kind in "iub"
+            return (inputs[0].astype(target if whole else np.float64),)  # type: ignore[union-attr]
+        opset = max(self.opset, NEWEST) if id(node) in self._new else self.opset
+        return evaluate.apply(node.op, inputs, self.attrs(node), opset=opset, domain=node.domain or "", outputs=len(node.outputs))
+
+    def shape(self, t: gs.Tensor) -> Dims | None:
+        """The shape as far as it is known: ints, symbols or expressions of symbols, None for an unknown dim; None without a rank."""
+        if isinstance(t, gs.Constant):
+            return tuple(t.shape)
+        known = t.shape if t.shape is not None else None
+        if known is None or any(d is None or d == "" for d in known):
+            inferred = self._inferred.get(t.name)
+            known = inferred[1] if inferred is not None and inferred[1] is not None else known
+        return None if known is None else tuple(d if d != "" else None for d in known)
+
+    def dtype(self, t: gs.Tensor) -> Any:
+        """numpy dtype (ml_dtypes for bfloat16), or None where unknown."""
+        known = t.dtype
+        if known is None:
+            inferred = self._inferred.get(t.name)
+            known = inferred[0] if inferred is not None else None
+        if known is None:
+            return None
+        return onnx.helper.tensor_dtype_to_np_dtype(known) if isinstance(known, int) else np.dtype(known)
+
+    @cached_property
+    def _inferred(self) -> dict[str, tuple[int | None, Dims | None]]:
+        """onnx's own shape inference over a copy without the weights."""
+        skeleton = onnx.ModelProto(ir_version=self.proto.ir_version, opset_import=self.proto.opset_import, functions=self.proto.functions)
+        graph = skeleton.graph
+        graph.name = self.proto.graph.name
+        graph.node.extend(self.proto.graph.node)
+        for field in ("input", "output", "value_info"):
+            getattr(graph, field).extend(getattr(self.proto.graph, field))
+        listed = {i.name for i in graph.input}
+        for tensor in self.proto.graph.initializer:
+            if tensor.ByteSize() <= _INFERENCE_BYTES:
+                graph.initializer.append(tensor)
+            elif tensor.name not in listed:
+                graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        try:
+            result = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
+        except Exception:  # a file that inference refuses is still readable where it states its shapes itself
+            result = skeleton
+        return {v.name: _value_info(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]}
+
+    def module(self, node: gs.Node) -> str:
+        """Qualified module path of a node, "" where the file does not tell."""
+        for t in node.outputs:
+            source = self._metadata.get(t.name)
+            if source is not None:
+                found = next((p.value for p in source.metadata_props if p.key == "normdeploy.module"), "")
+                if found:
+                    return found
+                return _scope(next((p.value for p in source.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), ""))
+        return ""
+
+    # ------------------------------------------------------------------ editing
+
+    def constant(self, name: str, exact: np.ndarray, dtype: Any) -> gs.Constant:
+        """A new initializer of the given type that remembers its float64 value."""
+        stored = gs.Constant(self._fresh(name), np.ascontiguousarray(np.asarray(exact).astype(dtype)))
+        if np.issubdtype(np.asarray(exact).dtype, np.floating):
+            self.exact[id(stored)] = np.asarray(exact, dtype=np.float64)
+        return stored
+
+    def node(self, op: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, attrs: Mapping[str, Any] | None = None) -> gs.Node:
+        """A new node of the default domain with one fresh output, not in the graph yet. ``like`` gives names and the type."""
+        out = gs.Variable(self._fresh(f"{like.name}_{op}"), dtype=like.dtype if like.dtype is not None else self.dtype(like))
+        made = gs.Node(op, name=out.name, attrs=dict(attrs or {}), inputs=list(inputs), outputs=[out])
+        self._new.add(id(made))
+        self._keep.append(made)
+        return made
+
+    def replace(self, old: gs.Tensor, new_nodes: Sequence[gs.Node]) -> None:
+        """Let the last of ``new_nodes`` produce ``old`` (which keeps its name and readers), and drop what nobody uses any more."""
+        before = self.producer(old)
+        last = new_nodes[-1]
+        before.outputs[_index(before.outputs, old)] = gs.Variable(self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape)
+        last.outputs[0] = old
+        self._after.setdefault(id(before), []).extend(new_nodes)
+        place = self._order[id(before)]
+        step = 1e-4 if place == int(place) else 1e-8  # a node that was itself inserted leaves less room behind it
+        for i, node in enumerate(new_nodes):
+            self._order[id(node)] = place + step * (i + 1)
+            self._link(node)
+        self.drop_if_unused(before)
+
+    def drop_if_unused(self, node: gs.Node) -> None:
+        """Remove ``node`` if none of its outputs is read, and then, upwards, what only it used."""
+        stack = [node]
+        while stack:
+            top = stack.pop()
+            if id(top) in self._dead or any(self.is_output(o) or self._consumers.get(id(o)) for o in top.outputs):
+                continue
+            self._dead.add(id(top))
+            for t in top.inputs:
+                self._consumers.get(id(t), {}).pop(id(top), None)
+                above = self.producer(t)
+                if above is not None:
+                    stack.append(above)
+
+    def _link(self, node: gs.Node) -> None:
+        for t in node.inputs:
+            self._consumers.setdefault(id(t), {})[id(node)] = node
+
+    def _fresh(self, name: str) -> str:
+        candidate, n = name, 1
+        while candidate in self._names:
+            n += 1
+            candidate = f"{name}_{n}"
+        self._names.add(candidate)
+        return candidate
+
+    # ------------------------------------------------------------------ writing
+
+    def to_proto(self) -> onnx.ModelProto:
+        """The model as it is now: live nodes, the initializers that they use, and everything that graphsurgeon would lose."""
+        out = onnx.ModelProto()
+        for field, value in self.proto.ListFields():
+            if field.name != "graph":
+                _copy_field(out, field, value)
+        source, graph = self.proto.graph, out.graph
+        nodes = self.nodes
+        graph.name, graph.doc_string = source.name, source.doc_string
+        graph.metadata_props.extend(source.metadata_props)
+        graph.quantization_annotation.extend(source.quantization_annotation)
+        graph.input.extend(source.input)
+        graph.output.extend(source.output)
+        graph.node.extend(self.node_proto(n) for n in nodes)
+        made = {t.name for n in nodes for t in n.outputs}
+        used = {id(t): t for n in self._with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant)}
+        used |= {id(t): t for t in self.gs.outputs if isinstance(t, gs.Constant)}
+        named: set[str] = set()
+        for t in used.values():
+            if t.name in named:
+                continue
+            named.add(t.name)
+            if isinstance(t._values, gs.ir.tensor.SparseValues):
+                graph.sparse_initializer.append(OnnxExporter.export_sparse_tensor_proto(t))
+            else:
+                graph.initializer.append(OnnxExporter.export_tensor_proto(t))
+        graph.initializer.extend(self._defaults)
+        graph.value_info.extend(v for v in source.value_info if v.name in made)
+        return out
+
+    def node_proto(self, node: gs.Node) -> onnx.NodeProto:
+        """One node with the metadata that it came with; a new node carries its module path."""
+        proto = OnnxExporter.export_node(node)
+        original = next((self._metadata[t.name] for t in node.outputs if t.name in self._metadata), None)
+        if original is not None:
+            proto.metadata_props.extend(original.metadata_props)
+            proto.doc_string = original.doc_string
+        return proto
+
+    def tensor_proto(self, t: gs.Constant) -> onnx.TensorProto:
+        return OnnxExporter.export_tensor_proto(t)
+
+    @staticmethod
+    def _with_subgraphs(nodes: Iterable[gs.Node]) -> Iterable[gs.Node]:
+        stack = list(nodes)
+        while stack:
+            node = stack.pop()
+            yield node
+            for value in node.attrs.values():
+                if isinstance(value, gs.Graph):
+                    stack.extend(value.nodes)
+
+
+def widen(values: np.ndarray) -> np.ndarray:
+    """Floating types (bfloat16 included) as float64, others as they are."""
+    if values.dtype.kind in "biu?":
+        return values
+    return values.astype(np.float64)
+
+
+def value_inputs(node: gs.Node) -> list[gs.Tensor]:
+    """The inputs whose values matter: CastLike's second gives only a type."""
+    return [t for t in node.inputs[: _value_count(node)] if not t.is_empty()]
+
+
+def _value_count(node: gs.Node) -> int:
+    return 1 if node.op == "CastLike" else len(node.inputs)
+
+
+def evaluate_dim(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
+    """A dim's size where its symbols take the given sizes ("2*s16*s82", "floor" forms excluded); None where that can't be said."""
+    if isinstance(dim, int):
+        return dim
+    if dim is None:
+        return None
+    if dim in sizes:
+        return sizes[dim]
+    try:
+        return _evaluate(ast.parse(dim, mode="eval").body, sizes)
+    except (SyntaxError, KeyError, ZeroDivisionError, TypeError):
+        return None
+
+
+def symbols(dim: int | str | None) -> set[str]:
+    """The symbols that a dim speaks of; an expression that can't be read is one symbol by itself."""
+    if dim is None or isinstance(dim, int):
+        return set()
+    try:
+        tree = ast.parse(dim, mode="eval").body
+        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        _evaluate(tree, dict.fromkeys(names, 7))
+        return names
+    except (SyntaxError, KeyError, ZeroDivisionError, TypeError):
+        return {dim}
+
+
+def _evaluate(tree: ast.AST, sizes: Mapping[str, int]) -> int:
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, int):
+        return tree.value
+    if isinstance(tree, ast.Name):
+        return sizes[tree.id]
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        return -_evaluate(tree.operand, sizes)
+    if isinstance(tree, ast.BinOp) and type(tree.op) in _ARITHMETIC:
+        return _ARITHMETIC[type(tree.op)](_evaluate(tree.left, sizes), _evaluate(tree.right, sizes))
+    raise TypeError(ast.dump(tree))
+
+
+def _index(tensors: Sequence[gs.Tensor], t: gs.Tensor) -> int:
+    return next(i for i, other in enumerate(tensors) if other is t)
+
+
+def _value_info(v: onnx.ValueInfoProto) -> tuple[int | None, Dims | None]:
+    kind = v.type.tensor_type
+    if not v.type.HasField("tensor_type"):
+        return None, None
+    shape: Dims | None = None
+    if kind.HasField("shape"):
+        shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in kind.shape.dim)
+    return kind.elem_type or None, shape
+
+
+def _scope(value: str) -> str:
+    """The module path in torch's ``['', 'layers.0', 'layers.0.ln', 'layer_norm']``: the last but one."""
+    try:
+        names = ast.literal_eval(value) if value else []
+    except (SyntaxError, ValueError):
+        return ""
+    return str(names[-2]) if isinstance(names, list) and len(names) > 1 else ""
+
+
+def _copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:
+    if isinstance(value, (str, bytes, int, float)):
+        setattr(out, field.name, value)
+    elif hasattr(value, "extend"):
+        getattr(out, field.name).extend(value)
+    else:
+        getattr(out, field.name).CopyFrom(value)
+
+
+def _refuse_unknown_attributes(graph: onnx.GraphProto) -> None:
+    stack = [graph]
+    while stack:
+        for node in stack.pop().node:
+            for attribute in node.attribute:
+                if attribute.type not in _KNOWN_ATTRIBUTES and not attribute.ref_attr_name:
+                    kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+                    raise GraphError(
+                        f"node {node.name or node.op_type!r} has the attribute {attribute.name!r} of type {kind}, which would be lost: "
+                        "remove it, or leave this file as it is"
+                    )
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    stack.append(attribute.g)
+
+
+def _inputs_without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
+    """Initializers that are graph inputs are defaults that a caller may replace, so they must not be read as constants."""
+    listed = {i.name for i in proto.graph.input}
+    defaults = [t for t in proto.graph.initializer if t.name in listed]
+    if not defaults:
+        return proto, []
+    opened = onnx.ModelProto()
+    opened.CopyFrom(proto)
+    del opened.graph.initializer[:]
+    opened.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in listed)
+    return opened, defaults

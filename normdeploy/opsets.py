@@ -1,0 +1,85 @@
+"""Raising a file's opset where a norm's node needs a newer one, and only then.
+
+Most raises are a change of the number: the ops that the file holds mean the same in both versions. That is read off onnx's own schemas (same
+inputs, same attributes with the same defaults, only new optional ones). Where an op did change, onnx's version converter rewrites it; the
+converter loses node metadata and can't take model-local functions, so metadata is put back and a file with functions is refused.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx.version_converter
+
+from .errors import GraphError
+
+# Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
+_CHANGED = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "Resize": 19, "Upsample": 10, "AveragePool": 19}
+
+
+def raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """``proto`` at ``opset`` or above (changed in place or converted).
+
+    Raises:
+        GraphError: the file holds functions and ops that have to be converted, or the converter failed.
+    """
+    entry = next((o for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
+    if entry is None or entry.version >= opset:
+        return proto
+    changed = sorted({n.op_type for n in _nodes(proto) if not _same(n, entry.version, opset)})
+    if not changed:
+        entry.version = opset
+    else:
+        proto = _converted(proto, opset, changed)
+    proto.ir_version = max(proto.ir_version, onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True))
+    return proto
+
+
+def _nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
+    found: list[onnx.NodeProto] = []
+    stack = [list(proto.graph.node), *(list(f.node) for f in proto.functions)]
+    while stack:
+        for node in stack.pop():
+            found.append(node)
+            stack.extend(list(a.g.node) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+    return found
+
+
+def _same(node: onnx.NodeProto, old: int, new: int) -> bool:
+    if node.domain not in ("", "ai.onnx"):
+        return True
+    if not onnx.defs.has(node.op_type, max_inclusive_version=old, domain=""):
+        return True  # written by us for the new opset
+    a = onnx.defs.get_schema(node.op_type, old)
+    b = onnx.defs.get_schema(node.op_type, new)
+    if a.since_version == b.since_version:
+        return True
+    if a.since_version < _CHANGED.get(node.op_type, 0) <= b.since_version or b.deprecated:
+        return False
+    if node.op_type == "GroupNormalization":
+        return a.since_version >= 21
+    if [i.name for i in a.inputs] != [i.name for i in b.inputs[: len(a.inputs)]] or len(b.outputs) < len(a.outputs):
+        return False
+    for name, attribute in a.attributes.items():
+        if name not in b.attributes or attribute.default_value.SerializeToString() != b.attributes[name].default_value.SerializeToString():
+            return False
+    return not any(v.required for k, v in b.attributes.items() if k not in a.attributes)
+
+
+def _converted(proto: onnx.ModelProto, opset: int, changed: list[str]) -> onnx.ModelProto:
+    if proto.functions:
+        raise GraphError(
+            f"the norms need opset {opset}, but {', '.join(changed)} would have to be converted, which loses the file's functions"
+        )
+    kept = {n.output[0]: n for n in proto.graph.node if n.output}
+    try:
+        converted = onnx.version_converter.convert_version(proto, opset)
+    except Exception as e:
+        raise GraphError(f"the norms need opset {opset}, and onnx could not convert {', '.join(changed)} to it: {e}") from None
+    for node in converted.graph.node:
+        original = kept.get(node.output[0]) if node.output else None
+        if original is not None:
+            node.metadata_props.extend(original.metadata_props)
+            node.doc_string = original.doc_string
+    del converted.metadata_props[:]
+    converted.metadata_props.extend(proto.metadata_props)
+    return converted

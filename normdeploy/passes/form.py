@@ -1,0 +1,111 @@
+"""What the passes share: a ``Form`` is a norm written as nodes, and the few nodes that stand around a norm node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..facts import Norm, Param
+from ..graph import Graph
+
+
+@dataclass(frozen=True)
+class Form:
+    """The nodes that take the place of a norm, the last one giving its result; ``became`` says it in words."""
+
+    nodes: tuple[gs.Node, ...]
+    became: str
+    notes: tuple[str, ...] = ()
+    opset: int = 1  # the lowest opset that has these nodes
+    core: str = ""  # the norm's own op
+
+
+class Writer:
+    """Strings nodes together: each step takes the output of the one before."""
+
+    def __init__(self, graph: Graph, norm: Norm) -> None:
+        self.graph, self.norm = graph, norm
+        self.nodes: list[gs.Node] = []
+        self.t: gs.Tensor = norm.x
+
+    def then(self, op: str, *others: gs.Tensor, **attrs: Any) -> None:
+        node = self.graph.node(op, [self.t, *others], self.norm.y, attrs)
+        self.nodes.append(node)
+        self.t = node.outputs[0]
+
+    def transpose(self, perm: Sequence[int]) -> None:
+        if list(perm) != sorted(perm):
+            self.then("Transpose", perm=list(perm))
+
+    def parameter(self, param: Param | None, shape: Sequence[int], neutral: float, name: str) -> gs.Tensor:
+        """A scale or bias of ``shape`` in x's type: data as it is, an initializer of the file where it fits, else a new one."""
+        if param is None:
+            exact = np.full(shape, neutral)
+        elif param.value is None:
+            assert param.tensor is not None
+            return param.tensor
+        else:
+            held = param.tensor
+            if (
+                isinstance(held, gs.Constant)
+                and held.name
+                and tuple(held.shape) == tuple(shape)
+                and np.dtype(held.dtype) == self.norm.dtype
+            ):
+                return held
+            exact = (
+                np.broadcast_to(param.value.reshape(-1) if param.value.size > 1 else param.value.reshape(()), shape)
+                if len(shape) == 1
+                else np.broadcast_to(
+                    param.value.reshape(shape) if param.value.size == int(np.prod(shape)) else param.value.reshape(()), shape
+                )
+            )
+        return self.graph.constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
+
+    def affine(self, gamma: Param | None, beta: Param | None) -> None:
+        """Scale and shift by nodes of their own."""
+        for param, op, name in ((gamma, "Mul", "scale"), (beta, "Add", "shift")):
+            if param is not None:
+                value = param.tensor if param.value is None else None
+                if value is None:
+                    assert param.value is not None
+                    shape = param.value.shape
+                    while shape and shape[0] == 1:
+                        shape = shape[1:]
+                    value = self.graph.constant(f"{self.norm.y.name}_{name}", param.value.reshape(shape), self.norm.dtype)
+                self.then(op, value)
+
+    def form(self, core: str, said: str, opset: int) -> Form:
+        extra = [n.op for n in self.nodes if n.op != core]
+        words = said + (f" with {' '.join(extra)} around it" if extra else "")
+        notes = ("the output depends on the batch",) if 0 in self.norm.axes and len(self.norm.shape) > 1 else ()
+        return Form(tuple(self.nodes), words, notes, opset, core)
+
+
+def trailing(norm: Norm) -> int | None:
+    """The axis from which on everything is normalized (axes of size 1 don't matter); None where other axes lie between or behind."""
+    first = min(norm.axes)
+    return first if all(a in norm.axes or norm.shape[a] == 1 for a in range(first, len(norm.shape))) else None
+
+
+def inside(param: Param | None, axes: Sequence[int]) -> bool:
+    """True where the parameter varies along ``axes`` only."""
+    return param is None or set(param.varies) <= set(axes)
+
+
+def to_the_end(norm: Norm) -> list[int]:
+    """The permutation that moves the normalized axes to the end."""
+    return [a for a in range(len(norm.shape)) if a not in norm.axes] + list(norm.axes)
+
+
+def inverse(perm: Sequence[int]) -> list[int]:
+    return [int(i) for i in np.argsort(perm)]
+
+
+def written(epsilon: float) -> str:
+    """Epsilon as people write it: the shortest number that is the same float32."""
+    return f"{float(np.float32(epsilon)):.7g}" if epsilon else "0"

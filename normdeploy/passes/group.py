@@ -1,0 +1,71 @@
+"""Group normalization as GroupNormalization (ONNX opset 21, where scale and bias have one value for each channel).
+
+    GroupNormalization(x, scale, bias; num_groups, epsilon): x of (N, C, d1, …), mean and variance over C/num_groups channels and d1, …
+
+One group is LayerNormalization over everything but the batch (TensorRT takes the GroupNormalization for an instance norm, TensorRT#4756),
+as many groups as channels is InstanceNormalization: neither comes here, because neither cuts the channel axis.
+
+onnxruntime has no kernel for it and computes E[x²] − E[x]² by a function; there it is written as Reshape to (N, G, −1),
+LayerNormalization over the last axis, Reshape back, Mul and Add, which is the most accurate form and faster.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..facts import Norm
+from ..graph import Graph
+from ..region import NoMatch
+from .form import Form, Writer, inverse, written
+
+
+def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
+    channel, rank = norm.fit.split, len(norm.shape)
+    if channel is None or not norm.fit.centered:
+        return NoMatch("no group norm" if channel is None else "groups without a mean: no standard node computes it", norm.y.name)
+    size = norm.shape[channel]
+    outside = [a for a in range(rank) if a not in norm.axes]
+    if not isinstance(size, int) or len(outside) != 1:
+        return NoMatch("its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name)
+    if any(p is not None and (p.data or set(p.varies) - {channel}) for p in (norm.gamma, norm.beta)):
+        return NoMatch("its scale is no constant for each channel", norm.y.name)
+    groups = size // norm.fit.block
+    perm = [outside[0], channel, *(a for a in norm.axes if a != channel)]
+    writer = Writer(graph, norm)
+    writer.transpose(perm)
+    if runtime == "onnxruntime" or rank == 2:
+        result = _as_layer_norm(graph, norm, writer, groups, perm)
+    else:
+        scale = writer.parameter(norm.gamma, (size,), 1.0, "scale")
+        bias = writer.parameter(norm.beta, (size,), 0.0, "bias")
+        writer.then("GroupNormalization", scale, bias, num_groups=groups, epsilon=norm.epsilon)
+        writer.transpose(inverse(perm))
+        result = writer.form("GroupNormalization", f"GroupNormalization(num_groups={groups}, epsilon={written(norm.epsilon)})", 21)
+    return result
+
+
+def _as_layer_norm(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list[int]) -> Form | NoMatch:
+    dynamic = [a for a in perm[1:] if not isinstance(norm.shape[a], int)]
+    if perm != sorted(perm) and dynamic:
+        return NoMatch("transposed dynamic sizes can't be put back by a Reshape", norm.y.name)
+
+    def ints(values: list[int], name: str) -> object:
+        return graph.constant(f"{norm.y.name}_{name}", np.array(values, dtype=np.int64), np.int64)
+
+    start = writer.t
+    writer.then("Reshape", ints([0, groups, -1], "groups"))
+    one = graph.constant(f"{norm.y.name}_one", np.ones(1), norm.dtype)
+    writer.then("LayerNormalization", one, axis=-1, epsilon=norm.epsilon)
+    if len(dynamic) <= 1:
+        back = [0, *(-1 if a in dynamic else int(norm.shape[a]) for a in perm[1:])]  # type: ignore[arg-type]
+        writer.then("Reshape", ints(back, "shape"))
+    else:
+        shape = graph.node("Shape", [start], norm.y)
+        shape.outputs[0].dtype = np.dtype(np.int64)
+        writer.nodes.append(shape)
+        writer.then("Reshape", shape.outputs[0])
+    writer.transpose(inverse(perm))
+    writer.affine(norm.gamma, norm.beta)
+    return writer.form(
+        "LayerNormalization", f"Reshape to {groups} groups, LayerNormalization(axis=-1, epsilon={written(norm.epsilon)})", 17
+    )

@@ -1,0 +1,34 @@
+"""Instance normalization as InstanceNormalization (ONNX opset 6).
+
+    InstanceNormalization(x, scale, B; epsilon): x of (N, C, d1, …), mean and variance over d1, … for each n and c, scale and B of (C,)
+
+It shares x̂ with LayerNormalization over the same axes: the shape of the scale decides (one for each channel here). Channels that don't
+stand at axis 1 are brought there by Transpose. On onnxruntime the kernel loses digits where the mean is large against the deviation
+(an offset of 1e3 costs three of them), LayerNormalization does not, so there it is written as that one.
+"""
+
+from __future__ import annotations
+
+from ..facts import Norm
+from ..graph import Graph
+from ..region import NoMatch
+from .form import Form, Writer, inverse, written
+
+
+def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
+    rank = len(norm.shape)
+    outside = [a for a in range(rank) if a not in norm.axes]
+    if norm.kind != "InstanceNorm" or len(outside) != 2 or runtime == "onnxruntime":
+        return NoMatch("no instance norm", norm.y.name)
+    batch, channel = outside
+    size = norm.shape[channel]
+    if not isinstance(size, int) or any(p is not None and (p.data or set(p.varies) - {channel}) for p in (norm.gamma, norm.beta)):
+        return NoMatch("its scale is no constant for each channel", norm.y.name)
+    perm = [batch, channel, *norm.axes]
+    writer = Writer(graph, norm)
+    writer.transpose(perm)
+    scale = writer.parameter(norm.gamma, (size,), 1.0, "scale")
+    bias = writer.parameter(norm.beta, (size,), 0.0, "bias")
+    writer.then("InstanceNormalization", scale, bias, epsilon=norm.epsilon)
+    writer.transpose(inverse(perm))
+    return writer.form("InstanceNormalization", f"InstanceNormalization(epsilon={written(norm.epsilon)})", 6)

@@ -1,0 +1,55 @@
+"""Layer normalization as LayerNormalization (ONNX opset 17) and RMS normalization as RMSNormalization (opset 23).
+
+    LayerNormalization(x, scale, bias; axis, epsilon) = (x − mean)/sqrt(variance + epsilon) · scale + bias
+    RMSNormalization(x, scale; axis, epsilon)         =  x/sqrt(mean(x²) + epsilon) · scale
+
+over the axes from ``axis`` to the last; scale and bias broadcast to x. Axes that are not the last ones are brought there by Transpose. A
+scale or shift that varies along other axes (one for each channel of an instance norm) stays outside as Mul and Add. Without gamma the scale
+is a one of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and it fits dynamic sizes.
+
+Unbiased variance is no other form: its factor is in gamma and epsilon already (`normdeploy.probe`).
+"""
+
+from __future__ import annotations
+
+from ..facts import Norm
+from ..graph import Graph
+from ..region import NoMatch
+from .form import Form, Writer, inside, inverse, to_the_end, trailing, written
+
+
+def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
+    if norm.fit.split is not None:
+        return NoMatch("groups along the channel axis are no layer norm", norm.y.name)
+    centered = norm.fit.centered
+    core, opset = ("LayerNormalization", 17) if centered else ("RMSNormalization", 23)
+    writer = Writer(graph, norm)
+    axis = trailing(norm)
+    perm = list(range(len(norm.shape)))
+    if axis is None:
+        perm = to_the_end(norm)
+        axis = len(perm) - len(norm.axes)
+    behind = perm[axis:]
+    fits = all(inside(p, behind) or _modulates(norm, p) for p in (norm.gamma, norm.beta))
+    gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
+    if perm != sorted(perm) and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
+        return NoMatch("its scale or shift is data along an axis that has to be transposed", norm.y.name)
+    writer.transpose(perm)
+    shape = [1] * len(behind)
+    for p in (gamma, beta):
+        if p is not None and p.value is not None:
+            shape = [max(n, p.value.shape[a]) for n, a in zip(shape, behind, strict=True)]
+    inputs = [writer.parameter(gamma, shape, 1.0, "scale")]
+    if beta is not None and centered:
+        inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
+    writer.then(core, *inputs, axis=axis - len(perm) if perm == sorted(perm) and len(behind) == 1 else axis, epsilon=norm.epsilon)
+    writer.transpose(inverse(perm))
+    writer.affine(None if fits else norm.gamma, None if fits and centered else norm.beta)
+    return writer.form(core, f"{core}(axis={axis - len(perm)}, epsilon={written(norm.epsilon)})", opset)
+
+
+def _modulates(norm: Norm, param: object) -> bool:
+    """Data of shape (B, 1, …, D): differs by sample but not along the other axes, so that it broadcasts to x as a scale may."""
+    varies = getattr(param, "varies", ())
+    between = [a for a in range(1, len(norm.shape)) if a not in norm.axes]
+    return bool(getattr(param, "data", False)) and bool(between) and not set(varies) & set(between)

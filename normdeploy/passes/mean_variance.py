@@ -1,0 +1,27 @@
+"""(x − mean)/(sqrt(variance) + 1e-9) as MeanVarianceNormalization (ONNX opset 9), whose epsilon is fixed at that and stands outside the root.
+
+With any other epsilon outside the root ("annotated transformer" form) no standard node computes it: left alone, with this reason.
+"""
+
+from __future__ import annotations
+
+from ..facts import Norm
+from ..graph import Graph
+from ..region import NoMatch
+from .form import Form, Writer, written
+
+_EPSILON = 1e-9
+
+
+def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
+    if not norm.fit.outside:
+        return NoMatch("epsilon stands inside the root", norm.y.name)
+    if abs(norm.epsilon - _EPSILON) > 1e-7 * _EPSILON or not norm.fit.centered or norm.fit.split is not None:
+        return NoMatch(
+            f"epsilon ({written(norm.epsilon)}) is added to the standard deviation, outside the root: equal to no standard node",
+            norm.y.name,
+        )
+    writer = Writer(graph, norm)
+    writer.then("MeanVarianceNormalization", axes=list(norm.axes))
+    writer.affine(norm.gamma, norm.beta)
+    return writer.form("MeanVarianceNormalization", f"MeanVarianceNormalization(axes={list(norm.axes)})", 9)

@@ -1,0 +1,315 @@
+"""Pieces of a graph as functions: which nodes lie between two tensors, and what they compute in float64.
+
+``entries`` and ``results`` find where a norm could begin and end around a square root. ``compile_region`` turns what lies between into
+a ``Region``, which ``bind`` fixes to concrete sizes of the symbolic dims and ``Bound.run`` evaluates, as often as one likes. Shape
+arithmetic is resolved once, at binding: it never counts as data.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from . import evaluate
+from .graph import Dims, Graph, evaluate_dim, symbols, value_inputs
+
+POINTWISE = frozenset(
+    [
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Neg",
+        "Abs",
+        "Sqrt",
+        "Reciprocal",
+        "Pow",
+        "Cast",
+        "CastLike",
+        "Identity",
+        "Max",
+        "Min",
+        "Clip",
+        "Sum",
+        "Mean",
+        "Dropout",
+        "Exp",
+        "Log",
+        "Where",
+    ]
+)
+VIEWS = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand"])
+REDUCTIONS = frozenset(
+    ["ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "GlobalAveragePool", "Einsum"]
+)
+NORMS = frozenset(
+    [
+        "LayerNormalization",
+        "RMSNormalization",
+        "GroupNormalization",
+        "InstanceNormalization",
+        "MeanVarianceNormalization",
+        "LpNormalization",
+        "SimplifiedLayerNormalization",
+    ]
+)
+
+_UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
+_DOWNWARD = 48
+
+
+@dataclass(frozen=True)
+class NoMatch:
+    """Why something is not a norm (or not foldable), and the tensor that shows it."""
+
+    reason: str
+    tensor: str = ""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class EvaluationFailed(Exception):
+    """The sizes don't fit the region, or an op of it has a form that the evaluator does not cover."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The nodes that compute ``y`` from ``leaves`` (data) in topological order; ``symbols`` are the dims that must get a size."""
+
+    graph: Graph
+    y: gs.Tensor
+    leaves: tuple[gs.Tensor, ...]
+    nodes: tuple[gs.Node, ...]
+    shape_leaves: tuple[gs.Tensor, ...]  # tensors outside whose shape is read
+    symbols: frozenset[str]
+
+    def spelling(self) -> str:
+        """The ops in the graph's order, shape arithmetic and constants left out."""
+        return " ".join(n.op for n in self.nodes if not self.graph.is_shape_valued(n.outputs[0]))
+
+    def bind(self, sizes: Mapping[str, int]) -> Bound:
+        """Fix the symbolic dims.
+
+        Raises:
+            EvaluationFailed: an op can't be evaluated, or the shape arithmetic fails at these sizes.
+        """
+        return Bound(self, sizes)
+
+
+class Bound:
+    """A region at concrete sizes: everything that does not depend on the leaves' values is computed already."""
+
+    def __init__(self, region: Region, sizes: Mapping[str, int]) -> None:
+        self.region = region
+        self.sizes = dict(sizes)
+        graph = region.graph
+        self._known: dict[int, Any] = {}
+        self._steps: list[gs.Node] = []
+        for t in region.shape_leaves:
+            shape = concrete(graph, t, sizes)
+            if shape is None:
+                raise EvaluationFailed(f"the shape of {t.name!r} is not known")
+            self._known[id(t)] = _ShapeOnly(shape)
+        moving = {id(t) for t in region.leaves}
+        for node in region.nodes:
+            inputs = value_inputs(node)
+            for t in inputs:
+                if id(t) not in self._known and id(t) not in moving:
+                    self._known[id(t)] = _attempt(graph.value, t)
+            if any(id(t) in moving for t in inputs):
+                moving.update(id(o) for o in node.outputs)
+                self._steps.append(node)
+            else:
+                self._apply(node, self._known)
+
+    def run(self, feeds: Sequence[np.ndarray], wanted: gs.Tensor | None = None) -> np.ndarray:
+        """The value of ``wanted`` (default: the region's y) for values of the leaves, in their order."""
+        values = dict(self._known)
+        values.update((id(t), v) for t, v in zip(self.region.leaves, feeds, strict=True))
+        for node in self._steps:
+            self._apply(node, values)
+        found = values.get(id(wanted if wanted is not None else self.region.y))
+        if not isinstance(found, np.ndarray):
+            raise EvaluationFailed("the region does not compute the wanted tensor")
+        return found
+
+    def _apply(self, node: gs.Node, values: dict[int, Any]) -> None:
+        graph = self.region.graph
+        if node.op in ("Shape", "Size") and isinstance(values.get(id(node.inputs[0])), _ShapeOnly):
+            inputs: list[Any] = [np.broadcast_to(np.float64(0), values[id(node.inputs[0])].shape)]
+        else:
+            inputs = (
+                [values[id(t)] for t in value_inputs(node)]
+                if node.op == "CastLike"
+                else [None if t.is_empty() else values[id(t)] for t in node.inputs]
+            )
+        outputs = _attempt(graph.apply, node, inputs)
+        for t, value in zip(node.outputs, outputs, strict=False):
+            values[id(t)] = value
+
+
+@dataclass(frozen=True)
+class _ShapeOnly:
+    shape: tuple[int, ...]
+
+
+def compile_region(graph: Graph, y: gs.Tensor, leaves: Sequence[gs.Tensor], limit: int = 160) -> Region | NoMatch:
+    """The nodes between ``leaves`` and ``y``; NoMatch names the first other data that ``y`` depends on."""
+    known = {id(t) for t in leaves}
+    nodes: list[gs.Node] = []
+    shape_leaves: dict[int, gs.Tensor] = {}
+    done: set[int] = set()
+    stack: list[tuple[gs.Tensor, bool]] = [(y, False)]
+    while stack:
+        t, expanded = stack.pop()
+        if id(t) in known or isinstance(t, gs.Constant) or t.is_empty():
+            continue
+        node = graph.producer(t)
+        if expanded:
+            if id(node) not in done:
+                done.add(id(node))
+                nodes.append(node)
+            continue
+        if node is not None and id(node) in done:
+            continue
+        if graph.is_constant(t):
+            continue
+        if node is None or not evaluate.supported(node.domain or "", node.op):
+            return NoMatch(f"depends on {t.name!r} as well", t.name)
+        if len(nodes) + len(stack) > limit:
+            return NoMatch(f"more than {limit} nodes lie before {y.name!r}", y.name)
+        stack.append((t, True))
+        if node.op in ("Shape", "Size") and id(node.inputs[0]) not in known:
+            source = node.inputs[0]
+            if isinstance(compile_region(graph, source, leaves, limit // 2), NoMatch):
+                shape = graph.shape(source)
+                if shape is None or any(d is None for d in shape):
+                    return NoMatch(f"depends on the shape of {source.name!r}, which the file does not state", source.name)
+                shape_leaves[id(source)] = source
+                continue
+        stack.extend((i, False) for i in value_inputs(node))
+    names = {s for t in [*leaves, *shape_leaves.values()] for s in tensor_symbols(graph, t)}
+    return Region(graph, y, tuple(leaves), tuple(nodes), tuple(shape_leaves.values()), frozenset(names))
+
+
+def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]]:
+    """The tensors through which all data reaches ``root``, nearest first, and the nodes passed on the way.
+
+    These are the places where a norm's input can be. The walk ends at an op that no norm contains, and at the root of another norm.
+    """
+    found: list[gs.Tensor] = []
+    passed: list[gs.Node] = []
+    seen: set[int] = set()
+    heap: list[tuple[float, int, gs.Tensor]] = []
+
+    def push(tensors: Iterable[gs.Tensor]) -> None:
+        for t in tensors:
+            if id(t) not in seen and not graph.is_shape_valued(t):
+                seen.add(id(t))
+                node = graph.producer(t)
+                heapq.heappush(heap, (-graph.order(node) if node is not None else 1.0, id(t), t))
+
+    push(value_inputs(root))
+    while heap and len(passed) < _UPWARD:
+        t = heapq.heappop(heap)[2]
+        if not heap:
+            found.append(t)
+        node = graph.producer(t)
+        if node is None or not _walkable(graph, node) or is_root(graph, node):
+            break
+        passed.append(node)
+        push(value_inputs(node))
+    return found, passed
+
+
+def results(graph: Graph, root: gs.Node) -> list[gs.Tensor]:
+    """The tensors below ``root`` that only pointwise ops and views separate from it, in topological order."""
+    heap = [(graph.order(root), id(root), root)]
+    seen = {id(root)}
+    found: list[gs.Tensor] = []
+    while heap and len(found) < _DOWNWARD:
+        node = heapq.heappop(heap)[2]
+        t = node.outputs[0]
+        found.append(t)
+        for consumer in graph.consumers(t):
+            if id(consumer) not in seen and (consumer.op in POINTWISE or consumer.op in VIEWS) and _standard(consumer):
+                seen.add(id(consumer))
+                heapq.heappush(heap, (graph.order(consumer), id(consumer), consumer))
+    return found
+
+
+def is_root(graph: Graph, node: gs.Node) -> bool:
+    """A square root (or a node that holds one) of something that is not fixed by the file."""
+    if node.op in NORMS:
+        return True
+    if not _standard(node) or node.op not in ("Sqrt", "Pow", "ReduceL2"):
+        return False
+    if node.op == "Pow":
+        exponent = node.inputs[1]
+        if not graph.is_constant(exponent):
+            return False
+        power = np.unique(graph.value(exponent)) if exponent.shape is None or np.prod(exponent.shape, dtype=int) <= 64 else []
+        if len(power) != 1 or abs(power[0]) != 0.5:
+            return False
+    return not graph.is_shape_valued(node.inputs[0])
+
+
+def concrete(graph: Graph, t: gs.Tensor, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+    """The shape of ``t`` at the given sizes; a dim that the file does not state is a symbol of its own."""
+    shape = graph.shape(t)
+    if shape is None:
+        return None
+    dims = [evaluate_dim(_named(t, i, d), sizes) for i, d in enumerate(shape)]
+    return None if any(d is None for d in dims) else tuple(int(d) for d in dims if d is not None)
+
+
+def tensor_symbols(graph: Graph, t: gs.Tensor) -> set[str]:
+    shape: Dims = graph.shape(t) or ()
+    return {s for i, d in enumerate(shape) for s in symbols(_named(t, i, d))}
+
+
+def assignments(names: Iterable[str]) -> list[dict[str, int]]:
+    """Sizes to try for symbolic dims: small and distinct first (a swapped axis shows), then equal and rounder ones, which suit
+    modules that need a divisible or a larger size."""
+    ordered = sorted(names)
+    tries = [[3, 5, 4, 6, 7], [2, 3, 6, 4, 5], [4, 8, 6, 10, 12], [8], [6], [16], [4], [12], [32]]
+    return [{n: row[i % len(row)] for i, n in enumerate(ordered)} for row in tries] if ordered else [{}]
+
+
+def _named(t: gs.Tensor, axis: int, dim: int | str | None) -> int | str:
+    return f"{t.name}:{axis}".replace(" ", "_") if dim is None else dim
+
+
+def _standard(node: gs.Node) -> bool:
+    return (node.domain or "") in ("", "ai.onnx")
+
+
+def _walkable(graph: Graph, node: gs.Node) -> bool:
+    return _standard(node) and (node.op in POINTWISE or node.op in VIEWS or node.op in REDUCTIONS)
+
+
+def _attempt(function: Any, *args: Any) -> Any:
+    try:
+        return function(*args)
+    except (evaluate.Unsupported, ValueError, TypeError, IndexError, ZeroDivisionError, KeyError, MemoryError) as e:
+        raise EvaluationFailed(f"{type(e).__name__}: {e}") from e
+
+
+def narrowing(graph: Graph, nodes: Iterable[gs.Node], dtype: np.dtype | None) -> gs.Node | None:
+    """A Cast among ``nodes`` to a floating type with fewer bits than ``dtype``."""
+    if dtype is None or dtype.name not in ("float32", "float64"):
+        return None
+    for node in nodes:
+        if node.op == "Cast":
+            target = int(graph.attrs(node).get("to", 1))
+            bits = {onnx.TensorProto.FLOAT16: 16, onnx.TensorProto.BFLOAT16: 16, onnx.TensorProto.FLOAT: 32}.get(target, 64)
+            if bits < dtype.itemsize * 8:
+                return node
+    return None

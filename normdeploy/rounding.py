@@ -1,0 +1,190 @@
+"""The rounding verdict of a certificate: what onnxruntime makes of the nodes before and after, in the model's own type.
+
+It informs and never decides. A group's error after the rewrite is expected to stay below
+max(2 · error before, 8u · (1 + max|x|/σ) · max|γ| + u · max|y|), u the type's unit roundoff (2⁻²⁴, 2⁻¹¹, 2⁻⁸): the statistics are accurate to a
+few u of the largest element, the result is rounded once more. Sessions hold up to 64 rewrites: making one costs more than running it, and
+grows faster than its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+
+from . import evaluate
+from .certify import Case
+from .facts import Norm
+from .graph import Graph, value_inputs
+from .records import Certificate
+from .region import EvaluationFailed, Region
+
+BATCH = 64
+_UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One side of a rewrite as ONNX, its tensors renamed so that many fit into one graph."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    initializers: tuple[onnx.TensorProto, ...]
+    inputs: tuple[onnx.ValueInfoProto, ...]
+    feeds: dict[str, np.ndarray]
+    output: str
+    opset: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A rewrite waiting for its rounding verdict."""
+
+    norm: Norm
+    case: Case
+    before: Piece
+    after: Piece
+    reference: np.ndarray
+
+
+def trial(graph: Graph, norm: Norm, case: Case, before: Region, after: Region, opset: int, number: int) -> Trial | None:
+    """Take down both sides before the graph is changed; None where the float64 reference can't be computed in the model's type."""
+    stored = tuple(v.astype(norm.dtype) for v in case.leaves)
+    try:
+        with evaluate.quiet():
+            reference = case.before.run([v.astype(np.float64) for v in stored])
+    except EvaluationFailed:
+        return None
+    sides = [
+        piece(graph, region, stored, case.before.sizes, version, f"{side}{number}_")
+        for side, region, version in (("b", before, graph.opset), ("a", after, max(graph.opset, opset)))
+    ]
+    return Trial(norm, case, sides[0], sides[1], reference)
+
+
+def piece(graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dict[str, int], opset: int, prefix: str) -> Piece:
+    """A region as a graph of its own: leaves become inputs, constants initializers."""
+    from .region import concrete
+
+    initializers: dict[str, onnx.TensorProto] = {}
+    inputs = {prefix + t.name: v for t, v in zip(region.leaves, leaves, strict=True)}
+    for t in region.shape_leaves:
+        inputs.setdefault(prefix + t.name, np.zeros(concrete(graph, t, sizes) or (), dtype=graph.dtype(t) or np.float32))
+    nodes = []
+    made = {id(o) for n in region.nodes for o in n.outputs}
+    for node in region.nodes:
+        proto = graph.node_proto(node)
+        for i, t in enumerate(node.inputs):
+            if not t.is_empty():
+                proto.input[i] = prefix + t.name
+            if not t.is_empty() and id(t) not in made and prefix + t.name not in inputs:
+                if t in value_inputs(node) and graph.is_constant(t):
+                    initializers[proto.input[i]] = _stored(graph, t, prefix)
+                else:  # CastLike's second input: only its type matters
+                    initializers[proto.input[i]] = onnx.numpy_helper.from_array(np.zeros(1, graph.dtype(t) or np.float32), proto.input[i])
+        for i, t in enumerate(node.outputs):
+            proto.output[i] = prefix + t.name if t.name else ""
+        proto.name = ""
+        nodes.append(proto)
+    infos = tuple(
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for name, v in inputs.items()
+    )
+    return Piece(tuple(nodes), tuple(initializers.values()), infos, inputs, prefix + region.y.name, opset)
+
+
+def _stored(graph: Graph, t: gs.Tensor, prefix: str) -> onnx.TensorProto:
+    if isinstance(t, gs.Constant):
+        proto = onnx.TensorProto()
+        proto.CopyFrom(graph.tensor_proto(t))
+        proto.name = prefix + t.name
+        return proto
+    value = np.ascontiguousarray(graph.value(t))
+    dtype = graph.dtype(t) or (np.float32 if value.dtype.kind == "f" else value.dtype)
+    return onnx.numpy_helper.from_array(value.astype(dtype), prefix + t.name)
+
+
+def verdicts(trials: Sequence[Trial]) -> list[tuple[float | None, float | None, float | None, str]]:
+    """(error before, error after, allowed, note) of each trial's worst group."""
+    results: list[tuple[float | None, float | None, float | None, str]] = []
+    for start in range(0, len(trials), BATCH):
+        batch = trials[start : start + BATCH]
+        before, after = (_run([getattr(t, side) for t in batch]) for side in ("before", "after"))
+        results.extend(_judge(t, b, a) for t, b, a in zip(batch, before, after, strict=True))
+    return results
+
+
+def with_rounding(certificate: Certificate, verdict: tuple[float | None, float | None, float | None, str]) -> Certificate:
+    before, after, allowed, note = verdict
+    return replace(certificate, rounding_before=before, rounding_after=after, rounding_bound=allowed, note=certificate.note or note)
+
+
+def _run(pieces: Sequence[Piece]) -> list[np.ndarray | str]:
+    """The outputs of the pieces in one session; where that fails, each by itself, and its error where it fails again."""
+    try:
+        return list(_session(pieces))
+    except Exception as e:
+        if len(pieces) == 1:
+            return [f"onnxruntime could not run it: {_short(e)}"]
+        return [_run([p])[0] for p in pieces]
+
+
+def _session(pieces: Sequence[Piece]) -> list[Any]:
+    graph = onnx.GraphProto(name="rounding")
+    feeds: dict[str, np.ndarray] = {}
+    for p in pieces:
+        graph.node.extend(p.nodes)
+        graph.initializer.extend(p.initializers)
+        used = {i for n in p.nodes for i in n.input}
+        graph.input.extend(i for i in p.inputs if i.name in used)
+        feeds.update((k, v) for k, v in p.feeds.items() if k in used)
+        graph.output.append(onnx.ValueInfoProto(name=p.output))
+    opsets = [onnx.helper.make_opsetid("", max(p.opset for p in pieces)), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, _values(feeds)))
+
+
+def _values(feeds: dict[str, np.ndarray]) -> dict[str, Any]:
+    """bfloat16 goes in by its ONNX type: numpy has none of its own."""
+    return {
+        k: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(v.view(np.uint16), onnx.TensorProto.BFLOAT16)
+        if v.dtype.name == "bfloat16"
+        else v
+        for k, v in feeds.items()
+    }
+
+
+def _judge(t: Trial, before: Any, after: Any) -> tuple[float | None, float | None, float | None, str]:
+    notes = [v for v in (before, after) if isinstance(v, str)]
+    if isinstance(after, str):
+        return None, None, None, notes[-1]
+    layout = t.norm.fit.resized(t.reference.shape)
+    x, ref = layout.rows(t.case.leaves[0]), layout.rows(t.reference)
+
+    def errors(value: Any) -> np.ndarray:
+        if isinstance(value, str):
+            return np.full(len(ref), np.inf)
+        difference = np.abs(layout.rows(np.asarray(value, dtype=np.float64)) - ref)
+        return np.where(np.isfinite(ref), np.where(np.isnan(difference), np.inf, difference), 0.0).max(axis=1)
+
+    with evaluate.quiet():
+        was, now = errors(before), errors(after)
+        unit = _UNIT.get(t.norm.dtype.name, 2.0**-24)
+        spread = np.square(x - x.mean(axis=1, keepdims=True) if t.norm.fit.centered else x).mean(axis=1)
+        gamma = 1.0 if t.norm.gamma is None or t.norm.gamma.value is None else float(np.abs(t.norm.gamma.value).max())
+        scale = 1 + np.abs(x).max(axis=1) / np.sqrt(spread + t.norm.epsilon + 1e-300)
+        allowed = np.maximum(2 * was, 8 * unit * scale * gamma + unit * np.nan_to_num(np.abs(ref)).max(axis=1))
+        worst = int(np.argmax(np.where(np.isinf(allowed), 0.0, now / allowed)))
+    return float(was[worst]), float(now[worst]), float(allowed[worst]), notes[0] if notes else ""
+
+
+def _short(e: Exception) -> str:
+    return " ".join(str(e).split())[:160]
