@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from .case import Case, Input, samples, seeded
+from .rms import rms_norms
 from .rows import CASES, FIXED, TRAINING
+from .small import SMALL
+from .spellings import batches, groups, layers
+from .streams import streams, torch_layers
 
-__all__ = ["CASES", "FIXED", "TRAINING", "Case", "Input", "export_args", "samples", "seeded"]
+__all__ = ["CASES", "FIXED", "SMALL", "SPELLINGS", "TRAINING", "Bank", "Case", "Input", "export_args", "samples", "seeded"]
+
+SPELLINGS: tuple[Case, ...] = (*streams(), *torch_layers(), *rms_norms(), *layers(), *groups(), *batches())
+"""The rows in other words, and torch's own layers; a new spelling is tested by being listed."""
 
 
 def export_args(
@@ -38,3 +47,24 @@ def export_args(
                 axes[axis] = dims.setdefault(name, torch.export.Dim(name, min=low, max=high))
         shapes.append(axes)
     return samples(case, dtype), tuple(shapes)
+
+
+class Bank(nn.Module):
+    """Many cases side by side as one module, for a single export: its inputs are theirs one after another, its outputs too."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        super().__init__()
+        self.cases = tuple(cases)
+        self.members = nn.ModuleList(case.make() for case in cases)
+
+    def samples(self, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+        """Random inputs at the opt sizes."""
+        return tuple(value for seed, case in enumerate(self.cases) for value in samples(case, dtype, seed=seed))
+
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        outputs: list[torch.Tensor] = []
+        rest = iter(inputs)
+        for case, member in zip(self.cases, self.members, strict=True):
+            found = member(*(next(rest) for _ in case.inputs))
+            outputs += found if isinstance(found, tuple) else [found]
+        return outputs

@@ -25,9 +25,18 @@ IMAGE: tuple[Size, ...] = (BATCH, 8, HEIGHT, WIDTH)
 LN, IN, GN, FOLDED = "LayerNormalization", "InstanceNormalization", "GroupNormalization", "folded"
 
 
-def case(name: str, build: Callable[[], nn.Module], shape: tuple[Size, ...], *expect: str, row: str = "", handwritten: bool = True) -> Case:
-    """A row's case with one float input; ``row`` where the name is longer than the row's."""
-    return Case(name, row or name, partial(seeded, build), (Input("x", "float32", shape),), expect, handwritten)
+def case(
+    name: str,
+    build: Callable[[], nn.Module],
+    shape: tuple[Size, ...],
+    *expect: str,
+    row: str = "",
+    handwritten: bool = True,
+    more: tuple[Input, ...] = (),
+    reason: str = "",
+) -> Case:
+    """A row's case with a float input ``x`` and ``more``; ``row`` where the name is longer than the row's."""
+    return Case(name, row or name, partial(seeded, build), (Input("x", "float32", shape), *more), expect, handwritten, reason)
 
 
 def bert() -> nn.Module:

@@ -1,0 +1,160 @@
+"""Norms whose inner tensors live on: residual streams that use them elsewhere, flattened inputs, modulation, channels-first layer norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from .case import Case, Input
+from .rows import BATCH, FOLDED, GN, HEIGHT, IMAGE, IN, LN, SEQ, TEXT, WIDTH, case
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class Reused(nn.Module):
+    """A layer norm over the last dim, of which one inner tensor is an output too: "centred" x − u, "hat" x̂, "mean" u, "std"."""
+
+    def __init__(self, hidden: int, what: str) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(hidden))
+        self.beta = nn.Parameter(torch.zeros(hidden))
+        self.what = what
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        u = x.mean(-1, keepdim=True)
+        centred = x - u
+        std = torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+        hat = centred / std
+        inner = {"centred": centred, "hat": hat, "mean": u, "std": std}[self.what]
+        return hat * self.gamma + self.beta, torch.tanh(inner)
+
+
+class ResidualStream(nn.Module):
+    """Post-norm with hand-written norms: x goes into the norm and around it, and the first norm's output feeds the second."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.first, self.second = Reused(hidden, "centred"), Reused(hidden, "hat")
+        self.linear = nn.Linear(hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, centred = self.first(x)
+        z, hat = self.second(x + self.linear(y))
+        return x + z + centred * hat
+
+
+class Flattened(nn.Module):
+    """Layer norm of (B·S, H), viewed there and back."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(hidden))
+        self.beta = nn.Parameter(torch.zeros(hidden))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        centred = rows - rows.mean(1, keepdim=True)
+        rows = self.gamma * centred * torch.rsqrt((centred * centred).mean(1, keepdim=True) + 1e-6) + self.beta
+        return rows.view(x.shape)
+
+
+class UpcastLayerNorm(nn.Module):
+    """Float32 inside, back to x's type before the affine, which runs in the model's type."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.bias = nn.Parameter(torch.zeros(hidden))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.to(torch.float32)
+        y = y - y.mean(-1, keepdim=True)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return self.weight * y.to(x.dtype) + self.bias
+
+
+class Modulated(nn.Module):
+    """DiT's adaptive layer norm (Peebles, Xie, arXiv 2212.09748): x̂·(1 + scale) + shift, both made from a condition of (B, D)."""
+
+    def __init__(self, hidden: int, by_hand: bool) -> None:
+        super().__init__()
+        self.norm = None if by_hand else nn.LayerNorm(hidden, eps=1e-6, elementwise_affine=False)
+        self.modulation = nn.Linear(hidden, 2 * hidden)
+
+    def forward(self, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+        shift, scale = self.modulation(nn.functional.silu(condition)).chunk(2, dim=-1)
+        if self.norm is None:
+            u = x.mean(-1, keepdim=True)
+            x_hat = (x - u) / torch.sqrt((x - u).pow(2).mean(-1, keepdim=True) + 1e-6)
+        else:
+            x_hat = self.norm(x)
+        return x_hat * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+
+class ChannelLayerNorm(nn.Module):
+    """ConvNeXt's layer norm of NCHW over C (Liu et al., arXiv 2201.03545): by hand, or torch's between two permutations."""
+
+    def __init__(self, channels: int, by_hand: bool, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.by_hand, self.eps = by_hand, eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.by_hand:
+            y = nn.functional.layer_norm(x.permute(0, 2, 3, 1), self.weight.shape, self.weight, self.bias, self.eps)
+            return y.permute(0, 3, 1, 2)
+        u = x.mean(1, keepdim=True)
+        s = (x - u).pow(2).mean(1, keepdim=True)
+        x = (x - u) / torch.sqrt(s + self.eps)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class Stack(nn.Module):
+    """``depth`` norms in a row, each with its own parameters, a linear layer between them."""
+
+    def __init__(self, hidden: int, depth: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(norm(hidden), nn.Linear(hidden, hidden)) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def streams() -> Iterator[Case]:
+    """One case for each of the above."""
+    for what in ("centred", "hat", "mean", "std"):
+        yield case(f"reused_{what}", lambda what=what: Reused(24, what), TEXT, LN, row="S0a")  # type: ignore[misc]
+    yield case("residual_stream", lambda: ResidualStream(24), TEXT, LN, LN, row="S0a")
+    yield case("flattened", lambda: Flattened(24), TEXT, LN, row="S0a")
+    yield case("upcast", lambda: UpcastLayerNorm(24), TEXT, LN, row="S0a")
+    yield case("stack", lambda: Stack(16, 8, Flattened), (BATCH, SEQ, 16), *(LN,) * 8, row="S0a")
+    condition = Input("condition", "float32", (BATCH, 24))
+    yield case("modulated", lambda: Modulated(24, by_hand=True), TEXT, LN, row="modulation", more=(condition,))
+    yield case("modulated_torch", lambda: Modulated(24, by_hand=False), TEXT, LN, row="modulation", handwritten=False, more=(condition,))
+    yield case("channel_ln", lambda: ChannelLayerNorm(8, by_hand=True), IMAGE, LN, row="channel LN")
+    yield case("channel_ln_torch", lambda: ChannelLayerNorm(8, by_hand=False), IMAGE, LN, row="channel LN", handwritten=False)
+
+
+def torch_layers() -> Iterator[Case]:
+    """torch's own layers; BatchNorm as a user meets it, after a convolution or alone."""
+    volume = (BATCH, 8, 3, HEIGHT, WIDTH)
+    yield case("BatchNorm1d", lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)), (BATCH, 5), FOLDED, row="S1b", handwritten=False)
+    yield case(
+        "BatchNorm2d", lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)), (BATCH, 8, 6, 7), FOLDED, row="S1b", handwritten=False
+    )
+    yield case("BatchNorm2d_alone", lambda: nn.BatchNorm2d(8), IMAGE, FOLDED, row="S1b", handwritten=False)
+    yield case("BatchNorm3d", lambda: nn.BatchNorm3d(8), volume, FOLDED, row="S1b", handwritten=False)
+    yield case("BatchNorm_no_affine", lambda: nn.BatchNorm2d(8, affine=False), IMAGE, FOLDED, row="S1b", handwritten=False)
+    yield case("InstanceNorm1d", lambda: nn.InstanceNorm1d(8, affine=True), (BATCH, 8, SEQ), IN, row="S1c", handwritten=False)
+    yield case("InstanceNorm2d", lambda: nn.InstanceNorm2d(8, affine=True), IMAGE, IN, row="S1c", handwritten=False)
+    yield case("InstanceNorm3d", lambda: nn.InstanceNorm3d(8, affine=True), volume, IN, row="S1c", handwritten=False)
+    yield case("InstanceNorm2d_no_affine", lambda: nn.InstanceNorm2d(8), IMAGE, f"{IN}|{LN}", row="S1c", handwritten=False)
+    for count, op in ((1, LN), (2, GN), (8, f"{IN}|{GN}")):
+        yield case(f"GroupNorm_{count}", lambda count=count: nn.GroupNorm(count, 8), IMAGE, op, row="S1d", handwritten=False)  # type: ignore[misc]
+    yield case("GroupNorm_3d", lambda: nn.GroupNorm(2, 8), (BATCH, 8, SEQ), GN, row="S1d", handwritten=False)
+    yield case("GroupNorm_no_affine", lambda: nn.GroupNorm(2, 8, affine=False), IMAGE, f"{GN}|{IN}|{LN}", row="S1d", handwritten=False)
