@@ -20,7 +20,7 @@ from . import evaluate
 from .facts import Norm, bindings
 from .graph import Graph
 from .records import Certificate
-from .region import Bound, EvaluationFailed, NoMatch, Region, compile_region, concrete
+from .region import Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
 
 BOUND = 1e-7
 _ULP = 64 * np.finfo(np.float64).eps
@@ -133,6 +133,61 @@ def _norm_error(norm: Norm, case: Case, before: np.ndarray, after: np.ndarray) -
     condition = gamma * np.abs(x).max(axis=1) / sigma + signal * (1 + (mean**2 + variance) / sigma**2) + np.abs(ref).max(axis=1)
     beyond = difference.max(axis=1) - _ULP * np.nan_to_num(condition, nan=0.0, posinf=0.0)
     return np.where(beyond > 0, beyond / (signal + 1e-300), 0.0)
+
+
+def fold_cases(rewrite: Rewrite, small: tuple[int, ...] | None) -> list[Case]:
+    """Inputs for a fold: ordinary, large with an offset, zero (where only shifts show), and the unit impulses of the first channels.
+
+    ``small`` is a shape of the leaf that shows everything at less cost (a convolution's window); the file's own sizes are the fallback.
+    """
+    graph, leaf = rewrite.before.graph, rewrite.before.leaves[0]
+    rng = np.random.default_rng(13)
+    for sizes in assignments(rewrite.before.symbols | rewrite.after.symbols):
+        for shape in (small, concrete(graph, leaf, sizes)):
+            if shape is None:
+                continue
+            draws = {
+                "normal": rng.standard_normal(shape),
+                "offset 1e3": 1e3 + 10 * rng.standard_normal(shape),
+                "zero": np.zeros(shape),
+                "scale 1e-4": 1e-4 * rng.standard_normal(shape),
+            }
+            try:
+                with evaluate.quiet():
+                    before, after = rewrite.before.bind(sizes), rewrite.after.bind(sizes)
+                    before.run([draws["zero"]])
+            except EvaluationFailed:
+                continue
+            return [Case((x,), (name,), before, after) for name, x in draws.items()]
+    return []
+
+
+def certify_fold(rewrite: Rewrite, cases: Sequence[Case]) -> tuple[Certificate, float]:
+    """The identity verdict on a fold, and the largest sum of magnitudes that an output adds up (for the rounding's bound).
+
+    Bound: 1e-7 of the largest output, float64's rounding of the terms that are added up taken off.
+    """
+    if not cases:
+        return Certificate(False, float("inf"), BOUND, 0, "", note="the replacement could not be evaluated"), 0.0
+    worst, name, terms = 0.0, cases[0].names[0], 0.0
+    for case in cases:
+        try:
+            with evaluate.quiet():
+                ref, got = case.before.run(case.leaves), case.after.run(case.leaves)
+                magnitude = max(float(np.abs(case.before.run(case.leaves, t)).max()) for n in rewrite.before.nodes for t in n.outputs[:1])
+        except (EvaluationFailed, ValueError) as e:
+            return Certificate(False, float("inf"), BOUND, len(cases), "", note=str(e)), 0.0
+        if ref.shape != got.shape or not np.isfinite(got).all():
+            return Certificate(
+                False, float("inf"), BOUND, len(cases), case.names[0], note="the replacement has another shape or overflows"
+            ), 0.0
+        beyond = float(np.abs(ref - got).max()) - _ULP * magnitude
+        ratio = max(beyond, 0.0) / (float(np.abs(ref).max()) + 1e-300)
+        if case.names[0] == "normal":
+            terms = magnitude
+        if not ratio <= worst:
+            worst, name = ratio, case.names[0]
+    return Certificate(worst <= BOUND, worst, BOUND, len(cases), name), terms
 
 
 def _parameter(norm: Norm, case: Case, param: object, neutral: float) -> np.ndarray:

@@ -141,7 +141,6 @@ def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMa
 
 
 def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | NoMatch | None:
-    x = region.leaves[0]
     fits: list[Fit] = []
     given: list[list[np.ndarray]] = []
     refusal: NoMatch | None = None
@@ -203,10 +202,10 @@ def _differ_by_size(a: Fit, b: Fit) -> str:
 def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype) -> Norm | NoMatch:
     gamma = _param(graph, region, found.gamma, others, neutral=1.0)
     beta = _param(graph, region, found.beta, others, neutral=0.0)
-    for p in (gamma, beta):
-        if isinstance(p, NoMatch):
-            return p
-    assert not isinstance(gamma, NoMatch) and not isinstance(beta, NoMatch)
+    if isinstance(gamma, NoMatch):
+        return gamma
+    if isinstance(beta, NoMatch):
+        return beta
     if sum(p is not None and p.data for p in (gamma, beta)) != len(others):
         return NoMatch("data enters it in a way that is no plain scale or shift", region.y.name)
     dynamic = [a for p in (gamma, beta) if p is not None and not p.data for a in p.varies if not isinstance(shape[a], int)]

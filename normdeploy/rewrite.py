@@ -18,10 +18,10 @@ from .errors import CertificateError
 from .facts import Candidate, Norm, candidate, readings
 from .graph import Graph
 from .opsets import raised
-from .passes import write
+from .passes import batch, write
 from .passes.form import Form, written
-from .records import Finding, Summary
-from .region import NORMS, NoMatch, is_root
+from .records import Finding, Status, Summary
+from .region import NORMS, NoMatch, compile_region, is_root
 
 Progress = Callable[[str, int, int], None]
 RUNTIMES = ("any", "onnxruntime", "tensorrt", "tensorrt-rtx")
@@ -65,14 +65,15 @@ def optimize(
     work = _Work(Graph(proto), runtime)
     before = len(work.graph.nodes)
     opened = time.perf_counter()
-    _norms(work, progress)
+    _walk(work, progress, "norms", _norm)
+    _walk(work, progress, "scales", _scale)
     fused = time.perf_counter()
     _rounding(work, progress)
     failed = [f for f in work.findings if f.status == "undone"]
     if strict and failed:
         raise CertificateError(
-            f"{len(failed)} of {len(work.findings)} rewrites failed their certificates, the first {failed[0].tensor!r}: {failed[0].reason}. "
-            "Without --strict the export keeps these subgraphs as they were."
+            f"{len(failed)} of {len(work.findings)} rewrites failed their certificates, "
+            f"the first {failed[0].tensor!r}: {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
         )
     certified = time.perf_counter()
     out = raised(work.graph.to_proto(), work.opset)
@@ -90,23 +91,23 @@ def inspect(proto: onnx.ModelProto, *, runtime: str = "any") -> Summary:
     return optimize(proto, runtime=runtime)[1]
 
 
-def _norms(work: _Work, progress: Progress | None) -> None:
+def _walk(work: _Work, progress: Progress | None, stage: str, step: Callable[[_Work, gs.Node], Finding | None]) -> None:
     nodes = work.graph.nodes
     for i, node in enumerate(nodes):
         if progress is not None and i % 256 == 0:
-            progress("norms", i, len(nodes))
-        if work.graph.alive(node) and is_root(work.graph, node):
-            finding = _norm(work, node)
+            progress(stage, i, len(nodes))
+        if work.graph.alive(node):
+            finding = step(work, node)
             if finding is not None:
                 work.findings.append(finding)
     if progress is not None:
-        progress("norms", len(nodes), len(nodes))
+        progress(stage, len(nodes), len(nodes))
 
 
 def _norm(work: _Work, root: gs.Node) -> Finding | None:
     """Deal with the norm around one root."""
     graph = work.graph
-    around = candidate(graph, root)
+    around = candidate(graph, root) if is_root(graph, root) else None
     if around is None:
         return None
     best, refusals = _best(work, around)
@@ -168,7 +169,7 @@ def _replace(work: _Work, norm: Norm, form: Form) -> Finding:
     if not certificate:
         why = certificate.note or f"differs by {certificate.error:.2g} (relative) on the input {certificate.worst!r}"
         return replace(_finding(work, norm, "undone", form, reason=f"its certificate failed: {why}"), certificate=certificate)
-    trial = rounding.trial(graph, norm, cases[0], rewrite.before, rewrite.after, form.opset, len(work.trials))
+    trial = rounding.norm_trial(graph, norm, cases[0], rewrite, form.opset, len(work.trials))
     if trial is not None:
         work.trials.append((len(work.findings), trial))
     finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",))
@@ -177,12 +178,83 @@ def _replace(work: _Work, norm: Norm, form: Form) -> Finding:
     return finding
 
 
-def _finding(work: _Work, norm: Norm, status: str, form: Form | None = None, reason: str = "") -> Finding:
+def _scale(work: _Work, start: gs.Node) -> Finding | None:
+    """Fold the scale and shift that begins with ``start``."""
+    graph = work.graph
+    chains = batch.affines(graph, start)
+    if isinstance(chains, NoMatch):
+        return Finding("BatchNorm", "refused", chains.tensor, graph.module(start), reason=chains.reason)
+    reasons: list[str] = []
+    for chain in chains:
+        for fold in (batch.into_previous, batch.into_next):
+            form = fold(graph, chain)
+            if isinstance(form, Form):
+                return _fold(work, chain, form, "")
+            reasons.append(form.reason)
+    if not chains or not chains[0].normalizes:
+        return None
+    chain = chains[0]
+    why = next((r for r in reasons if not r.startswith("no linear op")), "no linear op stands before or behind it")
+    if len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes):
+        return _chain_finding(work, chain, "kept", reason=f"it is one scale and shift already; {why}")
+    return _fold(work, chain, batch.scale_and_shift(graph, chain), why)
+
+
+def _fold(work: _Work, chain: batch.Affine, form: Form, why: str) -> Finding:
+    graph = work.graph
+    linear = graph.producer(chain.z) if form.core else None
+    old, leaf = chain.y, chain.z
+    if form.core and form.became.endswith("behind it"):
+        old = graph.consumers(chain.y)[0].outputs[0]
+    elif linear is not None:
+        leaf = next(t for t in linear.inputs if not graph.is_constant(t))
+    before = compile_region(graph, old, [leaf])
+    rewrite = before if isinstance(before, NoMatch) else certify.rewrite_of(graph, before, form.nodes)
+    if isinstance(rewrite, NoMatch):
+        return _chain_finding(work, chain, "refused", reason=rewrite.reason)
+    cases = certify.fold_cases(rewrite, _window(graph, form, leaf))
+    certificate, terms = certify.certify_fold(rewrite, cases)
+    if not certificate:
+        reason = f"its certificate failed: {certificate.note or f'differs by {certificate.error:.2g} (relative) on {certificate.worst!r}'}"
+        return replace(_chain_finding(work, chain, "undone", reason=reason), certificate=certificate)
+    trial = rounding.fold_trial(graph, cases[0], rewrite, chain.dtype, terms, form.opset, len(work.trials))
+    if trial is not None:
+        work.trials.append((len(work.findings), trial))
+    finding = replace(_chain_finding(work, chain, "folded", reason=why), became=form.became, certificate=certificate, proved=("identity",))
+    graph.replace(old, form.nodes)
+    return finding
+
+
+def _window(graph: Graph, form: Form, leaf: gs.Tensor) -> tuple[int, ...] | None:
+    """The smallest input of a convolution that has more than one output element along each axis."""
+    conv = next((n for n in form.nodes if n.op in ("Conv", "ConvTranspose")), None)
+    shape = graph.shape(leaf)
+    if conv is None or shape is None or not isinstance(shape[1], int):
+        return None
+    attrs = graph.attrs(conv)
+    kernel = conv.inputs[1].shape[2:]
+    dilations, strides = attrs.get("dilations", [1] * len(kernel)), attrs.get("strides", [1] * len(kernel))
+    return (2, shape[1], *(d * (k - 1) + 1 + s for k, d, s in zip(kernel, dilations, strides, strict=True)))
+
+
+def _chain_finding(work: _Work, chain: batch.Affine, status: Status, reason: str = "") -> Finding:
+    return Finding(
+        kind="BatchNorm" if chain.normalizes else "scale and shift",
+        status=status,
+        tensor=chain.y.name,
+        module=work.graph.module(chain.nodes[-1]),
+        spelling=" ".join(n.op for n in chain.nodes),
+        reason=reason,
+        dtype=chain.dtype.name,
+    )
+
+
+def _finding(work: _Work, norm: Norm, status: Status, form: Form | None = None, reason: str = "") -> Finding:
     producer = work.graph.producer(norm.y)
     module = work.graph.module(producer) if producer is not None else ""
     return Finding(
         kind=norm.kind,
-        status=status,  # type: ignore[arg-type]
+        status=status,
         tensor=norm.y.name,
         module=module,
         spelling=" ".join(n.op for n in _data_nodes(work.graph, norm)),
@@ -200,7 +272,7 @@ def _refused(work: _Work, root: gs.Node, refusals: list[NoMatch]) -> Finding | N
         return None
     clear = [r for r in refusals if not r.reason.startswith(_VAGUE)] or refusals
     kind = root.op if root.op in NORMS else "unknown"
-    status = "kept" if root.op in NORMS else "refused"
+    status: Status = "kept" if root.op in NORMS else "refused"
     return Finding(
         kind=kind, status=status, tensor=clear[-1].tensor or root.outputs[0].name, module=work.graph.module(root), reason=clear[-1].reason
     )

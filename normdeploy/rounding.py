@@ -1,14 +1,14 @@
 """The rounding verdict of a certificate: what onnxruntime makes of the nodes before and after, in the model's own type.
 
 It informs and never decides. A group's error after the rewrite is expected to stay below
-max(2 · error before, 8u · (1 + max|x|/σ) · max|γ| + u · max|y|), u the type's unit roundoff (2⁻²⁴, 2⁻¹¹, 2⁻⁸): the statistics are accurate to a
-few u of the largest element, the result is rounded once more. Sessions hold up to 64 rewrites: making one costs more than running it, and
-grows faster than its graph.
+max(2 · error before, 8u · (1 + max|x|/σ) · max|γ| + u · max|y|), u the type's unit roundoff (2⁻²⁴, 2⁻¹¹, 2⁻⁸): the statistics are
+accurate to a few u of the largest element, the result is rounded once more. Sessions hold up to 64 rewrites: making one costs more than
+running it, and grows faster than its graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +18,11 @@ import onnx_graphsurgeon as gs
 import onnxruntime as ort
 
 from . import evaluate
-from .certify import Case
+from .certify import Case, Rewrite
 from .facts import Norm
 from .graph import Graph, value_inputs
 from .records import Certificate
-from .region import EvaluationFailed, Region
+from .region import EvaluationFailed, Region, concrete
 
 BATCH = 64
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -42,34 +42,60 @@ class Piece:
 
 @dataclass(frozen=True)
 class Trial:
-    """A rewrite waiting for its rounding verdict."""
+    """A rewrite waiting for its rounding verdict: both sides, the float64 reference, and the error that is expected in each row."""
 
-    norm: Norm
-    case: Case
     before: Piece
     after: Piece
     reference: np.ndarray
+    rows: Callable[[np.ndarray], np.ndarray]  # groups of elements that are judged together
+    expected: np.ndarray
 
 
-def trial(graph: Graph, norm: Norm, case: Case, before: Region, after: Region, opset: int, number: int) -> Trial | None:
-    """Take down both sides before the graph is changed; None where the float64 reference can't be computed in the model's type."""
-    stored = tuple(v.astype(norm.dtype) for v in case.leaves)
+def norm_trial(graph: Graph, norm: Norm, case: Case, rewrite: Rewrite, opset: int, number: int) -> Trial | None:
+    """Take down both sides of a norm's rewrite before the graph is changed; None where there is no float64 reference."""
+    layout = norm.fit.resized(case.leaves[0].shape)
+    x = layout.rows(case.leaves[0])
+
+    def expected(reference: np.ndarray, unit: float) -> np.ndarray:
+        spread = np.square(x - x.mean(axis=1, keepdims=True) if norm.fit.centered else x).mean(axis=1)
+        gamma = 1.0 if norm.gamma is None or norm.gamma.value is None else float(np.abs(norm.gamma.value).max())
+        scale = 1 + np.abs(x).max(axis=1) / np.sqrt(spread + norm.epsilon + 1e-300)
+        return 8 * unit * scale * gamma + unit * np.nan_to_num(np.abs(layout.rows(reference))).max(axis=1)
+
+    return _trial(graph, case, rewrite, norm.dtype, opset, number, layout.rows, expected)
+
+
+def fold_trial(graph: Graph, case: Case, rewrite: Rewrite, dtype: np.dtype, terms: float, opset: int, number: int) -> Trial | None:
+    """The same for a fold; ``terms`` is the largest sum of magnitudes that an output element adds up."""
+    return _trial(graph, case, rewrite, dtype, opset, number, lambda v: v.reshape(1, -1), lambda _, unit: np.array([8 * unit * terms]))
+
+
+def _trial(
+    graph: Graph,
+    case: Case,
+    rewrite: Rewrite,
+    dtype: np.dtype,
+    opset: int,
+    number: int,
+    rows: Callable[[np.ndarray], np.ndarray],
+    expected: Callable[[np.ndarray, float], np.ndarray],
+) -> Trial | None:
+    stored = tuple(v.astype(dtype) for v in case.leaves)
     try:
         with evaluate.quiet():
             reference = case.before.run([v.astype(np.float64) for v in stored])
+            allowed = expected(reference, _UNIT.get(dtype.name, 2.0**-24))
     except EvaluationFailed:
         return None
     sides = [
         piece(graph, region, stored, case.before.sizes, version, f"{side}{number}_")
-        for side, region, version in (("b", before, graph.opset), ("a", after, max(graph.opset, opset)))
+        for side, region, version in (("b", rewrite.before, graph.opset), ("a", rewrite.after, max(graph.opset, opset)))
     ]
-    return Trial(norm, case, sides[0], sides[1], reference)
+    return Trial(sides[0], sides[1], reference, rows, allowed)
 
 
 def piece(graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dict[str, int], opset: int, prefix: str) -> Piece:
     """A region as a graph of its own: leaves become inputs, constants initializers."""
-    from .region import concrete
-
     initializers: dict[str, onnx.TensorProto] = {}
     inputs = {prefix + t.name: v for t, v in zip(region.leaves, leaves, strict=True)}
     for t in region.shape_leaves:
@@ -166,23 +192,18 @@ def _judge(t: Trial, before: Any, after: Any) -> tuple[float | None, float | Non
     notes = [v for v in (before, after) if isinstance(v, str)]
     if isinstance(after, str):
         return None, None, None, notes[-1]
-    layout = t.norm.fit.resized(t.reference.shape)
-    x, ref = layout.rows(t.case.leaves[0]), layout.rows(t.reference)
+    ref = t.rows(t.reference)
 
     def errors(value: Any) -> np.ndarray:
         if isinstance(value, str):
             return np.full(len(ref), np.inf)
-        difference = np.abs(layout.rows(np.asarray(value, dtype=np.float64)) - ref)
+        difference = np.abs(t.rows(np.asarray(value, dtype=np.float64)) - ref)
         return np.where(np.isfinite(ref), np.where(np.isnan(difference), np.inf, difference), 0.0).max(axis=1)
 
     with evaluate.quiet():
         was, now = errors(before), errors(after)
-        unit = _UNIT.get(t.norm.dtype.name, 2.0**-24)
-        spread = np.square(x - x.mean(axis=1, keepdims=True) if t.norm.fit.centered else x).mean(axis=1)
-        gamma = 1.0 if t.norm.gamma is None or t.norm.gamma.value is None else float(np.abs(t.norm.gamma.value).max())
-        scale = 1 + np.abs(x).max(axis=1) / np.sqrt(spread + t.norm.epsilon + 1e-300)
-        allowed = np.maximum(2 * was, 8 * unit * scale * gamma + unit * np.nan_to_num(np.abs(ref)).max(axis=1))
-        worst = int(np.argmax(np.where(np.isinf(allowed), 0.0, now / allowed)))
+        allowed = np.maximum(2 * was, t.expected)
+        worst = int(np.argmax(np.where(np.isinf(allowed), 0.0, now / np.maximum(allowed, 1e-300))))
     return float(was[worst]), float(now[worst]), float(allowed[worst]), notes[0] if notes else ""
 
 

@@ -50,20 +50,9 @@ class Writer:
             return param.tensor
         else:
             held = param.tensor
-            if (
-                isinstance(held, gs.Constant)
-                and held.name
-                and tuple(held.shape) == tuple(shape)
-                and np.dtype(held.dtype) == self.norm.dtype
-            ):
+            if isinstance(held, gs.Constant) and held.name and tuple(held.shape) == tuple(shape) and held.dtype == self.norm.dtype:
                 return held
-            exact = (
-                np.broadcast_to(param.value.reshape(-1) if param.value.size > 1 else param.value.reshape(()), shape)
-                if len(shape) == 1
-                else np.broadcast_to(
-                    param.value.reshape(shape) if param.value.size == int(np.prod(shape)) else param.value.reshape(()), shape
-                )
-            )
+            exact = np.broadcast_to(param.value.reshape(shape if param.value.size > 1 else ()), shape)
         return self.graph.constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
 
     def affine(self, gamma: Param | None, beta: Param | None) -> None:

@@ -1,4 +1,4 @@
-"""(x − mean)/(sqrt(variance) + 1e-9) as MeanVarianceNormalization (ONNX opset 9), whose epsilon is fixed at that and stands outside the root.
+"""(x − mean)/(sqrt(variance) + 1e-9) as MeanVarianceNormalization (ONNX opset 9): its epsilon is fixed, and outside the root.
 
 With any other epsilon outside the root ("annotated transformer" form) no standard node computes it: left alone, with this reason.
 """
