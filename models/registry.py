@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from .case import Case, Input, samples, seeded
+from .lookalikes import LOOKALIKES
 from .rms import rms_norms
 from .rows import CASES, FIXED, TRAINING
 from .small import SMALL
 from .spellings import batches, groups, layers
 from .streams import streams, torch_layers
 
-__all__ = ["CASES", "FIXED", "SMALL", "SPELLINGS", "TRAINING", "Bank", "Case", "Input", "export_args", "samples", "seeded"]
+__all__ = ["CASES", "FIXED", "LOOKALIKES", "SMALL", "SPELLINGS", "TRAINING", "Bank", "Case", "Input", "export_args", "samples", "seeded"]
 
 SPELLINGS: tuple[Case, ...] = (*streams(), *torch_layers(), *rms_norms(), *layers(), *groups(), *batches())
 """The rows in other words, and torch's own layers; a new spelling is tested by being listed."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .case import Case, Input
+from .rms import RMS
 from .rows import BATCH, FOLDED, GN, HEIGHT, IMAGE, IN, LN, SEQ, TEXT, WIDTH, case
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -125,6 +126,43 @@ class Stack(nn.Module):
         return x
 
 
+class Unscaled(nn.Module):
+    """A norm over the last dim without parameters."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def deviations(x: torch.Tensor) -> Pair:
+    """x − u over the last dim and the sum of its squares."""
+    c = x - x.mean(-1, keepdim=True)
+    return c, (c * c).sum(-1, keepdim=True)
+
+
+def over_sum(x: torch.Tensor) -> torch.Tensor:
+    """c / sqrt(Σc² + ε): a layer norm of epsilon ε/n, scaled by 1/sqrt(n)."""
+    c, total = deviations(x)
+    return c / torch.sqrt(total + 1e-4)
+
+
+def over_too_many(x: torch.Tensor) -> torch.Tensor:
+    """Σc² / (n + 1): a layer norm of epsilon ε·(n + 1)/n, scaled by sqrt((n + 1)/n)."""
+    c, total = deviations(x)
+    return c / torch.sqrt(total / (x.shape[-1] + 1) + 1e-4)
+
+
+EQUALS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "over_sum": (over_sum, LN),
+    "over_too_many": (over_too_many, LN),
+    "unit_length": (lambda x: x / x.norm(dim=-1, keepdim=True), RMS),
+}
+"""Not meant as these norms by whoever wrote them, but equal by an identity."""
+
+
 def streams() -> Iterator[Case]:
     """One case for each of the above."""
     for what in ("centred", "hat", "mean", "std"):
@@ -138,6 +176,8 @@ def streams() -> Iterator[Case]:
     yield case("modulated_torch", lambda: Modulated(24, by_hand=False), TEXT, LN, row="modulation", handwritten=False, more=(condition,))
     yield case("channel_ln", lambda: ChannelLayerNorm(8, by_hand=True), IMAGE, LN, row="channel LN")
     yield case("channel_ln_torch", lambda: ChannelLayerNorm(8, by_hand=False), IMAGE, LN, row="channel LN", handwritten=False)
+    for name, (function, op) in EQUALS.items():
+        yield case(f"equal_{name}", lambda function=function: Unscaled(function), TEXT, op, row="S2a")  # type: ignore[misc]
 
 
 def torch_layers() -> Iterator[Case]:

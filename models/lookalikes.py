@@ -1,0 +1,219 @@
+"""What looks like a norm of the table and is not: the deployment must leave it, name it, and say why.
+
+A case with ``expect`` is a trap instead: it may be rewritten, but only as said there (a careless reader writes something else).
+``reason`` is a keyword of what sets it apart, empty for a trap that nobody need refuse.
+Cases with a dynamic dim are lookalikes only when that dim is exported dynamic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .batch import BatchNorm2d
+from .case import Case, Size
+from .rows import FOLDED, GN, IN, LN, case
+
+EPS = 1e-5
+TOKENS: tuple[Size, ...] = (3, 5, 24)
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Pure(nn.Module):
+    """A function of x alone."""
+
+    def __init__(self, function: Forward) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+class Affine(nn.Module):
+    """gamma · function(x) + beta with gamma and beta of ``shape``."""
+
+    def __init__(self, function: Forward, *shape: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(*shape))
+        self.beta = nn.Parameter(torch.zeros(*shape))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gamma * self.function(x) + self.beta
+
+
+def centred(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return x - x.mean(dim, keepdim=True)
+
+
+def second(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """The biased variance."""
+    return centred(x, dim).pow(2).mean(dim, keepdim=True)
+
+
+def halved_statistics(x: torch.Tensor) -> torch.Tensor:
+    """float16 in the middle of the statistics: the variance overflows where a float32 one does not."""
+    variance = centred(x).pow(2).to(torch.float16).mean(-1, keepdim=True).float()
+    return centred(x) / torch.sqrt(variance + EPS)
+
+
+def interleaved_groups(x: torch.Tensor) -> torch.Tensor:
+    """Group norm of two groups that hold every second channel: GroupNormalization without a transpose would be wrong."""
+    y = x.unflatten(1, (4, 2))
+    c = y - y.mean((1, 3, 4), keepdim=True)
+    return (c / torch.sqrt(c.pow(2).mean((1, 3, 4), keepdim=True) + EPS)).flatten(1, 2)
+
+
+class ResponseNorm(nn.Module):
+    """ConvNeXt V2's GRN on NHWC (Woo et al., arXiv 2301.00808): the L2 norm of a channel over its mean over the channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        g = x.norm(p=2, dim=(1, 2), keepdim=True)
+        n = g / (g.mean(dim=-1, keepdim=True) + 1e-6)
+        return self.gamma * (x * n) + self.beta + x
+
+
+class StandardizedConv2d(nn.Conv2d):
+    """Weight standardization as timm writes it (Qiao et al., arXiv 1903.10520): a training-mode batch norm of the weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = self.weight.reshape(1, self.out_channels, -1)
+        weight = functional.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-6).reshape_as(self.weight)
+        return functional.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+class EpsilonForEach(nn.Module):
+    """A learned epsilon for each feature: no node has a place for it."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.epsilon = nn.Parameter(torch.linspace(0.01, 1.0, hidden))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return centred(x) / torch.sqrt(second(x) + self.epsilon)
+
+
+class TwoConsumers(nn.Module):
+    """The convolution's output goes into the batch norm and past it: its weight must stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 8, 3), BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return self.bn(y) + torch.tanh(y)
+
+
+class SharedWeight(nn.Module):
+    """Two convolutions with one weight, a batch norm after the first alone: the second must keep the weight as it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 8, 3), BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.bn(self.conv(x)) + torch.tanh(self.conv(x.flip(-1)))
+
+
+def looks(name: str, function: Forward, reason: str, shape: tuple[Size, ...] = TOKENS, *expect: str) -> Case:
+    """A lookalike without parameters."""
+    return case(name, lambda: Pure(function), shape, *expect, row="lookalike", reason=reason)
+
+
+IMAGE: tuple[Size, ...] = (3, 8, 6, 7)
+DYNAMIC_HIDDEN: tuple[Size, ...] = (3, 5, ("hidden", 2, 24, 64))
+DYNAMIC_IMAGE: tuple[Size, ...] = (3, 8, ("height", 2, 6, 16), ("width", 2, 7, 16))
+
+LOOKALIKES: tuple[Case, ...] = (
+    # the root and its epsilon
+    looks("normalize", lambda x: functional.normalize(x, dim=-1), "clamp"),
+    looks("clamp_for_eps", lambda x: centred(x) * torch.rsqrt(second(x).clamp_min(EPS)), "clamp"),
+    looks("max_with_eps", lambda x: centred(x) / torch.maximum(second(x).sqrt(), torch.tensor(EPS)), "clamp"),
+    case(
+        "std_plus_eps",
+        lambda: Affine(lambda x: centred(x) / (x.std(-1, keepdim=True) + 1e-6), 24),
+        TOKENS,
+        row="lookalike",
+        reason="epsilon outside the root",
+    ),
+    looks("biased_std_plus_eps", lambda x: centred(x) / (x.std(-1, unbiased=False, keepdim=True) + 1e-3), "epsilon outside the root"),
+    looks("eps_after_rsqrt", lambda x: centred(x) * (torch.rsqrt(second(x) + EPS) + 1e-2), "epsilon outside the root"),
+    looks("variance_for_std", lambda x: centred(x) / (second(x) + EPS), "power"),
+    looks("fourth_root", lambda x: centred(x) / (second(x) + EPS).sqrt().sqrt(), "power"),
+    case("eps_for_each", lambda: EpsilonForEach(24), TOKENS, row="lookalike", reason="epsilon"),
+    # what is divided by it, and what is under it
+    looks("other_axis", lambda x: centred(x, -1) / torch.sqrt(second(x, 1) + EPS), "axes"),
+    looks("mean_all_var_last", lambda x: (x - x.mean((1, 2), keepdim=True)) / torch.sqrt(second(x) + EPS), "axes"),
+    looks("other_tensor", lambda x: centred(x) / torch.sqrt(second(torch.tanh(x)) + EPS), "another tensor"),
+    looks("other_numerator", lambda x: torch.tanh(centred(x)) / torch.sqrt(second(x) + EPS), "another tensor"),
+    looks("half_centred", lambda x: (x - 0.5 * x.mean(-1, keepdim=True)) / torch.sqrt(second(x) + EPS), "centre"),
+    looks("uncentred_numerator", lambda x: x / torch.sqrt(second(x) + EPS), "centre"),
+    looks("uncentred_variance", lambda x: centred(x) / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + EPS), "centre"),
+    looks("median", lambda x: (x - x.topk(12).values[..., -1:]) / torch.sqrt(second(x) + EPS), "centre"),
+    looks("maximum", lambda x: (x - x.amax(-1, keepdim=True)) / torch.sqrt(second(x) + EPS), "centre"),
+    looks(
+        "softmax",
+        lambda x: (x - x.amax(-1, keepdim=True)).exp() / (x - x.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True),
+        "exponential",
+    ),
+    looks("mean_deviation", lambda x: centred(x) / (centred(x).abs().mean(-1, keepdim=True) + EPS), "absolute"),
+    looks(
+        "sum_of_moments", lambda x: centred(x) / torch.sqrt((x * x).mean(-1, keepdim=True) + x.mean(-1, keepdim=True) ** 2 + EPS), "moment"
+    ),
+    looks("halved_statistics", halved_statistics, "narrowing"),
+    case("response_norm", lambda: ResponseNorm(5), (3, 6, 7, 5), row="lookalike", reason="mean of norms"),
+    # exact only for a known number of elements
+    looks("unbiased_dynamic", lambda x: centred(x) / torch.sqrt(x.var(-1, keepdim=True) + EPS), "dynamic", DYNAMIC_HIDDEN),
+    looks(
+        "unbiased_instance_dynamic",
+        lambda x: (x - x.mean((2, 3), keepdim=True)) / torch.sqrt(x.var((2, 3), keepdim=True) + EPS),
+        "dynamic",
+        DYNAMIC_IMAGE,
+    ),
+    # batch norms that can't go where they seem to go
+    case("weight_standardization", lambda: StandardizedConv2d(3, 8, 3), (3, 3, 6, 7), row="lookalike", reason="training"),
+    case("two_consumers", TwoConsumers, (3, 3, 6, 7), FOLDED, row="lookalike", reason="consumers"),
+    case("shared_weight", SharedWeight, (3, 3, 6, 7), FOLDED, row="lookalike", reason="shared"),
+    case(
+        "before_padded_conv",
+        lambda: nn.Sequential(BatchNorm2d(3), nn.Conv2d(3, 8, 3, padding=1)),
+        (3, 3, 6, 7),
+        FOLDED,
+        row="lookalike",
+        reason="pad",
+    ),
+    case(
+        "relu_between",
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), BatchNorm2d(8)),
+        (3, 3, 6, 7),
+        FOLDED,
+        row="lookalike",
+        reason="Relu",
+    ),
+    # a norm, but not the one that it seems to be: square shapes, so that no shape check tells
+    case(
+        "gamma_of_another_axis",
+        lambda: Affine(lambda x: centred(x, 1) / torch.sqrt(second(x, 1) + EPS), 8),
+        (3, 8, 8),
+        LN,
+        row="trap",
+    ),
+    case(
+        "gamma_across_the_norm",
+        lambda: Affine(lambda x: centred(x) / torch.sqrt(second(x) + EPS), 8, 1),
+        (3, 8, 8),
+        f"{IN}|{LN}",
+        row="trap",
+    ),
+    looks("interleaved_groups", interleaved_groups, "", IMAGE, f"{GN}|{IN}|{LN}"),
+)
