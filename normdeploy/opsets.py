@@ -4,7 +4,21 @@ Most raises are a change of the number: the ops that the file holds mean the sam
 schemas (same inputs, same attributes with the same defaults, only new optional ones). Where an op did change, onnx's version converter
 rewrites it; the converter loses node metadata and can't take model-local functions, so metadata is put back and a file with functions
 is refused.
-"""``proto`` at ``opset`` or above (changed in place or converted).
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx.version_converter
+
+from .errors import GraphError
+
+# Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
+_CHANGED = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "Resize": 19, "Upsample": 10, "AveragePool": 19}
+
+
+def raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """``proto`` at ``opset`` or above (changed in place or converted).
 
     Raises:
         GraphError: the file holds functions and ops that have to be converted, or the converter failed.
