@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normdeploy.evaluate_core import Array, Attrs, Inputs, Result, Table, Unsupported, optional, text
+from normdeploy.evaluate_core import Array, Attrs, Inputs, Result, Table, optional, text
 from normdeploy.evaluate_shapes import pad
 
 Sizes = tuple[int, ...]
@@ -98,13 +98,11 @@ def _transposed_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> tuple[_Wind
     target = attrs.get("output_shape")
     if target is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         target = [n * s for n, s in zip(sizes, window.strides, strict=True)]
-    if target is not None:
-        totals = [f - t for f, t in zip(full, target[-rank:], strict=True)]
-        if min(totals) < 0:
-            raise Unsupported(f"ConvTranspose to {list(target)}, more than the {full} that it reaches")
-        begins, ends = _same(totals, auto_pad)
-        window = window._replace(begins=begins, ends=ends)
-    return window, tuple(f - b - e for f, b, e in zip(full, window.begins, window.ends, strict=True))
+    if target is None:
+        return window, tuple(f - b - e for f, b, e in zip(full, window.begins, window.ends, strict=True))
+    # where the target is larger than what the kernel reaches, the rest at the end is zero
+    begins, ends = _same([max(f - t, 0) for f, t in zip(full, target[-rank:], strict=True)], auto_pad)
+    return window._replace(begins=begins, ends=ends), tuple(target[-rank:])
 
 
 def _conv_transpose(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:

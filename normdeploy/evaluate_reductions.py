@@ -88,12 +88,7 @@ def _reduction(reduce: Any) -> Function:
 def _softmax(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """Softmax along one axis; below opset 13 over all dims from ``axis`` on (default 1)."""
     x: Array = inputs[0]
-    axes: Axes
-    if opset >= 13:
-        axes = (attrs.get("axis", -1),)
-    else:
-        axis = attrs.get("axis", 1)
-        axes = tuple(range(axis + x.ndim if axis < 0 else axis, x.ndim))
+    axes = (attrs.get("axis", -1),) if opset >= 13 else _from_axis(attrs.get("axis", 1), x.ndim)
     e = np.exp(x - _maximum(x, axis=axes, keepdims=True, initial=-math.inf))
     return e / _add(e, axis=axes, keepdims=True)
 
@@ -107,14 +102,15 @@ def standardize(x: Array, axes: Axes, epsilon: float) -> tuple[Array, Array, Arr
     return centered * inverse, center, inverse
 
 
-def _from_axis(attrs: Attrs, rank: int) -> tuple[int, ...]:
-    axis = attrs.get("axis", -1)
-    return tuple(range(axis + rank if axis < 0 else axis, rank))
+def _from_axis(axis: int, rank: int) -> tuple[int, ...]:
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} of a tensor of rank {rank}: it must lie between {-rank} and {rank - 1}")
+    return tuple(range(axis % rank, rank))
 
 
 def _layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """LayerNormalization; outputs Y, Mean and InvStdDev (both with the reduced dims kept as 1)."""
-    y, center, inverse = standardize(inputs[0], _from_axis(attrs, inputs[0].ndim), attrs.get("epsilon", _EPSILON))
+    y, center, inverse = standardize(inputs[0], _from_axis(attrs.get("axis", -1), inputs[0].ndim), attrs.get("epsilon", _EPSILON))
     return _affine(y, inputs[1], optional(inputs, 2)), center, inverse
 
 
@@ -129,7 +125,7 @@ def _inverse_rms(x: Array, axes: Axes, epsilon: float) -> Array:
 def _rms_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """RMSNormalization, and onnxruntime's SimplifiedLayerNormalization with its second output 1 / rms."""
     x = inputs[0]
-    inverse = _inverse_rms(x, _from_axis(attrs, x.ndim), attrs.get("epsilon", _EPSILON))
+    inverse = _inverse_rms(x, _from_axis(attrs.get("axis", -1), x.ndim), attrs.get("epsilon", _EPSILON))
     return x * inverse * inputs[1], inverse
 
 
