@@ -1,1 +1,38 @@
-"""normdeploy: PyTorch models in onnxruntime and TensorRT with every normalization fused or folded, and proved."""
+"""normdeploy: PyTorch models in onnxruntime and TensorRT with every normalization fused or folded, and proved.
+
+``export``, ``optimize``, ``inspect``, ``build`` and ``verify`` are the verbs of the command line as functions. Importing this package
+imports none of the heavy libraries; the first use of a verb does.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .deploy import build, export, inspect, optimize, verify
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "build", "export", "inspect", "optimize", "verify"]
+
+_VERBS = frozenset(__all__) - {"__version__"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _VERBS:
+        from . import deploy
+
+        return getattr(deploy, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Package(ModuleType):
+    """Keeps ``normdeploy.export`` the verb: importing the submodule of the same name would bind that name to the submodule."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _VERBS and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,5 @@
+"""``python -m normdeploy`` is the command ``normdeploy``."""
+
+from .cli import main
+
+main()

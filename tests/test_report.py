@@ -1,0 +1,134 @@
+"""The report says the same in both forms, groups what repeats, and hides nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+
+from rich.console import Console
+
+from normdeploy.records import Certificate, Finding, Summary
+from normdeploy.report import SCHEMA, Report, grouped
+
+PROOF = Certificate(True, 2e-9, 1e-7, 14, "constant", rounding_before=2e-6, rounding_after=1e-6, rounding_bound=4e-6)
+
+
+def fused(module: str, **changes: object) -> Finding:
+    finding = Finding(
+        kind="LayerNorm",
+        status="fused",
+        tensor=module + ".out",
+        module=module,
+        spelling="ReduceMean Sub Pow ReduceMean Add Sqrt Div Mul Add",
+        became="LayerNormalization(axis=-1, epsilon=1e-12)",
+        axes=(2,),
+        epsilon=1e-12,
+        dtype="float32",
+        certificate=PROOF,
+        proved=("identity", "onnxruntime run"),
+    )
+    return dataclasses.replace(finding, **changes)  # type: ignore[arg-type]
+
+
+def refused(module: str, reason: str) -> Finding:
+    return Finding("unknown", "refused", "div_20", module, reason=reason)
+
+
+def shown(*findings: Finding, width: int = 160, notes: tuple[str, ...] = ()) -> str:
+    out = io.StringIO()
+    Report("export", {}, Summary(findings, 598, 130, 21), notes=notes).show(Console(file=out, width=width))
+    return out.getvalue()
+
+
+def paths(*modules: str) -> list[tuple[str, int]]:
+    return [(g.module, len(g.findings)) for g in grouped(fused(m) for m in modules)]
+
+
+def test_layers_become_one_line() -> None:
+    modules = [f"layers.{i}.norm{j}" for i in range(12) for j in (1, 2)]
+    assert paths("embeddings.norm", *modules, "final") == [("embeddings.norm", 1), ("layers.{0..11}.norm{1..2}", 24), ("final", 1)]
+
+
+def test_only_what_is_there_is_claimed() -> None:
+    assert paths("a.0.n", "a.1.n", "a.4.n") == [("a.{0,1,4}.n", 3)]
+    # no product: stage 1 has another number of blocks than stages 0 and 2
+    assert paths("s.0.b.0", "s.0.b.1", "s.1.b.0", "s.2.b.0", "s.2.b.1") == [("s.{0,2}.b.{0..1}", 4), ("s.1.b.0", 1)]
+
+
+def test_what_differs_stands_apart() -> None:
+    findings = [fused("layers.0.norm"), fused("layers.1.norm", epsilon=1e-5), fused("layers.2.norm", notes=("inaccurate",))]
+    assert [g.module for g in grouped(findings)] == ["layers.0.norm", "layers.1.norm", "layers.2.norm"]
+
+
+def test_nothing_is_lost_by_grouping() -> None:
+    findings = [fused("a.0"), fused("a.0"), fused("a.1"), refused("a.0", "why"), fused("", tensor="t1"), fused("", tensor="t2")]
+    groups = grouped(findings)
+    assert sorted(f.tensor for g in groups for f in g.findings) == sorted(f.tensor for f in findings)
+    assert [g.module for g in groups] == ["a.{0..1}", "a.0", "", ""]
+
+
+def test_names_of_neighbours_are_grouped() -> None:
+    text = shown(*(fused(f"block.{i}.bn", status="folded", became=f"folded into Conv 'block.{i}.conv'") for i in range(3)))
+    assert "block.{0..2}.bn ×3" in text
+    assert "folded into Conv 'block.*.conv'" in text
+
+
+def test_table_shows_every_part() -> None:
+    text = shown(fused("norm"), refused("head", "its denominator is clamped"), notes=("left unsimplified",), width=220)
+    for part in (
+        "norm",
+        "LayerNorm ReduceMean Sub Pow",
+        "fused LayerNormalization(axis=-1, epsilon=1e-12)",
+        "identity 2e-09 ≤ 1e-07, 14 inputs",
+    ):
+        assert part in text
+    for part in ("onnxruntime run 1e-06 ≤ 4e-06", "head", "its denominator is clamped", "note: left unsimplified"):
+        assert part in text
+    assert "1 fused, 1 refused; 598 nodes before, 130 after; opset 21" in text
+
+
+def test_worst_certificate_of_a_group_is_shown() -> None:
+    worse = dataclasses.replace(PROOF, error=5e-8, rounding_after=9e-6)
+    text = shown(fused("a.0"), fused("a.1", certificate=worse), fused("a.2"), width=220)
+    assert "identity 5e-08 ≤ 1e-07, 42 inputs" in text
+    assert "onnxruntime run 9e-06 > 4e-06" in text
+
+
+def test_failed_certificates_stand_with_their_reason() -> None:
+    failed = dataclasses.replace(PROOF, identity=False, error=math.nan)
+    text = shown(fused("a.0", status="undone", became="", reason="its certificate failed: differs by nan", certificate=failed))
+    assert "its certificate failed: differs by nan" in text
+    assert "1 undone" in text
+
+
+def test_twelve_layers_fit_a_screen() -> None:
+    modules = ["embeddings.norm", *(f"encoder.layer.{i}.{n}.norm" for i in range(12) for n in ("attention", "output"))]
+    assert len(shown(*map(fused, modules), width=100).splitlines()) <= 24
+
+
+def test_markup_in_names_is_only_text() -> None:
+    assert "[red]x[/red].norm" in shown(fused("[red]x[/red].norm"))
+
+
+def test_json_holds_what_the_table_holds() -> None:
+    never = dataclasses.replace(PROOF, error=math.inf, rounding_before=math.nan)
+    findings = (fused("norm"), fused("other", certificate=never), refused("head", "why"))
+    report = Report("export", {"source": "model.pt"}, Summary(findings, 9, 4, 21), notes=("a",), seconds={"load": 0.5})
+    document = json.loads(report.json(), parse_constant=lambda name: f"bare {name}")
+    assert document["schema"] == SCHEMA == "normdeploy/report/1"
+    assert document["nodes"] == {"before": 9, "after": 4}
+    assert document["opset"] == 21
+    assert [n["module"] for n in document["norms"]] == ["norm", "other", "head"]
+    assert document["norms"][0] == {
+        **{f.name: getattr(findings[0], f.name) for f in dataclasses.fields(Finding)},
+        "axes": [2],
+        "notes": [],
+        "proved": ["identity", "onnxruntime run"],
+        "certificate": {**dataclasses.asdict(PROOF), "rounding_ok": True},
+    }
+    assert document["norms"][1]["certificate"]["error"] == "inf"
+    assert document["norms"][1]["certificate"]["rounding_before"] == "nan"
+    assert document["norms"][2]["certificate"] is None
+    assert document["seconds"] == {"load": 0.5}
