@@ -222,6 +222,7 @@ def test_forms_older_than_onnxruntime_reads():
         ("Dropout", [X, np.float64(0.5), np.array(True)], {}, 13, 1, "training mode"),
         ("Dropout", [X], {}, 6, 1, "training mode"),
         ("BatchNormalization", [IMAGE, *CHANNEL], {"training_mode": 1}, 15, 3, "training mode"),
+        ("BatchNormalization", [IMAGE, *CHANNEL], {"training_mode": 1}, 14, 1, "training mode"),
         ("BatchNormalization", [IMAGE, *CHANNEL], {}, 9, 5, "training mode"),
         ("BatchNormalization", [IMAGE, *CHANNEL], {}, 6, 1, "training mode"),
         ("BatchNormalization", [IMAGE, *CHANNEL], {"spatial": 0}, 7, 1, "spatial"),
@@ -273,6 +274,14 @@ def test_integers_keep_their_type():
         assert one(op, [x, x]).dtype == np.int32
     for op in ("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceL2", "Neg", "Abs", "Relu"):
         assert one(op, [x]).dtype == np.int32
+
+
+def test_dropout_masks():
+    """Ones: of the input's type at first, bool from opset 10."""
+    for opset, dtype in ((7, np.float64), (10, np.bool_), (13, np.bool_)):
+        output, mask = apply("Dropout", [X], {}, opset=opset, outputs=2)
+        np.testing.assert_array_equal(output, X)
+        np.testing.assert_array_equal(mask, np.ones(X.shape, dtype), strict=True)
 
 
 def test_scalars_come_back_as_arrays():

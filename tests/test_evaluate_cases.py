@@ -199,7 +199,7 @@ FORMS: list[Form] = [
     ("Dropout", [X], {"ratio": 0.5}, 7),
     ("Dropout", [X], {"ratio": 0.5}, 10),
     ("Dropout", [X, np.float32(0.5), np.array(False)], {}, 13),
-    *(("Softmax", [X], attrs, opset) for attrs in ({}, {"axis": 0}, {"axis": 2}) for opset in (7, 11, 13)),
+    *(("Softmax", [X], attrs, opset) for attrs in ({}, {"axis": 0}, {"axis": 2}) for opset in (7, 11, 12, 13)),
     ("Softmax", [X], {"axis": -2}, 11),
     ("Tile", [X, ints(1, 2, 3)], {}, 6),
     ("BatchNormalization", [IMAGE, *CHANNEL], {"epsilon": 0.125}, 7),
