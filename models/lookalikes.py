@@ -197,8 +197,7 @@ LOOKALIKES: tuple[Case, ...] = (
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), BatchNorm2d(8)),
         (3, 3, 6, 7),
         FOLDED,
-        row="lookalike",
-        reason="Relu",
+        row="trap",
     ),
     # a norm, but not the one that it seems to be: square shapes, so that no shape check tells
     case(

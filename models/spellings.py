@@ -149,7 +149,7 @@ IMAGE3: tuple[Size, ...] = (BATCH, 4, HEIGHT, WIDTH)
 PLACES: dict[str, tuple[int, int, tuple[Size, ...], Callable[[nn.Module], nn.Module]]] = {
     "alone": (4, 2, IMAGE3, lambda bn: bn),
     "after_conv": (6, 2, IMAGE3, lambda bn: nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), bn)),
-    "after_grouped_conv": (6, 2, IMAGE3, lambda bn: nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, bias=False), bn)),
+    "after_grouped_conv": (6, 2, IMAGE3, lambda bn: nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2, bias=False), bn)),
     "after_conv1d": (6, 1, (BATCH, 4, SEQ), lambda bn: nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), bn)),
     "after_conv3d": (6, 3, (BATCH, 4, 3, 4, 5), lambda bn: nn.Sequential(nn.Conv3d(4, 6, 2), bn)),
     "after_transposed": (6, 2, IMAGE3, lambda bn: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), bn)),
