@@ -13,7 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from . import evaluate
-from .graph import Dims, Graph, evaluate_dim
+from .graph import Dims, Graph, evaluate_dim, value_inputs
 from .probe import Fit, fit
 from .region import (
     NORMS,
@@ -26,6 +26,7 @@ from .region import (
     compile_region,
     concrete,
     entries,
+    is_root,
     narrowing,
     results,
     tensor_symbols,
@@ -101,25 +102,19 @@ def candidate(graph: Graph, root: gs.Node) -> Candidate | None:
 def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
     """The readings of the norm around a root, outermost first; between them why another candidate is none.
 
-    Where x̂ is the root mean square of something already centered, the reading with the mean comes first.
+    For each end the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of what is centered already.
     """
     cast = narrowing(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
     if cast is not None:
         yield NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name)
         return
     for y in reversed(c.ys):
-        uncentered: Norm | None = None
-        for x in c.xs:
+        for x in reversed(c.xs):
             reading = _read(graph, c, x, y)
-            if isinstance(reading, NoMatch):
+            if reading is not None:
                 yield reading
-            elif reading is not None and reading.fit.centered:
-                yield reading
+            if isinstance(reading, Norm):
                 break
-            elif reading is not None and uncentered is None:
-                uncentered = reading
-        if uncentered is not None:
-            yield uncentered
 
 
 def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMatch | None:
@@ -137,7 +132,23 @@ def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMa
         region = compile_region(graph, y, [x, *leaves])
         if isinstance(region, NoMatch):
             return None
+    if not any(n.op in REDUCTIONS or n.op in NORMS for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
+        return None
+    if _norms_in_a_row(graph, region) > 1:
+        return None  # two norms, one after the other: their product is a norm too, but with an epsilon that nobody wrote
     return _fit_region(graph, region, shape, dtype)
+
+
+def _norms_in_a_row(graph: Graph, region: Region) -> int:
+    """The largest number of roots on one path through the region that each have a reduction of their own before them."""
+    seen: dict[int, tuple[int, bool]] = {}  # tensor -> (roots so far, a reduction since the last one)
+    for node in region.nodes:
+        roots, fresh = max((seen.get(id(t), (0, False)) for t in value_inputs(node)), default=(0, False))
+        fresh = fresh or node.op in REDUCTIONS or node.op in NORMS
+        if fresh and is_root(graph, node):
+            roots, fresh = roots + 1, False
+        seen.update((id(o), (roots, fresh)) for o in node.outputs)
+    return seen.get(id(region.y), (0, False))[0]
 
 
 def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | NoMatch | None:
@@ -334,5 +345,9 @@ def _differ(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
     if len(a) != len(b):
         return True
     known = [(evaluate_dim(i, sizes), evaluate_dim(j, sizes)) for i, j in zip(a, b, strict=True)]
-    invented = any(str(d).startswith("unk__") for d in b)  # inference's own name for a dim may stand for a size that is named elsewhere
-    return not invented and any(i is not None and j is not None and i != j for i, j in known)
+    invented = any(
+        str(d).startswith("unk__") for d in (*a, *b)
+    )  # inference's own name for a dim may stand for a size that is named elsewhere
+    if invented:
+        return any(isinstance(i, int) and isinstance(j, int) and i != j for i, j in zip(a, b, strict=True))
+    return any(i is not None and j is not None and i != j for i, j in known)

@@ -68,7 +68,7 @@ class Graph:
         self.gs = gs.import_onnx(opened)
         self._order: dict[int, float] = {id(n): float(i) for i, n in enumerate(self.gs.nodes)}
         self._new: set[int] = set()  # written by us: they mean what the newest opset says
-        self._keep: list[gs.Node] = []  # id() is only a name while the object lives
+        self._keep: list[gs.Node | gs.Tensor] = []  # id() is only a name while the object lives
         self._after: dict[int, list[gs.Node]] = {}
         self._dead: set[int] = set()
         self._consumers: dict[int, dict[int, gs.Node]] = {}
@@ -234,6 +234,7 @@ class Graph:
     def constant(self, name: str, exact: np.ndarray, dtype: Any) -> gs.Constant:
         """A new initializer of the given type that remembers its float64 value."""
         stored = gs.Constant(self._fresh(name), np.ascontiguousarray(np.asarray(exact).astype(dtype)))
+        self._keep.append(stored)
         if np.issubdtype(np.asarray(exact).dtype, np.floating):
             self.exact[id(stored)] = np.asarray(exact, dtype=np.float64)
         return stored

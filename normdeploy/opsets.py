@@ -11,28 +11,48 @@ from __future__ import annotations
 import onnx
 import onnx.version_converter
 
-from .errors import GraphError
-
 # Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
 _CHANGED = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "Resize": 19, "Upsample": 10, "AveragePool": 19}
 
 
-def raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """``proto`` at ``opset`` or above (changed in place or converted).
-
-    Raises:
-        GraphError: the file holds functions and ops that have to be converted, or the converter failed.
-    """
-    entry = next((o for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
+def needs_conversion(proto: onnx.ModelProto, opset: int) -> list[str]:
+    """The ops of ``proto`` that mean something else, or are written in another way, at ``opset``."""
+    entry = _entry(proto)
     if entry is None or entry.version >= opset:
-        return proto
-    changed = sorted({n.op_type for n in _nodes(proto) if not _same(n, entry.version, opset)})
-    if not changed:
+        return []
+    return sorted({n.op_type for n in _nodes(proto) if not _same(n, entry.version, opset)})
+
+
+def renumbered(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """``proto`` (changed in place) at ``opset`` or above, where nothing needs conversion."""
+    entry = _entry(proto)
+    if entry is not None and entry.version < opset:
         entry.version = opset
-    else:
-        proto = _converted(proto, opset, changed)
-    proto.ir_version = max(proto.ir_version, onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True))
+        proto.ir_version = max(proto.ir_version, onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True))
     return proto
+
+
+def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
+    """A copy of ``proto`` at ``opset``, its ops rewritten by onnx's converter; or why that can't be done."""
+    if proto.functions:
+        return "onnx's converter would lose the file's functions"
+    kept = {n.output[0]: n for n in proto.graph.node if n.output}
+    try:
+        result = onnx.version_converter.convert_version(proto, opset)
+    except Exception as e:
+        return f"onnx's converter failed: {' '.join(str(e).split())[:120]}"
+    for node in result.graph.node:
+        original = kept.get(node.output[0]) if node.output else None
+        if original is not None:
+            node.metadata_props.extend(original.metadata_props)
+            node.doc_string = original.doc_string
+    del result.metadata_props[:]
+    result.metadata_props.extend(proto.metadata_props)
+    return result
+
+
+def _entry(proto: onnx.ModelProto) -> onnx.OperatorSetIdProto | None:
+    return next((o for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
 
 
 def _nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -64,23 +84,3 @@ def _same(node: onnx.NodeProto, old: int, new: int) -> bool:
         if name not in b.attributes or attribute.default_value.SerializeToString() != b.attributes[name].default_value.SerializeToString():
             return False
     return not any(v.required for k, v in b.attributes.items() if k not in a.attributes)
-
-
-def _converted(proto: onnx.ModelProto, opset: int, changed: list[str]) -> onnx.ModelProto:
-    if proto.functions:
-        raise GraphError(
-            f"the norms need opset {opset}, but {', '.join(changed)} would have to be converted, which loses the file's functions"
-        )
-    kept = {n.output[0]: n for n in proto.graph.node if n.output}
-    try:
-        converted = onnx.version_converter.convert_version(proto, opset)
-    except Exception as e:
-        raise GraphError(f"the norms need opset {opset}, and onnx could not convert {', '.join(changed)} to it: {e}") from None
-    for node in converted.graph.node:
-        original = kept.get(node.output[0]) if node.output else None
-        if original is not None:
-            node.metadata_props.extend(original.metadata_props)
-            node.doc_string = original.doc_string
-    del converted.metadata_props[:]
-    converted.metadata_props.extend(proto.metadata_props)
-    return converted

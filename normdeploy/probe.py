@@ -24,7 +24,7 @@ from .region import Bound, EvaluationFailed, NoMatch
 
 # Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the scales.
 _TOLERANCE = 1e-9
-_LARGE = 1e6  # variance 1e12: any ε up to 1e-1 is below rounding of the tolerance
+_LARGE = 2.0**34  # about 1.7e10: an ε up to 0.1 is far below the tolerance there, inside the root or outside
 
 
 @dataclass(frozen=True)
@@ -145,15 +145,13 @@ def _fit(ask: _Asked) -> Fit | NoMatch:
     unit = plain(_LARGE * z)
     gamma = odd / unit
     for _ in range(3):  # where z fell on its group's mean another draw is better conditioned
+        if np.abs(unit).min() > 0.05:
+            break
         again = ask.draw()
         other = plain(_LARGE * again)
         better = np.abs(other) > np.abs(unit)
-        if not better.any():
-            break
         gamma = np.where(better, ask.odd(_LARGE * again) / other, gamma)
         unit = np.where(better, other, unit)
-        if np.abs(unit).min() > 0.05:
-            break
     found = _with_epsilon(ask, plain, gamma, beta, z)
     if isinstance(found, NoMatch):
         return found
@@ -204,12 +202,13 @@ def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, 
 
 
 def _check(ask: _Asked, found: Fit) -> bool:
-    """True where a fresh input at one of several scales tells the region from the fit."""
+    """True where a fresh input, its groups at several scales, tells the region from the fit."""
     root = found.epsilon if found.outside else np.sqrt(found.epsilon)
-    for scale in (_LARGE, 1.0, 0.6 * root, 10 * root, 0.05 * root):
-        if scale == 0:
-            continue
-        x = scale * ask.draw()
+    scales = [s for s in (0.6 * root, 1.0, 10 * root, _LARGE, 0.05 * root) if s]
+    rows = found.rows(ask.draw())
+    for start in range(0, len(scales), len(rows)):
+        order = (start + np.arange(len(rows))) % len(scales)
+        x = found.arrange(rows * np.array(scales)[order][:, None])
         expected, actual = found(x), ask(x)
         if not (np.abs(actual - expected) <= _TOLERANCE * (np.abs(expected) + np.abs(found.gamma) + np.abs(found.beta))).all():
             return True
@@ -236,7 +235,9 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
         epsilon = float(np.median(added))
         if epsilon > 1e-3 * scale and np.ptp(added) <= 1e-6 * np.abs(added).max():
             outside = replace(found, epsilon=epsilon, outside=True)
-            return outside if not _check(ask, outside) else NoMatch("epsilon does not enter as sqrt(variance + epsilon)")
+            if not _check(ask, outside):
+                return outside
+            break
         scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3
     if (np.abs(ask.odd(x)[sure] / unit[sure] - 1) < 1e-12).all():
         return NoMatch("its denominator is clamped from below instead of having epsilon added")

@@ -16,8 +16,8 @@ import onnx_graphsurgeon as gs
 from . import certify, rounding
 from .errors import CertificateError
 from .facts import Candidate, Norm, candidate, readings
-from .graph import Graph
-from .opsets import raised
+from .graph import NEWEST, Graph
+from .opsets import converted, needs_conversion, renumbered
 from .passes import batch, write
 from .passes.form import Form, written
 from .records import Finding, Status, Summary
@@ -25,6 +25,8 @@ from .region import NORMS, NoMatch, compile_region, is_root
 
 Progress = Callable[[str, int, int], None]
 RUNTIMES = ("any", "onnxruntime", "tensorrt", "tensorrt-rtx")
+
+_OPSET = "its node needs opset"
 
 # What says least about a candidate comes last when one reason has to be chosen.
 _VAGUE = ("can't be evaluated", "gives NaN", "does not depend", "more than", "depends on", "its numerator", "each element")
@@ -36,6 +38,8 @@ class _Work:
 
     graph: Graph
     runtime: str
+    limit: int  # the highest opset that the result may have
+    seconds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     trials: list[tuple[int, rounding.Trial]] = field(default_factory=list)
     opset: int = 0
@@ -61,29 +65,38 @@ def optimize(
     """
     if runtime not in RUNTIMES:
         raise ValueError(f"runtime is {runtime!r}; it is one of {', '.join(RUNTIMES)}")
-    start = time.perf_counter()
-    work = _Work(Graph(proto), runtime)
-    before = len(work.graph.nodes)
-    opened = time.perf_counter()
-    _walk(work, progress, "norms", _norm)
-    _walk(work, progress, "scales", _scale)
-    fused = time.perf_counter()
-    _rounding(work, progress)
+    work = _passes(proto, runtime, NEWEST, progress)
+    out = work.graph.to_proto()
+    changed = needs_conversion(out, work.opset)
+    if changed:  # an old file: its own ops have to be converted first, and the norms are looked for again
+        newer = converted(proto, work.opset)
+        limit = work.graph.opset if isinstance(newer, str) else NEWEST
+        work = _passes(proto if isinstance(newer, str) else newer, runtime, limit, progress)
+        if isinstance(newer, str):
+            work.findings = [replace(f, reason=f"{f.reason} ({newer})") if f.reason.startswith(_OPSET) else f for f in work.findings]
+        out = work.graph.to_proto()
     failed = [f for f in work.findings if f.status == "undone"]
     if strict and failed:
         raise CertificateError(
             f"{len(failed)} of {len(work.findings)} rewrites failed their certificates, "
             f"the first {failed[0].tensor!r}: {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
         )
-    certified = time.perf_counter()
-    out = raised(work.graph.to_proto(), work.opset)
-    seconds = {
-        "open": opened - start,
-        "recognise and certify": fused - opened,
-        "rounding": certified - fused,
-        "write": time.perf_counter() - certified,
-    }
-    return out, Summary(tuple(work.findings), before, len(out.graph.node), _opset(out), seconds)
+    out = renumbered(out, work.opset)
+    return out, Summary(tuple(work.findings), len(proto.graph.node), len(out.graph.node), _opset(out), work.seconds)
+
+
+def _passes(proto: onnx.ModelProto, runtime: str, limit: int, progress: Progress | None) -> _Work:
+    start = time.perf_counter()
+    work = _Work(Graph(proto), runtime, limit)
+    for stage, step in (("norms", _norm), ("scales", _scale)):
+        began = time.perf_counter()
+        _walk(work, progress, stage, step)
+        work.seconds[stage] = time.perf_counter() - began
+    began = time.perf_counter()
+    _rounding(work, progress)
+    work.seconds["rounding"] = time.perf_counter() - began
+    work.seconds["passes"] = time.perf_counter() - start
+    return work
 
 
 def inspect(proto: onnx.ModelProto, *, runtime: str = "any") -> Summary:
@@ -130,6 +143,8 @@ def _best(work: _Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, lis
     refusals: list[NoMatch] = []
     for reading in readings(work.graph, around):
         made = reading if isinstance(reading, NoMatch) else write(work.graph, reading, work.runtime)
+        if isinstance(made, Form) and made.opset > work.limit:
+            made = NoMatch(f"{_OPSET} {made.opset}, the file has {work.graph.opset}", made.nodes[-1].outputs[0].name)
         if isinstance(made, NoMatch):
             refusals.append(made)
             continue
@@ -195,7 +210,8 @@ def _scale(work: _Work, start: gs.Node) -> Finding | None:
         return None
     chain = chains[0]
     why = next((r for r in reasons if not r.startswith("no linear op")), "no linear op stands before or behind it")
-    if len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes):
+    plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
+    if plain and len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes):
         return _chain_finding(work, chain, "kept", reason=f"it is one scale and shift already; {why}")
     return _fold(work, chain, batch.scale_and_shift(graph, chain), why)
 

@@ -53,7 +53,7 @@ def affines(graph: Graph, start: gs.Node) -> list[Affine] | NoMatch:
     """
     if not _is_step(graph, start):
         return []
-    z = next(t for t in value_inputs(start) if not graph.is_constant(t))
+    z = _data(graph, start)[0]
     above = graph.producer(z)
     if above is not None and _is_step(graph, above) and not graph.is_output(z) and len(graph.consumers(z)) == 1:
         return []  # the chain begins further up
@@ -77,10 +77,13 @@ def affines(graph: Graph, start: gs.Node) -> list[Affine] | NoMatch:
 def _is_step(graph: Graph, node: gs.Node) -> bool:
     if node.op not in _STEPS or (node.domain or "") not in ("", "ai.onnx"):
         return False
-    data = [t for t in value_inputs(node) if not graph.is_constant(t)]
-    if len(data) != 1 or graph.is_shape_valued(data[0]) or (node.op == "Div" and node.inputs[0] is not data[0]):
-        return False
-    return node.op != "BatchNormalization" or node.inputs[0] is data[0]
+    data = _data(graph, node)
+    return len(data) == 1 and (node.op not in ("Div", "BatchNormalization") or node.inputs[0] is data[0])
+
+
+def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
+    """The inputs that are neither constants nor made of shapes alone (as the exporter's Expand of a one to the channels is)."""
+    return [t for t in value_inputs(node) if not graph.is_shape_valued(t)]
 
 
 def _measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
