@@ -1,0 +1,219 @@
+"""Reading and writing ONNX files; every output replaced whole or not at all (see ``atomic``)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+
+from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
+from .errors import GraphError
+
+__all__ = ["atomic", "detached", "load_onnx", "refer", "save_onnx", "sha256", "write_bytes"]
+
+PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
+_ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the file
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """The file's SHA-256 in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external: bool = False) -> None:
+    """Write ``proto``, which is not changed, to ``path``.
+
+    Where it is too long for protobuf (2 GB), or with ``external``, its weights go to ``<name>.<hash>.data`` in the same folder. The
+    name comes from the content, so the old model and its old weights stay valid until the new model is renamed into place, the last
+    step but one; weights that no model refers to any more are removed then.
+
+    Raises:
+        GraphError: more than 2 GB would remain without the weights, or a weight lies in an external file that was not loaded.
+        NormdeployError: as ``atomic``.
+    """
+    target = writable(path)
+    foreign = next((t.name for t in _tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL), None)
+    if foreign is not None:
+        raise GraphError(
+            f"the weight {foreign!r} lies in an external file and was not loaded; load the model with its external data before saving it"
+        )
+    data = None if external or _weight_bytes(proto) > PROTOBUF_LIMIT else _serialized(proto)
+    with temporary(target) as model, temporary(target) as weights:
+        location = None
+        if data is None:
+            light, tensors = detached(proto)
+            location = _write_weights(light, tensors, weights, target.name)
+            data = _serialized(light)
+        if data is None:
+            raise GraphError(
+                f"{target.name} is longer than 2 GB even without its weights, which protobuf can't hold; make its constants initializers"
+            )
+        model.write_bytes(data)
+        with locked(target.parent):
+            if location is not None:
+                commit(weights, target.with_name(location))
+            commit(model, target)
+            for old in siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.data"):
+                if old.name != location:
+                    old.unlink(missing_ok=True)
+
+
+def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
+    """Read and check an ONNX file; with ``external_data`` the weights outside it too.
+
+    Raises:
+        GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, or its external data is missing,
+            too short or outside the model's folder.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise GraphError(f"there is no file {str(path)!r}" if not source.exists() else f"{str(path)!r} is not a file")
+    if (size := source.stat().st_size) > PROTOBUF_LIMIT:
+        raise GraphError(
+            f"{source.name} has {size} bytes, but an ONNX file ends at {PROTOBUF_LIMIT}; larger models keep their weights in external data"
+        )
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(source.read_bytes())
+    except OSError as error:
+        raise GraphError(f"can't read {str(path)!r}: {error.strerror}") from error
+    except DecodeError as error:
+        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file, or was cut short: {error}") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
+    outside = [t for t in _tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
+    places = [_place(t, source.parent) for t in outside]
+    try:
+        onnx.checker.check_model(str(source))  # by path: the only way above 2 GB
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise GraphError(f"{source.name} breaks the ONNX specification: {str(error).splitlines()[0]}") from error
+    if external_data:
+        for tensor, (file, offset, length) in zip(outside, places, strict=True):
+            with open(file, "rb") as stream:
+                stream.seek(offset)
+                tensor.raw_data = stream.read(length)
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+    return proto
+
+
+def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """A copy whose initializers of at least ``smallest`` bytes are references without a location, and those initializers.
+
+    The copy costs no more than the nodes do; the initializers are the ones of ``proto``, by name, not copies.
+    """
+    initializers = proto.graph.initializer
+    large = {t.name: t for t in initializers if t.HasField("raw_data") and _nbytes(t) >= smallest}
+    graph = onnx.GraphProto(**_fields(proto.graph, "initializer"))
+    for tensor in initializers:
+        if tensor.name in large:
+            graph.initializer.append(
+                onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL, **_fields(tensor, "raw_data", "data_location"))
+            )
+        else:
+            graph.initializer.append(tensor)
+    return onnx.ModelProto(graph=graph, **_fields(proto, "graph")), large
+
+
+def refer(light: onnx.ModelProto, places: Mapping[str, tuple[str, int, int]]) -> None:
+    """Give each detached initializer its (location, offset, length)."""
+    for tensor in light.graph.initializer:
+        if tensor.name in places:
+            for key, value in zip(("location", "offset", "length"), places[tensor.name], strict=True):
+                tensor.external_data.add(key=key, value=str(value))
+
+
+# ------------------------------------------------------------------ ONNX
+
+
+def _fields(message: onnx.ModelProto | onnx.GraphProto | onnx.TensorProto, *without: str) -> dict[str, object]:
+    return {field.name: value for field, value in message.ListFields() if field.name not in without}
+
+
+def _serialized(proto: onnx.ModelProto) -> bytes | None:
+    try:
+        return proto.SerializeToString()
+    except (EncodeError, ValueError):  # too long
+        return None
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of the tensor's data, from its shape (reading ``raw_data`` would copy it)."""
+    return math.ceil(math.prod(tensor.dims) * ir.DataType(tensor.data_type).itemsize)
+
+
+def _weight_bytes(proto: onnx.ModelProto) -> int:
+    return sum(_nbytes(t) for t in proto.graph.initializer if t.HasField("raw_data"))
+
+
+def _write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto], temporary: Path, name: str) -> str:
+    """Write ``tensors``, make ``light`` refer to them and return the name that the file has to get."""
+    digest = hashlib.sha256()
+    places = {}
+    with open(temporary, "wb") as file:
+        for tensor in tensors.values():
+            data = bytes(-file.tell() % _ALIGNMENT)
+            digest.update(data)
+            file.write(data)
+            data = tensor.raw_data
+            places[tensor.name] = (file.tell(), len(data))
+            digest.update(data)
+            file.write(data)
+    location = f"{name}.{digest.hexdigest()[:16]}.data"
+    refer(light, {key: (location, *place) for key, place in places.items()})
+    return location
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of the model: initializers and attributes, subgraphs and functions included."""
+    graphs = [proto.graph]
+    nodes: list[onnx.NodeProto] = [node for function in proto.functions for node in function.node]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            nodes.extend(graph.node)
+            yield from graph.initializer
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for node in nodes:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+                graphs.extend([attribute.g] if attribute.HasField("g") else attribute.graphs)
+        nodes = []
+
+
+def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """(file, offset, length) of an external tensor, proven to lie within the folder and the file."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    root = folder.resolve()
+    file = (root / location).resolve()
+    if not location or os.path.isabs(location) or ".." in Path(location).parts or not file.is_relative_to(root):
+        raise GraphError(
+            f"the weight {tensor.name!r} refers to {location!r}, which is outside the model's folder; only files beside the model are read"
+        )
+    if not file.is_file():
+        raise GraphError(f"the weight {tensor.name!r} lies in {location!r}, which is not in the model's folder; copy it there")
+    size = file.stat().st_size
+    try:
+        needed = _nbytes(tensor)
+        offset = int(entries.get("offset", "0"))
+        length = int(entries.get("length", needed))
+    except (ValueError, TypeError) as error:
+        raise GraphError(f"the weight {tensor.name!r} has a broken reference to {location!r}: {error}") from error
+    if length != needed or offset < 0 or offset + length > size:
+        raise GraphError(
+            f"the weight {tensor.name!r} needs {needed} bytes and refers to {length} bytes at {offset} of {location!r}, which has {size}; "
+            "the file was cut short or is another one"
+        )
+    return file, offset, length
