@@ -13,7 +13,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from . import evaluate
-from .graph import Dims, Graph, evaluate_dim, value_inputs
+from .dims import Dims, evaluate_dim
+from .graph import Graph, value_inputs
+from .parameters import Param, epsilon_of, parameter
 from .probe import Fit, fit
 from .region import (
     NORMS,
@@ -31,22 +33,6 @@ from .region import (
     results,
     tensor_symbols,
 )
-
-
-@dataclass(frozen=True)
-class Param:
-    """Gamma or beta: a constant (``value``, as many axes as x, 1 where it does not vary) or data (``tensor``).
-
-    ``tensor`` is also set where an initializer of the file holds the value as it is, so that it keeps its name.
-    """
-
-    value: np.ndarray | None
-    tensor: gs.Tensor | None = None
-    varies: tuple[int, ...] = ()  # the axes of x along which it differs
-
-    @property
-    def data(self) -> bool:
-        return self.value is None
 
 
 @dataclass(frozen=True)
@@ -211,8 +197,8 @@ def _differ_by_size(a: Fit, b: Fit) -> str:
 
 
 def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype) -> Norm | NoMatch:
-    gamma = _param(graph, region, found.gamma, others, neutral=1.0)
-    beta = _param(graph, region, found.beta, others, neutral=0.0)
+    gamma = parameter(graph, region, found.gamma, others, neutral=1.0)
+    beta = parameter(graph, region, found.beta, others, neutral=0.0)
     if isinstance(gamma, NoMatch):
         return gamma
     if isinstance(beta, NoMatch):
@@ -231,87 +217,7 @@ def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray]
     if isinstance(again, NoMatch):
         return again
     region = again
-    return Norm(region, region.leaves[0], region.y, found, shape, dtype, _snapped_epsilon(graph, region, found.epsilon), gamma, beta)
-
-
-def _param(graph: Graph, region: Region, full: np.ndarray, others: Sequence[np.ndarray], neutral: float) -> Param | NoMatch | None:
-    scale = np.abs(full).max()
-    for leaf, values in zip(region.leaves[1:], others, strict=True):
-        flat = np.sort(values, axis=None)
-        near = flat[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
-        if np.allclose(near, full, rtol=1e-9, atol=0):
-            order = np.argsort(values, axis=None)
-            index = order[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
-            return _data_param(graph, leaf, values, index)
-    reduced = full
-    for axis in range(full.ndim):
-        first = np.take(reduced, [0], axis=axis)
-        if (np.abs(reduced - first) <= 1e-11 * np.maximum(np.abs(first), 1e-3 * scale)).all():
-            reduced = first
-    if reduced.size == 1 and abs(reduced.item() - neutral) <= 1e-11:
-        return None
-    varies = tuple(a for a, n in enumerate(reduced.shape) if n > 1)
-    return _snapped(graph, region, reduced, varies)
-
-
-def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray) -> Param | NoMatch:
-    """A data gamma or beta: the nearest tensor above ``leaf``, views undone, that broadcasts to x as it must."""
-    varies = tuple(a for a in range(index.ndim) if (np.take(index, [0], axis=a) != index).any())
-    t: gs.Tensor = leaf
-    wanted = tuple(index.shape[a] for a in varies)
-    while True:
-        size = tuple(d for d in (graph.shape(t) or ()) if d != 1)
-        if len(size) == len(wanted):
-            return Param(None, t, varies)
-        node = graph.producer(t)
-        if node is None or node.op not in ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity"):
-            return NoMatch(f"its scale or shift {leaf.name!r} can't be laid along the normalized axes", leaf.name)
-        t = node.inputs[0]
-
-
-def _snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int, ...]) -> Param:
-    """The measured value, or the constant of the file that it is (up to a factor), which is exact."""
-    for t in _constants(graph, region):
-        if t.shape is None or int(np.prod(t.shape, dtype=int)) != reduced.size or (reduced.size == 1 and t.dtype.kind not in "fV"):
-            continue
-        held = graph.value(t)
-        if held.dtype.kind != "f" or not np.isfinite(held).all() or not held.any():
-            continue
-        held = held.reshape(reduced.shape)
-        if np.allclose(held, reduced, rtol=1e-9, atol=1e-11 * np.abs(held).max()):
-            return Param(held, t, varies)
-        ratio = float((held * reduced).sum() / (held * held).sum())
-        if reduced.size > 1 and np.allclose(held * ratio, reduced, rtol=1e-9, atol=1e-11 * np.abs(reduced).max()):
-            return Param(held * ratio, None, varies)
-    return Param(reduced, None, varies)
-
-
-def _snapped_epsilon(graph: Graph, region: Region, epsilon: float) -> float:
-    for t in _constants(graph, region):
-        if t.shape is not None and np.prod(t.shape, dtype=int) == 1:
-            held = graph.value(t)
-            if held.dtype.kind == "f" and abs(held.item() - epsilon) <= 1e-7 * epsilon:
-                return float(held.item())
-    return epsilon
-
-
-def _constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
-    """The file's own constants that the region reads, also behind views and Casts of them."""
-    seen: set[int] = set()
-    stack = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
-    while stack:
-        t = stack.pop()
-        if id(t) in seen or t.is_empty():
-            continue
-        seen.add(id(t))
-        if isinstance(t, gs.Constant):
-            yield t
-            continue
-        node = graph.producer(t)
-        if node is not None and node.op == "Constant" and isinstance(node.attrs.get("value"), gs.Constant):
-            yield node.attrs["value"]
-        elif node is not None:
-            stack.extend(node.inputs[:1] if node.op in ("Cast", "CastLike", "Reshape", "Unsqueeze", "Expand") else node.inputs)
+    return Norm(region, region.leaves[0], region.y, found, shape, dtype, epsilon_of(graph, region, found.epsilon), gamma, beta)
 
 
 def _operands(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> list[gs.Tensor]:

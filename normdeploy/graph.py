@@ -10,8 +10,6 @@ left alone, because residual branches share them.
 
 from __future__ import annotations
 
-import ast
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -23,33 +21,12 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from . import evaluate
-from .errors import GraphError
+from .dims import Dims
+from .protos import copy_field, inferred, inputs_without_defaults, refuse_unknown_attributes, scope
 
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
-# Inference of shapes and types reads the values of small integer constants only.
-_INFERENCE_BYTES = 4096
-_KNOWN_ATTRIBUTES = {
-    onnx.AttributeProto.FLOAT,
-    onnx.AttributeProto.INT,
-    onnx.AttributeProto.STRING,
-    onnx.AttributeProto.TENSOR,
-    onnx.AttributeProto.GRAPH,
-    onnx.AttributeProto.FLOATS,
-    onnx.AttributeProto.INTS,
-    onnx.AttributeProto.STRINGS,
-}
-_ARITHMETIC: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
 NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
-
-Dims = tuple["int | str | None", ...]
 
 
 class Graph:
@@ -61,10 +38,10 @@ class Graph:
         Raises:
             GraphError: the model holds attributes that graphsurgeon would drop, or has no graph.
         """
-        _refuse_unknown_attributes(proto.graph)
+        refuse_unknown_attributes(proto.graph)
         self.proto = proto
         self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
-        opened, self._defaults = _inputs_without_defaults(proto)
+        opened, self._defaults = inputs_without_defaults(proto)
         self.gs = gs.import_onnx(opened)
         self._order: dict[int, float] = {id(n): float(i) for i, n in enumerate(self.gs.nodes)}
         self._new: set[int] = set()  # written by us: they mean what the newest opset says
@@ -161,6 +138,7 @@ class Graph:
         if isinstance(t, gs.Constant):
             return widen(t.values)
         node = self.producer(t)
+        assert node is not None, f"{t.name!r} is no constant"
         outputs = self.apply(node, [None if i.is_empty() else self.value(i) for i in node.inputs[: _value_count(node)]])
         return outputs[_index(node.outputs, t)]
 
@@ -200,23 +178,7 @@ class Graph:
     @cached_property
     def _inferred(self) -> dict[str, tuple[int | None, Dims | None]]:
         """onnx's own shape inference over a copy without the weights."""
-        skeleton = onnx.ModelProto(ir_version=self.proto.ir_version, opset_import=self.proto.opset_import, functions=self.proto.functions)
-        graph = skeleton.graph
-        graph.name = self.proto.graph.name
-        graph.node.extend(self.proto.graph.node)
-        for field in ("input", "output", "value_info"):
-            getattr(graph, field).extend(getattr(self.proto.graph, field))
-        listed = {i.name for i in graph.input}
-        for tensor in self.proto.graph.initializer:
-            if tensor.ByteSize() <= _INFERENCE_BYTES:
-                graph.initializer.append(tensor)
-            elif tensor.name not in listed:
-                graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-        try:
-            result = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
-        except Exception:  # a file that inference refuses is still readable where it states its shapes itself
-            result = skeleton
-        return {v.name: _value_info(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]}
+        return inferred(self.proto)
 
     def module(self, node: gs.Node) -> str:
         """Qualified module path of a node, "" where the file does not tell."""
@@ -226,7 +188,7 @@ class Graph:
                 found = next((p.value for p in source.metadata_props if p.key == "normdeploy.module"), "")
                 if found:
                     return found
-                return _scope(next((p.value for p in source.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), ""))
+                return scope(next((p.value for p in source.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), ""))
         return ""
 
     # ------------------------------------------------------------------ editing
@@ -250,6 +212,7 @@ class Graph:
     def replace(self, old: gs.Tensor, new_nodes: Sequence[gs.Node]) -> None:
         """Let the last of ``new_nodes`` produce ``old`` (which keeps its name and readers), and drop what nobody uses any more."""
         before = self.producer(old)
+        assert before is not None, f"{old.name!r} has no producer"
         last = new_nodes[-1]
         before.outputs[_index(before.outputs, old)] = gs.Variable(self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape)
         last.outputs[0] = old
@@ -294,7 +257,7 @@ class Graph:
         out = onnx.ModelProto()
         for field, value in self.proto.ListFields():
             if field.name != "graph":
-                _copy_field(out, field, value)
+                copy_field(out, field, value)
         source, graph = self.proto.graph, out.graph
         nodes = self.nodes
         graph.name, graph.doc_string = source.name, source.doc_string
@@ -358,100 +321,5 @@ def _value_count(node: gs.Node) -> int:
     return 1 if node.op == "CastLike" else len(node.inputs)
 
 
-def evaluate_dim(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
-    """A dim's size where its symbols take the given sizes ("2*s16*s82", "floor" forms excluded); None where that can't be said."""
-    if isinstance(dim, int):
-        return dim
-    if dim is None:
-        return None
-    if dim in sizes:
-        return sizes[dim]
-    try:
-        return _evaluate(ast.parse(dim, mode="eval").body, sizes)
-    except (SyntaxError, KeyError, ZeroDivisionError, TypeError):
-        return None
-
-
-def symbols(dim: int | str | None) -> set[str]:
-    """The symbols that a dim speaks of; an expression that can't be read is one symbol by itself."""
-    if dim is None or isinstance(dim, int):
-        return set()
-    try:
-        tree = ast.parse(dim, mode="eval").body
-        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        _evaluate(tree, dict.fromkeys(names, 7))
-        return names
-    except (SyntaxError, KeyError, ZeroDivisionError, TypeError):
-        return {dim}
-
-
-def _evaluate(tree: ast.AST, sizes: Mapping[str, int]) -> int:
-    if isinstance(tree, ast.Constant) and isinstance(tree.value, int):
-        return tree.value
-    if isinstance(tree, ast.Name):
-        return sizes[tree.id]
-    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        return -_evaluate(tree.operand, sizes)
-    if isinstance(tree, ast.BinOp) and type(tree.op) in _ARITHMETIC:
-        return _ARITHMETIC[type(tree.op)](_evaluate(tree.left, sizes), _evaluate(tree.right, sizes))
-    raise TypeError(ast.dump(tree))
-
-
 def _index(tensors: Sequence[gs.Tensor], t: gs.Tensor) -> int:
     return next(i for i, other in enumerate(tensors) if other is t)
-
-
-def _value_info(v: onnx.ValueInfoProto) -> tuple[int | None, Dims | None]:
-    kind = v.type.tensor_type
-    if not v.type.HasField("tensor_type"):
-        return None, None
-    shape: Dims | None = None
-    if kind.HasField("shape"):
-        shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in kind.shape.dim)
-    return kind.elem_type or None, shape
-
-
-def _scope(value: str) -> str:
-    """The module path in torch's ``['', 'layers.0', 'layers.0.ln', 'layer_norm']``: the last but one."""
-    try:
-        names = ast.literal_eval(value) if value else []
-    except (SyntaxError, ValueError):
-        return ""
-    return str(names[-2]) if isinstance(names, list) and len(names) > 1 else ""
-
-
-def _copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:
-    if isinstance(value, (str, bytes, int, float)):
-        setattr(out, field.name, value)
-    elif hasattr(value, "extend"):
-        getattr(out, field.name).extend(value)
-    else:
-        getattr(out, field.name).CopyFrom(value)
-
-
-def _refuse_unknown_attributes(graph: onnx.GraphProto) -> None:
-    stack = [graph]
-    while stack:
-        for node in stack.pop().node:
-            for attribute in node.attribute:
-                if attribute.type not in _KNOWN_ATTRIBUTES and not attribute.ref_attr_name:
-                    kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
-                    raise GraphError(
-                        f"node {node.name or node.op_type!r} has the attribute {attribute.name!r} of type {kind}, which would be lost: "
-                        "remove it, or leave this file as it is"
-                    )
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    stack.append(attribute.g)
-
-
-def _inputs_without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
-    """Initializers that are graph inputs are defaults that a caller may replace, so they must not be read as constants."""
-    listed = {i.name for i in proto.graph.input}
-    defaults = [t for t in proto.graph.initializer if t.name in listed]
-    if not defaults:
-        return proto, []
-    opened = onnx.ModelProto()
-    opened.CopyFrom(proto)
-    del opened.graph.initializer[:]
-    opened.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in listed)
-    return opened, defaults

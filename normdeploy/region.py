@@ -17,7 +17,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from . import evaluate
-from .graph import Dims, Graph, evaluate_dim, symbols, value_inputs
+from .dims import Dims, evaluate_dim, symbols
+from .graph import Graph, value_inputs
 
 POINTWISE = frozenset(
     [
@@ -255,7 +256,8 @@ def is_root(graph: Graph, node: gs.Node) -> bool:
         exponent = node.inputs[1]
         if not graph.is_constant(exponent):
             return False
-        power = np.unique(graph.value(exponent)) if exponent.shape is None or np.prod(exponent.shape, dtype=int) <= 64 else []
+        few = exponent.shape is None or int(np.prod(exponent.shape, dtype=int)) <= 64
+        power: np.ndarray = np.unique(graph.value(exponent)) if few else np.empty(0)
         if len(power) != 1 or abs(power[0]) != 0.5:
             return False
     return not graph.is_shape_valued(node.inputs[0])

@@ -61,6 +61,7 @@ def affines(graph: Graph, start: gs.Node) -> list[Affine] | NoMatch:
     y = start.outputs[0]
     while True:
         node = graph.producer(y)
+        assert node is not None
         if node.op == "BatchNormalization" and graph.attrs(node).get("training_mode", 0):
             return NoMatch("BatchNormalization in training mode: its statistics are of the batch; export in eval mode", y.name)
         measured = _measure(graph, z, y)

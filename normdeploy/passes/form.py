@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ..facts import Norm, Param
+from ..facts import Norm
 from ..graph import Graph
+from ..parameters import Param
 
 
 @dataclass(frozen=True)

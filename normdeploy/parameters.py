@@ -1,0 +1,111 @@
+"""Gamma, beta and epsilon of a fit as the file holds them: its own initializers where they are the measured values, data where they are data.
+
+A measured value is good to about 1e-13; where a constant of the file agrees with it, that constant is exact and keeps its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from .graph import Graph
+from .region import NoMatch, Region
+
+
+@dataclass(frozen=True)
+class Param:
+    """Gamma or beta: a constant (``value``, as many axes as x, 1 where it does not vary) or data (``tensor``).
+
+    ``tensor`` is also set where an initializer of the file holds the value as it is, so that it keeps its name.
+    """
+
+    value: np.ndarray | None
+    tensor: gs.Tensor | None = None
+    varies: tuple[int, ...] = ()  # the axes of x along which it differs
+
+    @property
+    def data(self) -> bool:
+        return self.value is None
+
+
+def parameter(graph: Graph, region: Region, full: np.ndarray, others: Sequence[np.ndarray], neutral: float) -> Param | NoMatch | None:
+    scale = np.abs(full).max()
+    for leaf, values in zip(region.leaves[1:], others, strict=True):
+        flat = np.sort(values, axis=None)
+        near = flat[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
+        if np.allclose(near, full, rtol=1e-9, atol=0):
+            order = np.argsort(values, axis=None)
+            index = order[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
+            return _data_param(graph, leaf, values, index)
+    reduced = full
+    for axis in range(full.ndim):
+        first = np.take(reduced, [0], axis=axis)
+        if (np.abs(reduced - first) <= 1e-11 * np.maximum(np.abs(first), 1e-3 * scale)).all():
+            reduced = first
+    if reduced.size == 1 and abs(reduced.item() - neutral) <= 1e-11:
+        return None
+    varies = tuple(a for a, n in enumerate(reduced.shape) if n > 1)
+    return _snapped(graph, region, reduced, varies)
+
+
+def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray) -> Param | NoMatch:
+    """A data gamma or beta: the nearest tensor above ``leaf``, views undone, that broadcasts to x as it must."""
+    varies = tuple(a for a in range(index.ndim) if (np.take(index, [0], axis=a) != index).any())
+    t: gs.Tensor = leaf
+    wanted = tuple(index.shape[a] for a in varies)
+    while True:
+        size = tuple(d for d in (graph.shape(t) or ()) if d != 1)
+        if len(size) == len(wanted):
+            return Param(None, t, varies)
+        node = graph.producer(t)
+        if node is None or node.op not in ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity"):
+            return NoMatch(f"its scale or shift {leaf.name!r} can't be laid along the normalized axes", leaf.name)
+        t = node.inputs[0]
+
+
+def _snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int, ...]) -> Param:
+    """The measured value, or the constant of the file that it is (up to a factor), which is exact."""
+    for t in _constants(graph, region):
+        if t.shape is None or int(np.prod(t.shape, dtype=int)) != reduced.size or (reduced.size == 1 and t.dtype.kind not in "fV"):
+            continue
+        held = graph.value(t)
+        if held.dtype.kind != "f" or not np.isfinite(held).all() or not held.any():
+            continue
+        held = held.reshape(reduced.shape)
+        if np.allclose(held, reduced, rtol=1e-9, atol=1e-11 * np.abs(held).max()):
+            return Param(held, t, varies)
+        ratio = float((held * reduced).sum() / (held * held).sum())
+        if reduced.size > 1 and np.allclose(held * ratio, reduced, rtol=1e-9, atol=1e-11 * np.abs(reduced).max()):
+            return Param(held * ratio, None, varies)
+    return Param(reduced, None, varies)
+
+
+def epsilon_of(graph: Graph, region: Region, epsilon: float) -> float:
+    for t in _constants(graph, region):
+        if t.shape is not None and np.prod(t.shape, dtype=int) == 1:
+            held = graph.value(t)
+            if held.dtype.kind == "f" and abs(held.item() - epsilon) <= 1e-7 * epsilon:
+                return float(held.item())
+    return epsilon
+
+
+def _constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
+    """The file's own constants that the region reads, also behind views and Casts of them."""
+    seen: set[int] = set()
+    stack = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
+    while stack:
+        t = stack.pop()
+        if id(t) in seen or t.is_empty():
+            continue
+        seen.add(id(t))
+        if isinstance(t, gs.Constant):
+            yield t
+            continue
+        node = graph.producer(t)
+        if node is not None and node.op == "Constant" and isinstance(node.attrs.get("value"), gs.Constant):
+            yield node.attrs["value"]
+        elif node is not None:
+            stack.extend(node.inputs[:1] if node.op in ("Cast", "CastLike", "Reshape", "Unsqueeze", "Expand") else node.inputs)

@@ -1,0 +1,101 @@
+"""What graph.py needs of the ONNX protobufs themselves, beside what graphsurgeon reads."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import onnx
+
+from .dims import Dims
+from .errors import GraphError
+
+# Inference of shapes and types reads the values of small integer constants only.
+_INFERENCE_BYTES = 4096
+_KNOWN_ATTRIBUTES = {
+    onnx.AttributeProto.FLOAT,
+    onnx.AttributeProto.INT,
+    onnx.AttributeProto.STRING,
+    onnx.AttributeProto.TENSOR,
+    onnx.AttributeProto.GRAPH,
+    onnx.AttributeProto.FLOATS,
+    onnx.AttributeProto.INTS,
+    onnx.AttributeProto.STRINGS,
+}
+
+
+def inferred(proto: onnx.ModelProto) -> dict[str, tuple[int | None, Dims | None]]:
+    """Element type and shape of each tensor by onnx's own inference, over a copy without the weights."""
+    skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    graph = skeleton.graph
+    graph.name = proto.graph.name
+    graph.node.extend(proto.graph.node)
+    for field in ("input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(proto.graph, field))
+    listed = {i.name for i in graph.input}
+    for tensor in proto.graph.initializer:
+        if tensor.ByteSize() <= _INFERENCE_BYTES:
+            graph.initializer.append(tensor)
+        elif tensor.name not in listed:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    try:
+        result = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
+    except Exception:  # a file that inference refuses is still readable where it states its shapes itself
+        result = skeleton
+    return {v.name: _value_info(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]}
+
+
+def _value_info(v: onnx.ValueInfoProto) -> tuple[int | None, Dims | None]:
+    kind = v.type.tensor_type
+    if not v.type.HasField("tensor_type"):
+        return None, None
+    shape: Dims | None = None
+    if kind.HasField("shape"):
+        shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in kind.shape.dim)
+    return kind.elem_type or None, shape
+
+
+def scope(value: str) -> str:
+    """The module path in torch's ``['', 'layers.0', 'layers.0.ln', 'layer_norm']``: the last but one."""
+    try:
+        names = ast.literal_eval(value) if value else []
+    except (SyntaxError, ValueError):
+        return ""
+    return str(names[-2]) if isinstance(names, list) and len(names) > 1 else ""
+
+
+def copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:
+    if isinstance(value, (str, bytes, int, float)):
+        setattr(out, field.name, value)
+    elif hasattr(value, "extend"):
+        getattr(out, field.name).extend(value)
+    else:
+        getattr(out, field.name).CopyFrom(value)
+
+
+def refuse_unknown_attributes(graph: onnx.GraphProto) -> None:
+    stack = [graph]
+    while stack:
+        for node in stack.pop().node:
+            for attribute in node.attribute:
+                if attribute.type not in _KNOWN_ATTRIBUTES and not attribute.ref_attr_name:
+                    kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+                    raise GraphError(
+                        f"node {node.name or node.op_type!r} has the attribute {attribute.name!r} of type {kind}, which would be lost: "
+                        "remove it, or leave this file as it is"
+                    )
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    stack.append(attribute.g)
+
+
+def inputs_without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
+    """Initializers that are graph inputs are defaults that a caller may replace, so they must not be read as constants."""
+    listed = {i.name for i in proto.graph.input}
+    defaults = [t for t in proto.graph.initializer if t.name in listed]
+    if not defaults:
+        return proto, []
+    opened = onnx.ModelProto()
+    opened.CopyFrom(proto)
+    del opened.graph.initializer[:]
+    opened.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in listed)
+    return opened, defaults
