@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from norm_spellings import Layout, Stats, affine, back_to, centred, more_than_one, product, torch_only
-from norm_writers import Book, Size, T, TorchWriter, Writer
+from tests.norm_spellings import Layout, Stats, affine, back_to, centred, more_than_one, product, torch_only
+from tests.norm_writers import Book, Size, T, TorchWriter, Writer
 
 HELD_OUT = Book()
 say = HELD_OUT.spelling

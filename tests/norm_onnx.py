@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from norm_writers import Operand, Size, T, Writer, broadcast
+from tests.norm_writers import Operand, Size, T, Writer, broadcast
 from onnx import TensorProto, helper, numpy_helper
 
 OPSETS = (11, 13, 16, 17, 18, 20, 21, 22)

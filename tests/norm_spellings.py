@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from norm_writers import Book, Size, T, TorchWriter, Writer
+from tests.norm_writers import Book, Size, T, TorchWriter, Writer
 
 KNOWN = Book()
 say = KNOWN.spelling
