@@ -1,4 +1,4 @@
-"""Gamma, beta and epsilon of a fit as the file holds them: its own initializers where they are the measured values, data where they are data.
+"""Gamma, beta and epsilon of a fit as the file holds them: its own initializers where they are the measured values, or data.
 
 A measured value is good to about 1e-13; where a constant of the file agrees with it, that constant is exact and keeps its name.
 """
