@@ -102,7 +102,7 @@ def certify_norm(norm: Norm, rewrite: Rewrite, cases: Sequence[Case]) -> Certifi
         g = int(np.argmax(ratio))
         if not ratio[g] <= worst:
             worst, name = float(ratio[g]), case.names[g]
-    return Certificate(worst <= BOUND, worst, BOUND, sum(len(c.names) for c in cases), name)
+    return Certificate(bool(worst <= BOUND), float(worst), BOUND, sum(len(c.names) for c in cases), name)
 
 
 def _norm_error(norm: Norm, case: Case, before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -183,7 +183,7 @@ def certify_fold(rewrite: Rewrite, cases: Sequence[Case]) -> tuple[Certificate, 
             terms = magnitude
         if not ratio <= worst:
             worst, name = ratio, case.names[0]
-    return Certificate(worst <= BOUND, worst, BOUND, len(cases), name), terms
+    return Certificate(bool(worst <= BOUND), float(worst), BOUND, len(cases), name), terms
 
 
 def _parameter(norm: Norm, case: Case, param: object, neutral: float) -> np.ndarray:

@@ -1,0 +1,192 @@
+"""Certificates must fail on what was misread: each test plants a wrong claim about a subgraph and sees the identity verdict reject it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+
+from normdeploy import certify, rewrite
+from normdeploy.errors import CertificateError
+from normdeploy.facts import Norm, candidate, readings
+from normdeploy.graph import Graph
+from normdeploy.parameters import Param
+from normdeploy.passes import layer, write
+from normdeploy.passes.form import Form
+from normdeploy.records import Certificate
+from normdeploy.region import is_root
+
+AXES = {"last": "-1", "channel": "1"}
+
+
+def model(axis: str = "last", unbiased: bool = False, epsilon: float = 1e-5, shape: str = "N, 6, 6") -> onnx.ModelProto:
+    """A layer norm by hand over one axis of a tensor whose axes 1 and 2 have the same size, so that a swapped axis still runs."""
+    factor = "v = Mul(v0, bessel)" if unbiased else "v = Identity(v0)"
+    text = f"""
+        <ir_version: 10, opset_import: ["" : 21]>
+        agraph (float[{shape}] x) => (float[{shape}] y)
+        <int64[1] axes = {{{AXES[axis]}}}, float eps = {{{epsilon}}}, float bessel = {{1.2}}>
+        {{
+            u = ReduceMean(x, axes)
+            d = Sub(x, u)
+            q = Mul(d, d)
+            v0 = ReduceMean(q, axes)
+            {factor}
+            e = Add(v, eps)
+            r = Sqrt(e)
+            y = Div(d, r)
+        }}"""
+    return onnx.parser.parse_model(text)
+
+
+def read(proto: onnx.ModelProto) -> tuple[Graph, Norm]:
+    graph = Graph(proto)
+    root = next(n for n in graph.nodes if is_root(graph, n))
+    around = candidate(graph, root)
+    assert around is not None
+    return graph, next(r for r in readings(graph, around) if isinstance(r, Norm))
+
+
+def judged(graph: Graph, norm: Norm, claim: Norm) -> Certificate:
+    """The certificate of writing ``claim`` in the place of ``norm``; the battery is laid out as the claim says."""
+    form = write(graph, claim, "any")
+    assert isinstance(form, Form)
+    rewritten = certify.rewrite_of(graph, norm.region, form.nodes)
+    assert isinstance(rewritten, certify.Rewrite)
+    return certify.certify_norm(claim, rewritten, certify.norm_cases(claim, rewritten))
+
+
+def unbiased_as_biased(norm: Norm) -> Norm:
+    return replace(norm, gamma=None, epsilon=1e-5)
+
+
+WRONG: dict[str, tuple[dict[str, object], Callable[[Norm], Norm]]] = {
+    "channel norm claimed as last axis": ({"axis": "channel"}, lambda n: replace(n, fit=replace(n.fit, axes=(2,)))),
+    "last axis claimed as channel norm": ({}, lambda n: replace(n, fit=replace(n.fit, axes=(1,)))),
+    "both axes claimed": ({}, lambda n: replace(n, fit=replace(n.fit, axes=(1, 2)))),
+    "epsilon dropped": ({}, lambda n: replace(n, epsilon=0.0)),
+    "a tiny epsilon dropped": ({"epsilon": 1e-12}, lambda n: replace(n, epsilon=0.0)),
+    "epsilon 1e-6 for 1e-5": ({}, lambda n: replace(n, epsilon=1e-6)),
+    "epsilon off by 1e-5 of itself": ({}, lambda n: replace(n, epsilon=n.epsilon * (1 + 1e-5))),
+    "unbiased read as biased": ({"unbiased": True}, unbiased_as_biased),
+    "unbiased epsilon not scaled": ({"unbiased": True}, lambda n: replace(n, epsilon=1e-5)),
+    "mean not subtracted": ({}, lambda n: replace(n, fit=replace(n.fit, centered=False))),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_misread_norm_fails(name: str) -> None:
+    how, misread = WRONG[name]
+    graph, norm = read(model(**how))  # type: ignore[arg-type]
+    assert judged(graph, norm, norm), "the right reading must pass"
+    certificate = judged(graph, norm, misread(norm))
+    assert not certificate
+    assert certificate.error > certificate.bound
+
+
+def test_the_reference_is_the_subgraph_not_the_fact() -> None:
+    """A claim that is wrong about the shift only, where every norm node would agree with the claim itself."""
+    graph, norm = read(model())
+    assert not judged(graph, norm, replace(norm, beta=Param(np.full((1, 1, 1), 1e-3))))
+
+
+def _plant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the pass write every layer norm with ten times its epsilon."""
+    real = layer.form
+
+    def wrong(graph: Graph, norm: Norm, runtime: str) -> object:
+        return real(graph, replace(norm, epsilon=10 * norm.epsilon), runtime)
+
+    monkeypatch.setattr("normdeploy.passes.PASSES", (wrong,))
+
+
+def test_a_failed_certificate_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plant(monkeypatch)
+    proto = model()
+    out, summary = rewrite.optimize(proto)
+    (finding,) = summary.findings
+    assert finding.status == "undone"
+    assert "certificate failed" in finding.reason
+    assert [n.op_type for n in out.graph.node] == [n.op_type for n in proto.graph.node]
+
+
+def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plant(monkeypatch)
+    with pytest.raises(CertificateError, match="'y'"):
+        rewrite.optimize(model(), strict=True)
+
+
+def test_rounding_is_run_and_reported() -> None:
+    _, summary = rewrite.optimize(model())
+    (finding,) = summary.findings
+    assert finding.proved == ("identity", "onnxruntime run")
+    assert finding.certificate is not None
+    assert finding.certificate.rounding_ok
+
+
+def test_an_inaccurate_kernel_is_named_and_does_not_undo() -> None:
+    """onnxruntime's GroupNormalization computes E[x²] − E[x]²: at an offset of 1e3 it loses everything (facts of onnxruntime 1.31)."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 21]>
+        agraph (float[N, 4, 3, 3] x) => (float[N, 4, 3, 3] y)
+        <int64[1] axes = {-1}, float eps = {1e-5}, int64[3] view = {0, 2, -1}, int64[4] back = {0, 4, 3, 3}>
+        {
+            g = Reshape(x, view)
+            u = ReduceMean(g, axes)
+            d = Sub(g, u)
+            q = Mul(d, d)
+            v = ReduceMean(q, axes)
+            e = Add(v, eps)
+            r = Sqrt(e)
+            n = Div(d, r)
+            y = Reshape(n, back)
+        }"""
+    out, summary = rewrite.optimize(onnx.parser.parse_model(text))
+    (finding,) = summary.findings
+    assert [n.op_type for n in out.graph.node] == ["GroupNormalization"]
+    assert finding.certificate
+    assert finding.certificate.rounding_ok is False
+    assert any("inaccurate" in note for note in finding.notes)
+    accurate, again = rewrite.optimize(onnx.parser.parse_model(text), runtime="onnxruntime")
+    assert "GroupNormalization" not in [n.op_type for n in accurate.graph.node]
+    assert again.findings[0].certificate is not None
+    assert again.findings[0].certificate.rounding_ok
+
+
+def test_folds_are_judged_too() -> None:
+    """The wrong weight for a fold: the scale taken along the input channels."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 21]>
+        agraph (float[N, 3, 5, 5] x) => (float[N, 3, 4, 4] y)
+        <float[3, 3, 2, 2] w, float[3, 1, 1] a = {1.0, 2.0, 4.0}, float[3, 1, 1] b = {0.1, 0.2, 0.3}>
+        {
+            z = Conv(x, w)
+            m = Mul(z, a)
+            y = Add(m, b)
+        }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.random.default_rng(0).standard_normal((3, 3, 2, 2)).astype(np.float32), "w")
+    )
+    graph = Graph(proto)
+    conv = next(n for n in graph.nodes if n.op == "Conv")
+    y = next(n for n in graph.nodes if n.op == "Add").outputs[0]
+    x = conv.inputs[0]
+    before = certify.compile_region(graph, y, [x])
+    assert isinstance(before, certify.Region)
+    weight = graph.value(conv.inputs[1])
+
+    def after(scaled: np.ndarray) -> list[gs.Node]:
+        bias = graph.constant("bias", np.array([0.1, 0.2, 0.3], dtype=np.float32).astype(np.float64), np.float32)
+        return [graph.node("Conv", [x, graph.constant("w2", scaled, np.float32), bias], y)]
+
+    scale = np.array([1.0, 2.0, 4.0])
+    for scaled, right in ((weight * scale[:, None, None, None], True), (weight * scale[None, :, None, None], False)):
+        rewritten = certify.rewrite_of(graph, before, after(scaled))
+        assert isinstance(rewritten, certify.Rewrite)
+        certificate, _ = certify.certify_fold(rewritten, certify.fold_cases(rewritten, None))
+        assert bool(certificate) is right
