@@ -18,6 +18,7 @@ from .graph import Graph, value_inputs
 from .parameters import Param, epsilon_of, parameter
 from .probe import Fit, fit
 from .region import (
+    INSIDE,
     NORMS,
     REDUCTIONS,
     Bound,
@@ -82,7 +83,7 @@ def candidate(graph: Graph, root: gs.Node) -> Candidate | None:
     xs, passed = entries(graph, root)
     if root.op not in NORMS and root.op != "ReduceL2" and not any(n.op in REDUCTIONS for n in passed):
         return None
-    return Candidate(root, tuple(xs), tuple(results(graph, root)), tuple(passed))
+    return Candidate(root, tuple(xs), tuple(results(graph, root, xs)), tuple(passed))
 
 
 def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
@@ -110,12 +111,12 @@ def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMa
         return None
     if _differ(graph, x, y):
         return None
-    region = compile_region(graph, y, [x])
+    region = compile_region(graph, y, [x], INSIDE)
     if isinstance(region, NoMatch):
         leaves = _operands(graph, c, x, y)
         if not leaves or len(leaves) > 2:
             return None
-        region = compile_region(graph, y, [x, *leaves])
+        region = compile_region(graph, y, [x, *leaves], INSIDE)
         if isinstance(region, NoMatch):
             return None
     if not any(n.op in REDUCTIONS or n.op in NORMS for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
@@ -213,7 +214,7 @@ def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray]
             if p is not None and p.value is not None and not np.array_equal(p.value.astype(dtype).astype(np.float64), p.value):
                 return NoMatch(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
     data = [p.tensor for p in (gamma, beta) if p is not None and p.data and p.tensor is not None]
-    again = compile_region(graph, region.y, [region.leaves[0], *data]) if data else region
+    again = compile_region(graph, region.y, [region.leaves[0], *data], INSIDE) if data else region
     if isinstance(again, NoMatch):
         return again
     region = again
@@ -235,7 +236,7 @@ def _operands(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> list[gs
             seen.add(id(t))
             if id(t) in inside:
                 stack.append(t)
-            elif isinstance(compile_region(graph, t, [x]), NoMatch):
+            elif isinstance(compile_region(graph, t, [x], INSIDE), NoMatch):
                 found[id(t)] = t
     if root.op in NORMS:
         found.update((id(t), t) for t in root.inputs[1:] if not t.is_empty() and not graph.is_shape_valued(t))

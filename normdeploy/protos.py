@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from typing import Any
 
 import onnx
@@ -11,7 +12,7 @@ from .dims import Dims
 from .errors import GraphError
 
 # Inference of shapes and types reads the values of small integer constants only.
-_INFERENCE_BYTES = 4096
+_INFERENCE_SIZE = 512
 _KNOWN_ATTRIBUTES = {
     onnx.AttributeProto.FLOAT,
     onnx.AttributeProto.INT,
@@ -34,7 +35,7 @@ def inferred(proto: onnx.ModelProto) -> dict[str, tuple[int | None, Dims | None]
         getattr(graph, field).extend(getattr(proto.graph, field))
     listed = {i.name for i in graph.input}
     for tensor in proto.graph.initializer:
-        if tensor.ByteSize() <= _INFERENCE_BYTES:
+        if math.prod(tensor.dims) <= _INFERENCE_SIZE:
             graph.initializer.append(tensor)
         elif tensor.name not in listed:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

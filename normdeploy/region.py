@@ -8,7 +8,7 @@ arithmetic is resolved once, at binding: it never counts as data.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,8 @@ NORMS = frozenset(
         "SimplifiedLayerNormalization",
     ]
 )
+
+INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS  # what a norm is made of
 
 _UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
 _DOWNWARD = 48
@@ -161,8 +163,13 @@ class _ShapeOnly:
     shape: tuple[int, ...]
 
 
-def compile_region(graph: Graph, y: gs.Tensor, leaves: Sequence[gs.Tensor], limit: int = 160) -> Region | NoMatch:
-    """The nodes between ``leaves`` and ``y``; NoMatch names the first other data that ``y`` depends on."""
+def compile_region(
+    graph: Graph, y: gs.Tensor, leaves: Sequence[gs.Tensor], ops: Container[str] | None = None, limit: int = 160
+) -> Region | NoMatch:
+    """The nodes between ``leaves`` and ``y``; NoMatch names the first other data that ``y`` depends on.
+
+    ``ops``: what data may pass through; anything that can be evaluated where it is None.
+    """
     known = {id(t) for t in leaves}
     nodes: list[gs.Node] = []
     shape_leaves: dict[int, gs.Tensor] = {}
@@ -184,12 +191,14 @@ def compile_region(graph: Graph, y: gs.Tensor, leaves: Sequence[gs.Tensor], limi
             continue
         if node is None or not evaluate.supported(node.domain or "", node.op):
             return NoMatch(f"depends on {t.name!r} as well", t.name)
+        if ops is not None and node.op not in ops and not graph.is_shape_valued(t):
+            return NoMatch(f"depends on {t.name!r} as well", t.name)
         if len(nodes) + len(stack) > limit:
             return NoMatch(f"more than {limit} nodes lie before {y.name!r}", y.name)
         stack.append((t, True))
         if node.op in ("Shape", "Size") and id(node.inputs[0]) not in known:
             source = node.inputs[0]
-            if isinstance(compile_region(graph, source, leaves, limit // 2), NoMatch):
+            if isinstance(compile_region(graph, source, leaves, ops, limit // 2), NoMatch):
                 shape = graph.shape(source)
                 if shape is None or any(d is None for d in shape):
                     return NoMatch(f"depends on the shape of {source.name!r}, which the file does not state", source.name)
@@ -230,20 +239,35 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
     return found, passed
 
 
-def results(graph: Graph, root: gs.Node) -> list[gs.Tensor]:
-    """The tensors below ``root`` that only pointwise ops and views separate from it, in topological order."""
+def results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Tensor]:
+    """The tensors below ``root`` that only pointwise ops and views separate from it, in topological order.
+
+    The walk does not pass where data of full shape that does not come from ``xs`` is mixed in: a residual stream ends a norm.
+    """
     heap = [(graph.order(root), id(root), root)]
     seen = {id(root)}
-    found: list[gs.Tensor] = []
+    found: dict[int, gs.Tensor] = {}
     while heap and len(found) < _DOWNWARD:
         node = heapq.heappop(heap)[2]
         t = node.outputs[0]
-        found.append(t)
+        if node is not root and any(_foreign(graph, other, t, xs, found) for other in value_inputs(node)):
+            continue
+        found[id(t)] = t
         for consumer in graph.consumers(t):
             if id(consumer) not in seen and (consumer.op in POINTWISE or consumer.op in VIEWS) and _standard(consumer):
                 seen.add(id(consumer))
                 heapq.heappush(heap, (graph.order(consumer), id(consumer), consumer))
-    return found
+    return list(found.values())
+
+
+def _foreign(graph: Graph, t: gs.Tensor, y: gs.Tensor, xs: Sequence[gs.Tensor], found: Mapping[int, gs.Tensor]) -> bool:
+    """Data as large as ``y`` that is neither below the root nor computed from the farthest of ``xs``."""
+    if id(t) in found or graph.is_shape_valued(t) or not xs or any(t is x for x in xs):
+        return False
+    a, b = graph.shape(t), graph.shape(y)
+    if a is None or b is None or len(a) != len(b) or any(d == 1 and e != 1 for d, e in zip(a, b, strict=True)):
+        return False
+    return isinstance(compile_region(graph, t, xs[-1:], INSIDE), NoMatch)
 
 
 def is_root(graph: Graph, node: gs.Node) -> bool:

@@ -138,7 +138,7 @@ def _norm(work: _Work, root: gs.Node) -> Finding | None:
 
 
 def _best(work: _Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list[NoMatch]]:
-    """The reading and form that leave the fewest nodes; the outermost of equals."""
+    """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost."""
     found: list[tuple[int, Norm, Form]] = []
     refusals: list[NoMatch] = []
     for reading in readings(work.graph, around):
@@ -154,7 +154,7 @@ def _best(work: _Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, lis
             break
     if not found:
         return None, refusals
-    _, norm, form = min(found, key=lambda f: f[0])
+    _, norm, form = min(found, key=lambda f: (f[0], len(f[2].nodes)))
     return (norm, form), refusals
 
 
@@ -196,6 +196,9 @@ def _replace(work: _Work, norm: Norm, form: Form) -> Finding:
 def _scale(work: _Work, start: gs.Node) -> Finding | None:
     """Fold the scale and shift that begins with ``start``."""
     graph = work.graph
+    if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
+        reason = "it normalizes a weight, not data (weight standardization): constant folding computes it once"
+        return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=reason)
     chains = batch.affines(graph, start)
     if isinstance(chains, NoMatch):
         return Finding("BatchNorm", "refused", chains.tensor, graph.module(start), reason=chains.reason)

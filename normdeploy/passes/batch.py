@@ -157,9 +157,9 @@ def into_previous(graph: Graph, found: Affine) -> Form | NoMatch:
     weight = _weight_index(graph, linear)
     if weight is None:
         return NoMatch(f"the weight of {linear.op} {linear.name!r} is no constant", t.name)
-    shared = graph.consumers(linear.inputs[weight])
-    if len(shared) > 1:
-        return NoMatch(f"the weight {linear.inputs[weight].name!r} is shared by {len(shared)} nodes: folding would copy it", t.name)
+    shared = _readers_of_values(graph, linear.inputs[weight])
+    if shared > 1:
+        return NoMatch(f"the weight {linear.inputs[weight].name!r} is shared by {shared} nodes: folding would copy it", t.name)
     rank = len(graph.shape(t) or ())
     channel = _output_channel(linear, weight, rank)
     if any(n > 1 and a != channel for p in (found.scale, found.shift) for a, n in enumerate(p.shape)):
@@ -210,7 +210,7 @@ def into_next(graph: Graph, found: Affine) -> Form | NoMatch:
     weight = _weight_index(graph, linear)
     if weight is None or linear.inputs[1 - weight] is not y:
         return NoMatch(f"the weight of {linear.op} {linear.name!r} is no constant", y.name)
-    if len(graph.consumers(linear.inputs[weight])) > 1:
+    if _readers_of_values(graph, linear.inputs[weight]) > 1:
         return NoMatch(f"the weight {linear.inputs[weight].name!r} is shared: folding would copy it", y.name)
     w, attrs = graph.value(linear.inputs[weight]), dict(linear.attrs)
     rank = len(graph.shape(y) or ())
@@ -302,6 +302,10 @@ def _linear(
     if had or shift.any():
         inputs.append(graph.constant((linear.inputs[2].name if had else "") or f"{name}_bias", shift, dtype))
     return Form((graph.node(linear.op, inputs, out, attrs),), said, core=linear.op)
+
+
+def _readers_of_values(graph: Graph, t: gs.Tensor) -> int:
+    return sum(n.op not in ("Shape", "Size") for n in graph.consumers(t))
 
 
 def _weight_index(graph: Graph, linear: gs.Node) -> int | None:
