@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +19,7 @@ from .errors import NormdeployError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .deploy import Progress
+    from .deploy import Loading, Progress
     from .report import Report
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ class Runtime(StrEnum):
     tensorrt_rtx = "tensorrt-rtx"
 
 
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="A model file (.pt, .pt2, .safetensors ...) or a Hugging Face folder.")]
 OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")]
 RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="Choose between equal standard forms for this runtime.")]
@@ -47,6 +49,25 @@ Strict = Annotated[
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE.json", help="Write the report as JSON too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress bars; errors are still printed.")]
+
+Factory = Annotated[
+    str | None, typer.Option("--model", metavar="PACKAGE.MODULE:FACTORY", help="Makes the model that a file of weights is put into.")
+]
+FactoryArgs = Annotated[
+    list[str] | None,
+    typer.Option("--model-arg", metavar="NAME=VALUE", help="An argument of the factory, as a Python literal or text. Repeatable."),
+]
+Key = Annotated[str | None, typer.Option("--key", help="Which entry of a checkpoint holds the weights.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code that the file brings along (a pickled module, for example).")]
+Imports = Annotated[
+    list[str] | None, typer.Option("--import", metavar="MODULE", help="Import first, to register operators or output classes. Repeatable.")
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="SPEC", help='An input, such as "ids:int64[batch,seq]{0:30522}": dtype, shape, values. Repeatable.'),
+]
+Dims = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=MIN:OPT:MAX", help="The range of a dynamic dim. Repeatable.")]
+Eval = Annotated[bool, typer.Option("--eval", help="Put the model in eval mode where it is not.")]
 
 
 def _version(wanted: bool) -> None:
@@ -63,6 +84,62 @@ def _root(
 
 
 @app.command()
+def export(
+    source: ModelFile,
+    output: Output,
+    model: Factory = None,
+    model_arg: FactoryArgs = None,
+    key: Key = None,
+    trust: Trust = False,
+    import_: Imports = None,
+    input_: Inputs = None,
+    dim: Dims = None,
+    eval_mode: Eval = False,
+    opset: Annotated[int | None, typer.Option("--opset", help="18 to 25; without it 21, raised only where a norm needs it.")] = None,
+    runtime: RuntimeOption = Runtime.any,
+    strict: Strict = False,
+    report: ReportFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
+    from . import deploy
+    from .report import Report
+
+    loading = _loading(model, model_arg, key, trust, import_, input_, dim, eval_mode)
+    _check_report(report)
+    with _bars(quiet) as progress:
+        result = deploy.export(source, output=output, opset=opset, runtime=runtime, strict=strict, progress=progress, **loading)
+    files = {"source": str(source), "output": str(output)}
+    _tell(Report("export", files, result.summary, notes=result.notes, seconds=result.seconds), report, quiet)
+
+
+@app.command()
+def inspect(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file, or what export takes.")],
+    model: Factory = None,
+    model_arg: FactoryArgs = None,
+    key: Key = None,
+    trust: Trust = False,
+    import_: Imports = None,
+    input_: Inputs = None,
+    dim: Dims = None,
+    eval_mode: Eval = False,
+    runtime: RuntimeOption = Runtime.any,
+    report: ReportFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """List the normalizations of an ONNX file or a model, and what would become of each; changes nothing."""
+    from . import deploy
+    from .report import Report
+
+    loading = _loading(model, model_arg, key, trust, import_, input_, dim, eval_mode)
+    _check_report(report)
+    with _bars(quiet) as progress:
+        summary = deploy.inspect(source, runtime=runtime, progress=progress, **loading)
+    _tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), report, quiet)
+
+
+@app.command()
 def optimize(
     source: OnnxFile,
     output: Output,
@@ -75,19 +152,58 @@ def optimize(
     from . import deploy
     from .report import Report
 
+    _check_report(report)
     with _bars(quiet) as progress:
         result = deploy.optimize(source, output, runtime=runtime, strict=strict, progress=progress)
-    _tell(
-        Report("optimize", {"source": str(source), "output": str(output)}, result.summary, notes=result.notes, seconds=result.seconds),
-        report,
-        quiet,
-    )
+    files = {"source": str(source), "output": str(output)}
+    _tell(Report("optimize", files, result.summary, notes=result.notes, seconds=result.seconds), report, quiet)
+
+
+def _loading(
+    model: str | None,
+    model_args: list[str] | None,
+    key: str | None,
+    trust: bool,
+    imports: list[str] | None,
+    inputs: list[str] | None,
+    dims: list[str] | None,
+    eval_mode: bool,
+) -> Loading:
+    return {
+        "model": model,
+        "model_args": dict(map(_factory_arg, model_args or ())),
+        "key": key,
+        "trust": trust,
+        "imports": imports or (),
+        "inputs": inputs or (),
+        "dims": dims or (),
+        "eval_mode": eval_mode,
+    }
+
+
+def _factory_arg(text: str) -> tuple[str, Any]:
+    """``layers=12`` -> ("layers", 12); what is no Python literal stays text."""
+    name, separator, value = text.partition("=")
+    if not name.isidentifier() or not separator:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--model-arg")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _check_report(file: Path | None) -> None:
+    """Before any work: the report can be written."""
+    if file is not None:
+        from .atomic import writable
+
+        writable(file)
 
 
 def _tell(account: Report, file: Path | None, quiet: bool) -> None:
     """Print the report and write its file."""
     if file is not None:
-        from .files import write_bytes
+        from .atomic import write_bytes
 
         write_bytes(file, account.json().encode())
     if not quiet:

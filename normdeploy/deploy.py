@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import onnx
 
 from . import rewrite
-from .errors import NormdeployError
+from .atomic import writable
+from .errors import InputError, NormdeployError
 from .files import load_onnx, save_onnx
 from .records import Summary
+
+if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
+    import torch
+
+    from .model import Model
 
 Progress = Callable[[str, int, int], None]
 PathLike = str | os.PathLike[str]
@@ -50,6 +57,76 @@ class _Stages:
         self.seconds[name] = time.perf_counter() - start
 
 
+class Loading(TypedDict, total=False):
+    """How to load a model; ``normdeploy.loading.load`` says what each means, ``from_module`` which of them a live module takes."""
+
+    model: str | None
+    model_args: Mapping[str, Any] | None
+    key: str | None
+    trust: bool
+    imports: Sequence[str]
+    inputs: Sequence[str]
+    dims: Sequence[str]
+    eval_mode: bool
+    dynamic_shapes: Any
+
+
+OPSET = 21  # the first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build
+
+
+def export(
+    source: PathLike | torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    output: PathLike | None = None,
+    opset: int | None = None,
+    runtime: str = "any",
+    strict: bool = False,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> ExportResult:
+    """Turn a PyTorch model into ONNX with every normalization fused, folded or named with the reason why not.
+
+    Args:
+        source: a model file or folder, or a live module, which is left untouched.
+        args, kwargs: example arguments of a live module.
+        output: where to write the ONNX file.
+        opset: 18 to 25; None is 21. The file is raised above it only where a norm's node needs that, which a note tells.
+        runtime: which of equal standard forms to write: "any", "onnxruntime", "tensorrt" or "tensorrt-rtx".
+        strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
+        progress: called with (stage, done, total); total is 0 where it is not known.
+        loading: see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
+
+    Raises:
+        NormdeployError: one of ``normdeploy.errors``; the message says what to do.
+    """
+    from .export import record, to_onnx
+    from .simplify import simplify
+
+    stage = _Stages(progress)
+    if output is not None:
+        _check_output(output, source)
+    with stage("load"):
+        model = _load(source, args, kwargs, loading)
+    with stage("export"):
+        proto = to_onnx(model, opset=opset or OPSET, progress=progress)
+    with stage("norms"):
+        proto, summary = rewrite.optimize(proto, runtime=runtime, strict=strict, progress=progress)
+    with stage("simplify"):
+        simplified = simplify(proto, _samples(model), progress=progress)
+    proto = simplified.proto
+    record(proto, model, {"opset": opset, "runtime": runtime, "strict": strict})
+    if output is not None:
+        with stage("write"):
+            save_onnx(proto, output)
+    notes = [simplified.note] if simplified.note else []
+    if opset is not None and summary.opset > opset:
+        notes.append(f"the file has opset {summary.opset}, not {opset}: the node of a norm needs it")
+    summary = replace(summary, nodes_after=len(proto.graph.node))
+    return ExportResult(proto, None if output is None else Path(output), summary, tuple(notes), stage.seconds)
+
+
 def optimize(
     source: PathLike | onnx.ModelProto,
     output: PathLike | None = None,
@@ -73,8 +150,8 @@ def optimize(
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
     stage = _Stages(progress)
-    if output is not None and not isinstance(source, onnx.ModelProto):
-        _refuse_same(source, output)
+    if output is not None:
+        _check_output(output, source)
     with stage("load"):
         proto = source if isinstance(source, onnx.ModelProto) else load_onnx(source)
     with stage("norms"):
@@ -85,8 +162,65 @@ def optimize(
     return ExportResult(proto, None if output is None else Path(output), summary, seconds=stage.seconds)
 
 
-def _refuse_same(source: PathLike, output: PathLike) -> None:
-    if os.path.realpath(source) == os.path.realpath(output):
+def inspect(
+    source: PathLike | onnx.ModelProto | torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    runtime: str = "any",
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> Summary:
+    """What ``export`` or ``optimize`` would make of the normalizations of a model; nothing is changed or written.
+
+    Args:
+        source: an ONNX file or model, or what ``export`` takes.
+        args, kwargs, runtime, progress, loading: as for ``export``.
+
+    Raises:
+        NormdeployError: the model can't be read.
+    """
+    if isinstance(source, onnx.ModelProto):
+        proto = source
+    elif isinstance(source, str | os.PathLike) and _is_onnx(source):
+        proto = load_onnx(source)
+    else:
+        from .export import to_onnx
+
+        proto = to_onnx(_load(source, args, kwargs, loading), progress=progress)
+    return rewrite.inspect(proto, runtime=runtime)
+
+
+def _load(source: PathLike | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, loading: Loading) -> Model:
+    from .loading import from_module, load
+
+    if not isinstance(source, str | os.PathLike):
+        return from_module(source, args, kwargs, **loading)  # type: ignore[misc]  # it refuses what only files have
+    if args or kwargs:
+        raise InputError(f"example arguments were given with the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
+    return load(os.fspath(source), **loading)  # type: ignore[misc]
+
+
+def _samples(model: Model) -> list[dict[str, Any]]:
+    """Random inputs at the usual and at the smallest sizes."""
+    return [model.samples(0), model.samples(1, {name: dim.min for name, dim in model.dims.items()})]
+
+
+def _is_onnx(path: PathLike) -> bool:
+    """Told from the name, or from the first field that writers of protobuf give a model (safetensors start with a length)."""
+    if os.fspath(path).endswith(".onnx"):
+        return True
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        head = file.read(9)
+    return head.startswith(b"\x08") and head[8:] != b"{"
+
+
+def _check_output(output: PathLike, source: object) -> None:
+    """Before any work: the output can be written, and is not the input."""
+    target = writable(output)
+    if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.fspath(target):
         raise NormdeployError(
             f"the output {os.fspath(output)!r} is the input {os.fspath(source)!r}, which would be lost; give another name with -o"
         )

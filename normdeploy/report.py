@@ -75,7 +75,7 @@ class Report:
     def show(self, console: Console) -> None:
         """Print the tables."""
         if self.summary is not None:
-            show_norms(console, self.summary)
+            show_norms(console, self.summary, planned=self.verb == "inspect")
         for note in self.notes:
             console.print(Text(f"note: {note}", style="yellow"))
 
@@ -161,23 +161,24 @@ def _range(numbers: frozenset[int]) -> str:
     return "{" + ",".join(map(str, sorted(numbers))) + "}"
 
 
-def show_norms(console: Console, summary: Summary) -> None:
-    """The table of norms, what was left as it was with the reasons, and the totals."""
+def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> None:
+    """The table of norms, what is left as it is with the reasons, and the totals; ``planned``: nothing was changed yet."""
     done = [f for f in summary.findings if f.status in ("fused", "folded", "kept")]
     left = [f for f in summary.findings if f.status in ("refused", "undone")]
     if done:
-        table = _table("module", "found", "what became of it", "proof")
+        table = _table("module", "found", "what would become of it" if planned else "what became of it", "proof")
         for group in grouped(done):
             table.add_row(*_done_row(group))
         console.print(table)
     if left:
-        table = _table("module", "found", "left as it was, because")
+        table = _table("module", "found", "left as it is, because")
         for group in grouped(left):
             table.add_row(_where(group), _found(group), Text(_reason(group), style=COLOURS[group.first.status]))
         console.print(table)
     counts = {status: sum(f.status == status for f in summary.findings) for status in COLOURS}
     said = ", ".join(f"{n} {status}" for status, n in counts.items() if n) or "no normalization found"
-    console.print(f"{said}; {summary.nodes_before} nodes before, {summary.nodes_after} after; opset {summary.opset}")
+    nodes = f"{summary.nodes_before} nodes{' now' if planned else ' before'}, {summary.nodes_after} after"
+    console.print(f"{said}; {nodes}; opset {summary.opset}")
 
 
 def _where(group: Group) -> Text:

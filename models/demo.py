@@ -1,0 +1,95 @@
+"""``make demo``: real sentences, trained weights, the five verbs of the command line, and the same similarities at both ends.
+
+Writes into ``demo/``: the model as PyTorch saves it, the ONNX file, the TensorRT-RTX engines and the reports as JSON.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import onnxruntime
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from . import minilm
+
+FOLDER = Path("demo")
+SENTENCES = (
+    "The weather is lovely today.",
+    "It's so sunny outside!",
+    "He drove to the stadium.",
+    "The match was postponed because of heavy rain.",
+    "How do I reset my password?",
+    "I forgot my login and can't get into my account.",
+)
+ROUNDINGS = 100  # some 16 operations in each of six layers, each rounding once, on components of vectors of length one
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def save(path: Path) -> torch.Tensor:
+    """Save the encoder as an ExportedProgram with dynamic batch and length; returns eager's vectors of the sentences, (B, hidden)."""
+    encoder, inputs = minilm.load(), minilm.tokenize(SENTENCES)
+    axes = {0: torch.export.Dim("batch", min=1, max=32), 1: torch.export.Dim("seq", min=1, max=minilm.MAX_LENGTH)}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would like the name .pt2
+        program = torch.export.export(encoder, inputs, dynamic_shapes=(axes, axes))
+        torch.export.save(program, path)
+        return encoder(*inputs)
+
+
+def normdeploy(*args: str) -> None:
+    """Run the real command line, shown as a user would type it; the demo ends where it fails."""
+    console.rule(f"[bold]$ normdeploy {shlex.join(args)}", align="left", style="dim")
+    start = time.perf_counter()
+    done = subprocess.run([Path(sys.executable).with_name("normdeploy"), *args])
+    console.print(f"[dim]{time.perf_counter() - start:.1f} s")
+    if done.returncode != 0:
+        sys.exit(f"normdeploy {args[0]} failed with exit code {done.returncode}")
+
+
+def similarities(vectors: torch.Tensor) -> torch.Tensor:
+    """(B, hidden) vectors of length one to their (B, B) cosines."""
+    return vectors @ vectors.T
+
+
+def compare(eager: torch.Tensor, exported: torch.Tensor) -> float:
+    """Print both matrices side by side; returns the largest difference."""
+    table = Table("sentence", *(f"{i}" for i in range(len(SENTENCES))), box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, sentence in enumerate(SENTENCES):
+        cells = (f"{a:.4f} {b:.4f}" for a, b in zip(eager[i].tolist(), exported[i].tolist(), strict=True))
+        table.add_row(f"{i} {sentence}", *cells)
+    console.rule("[bold]cosine similarities: eager PyTorch, onnxruntime", align="left", style="dim")
+    console.print(table)
+    return float((eager - exported).abs().max())
+
+
+def main() -> None:
+    """Run the demo; exits with 1 where a verb fails or the similarities differ by more than rounding."""
+    FOLDER.mkdir(exist_ok=True)
+    source, model, engine = (str(FOLDER / f"model.{suffix}") for suffix in ("pt", "onnx", "engine"))
+    console.print(f"saving the sentence encoder all-MiniLM-L6-v2 with its trained weights as {source}")
+    eager = save(Path(source))
+    normdeploy("export", source, "-o", model, "--report", str(FOLDER / "export.json"))
+    normdeploy("build", model, "-o", engine, "--compute-capability", "8.6", "8.9", "12.0")
+    normdeploy("verify", source, model, "--report", str(FOLDER / "verify.json"))
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [spec.name for spec in session.get_inputs()]
+    feed = dict(zip(names, (t.numpy() for t in minilm.tokenize(SENTENCES)), strict=True))
+    exported = torch.from_numpy(session.run(None, feed)[0])
+    worst = compare(similarities(eager), similarities(exported))
+    allowed = ROUNDINGS * torch.finfo(torch.float32).eps
+    console.print(f"largest difference: {worst:.1e} (rounding explains {allowed:.1e})")
+    if not worst <= allowed:
+        sys.exit("the similarities differ by more than rounding")
+
+
+if __name__ == "__main__":
+    main()
