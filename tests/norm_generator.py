@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import torch
+
 from tests.norm_onnx import OnnxWriter
 from tests.norm_spellings import KNOWN, Stats, affine, to
 from tests.norm_writers import Book, Choices, Size, T, TorchWriter, Writer
@@ -96,12 +97,16 @@ class Example:
         return {axis: size for axis, size in enumerate(self.shape) if isinstance(size, str)}
 
     def inputs(self, seed: int = 0, **sizes: int) -> np.ndarray:
-        """An input of the model's type: every sample on its own scale and offset, the last one all zero (has epsilon survived?)."""
+        """An input of the model's type: every sample on its own scale and offset, the last one all zero (has epsilon survived?)
+        but where a second norm would divide the first one's rounding by sqrt(eps)."""
         rng = np.random.default_rng(seed)
         shape = [{"B": 3, "S": 4, "L": 5, **sizes}[s] if isinstance(s, str) else s for s in self.shape]
-        scale, offset = np.array([(0.03, 0.0), (1.0, 2.0), (4.0, 0.0)])[rng.integers(0, 3, shape[0])].T.reshape(2, -1, *[1] * (len(shape) - 1))
+        scale, offset = np.array([(0.03, 0.0), (1.0, 2.0), (4.0, 0.0)])[rng.integers(0, 3, shape[0])].T.reshape(
+            2, -1, *[1] * (len(shape) - 1)
+        )
         x = rng.standard_normal(shape) * scale + offset
-        x[-1] = 0.0
+        if self.nodes != (2, 2):
+            x[-1] = 0.0
         return x.astype(self.dtype)
 
     def module(self, exact: bool = False) -> torch.nn.Module:
@@ -151,7 +156,7 @@ def write_norm(w: Writer, case: Case, x: T, eps: float, gamma: np.ndarray | None
     within = [None if v is None else layout.param(v) for v in (gamma, beta)]
     inside = any(v is not None for v in within) and w.choices("affine.inside", [True, False])
     stats = w.spell("rms.stats" if case.kind == "RMSNorm" else "stats", layout.view, layout.axes)
-    y = w.spell("whole", layout, stats, eps, *(parameters(w, *within, z.dtype) if inside else (None, None)))
+    y = w.spell("whole", layout, stats, eps, *(parameters(w, within[0], within[1], z.dtype) if inside else (None, None)))
     y = layout.back(y)
     if not inside:
         early = z.dtype != x.dtype and w.choices("cast back", ["after the affine", "before the affine"]) == "before the affine"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tests.norm_spellings import Layout, Stats, affine, back_to, centred, more_than_one, product, torch_only
+
+from tests.norm_spellings import Layout, Stats, affine, back_to, centred, more_than_one, product, static, torch_only
 from tests.norm_writers import Book, Size, T, TorchWriter, Writer
 
 HELD_OUT = Book()
@@ -73,7 +74,7 @@ def _(w: Writer, x: T, axes: tuple[int, ...]) -> Stats:
 @say("stats", "sum / (n-1) * ((n-1)/n)", more_than_one)
 def _(w: Writer, x: T, axes: tuple[int, ...]) -> Stats:
     mean, d = centred(w, x, axes)
-    n = w.size(x, axes) or 0
+    n = static(w, x, axes)
     unbiased = w.div(w.reduce("sum", w.spell("square", d), axes), float(n - 1))
     return Stats(mean, d, w.mul(unbiased, (n - 1) / n))
 
@@ -173,7 +174,7 @@ def _(w: Writer, x: T, s: Stats, v: T, gamma: T | None, beta: T | None) -> T:
 
 @say("whole", "n inside the root", lambda w, layout, *_: w.size(layout.view, layout.axes) is not None)
 def _(w: Writer, layout: Layout, stats: Stats, eps: float, gamma: T | None, beta: T | None) -> T:
-    n = w.size(layout.view, layout.axes) or 0
+    n = static(w, layout.view, layout.axes)
     scaled = w.spell("epsilon", w.mul(stats.var, float(n)), n * eps)
     return affine(w, w.mul(w.div(stats.centred, w.spell("root", scaled)), n**0.5), gamma, beta)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
 from tests.norm_generator import Case, Example, Route, affine_values, finish, new_writer, parameters
 from tests.norm_spellings import KNOWN, Stats, affine, centred
 from tests.norm_writers import Book, Choices, T, Writer

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from tests.norm_writers import Operand, Size, T, Writer, broadcast
 from onnx import TensorProto, helper, numpy_helper
+
+from tests.norm_writers import Operand, Size, T, Writer, broadcast
 
 OPSETS = (11, 13, 16, 17, 18, 20, 21, 22)
 IR_VERSION = 10
@@ -124,7 +125,9 @@ class OnnxWriter(Writer):
         elif self.reshape_by == "constant" and sum(isinstance(s, str) for s in copied) <= 1:
             target = self.constant([-1 if isinstance(s, str) else s for s in copied], "int64")
         else:
-            parts = [self.sizes(*self.dims[s]) if s in self.dims else self.constant([-1 if isinstance(s, str) else s], "int64") for s in shape]
+            parts = [
+                self.sizes(*self.dims[s]) if s in self.dims else self.constant([-1 if isinstance(s, str) else s], "int64") for s in shape
+            ]
             target = self.node("Concat", parts, (len(shape),), "int64", axis=0).name
         return self.node("Reshape", [x.name, target], shape, x.dtype)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from tests.norm_writers import Book, Size, T, TorchWriter, Writer
 
 KNOWN = Book()
@@ -39,6 +40,12 @@ def torch_only(w: Writer, *_: Any) -> bool:
     return isinstance(w, TorchWriter)
 
 
+def static(w: Writer, x: T, axes: Sequence[int]) -> int:
+    n = w.size(x, axes)
+    assert n is not None, "this spelling is only for static sizes"
+    return n
+
+
 def power_of_two(w: Writer, x: T, axes: Sequence[int]) -> bool:
     """1/n is then exact in any type; otherwise sum · (1/n) is not the mean."""
     n = w.size(x, axes)
@@ -58,7 +65,7 @@ def _(w: Writer, x: T, axes: tuple[int, ...], keepdims: bool) -> T:
 
 @say("mean.of", "sum * (1/n)", lambda w, x, axes, _: power_of_two(w, x, axes))
 def _(w: Writer, x: T, axes: tuple[int, ...], keepdims: bool) -> T:
-    return w.mul(w.reduce("sum", x, axes, keepdims), 1.0 / w.n(x, axes))
+    return w.mul(w.reduce("sum", x, axes, keepdims), 1.0 / static(w, x, axes))
 
 
 @say("mean", "keepdims")
@@ -154,8 +161,8 @@ def _(w: Writer, x: T, axes: tuple[int, ...]) -> Stats:
 
 @say("stats", "var unbiased * (n-1)/n", more_than_one)
 def _(w: Writer, x: T, axes: tuple[int, ...]) -> Stats:
-    n = w.n(x, axes)
-    return Stats(*centred(w, x, axes), w.mul(w.moments(x, axes, 1, "var")[0], (n - 1.0) / n))
+    n = static(w, x, axes)
+    return Stats(*centred(w, x, axes), w.mul(w.moments(x, axes, 1, "var")[0], (n - 1) / n))
 
 
 @say("rms.stats", "mean square")

@@ -31,7 +31,9 @@ class Spelling:
 class Book(dict[str, dict[str, Spelling]]):
     """The spellings known at each point of choice."""
 
-    def spelling(self, point: str, name: str, when: Callable[..., bool] = lambda *_: True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def spelling(
+        self, point: str, name: str, when: Callable[..., bool] = lambda *_: True
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def register(write: Callable[..., Any]) -> Callable[..., Any]:
             self.setdefault(point, {})[name] = Spelling(write, when)
             return write
@@ -41,6 +43,11 @@ class Book(dict[str, dict[str, Spelling]]):
     def merged(self, other: Book) -> Book:
         """Both books' spellings."""
         return Book({point: {**self.get(point, {}), **other.get(point, {})} for point in {**self, **other}})
+
+
+def random_draw(seed: int) -> Draw:
+    rng = np.random.default_rng(seed)
+    return lambda _, options: options[int(rng.integers(len(options)))]
 
 
 class Choices:
@@ -59,8 +66,7 @@ class Choices:
 
     @classmethod
     def seeded(cls, seed: int) -> Choices:
-        rng = np.random.default_rng(seed)
-        return cls(lambda _, options: options[int(rng.integers(len(options)))])
+        return cls(random_draw(seed))
 
     @classmethod
     def replayed(cls, vector: Mapping[str, Any], draw: Draw | None = None) -> Choices:
@@ -286,7 +292,10 @@ class TorchWriter(Writer):
     def source(self, inputs: Sequence[T], outputs: Sequence[T]) -> str:
         """The module as text. The line of dtypes is the one thing that an exact evaluation replaces."""
         body = "\n".join(f"        {line}" for line in [*self.lines, f"return {', '.join(t.name for t in outputs)}"])
-        held = "\n".join(f'        self.register_buffer("{n}", params["{n}"])  # {tuple(v.shape)}' for n, v in self.params.items()) or "        pass"
+        held = (
+            "\n".join(f'        self.register_buffer("{n}", params["{n}"])  # {tuple(v.shape)}' for n, v in self.params.items())
+            or "        pass"
+        )
         arguments = "".join(f", {x.name}" for x in inputs)
         return (
             "import torch\nimport torch.nn.functional as F\n"
