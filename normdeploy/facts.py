@@ -209,7 +209,8 @@ def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray]
     dynamic = [a for p in (gamma, beta) if p is not None and not p.data for a in p.varies if not isinstance(shape[a], int)]
     if dynamic:
         return NoMatch(f"its gamma or beta varies along the dynamic axis {dynamic[0]}", region.y.name)
-    if dtype.itemsize == 2 and any(n.op in ("Cast", "CastLike") for n in region.nodes):
+    casts = [n for n in region.nodes if n.op in ("Cast", "CastLike") and not graph.is_shape_valued(n.outputs[0])]
+    if dtype.itemsize == 2 and casts:  # the norm is computed in a wider type than x's: gamma and beta may be of that type, too
         for p in (gamma, beta):
             if p is not None and p.value is not None and not np.array_equal(p.value.astype(dtype).astype(np.float64), p.value):
                 return NoMatch(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
