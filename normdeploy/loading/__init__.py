@@ -1,0 +1,165 @@
+"""Loading: from a file, a folder or a live module to a Model, an exported program in eval mode with described inputs.
+
+The kind of a file is told from its bytes. Nothing that the file brings along runs unless the user trusts it (``trust``); what the
+user names, ``imports`` and ``model``, does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import InputError, LoadError, TrustError
+from ..model import Model
+from .huggingface import default_inputs, load_folder
+from .inputs import Wishes, parse
+from .kinds import Kind, detect, sha256
+from .live import copied, from_module, trace
+from .pickled import listed, read_data, unpickle
+from .program import load_program
+from .signature import match_wishes, output_names, placeholders
+from .specs import describe_inputs
+from .state import State, fill, find_state, import_module, make_model, read_safetensors
+from .training import require_eval_graph
+
+__all__ = ["from_module", "load"]
+
+
+def load(
+    path: str | Path,
+    *,
+    model: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    key: str | None = None,
+    trust: bool = False,
+    imports: Sequence[str] = (),
+    inputs: Sequence[str] = (),
+    dims: Sequence[str] = (),
+    eval_mode: bool = False,
+) -> Model:
+    """Load a model from a file or folder.
+
+    Args:
+        path: an ExportedProgram, a module or weights saved by torch.save, safetensors, or a Hugging Face folder.
+        model: ``package.module:factory``, the model that weights alone are put into; the working directory is importable.
+        model_args: keyword arguments of the factory.
+        key: which of a checkpoint's entries holds the weights.
+        trust: run what the file brings along: a pickled module, guards and expressions that are code.
+        imports: modules to import first, which register operators or output classes.
+        inputs: what the inputs look like, ``ids:int64[batch,seq]{0:30522}``; an ExportedProgram knows, and takes names and ranges.
+        dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
+        eval_mode: put in eval mode what is not.
+
+    Raises:
+        LoadError: the file is broken, of an unknown kind, or does not fit the model.
+        TrustError: loading would run code of the file; the message says which part.
+        TrainingModeError: a part of the model is in training mode.
+        InputError: the inputs do not fit the model, or a factory or import can't be used.
+        ExportError: torch.export can't trace the model.
+        RuntimeUnavailable: a Hugging Face folder without transformers.
+    """
+    path = Path(path)
+    kind, wishes = detect(path), parse(inputs, dims)
+    _check_flags(path, kind, model, model_args, key)
+    # Read before anything is imported: with a broken file the user's factory is not even called.
+    weights = _weights(path, kind, key, trust)
+    with _importable_cwd(bool(model or imports or trust)):
+        for name in imports:
+            import_module(name, "--import")
+        if kind is Kind.PROGRAM:
+            loaded = _from_program(path, trust, wishes, eval_mode)
+        elif kind is Kind.HUGGINGFACE:
+            folder = load_folder(path, trust)
+            wishes = wishes if wishes.inputs else parse(default_inputs(folder), dims)
+            loaded = trace(folder, (), {}, wishes, eval_mode=eval_mode, kind=kind)
+        else:
+            found = find_state(unpickle(path), key, path) if weights is None else weights
+            loaded = _from_weights(path, kind, found, model, model_args or {}, wishes, eval_mode)
+    flags = {
+        "model": model,
+        "model_args": dict(model_args or {}),
+        "key": key,
+        "imports": list(imports),
+        "inputs": list(inputs),
+        "dims": list(dims),
+        "eval_mode": eval_mode,
+    }
+    # Trust is for the user to give each time: a record of it in another file must not run code.
+    return replace(loaded, sha256=sha256(path), recorded={name: value for name, value in flags.items() if value})
+
+
+@contextlib.contextmanager
+def _importable_cwd(wanted: bool) -> Iterator[None]:
+    """The user's own modules lie in the working directory; with nothing to import, nothing there may shadow a library."""
+    saved = list(sys.path)
+    if wanted:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = saved
+
+
+def _check_flags(path: Path, kind: Kind, model: str | None, model_args: Mapping[str, Any] | None, key: str | None) -> None:
+    if kind is Kind.TORCHSCRIPT:
+        raise LoadError(
+            f"{path} is a TorchScript archive, which brings its own code and which torch.export does not take: make the "
+            "model in Python again and save it with "
+            "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+        )
+    if kind in (Kind.PROGRAM, Kind.HUGGINGFACE) and (model or key):
+        raise InputError(
+            f"{path} is {'an' if kind is Kind.PROGRAM else 'a'} {kind}, which holds its model: leave out "
+            f"{'--model' if model else '--key'}, or give a file of weights alone"
+        )
+    if kind is Kind.SAFETENSORS and key:
+        raise InputError(f"{path} is a safetensors file, which holds one set of weights: leave out --key")
+    if model_args and not model:
+        raise InputError("factory arguments were given without a factory: add --model package.module:factory")
+
+
+def _weights(path: Path, kind: Kind, key: str | None, trust: bool) -> State | nn.Module | None:
+    """The weights of a file of weights, read as data; None for other kinds, and where only unpickling in full will do."""
+    if kind is Kind.SAFETENSORS:
+        return read_safetensors(path)
+    if kind not in (Kind.PICKLE, Kind.LEGACY_PICKLE):
+        return None
+    try:
+        return find_state(read_data(path, kind), key, path)
+    except TrustError:
+        if not trust:
+            raise
+        return None
+
+
+def _from_program(path: Path, trust: bool, wishes: Wishes, eval_mode: bool) -> Model:
+    program, guards = load_program(path, trust)
+    require_eval_graph(program, eval_mode)
+    names = [tensor.name for tensor in placeholders(program)[0]]
+    matched = match_wishes(names, wishes.inputs, "the program's inputs") if wishes.inputs else [None] * len(names)
+    specs = describe_inputs(program, guards, matched, wishes, fresh=False)
+    return Model(program, specs, output_names(program), Kind.PROGRAM)
+
+
+def _from_weights(
+    path: Path, kind: Kind, found: State | nn.Module, model: str | None, model_args: Mapping[str, Any], wishes: Wishes, eval_mode: bool
+) -> Model:
+    if isinstance(found, nn.Module) and model is None:
+        return trace(copied(found), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
+    state = found.state_dict() if isinstance(found, nn.Module) else found
+    if model is None:
+        raise LoadError(
+            f"{path} holds weights alone ({len(state)} tensors: {listed(list(state), 3)}): say which model they belong "
+            "to with --model package.module:factory"
+        )
+    made = make_model(model, model_args)
+    fill(made, state, path)
+    if all(part.training for part in made.modules()):
+        made.eval()  # as constructed: neither the file nor the factory says anything of a mode
+    return trace(made, (), {}, wishes, eval_mode=eval_mode, kind="safetensors" if kind is Kind.SAFETENSORS else "state_dict")

@@ -1,0 +1,203 @@
+"""The example call that torch.export traces: the user's own, or one made from what the user says of the inputs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..errors import InputError
+from ..model import Dim
+from .inputs import DEFAULT, Wish, Wishes
+from .signature import dtype_name, match_wishes
+
+
+@dataclass(frozen=True)
+class Call:
+    """The example call, on the CPU. ``matched`` holds for each tensor, in the order of the leaves, the index of its wish or None."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    matched: tuple[int | None, ...]
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
+
+    def wished(self, wishes: Wishes) -> list[Wish | None]:
+        return [None if index is None else wishes.inputs[index] for index in self.matched]
+
+
+def signature_of(module: nn.Module) -> inspect.Signature:
+    return inspect.signature(module.forward)
+
+
+def made_call(module: nn.Module, wishes: Wishes, sizes: Mapping[str, int]) -> Call:
+    """Example arguments from the wishes alone: by the names of forward's parameters, else in their order."""
+    name = type(module).__name__
+    if not wishes.inputs:
+        raise InputError(
+            f"{name} needs example inputs: say what they look like with --input, for example {_suggestion(module)}; its "
+            f"forward is {name}{signature_of(module)}"
+        )
+    rng = np.random.default_rng(0)
+    tensors = [_tensor(wish, rng, sizes) for wish in wishes.inputs]
+    parameters = signature_of(module).parameters
+    names = [wish.name for wish in wishes.inputs]
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = {name for name, parameter in parameters.items() if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)}
+    if set(names) <= known or (open_ended and set(names) & known):
+        args: tuple[Any, ...] = ()
+        kwargs = dict(zip(names, tensors, strict=True))
+    elif set(names) & known:
+        wrong = next(name for name in names if name not in known)
+        raise InputError(
+            f"the input {wrong!r} is not a parameter of {name}{signature_of(module)}: use its names, or give all inputs "
+            "in their order under names of your own"
+        )
+    else:
+        args, kwargs = tuple(tensors), {}
+    try:
+        signature_of(module).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(f"the inputs {', '.join(names)} do not fit {name}{signature_of(module)}: {error}") from error
+    kwargs = {name: kwargs[name] for name in sorted(kwargs, key=list(parameters).index)} if not open_ended else kwargs
+    order = {id(tensor): index for index, tensor in enumerate(tensors)}
+    return Call(args, kwargs, tuple(order[id(leaf)] for leaf in (*args, *kwargs.values())))
+
+
+def _suggestion(module: nn.Module) -> str:
+    names = [
+        name
+        for name, parameter in signature_of(module).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    return " ".join(
+        f"--input '{name}:{'int64[batch,seq]' if 'id' in name or 'mask' in name else 'float32[batch,3,224,224]'}'"
+        for name in names or ["x"]
+    )
+
+
+def _tensor(wish: Wish, rng: np.random.Generator, sizes: Mapping[str, int]) -> torch.Tensor:
+    spec = wish.spec()
+    values = replace(spec, dtype="float32" if spec.dtype == "bfloat16" else spec.dtype).sample(rng, sizes)
+    return torch.from_numpy(values).to(getattr(torch, spec.dtype))
+
+
+def example_sizes(wishes: Wishes) -> Iterator[dict[str, int]]:
+    """Sizes to trace with, one way after the other, for models that do not run at the first.
+
+    torch.export takes the sizes 0 and 1 for constants, and dims of equal size may hide that they differ. So: different multiples of
+    the opt sizes (a model that wants a size divisible by something was given one that is), sizes next to them, the opt sizes.
+    """
+    tried: list[dict[str, int]] = []
+    for step in ("opt", 1, 0):
+        chosen: dict[str, int] = {}
+        for name, dim in wishes.dims.items():
+            start = max(2, dim.opt)
+            stride = start if step == "opt" else int(step)
+            sizes = range(start, min(dim.max, start + 64 * stride) + 1, stride) if stride else ()
+            chosen[name] = next((size for size in sizes if size not in chosen.values()), start)
+        if chosen not in tried:
+            tried.append(chosen)
+            yield chosen
+
+
+def given_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wishes: Wishes) -> Call:
+    """The user's example, detached and on the CPU; a dim that is to be dynamic is stretched where its size is 1."""
+    own_args, own_kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (tuple(args), dict(kwargs)))
+    try:
+        bound = signature_of(module).bind(*own_args, **own_kwargs)
+    except TypeError as error:
+        raise InputError(f"the arguments do not fit {type(module).__name__}{signature_of(module)}: {error}") from error
+    parameters = list(bound.signature.parameters)
+    own_kwargs = dict(sorted(own_kwargs.items(), key=lambda item: parameters.index(item[0]) if item[0] in parameters else len(parameters)))
+    call = Call(own_args, own_kwargs, ())
+    if not call.tensors():
+        raise InputError(
+            f"the example arguments of {type(module).__name__} hold no tensor: pass tensors, in containers that torch's pytree knows"
+        )
+    names = leaf_names(bound)
+    order = [names[id(leaf)] for leaf in call.tensors()]
+    matched = match_wishes(order, wishes.inputs, f"the inputs of {type(module).__name__}") if wishes.inputs else [None] * len(order)
+    call = replace(call, matched=tuple(None if wish is None else wishes.inputs.index(wish) for wish in matched))
+    sizes = {
+        dim.name: size for leaf, wish in zip(call.tensors(), matched, strict=True) if wish for dim, size in _checked(leaf, wish) if dim.name
+    }
+    stretched = {id(leaf): _stretched(leaf, wish, sizes) for leaf, wish in zip(call.tensors(), matched, strict=True)}
+    own_args, own_kwargs = pytree.tree_map_only(torch.Tensor, lambda t: stretched[id(t)], (call.args, call.kwargs))
+    return replace(call, args=own_args, kwargs=own_kwargs)
+
+
+def leaf_names(bound: inspect.BoundArguments) -> dict[int, str]:
+    """For each tensor the name that torch.export gives its placeholder: ``batch_ids`` for ``batch["ids"]``."""
+    arguments: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        arguments |= value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    found: dict[int, str] = {}
+    for path, leaf in pytree.tree_flatten_with_path(arguments)[0]:
+        if isinstance(leaf, torch.Tensor):
+            found[id(leaf)] = re.sub(
+                r"\W+", "_", "_".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path)
+            )
+    return found
+
+
+def dim_names(module: nn.Module, call: Call, dynamic_shapes: Any) -> list[dict[int, str]]:
+    """For each tensor the names of the ``torch.export.Dim`` objects that the user gave it, by dim."""
+    arguments = signature_of(module).bind(*call.args, **call.kwargs).arguments
+    if isinstance(dynamic_shapes, torch.export.ShapesCollection):
+        dynamic_shapes = dynamic_shapes.dynamic_shapes(module, call.args, call.kwargs)
+    found: dict[int, dict[int, str]] = {}
+    stack: list[tuple[Any, Any]] = [(arguments if isinstance(dynamic_shapes, Mapping) else list(arguments.values()), dynamic_shapes)]
+    while stack:
+        value, shape = stack.pop()
+        pairs = list(shape.items() if isinstance(shape, Mapping) else enumerate(shape) if isinstance(shape, list | tuple) else ())
+        if isinstance(value, torch.Tensor):
+            found[id(value)] = {index: dim.__name__ for index, dim in pairs if str(getattr(dim, "__name__", "")).isidentifier()}
+        elif isinstance(value, Mapping):
+            stack.extend((value[key], part) for key, part in pairs if key in value)
+        elif isinstance(value, list | tuple):
+            stack.extend((value[index], part) for index, part in pairs if isinstance(index, int) and index < len(value))
+    return [found.get(id(leaf), {}) for leaf in call.tensors()]
+
+
+def _checked(leaf: torch.Tensor, wish: Wish) -> Iterator[tuple[Dim, int]]:
+    if wish.dtype is not None and wish.dtype != dtype_name(leaf):
+        raise InputError(f"the input {wish.name!r} was given as {wish.dtype}, but its example is {dtype_name(leaf)}: change one of them")
+    if len(wish.shape) != leaf.dim():
+        raise InputError(f"the input {wish.name!r} was given {len(wish.shape)} dims, but its example has {leaf.dim()}: {list(leaf.shape)}")
+    for index, (dim, size) in enumerate(zip(wish.shape, leaf.shape, strict=True)):
+        if dim.name is None and dim.opt != size:
+            raise InputError(
+                f"dim {index} of the input {wish.name!r} was given the size {dim.opt}, but its example has {size}: change one of them"
+            )
+        yield dim, size
+
+
+def _stretched(leaf: torch.Tensor, wish: Wish | None, sizes: Mapping[str, int]) -> torch.Tensor:
+    for index, dim in enumerate(wish.shape if wish else ()):
+        if wish and dim.name and leaf.shape[index] != sizes[dim.name]:
+            raise InputError(
+                f"the dim {dim.name!r} has the size {sizes[dim.name]} in one example and {leaf.shape[index]} in that of "
+                f"{wish.name!r}: one name is one size"
+            )
+        if dim.name and leaf.shape[index] == 1 and dim.max > 1:
+            leaf = leaf.repeat_interleave(2, index)
+    return leaf
+
+
+def with_example_sizes(wishes: Wishes, call: Call) -> Wishes:
+    """A dim of which no range was stated is best at the size of its example."""
+    dims = dict(wishes.dims)
+    for leaf, wish in zip(call.tensors(), call.wished(wishes), strict=True):
+        for dim, size in zip(wish.shape if wish else (), leaf.shape, strict=False):
+            if dim.name and dim.name not in wishes.stated:
+                dims[dim.name] = Dim(dim.name, 1, size, max(DEFAULT[2], size))
+    return wishes.with_dims(dims)

@@ -1,0 +1,143 @@
+"""What the user says of the inputs: ``--input "ids:int64[batch,seq]{0:30522}"`` and ``--dim "batch=1:8:64"``.
+
+    NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the shape's brackets are written; DTYPE is float32 where it is left out
+    DIM = SIZE | NAME | NAME=MIN:OPT:MAX      a size is static, a name is dynamic; one name is one size everywhere
+
+The range is half-open for integers: {0:30522} are the ids 0 to 30521.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import InputError
+from ..model import Dim, InputSpec
+from .expressions import words
+
+DEFAULT = (1, 8, 64)  # min, opt and max of a dim of which nothing is said
+_MAX_SIZE = 2**31 - 1
+
+_SPEC = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-/]*)\s*(:\s*(?P<dtype>\w+)\s*)?\[(?P<shape>[^\]]*)\]\s*(\{(?P<range>[^}]*)\})?\s*")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_DTYPES = {
+    **{name: name for name in words("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool")},
+    **{"half": "float16", "float": "float32", "double": "float64", "short": "int16", "int": "int32", "long": "int64"},
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One --input: the input as the user wants it; ``dtype`` is None where it was left out."""
+
+    name: str
+    dtype: str | None
+    shape: tuple[Dim, ...]
+    range: tuple[float, float] | None
+
+    def spec(self) -> InputSpec:
+        return InputSpec(self.name, self.dtype or "float32", self.shape, self.range)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """All that the user said: the inputs in their order, the dims by name, and which of the dims have a stated range."""
+
+    inputs: tuple[Wish, ...]
+    dims: dict[str, Dim]
+    stated: frozenset[str]
+
+    def with_dims(self, dims: dict[str, Dim]) -> Wishes:
+        """The same with other ranges of dims."""
+        inputs = tuple(replace(wish, shape=tuple(dims[d.name] if d.name else d for d in wish.shape)) for wish in self.inputs)
+        return Wishes(inputs, dims, self.stated)
+
+
+def parse(inputs: Sequence[str], dims: Sequence[str]) -> Wishes:
+    """Read the --input and --dim values.
+
+    Raises:
+        InputError: one can't be read, or two contradict each other.
+    """
+    ranges: dict[str, Dim] = {}
+    for text in dims:
+        name, _, rest = text.partition("=")
+        if not _NAME.fullmatch(name.strip()) or not rest:
+            raise InputError(f"the dim {text!r} can't be read: write NAME=MIN:OPT:MAX, for example batch=1:8:64")
+        _state(ranges, _range_of(name.strip(), rest, text), text)
+    drafts = [_draft(text, ranges) for text in inputs]
+    names = [wish.name for wish in drafts]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"the input {twice[0]!r} is given {names.count(twice[0])} times: give each input once")
+    used = [d.name for wish in drafts for d in wish.shape if d.name]
+    known = {name: Dim(name, *DEFAULT) for name in used} | ranges
+    wishes = Wishes(tuple(drafts), {}, frozenset(ranges)).with_dims(known)
+    return _with_single_sizes_static(wishes)
+
+
+def _with_single_sizes_static(wishes: Wishes) -> Wishes:
+    """A dim whose range is one size is not dynamic."""
+    single = {name: Dim.static(dim.opt) for name, dim in wishes.dims.items() if dim.min == dim.max}
+    inputs = tuple(replace(wish, shape=tuple(single.get(d.name or "", d) for d in wish.shape)) for wish in wishes.inputs)
+    return Wishes(inputs, {name: dim for name, dim in wishes.dims.items() if name not in single}, wishes.stated - single.keys())
+
+
+def _state(ranges: dict[str, Dim], dim: Dim, text: str) -> None:
+    assert dim.name is not None
+    other = ranges.setdefault(dim.name, dim)
+    if other != dim:
+        raise InputError(f"the dim {dim.name!r} is given twice: {describe(other)}, and {describe(dim)} in {text!r}; one name is one size")
+
+
+def _range_of(name: str, text: str, where: str) -> Dim:
+    parts = text.split(":")
+    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        raise InputError(
+            f"the dim {name}={text} in {where!r} can't be read: write {name}=MIN:OPT:MAX in whole numbers, for example {name}=1:8:64"
+        )
+    low, best, high = (int(part) for part in parts)
+    if not 1 <= low <= best <= high <= _MAX_SIZE:
+        raise InputError(f"the dim {name}={text} in {where!r} must have 1 <= min <= opt <= max, for example {name}=1:8:64")
+    return Dim(name, low, best, high)
+
+
+def _draft(text: str, ranges: dict[str, Dim]) -> Wish:
+    match = _SPEC.fullmatch(text)
+    if match is None:
+        raise InputError(
+            f"the input {text!r} can't be read: write NAME:DTYPE[DIM,...], for example ids:int64[batch,seq]{{0:30522}} "
+            "or x:float32[batch,3,224,224]"
+        )
+    dtype = match["dtype"]
+    if dtype is not None and dtype not in _DTYPES:
+        raise InputError(f"the input {text!r} has the unknown dtype {dtype!r}: one of {', '.join(_DTYPES)}")
+    shape = tuple(_dim(part.strip(), text, ranges) for part in match["shape"].split(",")) if match["shape"].strip() else ()
+    values = _values(match["range"], text) if match["range"] is not None else None
+    return Wish(match["name"], dtype and _DTYPES[dtype], shape, values)
+
+
+def _dim(part: str, text: str, ranges: dict[str, Dim]) -> Dim:
+    if part.isdecimal() and 1 <= int(part) <= _MAX_SIZE:
+        return Dim.static(int(part))
+    name, _, rest = (piece.strip() for piece in part.partition("="))
+    if not _NAME.fullmatch(name):
+        raise InputError(f"the dim {part!r} of {text!r} can't be read: write a size of 1 or more, a name, or NAME=MIN:OPT:MAX")
+    if rest:
+        _state(ranges, _range_of(name, rest, text), text)
+    return Dim(name, *DEFAULT)
+
+
+def _values(body: str, text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) if any(c in part for c in ".eE") else int(part) for part in body.split(":"))
+    except ValueError:
+        raise InputError(f"the range {{{body}}} of {text!r} can't be read: write {{LOW:HIGH}}, for example {{0:30522}}") from None
+    if not (low < high and math.isfinite(high - low)):
+        raise InputError(f"the range {{{body}}} of {text!r} holds no value: it runs from {low} up to but not including {high}")
+    return low, high
+
+
+def describe(dim: Dim) -> str:
+    return f"{dim.name}={dim.min}:{dim.opt}:{dim.max}" if dim.name else str(dim.opt)

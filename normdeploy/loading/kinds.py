@@ -1,0 +1,187 @@
+"""What a file is, told from its bytes alone: nothing in it is executed, imported or unpickled.
+
+| kind | marker |
+|---|---|
+| ExportedProgram | zip with one root folder; ``archive_format`` reads ``pt2``; ``models/model.json`` |
+| TorchScript | zip with ``constants.pkl`` or ``code/`` |
+| torch.save | zip with ``data.pkl``; the legacy format is a row of bare pickles, the first holding a magic number |
+| safetensors | a little-endian u64 length, then ``{`` |
+| Hugging Face folder | ``config.json`` |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zipfile
+import zlib
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+
+from ..errors import LoadError
+
+LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  # the pickle of torch.serialization.MAGIC_NUMBER, protocol 2
+PROGRAM_JSON = "models/model.json"
+_HEADER_LIMIT = 100 << 20  # the safetensors library's own limit on its header, bytes
+_CHUNK = 1 << 20
+
+
+class Kind(StrEnum):
+    PROGRAM = "ExportedProgram"
+    TORCHSCRIPT = "TorchScript"
+    PICKLE = "torch.save"
+    LEGACY_PICKLE = "torch.save (legacy)"
+    SAFETENSORS = "safetensors"
+    HUGGINGFACE = "Hugging Face folder"
+
+
+def detect(path: Path) -> Kind:
+    """The kind of the file or folder at ``path``.
+
+    Raises:
+        LoadError: there is nothing there, it is broken or truncated, or of no kind that can be loaded.
+    """
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return Kind.HUGGINGFACE
+        raise LoadError(f"{path} is a folder without a config.json: give the model file in it, or a Hugging Face model folder")
+    if not path.is_file():
+        raise LoadError(f"there is no file {path}: check the path (seen from {Path.cwd()})")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        raise LoadError(f"{path} is empty (0 bytes): copy or save it again")
+    if head.startswith(b"PK\x03\x04"):
+        with open_archive(path) as archive:
+            return _zip_kind(path, archive)
+    if head.startswith(LEGACY_MAGIC[:4]):
+        if not head.startswith(LEGACY_MAGIC):
+            raise LoadError(
+                f"{path} starts like a file of torch.save's legacy format, but the magic number is not torch's: it is broken or foreign"
+            )
+        return Kind.LEGACY_PICKLE
+    if head[8:9] == b"{":
+        return _safetensors_kind(path, head, size)
+    raise LoadError(f"{path} is of no kind that can be loaded: it starts with the bytes {head[:8].hex(' ')}{_hint(head, path)}")
+
+
+def _hint(head: bytes, path: Path) -> str:
+    if head.startswith(b"version https://git-lfs"):
+        return " (a Git LFS pointer: fetch the file itself with `git lfs pull`)"
+    if path.suffix == ".onnx":
+        return " (an ONNX file: use `normdeploy optimize` or `inspect`)"
+    if head[:1] == b"\x80":
+        return " (a bare pickle: save with torch.save or torch.export.save)"
+    return "; wanted: torch.export.save, torch.save, safetensors, or a Hugging Face folder"
+
+
+def _safetensors_kind(path: Path, head: bytes, size: int) -> Kind:
+    (length,) = struct.unpack("<Q", head[:8])
+    if length > _HEADER_LIMIT:
+        raise LoadError(
+            f"{path} looks like safetensors, but says its header has {length} bytes (the format allows {_HEADER_LIMIT}): it is broken"
+        )
+    if 8 + length > size:
+        raise LoadError(f"{path} is a truncated safetensors file: its header alone has {length} bytes, the file {size}; copy it again")
+    return Kind.SAFETENSORS
+
+
+def _zip_kind(path: Path, archive: zipfile.ZipFile) -> Kind:
+    names = archive.namelist()
+    root = root_folder(archive)
+    inner = {name.removeprefix(f"{root}/") for name in names}
+    if "serialized_exported_program.json" in names:
+        raise LoadError(
+            f"{path} is an ExportedProgram in the format of torch 2.7 and older: torch.export.load it there, and "
+            "torch.export.save it with a newer torch"
+        )
+    if "archive_format" in inner and read(archive, f"{root}/archive_format", path) == b"pt2":
+        models = sorted(name for name in inner if name.startswith("models/") and name.endswith(".json"))
+        if PROGRAM_JSON in models:
+            return Kind.PROGRAM
+        holds = f"only {', '.join(models)}" if models else "none, only compiled code"
+        raise LoadError(f"{path} is a .pt2 archive without {PROGRAM_JSON} (models in it: {holds}): save the program with torch.export.save")
+    if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
+        return Kind.TORCHSCRIPT
+    if "data.pkl" in inner:
+        return Kind.PICKLE
+    raise LoadError(f"{path} is a zip file, but not one that torch writes: it holds {', '.join(sorted(inner)[:5])}")
+
+
+def root_folder(archive: zipfile.ZipFile) -> str:
+    """The one folder that everything in an archive of torch lies in."""
+    return PurePosixPath(archive.namelist()[0]).parts[0]
+
+
+def open_archive(path: Path) -> zipfile.ZipFile:
+    """A zip file of torch's whose table of contents can be relied on.
+
+    torch stores its entries uncompressed, so what they declare can't exceed the file by much: whatever does is a bomb, and is
+    refused by the declared sizes, before a byte of it is inflated.
+
+    Raises:
+        LoadError: broken, truncated or empty; an entry leaves the archive, occurs twice, is encrypted or is a bomb.
+    """
+    try:
+        archive = zipfile.ZipFile(path)
+        entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, EOFError, struct.error, ValueError, NotImplementedError) as error:
+        raise LoadError(
+            f"{path} starts like a zip file but can't be read as one: it is truncated or broken ({error}); copy or save it again"
+        ) from error
+    try:
+        _check_entries(path, entries)
+    except LoadError:
+        archive.close()
+        raise
+    return archive
+
+
+def _check_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+    if not entries:
+        raise LoadError(f"{path} is a zip file without entries: save it again")
+    seen: set[str] = set()
+    for entry in entries:
+        parts = PurePosixPath(entry.filename).parts
+        if not parts or entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename or ":" in parts[0]:
+            raise LoadError(f"{path} holds an entry that leads out of the archive, {entry.filename!r}: torch writes no such file")
+        if entry.filename in seen:
+            raise LoadError(f"{path} holds {entry.filename!r} twice: which of them counts depends on the reader; torch writes no such file")
+        if entry.flag_bits & 1:
+            raise LoadError(f"{path} is encrypted (entry {entry.filename!r}): decrypt it first")
+        seen.add(entry.filename)
+    declared, size = sum(entry.file_size for entry in entries), path.stat().st_size
+    if declared > 2 * size + _CHUNK:
+        largest = max(entries, key=lambda entry: entry.file_size)
+        raise LoadError(
+            f"{path} has {size} bytes but says that it holds {declared} ({largest.filename!r} alone "
+            f"{largest.file_size}): torch does not compress, this is a zip bomb"
+        )
+
+
+def read(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
+    """One whole entry.
+
+    Raises:
+        LoadError: it is not there, or damaged.
+    """
+    try:
+        return archive.read(name)
+    except KeyError:
+        raise LoadError(f"{path} lacks {name.partition('/')[2]!r}, which such a file must hold: it is incomplete; save it again") from None
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError, zlib.error) as error:
+        raise LoadError(f"{path}: the entry {name!r} can't be read ({error}): the file is damaged; copy or save it again") from error
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file; of a folder: of the names and bytes of its files, in the order of their names."""
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    for file in files:
+        if file != path:
+            digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()

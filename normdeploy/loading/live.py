@@ -1,0 +1,285 @@
+"""A live module as a Model: a copy in eval mode, traced by torch.export with the wished dynamic dims."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ExportError, InputError, LoadError
+from ..model import Dim, Model
+from .calls import Call, dim_names, example_sizes, given_call, made_call, signature_of, with_example_sizes
+from .inputs import Wishes, describe, parse
+from .program import live_guards
+from .signature import dtype_name, output_names
+from .specs import describe_inputs
+from .training import reachable, require_eval, require_eval_graph
+
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_ATTEMPTS = 4  # exports, each with the ranges narrowed to what the one before asked for
+
+
+def from_module(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dims: Sequence[str] = (),
+    dynamic_shapes: Any = None,
+    inputs: Sequence[str] = (),
+    eval_mode: bool = False,
+) -> Model:
+    """Trace a live module. A copy of it is traced: the object itself, its tensors and its flags stay as they are.
+
+    Args:
+        module: in eval mode, unless ``eval_mode``.
+        args: example positional arguments: tensors, nested containers, plain values. Without args and kwargs, examples are made
+            from ``inputs``.
+        kwargs: example keyword arguments.
+        dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
+        dynamic_shapes: as ``torch.export.export`` takes it, instead of names in ``inputs``.
+        inputs: what the tensors look like and which dims are dynamic, ``ids:int64[batch,seq]{0:30522}``; by the names of the forward
+            parameters, or all of them in their order under new names.
+        eval_mode: put the copy in eval mode where it is not.
+
+    Raises:
+        InputError: the inputs do not fit the module, or a dim that was asked to be dynamic is fixed by it.
+        TrainingModeError: a part of the module is in training mode.
+        ExportError: torch.export can't trace the module.
+    """
+    if not isinstance(module, nn.Module):
+        raise InputError(f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module")
+    return trace(
+        copied(module), args, kwargs or {}, parse(inputs, dims), dynamic_shapes=dynamic_shapes, eval_mode=eval_mode, kind="live module"
+    )
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """An independent copy of what ``module`` wraps, on the CPU.
+
+    Raises:
+        LoadError: it holds something that can't be copied.
+    """
+    while True:
+        if isinstance(module, _WRAPPERS):
+            module = module.module
+        elif isinstance(inner := vars(module).get("_orig_mod") or module._modules.get("_orig_mod"), nn.Module):  # torch.compile
+            module = inner
+        else:
+            break
+    if isinstance(module, torch.jit.ScriptModule):
+        raise LoadError(
+            f"{type(module).__name__} is a TorchScript module, which torch.export does not take: pass the module that it was made from"
+        )
+    # copy.deepcopy refuses tensors that are results of a computation, such as the weight of an old weight_norm
+    memo = {id(item): item.detach().clone() for _, item in reachable(module) if isinstance(item, torch.Tensor) and not item.is_leaf}
+    try:
+        return copy.deepcopy(module, memo).cpu()
+    except Exception as error:  # whatever an attribute of the user's module raises
+        raise LoadError(
+            f"{type(module).__name__} can't be copied ({type(error).__name__}: {error}), and it is never exported in "
+            "place: remove what can't be copied from its attributes"
+        ) from error
+
+
+def trace(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wishes: Wishes,
+    *,
+    dynamic_shapes: Any = None,
+    eval_mode: bool = False,
+    kind: str,
+) -> Model:
+    """``from_module`` for a module that is ours already: it may be changed."""
+    require_eval(module, eval_mode)
+    if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
+        raise InputError("dynamic dims are given twice, by names in the inputs and by dynamic_shapes: give one of them")
+    if args or kwargs:
+        call = given_call(module, args, kwargs, wishes)
+        program, wishes = _export_narrowing(module, call, with_example_sizes(wishes, call), dynamic_shapes)
+    else:
+        program, call, wishes = _export_made(module, wishes)
+    require_eval_graph(program, eval_mode)
+    names = dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
+    specs = describe_inputs(program, live_guards(program), call.wished(wishes), wishes, fresh=True, names=names)
+    return Model(program, specs, output_names(program), kind)
+
+
+class _DoesNotRun(InputError):
+    """The module itself fails on the example inputs."""
+
+
+def _export_made(module: nn.Module, wishes: Wishes) -> tuple[torch.export.ExportedProgram, Call, Wishes]:
+    failure: _DoesNotRun | None = None
+    for sizes in example_sizes(wishes):
+        call = made_call(module, wishes, sizes)
+        try:
+            program, wishes = _export_narrowing(module, call, wishes, None)
+            return program, call, wishes
+        except _DoesNotRun as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _export_narrowing(module: nn.Module, call: Call, wishes: Wishes, dynamic_shapes: Any) -> tuple[torch.export.ExportedProgram, Wishes]:
+    """Export; where torch finds that a dim can't have all of its range, narrow it if the user stated none, and try again."""
+    steps = False
+    for _ in range(_ATTEMPTS):
+        shapes = dynamic_shapes if dynamic_shapes is not None else _dynamic_shapes(module, call, wishes)
+        try:
+            return _export(module, call, shapes, steps), wishes
+        except Exception as error:
+            if "Constraints violated" not in str(error):
+                raise _translated(module, call, error) from error
+            narrower, in_steps = _narrowed(str(error), wishes)
+            if narrower == wishes and in_steps <= steps:
+                raise InputError(_complaint(str(error), wishes)) from error
+            wishes, steps = narrower, steps or in_steps
+    raise InputError(
+        f"{type(module).__name__} can't be exported with {', '.join(map(describe, wishes.dims.values()))}: state narrower ranges with --dim"
+    )
+
+
+def _dynamic_shapes(module: nn.Module, call: Call, wishes: Wishes) -> Any:
+    ranges = {name: torch.export.Dim(name, min=dim.min, max=dim.max) for name, dim in wishes.dims.items()}
+    shapes = torch.export.ShapesCollection()
+    dynamic = False
+    for leaf, wish in zip(call.tensors(), call.wished(wishes), strict=True):
+        named = {index: ranges[dim.name] for index, dim in enumerate(wish.shape if wish else ()) if dim.name}
+        if named:
+            shapes[leaf], dynamic = named, True
+    return shapes.dynamic_shapes(module, call.args, call.kwargs) if dynamic else None
+
+
+def _export(module: nn.Module, call: Call, shapes: Any, steps: bool) -> torch.export.ExportedProgram:
+    """torch.export, silent. ``steps``: a dim goes in steps (multiples of something), which torch can only check at run time."""
+    with warnings.catch_warnings(), _quiet():
+        warnings.simplefilter("ignore")  # of attributes assigned in the copy while tracing, deprecations of torch's own calls
+        return torch.export.export(
+            module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False, prefer_deferred_runtime_asserts_over_guards=steps
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export logs the whole graph with some failures; what matters of it is in the exception."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+_RANGE = re.compile(r"Dim\('\w+'(, min=(?P<min>\d+))?(, max=(?P<max>\d+))?\)")
+_STEPS = re.compile(r"(?P<step>\d+)\*(?P<root>\w+)( \+ (?P<offset>\d+))?")
+
+
+def _fixes(message: str) -> dict[str, str]:
+    """torch's suggested fixes, ``{"seq": "Dim('seq', max=12)"}``."""
+    lines = message.partition("Suggested fixes:")[2].splitlines()
+    return {
+        name: value for line in lines if line.startswith("  ") for name, separator, value in [line.strip().partition(" = ")] if separator
+    }
+
+
+def _narrowed(message: str, wishes: Wishes) -> tuple[Wishes, bool]:
+    """The wishes with the ranges that torch asks for, and whether dims go in steps.
+
+    Raises:
+        InputError: a dim is fixed by the model, equal to another, or its stated range is too wide.
+    """
+    dims, steps = dict(wishes.dims), False
+    fixes = _fixes(message)
+    for name, fix in fixes.items():
+        if fix.isdecimal():
+            wished = f" ({describe(dims[name])})" if name in dims else ""
+            raise InputError(
+                f"the dim {name!r} was asked to be dynamic{wished}, but the model fixes it to the size {fix}: "
+                f"write {fix} in its place, or change what fixes it in the model"
+            )
+        if name in dims and fix in dims:
+            raise InputError(f"the dims {name!r} and {fix!r} are always equal in the model: give them one name")
+        low, high, step, offset = _allowed(fix, fixes)
+        if name in dims and low is not None:
+            steps |= step > 1
+            dims[name] = _fitted(dims[name], low, high, step, offset, name in wishes.stated)
+    return wishes.with_dims(dims), steps
+
+
+def _allowed(fix: str, fixes: Mapping[str, str]) -> tuple[int | None, int | None, int, int]:
+    """(min, max, step, offset) of one suggested fix; the min is None where it can't be read."""
+    step, offset = 1, 0
+    if match := _STEPS.fullmatch(fix):
+        step, offset, fix = int(match["step"]), int(match["offset"] or 0), fixes.get(match["root"], "")
+    if not (match := _RANGE.fullmatch(fix)):
+        return None, None, 1, 0
+    high = int(match["max"]) * step + offset if match["max"] else None
+    return int(match["min"] or 1) * step + offset, high, step, offset
+
+
+def _fitted(wished: Dim, low: int, high: int | None, step: int, offset: int, stated: bool) -> Dim:
+    high = wished.max if high is None else min(high, wished.max)
+    sizes = range(low + max(0, -(-(wished.min - low) // step)) * step, high + 1, step)
+    kind = f"multiples of {step}{f' plus {offset}' if offset else ''} " if step > 1 else ""
+    if not sizes or (stated and not {wished.min, wished.opt, wished.max} <= set(sizes)):
+        raise InputError(
+            f"the dim {describe(wished)} was asked for, but the model takes only {kind}from {low} to {high}: state such "
+            "a range, or change what limits it in the model"
+        )
+    return Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1])
+
+
+_VIOLATED = re.compile(r"Not all values of (?P<name>\w+) = .* satisfy the generated guard (?P<guard>.*)")
+_SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
+
+
+def _complaint(message: str, wishes: Wishes) -> str:
+    """torch's own words on a violated constraint, without its advice on its own API."""
+    lines = [line.strip().removeprefix("- ") for line in message.partition("Suggested fixes")[0].splitlines() if line.startswith("  ")]
+    violated = [match for line in lines if (match := _VIOLATED.match(line))]
+    for match in violated:
+        if special := _SPECIAL.fullmatch(match["guard"]):
+            size, dim = special["size"], wishes.dims.get(match["name"])
+            wished = f" ({describe(dim)})" if dim else ""
+            asked = f"the dim {match['name']!r} was asked to be dynamic{wished}"
+            return f"{asked}, but the model was made for the size {size} there: write {size} in its place"
+    if violated:
+        conditions = "; ".join(match["guard"].rstrip(".") for match in violated[:3])
+        asked = f"the dim {violated[0]['name']!r} does not have the range that was asked for"
+        return f"{asked}: the model needs {conditions}; state another with --dim"
+    return "the dynamic dims do not fit the model: " + "; ".join(lines[:3])
+
+
+def _translated(module: nn.Module, call: Call, error: Exception) -> Exception:
+    """torch.export's failure as an error of ours: of the inputs where the call itself fails, else of the export."""
+    name, text = type(module).__name__, str(error)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    if "tree_name" in text:
+        return InputError(
+            f"{name} takes inputs by **kwargs, for which torch.export has no dynamic dims: give forward named parameters, or fixed sizes"
+        )
+    if type(error).__name__ == "UserError" and "dynamic_shapes" in text:
+        return InputError(f"the dynamic_shapes do not fit {name}: {first}")
+    try:
+        with torch.no_grad():
+            module(*call.args, **call.kwargs)
+    except Exception as eager:
+        shapes = ", ".join(f"{dtype_name(leaf)}{list(leaf.shape)}" for leaf in call.tensors())
+        detail = next((line.strip() for line in str(eager).splitlines() if line.strip()), "")
+        return _DoesNotRun(
+            f"{name}{signature_of(module)} does not run on the inputs {shapes}: {type(eager).__name__}: {detail}; say "
+            "what it takes with --input"
+        )
+    return ExportError(f"torch.export can't trace {name}: {type(error).__name__}: {first}")

@@ -1,0 +1,118 @@
+"""Files of torch.save: weights are data and are read as such; whatever needs more than that is code.
+
+A pickle is a program for a small stack machine whose GLOBAL instructions import and whose REDUCE instructions call. torch's
+weights_only reader runs it with a fixed list of globals, enough for tensors in dicts and lists.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ..errors import LoadError, TrustError
+from .kinds import Kind, open_archive, read, root_folder
+
+_PICKLES = 5  # the legacy format is a row of five: magic number, version, system, object, storage keys
+# What an ordinary state_dict names; left out of refusals, so that the reader sees what is special.
+_ORDINARY = re.compile(r"collections\.OrderedDict|torch(\.\w+)*\.(_rebuild_\w+|\w*Storage|Size|dtype|device)")
+
+
+def read_data(path: Path, kind: Kind) -> Any:
+    """What torch.save wrote, read as data: tensors, on the CPU, in dicts and lists. Nothing is imported or called.
+
+    Raises:
+        TrustError: unpickling would import more than tensors need; the message names it.
+        LoadError: the file is broken.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = _named_globals(path, kind)
+        if not named:  # nothing foreign is asked for: the pickle itself is broken
+            raise LoadError(f"{path} can't be read as weights: {_first_line(error)}; it is broken: copy or save it again") from error
+        raise TrustError(
+            f"{path} is not loaded: it is a pickle with more than tensors in it, and unpickling would import and may call {listed(named)}. "
+            "If you trust who made the file, pass --trust; safer is a file of weights alone "
+            "(torch.save(model.state_dict(), ...), with --model), "
+            "or a program (torch.export.save)"
+        ) from error
+    except Exception as error:  # RuntimeError, EOFError, ValueError, ...: torch names no common class for a broken file
+        raise LoadError(f"{path} can't be read: {_first_line(error)}; it is truncated or broken: copy or save it again") from error
+
+
+def unpickle(path: Path) -> Any:
+    """What torch.save wrote, in full: this runs whatever the pickle says.
+
+    Raises:
+        LoadError: a class that it names is not importable, or its code fails.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except (AttributeError, ModuleNotFoundError) as error:
+        raise LoadError(
+            f"{path} names a class that this process can't import: {_first_line(error)}. A whole pickled module needs "
+            "its source: run in its folder, or pass "
+            "--import with the module that defines it; a class of a notebook or script (__main__) can't be found "
+            "again: save the state_dict, or use torch.export.save"
+        ) from error
+    except Exception as error:
+        raise LoadError(f"{path} can't be unpickled: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _named_globals(path: Path, kind: Kind) -> list[str]:
+    if kind is Kind.LEGACY_PICKLE:
+        with path.open("rb") as stream:
+            return foreign_globals(stream)
+    with open_archive(path) as archive:
+        return foreign_globals(io.BytesIO(read(archive, f"{root_folder(archive)}/data.pkl", path)))
+
+
+def foreign_globals(stream: IO[bytes]) -> list[str]:
+    """What unpickling would import beyond what tensors need; nothing is executed."""
+    return [name for name in pickle_globals(stream) if not _ORDINARY.fullmatch(name)]
+
+
+def listed(names: Sequence[str], shown: int = 12) -> str:
+    """Names in a message: the first of them, and how many more there are."""
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+
+
+def pickle_globals(stream: IO[bytes]) -> list[str]:
+    """The dotted names of the GLOBAL instructions in a row of pickles, in order of first use; a broken tail is left out."""
+    found: dict[str, None] = {}
+    try:
+        for _ in range(_PICKLES):
+            _collect_globals(stream, found)
+    except Exception:  # pickletools raises ValueError, UnicodeDecodeError, ... on junk; what was found until then counts
+        pass
+    return list(found)
+
+
+def _collect_globals(stream: IO[bytes], found: dict[str, None]) -> None:
+    strings: list[str] = []  # those pushed lately: STACK_GLOBAL takes its module and name from the stack
+    memo: dict[int, str] = {}
+    for opcode, argument, _ in pickletools.genops(stream):
+        match opcode.name:
+            case "GLOBAL" | "INST":
+                found[str(argument).replace(" ", ".", 1)] = None
+            case "STACK_GLOBAL":
+                found[".".join(strings[-2:])] = None
+            case "MEMOIZE":
+                memo[len(memo)] = strings[-1] if strings else "?"
+            case "BINPUT" | "LONG_BINPUT" | "PUT":
+                memo[int(str(argument))] = strings[-1] if strings else "?"
+            case "BINGET" | "LONG_BINGET" | "GET":
+                strings.append(memo.get(int(str(argument)), "?"))
+            case _ if isinstance(argument, str):
+                strings.append(argument)

@@ -1,0 +1,124 @@
+"""An ExportedProgram from a file: without trust from a copy that can't run code."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ..errors import LoadError, TrustError
+from .expressions import Guard, NotAllowed
+from .kinds import open_archive
+from .sanitise import Findings, sanitise
+
+
+def load_program(path: Path, trust: bool) -> tuple[torch.export.ExportedProgram, list[Guard]]:
+    """The program, on the CPU, and the conditions on its input sizes.
+
+    An ordinary file is loaded from a sanitised copy, whatever ``trust`` says; only what is not ordinary is handed to torch as it is.
+
+    Raises:
+        TrustError: parts of the file would run code; the message names each.
+        LoadError: the file is broken, or needs operators or classes that are not imported.
+    """
+    with tempfile.TemporaryDirectory(prefix="normdeploy-") as folder:
+        copy = Path(folder) / "model.pt2"
+        with open_archive(path) as archive:
+            findings = sanitise(path, archive, copy)
+        if findings.reasons and not trust:
+            raise TrustError(_refusal(path, findings))
+        _register_known_outputs(path)
+        program = _torch_load(path if findings.reasons else copy, path)
+    return _on_cpu(program), findings.guards
+
+
+def _refusal(path: Path, findings: Findings) -> str:
+    shown = "\n".join(f"  - {reason}" for reason in findings.reasons[:8])
+    more = f"\n  - and {len(findings.reasons) - 8} more" if len(findings.reasons) > 8 else ""
+    return f"{path} is not loaded, parts of it would run code:\n{shown}{more}\nIf you trust who made the file, pass --trust"
+
+
+def _register_known_outputs(path: Path) -> None:
+    """Importing transformers' output classes registers them, without which a program that returns one does not load."""
+    with open_archive(path) as archive:
+        models = [name for name in archive.namelist() if name.endswith("/models/model.json")]
+        named = any(b"transformers." in archive.read(name) for name in models)
+    if named and importlib.util.find_spec("transformers") is not None:
+        importlib.import_module("transformers.modeling_outputs")
+
+
+class _Causes(logging.Handler):
+    """torch.export.load logs the cause of a failure and raises an error that only points at the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.errors.append(record.exc_info[1])
+
+
+@contextlib.contextmanager
+def _captured_log(name: str) -> Iterator[_Causes]:
+    logger, handler = logging.getLogger(name), _Causes()
+    propagate, handlers = logger.propagate, list(logger.handlers)
+    logger.handlers, logger.propagate = [handler], False
+    try:
+        yield handler
+    finally:
+        logger.handlers, logger.propagate = handlers, propagate
+
+
+def _torch_load(source: Path, path: Path) -> torch.export.ExportedProgram:
+    with _captured_log("torch.export") as causes, source.open("rb") as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch 2.11 reads weights without copying
+        try:
+            return torch.export.load(file)
+        except Exception as error:  # torch raises RuntimeError, AssertionError, KeyError, ... for a file that does not fit
+            raise LoadError(_explain(path, [*causes.errors, error])) from error
+
+
+def _explain(path: Path, errors: list[BaseException]) -> str:
+    text = "\n".join(str(error) for error in errors)
+    if match := re.search(r"failed to resolve (torch\.ops\.)?(?P<op>[\w.]+) to an operator", text):
+        unknown = f"{path} uses the operator {match['op']}, which is not registered in this process"
+        return f"{unknown}: pass --import with the module that defines it"
+    if match := re.search(
+        r"(?P<name>[\w.]+) in pytree is not registered|couldn't find a serializated name|namedtuple class (?P<tuple>[\w.]+)", text
+    ):
+        name = match["name"] or match["tuple"] or "an unknown class"
+        unknown = f"{path} takes or returns {name}, a class that is not registered in this process"
+        return f"{unknown}: pass --import {name.rpartition('.')[0] or 'MODULE'} (the module that registers it)"
+    if match := re.search(r"schema version .*", text):
+        other = f"{path} was saved by another torch ({match[0].strip()}; this is torch {torch.__version__})"
+        return f"{other}: load and save it again with a torch that reads both"
+    lines = [line.strip() for line in str(errors[0]).splitlines() if line.strip()]
+    detail = f"{type(errors[0]).__name__}: {lines[-1] if lines else ''}"[:300]
+    return f"{path} can't be deserialized ({detail}): the file is damaged, or was saved by a torch too far from {torch.__version__}"
+
+
+def _on_cpu(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    if any(value.device.type != "cpu" for value in values if isinstance(value, torch.Tensor)):
+        from torch.export.passes import move_to_device_pass
+
+        return move_to_device_pass(program, "cpu")
+    return program
+
+
+def live_guards(program: torch.export.ExportedProgram) -> list[Guard]:
+    """The conditions on the input sizes that torch.export found while tracing in this process."""
+    found = []
+    for text in getattr(program, "_guards_code", []):
+        with contextlib.suppress(NotAllowed):
+            found.append(Guard(text))
+    return found

@@ -1,0 +1,288 @@
+"""A copy of an ExportedProgram's archive that can't run code when torch loads it.
+
+``torch.export.load`` runs what a crafted file wants in many places: it unpickles ``data/sample_inputs/model.pt``, weights marked
+``use_pickle``, TorchBind and opaque constants; evaluates every ``expr_str`` (``sympy.sympify``); executes ``guards_code`` on the
+first call; imports whatever module a tree spec names; takes any attribute of torch as a node's target (``torch.os.system``); and
+loads the libraries under ``data/aotinductor``. The copy holds only what was checked here; what can't be checked is a reason for
+asking for trust.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import io
+import json
+import re
+import shutil
+import types
+import typing
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._export.serde import schema
+
+from ..errors import LoadError
+from .expressions import Guard, NotAllowed, check_expression, words
+from .kinds import PROGRAM_JSON, read, root_folder
+from .pickled import foreign_globals, listed
+
+_SAMPLES = "data/sample_inputs/model.pt"
+_WEIGHTS = "data/weights"
+_CONSTANTS = "data/constants"
+_CONFIGS = {_WEIGHTS: f"{_WEIGHTS}/model_weights_config.json", _CONSTANTS: f"{_CONSTANTS}/model_constants_config.json"}
+_CARRIED = ("archive_format", "archive_version", ".data/version", "byteorder")
+_PAYLOAD = re.compile(r"(weight|tensor)_\d+")
+
+_SYMBOLIC = re.compile(
+    r"_operator\.(eq|ne|le|ge|lt|gt|neg|pos|mul|add|sub|floordiv|mod|pow|truediv|and_|or_|lshift|rshift|getitem)"
+    r"|math\.(trunc|ceil|floor|sqrt)|torch\.(sym_\w+|_sym_sqrt)"
+)
+_OPERATOR = re.compile(r"torch\.ops\.(?P<namespace>\w+)\.(?P<name>\w+)(\.(?P<overload>\w+))?")
+_OpOverload = type(torch.ops.aten.add.Tensor)
+# torch's own operators that reach beyond tensors: files, processes, the network, compiled code. An op of any other library exists
+# only if the user imported it.
+_OUTSIDE = words(
+    "c10d _c10d_functional _c10d_functional_autograd _dtensor symm_mem profiler inductor static_runtime _test export rpc streams"
+)
+_HIGHER_ORDER = words(
+    "cond while_loop scan associative_scan map_impl map wrap_with_set_grad_enabled wrap_with_autocast wrap strict_mode hints_wrapper "
+    "invoke_subgraph tag_activation_checkpoint out_dtype flex_attention auto_functionalized auto_functionalized_v2"
+)
+_FACTORIES = words("list dict set int float str bool tuple")  # of builtins: what a defaultdict in the inputs may make
+
+
+class Findings:
+    """What was found in one archive: the checked parts, and the reasons why it can't be loaded without trust."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.guards: list[Guard] = []
+
+    def refuse(self, part: str, does: str) -> None:
+        self.reasons.append(f"{part} {does}")
+
+
+def sanitise(path: Path, archive: zipfile.ZipFile, copy: Path) -> Findings:
+    """Write the checked parts of ``archive`` to ``copy``; nothing is written where there is a reason to refuse.
+
+    Raises:
+        LoadError: a part is missing, damaged, or not what torch's schema says.
+    """
+    findings, root = Findings(), root_folder(archive)
+    names = set(archive.namelist())
+    program = _json(archive, root, PROGRAM_JSON, path)
+    _conforms(schema.ExportedProgram, program, PROGRAM_JSON, path)
+    _check_program(program, findings)
+    written: dict[str, bytes] = {}
+    payloads: set[str] = set()
+    for folder, config_name in _CONFIGS.items():
+        if f"{root}/{folder}/model.pt" in names:
+            raise LoadError(
+                f"{path} keeps its weights in an older torch's format ({folder}/model.pt): torch.export.load it there "
+                "and torch.export.save it with a newer torch"
+            )
+        config = _json(archive, root, config_name, path)
+        _conforms(schema.PayloadConfig, config, config_name, path)
+        payloads |= {f"{folder}/{name}" for name in _check_payloads(config, folder, findings)}
+        written[config_name] = json.dumps(config).encode()
+    written[_SAMPLES] = _samples(read(archive, f"{root}/{_SAMPLES}", path), findings)
+    if findings.reasons:
+        return findings
+    written[PROGRAM_JSON] = json.dumps(program | {"guards_code": []}).encode()
+    written |= {name: read(archive, f"{root}/{name}", path) for name in _CARRIED if f"{root}/{name}" in names}
+    with zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as out:
+        for name, data in written.items():
+            out.writestr(f"model/{name}", data)
+        for name in sorted(payloads):
+            _copy_entry(archive, f"{root}/{name}", out, f"model/{name}", path)
+    return findings
+
+
+def _copy_entry(archive: zipfile.ZipFile, name: str, out: zipfile.ZipFile, target: str, path: Path) -> None:
+    try:
+        with archive.open(name) as source, out.open(target, "w", force_zip64=True) as sink:
+            shutil.copyfileobj(source, sink, 1 << 20)
+    except KeyError:
+        raise LoadError(
+            f"{path} lacks {name.partition('/')[2]!r}, which its configuration names: it is incomplete; save it again"
+        ) from None
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        raise LoadError(f"{path}: the entry {name!r} can't be read ({error}): the file is damaged; copy or save it again") from error
+
+
+def _json(archive: zipfile.ZipFile, root: str, name: str, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(read(archive, f"{root}/{name}", path))
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path}: {name} is not JSON ({error}): the file is damaged; save it again") from error
+    if not isinstance(value, dict):
+        raise LoadError(f"{path}: {name} holds a {type(value).__name__} where an object is wanted: the file is damaged")
+    return value
+
+
+def _conforms(hint: Any, value: Any, where: str, path: Path) -> None:
+    """``value`` has the types that torch's schema states; torch itself does not look, and hands on a string as a size.
+
+    Raises:
+        LoadError: it has not; the message names the place.
+    """
+    try:
+        _check_type(hint, value, where)
+    except (TypeError, RecursionError) as error:
+        raise LoadError(f"{path}: {error}; the file is damaged, or of a torch newer than {torch.__version__}") from error
+
+
+def _check_type(hint: Any, value: Any, where: str) -> None:
+    if isinstance(hint, typing.ForwardRef):
+        hint = hint.__forward_arg__
+    if isinstance(hint, str):
+        hint = getattr(schema, hint)
+    origin, parameters = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        _check_type(parameters[0], value, where)
+    elif origin in (typing.Union, types.UnionType):
+        if value is not None:
+            _check_type(next(p for p in parameters if p is not type(None)), value, where)
+    elif origin is list:
+        for index, item in enumerate(_expect(list, value, where)):
+            _check_type(parameters[0], item, f"{where}[{index}]")
+    elif origin is dict:
+        for key, item in _expect(dict, value, where).items():
+            _check_type(parameters[1], item, f"{where}.{key}")
+    elif dataclasses.is_dataclass(hint):
+        _check_fields(hint, _expect(dict, value, where), where)
+    elif hint is float:
+        if value not in ("Infinity", "-Infinity", "NaN"):
+            _expect((int, float), value, where)
+    elif isinstance(hint, type):
+        _expect(int if issubclass(hint, enum.IntEnum) else hint, value, where)
+    else:
+        raise TypeError(f"{where} is of an unknown type {hint}")
+
+
+def _check_fields(hint: Any, value: dict[str, Any], where: str) -> None:
+    hints = typing.get_type_hints(hint, globalns=vars(schema))
+    if issubclass(hint, schema._Union) and (len(value) != 1 or next(iter(value)) not in hints):
+        raise TypeError(f"{where} must hold one of {', '.join(hints)}, not {', '.join(value) or 'nothing'}")
+    for name, item in value.items():
+        if name in hints:
+            _check_type(hints[name], item, f"{where}.{name}")
+
+
+def _expect(wanted: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        names = " or ".join(t.__name__ for t in (wanted if isinstance(wanted, tuple) else (wanted,)))
+        raise TypeError(f"{where} is {value!r:.60}, where {names} is wanted")
+    return value
+
+
+def _check_program(program: dict[str, Any], findings: Findings) -> None:
+    for key, value in _entries(program):
+        if key == "expr_str":
+            try:
+                check_expression(value)
+            except NotAllowed as error:
+                findings.refuse(f"the shape expression {value[:100]!r} in {PROGRAM_JSON}", f"would be evaluated as code: it holds {error}")
+        elif key in ("target", "as_operator") and not _harmless_target(value):
+            findings.refuse(
+                f"the node target {value[:100]!r} in {PROGRAM_JSON}", "is no operator on tensors: running the graph would call it"
+            )
+        elif key in ("in_spec", "out_spec"):
+            for name in _tree_imports(value):
+                findings.refuse(f"the tree spec {key} in {PROGRAM_JSON}", f"would import {name}")
+    for text in program.get("guards_code", []):
+        try:
+            findings.guards.append(Guard(text))
+        except NotAllowed as error:
+            findings.refuse(f"the guard {text[:100]!r} in guards_code of {PROGRAM_JSON}", f"would be executed as code: it holds {error}")
+
+
+def _entries(value: Any) -> Iterator[tuple[str, str]]:
+    """Every (key, string) in nested JSON."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            yield from ((key, text) for key, text in item.items() if isinstance(text, str))
+        stack.extend(item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+
+
+def _harmless_target(target: str) -> bool:
+    """Whether a node may have this target: arithmetic on sizes, or an operator on tensors (unknown ones torch refuses by itself)."""
+    if _SYMBOLIC.fullmatch(target):
+        return True
+    match = _OPERATOR.fullmatch(target)
+    if match is None or hasattr(type(torch.ops), match["namespace"]):
+        return False
+    if match["namespace"] == "higher_order":
+        return match["name"] in _HIGHER_ORDER and not match["overload"]
+    if match["namespace"] in _OUTSIDE or match["name"] == "from_file":
+        return False
+    try:
+        packet = getattr(getattr(torch.ops, match["namespace"]), match["name"])
+        return isinstance(getattr(packet, match["overload"] or ""), _OpOverload)
+    except AttributeError:
+        return True
+
+
+def _tree_imports(spec: str) -> list[str]:
+    """What loading a pytree spec would import: a defaultdict's factory, the class of an enum among its keys."""
+    found: list[str] = []
+    stack: list[Any] = [spec]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            with contextlib.suppress(ValueError, RecursionError):  # most strings are names; a context is JSON within JSON
+                parsed = json.loads(item)
+                stack.extend([parsed] if isinstance(parsed, dict | list) else [])
+        elif isinstance(item, list):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            if "__enum__" in item:
+                found.append(str(item.get("fqn")))
+            factory = item.get("default_factory_module"), item.get("default_factory_name")
+            if factory != (None, None) and not (factory[0] == "builtins" and factory[1] in _FACTORIES):
+                found.append(f"{factory[0]}.{factory[1]}")
+            stack.extend(item.values())
+    return found
+
+
+def _check_payloads(config: dict[str, Any], folder: str, findings: Findings) -> set[str]:
+    for name, meta in config["config"].items():
+        part = f"{name!r} ({folder}/{meta['path_name']})"
+        if meta["use_pickle"]:
+            findings.refuse(part, "is marked use_pickle: it would be unpickled, which runs whatever the pickle says")
+        elif not _PAYLOAD.fullmatch(meta["path_name"]):
+            findings.refuse(part, "is a custom object (TorchBind or opaque): it would be unpickled, which runs whatever the pickle says")
+    return {meta["path_name"] for meta in config["config"].values()}
+
+
+def _samples(data: bytes, findings: Findings) -> bytes:
+    """The example inputs, read as data and written anew."""
+    if not data:
+        return data
+    try:
+        samples = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception:  # torch raises UnpicklingError, RuntimeError, EOFError, ... and reads the same bytes in full afterwards
+        named = _sample_globals(data)
+        what = f"it would import {listed(named)}" if named else "it can't be read as tensors"
+        findings.refuse(f"the example inputs ({_SAMPLES})", f"are a pickle with more than tensors in it: {what}")
+        return b""
+    buffer = io.BytesIO()
+    torch.save(samples, buffer)
+    return buffer.getvalue()
+
+
+def _sample_globals(data: bytes) -> list[str]:
+    """The globals of a torch.save file held in memory, which may be crafted: the text of a refusal must not fail on it."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entry = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
+            return foreign_globals(io.BytesIO(archive.read(entry))) if entry.file_size <= len(data) else []
+    except Exception:
+        return foreign_globals(io.BytesIO(data))

@@ -1,0 +1,131 @@
+"""What an exported program takes and returns: its tensor inputs, their paths in the call, and names for its outputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import InputError
+from .inputs import Wish
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """One tensor input of the program: its node, its path as guards write it, and the size that it was exported with."""
+
+    node: torch.fx.Node
+    paths: tuple[str, ...]
+    example: tuple[int, ...] | None
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def value(self) -> torch.Tensor:
+        return self.node.meta["val"]
+
+    def size(self, index: int) -> Any:
+        """A dim as sympy has it where it is dynamic, else its size."""
+        size = self.value.shape[index]
+        if isinstance(size, torch.SymInt):
+            size = size.node.expr
+            return int(size) if size.is_number else size
+        return size
+
+
+def placeholders(program: torch.export.ExportedProgram) -> tuple[list[Placeholder], dict[tuple[str, int], Any]]:
+    """The tensor inputs in the program's order, and the values of the constant ones by their paths.
+
+    Raises:
+        InputError: an input is a number of unknown value.
+    """
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    user = [spec.arg for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    examples = pytree.tree_leaves(program.example_inputs) if program.example_inputs else []
+    tensors: list[Placeholder] = []
+    constants: dict[tuple[str, int], Any] = {}
+    for index, (argument, paths) in enumerate(zip(user, _paths(program, len(user)), strict=True)):
+        value = nodes[argument.name].meta.get("val") if argument.name in nodes else None
+        if isinstance(value, torch.Tensor):
+            example = examples[index] if len(examples) == len(user) else None
+            tensors.append(Placeholder(nodes[argument.name], paths, tuple(example.shape) if isinstance(example, torch.Tensor) else None))
+        elif hasattr(argument, "value"):
+            constants |= {(path, -1): argument.value for path in paths}
+        else:
+            raise InputError(
+                f"the program's input {argument.name!r} is a number whose value is open: export it with a tensor or a fixed number there"
+            )
+    return tensors, constants
+
+
+def _paths(program: torch.export.ExportedProgram, count: int) -> list[tuple[str, ...]]:
+    """For each input the ways in which a guard may write it: ``['x']``, ``['batch']['ids']``, ``['xs'][0]``."""
+    signature = program.module_call_graph[0].signature
+    if signature is None or signature.in_spec.num_leaves != count:
+        return [()] * count
+    names = signature.forward_arg_names or []
+    found = []
+    for path, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(count)), signature.in_spec))[0]:
+        place: Any = path[0]
+        position: Any = path[1]
+        keyword, rest = place.idx == 1, pytree.keystr(tuple(path[2:]))
+        name = position.key if keyword else names[position.idx] if position.idx < len(names) else f"args_{position.idx}"
+        variadic = re.fullmatch(r"(.+)_(\d+)", str(name))  # torch names the parts of *xs xs_0, xs_1
+        found.append((f"[{name!r}]{rest}", *([f"[{variadic[1]!r}][{variadic[2]}]{rest}"] if variadic else [])))
+    return found
+
+
+def match_wishes(names: Sequence[str], wishes: Sequence[Wish], what: str) -> list[Wish | None]:
+    """The wishes in the order of the inputs ``names``: by name where all are known, else by position.
+
+    Raises:
+        InputError: neither fits.
+    """
+    given = {wish.name: wish for wish in wishes}
+    if given.keys() <= set(names):
+        return [given.get(name) for name in names]
+    if len(wishes) == len(names) and not given.keys() & set(names):
+        return list(wishes)
+    unknown = [name for name in given if name not in names]
+    raise InputError(
+        f"the input {unknown[0]!r} is not one of {what}: {', '.join(names) or 'none'}; use those names, or give all "
+        f"{len(names)} in their order under names of your own (given: {len(wishes)})"
+    )
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def output_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """A name for each tensor that the program returns: the path in the returned structure, "output" for a lone tensor."""
+    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    signature = program.module_call_graph[0].signature
+    paths = [str(index) for index in range(len(outputs))]
+    if signature is not None and signature.out_spec.num_leaves == len(outputs):
+        paths = list(_leaf_names(signature.out_spec, ""))
+    names = [path if re.match(r"[A-Za-z_]", path) else f"output_{path}" if path else "output" for path in paths]
+    return tuple(name for name, argument in zip(names, outputs, strict=True) if not hasattr(argument, "value"))
+
+
+def _leaf_names(spec: pytree.TreeSpec, prefix: str) -> Iterator[str]:
+    """The leaves of a tree spec by their keys; classes registered with keys as their context (ModelOutput, dict) by these."""
+    children = spec.children()
+    if spec.is_leaf():
+        yield prefix
+        return
+    context = spec.context
+    fields = getattr(context, "_fields", None) or (context[0] if _nested_keys(context) else context)
+    keys = fields if isinstance(fields, list | tuple) and len(fields) == len(children) else range(len(children))
+    for key, child in zip(keys, children, strict=True):
+        yield from _leaf_names(child, f"{prefix}_{key}".removeprefix("_"))
+
+
+def _nested_keys(context: Any) -> bool:
+    return isinstance(context, list | tuple) and bool(context) and isinstance(context[0], list | tuple)

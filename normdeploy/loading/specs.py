@@ -1,0 +1,240 @@
+"""The inputs of an exported program as InputSpecs: names, dtypes, dims with their ranges, and the values that they may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import InputError
+from ..model import Dim, InputSpec
+from .expressions import Guard, words
+from .inputs import DEFAULT, Wish, Wishes, describe
+from .ranges import Bound, bounds
+from .signature import Placeholder, dtype_name, placeholders
+
+_DTYPES = words("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool")
+_SEARCH = 4096  # sizes tried when a min or max has to move so that the program's conditions hold
+
+
+def describe_inputs(
+    program: torch.export.ExportedProgram,
+    guards: Sequence[Guard],
+    matched: Sequence[Wish | None],
+    wishes: Wishes,
+    *,
+    fresh: bool,
+    names: Sequence[Mapping[int, str]] = (),
+) -> tuple[InputSpec, ...]:
+    """The program's tensor inputs, named and bounded as the user wishes where the program allows it.
+
+    ``matched`` is one wish or None for each tensor input. ``fresh`` says that the program was just exported for these wishes:
+    their dims then hold also where no range was stated; otherwise the sizes that the program was exported with count. ``names``
+    are those of the dims of inputs without a wish, where they are known.
+
+    Raises:
+        InputError: a wish contradicts the program.
+    """
+    tensors, constants = placeholders(program)
+    shapes = [_named_shape(tensor, wish, hints) for tensor, wish, hints in zip(tensors, matched, names or [{}] * len(tensors), strict=True)]
+    named = _symbols(tensors, shapes)
+    if unknown := sorted(wishes.dims.keys() - set(named)):
+        raise InputError(f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(named) or 'none'}")
+    limits = bounds(program)
+    dims = {name: _ranged(name, symbols, program, wishes, fresh, limits.sizes) for name, symbols in named.items()}
+    dims = _meet_guards(dims, guards, tensors, shapes, constants, wishes)
+    return tuple(
+        _spec(
+            tensor,
+            wish,
+            tuple(dims[size] if isinstance(size, str) else Dim.static(size) for size in shape),
+            limits.values.get(tensor.name),
+            tensor.name in limits.masks,
+        )
+        for tensor, wish, shape in zip(tensors, matched, shapes, strict=True)
+    )
+
+
+Shape = list[str | int]  # a name for each dynamic dim
+
+
+def _named_shape(tensor: Placeholder, wish: Wish | None, hints: Mapping[int, str]) -> Shape:
+    """The input's shape with the wished names; dims without one get theirs from their symbol later, written as its expression."""
+    found = [tensor.size(index) for index in range(tensor.value.dim())]
+    sizes: Shape = [size if isinstance(size, int) else str(size) for size in found]
+    if wish is None:
+        return [hints.get(index, f"?{size}") if isinstance(size, str) else size for index, size in enumerate(sizes)]
+    if wish.dtype is not None and wish.dtype != dtype_name(tensor.value):
+        raise InputError(
+            f"the input {wish.name!r} was given as {wish.dtype}, but the program takes {dtype_name(tensor.value)}: change one of them"
+        )
+    if len(wish.shape) != len(sizes):
+        raise InputError(f"the input {wish.name!r} was given {len(wish.shape)} dims, but the program takes {len(sizes)}: {_shown(sizes)}")
+    return [_agreed(tensor, wish, index, dim, size) for index, (dim, size) in enumerate(zip(wish.shape, sizes, strict=True))]
+
+
+def _agreed(tensor: Placeholder, wish: Wish, index: int, dim: Dim, size: str | int) -> str | int:
+    where = f"dim {index} of the input {wish.name!r}"
+    if dim.name is not None and isinstance(size, int):
+        raise InputError(
+            f"the dim {dim.name!r} ({where}) was asked to be dynamic ({describe(dim)}), but the program has the fixed size {size} there: "
+            f"write {size} in its place, or export the program again with a dynamic dim there"
+        )
+    if dim.name is None and isinstance(size, str):
+        raise InputError(
+            f"{where} was given the fixed size {dim.opt}, but it is dynamic in the program: give it a name and a range, "
+            f"such as n=1:{dim.opt}:{dim.opt}"
+        )
+    if dim.name is None and size != dim.opt:
+        raise InputError(f"{where} was given the size {dim.opt}, but the program takes {size}: write {size}")
+    return dim.name or size
+
+
+def _shown(sizes: Shape) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def _symbols(tensors: list[Placeholder], shapes: list[Shape]) -> dict[str, dict[Any, int | None]]:
+    """For each name the sizes (sympy) that bear it, with their example; unnamed ones become d0, d1, ... (``shapes`` is filled in)."""
+    named: dict[str, dict[Any, int | None]] = {}
+    bearers: dict[Any, str] = {}
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        for index, name in enumerate(shape):
+            if isinstance(name, str) and not name.startswith("?"):
+                expr = tensor.size(index)
+                if (other := bearers.setdefault(expr, name)) != name:
+                    raise InputError(
+                        f"the dims {other!r} and {name!r} are always equal in the model (dim {index} of "
+                        f"{tensor.name!r}): give them one name"
+                    )
+    taken = set(bearers.values())
+    fresh = (name for name in (f"d{count}" for count in range(10_000)) if name not in taken)
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        for index, name in enumerate(shape):
+            if isinstance(name, str):
+                expr = tensor.size(index)
+                if expr not in bearers:
+                    bearers[expr] = next(fresh)
+                shape[index] = bearers[expr]
+                named.setdefault(bearers[expr], {})[expr] = tensor.example[index] if tensor.example else None
+    _refuse_dependent(bearers)
+    return named
+
+
+def _refuse_dependent(bearers: dict[Any, str]) -> None:
+    for expr, name in bearers.items():
+        for other, its_name in bearers.items():
+            if other != expr and other.free_symbols & expr.free_symbols:
+                raise InputError(
+                    f"the dims {name!r} ({expr}) and {its_name!r} ({other}) of the program depend on each other, which "
+                    "can't be said of an ONNX input: export it with one of them fixed"
+                )
+
+
+def _ranged(
+    name: str,
+    symbols: Mapping[Any, int | None],
+    program: torch.export.ExportedProgram,
+    wishes: Wishes,
+    fresh: bool,
+    limits: Mapping[Any, Bound],
+) -> Dim:
+    """The dim's range: as stated, which must fit the program and the tables that it indexes, or as wide as those allow."""
+    low, high, limit = 1, None, ""
+    for expr in symbols:
+        constraint = program.range_constraints.get(expr)
+        if constraint is not None:
+            low = max(low, int(constraint.lower))
+            if constraint.upper.is_Integer and (high is None or int(constraint.upper) < high):
+                high, limit = int(constraint.upper), "the program's own range"
+        bound = limits.get(expr)
+        if bound is not None and (high is None or bound.high - 1 < high):
+            high, limit = bound.high - 1, f"the table {bound.source!r} has {bound.high - 1} usable rows"
+    example = next((size for size in symbols.values() if size is not None), None)
+    if name in wishes.stated or (fresh and name in wishes.dims):
+        wished = wishes.dims[name]
+    else:
+        best = example or max(low, DEFAULT[1])
+        wished = Dim(name, 1, best, high if high is not None else max(DEFAULT[2], best))
+    if name in wishes.stated and (wished.min < low or (high is not None and wished.max > high)):
+        raise InputError(
+            f"the dim {describe(wished)} goes beyond the model's {low} to "
+            f"{high or 'any size'}{f' ({limit})' if high is not None and wished.max > high else ''}: narrow it"
+        )
+    top = max(low, wished.max if high is None else min(high, wished.max))
+    return Dim(name, max(low, wished.min), min(max(low, wished.opt), top), top)
+
+
+def _meet_guards(
+    dims: dict[str, Dim],
+    guards: Sequence[Guard],
+    tensors: list[Placeholder],
+    shapes: list[Shape],
+    constants: dict[tuple[str, int], Any],
+    wishes: Wishes,
+) -> dict[str, Dim]:
+    """Move the ends of unstated ranges to sizes at which the program's conditions hold; a stated one must hold.
+
+    A condition that two sizes differ is left out: torch notes those for sizes that happened to differ while tracing.
+    """
+    owners: dict[tuple[str, int], str | int] = {
+        (path, i): name for tensor, shape in zip(tensors, shapes, strict=True) for path in tensor.paths for i, name in enumerate(shape)
+    }
+    sound = [guard for guard in guards if "!=" not in guard.text]
+
+    def broken(sizes: Mapping[str, int]) -> Guard | None:
+        known = constants | {key: sizes[owner] if isinstance(owner, str) else owner for key, owner in owners.items()}
+        return next((guard for guard in sound if guard.holds(known) is False), None)
+
+    best = {name: dim.opt for name, dim in dims.items()}
+    for name, dim in dims.items():
+
+        def fails(size: int, name: str = name) -> Guard | None:
+            return broken(best | {name: size})
+
+        if name in wishes.stated:
+            for size in (dim.opt, dim.min, dim.max):
+                if guard := fails(size):
+                    raise InputError(
+                        f"the dim {describe(dim)} holds the size {size}, at which the program's condition {guard.text} "
+                        "fails: choose another"
+                    )
+            continue
+        opt = _first(range(dim.opt, dim.max + 1), fails) or _first(range(dim.opt, dim.min - 1, -1), fails)
+        if opt is None:
+            guard = fails(dim.opt)
+            condition = guard.text if guard else "of its other dims"
+            raise InputError(f"no size of the dim {describe(dim)} meets the program's condition {condition}: state its range with --dim")
+        best[name] = opt
+        low = _first(range(dim.min, opt + 1), fails) or opt
+        high = _first(range(dim.max, opt - 1, -1), fails) or opt
+        dims = dims | {name: Dim(name, low, opt, high)}
+    return dims
+
+
+def _first(sizes: range, fails: Callable[[int], Guard | None]) -> int | None:
+    return next((size for size in sizes[:_SEARCH] if fails(size) is None), None)
+
+
+def _spec(tensor: Placeholder, wish: Wish | None, shape: tuple[Dim, ...], bound: Bound | None, mask: bool) -> InputSpec:
+    name, dtype = wish.name if wish else tensor.name, dtype_name(tensor.value)
+    if dtype not in _DTYPES:
+        raise InputError(f"the input {name!r} is of dtype {dtype}, which can't be exported: cast it inside the model")
+    wished = wish.range if wish else None
+    if wished is not None and bound is not None and (wished[0] < bound.low or wished[1] > bound.high):
+        raise InputError(
+            f"the input {name!r} was given the values {{{wished[0]}:{wished[1]}}}, but it indexes {bound.source!r}, "
+            f"which takes {{{bound.low}:{bound.high}}}"
+        )
+    if dtype == "bool":
+        return InputSpec(name, dtype, shape)
+    if tensor.value.is_floating_point():
+        return InputSpec(name, dtype, shape, wished or ((0.0, 1.0) if mask else None))
+    values = wished or ((bound.low, bound.high) if bound else (0, 2))
+    if not values[0] < values[1]:
+        raise InputError(
+            f"no value of the input {name!r} fits all the tables that it indexes (the smallest is "
+            f"{bound.source if bound else ''!r}): say which with {name}[...]{{LOW:HIGH}}"
+        )
+    return InputSpec(name, dtype, shape, values)

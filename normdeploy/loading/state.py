@@ -1,0 +1,174 @@
+"""Weights alone (a state_dict, a checkpoint that holds one, safetensors) put into a model that the user's factory makes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import InputError, LoadError
+from .pickled import listed
+
+State = dict[str, torch.Tensor]
+_SHOWN = 10
+
+
+def read_safetensors(path: Path) -> State:
+    """All tensors of the file, in their own dtypes.
+
+    Raises:
+        LoadError: it is broken.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, KeyError, OSError, RuntimeError) as error:
+        raise LoadError(f"{path} can't be read as safetensors: {error}; it is truncated or broken: copy or save it again") from error
+
+
+def find_state(checkpoint: Any, key: str | None, path: Path) -> State | nn.Module:
+    """The weights in what torch.save wrote: the whole of it, or what lies under ``key`` (dots lead inwards), or the only candidate.
+
+    Raises:
+        LoadError: there are none, or several and no ``key`` says which.
+    """
+    found = _at_key(checkpoint, key, path) if key is not None else checkpoint
+    while not _is_weights(found):
+        if not isinstance(found, Mapping):
+            raise LoadError(
+                f"{path} holds {_kind(found)}{f' under {key!r}' if key else ''}, not weights: wanted a dict of tensors, "
+                "or a dict that holds one"
+            )
+        candidates = [name for name, value in found.items() if _is_weights(value) or _leads_on(value)]
+        if len(candidates) != 1:
+            inside = ", ".join(f"{name!r} ({_kind(value)})" for name, value in list(found.items())[:_SHOWN])
+            problem = f"holds several sets of weights: {', '.join(map(repr, candidates))}" if candidates else "holds no weights"
+            raise LoadError(f"{path} {problem}; choose with --key (in it: {inside})")
+        found = found[candidates[0]]
+    return found if isinstance(found, nn.Module) else {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+
+def _at_key(checkpoint: Any, key: str, path: Path) -> Any:
+    rest, value = key, checkpoint
+    while rest:
+        names = list(value) if isinstance(value, Mapping) else []
+        step = next((name for name in sorted(map(str, names), key=len, reverse=True) if rest == name or rest.startswith(f"{name}.")), None)
+        if step is None:
+            raise LoadError(
+                f"{path} holds nothing under the key {key!r}; there are: {listed([repr(name) for name in names], _SHOWN) or 'no keys'}"
+            )
+        value, rest = value[step], rest[len(step) + 1 :]
+    return value
+
+
+def _is_weights(value: Any) -> bool:
+    """A module, or a dict of names to tensors, in which numbers (an EMA's decay) and extra state may stand too."""
+    if isinstance(value, nn.Module):
+        return True
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return False
+    tensors = [name for name, item in value.items() if isinstance(item, torch.Tensor)]
+    others = [item for name, item in value.items() if not isinstance(item, torch.Tensor) and not name.endswith("_extra_state")]
+    return bool(tensors) and all(isinstance(item, int | float | type(None)) for item in others)
+
+
+def _leads_on(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(_is_weights(item) or _leads_on(item) for item in value.values())
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a dict of {len(value)}"
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """Call the user's factory, ``package.module:factory``.
+
+    Raises:
+        InputError: it can't be imported or called, or returns no module.
+    """
+    module_name, separator, attribute = model.partition(":")
+    if not separator or not attribute:
+        raise InputError(f"the model {model!r} can't be read: write package.module:factory, for example models.encoder:Encoder")
+    factory = import_module(module_name, f"the model {model!r}")
+    for name in attribute.split("."):
+        if not hasattr(factory, name):
+            public = [other for other in vars(factory) if not other.startswith("_") and callable(getattr(factory, other))]
+            raise InputError(f"{module_name} has no {attribute!r}; it has {listed(public, _SHOWN)}")
+        factory = getattr(factory, name)
+    try:
+        made = factory(**arguments)  # type: ignore[operator]
+    except Exception as error:  # the user's own code
+        raise InputError(
+            f"{model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}) failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise InputError(f"{model} returned {_kind(made)}, not a torch.nn.Module: name the class, or a function that returns the model")
+    return made
+
+
+def import_module(name: str, purpose: str) -> Any:
+    """Import a module that the user named.
+
+    Raises:
+        InputError: it can't be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # the user's own code runs on import
+        raise InputError(f"{purpose}: {name} can't be imported from {Path.cwd()}: {type(error).__name__}: {error}") from error
+
+
+def fill(module: nn.Module, state: State, path: Path) -> None:
+    """Put ``state`` into ``module`` (which is changed), taking off prefixes that wrappers added.
+
+    A parameter that shares its memory with one that was filled (tied weights) need not be in the file.
+
+    Raises:
+        LoadError: keys are missing or left over, or shapes differ; the message lists them.
+    """
+    own = module.state_dict()
+    state = _without_prefixes(state, own.keys())
+    filled = {own[name].data_ptr() for name in own.keys() & state.keys()}
+    missing = [
+        name
+        for name, value in own.items()
+        if name not in state and isinstance(value, torch.Tensor) and (value.data_ptr() not in filled or not value.numel())
+    ]
+    unexpected = [name for name in state if name not in own]
+    differing = [
+        f"{name}: the file has {list(state[name].shape)}, the model {list(own[name].shape)}"
+        for name in own.keys() & state.keys()
+        if state[name].shape != own[name].shape
+    ]
+    problems = [
+        f"{len(names)} {kind}:\n    {listed(sorted(names), _SHOWN)}"
+        for kind, names in (("missing from the file", missing), ("not in the model", unexpected), ("of another shape", differing))
+        if names
+    ]
+    if problems:
+        raise LoadError(
+            f"the weights of {path} do not fit {type(module).__name__}:\n  "
+            + "\n  ".join(problems)
+            + "\nCheck the factory's arguments, or choose other weights with --key"
+        )
+    module.load_state_dict(state, strict=False)
+
+
+def _without_prefixes(state: State, own: Sequence[str] | Any) -> State:
+    """The keys as the model has them: ``_orig_mod.`` (torch.compile) taken out, and those prefixes common to all keys that do not match."""
+    variants = [state, {name.replace("_orig_mod.", ""): value for name, value in state.items()}]
+    while True:
+        keys = [name for name in variants[-1] if name != "n_averaged"]  # of torch's AveragedModel, beside its module.*
+        prefixes = {name.partition(".")[0] for name in keys}
+        if len(prefixes) != 1 or not all("." in name for name in keys):
+            break
+        variants.append({name.partition(".")[2]: variants[-1][name] for name in keys})
+    return max(variants, key=lambda variant: len(variant.keys() & own) - len(variant.keys() - own) / (len(variant) + 1))
