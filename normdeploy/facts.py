@@ -209,8 +209,7 @@ def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray]
     dynamic = [a for p in (gamma, beta) if p is not None and not p.data for a in p.varies if not isinstance(shape[a], int)]
     if dynamic:
         return NoMatch(f"its gamma or beta varies along the dynamic axis {dynamic[0]}", region.y.name)
-    casts = [n for n in region.nodes if n.op in ("Cast", "CastLike") and not graph.is_shape_valued(n.outputs[0])]
-    if dtype.itemsize == 2 and casts:  # the norm is computed in a wider type than x's: gamma and beta may be of that type, too
+    if dtype.itemsize == 2 and _holds_wider_constants(graph, region):
         for p in (gamma, beta):
             if p is not None and p.value is not None and not np.array_equal(p.value.astype(dtype).astype(np.float64), p.value):
                 return NoMatch(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
@@ -220,6 +219,12 @@ def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray]
         return again
     region = again
     return Norm(region, region.leaves[0], region.y, found, shape, dtype, epsilon_of(graph, region, found.epsilon), gamma, beta)
+
+
+def _holds_wider_constants(graph: Graph, region: Region) -> bool:
+    """Whether gamma or beta may be of a wider type than x: then they must not be rounded to x's."""
+    constants = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
+    return any((d := graph.dtype(t)) is not None and d.kind == "f" and d.itemsize > 2 and graph.value(t).size > 1 for t in constants)
 
 
 def _operands(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> list[gs.Tensor]:
