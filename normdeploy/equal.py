@@ -57,6 +57,7 @@ def _session(proto: onnx.ModelProto) -> ort.InferenceSession:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4  # an exception says it better
     options.add_session_config_entry("session.disable_prepacking", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # one short run: waiting threads only take cores from others
     values = [_ort_value(onnx.numpy_helper.to_array(t)) for t in tensors.values()]
     options.add_external_initializers(list(tensors), values)
     return ort.InferenceSession(light.SerializeToString(), options, providers=["CPUExecutionProvider"])

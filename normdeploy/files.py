@@ -115,9 +115,11 @@ def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelPr
     graph = onnx.GraphProto(**_fields(proto.graph, "initializer"))
     for tensor in initializers:
         if tensor.name in large:
-            graph.initializer.append(
-                onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL, **_fields(tensor, "raw_data", "data_location"))
-            )
+            reference = graph.initializer.add(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+            reference.metadata_props.extend(tensor.metadata_props)
+            reference.data_location = onnx.TensorProto.EXTERNAL
+            if tensor.doc_string:
+                reference.doc_string = tensor.doc_string
         else:
             graph.initializer.append(tensor)
     return onnx.ModelProto(graph=graph, **_fields(proto, "graph")), large
@@ -134,8 +136,8 @@ def refer(light: onnx.ModelProto, places: Mapping[str, tuple[str, int, int]]) ->
 # ------------------------------------------------------------------ ONNX
 
 
-def _fields(message: onnx.ModelProto | onnx.GraphProto | onnx.TensorProto, *without: str) -> dict[str, object]:
-    return {field.name: value for field, value in message.ListFields() if field.name not in without}
+def _fields(message: onnx.ModelProto | onnx.GraphProto, without: str) -> dict[str, object]:
+    return {field.name: value for field, value in message.ListFields() if field.name != without}
 
 
 def _serialized(proto: onnx.ModelProto) -> bytes | None:
