@@ -213,6 +213,9 @@ class Graph:
         """Let the last of ``new_nodes`` produce ``old`` (which keeps its name and readers), and drop what nobody uses any more."""
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
+        origin = self._metadata.get(old.name)
+        if origin is not None:
+            self._metadata.update((t.name, origin) for n in new_nodes for t in n.outputs)
         last = new_nodes[-1]
         before.outputs[_index(before.outputs, old)] = gs.Variable(self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape)
         last.outputs[0] = old

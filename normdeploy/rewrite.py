@@ -197,7 +197,7 @@ def _scale(work: _Work, start: gs.Node) -> Finding | None:
     """Fold the scale and shift that begins with ``start``."""
     graph = work.graph
     if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
-        reason = "it normalizes a weight, not data (weight standardization): constant folding computes it once"
+        reason = "batch statistics of a weight, as in training mode (weight standardization): constant folding computes it once"
         return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=reason)
     chains = batch.affines(graph, start)
     if isinstance(chains, NoMatch):
