@@ -1,0 +1,31 @@
+"""What runs a model: torch (``eager``), onnxruntime (``ort``) and TensorRT (``trt``), all behind one protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+import numpy as np
+
+RunResult = dict[str, np.ndarray]
+"""Output name -> value; bfloat16 as ``ml_dtypes.bfloat16``."""
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Holds a model ready to run; leaving the context frees it.
+
+    ``infer`` takes one array for each input, in the input's own dtype, and changes none of them; every call begins from the same
+    state. It raises InputError where names, dtypes or shapes do not fit.
+    """
+
+    @property
+    def name(self) -> str:
+        """The runtime in the reader's words: "onnxruntime (optimizer off)"."""
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...

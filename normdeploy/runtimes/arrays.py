@@ -1,0 +1,57 @@
+"""numpy ↔ torch, bfloat16 included (numpy knows it through ml_dtypes, torch.from_numpy does not), and the check of what is fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from ..errors import InputError
+from ..model import InputSpec
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """A copy of ``array`` as a tensor on the CPU."""
+    own = np.array(array, copy=True, order="C")
+    if own.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(own)
+
+
+def to_numpy(value: torch.Tensor | float) -> np.ndarray:
+    """A copy of ``value`` (a Python number is a scalar of numpy's own type for it: int64, float64, bool)."""
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if value.dtype == torch.bfloat16:
+        return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
+    return value.numpy().copy()
+
+
+def check_names(runner: str, feeds: Mapping[str, np.ndarray], wanted: Sequence[str]) -> None:
+    """
+    Raises:
+        InputError: an input is missing, or one is given that the model does not have.
+    """
+    missing, unknown = [n for n in wanted if n not in feeds], [n for n in feeds if n not in wanted]
+    if missing or unknown:
+        complaint = f"is not given {missing}" if missing else f"has no inputs {unknown}"
+        raise InputError(f"{runner}: the model {complaint}; it takes {list(wanted)}, it was given {list(feeds)}")
+
+
+def check_feeds(runner: str, feeds: Mapping[str, np.ndarray], inputs: Sequence[InputSpec]) -> None:
+    """
+    Raises:
+        InputError: the names, dtypes, ranks or static sizes differ from those of ``inputs``.
+    """
+    check_names(runner, feeds, [spec.name for spec in inputs])
+    for spec in inputs:
+        array = feeds[spec.name]
+        if array.dtype.name != spec.dtype:
+            raise InputError(f"{runner}: input {spec.name!r} is {spec.dtype}, it was given {array.dtype.name}; convert it")
+        fits = len(array.shape) == len(spec.shape) and all(d.dynamic or d.opt == n for d, n in zip(spec.shape, array.shape, strict=True))
+        if not fits:
+            shape = ", ".join(d.name or str(d.opt) for d in spec.shape)
+            raise InputError(f"{runner}: input {spec.name!r} has shape [{shape}], it was given {list(array.shape)}; reshape it")

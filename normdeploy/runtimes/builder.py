@@ -1,0 +1,117 @@
+"""The process in which an engine is built: ``python -m normdeploy.runtimes.builder``, called by ``normdeploy.build``.
+
+It takes a request as JSON on standard input and answers with one JSON object a line on standard output: {"progress": [done, total]},
+then {"built": {...}} or {"refused": kind, ...}. Everything that the libraries print goes to standard error, which is the log: some of
+their failures abort the process, and the log is then all that tells why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from .trt import select
+
+Answer = dict[str, Any]
+
+
+def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
+    """Parse and build as ``request`` says, write the engine to its path, and return the last answer."""
+    trt = select(request["runtime"])
+    from polygraphy.backend.trt import create_network, engine_bytes_from_network
+    from polygraphy.backend.trt.util import get_trt_logger
+    from polygraphy.logger import G_LOGGER
+
+    G_LOGGER.module_severity, G_LOGGER.colors = G_LOGGER.VERBOSE, False
+    rtx = request["runtime"] == "tensorrt-rtx"
+    known = capabilities(trt) if rtx else {}
+    if unknown := [c for c in request["capabilities"] if c not in known]:
+        return {"refused": "capabilities", "unknown": unknown, "known": list(known)}
+
+    builder, network = create_network(strongly_typed=not rtx)  # TensorRT-RTX knows no other
+    parser = trt.OnnxParser(network, get_trt_logger())
+    parsed = parser.parse_from_file(request["onnx"])
+    if parser.num_errors or not parsed:
+        return {"refused": "parser", "errors": [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)]}
+    if network.num_layers == 0:
+        return {"refused": "empty"}
+    inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    if shapes := [t.name for t in inputs if t.is_shape_tensor]:
+        return {"refused": "shape inputs", "inputs": shapes}
+
+    config = _config(trt, request, _monitor(trt, tell))
+    with open(request["engine"], "wb") as file:
+        file.write(engine_bytes_from_network((builder, network), config=config))
+    return {"built": {"version": trt.__version__, "layers": network.num_layers}}
+
+
+def capabilities(trt: Any) -> dict[str, tuple[int, int]]:
+    """Compute capabilities that this TensorRT-RTX can build for: "8.6" -> (8, 6)."""
+    numbers = sorted(int(name[2:]) for name in trt.ComputeCapability.__members__ if name.startswith("SM"))
+    return {f"{n // 10}.{n % 10}": (n // 10, n % 10) for n in numbers}
+
+
+def _config(trt: Any, request: Answer, monitor: Any) -> Callable[..., Any]:
+    from polygraphy.backend.trt import CreateConfig, PostprocessConfig, Profile
+
+    profile = Profile()
+    for name, (low, best, high) in request["profile"].items():
+        profile.add(name, tuple(low), tuple(best), tuple(high))
+    common = {"profiles": [profile] if request["profile"] else None, "progress_monitor": monitor}
+    if request["runtime"] != "tensorrt-rtx":
+        return CreateConfig(**common)  # leaves TF32 off
+    from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+
+    known = capabilities(trt)
+    create = CreateConfigRTX(compute_capabilities=[known[c] for c in request["capabilities"]] or None, **common)
+    # float32 products with TF32 have float16's precision, and an engine is to give what the model gives
+    return PostprocessConfig(create, func=lambda builder, network, config: config.clear_flag(trt.BuilderFlag.TF32))
+
+
+def _monitor(trt: Any, tell: Callable[[Answer], None]) -> Any:
+    """Reports the steps of the builder's outermost phase."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.phases: dict[str, int] = {}
+
+        def phase_start(self, name: str, parent: str | None, steps: int) -> None:
+            if not parent:
+                self.phases[name] = steps
+
+        def step_complete(self, name: str, step: int) -> bool:
+            if name in self.phases:
+                tell({"progress": [step + 1, self.phases[name]]})
+            return True
+
+        def phase_finish(self, name: str) -> None:
+            self.phases.pop(name, None)
+
+    return Monitor()
+
+
+def _parser_error(error: Any) -> Answer:
+    return {
+        "node": error.node_name(),
+        "operator": error.node_operator(),
+        "reason": error.desc(),
+        "functions": list(error.local_function_stack()),
+    }
+
+
+def main() -> None:
+    channel: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # the libraries print to both
+
+    def tell(answer: Answer) -> None:
+        channel.write(json.dumps(answer) + "\n")
+
+    tell(build(json.load(sys.stdin), tell))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The exported graph run by torch: in the model's own type, and in float64 as the reference of every comparison.
+
+``program.module()`` is not used: it would run the guards that a file brings along, and its own ``.double()`` leaves every dtype that
+is written in the graph as it was (LLaMA's norm upcasts to float32 inside: 1.5e-7 off).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+
+from ..errors import InputError, NormdeployError
+from ..model import Model
+from . import RunResult
+from .arrays import check_feeds, to_numpy, to_torch
+from .widen import widen, widened
+
+
+class _TorchRunner:
+    name: str
+
+    def __init__(self, model: Model, graph: torch.fx.GraphModule, lifted: dict[str, Any]) -> None:
+        self._model = model
+        self._graph = graph
+        self._lifted = lifted
+        self._mutates = any(_mutates(node) for inner in _graphs(graph) for node in inner.nodes)
+
+    def _inputs(self, feeds: Mapping[str, np.ndarray]) -> list[torch.Tensor]:
+        check_feeds(self.name, feeds, self._model.inputs)
+        return [to_torch(feeds[spec.name]) for spec in self._model.inputs]
+
+    def _call(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
+        signature, tensors = self._model.program.graph_signature, iter(inputs)
+        arguments = []
+        for spec in signature.input_specs:
+            if spec.kind == InputKind.USER_INPUT:
+                arguments.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors))
+            else:
+                value = lifted[spec.arg.name]  # as it was loaded, whatever the graph does to it: every call begins from the same state
+                arguments.append(value.clone() if self._mutates and isinstance(value, torch.Tensor) else value)
+        with torch.no_grad():
+            returned = _Interpreter(self._graph).run(*arguments)
+        kept = [
+            value
+            for value, spec in zip(returned, signature.output_specs, strict=True)
+            if spec.kind == OutputKind.USER_OUTPUT and not isinstance(spec.arg, ConstantArgument)
+        ]
+        return {name: to_numpy(value) for name, value in zip(self._model.outputs, kept, strict=True)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._lifted = {}
+
+
+class EagerRunner(_TorchRunner):
+    """``model`` run by torch on the CPU, operator by operator, in its own type."""
+
+    name = "eager"
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model, model.program.graph_module, _lifted(model.program))
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: the feeds do not fit the model's inputs, or the model does not run on them.
+        """
+        inputs = self._inputs(feeds)
+        try:
+            return self._call(inputs, self._lifted)
+        except _Failed as failed:
+            raise InputError(f"the model does not run on these inputs: {failed}; give sizes and values that it takes") from failed
+
+
+class Float64Runner(_TorchRunner):
+    """The reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set to float64.
+
+    Inputs are upcast, so they keep the values that the model in its own type gets. Outputs that are floating come as float64.
+    ``model`` itself is not changed.
+
+    Raises:
+        NormdeployError: the graph reads the bits of a floating tensor, which float64 has others of.
+    """
+
+    name = "float64 reference"
+
+    def __init__(self, model: Model) -> None:
+        lifted = {name: widen(value) for name, value in _lifted(model.program).items()}
+        super().__init__(model, widened(copy.deepcopy(model.program.graph_module)), lifted)
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: the feeds do not fit the model's inputs.
+            NormdeployError: an operator does not run in float64.
+        """
+        return self._widely([widen(tensor) for tensor in self._inputs(feeds)], self._lifted)
+
+    def perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
+        """The same with every parameter, buffer, constant and input off by up to ``unit``, relative: what changes is ill-conditioned."""
+        rng = torch.Generator().manual_seed(seed)
+
+        def shifted(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                return value
+            return value * (1 + unit * (2 * torch.rand(value.shape, generator=rng, dtype=torch.float64) - 1))
+
+        inputs = [shifted(widen(tensor)) for tensor in self._inputs(feeds)]
+        return self._widely(inputs, {name: shifted(value) for name, value in self._lifted.items()})
+
+    def _widely(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
+        try:
+            with _default_dtype(torch.float64):  # what arange(0.5), an int divided by an int, ... make
+                return self._call(inputs, lifted)
+        except _Failed as failed:
+            raise NormdeployError(
+                f"the float64 reference can't be run: {failed}; where the model itself runs on these inputs, the operator has no float64 "
+                "form and there is nothing to compare with"
+            ) from failed
+
+
+class _Failed(Exception):
+    """A node could not be run."""
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Says which operator of which module failed."""
+
+    extra_traceback = False
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except Exception as error:
+            scopes = list(n.meta.get("nn_module_stack", {}).values())
+            module = f" of module {scopes[-1][0]!r}" if scopes and scopes[-1][0] else ""
+            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            raise _Failed(f"operator {n.target}{module} failed: {lines[0]}") from error
+
+
+def _lifted(program: torch.export.ExportedProgram) -> dict[str, Any]:
+    """Placeholder -> the parameter, buffer or constant that the graph takes by it."""
+    lifted = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind != InputKind.USER_INPUT and spec.target is not None:
+            value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            lifted[spec.arg.name] = value.detach() if isinstance(value, torch.Tensor) else value
+    return lifted
+
+
+def _graphs(module: torch.nn.Module) -> Iterator[torch.fx.Graph]:
+    yield from (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+_DEFAULT_DTYPE = threading.RLock()  # torch's default dtype belongs to the whole process
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    with _DEFAULT_DTYPE:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)

@@ -1,0 +1,124 @@
+"""onnxruntime, its own graph optimizer off or on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+
+from ..errors import GraphError, InputError, RuntimeUnavailable
+from . import RunResult
+from .arrays import check_names
+from .trt import no_gpu
+
+_SILENT, _WARNINGS = 4, 2  # onnxruntime's severities
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
+
+
+class OrtRunner:
+    """An ONNX file or model in onnxruntime.
+
+    Args:
+        source: a path (needed where the weights are external or above 2 GB), or a model with its weights inside.
+        optimize: onnxruntime's own optimizer: all of it, or none.
+        provider: "cpu" or "cuda"; on CUDA without TF32, whose products have float16's precision.
+
+    Raises:
+        GraphError: onnxruntime refuses the model.
+        RuntimeUnavailable: it has no kernel for one of the model's operators in its type, or the provider does not work here.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | onnx.ModelProto, *, optimize: bool = True, provider: str = "cpu") -> None:
+        if provider == "cuda" and (reason := no_cuda()):
+            raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
+        where = "" if provider == "cpu" else " CUDA"
+        self.name = f"onnxruntime{where} (optimizer {'on' if optimize else 'off'})"
+        options = ort.SessionOptions()
+        options.log_severity_level = _SILENT
+        level = ort.GraphOptimizationLevel
+        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        settings: dict[str, Any] = {"use_tf32": "0"} if provider == "cuda" else {}
+        try:
+            self._session = ort.InferenceSession(_model(source), options, providers=[(_PROVIDERS[provider], settings)])
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            self._refuse(error)
+
+    def _refuse(self, error: Exception) -> None:
+        kind = RuntimeUnavailable if _NOT_IMPLEMENTED in str(error) else GraphError
+        raise kind(f"{self.name} can't load the model: {_short(error)}") from error
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: the feeds do not fit the model's inputs, or it does not run on them.
+        """
+        check_names(self.name, feeds, [i.name for i in self._session.get_inputs()])
+        try:
+            values = self._session.run_with_ort_values(None, {name: _to_ort(array) for name, array in feeds.items()})
+        except Exception as error:
+            raise InputError(f"{self.name} does not run the model on these inputs: {_short(error)}") from error
+        return {out.name: _from_ort(value) for out, value in zip(self._session.get_outputs(), values, strict=True)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        del self._session
+
+
+def no_cuda() -> str:
+    """Why onnxruntime can't run on a GPU here, "" where it can."""
+    if _PROVIDERS["cuda"] not in ort.get_available_providers():
+        return "this onnxruntime has none; install onnxruntime-gpu"
+    if reason := no_gpu():
+        return reason
+    ort.set_default_logger_severity(_SILENT)  # it complains on the terminal and falls back to the CPU
+    try:
+        identity = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Identity(x) }')
+        session = ort.InferenceSession(identity.SerializeToString(), providers=[_PROVIDERS["cuda"]])
+    except Exception as error:
+        return _short(error)
+    finally:
+        ort.set_default_logger_severity(_WARNINGS)
+    if _PROVIDERS["cuda"] not in session.get_providers():
+        return f"onnxruntime {ort.__version__} does not find the CUDA and cuDNN libraries that it was built for"
+    return ""
+
+
+def _model(source: str | os.PathLike[str] | onnx.ModelProto) -> str | bytes:
+    if not isinstance(source, onnx.ModelProto):
+        if not os.path.isfile(source):
+            raise GraphError(f"there is no file {os.fspath(source)!r}")
+        return os.fspath(source)
+    try:
+        return source.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise GraphError("the model is above 2 GB, which onnxruntime takes by path only; save it and give the path") from error
+
+
+def _to_ort(array: np.ndarray) -> ort.OrtValue:
+    if array.dtype == ml_dtypes.bfloat16:
+        bits = np.array(array, order="C").view(np.uint16)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"))
+
+
+def _from_ort(value: ort.OrtValue) -> np.ndarray:
+    if value.data_type() != "tensor(bfloat16)":
+        return value.numpy()
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()) if value.tensor_size_in_bytes() else b""
+    return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(value.shape()).copy()
+
+
+def _short(error: Exception) -> str:
+    """onnxruntime's message in one line, without the source paths of its builders."""
+    return " ".join(str(error).split())[:400]

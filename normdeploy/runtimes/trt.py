@@ -1,0 +1,144 @@
+"""TensorRT and TensorRT-RTX engines, run through Polygraphy where a GPU is there.
+
+Polygraphy drives one of the two per process: which, is fixed when it is first imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ..errors import InputError, NormdeployError, RuntimeUnavailable
+from . import RunResult
+
+PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}  # runtime -> its Python package
+TITLES = {"tensorrt-rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
+_EXTRAS = {"tensorrt-rtx": "rtx", "tensorrt": "tensorrt"}
+_RTX_MAGIC = b"vtrt"  # the first bytes of an engine; TensorRT's own differ in the first
+
+
+class TrtRunner:
+    """An engine file on the GPU of this machine.
+
+    Args:
+        engine: the file; which runtime it is for is told from its first bytes.
+
+    Raises:
+        RuntimeUnavailable: the package, the GPU or a CUDA library is not there.
+        NormdeployError: the file is no engine, or not one for this GPU and this version.
+    """
+
+    def __init__(self, engine: str | os.PathLike[str]) -> None:
+        self._path = Path(engine)
+        self.runtime = runtime_of(self._path)
+        self.name = f"{TITLES[self.runtime]} ({self._path.name})"
+        if reason := missing(self.runtime):
+            raise RuntimeUnavailable(f"{self._path.name} can't be run: {reason}")
+        select(self.runtime)
+        from polygraphy.backend.common import bytes_from_path
+        from polygraphy.backend.trt import TrtRunner as PolygraphyRunner
+        from polygraphy.backend.trt import engine_from_bytes
+        from polygraphy.exception import PolygraphyException
+        from polygraphy.logger import G_LOGGER
+
+        G_LOGGER.module_severity = G_LOGGER.CRITICAL
+        self._failures: tuple[type[Exception], ...] = (PolygraphyException,)
+        try:
+            self._runner = PolygraphyRunner(engine_from_bytes(bytes_from_path(str(self._path))))
+            self._runner.activate()
+        except self._failures as error:
+            raise NormdeployError(
+                f"{self._path.name} can't be loaded on this GPU: {str(error).strip()}; build it with this version of {TITLES[self.runtime]}, "
+                "for this GPU's compute capability"
+            ) from error
+
+    def fits(self, feeds: Mapping[str, np.ndarray]) -> bool:
+        """Whether every input's shape lies within the profile that the engine was built with."""
+        for name, array in feeds.items():
+            low, _, high = self._runner.engine.get_tensor_profile_shape(name, 0)
+            if len(low) == array.ndim and not all(a <= n <= b for a, n, b in zip(low, array.shape, high, strict=True)):
+                return False
+        return True
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: the feeds do not fit the engine's inputs and profile.
+        """
+        from .arrays import check_names, to_numpy, to_torch
+
+        check_names(self.name, feeds, list(self._runner.get_input_metadata()))
+        try:
+            outputs = self._runner.infer({name: to_torch(array) for name, array in feeds.items()})
+        except self._failures as error:
+            raise InputError(f"{self.name} does not run on these inputs: {str(error).strip()}") from error
+        return {name: to_numpy(value) for name, value in outputs.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._runner.deactivate()
+
+
+def runtime_of(engine: Path) -> str:
+    """
+    Raises:
+        InputError: there is no such file, or it is no engine.
+    """
+    if not engine.is_file():
+        raise InputError(f"there is no engine {str(engine)!r}; make one with `normdeploy build`")
+    with engine.open("rb") as file:
+        magic = file.read(4)
+    if magic[1:] != _RTX_MAGIC[1:]:
+        raise InputError(f"{engine.name} is no TensorRT engine: it begins with {magic!r}; make one with `normdeploy build`")
+    return "tensorrt-rtx" if magic == _RTX_MAGIC else "tensorrt"
+
+
+def missing(runtime: str, *, gpu: bool = True) -> str:
+    """What ``runtime`` lacks on this machine (``gpu``: whether it needs one), with what to do; "" where nothing."""
+    if importlib.util.find_spec(PACKAGES[runtime]) is None:
+        return f"{TITLES[runtime]} is not installed; pip install 'normdeploy[{_EXTRAS[runtime]}]'"
+    if importlib.util.find_spec("polygraphy") is None:
+        return "Polygraphy is not installed; pip install polygraphy"
+    return no_gpu() if gpu else ""
+
+
+@functools.cache
+def no_gpu() -> str:
+    """Why no NVIDIA GPU can be used here, "" where one can."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return "no GPU: this machine has no NVIDIA driver"
+    count = ctypes.c_int(0)
+    if code := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return f"no GPU: the NVIDIA driver does not start (CUDA error {code})"
+    return "" if count.value else "no GPU: the NVIDIA driver finds none"
+
+
+def select(runtime: str) -> Any:
+    """Tell Polygraphy which of the two it drives, and return that one's package.
+
+    Raises:
+        RuntimeUnavailable: this process has been using the other.
+    """
+    rtx = runtime == "tensorrt-rtx"
+    os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if rtx else "0"
+    from polygraphy import config
+
+    if rtx != config.USE_TENSORRT_RTX:
+        other = "TensorRT" if rtx else "TensorRT-RTX"
+        raise RuntimeUnavailable(
+            f"{TITLES[runtime]} can't be used in a process that has been using {other} through Polygraphy; start another"
+        )
+    return importlib.import_module(PACKAGES[runtime])

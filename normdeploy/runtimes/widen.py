@@ -1,0 +1,101 @@
+"""A torch.fx graph with every floating dtype set to float64 (complex to complex128).
+
+float64 is written into the dtype arguments of the nodes, so upcasts inside a half-precision model, ``arange`` and ``full``, the dtype
+of a softmax and the bodies of control flow are all reached. Numbers stay as they are: float16's lowest value in a mask is still that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch.fx.node import map_aggregate
+
+from ..errors import NormdeployError
+
+_aten = torch.ops.aten
+_HALF_TO_FLOAT = {_aten._softmax.default, _aten._log_softmax.default}  # argument 2 insists on a half-precision input
+_ALIASING_CASTS = {"aten::to", "aten::type_as", "prims::convert_element_type"}  # return their input itself where the dtype is right
+_T = TypeVar("_T")
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float64 for a floating dtype, complex128 for a complex one, itself for any other."""
+    return torch.float64 if dtype.is_floating_point else torch.complex128 if dtype.is_complex else dtype
+
+
+def widen(value: _T) -> _T:
+    """A tensor in its wide dtype (itself where it is that already); anything else as it is."""
+    return value.to(wide(value.dtype)) if isinstance(value, torch.Tensor) else value  # type: ignore[return-value]
+
+
+def widened(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """``module`` changed in place, with the graphs of its control flow; returned for convenience.
+
+    Raises:
+        NormdeployError: a node looks at the bits of a floating tensor.
+    """
+    graphs = [m for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
+    for m in graphs:
+        for node in list(m.graph.nodes):
+            _widen_node(m, node)
+        m.recompile()
+    return module
+
+
+def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    if node.op == "get_attr":
+        _widen_attribute(module, str(node.target))
+    if node.op != "call_function":
+        return
+    if node.target is _aten._assert_tensor_metadata.default:
+        module.graph.erase_node(node)
+        return
+    if node.target is _aten.view.dtype and _dtype(node) != _dtype(node.args[0]):
+        raise NormdeployError(
+            f"the float64 reference can't be made: node {node.name!r} reads the bits of a {_dtype(node.args[0])} tensor as {_dtype(node)}, "
+            "and float64 has other bits; compute it without .view(dtype)"
+        )
+    narrow = _dtype(node)
+    node.args = map_aggregate(node.args, _wide_argument)  # type: ignore[assignment]
+    node.kwargs = map_aggregate(node.kwargs, _wide_argument)  # type: ignore[assignment]
+    if node.target in _HALF_TO_FLOAT:
+        node.args = (*node.args[:2], False)
+    if node.target is torch.ops.higher_order.wrap_with_autocast:
+        node.args = (*node.args[:2], False, *node.args[3:])
+    if _name(node) in _ALIASING_CASTS and _dtype(node.args[0]) != narrow:
+        _copy_result(module.graph, node)
+
+
+def _wide_argument(value: Any) -> Any:
+    return wide(value) if isinstance(value, torch.dtype) else value
+
+
+def _copy_result(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """A cast that copied has become one that returns its input: copy, lest an in-place operator after it reach the input."""
+    with graph.inserting_after(node):
+        clone = graph.call_function(_aten.clone.default, (node,))
+    clone.meta = dict(node.meta)
+    node.replace_all_uses_with(clone, delete_user_cb=lambda user: user is not clone)
+
+
+def _widen_attribute(module: torch.fx.GraphModule, path: str) -> None:
+    """A constant that a graph holds itself instead of taking it as an argument."""
+    owner, _, name = path.rpartition(".")
+    holder = module.get_submodule(owner)
+    value = getattr(holder, name)
+    if isinstance(value, torch.Tensor):
+        wider = widen(value.detach())
+        if name in holder._parameters:
+            del holder._parameters[name]
+        setattr(holder, name, wider)
+
+
+def _name(node: torch.fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return schema.name if schema is not None else ""
+
+
+def _dtype(node: Any) -> torch.dtype | None:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value.dtype if isinstance(value, torch.Tensor) else None
