@@ -121,6 +121,9 @@ def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMa
             return None
     if not any(n.op in REDUCTIONS or n.op in NORMS for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
         return None
+    cast = narrowing(graph, region.nodes, dtype)
+    if cast is not None:
+        return NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name)
     if _norms_in_a_row(graph, region) > 1:
         return None  # two norms, one after the other: their product is a norm too, but with an epsilon that nobody wrote
     return _fit_region(graph, region, shape, dtype)

@@ -2,7 +2,8 @@
 
 This is the one file that knows graphsurgeon's quirks: it loses metadata, node and model doc strings, model_version and quantization
 annotations (kept here by tensor name and put back), treats initializers that are graph inputs as constants (here they stay inputs),
-compares tensors by name and nodes by value (here identity counts), skips attributes of types it doesn't know (such a file is refused).
+compares tensors by name and nodes by value (here identity counts), skips attributes of types it doesn't know (nodes that are not
+rewritten are written back as they stood in the file).
 
 Edits only re-point tensors. A node whose outputs nobody uses any more is dropped from the list that is exported; its own links are
 left alone, because residual branches share them.
@@ -22,10 +23,39 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from . import evaluate
 from .dims import Dims
-from .protos import copy_field, inferred, inputs_without_defaults, refuse_unknown_attributes, scope
+from .protos import copy_field, inferred, inputs_without_defaults, scope
 
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
+# Ops whose result has the shape of its largest input (or broadcasts to it), and the type of its first.
+_SAME_SHAPE = frozenset(
+    [
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Relu",
+        "Gelu",
+        "Erf",
+        "Tanh",
+        "Sigmoid",
+        "Neg",
+        "Sqrt",
+        "Reciprocal",
+        "Identity",
+        "Cast",
+        "CastLike",
+        "Clip",
+        "Max",
+        "Min",
+        "LayerNormalization",
+        "RMSNormalization",
+        "GroupNormalization",
+        "InstanceNormalization",
+        "BatchNormalization",
+    ]
+)
+_SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}
 NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
 
 
@@ -38,7 +68,6 @@ class Graph:
         Raises:
             GraphError: the model holds attributes that graphsurgeon would drop, or has no graph.
         """
-        refuse_unknown_attributes(proto.graph)
         self.proto = proto
         self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
         opened, self._defaults = inputs_without_defaults(proto)
@@ -59,6 +88,8 @@ class Graph:
         self._names = {t.name for n in self.gs.nodes for t in n.outputs} | {t.name for t in self.gs.inputs}
         self._names |= {i.name for i in proto.graph.initializer}
         self._metadata = {o: n for n in proto.graph.node if n.metadata_props or n.doc_string for o in n.output[:1]}
+        self._original = {id(n): p for n, p in zip(self.gs.nodes, opened.graph.node, strict=True)}
+        self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
 
     # ------------------------------------------------------------------ reading
 
@@ -163,7 +194,30 @@ class Graph:
         if known is None or any(d is None or d == "" for d in known):
             inferred = self._inferred.get(t.name)
             known = inferred[1] if inferred is not None and inferred[1] is not None else known
-        return None if known is None else tuple(d if d != "" else None for d in known)
+        return self._carried(t) if known is None else tuple(d if d != "" else None for d in known)
+
+    def _carried(self, t: gs.Tensor) -> Dims | None:
+        """The shape that elementwise nodes carry on from where it was last known: inference stops at the first op it can't follow."""
+        way: list[gs.Tensor] = []
+        while id(t) not in self._shapes:
+            node = self.producer(t)
+            if node is None or node.op not in _SAME_SHAPE or len(way) > 64:
+                self._shapes[id(t)] = None
+                break
+            way.append(t)
+            source = max((i for i in node.inputs if not i.is_empty() and not self.is_constant(i)), key=self._rank, default=None)
+            if source is None or self._rank(source) >= 0:
+                self._shapes[id(t)] = None if source is None else self.shape(source)
+                break
+            t = source
+        for step in way:
+            self._shapes[id(step)] = self._shapes[id(t)]
+        return self._shapes[id(t)]
+
+    def _rank(self, t: gs.Tensor) -> int:
+        inferred = self._inferred.get(t.name)
+        known = t.shape if t.shape is not None else (inferred[1] if inferred is not None else None) or self._shapes.get(id(t))
+        return -1 if known is None else len(known)
 
     def dtype(self, t: gs.Tensor) -> Any:
         """numpy dtype (ml_dtypes for bfloat16), or None where unknown."""
@@ -172,7 +226,8 @@ class Graph:
             inferred = self._inferred.get(t.name)
             known = inferred[0] if inferred is not None else None
         if known is None:
-            return None
+            node = self.producer(t)
+            return self.dtype(node.inputs[0]) if node is not None and node.op in _SAME_TYPE and len(node.inputs) else None
         return onnx.helper.tensor_dtype_to_np_dtype(known) if isinstance(known, int) else np.dtype(known)
 
     @cached_property
@@ -209,8 +264,11 @@ class Graph:
         self._keep.append(made)
         return made
 
-    def replace(self, old: gs.Tensor, new_nodes: Sequence[gs.Node]) -> None:
-        """Let the last of ``new_nodes`` produce ``old`` (which keeps its name and readers), and drop what nobody uses any more."""
+    def replace(self, old: gs.Tensor, new_nodes: Sequence[gs.Node], shape: Dims | None = None) -> None:
+        """Let the last of ``new_nodes`` produce ``old`` (which keeps its name and readers), and drop what nobody uses any more.
+
+        ``shape``: of ``old``, where it is known now.
+        """
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
         origin = self._metadata.get(old.name)
@@ -219,6 +277,8 @@ class Graph:
         last = new_nodes[-1]
         before.outputs[_index(before.outputs, old)] = gs.Variable(self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape)
         last.outputs[0] = old
+        if shape is not None:
+            self._shapes[id(old)] = shape
         self._after.setdefault(id(before), []).extend(new_nodes)
         place = self._order[id(before)]
         step = 1e-4 if place == int(place) else 1e-8  # a node that was itself inserted leaves less room behind it
@@ -286,12 +346,19 @@ class Graph:
         return out
 
     def node_proto(self, node: gs.Node) -> onnx.NodeProto:
-        """One node with the metadata that it came with; a new node carries its module path."""
-        proto = OnnxExporter.export_node(node)
-        original = next((self._metadata[t.name] for t in node.outputs if t.name in self._metadata), None)
+        """One node; a node of the file is taken as it stood there, a new one bears the metadata of what it replaces."""
+        proto = onnx.NodeProto()
+        original = self._original.get(id(node))
         if original is not None:
-            proto.metadata_props.extend(original.metadata_props)
-            proto.doc_string = original.doc_string
+            proto.CopyFrom(original)
+            for i, t in enumerate(node.outputs):
+                proto.output[i] = t.name
+            return proto
+        proto.CopyFrom(OnnxExporter.export_node(node))
+        origin = next((self._metadata[t.name] for t in node.outputs if t.name in self._metadata), None)
+        if origin is not None:
+            proto.metadata_props.extend(origin.metadata_props)
+            proto.doc_string = origin.doc_string
         return proto
 
     def tensor_proto(self, t: gs.Constant) -> onnx.TensorProto:

@@ -9,20 +9,9 @@ from typing import Any
 import onnx
 
 from .dims import Dims
-from .errors import GraphError
 
 # Inference of shapes and types reads the values of small integer constants only.
 _INFERENCE_SIZE = 512
-_KNOWN_ATTRIBUTES = {
-    onnx.AttributeProto.FLOAT,
-    onnx.AttributeProto.INT,
-    onnx.AttributeProto.STRING,
-    onnx.AttributeProto.TENSOR,
-    onnx.AttributeProto.GRAPH,
-    onnx.AttributeProto.FLOATS,
-    onnx.AttributeProto.INTS,
-    onnx.AttributeProto.STRINGS,
-}
 
 
 def inferred(proto: onnx.ModelProto) -> dict[str, tuple[int | None, Dims | None]]:
@@ -72,21 +61,6 @@ def copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:
         getattr(out, field.name).extend(value)
     else:
         getattr(out, field.name).CopyFrom(value)
-
-
-def refuse_unknown_attributes(graph: onnx.GraphProto) -> None:
-    stack = [graph]
-    while stack:
-        for node in stack.pop().node:
-            for attribute in node.attribute:
-                if attribute.type not in _KNOWN_ATTRIBUTES and not attribute.ref_attr_name:
-                    kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
-                    raise GraphError(
-                        f"node {node.name or node.op_type!r} has the attribute {attribute.name!r} of type {kind}, which would be lost: "
-                        "remove it, or leave this file as it is"
-                    )
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    stack.append(attribute.g)
 
 
 def inputs_without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:

@@ -330,13 +330,16 @@ def _attempt(function: Any, *args: Any) -> Any:
 
 
 def narrowing(graph: Graph, nodes: Iterable[gs.Node], dtype: np.dtype | None) -> gs.Node | None:
-    """A Cast among ``nodes`` to a floating type with fewer bits than ``dtype``."""
-    if dtype is None or dtype.name not in ("float32", "float64"):
+    """A Cast of data among ``nodes`` to a floating type with fewer bits than ``dtype``."""
+    if dtype is None or dtype.itemsize <= 2:
         return None
     for node in nodes:
+        if node.op not in ("Cast", "CastLike") or graph.is_shape_valued(node.outputs[0]):
+            continue
         if node.op == "Cast":
-            target = int(graph.attrs(node).get("to", 1))
-            bits = {onnx.TensorProto.FLOAT16: 16, onnx.TensorProto.BFLOAT16: 16, onnx.TensorProto.FLOAT: 32}.get(target, 64)
-            if bits < dtype.itemsize * 8:
-                return node
+            target = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(int(graph.attrs(node).get("to", 1))))
+        else:
+            target = graph.dtype(node.inputs[1])
+        if target is not None and target.kind not in "iub" and target.itemsize < dtype.itemsize:
+            return node
     return None

@@ -188,7 +188,7 @@ def _replace(work: _Work, norm: Norm, form: Form) -> Finding:
     if trial is not None:
         work.trials.append((len(work.findings), trial))
     finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",))
-    graph.replace(norm.y, form.nodes)
+    graph.replace(norm.y, form.nodes, norm.shape)
     work.opset = max(work.opset, form.opset)
     return finding
 
@@ -203,20 +203,21 @@ def _scale(work: _Work, start: gs.Node) -> Finding | None:
     if isinstance(chains, NoMatch):
         return Finding("BatchNorm", "refused", chains.tensor, graph.module(start), reason=chains.reason)
     reasons: list[str] = []
+    longest: batch.Affine | None = None
     for chain in chains:
+        longest = longest or chain
         for fold in (batch.into_previous, batch.into_next):
             form = fold(graph, chain)
             if isinstance(form, Form):
                 return _fold(work, chain, form, "")
             reasons.append(form.reason)
-    if not chains or not chains[0].normalizes:
+    if longest is None or not longest.normalizes:
         return None
-    chain = chains[0]
     why = next((r for r in reasons if not r.startswith("no linear op")), "no linear op stands before or behind it")
-    plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
-    if plain and len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes):
-        return _chain_finding(work, chain, "kept", reason=f"it is one scale and shift already; {why}")
-    return _fold(work, chain, batch.scale_and_shift(graph, chain), why)
+    plain = all(isinstance(t, gs.Constant) for n in longest.nodes for t in n.inputs if graph.is_constant(t))
+    if plain and len(longest.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in longest.nodes):
+        return _chain_finding(work, longest, "kept", reason=f"it is one scale and shift already; {why}")
+    return _fold(work, longest, batch.scale_and_shift(graph, longest), why)
 
 
 def _fold(work: _Work, chain: batch.Affine, form: Form, why: str) -> Finding:

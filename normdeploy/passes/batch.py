@@ -13,7 +13,7 @@ not matter. What is done with it, the first that is exact:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +21,12 @@ import onnx_graphsurgeon as gs
 
 from .. import evaluate
 from ..graph import Graph, value_inputs
-from ..region import Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
+from ..region import VIEWS, Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
 from .form import Form
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_STEPS = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity"})
+_STEPS = VIEWS | {"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"}
+_LONGEST = 24
 
 
 @dataclass(frozen=True)
@@ -46,40 +47,44 @@ class Affine:
         return [n for n in self.region.nodes if not graph.is_shape_valued(n.outputs[0])]
 
 
-def affines(graph: Graph, start: gs.Node) -> list[Affine] | NoMatch:
-    """The chains of scales and shifts that begin with ``start``, longest first; empty where it begins none.
+def affines(graph: Graph, start: gs.Node) -> Iterator[Affine] | NoMatch:
+    """The chains of scales and shifts that begin with ``start``, longest first; none where it begins none.
 
     A chain counts if it normalizes or scales by more than one number: a lone bias is left to the linear op that it belongs to.
     """
+    nodes = _chain(graph, start)
+    for node in nodes:
+        if node.op == "BatchNormalization" and graph.attrs(node).get("training_mode", 0):
+            reason = "BatchNormalization in training mode: its statistics are of the batch; export in eval mode"
+            return NoMatch(reason, node.outputs[0].name)
+    if not any(n.op in ("Mul", "Div", "BatchNormalization") for n in nodes):
+        return iter(())
+    measured = (_measure(graph, _data(graph, start)[0], n.outputs[0]) for n in reversed(nodes))
+    return (m for m in measured if isinstance(m, Affine) and (m.scale.size > 1 or (m.normalizes and m.shift.size > 1)))
+
+
+def _chain(graph: Graph, start: gs.Node) -> list[gs.Node]:
+    """The nodes from ``start`` on that each read the one before and constants; empty where the chain begins further up."""
     if not _is_step(graph, start):
         return []
     z = _data(graph, start)[0]
     above = graph.producer(z)
     if above is not None and _is_step(graph, above) and not graph.is_output(z) and len(graph.consumers(z)) == 1:
-        return []  # the chain begins further up
-    found: list[Affine] = []
-    y = start.outputs[0]
-    while True:
-        node = graph.producer(y)
-        assert node is not None
-        if node.op == "BatchNormalization" and graph.attrs(node).get("training_mode", 0):
-            return NoMatch("BatchNormalization in training mode: its statistics are of the batch; export in eval mode", y.name)
-        measured = _measure(graph, z, y)
-        if isinstance(measured, NoMatch):
-            return found or ([] if not _normalizes(graph, (node,)) else measured)
-        if measured.scale.size > 1 or (measured.normalizes and measured.shift.size > 1):
-            found.insert(0, measured)
+        return []
+    nodes = [start]
+    while len(nodes) < _LONGEST:
+        y = nodes[-1].outputs[0]
         readers = graph.consumers(y)
         if graph.is_output(y) or len(readers) != 1 or not _is_step(graph, readers[0]):
-            return found
-        y = readers[0].outputs[0]
+            break
+        nodes.append(readers[0])
+    while nodes and nodes[-1].op in VIEWS:  # what follows the last scale or shift is no part of it
+        nodes.pop()
+    return nodes
 
 
 def _is_step(graph: Graph, node: gs.Node) -> bool:
-    if node.op not in _STEPS or (node.domain or "") not in ("", "ai.onnx"):
-        return False
-    data = _data(graph, node)
-    return len(data) == 1 and (node.op not in ("Div", "BatchNormalization") or node.inputs[0] is data[0])
+    return node.op in _STEPS and (node.domain or "") in ("", "ai.onnx") and len(_data(graph, node)) == 1
 
 
 def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
@@ -108,6 +113,9 @@ def _measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
                 if shift.shape != size:
                     return NoMatch(f"it broadcasts {size} to {shift.shape}", y.name)
                 scale = _exact_scale(bound, size, _reduced(scale))
+                sample = np.random.default_rng(17).standard_normal(size)
+                if not np.allclose(bound.run([sample]), scale * sample + shift, rtol=1e-9, atol=1e-9 * float(np.abs(scale).max())):
+                    return NoMatch("it is no scale and shift", y.name)
                 return Affine(region, z, y, scale, _reduced(shift), dtype, _normalizes(graph, region.nodes))
         except EvaluationFailed:
             continue
