@@ -79,7 +79,12 @@ def _captured_log(name: str) -> Iterator[_Causes]:
 
 
 def _torch_load(source: Path, path: Path) -> torch.export.ExportedProgram:
-    with _captured_log("torch.export") as causes, source.open("rb") as file, warnings.catch_warnings():
+    with (
+        _captured_log("torch.export") as causes,
+        _captured_log("torch._export.serde.serialize"),
+        source.open("rb") as file,
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch 2.11 reads weights without copying
         try:
             return torch.export.load(file)

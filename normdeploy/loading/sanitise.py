@@ -43,7 +43,7 @@ _SYMBOLIC = re.compile(
     r"|math\.(trunc|ceil|floor|sqrt)|torch\.(sym_\w+|_sym_sqrt)"
 )
 _OPERATOR = re.compile(r"torch\.ops\.(?P<namespace>\w+)\.(?P<name>\w+)(\.(?P<overload>\w+))?")
-_OpOverload = type(torch.ops.aten.add.Tensor)
+_OpOverload, _OpNamespace = type(torch.ops.aten.add.Tensor), type(torch.ops.aten)
 # torch's own operators that reach beyond tensors: files, processes, the network, compiled code. An op of any other library exists
 # only if the user imported it.
 _OUTSIDE = words(
@@ -89,6 +89,7 @@ def sanitise(path: Path, archive: zipfile.ZipFile, copy: Path) -> Findings:
         config = _json(archive, root, config_name, path)
         _conforms(schema.PayloadConfig, config, config_name, path)
         payloads |= {f"{folder}/{name}" for name in _check_payloads(config, folder, findings)}
+        _check_presence(config, folder, {name: info.file_size for name, info in archive.NameToInfo.items()}, root, path)
         written[config_name] = json.dumps(config).encode()
     written[_SAMPLES] = _samples(read(archive, f"{root}/{_SAMPLES}", path), findings)
     if findings.reasons:
@@ -217,14 +218,15 @@ def _harmless_target(target: str) -> bool:
     if _SYMBOLIC.fullmatch(target):
         return True
     match = _OPERATOR.fullmatch(target)
-    if match is None or hasattr(type(torch.ops), match["namespace"]):
+    if match is None:
         return False
     if match["namespace"] == "higher_order":
         return match["name"] in _HIGHER_ORDER and not match["overload"]
-    if match["namespace"] in _OUTSIDE or match["name"] == "from_file":
+    namespace = getattr(torch.ops, match["namespace"])
+    if not isinstance(namespace, _OpNamespace) or match["namespace"] in _OUTSIDE or match["name"] == "from_file":
         return False
     try:
-        packet = getattr(getattr(torch.ops, match["namespace"]), match["name"])
+        packet = getattr(namespace, match["name"])
         return isinstance(getattr(packet, match["overload"] or ""), _OpOverload)
     except AttributeError:
         return True
@@ -260,6 +262,17 @@ def _check_payloads(config: dict[str, Any], folder: str, findings: Findings) -> 
         elif not _PAYLOAD.fullmatch(meta["path_name"]):
             findings.refuse(part, "is a custom object (TorchBind or opaque): it would be unpickled, which runs whatever the pickle says")
     return {meta["path_name"] for meta in config["config"].values()}
+
+
+def _check_presence(config: dict[str, Any], folder: str, sizes: dict[str, int], root: str, path: Path) -> None:
+    """Each tensor has bytes; of one without, torch makes zeros of whatever size is written there."""
+    for name, meta in config["config"].items():
+        shape = [size.get("as_int", 1) for size in (meta.get("tensor_meta") or {"sizes": [{"as_int": 0}]})["sizes"]]
+        if sizes.get(f"{root}/{folder}/{meta['path_name']}") == 0 and 0 not in shape:
+            raise LoadError(
+                f"{path} holds {name!r} of the shape {shape}, but its {folder}/{meta['path_name']} has 0 bytes: it was "
+                "saved without its weights"
+            )
 
 
 def _samples(data: bytes, findings: Findings) -> bytes:
