@@ -50,11 +50,8 @@ class OrtRunner:
         try:
             self._session = ort.InferenceSession(_model(source), options, providers=[(_PROVIDERS[provider], settings)])
         except Exception as error:  # onnxruntime's exceptions share no base class
-            self._refuse(error)
-
-    def _refuse(self, error: Exception) -> None:
-        kind = RuntimeUnavailable if _NOT_IMPLEMENTED in str(error) else GraphError
-        raise kind(f"{self.name} can't load the model: {_short(error)}") from error
+            kind = RuntimeUnavailable if _NOT_IMPLEMENTED in str(error) else GraphError
+            raise kind(f"{self.name} can't load the model: {_short(error)}") from error
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
         """

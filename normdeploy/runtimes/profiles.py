@@ -123,10 +123,8 @@ def _check(item: GraphInput, shapes: Shapes) -> None:
 def _state(ranges: dict[str, tuple[Range, str]], dim: str, sizes: Range, item: GraphInput) -> None:
     known, source = ranges.setdefault(dim, (sizes, f"the profile of input {item.name!r}"))
     if known != sizes:
-        raise InputError(
-            f"the dim {dim!r} is {':'.join(map(str, known))} by {source}, but {':'.join(map(str, sizes))} by the profile of input {item.name!r}; "
-            "one dim has one range"
-        )
+        one, other = ":".join(map(str, known)), ":".join(map(str, sizes))
+        raise InputError(f"the dim {dim!r} is {one} by {source}, but {other} by the profile of input {item.name!r}; one dim has one range")
 
 
 def _shapes(

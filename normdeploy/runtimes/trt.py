@@ -57,8 +57,8 @@ class TrtRunner:
             self._runner.activate()
         except self._failures as error:
             raise NormdeployError(
-                f"{self._path.name} can't be loaded on this GPU: {str(error).strip()}; build it with this version of {TITLES[self.runtime]}, "
-                "for this GPU's compute capability"
+                f"{self._path.name} can't be loaded on this GPU: {str(error).strip()}; build it with this version of "
+                f"{TITLES[self.runtime]} for this GPU's compute capability"
             ) from error
 
     def fits(self, feeds: Mapping[str, np.ndarray]) -> bool:

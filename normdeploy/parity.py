@@ -1,0 +1,117 @@
+"""How far a runtime's output is from the float64 reference, and what a correct one may be off by (the rule: ``normdeploy.compare``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from .runtimes import RunResult
+
+EAGER_MULTIPLE = 4.0
+ULPS = 4.0
+
+_DISTURBANCES = 8  # runs of the reference that show whether an integer hangs on a rounding
+
+
+@dataclass
+class Tally:
+    """One output of one runtime over all cases of one kind.
+
+    ``absolute`` and ``relative`` are the largest errors, ``scale`` the largest |reference|; ``ties`` counts integers that differ where
+    the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN, another shape, another integer.
+    """
+
+    dtype: np.dtype
+    absolute: float = 0.0
+    relative: float = 0.0
+    scale: float = 0.0
+    case: str = ""
+    ties: int = 0
+    broken: str = ""
+
+    def add(self, case: str, value: np.ndarray | None, reference: np.ndarray, ties: Callable[[], np.ndarray]) -> None:
+        """Take one case in. ``reference`` is float64 where the output is floating; None says that there is no such output.
+
+        ``ties`` marks the integers that hang on a rounding; it is called only where one differs.
+        """
+        self.case = self.case or case
+        if self.broken:
+            return
+        if value is None:
+            self.broken = "there is no such output"
+        elif value.dtype != self.dtype:
+            self.broken = f"it is {value.dtype}, the model's is {self.dtype}"
+        elif value.shape != reference.shape:
+            self.broken = f"its shape is {list(value.shape)}, the model's is {list(reference.shape)}"
+        elif self.dtype.kind in "iub":
+            self._integers(case, value, reference, ties)
+        else:
+            self._floats(case, value, reference)
+        if self.broken:
+            self.case = case
+
+    def _integers(self, case: str, value: np.ndarray, reference: np.ndarray, ties: Callable[[], np.ndarray]) -> None:
+        differs = value != reference
+        if not differs.any():
+            return
+        wrong = differs & ~ties()
+        self.ties += int((differs & ~wrong).sum())
+        if wrong.any():
+            self.broken = f"{_first(wrong, value, reference)}, and no rounding decides there"
+
+    def _floats(self, case: str, value: np.ndarray, reference: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            expected = reference.astype(self.dtype).astype(np.float64)  # beyond the type's range it is infinite
+            got = value.astype(np.float64)
+            finite = np.isfinite(expected) & np.isfinite(got)
+            wrong = ~finite & ~(np.isnan(expected) & np.isnan(got)) & (expected != got)
+            if wrong.any():
+                self.broken = _first(wrong, got, reference)
+                return
+            error = np.where(finite, np.abs(got - reference), 0.0)
+            relative = np.where(finite & (reference != 0), error / np.abs(reference), 0.0)
+        largest = float(error.max(initial=0.0))
+        if largest > self.absolute:
+            self.absolute, self.case = largest, case
+        self.relative = max(self.relative, float(relative.max(initial=0.0)))
+        self.scale = max(self.scale, float(np.abs(reference, where=finite, out=np.zeros_like(reference)).max(initial=0.0)))
+
+    def allowed(self, eager: Tally) -> float:
+        """The largest error that passes, ``eager`` being what the model in its own type was off by in the same cases."""
+        if self.dtype.kind in "iub":
+            return 0.0
+        return EAGER_MULTIPLE * eager.absolute + ULPS * ulp(eager.scale, self.dtype)
+
+
+def ulp(magnitude: float, dtype: np.dtype) -> float:
+    """The distance between the numbers of ``dtype`` around ``magnitude``, at least that of its subnormals."""
+    info = ml_dtypes.finfo(dtype)
+    exponent = int(np.frexp(min(magnitude, float(info.max)))[1]) - 1
+    return float(2.0 ** (max(exponent, info.minexp) - info.nmant))
+
+
+def _first(wrong: np.ndarray, value: np.ndarray, reference: np.ndarray) -> str:
+    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    place = f" at {list(index)}" if index else ""
+    return f"{value[index]} where the reference is {reference[index]}{place} ({int(wrong.sum())} of {wrong.size} elements differ)"
+
+
+class Ties:
+    """Where an integer output of one case hangs on a rounding."""
+
+    def __init__(self, perturbed: Callable[[int], RunResult], reference: RunResult, eager: RunResult) -> None:
+        self._perturbed, self._reference, self._eager = perturbed, reference, eager
+        self._others: list[RunResult] | None = None
+
+    def of(self, output: str) -> np.ndarray:
+        if self._others is None:
+            self._others = [self._eager, *(self._perturbed(seed) for seed in range(_DISTURBANCES))]
+        reference = self._reference[output]
+        tied = np.zeros(reference.shape, dtype=bool)
+        for other in self._others:
+            if other[output].shape == reference.shape:
+                tied |= other[output] != reference
+        return tied
