@@ -49,7 +49,7 @@ def to_onnx(model: Model, *, opset: int = 21, progress: Callable[[str, int, int]
         ExportError: the opset is out of range, or torch can't express the model in ONNX.
         InputError: a dim that was asked to be dynamic came out fixed.
     """
-    if opset not in OPSETS:
+    if not isinstance(opset, int) or opset not in OPSETS:
         raise ExportError(f"opset {opset!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21 suits every runtime)")
     if progress is not None:
         progress("export", 0, 2)
@@ -57,7 +57,7 @@ def to_onnx(model: Model, *, opset: int = 21, progress: Callable[[str, int, int]
         with _quiet():
             program = torch.onnx.export(model.program, dynamo=True, optimize=False, opset_version=opset, verbose=False)
     except Exception as error:
-        raise ExportError(_reason(error)) from error
+        raise ExportError(_reason(error, model.program)) from error
     assert program is not None  # None comes from the old exporter only
     if progress is not None:
         progress("export", 1, 2)
@@ -106,12 +106,13 @@ def _dim_names(graph: ir.Graph, model: Model) -> dict[str, str]:
         for axis, (exported, wanted) in enumerate(zip(value.shape or (), spec.shape, strict=True)):
             if wanted.name is None or wanted.min == wanted.max:
                 continue
-            if isinstance(exported, int):
+            size = _size(exported)
+            if isinstance(size, int):
                 raise InputError(
                     f"dim {wanted.name!r} (axis {axis} of input {spec.name!r}) was to range from {wanted.min} to {wanted.max}, but the "
-                    f"model fixes it at {exported}; give it as {exported}, or change what fixes it (a channel count, a view, a loop over it)"
+                    f"model fixes it at {size}; give it as {size}, or change what fixes it (a channel count, a view, a loop)"
                 )
-            given = names.setdefault(str(exported.value), wanted.name)
+            given = names.setdefault(str(size), wanted.name)
             if given != wanted.name:
                 raise InputError(
                     f"dims {given!r} and {wanted.name!r} (axis {axis} of input {spec.name!r}) have two names, but the model needs them "
@@ -122,14 +123,19 @@ def _dim_names(graph: ir.Graph, model: Model) -> dict[str, str]:
 
 def _rename_dims(graph: ir.Graph, names: Mapping[str, str]) -> None:
     """Rename the symbols in every shape of the graph, in expressions ("2*s77 + 1") too; all at once, so that names may swap."""
-    if not names:
-        return
-    pattern = re.compile("|".join(rf"(?<!\w){re.escape(old)}(?!\w)" for old in sorted(names, key=len, reverse=True)))
     for value in _values(graph):
-        if value.shape is not None and any(isinstance(d, ir.SymbolicDim) and d.value is not None for d in value.shape):
+        if value.shape is not None and not value.shape.is_static():
+            sizes = [_size(dim) for dim in value.shape]
             value.shape = ir.Shape(
-                [d if isinstance(d, int) or d.value is None else pattern.sub(lambda m: names[m[0]], d.value) for d in value.shape]
+                [names.get(s) or re.sub(r"\w+", lambda m: names.get(m[0], m[0]), s) if isinstance(s, str) else s for s in sizes]
             )
+
+
+def _size(dim: int | ir.SymbolicDim) -> int | str | None:
+    """The dim as torch meant it: one that it fixed late comes as a symbol by the name of "5"."""
+    if isinstance(dim, int) or dim.value is None:
+        return dim if isinstance(dim, int) else None
+    return int(dim.value) if dim.value.isdecimal() else dim.value
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -209,17 +215,27 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _reason(error: BaseException) -> str:
-    """What torch's chain of exceptions says, in one line: the missing operator, or the innermost cause."""
-    where = ""
+def _reason(error: BaseException, program: torch.export.ExportedProgram) -> str:
+    """What torch's chain of exceptions says, in one line: the missing operator and its module, or the innermost cause."""
+    target = None
     while True:
-        node = re.search(r"Error when translating node %(\w+) .*?target=([\w.]+)", str(error))
-        where = f" (operator {node[2]}, node {node[1]})" if node else where
+        target = re.search(r"Error when translating node .*?target=(?:torch\.ops\.)?([\w.]+)", str(error)) or target
         if error.__cause__ is None:
             break
         error = error.__cause__
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    missing = re.search(r"No ONNX function found for .*?'([\w.]+)'", text)
-    if missing:
-        return f"ONNX has no form of the operator {missing[1]}{where}; write that part of the model with other operators"
+    text = str(error).strip().split("\n")[0] or type(error).__name__
+    module = _module_of(program, target[1]) if target else ""
+    if missing := re.search(r"No ONNX function found for .*?'([\w.]+)'", text):
+        return f"ONNX has no form of the operator {missing[1]}{module}; write that part of the model with other operators"
+    where = f" (operator {target[1]}{module})" if target else ""
     return f"torch could not export the model{where}: {text}"
+
+
+def _module_of(program: torch.export.ExportedProgram, operator: str) -> str:
+    """ " in module 'layers.0'" where the program calls the operator, perhaps as a longer name's last part: special_bessel_j0."""
+    name = operator.split(".")[1]
+    for node in program.graph.nodes:
+        called = str(node.target).split(".")[1] if node.op == "call_function" and "." in str(node.target) else ""
+        if (called == name or called.endswith(f"_{name}")) and node.meta.get("nn_module_stack"):
+            return f" in module {list(node.meta['nn_module_stack'].values())[-1][0]!r}"
+    return ""

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from .atomic import locked
 from .errors import GraphError
 from .model import Dim, InputSpec, Model
 
@@ -135,19 +136,13 @@ def _key(*, create: bool) -> bytes | None:
         if (key := _usable(path)) is not None or not create:
             return key
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = folder / f".key.{secrets.token_hex(8)}.tmp"
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(_KEY_BYTES))
-        try:
-            if path.exists():  # but not usable
+        with locked(folder):  # of several processes that find no key, one makes it
+            if (key := _usable(path)) is None:
+                fresh = folder / f".key.{secrets.token_hex(8)}.tmp"
+                with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(key := secrets.token_bytes(_KEY_BYTES))
                 os.replace(fresh, path)
-            else:
-                with suppress(FileExistsError):  # another process was faster: its key counts
-                    os.link(fresh, path)
-        finally:
-            fresh.unlink(missing_ok=True)
-        return _usable(path)
+        return key
     return None
 
 

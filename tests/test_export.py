@@ -1,0 +1,424 @@
+"""The exported file is what was asked for, and says nothing about the machine it was made on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import stat
+import warnings
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim as TorchDim
+
+import normdeploy.record
+from normdeploy.errors import ExportError, GraphError, InputError
+from normdeploy.export import CLASS, MODULE, record, recorded, to_onnx
+from normdeploy.model import Dim, InputSpec, Model
+from normdeploy.simplify import simplify
+
+BATCH, SEQ = Dim("batch", 1, 2, 8), Dim("seq", 2, 5, 16)
+
+
+def spec(name: str, *shape: int | Dim, dtype: str = "float32") -> InputSpec:
+    return InputSpec(name, dtype, tuple(d if isinstance(d, Dim) else Dim.static(d) for d in shape), (0, 2) if dtype == "int64" else None)
+
+
+def model(module: nn.Module, *inputs: InputSpec, outputs: tuple[str, ...] = ("out",), auto: bool = False) -> Model:
+    """Exported with the specs' dims; with ``auto`` torch decides what stays dynamic."""
+    args = tuple(torch.ones(i.sizes({}), dtype=getattr(torch, i.dtype)) for i in inputs)
+    dims = {d.name: TorchDim.AUTO if auto else TorchDim(d.name, min=d.min, max=d.max) for i in inputs for d in i.shape if d.name}
+    shapes = tuple({axis: dims[d.name] for axis, d in enumerate(i.shape) if d.name} for i in inputs)
+    return Model(torch.export.export(module.eval(), args, dynamic_shapes=shapes), inputs, outputs, "module", "12ab")
+
+
+def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    onnx.checker.check_model(proto, full_check=True)
+    return ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+
+
+def agrees(proto: onnx.ModelProto, made: Model, **dims: int) -> None:
+    samples = made.samples(0, dims)
+    expected = made.program.module()(*(torch.from_numpy(v) for v in samples.values()))
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for got, wanted in zip(run(proto, samples), expected, strict=True):
+        # Two float32 evaluations of at most a few hundred terms: each within n·u of the truth.
+        np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def symbols(proto: onnx.ModelProto) -> set[str]:
+    values = (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)
+    return {d.dim_param for v in values for d in v.type.tensor_type.shape.dim if d.dim_param}
+
+
+def metadata(node: onnx.NodeProto) -> dict[str, str]:
+    return {p.key: p.value for p in node.metadata_props}
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(8), nn.Linear(8, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.norm(x)).relu()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Inner() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cat([layer(x) for layer in self.layers], 1)  # twice the sequence
+        return y.flatten(0, 1) * 2
+
+
+# ------------------------------------------------------------------ opset
+
+
+@pytest.mark.parametrize("opset", [18, 21, 23, 25])
+def test_opset(opset: int) -> None:
+    made = model(nn.Sequential(nn.Linear(8, 8), nn.GroupNorm(2, 8)), spec("x", BATCH, 8))
+    proto = to_onnx(made, opset=opset)
+    assert [(o.domain, o.version) for o in proto.opset_import] == [("", opset)]
+    assert proto.ir_version >= onnx.helper.find_min_ir_version_for(proto.opset_import)
+    assert proto.producer_name == "normdeploy"
+    agrees(proto, made, batch=3)
+
+
+@pytest.mark.parametrize("opset", [17, 26, 0, -1, "21", 21.0, None])
+def test_opset_out_of_range(opset: object) -> None:
+    made = Model(None, (), (), "module")  # type: ignore[arg-type]  # refused before anything is touched
+    with pytest.raises(ExportError, match=rf"opset {opset!r} can't be exported; .* 18 to 25"):
+        to_onnx(made, opset=opset)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ names and dims
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_names_and_dims_are_the_users(tmp_path: Path, loaded: bool) -> None:
+    made = model(Net(), spec("hidden states", BATCH, SEQ, 8), outputs=("result",))
+    if loaded:
+        torch.export.save(made.program, tmp_path / "m.pt2")
+        made = Model(torch.export.load(tmp_path / "m.pt2"), made.inputs, made.outputs, made.kind)
+    proto = to_onnx(made)
+    assert [i.name for i in proto.graph.input] == ["hidden states"]
+    assert [o.name for o in proto.graph.output] == ["result"]
+    assert {"batch", "seq", "2*seq"} <= symbols(proto)
+    assert not any(set("0123456789") & set(s) - set("2") for s in symbols(proto))  # no s77 anywhere, in no expression
+    agrees(proto, made, batch=3, seq=7)
+
+
+class TwoAxes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x, x), 1).reshape(-1)
+
+
+def test_dim_names_may_be_torchs_own_swapped() -> None:
+    program = model(TwoAxes(), spec("x", BATCH, SEQ)).program
+    first, second = (str(s) for s in next(n for n in program.graph.nodes if n.name == "x").meta["val"].shape)
+    made = Model(program, (spec("x", Dim(second, 1, 2, 8), Dim(first, 2, 5, 16)),), ("out",), "module")
+    proto = to_onnx(made)
+    assert [d.dim_param for d in proto.graph.input[0].type.tensor_type.shape.dim] == [second, first]
+    concat = next(n for n in proto.graph.node if n.op_type == "Concat" and n.input[0] == "x")
+    shape = next(v for v in proto.graph.value_info if v.name == concat.output[0]).type.tensor_type.shape
+    assert [d.dim_param for d in shape.dim] == [second, f"2*{first}"]
+
+
+class ChannelsByPosition(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm2d(5, affine=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x[..., None])[..., 0]
+
+
+def test_a_dim_that_came_out_fixed_is_an_error() -> None:
+    made = model(ChannelsByPosition(), spec("x", BATCH, SEQ, 8), auto=True)
+    with pytest.raises(InputError, match=r"dim 'seq' \(axis 1 of input 'x'\) was to range from 2 to 16, but the model fixes it at 5"):
+        to_onnx(made)
+
+
+def test_a_dim_with_one_size_is_static() -> None:
+    five = Dim("seq", 5, 5, 5)
+    made = model(ChannelsByPosition(), spec("x", BATCH, 5, 8), auto=True)
+    proto = to_onnx(Model(made.program, (spec("x", BATCH, five, 8),), made.outputs, made.kind))
+    assert symbols(proto) == {"batch"}
+
+
+class Sum(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+def test_two_names_for_one_size_is_an_error() -> None:
+    made = model(Sum(), spec("x", Dim("rows", 2, 3, 8)), spec("y", Dim("lines", 2, 3, 8)), auto=True)
+    with pytest.raises(InputError, match=r"dims 'rows' and 'lines' \(axis 0 of input 'y'\) have two names"):
+        to_onnx(made)
+
+
+class Passes(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = x @ y
+        return z, x, z
+
+
+def test_outputs_that_are_inputs_or_each_other() -> None:
+    made = model(Passes(), spec("a", BATCH, 4), spec("b", 4, 4), outputs=("first", "second", "third"))
+    proto = to_onnx(made)
+    assert [o.name for o in proto.graph.output] == ["first", "second", "third"]
+    agrees(proto, made, batch=3)
+
+
+def test_names_that_the_exporter_uses_itself() -> None:
+    made = model(Net(), spec("val_0", BATCH, SEQ, 8), outputs=("layers.0.up.weight",))
+    taken = to_onnx(Model(made.program, (spec("x", BATCH, SEQ, 8),), ("y",), "module"))
+    inside = next(o for n in taken.graph.node for o in n.output)
+    proto = to_onnx(Model(made.program, (spec(inside, BATCH, SEQ, 8),), made.outputs, "module"))
+    assert [i.name for i in proto.graph.input] == [inside]
+    agrees(proto, Model(made.program, (spec(inside, BATCH, SEQ, 8),), made.outputs, "module"), batch=2)
+
+
+# ------------------------------------------------------------------ what is in the file
+
+
+SOURCE = """
+from torch import nn
+class Planted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+    def forward(self, x):
+        return self.norm(x).relu()  # a line of the user's source
+"""
+
+
+def test_module_paths_are_kept_and_file_paths_are_not(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(SOURCE)
+    loader = importlib.util.spec_from_file_location("planted", tmp_path / "planted.py")
+    assert loader is not None
+    assert loader.loader is not None
+    module = importlib.util.module_from_spec(loader)
+    loader.loader.exec_module(module)
+    made = model(nn.Sequential(nn.Linear(8, 8), module.Planted()), spec("x", BATCH, 8))
+    assert str(tmp_path) in "".join(n.meta.get("stack_trace", "") for n in made.program.graph.nodes)  # the trap is set
+    proto = to_onnx(made)
+    found = {n.op_type: metadata(n) for n in proto.graph.node}
+    assert found["LayerNormalization"] == {MODULE: "1.norm", CLASS: "torch.nn.modules.normalization.LayerNorm"}
+    assert found["Relu"] == {MODULE: "1", CLASS: "planted.Planted"}
+    data = proto.SerializeToString()
+    for trace in (str(tmp_path), str(Path.home()), str(Path(torch.__file__).parent), "site-packages", ".py", "user's source", "pkg.torch"):
+        assert trace.encode() not in data, trace
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda t: self.a(t).relu(), lambda t: self.b(t) * 3, (x,)) + 1
+
+
+def test_no_functions_are_left() -> None:
+    made = model(Branch(), spec("x", BATCH, 4))
+    proto = to_onnx(made)
+    assert not proto.functions
+    assert "If" in {n.op_type for n in proto.graph.node}
+    for sign in (1, -1):
+        x = np.full((3, 4), sign, np.float32)
+        np.testing.assert_allclose(run(proto, {"x": x})[0], made.program.module()(torch.from_numpy(x)).detach().numpy(), rtol=1e-5)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(50, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.word(ids) @ self.word.weight.t()
+
+
+def test_weights_are_stored_once_and_the_way_they_are_read() -> None:
+    linear = to_onnx(model(nn.Linear(8, 12), spec("x", BATCH, 8)))
+    assert "Transpose" not in {n.op_type for n in linear.graph.node}
+    made = model(Tied(), spec("ids", BATCH, SEQ, dtype="int64"))
+    proto = to_onnx(made)
+    assert Counter(t.name for t in proto.graph.initializer if 50 in t.dims) == {"word.weight": 1}
+    agrees(proto, made, batch=3, seq=4)
+
+
+def test_epsilons_are_kept() -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / torch.sqrt(x * x + 1e-12)
+
+    proto = to_onnx(model(Root(), spec("x", BATCH, 8)))
+    np.testing.assert_array_equal(run(proto, {"x": np.zeros((2, 8), np.float32)})[0], np.zeros((2, 8)))
+
+
+def test_nothing_is_printed_and_nothing_changed(capfd: pytest.CaptureFixture[str]) -> None:
+    made = model(Net(), spec("x", BATCH, SEQ, 8))
+    graph, state = str(made.program.graph), {k: v.clone() for k, v in made.program.state_dict.items()}
+    capfd.readouterr()
+    seen: list[tuple[str, int, int]] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        first = to_onnx(made, progress=lambda *step: seen.append(step))
+    assert not caught
+    assert capfd.readouterr() == ("", "")
+    assert seen[0][1:] == (0, 2)
+    assert seen[-1][1:] == (2, 2)
+    assert str(made.program.graph) == graph
+    assert all(torch.equal(v, state[k]) for k, v in made.program.state_dict.items())
+    assert to_onnx(made).SerializeToString(deterministic=True) == first.SerializeToString(deterministic=True)
+
+
+class Bessel(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.bessel_j0(x)
+
+
+def test_an_operator_without_onnx_form_is_named() -> None:
+    made = model(nn.Sequential(nn.Linear(4, 4), Bessel()), spec("x", BATCH, 4))
+    with pytest.raises(ExportError, match=r"no form of the operator \w+\.bessel_j0.*in module '1'") as error:
+        to_onnx(made)
+    assert "\n" not in str(error.value)
+
+
+# ------------------------------------------------------------------ the record
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def written(**load: object) -> onnx.ModelProto:
+    proto = onnx.helper.make_model(onnx.GraphProto(name="g"))
+    onnx.helper.set_model_props(proto, {"other": "kept"})
+    inputs = (spec("ids", BATCH, SEQ, dtype="int64"), InputSpec("x", "bfloat16", (BATCH, Dim.static(3)), (-0.5, 0.1)))
+    record(proto, Model(None, inputs, ("y",), "state_dict", "12ab", dict(load)), {"opset": 21})  # type: ignore[arg-type]
+    return proto
+
+
+def altered(proto: onnx.ModelProto, change: dict[str, object]) -> onnx.ModelProto:
+    entry = next(p for p in proto.metadata_props if p.key == "normdeploy")
+    value = json.loads(entry.value)
+    value["record"].update(change)
+    entry.value = json.dumps(value)
+    return proto
+
+
+def test_record_says_how_the_file_was_made(state: Path) -> None:
+    found = recorded(written(model="pkg:build", imports=["pkg"], trust=True))
+    assert found["signed"] is True
+    assert found["inputs"] == (
+        spec("ids", BATCH, SEQ, dtype="int64"),
+        InputSpec("x", "bfloat16", (BATCH, Dim.static(3)), (-0.5, 0.1)),
+    )
+    assert found["outputs"] == ["y"]
+    assert found["model"] == {"sha256": "12ab", "kind": "state_dict"}
+    assert found["load"] == {"model": "pkg:build", "imports": ["pkg"], "trust": True}
+    assert found["export"] == {"opset": 21}
+    assert found["versions"].keys() == {"torch", "onnx", "normdeploy"}
+
+
+def test_record_is_replaced_and_survives_simplification(state: Path) -> None:
+    made = model(Net(), spec("x", BATCH, SEQ, 8))
+    proto = to_onnx(made)
+    assert recorded(proto) == {}
+    record(proto, made, {"opset": 20})
+    record(proto, made, {"opset": 21})
+    found = recorded(simplify(proto).proto)
+    assert found["signed"]
+    assert found["export"] == {"opset": 21}
+    assert len([p for p in proto.metadata_props if p.key == "normdeploy"]) == 1
+
+
+def test_record_holds_no_folder_of_this_machine(state: Path) -> None:
+    proto = written(state={"file": "/home/me/w.pt", "list": ["C:\\Users\\me\\x", Path("/a/b")]}, model="pkg.sub:build")
+    assert recorded(proto)["load"] == {"state": {"file": "w.pt", "list": ["x", "b"]}, "model": "pkg.sub:build"}
+    assert recorded(proto)["signed"]
+    assert {p.key: p.value for p in proto.metadata_props}["other"] == "kept"
+
+
+@pytest.mark.parametrize("change", [{"load": {"model": "evil:build"}}, {"model": {"sha256": "ffff", "kind": "state_dict"}}, {"export": {}}])
+def test_a_record_that_was_changed_is_not_signed(state: Path, change: dict[str, object]) -> None:
+    assert recorded(altered(written(model="pkg:build"), change))["signed"] is False
+
+
+def test_a_strangers_record_is_not_signed(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    proto = written(model="evil:build")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    assert recorded(proto)["signed"] is False  # no key here
+    written()
+    assert recorded(proto)["signed"] is False  # another key here
+    assert recorded(proto)["load"] == {"model": "evil:build"}
+
+
+def test_the_key_is_private_and_made_once(state: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(lambda _: normdeploy.record._key(create=True), range(32)))
+    assert len(keys) == 1
+    key = state / "normdeploy" / "key"
+    assert {p.name for p in key.parent.iterdir()} == {"key"}
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
+    proto = written()
+    assert recorded(proto)["signed"]
+    key.chmod(0o644)  # others may have read it
+    assert not recorded(proto)["signed"]
+    assert recorded(written())["signed"]
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+
+def test_without_a_place_for_the_key_the_file_is_unsigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert recorded(written())["signed"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "malformed"),
+        ("[]", "malformed"),
+        ('{"record": {}, "hmac": ""}', "malformed"),
+        ("[" * 100_000, "malformed"),
+        ('{"record": {"schema": 2}, "hmac": ""}', "schema 2, this version reads 1"),
+    ],
+)
+def test_malformed_records(state: Path, text: str, said: str) -> None:
+    proto = onnx.ModelProto()
+    onnx.helper.set_model_props(proto, {"normdeploy": text})
+    with pytest.raises(GraphError, match=said):
+        recorded(proto)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "x", "dtype": "O", "shape": [], "range": None},
+        {"name": "x", "dtype": "float32", "shape": [{"name": "a", "min": 3, "opt": 2, "max": 4}], "range": None},
+        {"name": "x", "dtype": "float32", "shape": [{"name": "a", "min": -1, "opt": 2, "max": 4}], "range": None},
+        {"name": "x", "dtype": "float32", "shape": [{"name": ["a"], "min": 1, "opt": 2, "max": 4}], "range": None},
+        {"name": "x", "dtype": "float32", "shape": [{"nome": "a", "min": 1, "opt": 2, "max": 4}], "range": None},
+        {"name": "x", "dtype": "float32", "shape": [], "range": ["a", "b"]},
+        {"name": "x", "dtype": "float32", "shape": [], "range": [1]},
+    ],
+)
+def test_records_with_impossible_inputs(state: Path, change: dict[str, object]) -> None:
+    with pytest.raises(GraphError, match="malformed"):
+        recorded(altered(written(), {"inputs": [change]}))
