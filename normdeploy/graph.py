@@ -29,31 +29,11 @@ G_LOGGER.severity = G_LOGGER.CRITICAL
 
 # Ops whose result has the shape of its largest input (or broadcasts to it), and the type of its first.
 _SAME_SHAPE = frozenset(
-    [
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Relu",
-        "Gelu",
-        "Erf",
-        "Tanh",
-        "Sigmoid",
-        "Neg",
-        "Sqrt",
-        "Reciprocal",
-        "Identity",
-        "Cast",
-        "CastLike",
-        "Clip",
-        "Max",
-        "Min",
-        "LayerNormalization",
-        "RMSNormalization",
-        "GroupNormalization",
-        "InstanceNormalization",
-        "BatchNormalization",
-    ]
+    {
+        *("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Neg", "Sqrt", "Reciprocal", "Identity", "Cast", "CastLike", "Clip"),
+        *("Relu", "Gelu", "Erf", "Tanh", "Sigmoid"),
+        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"),
+    }
 )
 _SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}
 NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)

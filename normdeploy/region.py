@@ -21,47 +21,26 @@ from .dims import Dims, evaluate_dim, symbols
 from .graph import Graph, value_inputs
 
 POINTWISE = frozenset(
-    [
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Neg",
-        "Abs",
-        "Sqrt",
-        "Reciprocal",
-        "Pow",
-        "Cast",
-        "CastLike",
-        "Identity",
-        "Max",
-        "Min",
-        "Clip",
-        "Sum",
-        "Mean",
-        "Dropout",
-        "Exp",
-        "Log",
-        "Where",
-    ]
+    {
+        *("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Max", "Min", "Neg", "Abs", "Sqrt", "Reciprocal", "Pow", "Exp", "Log", "Clip"),
+        *("Cast", "CastLike", "Identity", "Dropout", "Where"),
+    }
 )
-VIEWS = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand"])
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand"})
 REDUCTIONS = frozenset(
-    ["ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "GlobalAveragePool", "Einsum"]
+    {
+        *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin"),
+        *("GlobalAveragePool", "Einsum"),
+    }
 )
 NORMS = frozenset(
-    [
-        "LayerNormalization",
-        "RMSNormalization",
-        "GroupNormalization",
-        "InstanceNormalization",
-        "MeanVarianceNormalization",
-        "LpNormalization",
-        "SimplifiedLayerNormalization",
-    ]
+    {
+        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"),
+        *("MeanVarianceNormalization", "LpNormalization", "SimplifiedLayerNormalization"),
+    }
 )
-
-INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS  # what a norm is made of
+CLAMPS = frozenset({"Relu"})  # of a variance that rounding may have made negative; behind a norm it is an activation
+INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS  # what a norm is made of
 
 _UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
 _DOWNWARD = 48
@@ -148,11 +127,7 @@ class Bound:
         if node.op in ("Shape", "Size") and isinstance(values.get(id(node.inputs[0])), _ShapeOnly):
             inputs: list[Any] = [np.broadcast_to(np.float64(0), values[id(node.inputs[0])].shape)]
         else:
-            inputs = (
-                [values[id(t)] for t in value_inputs(node)]
-                if node.op == "CastLike"
-                else [None if t.is_empty() else values[id(t)] for t in node.inputs]
-            )
+            inputs = [None if t.is_empty() else values.get(id(t)) for t in node.inputs]
         outputs = _attempt(graph.apply, node, inputs)
         for t, value in zip(node.outputs, outputs, strict=False):
             values[id(t)] = value
@@ -253,8 +228,10 @@ def results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Ten
         if node is not root and any(_foreign(graph, other, t, xs, found) for other in value_inputs(node)):
             continue
         found[id(t)] = t
+        statistic = bool(xs) and graph.shape(t) != graph.shape(xs[-1])
         for consumer in graph.consumers(t):
-            if id(consumer) not in seen and (consumer.op in POINTWISE or consumer.op in VIEWS) and _standard(consumer):
+            passable = consumer.op in POINTWISE or consumer.op in VIEWS or (statistic and consumer.op in CLAMPS)
+            if id(consumer) not in seen and passable and _standard(consumer):
                 seen.add(id(consumer))
                 heapq.heappush(heap, (graph.order(consumer), id(consumer), consumer))
     return list(found.values())
@@ -319,7 +296,7 @@ def _standard(node: gs.Node) -> bool:
 
 
 def _walkable(graph: Graph, node: gs.Node) -> bool:
-    return _standard(node) and (node.op in POINTWISE or node.op in VIEWS or node.op in REDUCTIONS)
+    return _standard(node) and node.op in INSIDE
 
 
 def _attempt(function: Any, *args: Any) -> Any:

@@ -26,7 +26,7 @@ from .form import Form
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _STEPS = VIEWS | {"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"}
-_LONGEST = 24
+_LONGEST = 24  # nodes in a scale and shift; BatchNorm by hand has about six
 
 
 @dataclass(frozen=True)
@@ -48,43 +48,54 @@ class Affine:
 
 
 def affines(graph: Graph, start: gs.Node) -> Iterator[Affine] | NoMatch:
-    """The chains of scales and shifts that begin with ``start``, longest first; none where it begins none.
+    """The scales and shifts that begin with ``start``, longest first; none where it begins none.
 
-    A chain counts if it normalizes or scales by more than one number: a lone bias is left to the linear op that it belongs to.
+    One counts if it normalizes or scales by more than one number: a lone bias is left to the linear op that it belongs to.
     """
-    nodes = _chain(graph, start)
+    nodes, ends = _spread(graph, start)
     for node in nodes:
         if node.op == "BatchNormalization" and graph.attrs(node).get("training_mode", 0):
             reason = "BatchNormalization in training mode: its statistics are of the batch; export in eval mode"
             return NoMatch(reason, node.outputs[0].name)
     if not any(n.op in ("Mul", "Div", "BatchNormalization") for n in nodes):
         return iter(())
-    measured = (_measure(graph, _data(graph, start)[0], n.outputs[0]) for n in reversed(nodes))
+    measured = (_measure(graph, _data(graph, start)[0], y) for y in reversed(ends))
     return (m for m in measured if isinstance(m, Affine) and (m.scale.size > 1 or (m.normalizes and m.shift.size > 1)))
 
 
-def _chain(graph: Graph, start: gs.Node) -> list[gs.Node]:
-    """The nodes from ``start`` on that each read the one before and constants; empty where the chain begins further up."""
-    if not _is_step(graph, start):
-        return []
-    z = _data(graph, start)[0]
+def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor]]:
+    """The nodes from ``start`` on that read only z, constants and each other, and the tensors at which all of them have come together.
+
+    Empty where it begins further up.
+    """
+    data = _data(graph, start)
+    if not _is_step(start) or len(data) != 1:
+        return [], []
+    z = data[0]
     above = graph.producer(z)
-    if above is not None and _is_step(graph, above) and not graph.is_output(z) and len(graph.consumers(z)) == 1:
-        return []
-    nodes = [start]
+    if above is not None and _is_step(above) and len(_data(graph, above)) == 1 and not graph.is_output(z) and len(graph.consumers(z)) == 1:
+        return [], []
+    nodes, inside, ends = [start], {id(z), id(start.outputs[0])}, []
+    waiting: list[gs.Tensor] = [start.outputs[0]]  # tensors with readers that are not among the nodes yet
     while len(nodes) < _LONGEST:
-        y = nodes[-1].outputs[0]
-        readers = graph.consumers(y)
-        if graph.is_output(y) or len(readers) != 1 or not _is_step(graph, readers[0]):
+        if len(waiting) == 1 and nodes[-1].op not in VIEWS:  # a view behind the last scale or shift is no part of it
+            ends.append(waiting[0])
+        done = {id(n) for n in nodes}
+        readers = [r for t in waiting for r in graph.consumers(t) if id(r) not in done]
+        if any(graph.is_output(t) for t in waiting) or not all(_is_step(r) for r in readers):
             break
-        nodes.append(readers[0])
-    while nodes and nodes[-1].op in VIEWS:  # what follows the last scale or shift is no part of it
-        nodes.pop()
-    return nodes
+        reader = min((r for r in readers if all(id(t) in inside for t in _data(graph, r))), key=graph.order, default=None)
+        if reader is None:
+            break
+        nodes.append(reader)
+        done.add(id(reader))
+        inside.add(id(reader.outputs[0]))
+        waiting = [t for t in [*waiting, reader.outputs[0]] if t is reader.outputs[0] or any(id(r) not in done for r in graph.consumers(t))]
+    return nodes, ends
 
 
-def _is_step(graph: Graph, node: gs.Node) -> bool:
-    return node.op in _STEPS and (node.domain or "") in ("", "ai.onnx") and len(_data(graph, node)) == 1
+def _is_step(node: gs.Node) -> bool:
+    return node.op in _STEPS and (node.domain or "") in ("", "ai.onnx")
 
 
 def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
