@@ -59,7 +59,9 @@ def affines(graph: Graph, start: gs.Node) -> Iterator[Affine] | NoMatch:
             return NoMatch(reason, node.outputs[0].name)
     if not any(n.op in ("Mul", "Div", "BatchNormalization") for n in nodes):
         return iter(())
-    measured = (_measure(graph, _data(graph, start)[0], y) for y in reversed(ends))
+    behind_views = next((i for i, n in enumerate(nodes) if n.op not in VIEWS), 0)  # views before the scale may have to stay outside
+    beginnings = [_data(graph, n)[0] for n in nodes[: behind_views + 1]]
+    measured = (_measure(graph, z, y) for z in beginnings for y in reversed(ends))
     return (m for m in measured if isinstance(m, Affine) and (m.scale.size > 1 or (m.normalizes and m.shift.size > 1)))
 
 
@@ -78,7 +80,7 @@ def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor
     nodes, inside, ends = [start], {id(z), id(start.outputs[0])}, []
     waiting: list[gs.Tensor] = [start.outputs[0]]  # tensors with readers that are not among the nodes yet
     while len(nodes) < _LONGEST:
-        if len(waiting) == 1 and nodes[-1].op not in VIEWS:  # a view behind the last scale or shift is no part of it
+        if len(waiting) == 1:
             ends.append(waiting[0])
         done = {id(n) for n in nodes}
         readers = [r for t in waiting for r in graph.consumers(t) if id(r) not in done]
