@@ -35,7 +35,10 @@ class Call:
 
 
 def signature_of(module: nn.Module) -> inspect.Signature:
-    return inspect.signature(module.forward)
+    """Of the module's forward, without annotations: the text of it stands in messages."""
+    signature = inspect.signature(module.forward)
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
 
 
 def made_call(module: nn.Module, wishes: Wishes, sizes: Mapping[str, int]) -> Call:
@@ -46,30 +49,49 @@ def made_call(module: nn.Module, wishes: Wishes, sizes: Mapping[str, int]) -> Ca
             f"{name} needs example inputs: say what they look like with --input, for example {_suggestion(module)}; its "
             f"forward is {name}{signature_of(module)}"
         )
+    names = [wish.name for wish in wishes.inputs]
+    positional, keywords = _arranged(module, names)
     rng = np.random.default_rng(0)
     tensors = [_tensor(wish, rng, sizes) for wish in wishes.inputs]
-    parameters = signature_of(module).parameters
-    names = [wish.name for wish in wishes.inputs]
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    known = {name for name, parameter in parameters.items() if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)}
-    if set(names) <= known or (open_ended and set(names) & known):
-        args: tuple[Any, ...] = ()
-        kwargs = dict(zip(names, tensors, strict=True))
-    elif set(names) & known:
-        wrong = next(name for name in names if name not in known)
-        raise InputError(
-            f"the input {wrong!r} is not a parameter of {name}{signature_of(module)}: use its names, or give all inputs "
-            "in their order under names of your own"
-        )
-    else:
-        args, kwargs = tuple(tensors), {}
+    args, kwargs = tuple(tensors[index] for index in positional), {key: tensors[index] for key, index in keywords.items()}
     try:
         signature_of(module).bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(f"the inputs {', '.join(names)} do not fit {name}{signature_of(module)}: {error}") from error
-    kwargs = {name: kwargs[name] for name in sorted(kwargs, key=list(parameters).index)} if not open_ended else kwargs
-    order = {id(tensor): index for index, tensor in enumerate(tensors)}
-    return Call(args, kwargs, tuple(order[id(leaf)] for leaf in (*args, *kwargs.values())))
+    return Call(args, kwargs, (*positional, *keywords.values()))
+
+
+def _arranged(module: nn.Module, names: Sequence[str]) -> tuple[list[int], dict[str, int]]:
+    """Which of the inputs go by position, in their order, and which by keyword, in that of forward's parameters."""
+    parameters = signature_of(module).parameters
+    known = {name for name, parameter in parameters.items() if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)}
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if not set(names) & known:
+        return list(range(len(names))), {}
+    if not set(names) <= known and not open_ended:
+        wrong = next(name for name in names if name not in known)
+        raise InputError(
+            f"the input {wrong!r} is not a parameter of {type(module).__name__}{signature_of(module)}: use its names, "
+            "or give all inputs in their order under names of your own"
+        )
+    given = {name: index for index, name in enumerate(names)}
+    positional = _leading(parameters, given)
+    ranked = sorted(given.items(), key=lambda item: _rank(parameters, item[0]))
+    return positional, {name: index for name, index in ranked if index not in positional}
+
+
+def _leading(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, int]) -> list[int]:
+    """Which of the inputs given by name can go by position: those of the first parameters, up to the first that is not given."""
+    found: list[int] = []
+    for name, parameter in parameters.items():
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or name not in given:
+            break
+        found.append(given[name])
+    return found
+
+
+def _rank(parameters: Mapping[str, inspect.Parameter], name: str) -> int:
+    return list(parameters).index(name) if name in parameters else len(parameters)
 
 
 def _suggestion(module: nn.Module) -> str:
@@ -116,8 +138,7 @@ def given_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
         bound = signature_of(module).bind(*own_args, **own_kwargs)
     except TypeError as error:
         raise InputError(f"the arguments do not fit {type(module).__name__}{signature_of(module)}: {error}") from error
-    parameters = list(bound.signature.parameters)
-    own_kwargs = dict(sorted(own_kwargs.items(), key=lambda item: parameters.index(item[0]) if item[0] in parameters else len(parameters)))
+    own_kwargs = dict(sorted(own_kwargs.items(), key=lambda item: _rank(bound.signature.parameters, item[0])))
     call = Call(own_args, own_kwargs, ())
     if not call.tensors():
         raise InputError(

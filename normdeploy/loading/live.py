@@ -22,7 +22,7 @@ from .signature import dtype_name, output_names
 from .specs import describe_inputs
 from .training import reachable, require_eval, require_eval_graph
 
-_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)  # torch.compile's has a child called _orig_mod
 _ATTEMPTS = 4  # exports, each with the ranges narrowed to what the one before asked for
 
 
@@ -67,17 +67,12 @@ def copied(module: nn.Module) -> nn.Module:
     Raises:
         LoadError: it holds something that can't be copied.
     """
-    while True:
-        if isinstance(module, _WRAPPERS):
-            module = module.module
-        elif isinstance(inner := vars(module).get("_orig_mod") or module._modules.get("_orig_mod"), nn.Module):  # torch.compile
-            module = inner
-        else:
-            break
     if isinstance(module, torch.jit.ScriptModule):
         raise LoadError(
             f"{type(module).__name__} is a TorchScript module, which torch.export does not take: pass the module that it was made from"
         )
+    while isinstance(module, _WRAPPERS) or "_orig_mod" in module._modules:
+        module = module.module if isinstance(module, _WRAPPERS) else module.get_submodule("_orig_mod")
     # copy.deepcopy refuses tensors that are results of a computation, such as the weight of an old weight_norm
     memo = {id(item): item.detach().clone() for _, item in reachable(module) if isinstance(item, torch.Tensor) and not item.is_leaf}
     try:
@@ -140,7 +135,7 @@ def _export_narrowing(module: nn.Module, call: Call, wishes: Wishes, dynamic_sha
             return _export(module, call, shapes, steps), wishes
         except Exception as error:
             if "Constraints violated" not in str(error):
-                raise _translated(module, call, error) from error
+                raise _translated(module, call, wishes, error) from error
             narrower, in_steps = _narrowed(str(error), wishes)
             if narrower == wishes and in_steps <= steps:
                 raise InputError(_complaint(str(error), wishes)) from error
@@ -262,7 +257,7 @@ def _complaint(message: str, wishes: Wishes) -> str:
     return "the dynamic dims do not fit the model: " + "; ".join(lines[:3])
 
 
-def _translated(module: nn.Module, call: Call, error: Exception) -> Exception:
+def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception) -> Exception:
     """torch.export's failure as an error of ours: of the inputs where the call itself fails, else of the export."""
     name, text = type(module).__name__, str(error)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
@@ -279,7 +274,14 @@ def _translated(module: nn.Module, call: Call, error: Exception) -> Exception:
         shapes = ", ".join(f"{dtype_name(leaf)}{list(leaf.shape)}" for leaf in call.tensors())
         detail = next((line.strip() for line in str(eager).splitlines() if line.strip()), "")
         return _DoesNotRun(
-            f"{name}{signature_of(module)} does not run on the inputs {shapes}: {type(eager).__name__}: {detail}; say "
-            "what it takes with --input"
+            f"{name}{signature_of(module)} does not run on the inputs {shapes}{_sizes(call, wishes)}: {type(eager).__name__}: {detail}; "
+            "say what it takes with --input, and write the size of a dim that the model fixes in its place"
         )
     return ExportError(f"torch.export can't trace {name}: {type(error).__name__}: {first}")
+
+
+def _sizes(call: Call, wishes: Wishes) -> str:
+    """`` (b=8, seq=16)``: the sizes of the named dims in the example."""
+    pairs = zip(call.tensors(), call.wished(wishes), strict=True)
+    sizes = {dim.name: size for leaf, wish in pairs if wish for dim, size in zip(wish.shape, leaf.shape, strict=True) if dim.name}
+    return f" ({', '.join(f'{name}={size}' for name, size in sizes.items())})" if sizes else ""

@@ -247,12 +247,17 @@ def _is_mask(placeholder: torch.fx.Node) -> bool:
             result, name = user.meta.get("val"), _name(user)
             if name in ("to", "_to_copy") and isinstance(result, torch.Tensor) and result.dtype == torch.bool:
                 return True
-            if name in ("rsub", "sub") and any(_large_factor(product) for product in user.users):
+            if name in ("rsub", "sub") and _scaled_up(user):
                 return True
             if name in _SAME_VALUES:
                 stack.append(user)
     return False
 
 
-def _large_factor(node: torch.fx.Node) -> bool:
-    return _name(node) == "mul" and any(isinstance(factor, int | float) and abs(factor) >= _MASK_FACTOR for factor in node.args)
+def _scaled_up(node: torch.fx.Node) -> bool:
+    for user in node.users:
+        if operator_name(user) == "mul" and any(isinstance(factor, int | float) and abs(factor) >= _MASK_FACTOR for factor in user.args):
+            return True
+        if _name(user) in _SAME_VALUES and _scaled_up(user):
+            return True
+    return False

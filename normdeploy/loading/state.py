@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 from ..errors import InputError, LoadError
 from .pickled import listed
+from .training import reachable
 
 State = dict[str, torch.Tensor]
 _SHOWN = 10
@@ -79,7 +81,10 @@ def _is_weights(value: Any) -> bool:
 
 
 def _leads_on(value: Any) -> bool:
-    return isinstance(value, Mapping) and any(_is_weights(item) or _leads_on(item) for item in value.values())
+    """A dict that holds weights further in; an optimizer's state holds tensors too, but no weights."""
+    if not isinstance(value, Mapping) or "param_groups" in value:
+        return False
+    return any(_is_weights(item) or _leads_on(item) for item in value.values())
 
 
 def _kind(value: Any) -> str:
@@ -160,6 +165,21 @@ def fill(module: nn.Module, state: State, path: Path) -> None:
             + "\nCheck the factory's arguments, or choose other weights with --key"
         )
     module.load_state_dict(state, strict=False)
+    _warn_of_unregistered(module)
+
+
+def _warn_of_unregistered(module: nn.Module) -> None:
+    registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    found = [
+        path
+        for path, item in reachable(module)
+        if isinstance(item, torch.Tensor) and item.is_floating_point() and id(item) not in registered
+    ]
+    if found:
+        warnings.warn(
+            f"no state_dict holds {listed(found, _SHOWN)}, which are plain attributes: they keep the values that the factory gave them",
+            stacklevel=2,
+        )
 
 
 def _without_prefixes(state: State, own: Sequence[str] | Any) -> State:
