@@ -207,7 +207,8 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
         if not heap:
             found.append(t)
         node = graph.producer(t)
-        if node is None or not _walkable(graph, node) or is_root(graph, node):
+        another = node is not None and is_root(graph, node) and (node.op in NORMS or any(n.op in REDUCTIONS for n in passed))
+        if node is None or another or not _walkable(graph, node):
             break
         passed.append(node)
         push(value_inputs(node))
