@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 Dims = tuple["int | str | None", ...]
 
@@ -34,17 +35,18 @@ def evaluate_dim(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
-def symbols(dim: int | str | None) -> set[str]:
+@lru_cache(maxsize=4096)
+def symbols(dim: int | str | None) -> frozenset[str]:
     """The symbols that a dim speaks of; an expression that can't be read is one symbol by itself."""
     if dim is None or isinstance(dim, int):
-        return set()
+        return frozenset()
     try:
         tree = ast.parse(dim, mode="eval").body
-        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        names = frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
         _evaluate(tree, dict.fromkeys(names, 7))
         return names
     except (SyntaxError, KeyError, ZeroDivisionError, TypeError):
-        return {dim}
+        return frozenset({dim})
 
 
 def _evaluate(tree: ast.AST, sizes: Mapping[str, int]) -> int:

@@ -12,7 +12,7 @@ left alone, because residual branches share them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class Graph:
             self._link(node)
         self._outputs = {id(t) for t in self.gs.outputs}
         self._attrs: dict[int, dict[str, Any]] = {}
+        self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}
         self._shape_valued: dict[int, bool] = {}
         self.exact: dict[int, np.ndarray] = {}  # id(constant) -> its float64 value before it was stored in the model's type
@@ -154,17 +155,28 @@ class Graph:
         return outputs[_index(node.outputs, t)]
 
     def apply(self, node: gs.Node, inputs: Sequence[np.ndarray | None]) -> tuple[Any, ...]:
-        """Evaluate one node in float64. CastLike is a Cast to the type of its second input, whose value is not asked for.
+        """Evaluate one node in float64.
 
         Raises:
             evaluate.Unsupported: the evaluator does not know this op or this form of it.
         """
-        if node.op == "CastLike":
-            target = self.dtype(node.inputs[1])
-            whole = target is not None and target.kind in "iub"
-            return (inputs[0].astype(target if whole else np.float64),)  # type: ignore[union-attr]
-        opset = max(self.opset, NEWEST) if id(node) in self._new else self.opset
-        return evaluate.apply(node.op, inputs, self.attrs(node), opset=opset, domain=node.domain or "", outputs=len(node.outputs))
+        return self.evaluator(node)(inputs)
+
+    def evaluator(self, node: gs.Node) -> Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]:
+        """The node as a function in float64. CastLike is a Cast to the type of its second input, whose value is not asked for."""
+        found = self._evaluators.get(id(node))
+        if found is None:
+            if node.op == "CastLike":
+                target = self.dtype(node.inputs[1])
+                kind = target if target is not None and target.kind in "iub" else np.dtype(np.float64)
+                found = partial(_cast, kind)
+            else:
+                opset = max(self.opset, NEWEST) if id(node) in self._new else self.opset
+                found = partial(
+                    evaluate.apply, node.op, attrs=self.attrs(node), opset=opset, domain=node.domain or "", outputs=len(node.outputs)
+                )
+            self._evaluators[id(node)] = found
+        return found
 
     def shape(self, t: gs.Tensor) -> Dims | None:
         """The shape as far as it is known: ints, symbols or expressions of symbols, None for an unknown dim; None without a rank."""
@@ -360,6 +372,10 @@ def widen(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "biu?":
         return values
     return values.astype(np.float64)
+
+
+def _cast(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
+    return (inputs[0].astype(kind),)
 
 
 def value_inputs(node: gs.Node) -> list[gs.Tensor]:

@@ -14,6 +14,7 @@ decided by its certificate (`normdeploy.certify`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -44,7 +45,7 @@ class Fit:
     @property
     def n(self) -> int:
         """Elements in a group."""
-        return int(np.prod([self.shape[a] for a in self.axes], dtype=int)) * self.block
+        return math.prod(self.shape[a] for a in self.axes) * self.block
 
     def resized(self, shape: tuple[int, ...]) -> Fit:
         """The same grouping at another size of x (gamma and beta are dropped).

@@ -8,7 +8,7 @@ arithmetic is resolved once, at binding: it never counts as data.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ class Bound:
         self.sizes = dict(sizes)
         graph = region.graph
         self._known: dict[int, Any] = {}
-        self._steps: list[gs.Node] = []
+        self._steps: list[_Step] = []
         for t in region.shape_leaves:
             shape = concrete(graph, t, sizes)
             if shape is None:
@@ -105,32 +105,44 @@ class Bound:
             for t in inputs:
                 if id(t) not in self._known and id(t) not in moving:
                     self._known[id(t)] = _attempt(graph.value, t)
+            step = _Step(
+                graph.evaluator(node), tuple(None if t.is_empty() else id(t) for t in node.inputs), tuple(id(o) for o in node.outputs)
+            )
             if any(id(t) in moving for t in inputs):
-                moving.update(id(o) for o in node.outputs)
-                self._steps.append(node)
+                moving.update(step.outputs)
+                self._steps.append(step)
             else:
-                self._apply(node, self._known)
+                source = self._known.get(id(node.inputs[0])) if node.inputs else None
+                if isinstance(source, _ShapeOnly):  # Shape and Size: any array of that shape will do
+                    self._known[id(node.inputs[0])] = np.broadcast_to(np.float64(0), source.shape)
+                step.run(self._known)
 
     def run(self, feeds: Sequence[np.ndarray], wanted: gs.Tensor | None = None) -> np.ndarray:
         """The value of ``wanted`` (default: the region's y) for values of the leaves, in their order."""
         values = dict(self._known)
         values.update((id(t), v) for t, v in zip(self.region.leaves, feeds, strict=True))
-        for node in self._steps:
-            self._apply(node, values)
+        for step in self._steps:
+            step.run(values)
         found = values.get(id(wanted if wanted is not None else self.region.y))
         if not isinstance(found, np.ndarray):
             raise EvaluationFailed("the region does not compute the wanted tensor")
         return found
 
-    def _apply(self, node: gs.Node, values: dict[int, Any]) -> None:
-        graph = self.region.graph
-        if node.op in ("Shape", "Size") and isinstance(values.get(id(node.inputs[0])), _ShapeOnly):
-            inputs: list[Any] = [np.broadcast_to(np.float64(0), values[id(node.inputs[0])].shape)]
-        else:
-            inputs = [None if t.is_empty() else values.get(id(t)) for t in node.inputs]
-        outputs = _attempt(graph.apply, node, inputs)
-        for t, value in zip(node.outputs, outputs, strict=False):
-            values[id(t)] = value
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One node ready to be evaluated many times; tensors go by their id."""
+
+    evaluate: Callable[[list[Any]], tuple[Any, ...]]
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+
+    def run(self, values: dict[int, Any]) -> None:
+        try:
+            found = self.evaluate([None if i is None else values.get(i) for i in self.inputs])
+        except _FAILURES as e:
+            raise EvaluationFailed(f"{type(e).__name__}: {e}") from e
+        values.update(zip(self.outputs, found, strict=False))
 
 
 @dataclass(frozen=True)
@@ -300,10 +312,13 @@ def _walkable(graph: Graph, node: gs.Node) -> bool:
     return _standard(node) and node.op in INSIDE
 
 
-def _attempt(function: Any, *args: Any) -> Any:
+_FAILURES = (evaluate.Unsupported, ValueError, TypeError, IndexError, ZeroDivisionError, KeyError, AssertionError, MemoryError)
+
+
+def _attempt(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
-    except (evaluate.Unsupported, ValueError, TypeError, IndexError, ZeroDivisionError, KeyError, MemoryError) as e:
+    except _FAILURES as e:
         raise EvaluationFailed(f"{type(e).__name__}: {e}") from e
 
 
