@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from . import __version__
 from .errors import NormdeployError
@@ -41,6 +43,15 @@ class Runtime(StrEnum):
 
 
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="A model file (.pt, .pt2, .safetensors ...) or a Hugging Face folder.")]
+
+
+class EngineRuntime(StrEnum):
+    """What an engine is built with."""
+
+    tensorrt_rtx = "tensorrt-rtx"
+    tensorrt = "tensorrt"
+
+
 OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")]
 RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="Choose between equal standard forms for this runtime.")]
@@ -111,6 +122,93 @@ def export(
         result = deploy.export(source, output=output, opset=opset, runtime=runtime, strict=strict, progress=progress, **loading)
     files = {"source": str(source), "output": str(output)}
     _tell(Report("export", files, result.summary, notes=result.notes, seconds=result.seconds), report, quiet)
+
+
+class Spread(TyperCommand):
+    """Lets one option take several values, as in ``--compute-capability 8.6 8.9 12.0``, by repeating it."""
+
+    option = "--compute-capability"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        for arg in args:
+            if spread[-2:-1] == [self.option] and re.fullmatch(r"\d+(\.\d+)?", arg):
+                spread.append(self.option)
+            spread.append(arg)
+        return super().parse_args(ctx, spread)
+
+
+@app.command(cls=Spread)
+def build(
+    source: OnnxFile,
+    output: Output,
+    runtime: Annotated[
+        EngineRuntime, typer.Option("--runtime", help="The library that builds and will run the engine.")
+    ] = EngineRuntime.tensorrt_rtx,
+    compute_capability: Annotated[
+        list[str] | None,
+        typer.Option(
+            Spread.option, metavar="X.Y ...", help="The GPUs to build for (TensorRT-RTX), such as 8.6 8.9 12.0; all where not given."
+        ),
+    ] = None,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--profile",
+            metavar="NAME=MIN:OPT:MAX",
+            help="Sizes of a dynamic dim (batch=1:8:64) or input (ids=1x8:8x128:64x512). Repeatable.",
+        ),
+    ] = None,
+    report: ReportFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX needs no GPU for it."""
+    from . import deploy
+    from .report import Report
+
+    _check_report(report)
+    with _bars(quiet) as progress:
+        engine = deploy.build(
+            source, output, runtime=runtime, compute_capabilities=compute_capability or (), profiles=profile or (), progress=progress
+        )
+    files = {"source": str(source), "output": str(output)}
+    _tell(Report("build", files, engine=engine, seconds={"build": engine.seconds}), report, quiet)
+
+
+@app.command()
+def verify(
+    source: ModelFile,
+    onnx: OnnxFile,
+    engine: Annotated[
+        list[Path] | None, typer.Option("--engine", help="An engine made of the ONNX file; run where a GPU is. Repeatable.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")] = 3,
+    model: Factory = None,
+    model_arg: FactoryArgs = None,
+    key: Key = None,
+    trust: Trust = False,
+    import_: Imports = None,
+    input_: Inputs = None,
+    dim: Dims = None,
+    eval_mode: Eval = False,
+    report: ReportFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compare onnxruntime, and engines on a GPU, with the PyTorch model; exit code 1 where one is worse than rounding.
+
+    Options that were given to export need not be given again, unless the files come from somebody else.
+    """
+    from . import deploy
+    from .report import Report
+
+    loading = _loading(model, model_arg, key, trust, import_, input_, dim, eval_mode)
+    _check_report(report)
+    with _bars(quiet) as progress:
+        parity = deploy.verify(source, onnx, engines=engine or (), seeds=seeds, progress=progress, **loading)
+    files = {"model": str(source), "onnx": str(onnx)} | ({"engines": ", ".join(map(str, engine))} if engine else {})
+    _tell(Report("verify", files, parity=parity, seconds={"verify": parity.seconds}), report, quiet)
+    if not parity:
+        raise typer.Exit(1)
 
 
 @app.command()

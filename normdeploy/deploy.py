@@ -14,6 +14,7 @@ import onnx
 
 from . import rewrite
 from .atomic import writable
+from .build import build
 from .errors import InputError, NormdeployError
 from .files import load_onnx, save_onnx
 from .records import Summary
@@ -21,7 +22,10 @@ from .records import Summary
 if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
     import torch
 
+    from .compare import Comparison, Inputs
     from .model import Model
+
+__all__ = ["ExportResult", "build", "export", "inspect", "optimize", "verify"]
 
 Progress = Callable[[str, int, int], None]
 PathLike = str | os.PathLike[str]
@@ -116,7 +120,7 @@ def export(
     with stage("simplify"):
         simplified = simplify(proto, _samples(model), progress=progress)
     proto = simplified.proto
-    record(proto, model, {"opset": opset, "runtime": runtime, "strict": strict})
+    record(proto, model, {"opset": opset, "runtime": runtime, "strict": strict, "trust": loading.get("trust", False)})
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
@@ -189,6 +193,77 @@ def inspect(
 
         proto = to_onnx(_load(source, args, kwargs, loading), progress=progress)
     return rewrite.inspect(proto, runtime=runtime)
+
+
+def verify(
+    source: PathLike | torch.nn.Module,
+    onnx_path: PathLike,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    engines: Sequence[PathLike] = (),
+    seeds: int = 3,
+    feeds: Inputs | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> Comparison:
+    """Compare what the runtimes make of an ONNX file and of engines with the PyTorch model in float64 (the rule: ``normdeploy.compare``).
+
+    How the model is to be loaded need not be said again for a file that this user exported on this machine from this very model file.
+
+    Args:
+        source: the model file or folder, or the live module.
+        onnx_path: what ``export`` made of it.
+        args, kwargs: example arguments of a live module.
+        engines: what ``build`` made of it; they are run where a GPU is.
+        seeds: random inputs at the usual sizes, besides those at other sizes, small ones and zeros.
+        feeds: own inputs, name -> array, one mapping or several; only these are run then.
+        progress: called with (stage, done, total); total is 0 where it is not known.
+        loading: as for ``export``.
+
+    Raises:
+        NormdeployError: one of ``normdeploy.errors``. A candidate that is wrong is no error but a result that is false.
+    """
+    from . import compare
+
+    stage = _Stages(progress)
+    with stage("load"):
+        loading, notes = _remembered(source, onnx_path, loading)
+        model = _load(source, args, kwargs, loading)
+    with stage("verify"):
+        comparison = compare.verify(model, onnx_path, engines=engines, seeds=seeds, inputs=feeds, progress=progress)
+    return replace(comparison, notes=(*notes, *comparison.notes))
+
+
+def _remembered(source: PathLike | torch.nn.Module, onnx_path: PathLike, given: Loading) -> tuple[Loading, list[str]]:
+    """``given`` completed by what the ONNX file recorded at its export, and notes.
+
+    Raises:
+        GraphError: the file is no valid ONNX, or its record is malformed.
+        InputError: flags are recorded, but not by this user for this model file: they are not followed, since some of them run code.
+    """
+    from .loading.kinds import sha256
+    from .record import recorded
+
+    record = recorded(load_onnx(onnx_path, external_data=False))
+    if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):
+        return given, []
+    same = record["model"].get("sha256") == sha256(Path(source))
+    stated = {name for name, value in given.items() if value}
+    if record["signed"] and same:
+        flags = {**record["load"], "trust": record["export"].get("trust", False)}
+        return {**given, **{name: value for name, value in flags.items() if name not in stated}}, []  # type: ignore[typeddict-item]
+    missing = {name: value for name, value in record["load"].items() if name not in stated}
+    if missing:
+        said = ", ".join(f"{name}={value!r}" for name, value in sorted(missing.items()))
+        why = (
+            "it was exported on another machine or by another user" if same else f"{os.fspath(source)!r} is not the file that was exported"
+        )
+        raise InputError(
+            f"{os.fspath(onnx_path)!r} says that its model was loaded with {said}, which is not followed because {why}; "
+            "give these here, if you trust them"
+        )
+    return given, [] if same else [f"{os.fspath(onnx_path)} was exported from another file than {os.fspath(source)}"]
 
 
 def _load(source: PathLike | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, loading: Loading) -> Model:

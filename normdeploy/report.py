@@ -14,8 +14,10 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
         found), became, reason, axes, epsilon, dtype, notes, proved (where it was seen: "identity", "onnxruntime run", ...),
         certificate: null, or identity, error and bound (relative, float64), cases, worst, rounding_before, rounding_after and
         rounding_bound (absolute, in onnxruntime, in the model's own type), rounding_ok, note
-    engine      what the builder said of the engine, see ``normdeploy.build``
-    parity      what the comparison found, see ``normdeploy.compare``
+    engine      path, bytes, runtime, version (of the library), compute_capabilities (empty: every GPU that the library builds for),
+        profile (input -> [min, opt, max] shapes), layers, seconds, proved ("built only": nothing was run)
+    parity      ok, rule (reference, eager_multiple, ulps), cases (names), notes, seconds, not_run (runtime, reason), and results:
+        output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict ("pass" | "fail"), case (the worst), near_ties, reason
     notes       what else the user should know, one string each
     seconds     stage -> seconds
 """
@@ -24,10 +26,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -35,6 +38,10 @@ from rich.table import Table
 from rich.text import Text
 
 from .records import Finding, Summary
+
+if TYPE_CHECKING:
+    from .build import Engine
+    from .compare import Comparison
 
 SCHEMA = "normdeploy/report/1"
 COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
@@ -47,8 +54,8 @@ class Report:
     verb: str
     files: Mapping[str, str]
     summary: Summary | None = None
-    engine: Any = None
-    parity: Any = None
+    engine: Engine | None = None
+    parity: Comparison | None = None
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -65,8 +72,8 @@ class Report:
             "opset": summary and summary.opset,
             "nodes": summary and {"before": summary.nodes_before, "after": summary.nodes_after},
             "norms": [_norm(finding) for finding in summary.findings] if summary else [],
-            "engine": self.engine,
-            "parity": self.parity,
+            "engine": self.engine and {**vars(self.engine), "proved": "built only"},
+            "parity": self.parity and self.parity.to_json(),
             "notes": self.notes,
             "seconds": self.seconds,
         }
@@ -76,6 +83,10 @@ class Report:
         """Print the tables."""
         if self.summary is not None:
             show_norms(console, self.summary, planned=self.verb == "inspect")
+        if self.engine is not None:
+            show_engine(console, self.engine)
+        if self.parity is not None:
+            show_parity(console, self.parity)
         for note in self.notes:
             console.print(Text(f"note: {note}", style="yellow"))
 
@@ -95,6 +106,8 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -179,6 +192,35 @@ def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> 
     said = ", ".join(f"{n} {status}" for status, n in counts.items() if n) or "no normalization found"
     nodes = f"{summary.nodes_before} nodes{' now' if planned else ' before'}, {summary.nodes_after} after"
     console.print(f"{said}; {nodes}; opset {summary.opset}")
+
+
+def show_engine(console: Console, engine: Engine) -> None:
+    """What was built, and that it was only built."""
+    gpus = ", ".join(engine.compute_capabilities) or "every GPU that it knows"
+    console.print(f"{engine.path}: {engine.runtime} {engine.version}, {engine.bytes / 1e6:.1f} MB, {engine.layers} layers, for {gpus}")
+    for name, (low, best, high) in engine.profile.items():
+        console.print(f"  {name}: {_shape(low)} to {_shape(high)}, best at {_shape(best)}")
+    console.print("proved: built only, not run")
+
+
+def show_parity(console: Console, parity: Comparison) -> None:
+    """One line for each output and runtime, what was not run with the reason, and the verdict."""
+    from .compare import COLUMNS
+
+    table = _table(*COLUMNS)
+    for result in parity.results:
+        table.add_row(*map(Text, result.row()), style="" if result else "red")
+    console.print(table)
+    for missed in parity.not_run:
+        console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
+    for note in parity.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    verdict = Text("verified", style="green") if parity else Text("NOT verified", style="red")
+    console.print(verdict.append(f" on {len(parity.cases)} inputs against the model in float64", style="default"))
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))
 
 
 def _where(group: Group) -> Text:

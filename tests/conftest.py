@@ -1,8 +1,13 @@
-"""One thread for each pytest worker (threads of several workers get in each other's way), and what property tests share."""
+"""What all tests share: one thread for each worker (several get in each other's way), the settings of property tests, their own key."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -17,3 +22,55 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Exported files are signed with a key in the user's state folder: tests leave the user's own alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+FACTORY = """
+import pathlib
+import torch
+
+pathlib.Path(__file__).with_name("imported").touch()
+
+
+class Net(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.linear = torch.nn.Linear(size, size)
+        self.gamma = torch.nn.Parameter(torch.linspace(0.5, 2, size))
+        self.beta = torch.nn.Parameter(torch.linspace(-1, 1, size))
+
+    def forward(self, x):
+        x = self.linear(x)
+        d = x - x.mean(-1, keepdim=True)
+        return d / torch.sqrt((d * d).mean(-1, keepdim=True) + 1e-12) * self.gamma + self.beta
+"""
+
+
+@pytest.fixture(scope="session")
+def saved_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "factory.py").write_text(FACTORY)
+    code = (
+        "import torch, factory; torch.manual_seed(0); net = factory.Net(8).eval(); torch.save(net.state_dict(), 'weights.pt'); "
+        "torch.save(net, 'pickled.pt'); batch = torch.export.Dim('batch', min=1, max=16); "
+        "torch.export.save(torch.export.export(net, (torch.randn(4, 8),), dynamic_shapes=({0: batch},)), 'model.pt')"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    (folder / "imported").unlink()
+    return folder
+
+
+@pytest.fixture
+def project(saved_project: Path, tmp_path: Path) -> Path:
+    """A user's folder: ``factory.py`` (which leaves ``imported`` when it is imported), and its model saved in three ways.
+
+    ``weights.pt`` holds the weights alone, ``pickled.pt`` the module, ``model.pt`` an ExportedProgram with a dynamic batch of 1 to 16.
+    """
+    return Path(shutil.copytree(saved_project, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__")))

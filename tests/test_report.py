@@ -6,9 +6,11 @@ import dataclasses
 import io
 import json
 import math
+from pathlib import Path
 
 from rich.console import Console
 
+from normdeploy.build import Engine
 from normdeploy.records import Certificate, Finding, Summary
 from normdeploy.report import SCHEMA, Report, grouped
 
@@ -132,3 +134,39 @@ def test_json_holds_what_the_table_holds() -> None:
     assert document["norms"][1]["certificate"]["rounding_before"] == "nan"
     assert document["norms"][2]["certificate"] is None
     assert document["seconds"] == {"load": 0.5}
+
+
+ENGINE = Engine(
+    path=Path("m.engine"),
+    bytes=95_300_000,
+    runtime="tensorrt-rtx",
+    version="1.7.1.116",
+    compute_capabilities=("8.6", "12.0"),
+    profile={"ids": ((1, 1), (6, 16), (32, 256))},
+    layers=477,
+    seconds=2.5,
+)
+
+
+def test_engine_is_called_built_only() -> None:
+    out = io.StringIO()
+    Report("build", {}, engine=ENGINE).show(Console(file=out, width=120))
+    text = out.getvalue()
+    for part in (
+        "m.engine",
+        "tensorrt-rtx 1.7.1.116",
+        "95.3 MB",
+        "477 layers",
+        "8.6, 12.0",
+        "ids: 1×1 to 32×256, best at 6×16",
+        "built only",
+    ):
+        assert part in text
+
+
+def test_engine_in_json() -> None:
+    document = json.loads(Report("build", {}, engine=ENGINE).json())
+    assert document["engine"]["path"] == "m.engine"
+    assert document["engine"]["profile"] == {"ids": [[1, 1], [6, 16], [32, 256]]}
+    assert document["engine"]["proved"] == "built only"
+    assert (document["opset"], document["nodes"], document["norms"], document["parity"]) == (None, None, [], None)
