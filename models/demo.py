@@ -5,11 +5,11 @@ Writes into ``demo/``: the model as PyTorch saves it, the ONNX file, the TensorR
 
 from __future__ import annotations
 
+import logging
 import shlex
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import onnxruntime
@@ -17,6 +17,7 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from . import minilm
 
@@ -37,8 +38,8 @@ def save(path: Path) -> torch.Tensor:
     """Save the encoder as an ExportedProgram with dynamic batch and length; returns eager's vectors of the sentences, (B, hidden)."""
     encoder, inputs = minilm.load(), minilm.tokenize(SENTENCES)
     axes = {0: torch.export.Dim("batch", min=1, max=32), 1: torch.export.Dim("seq", min=1, max=minilm.MAX_LENGTH)}
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch would like the name .pt2
+    logging.getLogger("torch.export").setLevel(logging.ERROR)  # it would like the name .pt2
+    with torch.no_grad():
         program = torch.export.export(encoder, inputs, dynamic_shapes=(axes, axes))
         torch.export.save(program, path)
         return encoder(*inputs)
@@ -46,7 +47,7 @@ def save(path: Path) -> torch.Tensor:
 
 def normdeploy(*args: str) -> None:
     """Run the real command line, shown as a user would type it; the demo ends where it fails."""
-    console.rule(f"[bold]$ normdeploy {shlex.join(args)}", align="left", style="dim")
+    console.print(Text(f"\n$ normdeploy {shlex.join(args)}", style="bold"), soft_wrap=True)
     start = time.perf_counter()
     done = subprocess.run([Path(sys.executable).with_name("normdeploy"), *args])
     console.print(f"[dim]{time.perf_counter() - start:.1f} s")
@@ -60,12 +61,14 @@ def similarities(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def compare(eager: torch.Tensor, exported: torch.Tensor) -> float:
-    """Print both matrices side by side; returns the largest difference."""
-    table = Table("sentence", *(f"{i}" for i in range(len(SENTENCES))), box=box.SIMPLE_HEAD, pad_edge=False)
+    """Print both (B, B) matrices side by side; returns the largest difference."""
+    console.print("\ncosine similarities of the sentences, from eager PyTorch and from onnxruntime", style="bold")
     for i, sentence in enumerate(SENTENCES):
-        cells = (f"{a:.4f} {b:.4f}" for a, b in zip(eager[i].tolist(), exported[i].tolist(), strict=True))
-        table.add_row(f"{i} {sentence}", *cells)
-    console.rule("[bold]cosine similarities: eager PyTorch, onnxruntime", align="left", style="dim")
+        console.print(f"  {i}  {sentence}")
+    numbers = [str(i) for i in range(len(SENTENCES))]
+    table = Table("eager", *numbers, "onnxruntime", *numbers, box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, (here, there) in enumerate(zip(eager.tolist(), exported.tolist(), strict=True)):
+        table.add_row(str(i), *(f"{a:.4f}" for a in here), str(i), *(f"{b:.4f}" for b in there))
     console.print(table)
     return float((eager - exported).abs().max())
 
@@ -76,9 +79,10 @@ def main() -> None:
     source, model, engine = (str(FOLDER / f"model.{suffix}") for suffix in ("pt", "onnx", "engine"))
     console.print(f"saving the sentence encoder all-MiniLM-L6-v2 with its trained weights as {source}")
     eager = save(Path(source))
-    normdeploy("export", source, "-o", model, "--report", str(FOLDER / "export.json"))
+    names = [f"{name}:int64[batch,seq]" for name in ("input_ids", "attention_mask")]  # torch saves the ranges of dims, not their names
+    normdeploy("export", source, "-o", model, "--input", names[0], "--input", names[1], "--report", str(FOLDER / "export.json"))
     normdeploy("build", model, "-o", engine, "--compute-capability", "8.6", "8.9", "12.0")
-    normdeploy("verify", source, model, "--report", str(FOLDER / "verify.json"))
+    normdeploy("verify", source, model, "--engine", engine, "--report", str(FOLDER / "verify.json"))
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     names = [spec.name for spec in session.get_inputs()]
