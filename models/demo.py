@@ -65,10 +65,9 @@ def compare(eager: torch.Tensor, exported: torch.Tensor) -> float:
     console.print("\ncosine similarities of the sentences, from eager PyTorch and from onnxruntime", style="bold")
     for i, sentence in enumerate(SENTENCES):
         console.print(f"  {i}  {sentence}")
-    numbers = [str(i) for i in range(len(SENTENCES))]
-    table = Table("eager", *numbers, "onnxruntime", *numbers, box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, (here, there) in enumerate(zip(eager.tolist(), exported.tolist(), strict=True)):
-        table.add_row(str(i), *(f"{a:.4f}" for a in here), str(i), *(f"{b:.4f}" for b in there))
+    table = Table("", "eager", "onnxruntime", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, rows in enumerate(zip(eager.tolist(), exported.tolist(), strict=True)):
+        table.add_row(str(i), *("".join(f"{value:8.4f}" for value in row) for row in rows))
     console.print(table)
     return float((eager - exported).abs().max())
 
