@@ -22,6 +22,7 @@ from .passes import batch, write
 from .passes.form import Form, written
 from .records import Finding, Status, Summary
 from .region import NORMS, NoMatch, compile_region, is_root
+from .scales import Affine, affines
 
 Progress = Callable[[str, int, int], None]
 RUNTIMES = ("any", "onnxruntime", "tensorrt", "tensorrt-rtx")
@@ -199,11 +200,11 @@ def _scale(work: _Work, start: gs.Node) -> Finding | None:
     if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
         reason = "batch statistics of a weight, as in training mode (weight standardization): constant folding computes it once"
         return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=reason)
-    chains = batch.affines(graph, start)
+    chains = affines(graph, start)
     if isinstance(chains, NoMatch):
         return Finding("BatchNorm", "refused", chains.tensor, graph.module(start), reason=chains.reason)
     reasons: list[str] = []
-    longest: batch.Affine | None = None
+    longest: Affine | None = None
     for chain in chains:
         longest = longest or chain
         for fold in (batch.into_previous, batch.into_next):
@@ -220,7 +221,7 @@ def _scale(work: _Work, start: gs.Node) -> Finding | None:
     return _fold(work, longest, batch.scale_and_shift(graph, longest), why)
 
 
-def _fold(work: _Work, chain: batch.Affine, form: Form, why: str) -> Finding:
+def _fold(work: _Work, chain: Affine, form: Form, why: str) -> Finding:
     graph = work.graph
     linear = graph.producer(chain.z) if form.core else None
     old, leaf = chain.y, chain.z
@@ -257,7 +258,7 @@ def _window(graph: Graph, form: Form, leaf: gs.Tensor) -> tuple[int, ...] | None
     return (2, shape[1], *(d * (k - 1) + 1 + s for k, d, s in zip(kernel, dilations, strides, strict=True)))
 
 
-def _chain_finding(work: _Work, chain: batch.Affine, status: Status, reason: str = "") -> Finding:
+def _chain_finding(work: _Work, chain: Affine, status: Status, reason: str = "") -> Finding:
     return Finding(
         kind="BatchNorm" if chain.normalizes else "scale and shift",
         status=status,
