@@ -37,47 +37,44 @@ class Tally:
 
         ``ties`` marks the integers that hang on a rounding; it is called only where one differs.
         """
-        self.case = self.case or case
-        if self.broken:
-            return
+        broken = ""
         if value is None:
-            self.broken = "there is no such output"
+            broken = "there is no such output"
         elif value.dtype != self.dtype:
-            self.broken = f"it is {value.dtype}, the model's is {self.dtype}"
+            broken = f"it is {value.dtype}, the model's is {self.dtype}"
         elif value.shape != reference.shape:
-            self.broken = f"its shape is {list(value.shape)}, the model's is {list(reference.shape)}"
+            broken = f"its shape is {list(value.shape)}, the model's is {list(reference.shape)}"
         elif self.dtype.kind in "iub":
-            self._integers(case, value, reference, ties)
+            broken = self._integers(value, reference, ties)
         else:
-            self._floats(case, value, reference)
-        if self.broken:
-            self.case = case
+            broken = self._floats(case, value, reference)
+        if broken and not self.broken:
+            self.broken, self.case = broken, case
+        self.case = self.case or case
 
-    def _integers(self, case: str, value: np.ndarray, reference: np.ndarray, ties: Callable[[], np.ndarray]) -> None:
+    def _integers(self, value: np.ndarray, reference: np.ndarray, ties: Callable[[], np.ndarray]) -> str:
         differs = value != reference
         if not differs.any():
-            return
+            return ""
         wrong = differs & ~ties()
         self.ties += int((differs & ~wrong).sum())
-        if wrong.any():
-            self.broken = f"{_first(wrong, value, reference)}, and no rounding decides there"
+        return f"{_first(wrong, value, reference)}, and no rounding decides there" if wrong.any() else ""
 
-    def _floats(self, case: str, value: np.ndarray, reference: np.ndarray) -> None:
+    def _floats(self, case: str, value: np.ndarray, reference: np.ndarray) -> str:
         with np.errstate(all="ignore"):
             expected = reference.astype(self.dtype).astype(np.float64)  # beyond the type's range it is infinite
             got = value.astype(np.float64)
             finite = np.isfinite(expected) & np.isfinite(got)
-            wrong = ~finite & ~(np.isnan(expected) & np.isnan(got)) & (expected != got)
-            if wrong.any():
-                self.broken = _first(wrong, got, reference)
-                return
             error = np.where(finite, np.abs(got - reference), 0.0)
             relative = np.where(finite & (reference != 0), error / np.abs(reference), 0.0)
+            magnitude = np.where(np.isfinite(expected), np.abs(reference), 0.0)
         largest = float(error.max(initial=0.0))
         if largest > self.absolute:
-            self.absolute, self.case = largest, case
+            self.absolute, self.case = largest, self.case if self.broken else case
         self.relative = max(self.relative, float(relative.max(initial=0.0)))
-        self.scale = max(self.scale, float(np.abs(reference, where=finite, out=np.zeros_like(reference)).max(initial=0.0)))
+        self.scale = max(self.scale, float(magnitude.max(initial=0.0)))
+        wrong = ~finite & ~(np.isnan(expected) & np.isnan(got)) & (expected != got)
+        return _first(wrong, got, reference) if wrong.any() else ""
 
     def allowed(self, eager: Tally) -> float:
         """The largest error that passes, ``eager`` being what the model in its own type was off by in the same cases."""

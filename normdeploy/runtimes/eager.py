@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -69,6 +69,7 @@ class EagerRunner(_TorchRunner):
 
     def __init__(self, model: Model) -> None:
         super().__init__(model, model.program.graph_module, _lifted(model.program))
+        self._bfloat16 = any(_is_bfloat16(node.meta.get("val")) for graph in _graphs(self._graph) for node in graph.nodes)
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
         """
@@ -77,7 +78,8 @@ class EagerRunner(_TorchRunner):
         """
         inputs = self._inputs(feeds)
         try:
-            return self._call(inputs, self._lifted)
+            with _without_amx() if self._bfloat16 else nullcontext():
+                return self._call(inputs, self._lifted)
         except _Failed as failed:
             raise InputError(f"the model does not run on these inputs: {failed}; give sizes and values that it takes") from failed
 
@@ -160,6 +162,15 @@ def _lifted(program: torch.export.ExportedProgram) -> dict[str, Any]:
 
 def _graphs(module: torch.nn.Module) -> Iterator[torch.fx.Graph]:
     yield from (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
+
+
+def _is_bfloat16(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
+
+
+def _without_amx() -> AbstractContextManager[Any]:
+    """Keeps oneDNN out: for bfloat16 it takes AMX instructions, which kill the process in virtual machines that only announce them."""
+    return torch.backends.mkldnn.flags(enabled=False)
 
 
 def _mutates(node: torch.fx.Node) -> bool:
