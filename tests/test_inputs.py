@@ -156,6 +156,16 @@ def test_positions_limit_a_dim() -> None:
     assert _bounds(Roberta(), ["ids:int64[batch,seq]"]).dims["seq"].max == 12  # 14 rows, counted from 2
 
 
+def test_a_table_that_grows_with_the_dim_does_not_limit_it() -> None:
+    class Picked(nn.Module):
+        def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+            return x[torch.arange(x.shape[0])] + x[row]
+
+    model = _bounds(Picked(), ["x[n=3:8:64]", "row:int64[n]"])
+    assert model.dims["n"].max == 64
+    assert _ranges(model)["row"] == (0, 3)  # what the smallest size holds
+
+
 def test_ranges_through_offsets() -> None:
     assert _ranges(_bounds(Positions(), ["position_ids:int64[batch,seq]"])) == {"position_ids": (-2, 8)}
     assert _ranges(_bounds(Fields(), ["fields:int64[batch,3]"])) == {"fields": (0, 9)}

@@ -305,6 +305,29 @@ def test_program_under_any_name_gives_the_same_numbers(net: Any) -> None:
     assert [list(stack.values())[-1][0] for stack in stacks] == ["encoder.0", "head"]
 
 
+def test_program_exported_on_a_gpu(tmp_path: Path) -> None:
+    """Shown by its JSON: the weights, the graph's tensors and the device of an arange are written as cuda:0."""
+
+    class OnDevice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) + torch.arange(2, device=x.device)
+
+    module = OnDevice().eval()
+    torch.export.save(torch.export.export(module, (torch.randn(4, 3),), strict=False), tmp_path / "cpu.pt2")
+    with zipfile.ZipFile(tmp_path / "cpu.pt2") as source, zipfile.ZipFile(tmp_path / "gpu.pt2", "w") as out:
+        for entry in source.namelist():
+            data = source.read(entry)
+            moved = data.replace(b'"type": "cpu", "index": null', b'"type": "cuda", "index": 0') if entry.endswith(".json") else data
+            out.writestr(entry, moved)
+    model = load(tmp_path / "gpu.pt2")
+    assert {tensor.device.type for tensor in model.program.state_dict.values()} == {"cpu"}
+    _same(model, module, 4, 3)
+
+
 def test_imports_register_what_a_program_needs(net: Any) -> None:
     name = net.where.partition(".")[0] + "_ops"
     Path(f"{name}.py").write_text(

@@ -20,7 +20,7 @@ from ..model import Model
 from .huggingface import default_inputs, load_folder
 from .inputs import Wishes, parse
 from .kinds import Kind, detect, sha256
-from .live import copied, from_module, trace
+from .live import from_module, trace, unwrapped
 from .pickled import listed, read_data, unpickle
 from .program import load_program
 from .signature import match_wishes, output_names, placeholders
@@ -151,7 +151,7 @@ def _from_weights(
     path: Path, kind: Kind, found: State | nn.Module, model: str | None, model_args: Mapping[str, Any], wishes: Wishes, eval_mode: bool
 ) -> Model:
     if isinstance(found, nn.Module) and model is None:
-        return trace(copied(found), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
+        return trace(unwrapped(found), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
     state = found.state_dict() if isinstance(found, nn.Module) else found
     if model is None:
         raise LoadError(

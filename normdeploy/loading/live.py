@@ -56,23 +56,31 @@ def from_module(
     """
     if not isinstance(module, nn.Module):
         raise InputError(f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module")
-    return trace(
-        copied(module), args, kwargs or {}, parse(inputs, dims), dynamic_shapes=dynamic_shapes, eval_mode=eval_mode, kind="live module"
-    )
+    own, wishes = copied(unwrapped(module)), parse(inputs, dims)
+    return trace(own, args, kwargs or {}, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval_mode, kind="live module")
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """An independent copy of what ``module`` wraps, on the CPU.
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that DataParallel, DistributedDataParallel or torch.compile wraps.
 
     Raises:
-        LoadError: it holds something that can't be copied.
+        LoadError: it is TorchScript.
     """
+    while isinstance(module, _WRAPPERS) or "_orig_mod" in getattr(module, "_modules", {}):
+        module = module.module if isinstance(module, _WRAPPERS) else module.get_submodule("_orig_mod")
     if isinstance(module, torch.jit.ScriptModule):
         raise LoadError(
             f"{type(module).__name__} is a TorchScript module, which torch.export does not take: pass the module that it was made from"
         )
-    while isinstance(module, _WRAPPERS) or "_orig_mod" in module._modules:
-        module = module.module if isinstance(module, _WRAPPERS) else module.get_submodule("_orig_mod")
+    return module
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """An independent copy on the CPU.
+
+    Raises:
+        LoadError: it holds something that can't be copied.
+    """
     # copy.deepcopy refuses tensors that are results of a computation, such as the weight of an old weight_norm
     memo = {id(item): item.detach().clone() for _, item in reachable(module) if isinstance(item, torch.Tensor) and not item.is_leaf}
     try:

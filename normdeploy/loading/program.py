@@ -9,7 +9,7 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -18,6 +18,8 @@ from ..errors import LoadError, TrustError
 from .expressions import Guard, NotAllowed
 from .kinds import open_archive
 from .sanitise import Findings, sanitise
+
+_KNOWN_LIBRARIES = ("transformers", "diffusers")
 
 
 def load_program(path: Path, trust: bool) -> tuple[torch.export.ExportedProgram, list[Guard]]:
@@ -35,7 +37,7 @@ def load_program(path: Path, trust: bool) -> tuple[torch.export.ExportedProgram,
             findings = sanitise(path, archive, copy)
         if findings.reasons and not trust:
             raise TrustError(_refusal(path, findings))
-        _register_known_outputs(path)
+        _register_known_classes(findings.classes)
         program = _torch_load(path if findings.reasons else copy, path)
     return _on_cpu(program), findings.guards
 
@@ -46,13 +48,13 @@ def _refusal(path: Path, findings: Findings) -> str:
     return f"{path} is not loaded, parts of it would run code:\n{shown}{more}\nIf you trust who made the file, pass --trust"
 
 
-def _register_known_outputs(path: Path) -> None:
-    """Importing transformers' output classes registers them, without which a program that returns one does not load."""
-    with open_archive(path) as archive:
-        models = [name for name in archive.namelist() if name.endswith("/models/model.json")]
-        named = any(b"transformers." in archive.read(name) for name in models)
-    if named and importlib.util.find_spec("transformers") is not None:
-        importlib.import_module("transformers.modeling_outputs")
+def _register_known_classes(names: Iterable[str]) -> None:
+    """Importing the module of a library's output class registers it, without which a program that returns one does not load."""
+    for name in names:
+        module = name.rpartition(".")[0]
+        if module.partition(".")[0] in _KNOWN_LIBRARIES and importlib.util.find_spec(module.partition(".")[0]) is not None:
+            with contextlib.suppress(ImportError):  # of another version of the library: the load below names the class
+                importlib.import_module(module)
 
 
 class _Causes(logging.Handler):

@@ -188,11 +188,12 @@ class _Analysis:
             or not _is_integer(index.meta.get("val"))
         ):
             return
-        rows = value.shape[dim]
-        if not isinstance(rows, int):
+        rows, origins = value.shape[dim], self._of(index)
+        if not isinstance(rows, int):  # a dim of the input: positions grow with it, values must fit its smallest size
             constraint = self.program.range_constraints.get(rows.node.expr)
             rows = max(1, int(constraint.lower)) if constraint is not None else 1
-        self._limit(self._of(index), rows, self.stored.get(table.name, table.name))
+            origins = frozenset(origin for origin in origins if origin.kind == "input")
+        self._limit(origins, rows, self.stored.get(table.name, table.name))
 
     def _limit(self, origins: Iterable[_Origin], rows: int, source: str) -> None:
         for origin in origins:

@@ -10,14 +10,10 @@ asking for trust.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import enum
 import io
 import json
 import re
 import shutil
-import types
-import typing
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +23,7 @@ import torch
 from torch._export.serde import schema
 
 from ..errors import LoadError
+from .conformity import conforms
 from .expressions import Guard, NotAllowed, check_expression, words
 from .kinds import PROGRAM_JSON, read, root_folder
 from .pickled import foreign_globals, listed
@@ -53,6 +50,7 @@ _HIGHER_ORDER = words(
     "cond while_loop scan associative_scan map_impl map wrap_with_set_grad_enabled wrap_with_autocast wrap strict_mode hints_wrapper "
     "invoke_subgraph tag_activation_checkpoint out_dtype flex_attention auto_functionalized auto_functionalized_v2"
 )
+_CLASS = re.compile(r'"type": *"(\w+(?:\.\w+)+)"')  # in a tree spec
 _FACTORIES = words("list dict set int float str bool tuple")  # of builtins: what a defaultdict in the inputs may make
 
 
@@ -62,6 +60,7 @@ class Findings:
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.guards: list[Guard] = []
+        self.classes: set[str] = set()  # that the inputs and outputs are made of, beyond Python's own
 
     def refuse(self, part: str, does: str) -> None:
         self.reasons.append(f"{part} {does}")
@@ -76,7 +75,7 @@ def sanitise(path: Path, archive: zipfile.ZipFile, copy: Path) -> Findings:
     findings, root = Findings(), root_folder(archive)
     names = set(archive.namelist())
     program = _json(archive, root, PROGRAM_JSON, path)
-    _conforms(schema.ExportedProgram, program, PROGRAM_JSON, path)
+    conforms(schema.ExportedProgram, program, PROGRAM_JSON, path)
     _check_program(program, findings)
     written: dict[str, bytes] = {}
     payloads: set[str] = set()
@@ -87,14 +86,14 @@ def sanitise(path: Path, archive: zipfile.ZipFile, copy: Path) -> Findings:
                 "and torch.export.save it with a newer torch"
             )
         config = _json(archive, root, config_name, path)
-        _conforms(schema.PayloadConfig, config, config_name, path)
+        conforms(schema.PayloadConfig, config, config_name, path)
         payloads |= {f"{folder}/{name}" for name in _check_payloads(config, folder, findings)}
         _check_presence(config, folder, {name: info.file_size for name, info in archive.NameToInfo.items()}, root, path)
-        written[config_name] = json.dumps(config).encode()
+        written[config_name] = json.dumps(_on_cpu(config)).encode()
     written[_SAMPLES] = _samples(read(archive, f"{root}/{_SAMPLES}", path), findings)
     if findings.reasons:
         return findings
-    written[PROGRAM_JSON] = json.dumps(program | {"guards_code": []}).encode()
+    written[PROGRAM_JSON] = json.dumps(_on_cpu(program) | {"guards_code": []}).encode()
     written |= {name: read(archive, f"{root}/{name}", path) for name in _CARRIED if f"{root}/{name}" in names}
     with zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as out:
         for name, data in written.items():
@@ -126,62 +125,6 @@ def _json(archive: zipfile.ZipFile, root: str, name: str, path: Path) -> dict[st
     return value
 
 
-def _conforms(hint: Any, value: Any, where: str, path: Path) -> None:
-    """``value`` has the types that torch's schema states; torch itself does not look, and hands on a string as a size.
-
-    Raises:
-        LoadError: it has not; the message names the place.
-    """
-    try:
-        _check_type(hint, value, where)
-    except (TypeError, RecursionError) as error:
-        raise LoadError(f"{path}: {error}; the file is damaged, or of a torch newer than {torch.__version__}") from error
-
-
-def _check_type(hint: Any, value: Any, where: str) -> None:
-    if isinstance(hint, typing.ForwardRef):
-        hint = hint.__forward_arg__
-    if isinstance(hint, str):
-        hint = getattr(schema, hint)
-    origin, parameters = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        _check_type(parameters[0], value, where)
-    elif origin in (typing.Union, types.UnionType):
-        if value is not None:
-            _check_type(next(p for p in parameters if p is not type(None)), value, where)
-    elif origin is list:
-        for index, item in enumerate(_expect(list, value, where)):
-            _check_type(parameters[0], item, f"{where}[{index}]")
-    elif origin is dict:
-        for key, item in _expect(dict, value, where).items():
-            _check_type(parameters[1], item, f"{where}.{key}")
-    elif dataclasses.is_dataclass(hint):
-        _check_fields(hint, _expect(dict, value, where), where)
-    elif hint is float:
-        if value not in ("Infinity", "-Infinity", "NaN"):
-            _expect((int, float), value, where)
-    elif isinstance(hint, type):
-        _expect(int if issubclass(hint, enum.IntEnum) else hint, value, where)
-    else:
-        raise TypeError(f"{where} is of an unknown type {hint}")
-
-
-def _check_fields(hint: Any, value: dict[str, Any], where: str) -> None:
-    hints = typing.get_type_hints(hint, globalns=vars(schema))
-    if issubclass(hint, schema._Union) and (len(value) != 1 or next(iter(value)) not in hints):
-        raise TypeError(f"{where} must hold one of {', '.join(hints)}, not {', '.join(value) or 'nothing'}")
-    for name, item in value.items():
-        if name in hints:
-            _check_type(hints[name], item, f"{where}.{name}")
-
-
-def _expect(wanted: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        names = " or ".join(t.__name__ for t in (wanted if isinstance(wanted, tuple) else (wanted,)))
-        raise TypeError(f"{where} is {value!r:.60}, where {names} is wanted")
-    return value
-
-
 def _check_program(program: dict[str, Any], findings: Findings) -> None:
     for key, value in _entries(program):
         if key == "expr_str":
@@ -196,11 +139,21 @@ def _check_program(program: dict[str, Any], findings: Findings) -> None:
         elif key in ("in_spec", "out_spec"):
             for name in _tree_imports(value):
                 findings.refuse(f"the tree spec {key} in {PROGRAM_JSON}", f"would import {name}")
+            findings.classes |= set(_CLASS.findall(value))
     for text in program.get("guards_code", []):
         try:
             findings.guards.append(Guard(text))
         except NotAllowed as error:
             findings.refuse(f"the guard {text[:100]!r} in guards_code of {PROGRAM_JSON}", f"would be executed as code: it holds {error}")
+
+
+def _on_cpu(value: Any) -> Any:
+    """The JSON with every device the CPU: a program exported on a GPU loads on any machine."""
+    if isinstance(value, dict):
+        if value.keys() == {"type", "index"}:
+            return {"type": "cpu", "index": None}
+        return {key: _on_cpu(item) for key, item in value.items()}
+    return [_on_cpu(item) for item in value] if isinstance(value, list) else value
 
 
 def _entries(value: Any) -> Iterator[tuple[str, str]]:
