@@ -6,7 +6,7 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
     schema      "normdeploy/report/1"
     normdeploy  the version that wrote the report
     verb        "export" | "optimize" | "inspect" | "build" | "verify"
-    files       role -> path as given; roles: "source", "output", "model", "onnx", "engine"
+    files       role -> path as given; roles: "source", "output", "model", "onnx", "engines"
     opset       of the ONNX file
     nodes       {"before", "after"}: number of nodes
     norms       one object for each normalization of the model, in the graph's order:
@@ -69,11 +69,11 @@ class Report:
             "normdeploy": __version__,
             "verb": self.verb,
             "files": self.files,
-            "opset": summary and summary.opset,
-            "nodes": summary and {"before": summary.nodes_before, "after": summary.nodes_after},
+            "opset": summary.opset if summary else None,
+            "nodes": {"before": summary.nodes_before, "after": summary.nodes_after} if summary else None,
             "norms": [_norm(finding) for finding in summary.findings] if summary else [],
-            "engine": self.engine and {**vars(self.engine), "proved": "built only"},
-            "parity": self.parity and self.parity.to_json(),
+            "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
+            "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
             "notes": self.notes,
             "seconds": self.seconds,
         }

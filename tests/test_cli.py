@@ -188,7 +188,9 @@ def test_export_build_verify(project: Path) -> None:
     done = run("verify", "model.pt", "model.onnx", "--seeds", "1", "--report", "verify.json", cwd=project)
     assert done.returncode == 1, "another epsilon"
     assert "NOT verified" in done.stdout
-    verdicts = {r["runtime"]: r["verdict"] for r in json.loads((project / "verify.json").read_text())["parity"]["results"]}
+    parity = json.loads((project / "verify.json").read_text())["parity"]
+    assert parity["ok"] is False
+    verdicts = {r["runtime"]: r["verdict"] for r in parity["results"]}
     assert verdicts["eager"] == "pass"
     assert verdicts["onnxruntime (optimizer off)"] == "fail"
 
@@ -199,3 +201,33 @@ def test_factory_arguments_are_literals_or_text() -> None:
     given = ("layers=12", "name=tiny", "sizes=[1, 2]", "flag=True", "path=a=b", "empty=")
     assert dict(map(_factory_arg, given)) == {"layers": 12, "name": "tiny", "sizes": [1, 2], "flag": True, "path": "a=b", "empty": ""}
     assert run("export", "m.pt", "-o", "m.onnx", "--model-arg", "12").returncode == 2
+
+
+def on_a_terminal(*args: str | Path) -> str:
+    """What ``normdeploy ARGS`` writes to a terminal."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "normdeploy", *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs, env=env
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                seen += chunk
+        except OSError:  # how Linux says that the other end is closed
+            pass
+        os.close(ours)
+    assert process.returncode == 0
+    return seen.decode()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
+def test_progress_is_shown_on_a_terminal_alone(tmp_path: Path) -> None:
+    source = layer_norm_by_hand(tmp_path / "in.onnx")
+    text = on_a_terminal("optimize", source, "-o", tmp_path / "out.onnx")
+    assert "━" in text
+    assert "1 fused" in text
+    assert on_a_terminal("optimize", source, "-o", tmp_path / "out.onnx", "--quiet") == ""

@@ -7,10 +7,12 @@ import io
 import json
 import math
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from normdeploy.build import Engine
+from normdeploy.compare import Comparison, NotRun, OutputResult
 from normdeploy.records import Certificate, Finding, Summary
 from normdeploy.report import SCHEMA, Report, grouped
 
@@ -170,3 +172,32 @@ def test_engine_in_json() -> None:
     assert document["engine"]["profile"] == {"ids": [[1, 1], [6, 16], [32, 256]]}
     assert document["engine"]["proved"] == "built only"
     assert (document["opset"], document["nodes"], document["norms"], document["parity"]) == (None, None, [], None)
+
+
+def parity(verdict: Literal["pass", "fail"]) -> Comparison:
+    results = (
+        OutputResult("logits", "eager", "float32", 3e-7, 1e-2, 1.5e-6, "pass", "seed 0"),
+        OutputResult("logits", "onnxruntime (optimizer on)", "float32", 4e-3, math.inf, 1.5e-6, verdict, "zeros", reason="its [optimizer]"),
+    )
+    return Comparison(results, (NotRun("TensorRT", "no GPU"),), ("seed 0", "zeros"), notes=("one size left out",))
+
+
+def test_parity_shows_errors_verdicts_and_what_was_not_run() -> None:
+    out = io.StringIO()
+    Report("verify", {}, parity=parity("fail")).show(Console(file=out, width=200))
+    text = out.getvalue()
+    for part in ("logits", "eager", "3.00e-07", "1.50e-06", "pass", "4.00e-03", "fail: its [optimizer]", "zeros"):
+        assert part in text
+    for part in ("not run: TensorRT: no GPU", "note: one size left out", "NOT verified on 2 inputs"):
+        assert part in text
+    Report("verify", {}, parity=parity("pass")).show(Console(file=out, width=200))
+    assert "\nverified on 2 inputs" in out.getvalue()
+
+
+def test_parity_in_json() -> None:
+    document = json.loads(Report("verify", {}, parity=parity("fail")).json())["parity"]
+    assert document["ok"] is False
+    assert [(r["runtime"], r["verdict"]) for r in document["results"]] == [("eager", "pass"), ("onnxruntime (optimizer on)", "fail")]
+    assert document["results"][1]["max_rel_error"] == "inf"
+    assert document["not_run"] == [{"runtime": "TensorRT", "reason": "no GPU"}]
+    assert "float64" in document["rule"]["reference"]
