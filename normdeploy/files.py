@@ -45,21 +45,23 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
         raise GraphError(
             f"the weight {foreign!r} lies in an external file and was not loaded; load the model with its external data before saving it"
         )
-    data = None if external or _weight_bytes(proto) > PROTOBUF_LIMIT else _serialized(proto)
-    with temporary(target) as model, temporary(target) as weights:
+    light, weights = detached(proto)
+    try:
+        rest = light.ByteSize()
+    except EncodeError as error:
+        raise GraphError(
+            f"{target.name} is longer than 2 GB even without its weights, which protobuf can't hold; make its constants initializers"
+        ) from error
+    with temporary(target) as model, temporary(target) as data:
         location = None
-        if data is None:
-            light, tensors = detached(proto)
-            location = _write_weights(light, tensors, weights, target.name)
-            data = _serialized(light)
-        if data is None:
-            raise GraphError(
-                f"{target.name} is longer than 2 GB even without its weights, which protobuf can't hold; make its constants initializers"
-            )
-        model.write_bytes(data)
+        if external or rest + sum(_nbytes(t) for t in weights.values()) > PROTOBUF_LIMIT:
+            location = _write_weights(light, weights, data, target.name)
+            model.write_bytes(light.SerializeToString())
+        else:
+            _write_inline(light, weights, model)
         with locked(target.parent):
             if location is not None:
-                commit(weights, target.with_name(location))
+                commit(data, target.with_name(location))
             commit(model, target)
             for old in siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.data"):
                 if old.name != location:
@@ -140,20 +142,57 @@ def _fields(message: onnx.ModelProto | onnx.GraphProto, without: str) -> dict[st
     return {field.name: value for field, value in message.ListFields() if field.name != without}
 
 
-def _serialized(proto: onnx.ModelProto) -> bytes | None:
-    try:
-        return proto.SerializeToString()
-    except (EncodeError, ValueError):  # too long
-        return None
-
-
 def _nbytes(tensor: onnx.TensorProto) -> int:
     """Bytes of the tensor's data, from its shape (reading ``raw_data`` would copy it)."""
     return math.ceil(math.prod(tensor.dims) * ir.DataType(tensor.data_type).itemsize)
 
 
-def _weight_bytes(proto: onnx.ModelProto) -> int:
-    return sum(_nbytes(t) for t in proto.graph.initializer if t.HasField("raw_data"))
+def _raw(tensor: onnx.TensorProto) -> bytes:
+    data = tensor.raw_data
+    if len(data) != _nbytes(tensor):
+        raise GraphError(f"the weight {tensor.name!r} of shape {list(tensor.dims)} needs {_nbytes(tensor)} bytes and holds {len(data)}")
+    return data
+
+
+def _write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], temporary: Path) -> None:
+    """Write what ``SerializeToString`` of the whole would give, but for the order of fields, without ever holding the whole.
+
+    The wire format is protobuf's: each embedded message stands behind its field's tag and its length.
+    """
+    pieces: list[tuple[bytes, onnx.TensorProto | None]] = []
+    for tensor in light.graph.initializer:
+        weight = weights.get(tensor.name)
+        if weight is None:
+            pieces.append((_embedded(onnx.GraphProto, "initializer", tensor.SerializeToString()), None))
+            continue
+        tensor.ClearField("data_location")
+        head = tensor.SerializeToString() + _embedded(onnx.TensorProto, "raw_data", b"", _nbytes(weight))
+        pieces.append((_embedded(onnx.GraphProto, "initializer", head, _nbytes(weight)), weight))
+    light.graph.ClearField("initializer")
+    nodes = light.graph.SerializeToString()
+    light.ClearField("graph")
+    follows = sum(len(piece) + (0 if weight is None else _nbytes(weight)) for piece, weight in pieces)
+    with open(temporary, "wb") as file:
+        file.write(light.SerializeToString())
+        file.write(_embedded(onnx.ModelProto, "graph", nodes, follows))
+        for piece, weight in pieces:
+            file.write(piece)
+            if weight is not None:
+                file.write(_raw(weight))
+
+
+def _embedded(message: type[onnx.ModelProto | onnx.GraphProto | onnx.TensorProto], field: str, content: bytes, follows: int = 0) -> bytes:
+    """``content`` as the beginning of a length-delimited field, of which ``follows`` bytes come later."""
+    tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
+    return bytes([tag]) + _varint(len(content) + follows) + content
+
+
+def _varint(number: int) -> bytes:
+    groups = []
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*groups, number])
 
 
 def _write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto], temporary: Path, name: str) -> str:
@@ -165,7 +204,7 @@ def _write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProt
             data = bytes(-file.tell() % _ALIGNMENT)
             digest.update(data)
             file.write(data)
-            data = tensor.raw_data
+            data = _raw(tensor)
             places[tensor.name] = (file.tell(), len(data))
             digest.update(data)
             file.write(data)
