@@ -98,8 +98,8 @@ class Graph:
         return t.inputs[0] if t.inputs else None
 
     def consumers(self, t: gs.Tensor) -> list[gs.Node]:
-        """The live nodes that read ``t`` (each once)."""
-        return list(self._consumers.get(id(t), {}).values())
+        """The live nodes that read the value of ``t`` (each once); a CastLike that takes only its type is none."""
+        return [n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t]
 
     def is_output(self, t: gs.Tensor) -> bool:
         return id(t) in self._outputs

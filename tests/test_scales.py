@@ -1,0 +1,207 @@
+"""Eval BatchNorm, the node and by hand: measured as one scale and shift, folded where that is exact, refused with the reason elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from normdeploy.records import Summary
+from normdeploy.rewrite import optimize
+from tests.support import run_onnxruntime
+
+UNIT = 2.0**-24
+
+
+class HandNorm(nn.Module):
+    """Batch norm by hand over axis 1, in several spellings."""
+
+    def __init__(self, channels: int, rank: int, spelling: str) -> None:
+        super().__init__()
+        self.shape, self.spelling = (1, channels, *[1] * (rank - 2)), spelling
+        for name in ("gamma", "beta", "mean"):
+            self.register_buffer(name, torch.randn(channels))
+        self.register_buffer("var", torch.rand(channels) + 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gamma, beta, mean, var = (t.view(self.shape) for t in (self.gamma, self.beta, self.mean, self.var))
+        if self.spelling == "rsqrt":
+            return (x - mean) * torch.rsqrt(var + 1e-5) * gamma + beta
+        if self.spelling == "folded by the author":
+            scale = gamma / torch.sqrt(var + 1e-5)
+            return x * scale + (beta - mean * scale)
+        if self.spelling == "branching":
+            y = (x - mean) / torch.sqrt(var + 1e-5)
+            return y + y * (gamma - 1) + beta
+        return gamma * ((x - mean) / (var + 1e-5) ** 0.5) + beta
+
+
+def norm(channels: int, rank: int, spelling: str = "node") -> nn.Module:
+    if spelling != "node":
+        return HandNorm(channels, rank, spelling)
+    made = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[rank](channels)
+    with torch.no_grad():
+        for t in (made.weight, made.bias, made.running_mean):
+            t.copy_(torch.randn(channels))
+        made.running_var.copy_(torch.rand(channels) + 0.1)
+    return made
+
+
+def exported(module: nn.Module, *args: torch.Tensor) -> onnx.ModelProto:
+    program = torch.export.export(module.eval(), args, strict=False)
+    made = torch.onnx.export(program, dynamo=True, optimize=False, opset_version=21, verbose=False)
+    assert made is not None
+    return made.model_proto
+
+
+def folded(module: nn.Module, *args: torch.Tensor) -> tuple[onnx.ModelProto, Summary]:
+    """Optimize, and hold the result to the module in float64: 16 u of the sums of magnitudes would be the bound of any order of
+    summation; the networks here add up fewer than 100 terms of order 10."""
+    proto, summary = optimize(exported(module, *args))
+    onnx.checker.check_model(proto, full_check=True)
+    got = run_onnxruntime(proto, {i.name: a.numpy() for i, a in zip(proto.graph.input, args, strict=True)})
+    with torch.no_grad():
+        exact = module.double()(*(a.double() for a in args))
+    for found, reference in zip(got, [exact] if isinstance(exact, torch.Tensor) else exact, strict=True):
+        assert np.abs(found - reference.numpy()).max() <= 256 * UNIT * (1 + float(reference.abs().max()))
+    return proto, summary
+
+
+def left(proto: onnx.ModelProto) -> list[str]:
+    """The ops that compute on data; constants and shapes of weights are folded later."""
+    return [
+        n.op_type for n in proto.graph.node if n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Add", "BatchNormalization")
+    ]
+
+
+INTO_PREVIOUS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "conv 1d": (lambda: nn.Conv1d(4, 6, 3), (2, 4, 9), 6),
+    "conv 2d, padded": (lambda: nn.Conv2d(4, 6, 3, padding=1), (2, 4, 7, 8), 6),
+    "conv 2d without bias": (lambda: nn.Conv2d(4, 6, 3, bias=False), (2, 4, 7, 8), 6),
+    "conv 3d": (lambda: nn.Conv3d(2, 3, 2), (1, 2, 4, 4, 5), 3),
+    "depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), (2, 4, 7, 8), 4),
+    "grouped, strided, dilated": (lambda: nn.Conv2d(4, 6, 3, groups=2, stride=2, dilation=2), (2, 4, 11, 12), 6),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3), (2, 4, 5, 6), 6),
+    "transposed with groups": (lambda: nn.ConvTranspose2d(4, 6, 3, groups=2, stride=2, bias=False), (2, 4, 5, 6), 6),
+    "linear": (lambda: nn.Linear(5, 6), (3, 5), 6),
+    "linear without bias": (lambda: nn.Linear(5, 6, bias=False), (3, 5), 6),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"),
+    [*((name, "node") for name in INTO_PREVIOUS)]
+    + [("conv 2d, padded", s) for s in ("rsqrt", "folded by the author", "branching", "pow")]
+    + [("transposed with groups", "branching"), ("linear without bias", "rsqrt")],
+)
+def test_into_the_linear_op_before(name: str, spelling: str) -> None:
+    make, shape, channels = INTO_PREVIOUS[name]
+    torch.manual_seed(1)
+    module = nn.Sequential(make(), norm(channels, len(shape), spelling))
+    proto, summary = folded(module, torch.randn(shape))
+    assert len(left(proto)) == 1 or left(proto) == ["MatMul", "Add"]
+    (finding,) = [f for f in summary.findings if f.status == "folded"]
+    assert "folded into" in finding.became
+    assert finding.certificate
+
+
+def test_into_a_linear_of_three_dims_behind_a_view() -> None:
+    """LeViT's Linear, flatten, BatchNorm1d, view back."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(5, 6), norm(6, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            return self.norm(y.flatten(0, 1)).view_as(y)
+
+    proto, summary = folded(Block(), torch.randn(2, 3, 5))
+    assert left(proto) == ["MatMul", "Add"]
+    assert [f.status for f in summary.findings] == ["folded"]
+
+
+@pytest.mark.parametrize("behind", [lambda: nn.Conv2d(4, 6, 3), lambda: nn.Conv2d(4, 6, 3, groups=2, bias=False)], ids=["conv", "grouped"])
+def test_into_the_linear_op_behind(behind: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(2)
+    proto, summary = folded(nn.Sequential(nn.ReLU(), norm(4, 4), behind()), torch.randn(2, 4, 6, 7))
+    assert left(proto) == ["Conv"]
+    assert next(f.became for f in summary.findings if f.status == "folded").endswith("behind it")
+
+
+def test_into_a_linear_behind() -> None:
+    torch.manual_seed(3)
+    proto, _ = folded(nn.Sequential(nn.ReLU(), norm(5, 2), nn.Linear(5, 6)), torch.randn(3, 5))
+    assert left(proto) == ["Gemm"]
+
+
+class TwoReaders(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 1), norm(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.conv(x)
+        return self.norm(y), torch.tanh(y)
+
+
+class SharedWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), norm(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(torch.tanh(self.conv(x))))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "padded conv behind": (lambda: nn.Sequential(nn.ReLU(), norm(3, 4), nn.Conv2d(3, 4, 3, padding=1)), "pads its input"),
+    "relu between": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), norm(4, 4)), "no linear op"),
+    "two readers": (TwoReaders, "read by others"),
+    "shared weight": (SharedWeight, "shared by 2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_folded_becomes_one_scale_and_shift(name: str) -> None:
+    make, reason = REFUSED[name]
+    torch.manual_seed(4)
+    proto, summary = folded(make(), torch.randn(2, 3, 5, 6))
+    assert [op for op in left(proto) if op in ("Mul", "Add", "BatchNormalization")] == ["Mul", "Add"]
+    assert any(reason in f.reason for f in summary.findings)
+
+
+def test_training_mode_is_refused() -> None:
+    text = """
+        <ir_version: 10, opset_import: ["" : 21]>
+        agraph (float[N, 3, 4, 4] x) => (float[N, 3, 4, 4] y)
+        <float[3] s = {1.0, 2.0, 3.0}, float[3] b = {0.0, 1.0, 2.0}, float[3] m = {0.0, 1.0, 2.0}, float[3] v = {1.0, 2.0, 3.0}>
+        { y, rm, rv = BatchNormalization <training_mode = 1> (x, s, b, m, v) }"""
+    proto, summary = optimize(onnx.parser.parse_model(text))
+    assert [n.op_type for n in proto.graph.node] == ["BatchNormalization"]
+    assert "training mode" in summary.findings[0].reason
+
+
+@pytest.mark.parametrize("variance", [0.0, 1e-12, 1e6])
+def test_extreme_statistics(variance: float) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), norm(4, 4))
+    with torch.no_grad():
+        module[1].running_var.fill_(variance)
+    proto, _ = optimize(exported(module, x := torch.randn(2, 3, 4, 4)))
+    exact = module.double()(x.double()).detach()
+    (got,) = run_onnxruntime(proto, {proto.graph.input[0].name: x.numpy()})
+    assert np.abs(got - exact.numpy()).max() <= 64 * UNIT * (1 + float(exact.abs().max()))
+
+
+def test_a_scale_that_overflows_the_type_is_not_folded() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), norm(4, 4)).half()
+    with torch.no_grad():
+        module[1].running_var.fill_(0.0)
+        module[1].weight.fill_(6e4)  # 6e4/sqrt(1e-5) is 1.9e7
+    _, summary = optimize(exported(module, torch.randn(2, 3, 4, 4).half()))
+    assert not any("folded into" in f.became for f in summary.findings)
