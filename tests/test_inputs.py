@@ -288,6 +288,11 @@ def test_dims_that_can_not_be_had_are_named(module: nn.Module, inputs: list[str]
     assert "dynamic_shapes" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["N", "S", "E", "I", "beta", "s0", "min", "lambda", "_n"])
+def test_any_name_will_do(name: str) -> None:
+    assert list(_named(Halves(), f"x[b,{name}]")) == ["b", name]
+
+
 def test_the_example_does_not_specialise() -> None:
     """Sizes 0 and 1 are constants to torch.export, and equal sizes may hide that two dims differ."""
     assert _named(Sum(), "x[b=1:1:8,3]", "y[b,3]")["b"] == Dim("b", 1, 1, 8)
@@ -419,6 +424,16 @@ def test_inputs_by_position_keep_their_own_names() -> None:
     model = _bounds(Sum(), ["left[b]", "right[b]"])
     assert [spec.name for spec in model.inputs] == ["left", "right"]
     assert [spec.name for spec in _bounds(Sum(), ["y[b]", "x[b]"]).inputs] == ["x", "y"]  # by name: in the forward's order
+
+
+def test_flags_that_contradict_each_other() -> None:
+    shapes = ({0: ExportDim("b", min=1, max=9)}, None)
+    with pytest.raises(InputError, match="given twice"):
+        from_module(Sum().eval(), (torch.ones(2, 3),) * 2, inputs=["x[b,3]", "y[b,3]"], dynamic_shapes=shapes)
+    with pytest.raises(InputError, match="without example arguments"):
+        from_module(Sum().eval(), inputs=["x[2,3]", "y[2,3]"], dynamic_shapes=shapes)
+    with pytest.raises(InputError, match="'c' belongs to no input: the dynamic dims are b"):
+        _bounds(Sum(), ["x[b]", "y[b]"], ["c=1:2:3"])
 
 
 class Branching(nn.Module):

@@ -236,6 +236,7 @@ def test_ordinary_program_needs_no_trust(ordinary: Path, trust: bool) -> None:
         assert json.loads(archive.read(f"{root}/{PROGRAM}"))["guards_code"]
         assert archive.read(f"{root}/data/sample_inputs/model.pt")
     model = load(ordinary, trust=trust)
+    assert not getattr(model.program, "_guards_code", [])  # taken out: module() would execute them
     x, y = torch.randn(5, 4), torch.randn(5, 4)
     torch.testing.assert_close(model.program.module()(x, y), torch.export.load(ordinary).module()(x, y), rtol=0, atol=0)
     assert [(dim.min, dim.opt, dim.max) for dim in model.dims.values()] == [(1, 3, 16)]

@@ -106,6 +106,11 @@ def trace(
     require_eval(module, eval_mode)
     if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
         raise InputError("dynamic dims are given twice, by names in the inputs and by dynamic_shapes: give one of them")
+    if dynamic_shapes is not None and not (args or kwargs):
+        raise InputError("dynamic_shapes were given without example arguments: give args or kwargs too, or name the dims in inputs")
+    used = [dim.name for wish in wishes.inputs for dim in wish.shape if dim.name]
+    if unknown := sorted(wishes.dims.keys() - set(used)):
+        raise InputError(f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(dict.fromkeys(used)) or 'none'}")
     if args or kwargs:
         call = given_call(module, args, kwargs, wishes)
         program, wishes = _export_narrowing(module, call, with_example_sizes(wishes, call), dynamic_shapes)
