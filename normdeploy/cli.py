@@ -75,7 +75,7 @@ Imports = Annotated[
 ]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="SPEC", help='An input, such as "ids:int64[batch,seq]{0:30522}": dtype, shape, values. Repeatable.'),
+    typer.Option("--input", metavar="SPEC", help=r'An input, such as "ids:int64\[batch,seq]{0:30522}": dtype, shape, values. Repeatable.'),
 ]
 Dims = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=MIN:OPT:MAX", help="The range of a dynamic dim. Repeatable.")]
 Eval = Annotated[bool, typer.Option("--eval", help="Put the model in eval mode where it is not.")]

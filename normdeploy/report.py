@@ -197,9 +197,10 @@ def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> 
 def show_engine(console: Console, engine: Engine) -> None:
     """What was built, and that it was only built."""
     gpus = ", ".join(engine.compute_capabilities) or "every GPU that it knows"
-    console.print(f"{engine.path}: {engine.runtime} {engine.version}, {engine.bytes / 1e6:.1f} MB, {engine.layers} layers, for {gpus}")
+    size = f"{engine.bytes / 1e6:.1f} MB, {engine.layers} layers"
+    console.print(Text(f"{engine.path}: {engine.runtime} {engine.version}, {size}, for {gpus}"))
     for name, (low, best, high) in engine.profile.items():
-        console.print(f"  {name}: {_shape(low)} to {_shape(high)}, best at {_shape(best)}")
+        console.print(Text(f"  {name}: {_shape(low)} to {_shape(high)}, best at {_shape(best)}"))
     console.print("proved: built only, not run")
 
 

@@ -139,7 +139,7 @@ def test_json_holds_what_the_table_holds() -> None:
 
 
 ENGINE = Engine(
-    path=Path("m.engine"),
+    path=Path("[b]m.engine"),
     bytes=95_300_000,
     runtime="tensorrt-rtx",
     version="1.7.1.116",
@@ -168,7 +168,7 @@ def test_engine_is_called_built_only() -> None:
 
 def test_engine_in_json() -> None:
     document = json.loads(Report("build", {}, engine=ENGINE).json())
-    assert document["engine"]["path"] == "m.engine"
+    assert document["engine"]["path"] == "[b]m.engine"
     assert document["engine"]["profile"] == {"ids": [[1, 1], [6, 16], [32, 256]]}
     assert document["engine"]["proved"] == "built only"
     assert (document["opset"], document["nodes"], document["norms"], document["parity"]) == (None, None, [], None)
