@@ -134,7 +134,7 @@ def _fit(ask: _Asked) -> Fit | NoMatch:
     beta, odd = (up + down) / 2, (up - down) / 2
     if not odd.any():
         return NoMatch("does not depend on its input (gamma is zero everywhere)")
-    groups = _groups(ask, z, up)
+    groups = _groups(ask, z, up, odd)
     if isinstance(groups, NoMatch):
         return groups
     axes, split, block = groups
@@ -159,23 +159,45 @@ def _fit(ask: _Asked) -> Fit | NoMatch:
     return _why_not(ask, found) if _check(ask, found) else found
 
 
-def _groups(ask: _Asked, z: np.ndarray, up: np.ndarray) -> tuple[tuple[int, ...], int | None, int] | NoMatch:
-    """Which elements share statistics with element 0: the box of what moves when it does."""
-    changed = z.copy()
-    changed.flat[0] += 7.0
-    moved = np.argwhere(ask(_LARGE * changed) != up)
-    if not len(moved):
-        return NoMatch("does not depend on the first element of its input")
-    extent = moved.max(axis=0) + 1
-    if moved.min(axis=0).any() and len(moved) == 1:
-        return NoMatch("each element is normalized by itself")
+def _groups(ask: _Asked, z: np.ndarray, up: np.ndarray, odd: np.ndarray) -> tuple[tuple[int, ...], int | None, int] | NoMatch:
+    """Which elements share statistics: (axes in full, the axis in blocks or None, the size of a block)."""
+    if (np.abs(odd) > 1e-9 * np.abs(odd).max()).all():
+        extent = _moved_with_first(ask, z, up)
+    else:  # where gamma is zero nothing moves: ask one element that does which others move it
+        extent = _movers_of_largest(ask, z, up, int(np.argmax(np.abs(odd))))
     full = tuple(a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if e == n and n > 1)
     part = [a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if 1 < e < n]
-    if len(part) > 1 or (part and ask.shape[part[0]] % int(extent[part[0]])):
+    if len(part) > 1 or (part and ask.shape[part[0]] % extent[part[0]]):
         return NoMatch("its groups are no blocks along one axis")
     if not full and not part:
         return NoMatch("each element is normalized by itself")
-    return full, (part[0] if part else None), (int(extent[part[0]]) if part else 1)
+    return full, (part[0] if part else None), (extent[part[0]] if part else 1)
+
+
+def _moved_with_first(ask: _Asked, z: np.ndarray, up: np.ndarray) -> list[int]:
+    """The extent of the box of what moves when element 0 does."""
+    changed = z.copy()
+    changed.flat[0] += 7.0
+    moved = np.argwhere(ask(_LARGE * changed) != up)
+    return [int(e) for e in moved.max(axis=0) + 1] if len(moved) else [1] * z.ndim
+
+
+def _movers_of_largest(ask: _Asked, z: np.ndarray, up: np.ndarray, flat: int) -> list[int]:
+    """The extent of the group of one element, axis by axis: does it move when another element of its line does?"""
+    base = np.unravel_index(flat, z.shape)
+
+    def moves(axis: int, index: int) -> bool:
+        changed = z.copy()
+        changed[(*base[:axis], index, *base[axis + 1 :])] += 7.0
+        return bool(ask(_LARGE * changed)[base] != up[base])
+
+    extent = []
+    for axis, size in enumerate(z.shape):
+        at = int(base[axis])
+        blocks = [k for k in range(size, 1, -1) if size % k == 0]  # the largest block whose far end moves the element
+        ends = ((k, at // k * k + (k - 1 if at % k < k - 1 else 0)) for k in blocks)
+        extent.append(next((k for k, end in ends if moves(axis, end)), 1))
+    return extent
 
 
 def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, z: np.ndarray) -> Fit | NoMatch:
