@@ -78,7 +78,7 @@ def _largest(model: Model) -> tuple[list[dict[str, int]], list[str]]:
     single = [low | {name: d.max} for name, d in dims.items()]
     kept = [sizes for sizes in single if _elements(model, sizes) <= limit]
     left_out = [every, *(sizes for sizes in single if sizes not in kept)]
-    return kept, [f"not run at{_said(sizes)}: {_elements(model, sizes)} input elements, more than {limit}" for sizes in left_out]
+    return kept, [f"not run at {_listed(sizes)}: {_elements(model, sizes)} input elements, more than {limit}" for sizes in left_out]
 
 
 def _elements(model: Model, sizes: Mapping[str, int]) -> int:
@@ -110,4 +110,8 @@ def _zeros(spec: InputSpec) -> np.ndarray:
 
 
 def _said(sizes: Mapping[str, int]) -> str:
-    return ", " + ", ".join(f"{name}={size}" for name, size in sizes.items()) if sizes else ""
+    return f", {_listed(sizes)}" if sizes else ""
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())

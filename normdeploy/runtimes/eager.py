@@ -138,7 +138,9 @@ class _Failed(Exception):
 class _Interpreter(torch.fx.Interpreter):
     """Says which operator of which module failed."""
 
-    extra_traceback = False
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # would add the user's source to the message
 
     def run_node(self, n: torch.fx.Node) -> Any:
         try:

@@ -44,6 +44,7 @@ class OrtRunner:
         self.name = f"onnxruntime{where} (optimizer {'on' if optimize else 'off'})"
         options = ort.SessionOptions()
         options.log_severity_level = _SILENT
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # its idle threads would take torch's time
         level = ort.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         settings: dict[str, Any] = {"use_tf32": "0"} if provider == "cuda" else {}
