@@ -184,7 +184,7 @@ def _moved_with_first(ask: _Asked, z: np.ndarray, up: np.ndarray) -> list[int]:
 
 def _movers_of_largest(ask: _Asked, z: np.ndarray, up: np.ndarray, flat: int) -> list[int]:
     """The extent of the group of one element, axis by axis: does it move when another element of its line does?"""
-    base = np.unravel_index(flat, z.shape)
+    base = tuple(int(i) for i in np.unravel_index(flat, z.shape))
 
     def moves(axis: int, index: int) -> bool:
         changed = z.copy()
@@ -193,7 +193,7 @@ def _movers_of_largest(ask: _Asked, z: np.ndarray, up: np.ndarray, flat: int) ->
 
     extent = []
     for axis, size in enumerate(z.shape):
-        at = int(base[axis])
+        at = base[axis]
         blocks = [k for k in range(size, 1, -1) if size % k == 0]  # the largest block whose far end moves the element
         ends = ((k, at // k * k + (k - 1 if at % k < k - 1 else 0)) for k in blocks)
         extent.append(next((k for k, end in ends if moves(axis, end)), 1))
@@ -204,7 +204,7 @@ def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, 
     """Measure epsilon where it matters: at a scale at which it is about as large as the variance."""
     d, v = plain.statistics(z)
     unit = gamma * d / np.sqrt(v)
-    weight = np.abs(unit) >= np.median(np.abs(unit))  # the best conditioned half
+    weight = np.abs(unit) >= max(np.median(np.abs(unit)), 0.1 * np.abs(unit).max())  # the best conditioned ones
     scale, epsilon = 1e-2, 0.0
     for _ in range(8):
         ratio = (ask.odd(scale * z) / unit)[weight]
