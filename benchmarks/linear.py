@@ -38,7 +38,7 @@ def chain(nodes: int) -> onnx.ModelProto:
     body, x = [], "x"
     for b in range(nodes // BLOCK):
         p = f"b{b}_"
-        init += [const(p + "g", rng.standard_normal(WIDTH).astype(np.float32)), const(p + "s", rng.standard_normal(WIDTH).astype(np.float32))]
+        init += [const(p + name, rng.standard_normal(WIDTH).astype(np.float32)) for name in ("g", "s")]
         steps = [
             ("MatMul", [x, f"w{b % 4}"], "h"),
             ("ReduceMean", [p + "h", "axes"], "u"),

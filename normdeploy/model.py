@@ -66,7 +66,10 @@ class InputSpec:
         if kind.kind in "iu":
             low, high = self.range or (0, 2)
             if high <= low:
-                raise InputError(f"input {self.name!r} takes values from {low} up to but not including {high}: there is none; give a range such as {{0:2}}")
+                raise InputError(
+                    f"input {self.name!r} takes values from {low} up to but not including {high}: there is none; "
+                    "give a range such as {0:2}"
+                )
             return rng.integers(int(low), int(high), shape).astype(kind)
         values = rng.standard_normal(shape) if self.range is None else rng.uniform(*self.range, shape)
         if self.dtype == "bfloat16":
