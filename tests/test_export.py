@@ -9,9 +9,11 @@ import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
@@ -176,8 +178,10 @@ class Passes(nn.Module):
 def test_outputs_that_are_inputs_or_each_other() -> None:
     made = model(Passes(), spec("a", BATCH, 4), spec("b", 4, 4), outputs=("first", "second", "third"))
     proto = to_onnx(made)
-    assert [o.name for o in proto.graph.output] == ["first", "second", "third"]
-    agrees(proto, made, batch=3)
+    for result in (proto, simplify(proto, [made.samples()]).proto):
+        assert [i.name for i in result.graph.input] == ["a", "b"]
+        assert [o.name for o in result.graph.output] == ["first", "second", "third"]
+        agrees(result, made, batch=3)
 
 
 def test_names_that_the_exporter_uses_itself() -> None:
@@ -230,10 +234,30 @@ class Branch(nn.Module):
         return torch.cond(x.sum() > 0, lambda t: self.a(t).relu(), lambda t: self.b(t) * 3, (x,)) + 1
 
 
-def test_no_functions_are_left() -> None:
+CALL = """
+<ir_version: 10, opset_import: ["": 21, "pkg": 1]>
+made (float[s0, 4] x) => (float[s0, 4] y) { y = pkg.Leaky (x) }
+<domain: "pkg", opset_import: ["": 21]>
+Leaky <slope: float = 0.25> (a) => (c) { b = LeakyRelu <alpha: float = @slope> (a)
+    c = Neg (b) }
+"""
+
+
+def test_functions_are_inlined_with_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = onnx.parser.parse_model(CALL)
+    scopes = {"pkg.torch.onnx.name_scopes": "['', 'act', 'leaky']", "pkg.torch.onnx.class_hierarchy": "['Net', 'pkg.Act', 'aten.leaky']"}
+    onnx.helper.set_model_props(calls.graph.node[0], scopes)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(model=ir.from_proto(calls)))
+    proto = to_onnx(Model(None, (spec("x", BATCH, 4),), ("out",), "module"))  # type: ignore[arg-type]
+    assert not proto.functions
+    assert [o.domain for o in proto.opset_import] == [""]
+    assert [metadata(n) for n in proto.graph.node] == [{MODULE: "act", CLASS: "pkg.Act"}] * 2
+    np.testing.assert_array_equal(run(proto, {"x": np.full((1, 4), -4, np.float32)})[0], np.ones((1, 4)))
+
+
+def test_branches_are_kept() -> None:
     made = model(Branch(), spec("x", BATCH, 4))
     proto = to_onnx(made)
-    assert not proto.functions
     assert "If" in {n.op_type for n in proto.graph.node}
     for sign in (1, -1):
         x = np.full((3, 4), sign, np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from normdeploy.errors import ExportError
 from normdeploy.export import CLASS, MODULE, to_onnx
 from normdeploy.model import Dim, InputSpec, Model
-from normdeploy.simplify import check_equal, simplify
+from normdeploy.simplify import _closed, _opened, check_equal, simplify
 
 EPS = 1e-12
 
@@ -352,6 +353,17 @@ def test_the_rest_of_the_model_is_kept() -> None:
     assert {p.key: p.value for p in result.proto.metadata_props} == {"normdeploy": "{}", "other": "kept"}
 
 
+def test_a_weight_renamed_in_the_copy_keeps_its_name_in_the_model_given() -> None:
+    weights = {"w": np.arange(512, dtype=np.float32)}
+    proto = one([helper.make_node("Add", ["x", "w"], ["y"])], ("n", 512), weights, ["y"])
+    opened = _opened(proto)
+    opened.graph.initializers["w"].name = "v"
+    closed = _closed(opened)
+    assert [i.name for i in proto.graph.initializer] == ["w"]
+    assert [i.name for i in closed.graph.initializer] == ["v"]
+    np.testing.assert_array_equal(numpy_helper.to_array(closed.graph.initializer[0]), weights["w"])
+
+
 def scaled(factor: float, dtype: str = "float32", output: str = "y") -> onnx.ModelProto:
     elem = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     nodes = [helper.make_node("Mul", ["x", "c"], ["m"]), helper.make_node("Sqrt", ["m"], [output])]
@@ -410,16 +422,23 @@ def chain(blocks: int) -> onnx.ModelProto:
     return one(nodes, ("n", 8), constants, [f"z{blocks - 1}"])
 
 
-def test_grows_with_the_graph_not_with_its_square() -> None:
-    def seconds(blocks: int) -> float:
-        proto = chain(blocks)
+def constants(nodes: int) -> onnx.ModelProto:
+    names = ["c", *(f"sum{i}" for i in range(nodes))]
+    adds = [helper.make_node("Add", [a, "c"], [b]) for a, b in itertools.pairwise(names)]
+    return one([*adds, helper.make_node("Add", ["x", names[-1]], ["y"])], (1,), {"c": np.ones(1, np.float32)}, ["y"])
+
+
+@pytest.mark.parametrize(("make", "size", "left"), [(chain, 500, 4), (constants, 1500, 0)])
+def test_grows_with_the_graph_not_with_its_square(make: Callable[[int], onnx.ModelProto], size: int, left: int) -> None:
+    def seconds(size: int) -> float:
+        proto = make(size)
         start = time.process_time()
-        assert len(simplify(proto).proto.graph.node) == 4 * blocks
+        assert len(simplify(proto).proto.graph.node) == max(1, left * size)
         return time.process_time() - start
 
     seconds(50)  # imports and caches
     # 4 × the nodes: 4 × the time if linear, 16 × if square.
-    assert seconds(2000) < 8 * seconds(500)
+    assert seconds(4 * size) < 8 * seconds(size)
 
 
 @pytest.mark.parametrize(("name", "dtype", "dynamic"), VARIANTS)
