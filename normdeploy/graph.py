@@ -23,7 +23,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from . import evaluate
 from .dims import Dims
-from .protos import copy_field, inferred, inputs_without_defaults, scope
+from .protos import captured, copy_field, inferred, inputs_without_defaults, names, scope
 
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
@@ -58,6 +58,7 @@ class Graph:
         self._after: dict[int, list[gs.Node]] = {}
         self._dead: set[int] = set()
         self._consumers: dict[int, dict[int, gs.Node]] = {}
+        self._captured = self._reads_of_bodies(opened.graph)
         for node in self.gs.nodes:
             self._link(node)
         self._outputs = {id(t) for t in self.gs.outputs}
@@ -66,8 +67,7 @@ class Graph:
         self._constant: dict[int, bool] = {}
         self._shape_valued: dict[int, bool] = {}
         self.exact: dict[int, np.ndarray] = {}  # id(constant) -> its float64 value before it was stored in the model's type
-        self._names = {t.name for n in self.gs.nodes for t in n.outputs} | {t.name for t in self.gs.inputs}
-        self._names |= {i.name for i in proto.graph.initializer}
+        self._names = set(names(proto.graph))
         self._metadata = {o: n for n in proto.graph.node if n.metadata_props or n.doc_string for o in n.output[:1]}
         self._original = {id(n): p for n, p in zip(self.gs.nodes, opened.graph.node, strict=True)}
         self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
@@ -287,14 +287,25 @@ class Graph:
             if id(top) in self._dead or any(self.is_output(o) or self._consumers.get(id(o)) for o in top.outputs):
                 continue
             self._dead.add(id(top))
-            for t in top.inputs:
+            for t in self._reads(top):
                 self._consumers.get(id(t), {}).pop(id(top), None)
                 above = self.producer(t)
                 if above is not None:
                     stack.append(above)
 
+    def _reads_of_bodies(self, graph: onnx.GraphProto) -> dict[int, list[gs.Tensor]]:
+        """For each node that has bodies (If, Loop, Scan) the tensors outside that these read by name."""
+        bodies = {id(n): read for n, p in zip(self.gs.nodes, graph.node, strict=True) if (read := captured(p))}
+        if not bodies:
+            return {}
+        tensors = self.gs.tensors()
+        return {place: [tensors[name] for name in read if name in tensors] for place, read in bodies.items()}
+
+    def _reads(self, node: gs.Node) -> list[gs.Tensor]:
+        return [*node.inputs, *self._captured.get(id(node), ())]
+
     def _link(self, node: gs.Node) -> None:
-        for t in node.inputs:
+        for t in self._reads(node):
             self._consumers.setdefault(id(t), {})[id(node)] = node
 
     def _fresh(self, name: str) -> str:

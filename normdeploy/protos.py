@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import onnx
 
 from .dims import Dims
+
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 # Inference of shapes and types reads the values of small integer constants only.
 _INFERENCE_SIZE = 512
@@ -52,6 +55,31 @@ def scope(value: str) -> str:
     except (SyntaxError, ValueError):
         return ""
     return str(names[-2]) if isinstance(names, list) and len(names) > 1 else ""
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of an If, Loop or Scan, and those inside them."""
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
+            yield graph
+            for inner in graph.node:
+                yield from subgraphs(inner)
+
+
+def names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every name that a tensor of the graph or of a body in it bears: the bodies see the names outside, and may not take one again."""
+    yield from (i.name for i in (*graph.input, *graph.initializer))
+    yield from (i.values.name for i in graph.sparse_initializer)
+    for node in graph.node:
+        yield from node.output
+        for body in subgraphs(node):
+            yield from (i.name for i in (*body.input, *body.initializer))
+            yield from (o for inner in body.node for o in inner.output)
+
+
+def captured(node: onnx.NodeProto) -> set[str]:
+    """The names that the bodies of a node read, those of their own tensors included."""
+    return {name for body in subgraphs(node) for name in (*(i for n in body.node for i in n.input), *(o.name for o in body.output))}
 
 
 def copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:
