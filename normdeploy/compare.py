@@ -9,8 +9,8 @@ sums in another order and fuses other operators, so its error is another draw of
 between two such draws, the 4 ulp are for outputs that eager happens to get exactly. There is no tolerance besides. NaN and infinities
 must stand where the reference has them once it is rounded to the output's type.
 
-Integers and bools must be equal, except where the answer hangs on a rounding: where eager's differs from the reference too, or where
-the reference itself changes when every parameter and input is off by 4 units of the model's type. These are counted and reported.
+Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or what the
+reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are counted and reported.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class _Trial:
     def _take(self, candidate: _Candidate, case: Case, result: RunResult, eager: RunResult, reference: RunResult, ties: Ties) -> None:
         for output in self._model.outputs:
             tally = candidate.tallies.setdefault((output, case.kind), Tally(eager[output].dtype))
-            tally.add(case.name, result.get(output), reference[output], partial(ties.of, output))
+            tally.add(case.name, result.get(output), reference[output], partial(ties.explained, output))
 
     def results(self) -> list[OutputResult]:
         """One for each output and runtime that was run."""

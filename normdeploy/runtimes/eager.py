@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -170,9 +171,13 @@ def _is_bfloat16(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
 
 
-def _without_amx() -> AbstractContextManager[Any]:
+@contextmanager
+def _without_amx() -> Iterator[None]:
     """Keeps oneDNN out: for bfloat16 it takes AMX instructions, which kill the process in virtual machines that only announce them."""
-    return torch.backends.mkldnn.flags(enabled=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a setting that ``flags`` touches besides
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
 
 
 def _mutates(node: torch.fx.Node) -> bool:
