@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime as ort
-import torch
 
 from .errors import ExportError
-from .files import detached, refer
+from .files import bodies, detached, refer, tensors
 
 _UNIT_ROUNDOFF = {
     onnx.TensorProto.BFLOAT16: 2.0**-8,
@@ -21,6 +19,8 @@ _UNIT_ROUNDOFF = {
     onnx.TensorProto.FLOAT: 2.0**-24,
     onnx.TensorProto.DOUBLE: 2.0**-53,
 }
+
+_TYPE_ATTRIBUTES = {"to", "dtype"}  # of Cast and of what draws or counts
 
 
 def check_equal(before: onnx.ModelProto, after: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]]) -> None:
@@ -50,36 +50,51 @@ def _outputs(proto: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]]
     """(name, value) of every output for every sample."""
     session = _session(proto)
     names = [o.name for o in session.get_outputs()]
-    found = []
+    found: list[tuple[str, np.ndarray]] = []
     for sample in samples:
-        feeds = {i.name: _ort_value(sample[i.name]) for i in session.get_inputs()}
-        values = session.run_with_ort_values(names, feeds)
-        found += [(name, _array(value)) for name, value in zip(names, values, strict=True)]
+        feeds = {i.name: _computable(sample[i.name]) for i in session.get_inputs()}
+        found += zip(names, session.run(names, feeds), strict=True)
     return found
 
 
 def _session(proto: onnx.ModelProto) -> ort.InferenceSession:
     """A session without optimizations, over the weights where they lie: neither serialized nor repacked."""
-    light, tensors = detached(proto)
-    refer(light, {name: ("held by the session", 0, math.prod(t.dims) * ir.DataType(t.data_type).itemsize) for name, t in tensors.items()})
+    light, weights = detached(proto)
+    _without_bfloat16(light)
+    values = {name: ort.OrtValue.ortvalue_from_numpy(_computable(onnx.numpy_helper.to_array(t))) for name, t in weights.items()}
+    refer(light, {name: ("held by the session", 0, value.tensor_size_in_bytes()) for name, value in values.items()})
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4  # an exception says it better
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # one short run: waiting threads only take cores from others
-    values = [_ort_value(onnx.numpy_helper.to_array(t)) for t in tensors.values()]
-    options.add_external_initializers(list(tensors), values)
+    options.add_external_initializers(list(values), list(values.values()))
     return ort.InferenceSession(light.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _ort_value(array: np.ndarray) -> ort.OrtValue:
-    if array.dtype == ml_dtypes.bfloat16:
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(array)
+def _computable(array: np.ndarray) -> np.ndarray:
+    """The array in a type that onnxruntime computes in on the CPU."""
+    return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
 
-def _array(value: ort.OrtValue) -> np.ndarray:
-    return torch.from_dlpack(value).float().numpy() if value.data_type() == "tensor(bfloat16)" else value.numpy()
+def _without_bfloat16(model: onnx.ModelProto) -> None:
+    """Turn bfloat16 into float32, which holds every value of it: onnxruntime has hardly a bfloat16 kernel for the CPU."""
+    narrow, wide = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
+    for tensor in tensors(model):
+        if tensor.data_type == narrow and tensor.HasField("raw_data"):
+            tensor.CopyFrom(onnx.numpy_helper.from_array(_computable(onnx.numpy_helper.to_array(tensor)), tensor.name))
+        elif tensor.data_type == narrow:  # a reference
+            tensor.data_type = wide
+    for body in bodies(model):
+        for node in body.node:
+            for attribute in node.attribute:
+                if attribute.name in _TYPE_ATTRIBUTES and attribute.i == narrow:
+                    attribute.i = wide
+        if isinstance(body, onnx.GraphProto):
+            body.ClearField("value_info")
+            for value in (*body.input, *body.output):
+                if value.type.tensor_type.elem_type == narrow:
+                    value.type.tensor_type.elem_type = wide
 
 
 def _unit_roundoff(proto: onnx.ModelProto) -> float:
@@ -87,7 +102,7 @@ def _unit_roundoff(proto: onnx.ModelProto) -> float:
     types = {t.data_type for t in proto.graph.initializer} | {
         v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.output)
     }
-    types |= {a.i for node in proto.graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
+    types |= {a.i for body in bodies(proto) for node in body.node for a in node.attribute if a.name in _TYPE_ATTRIBUTES}
     return max((u for kind, u in _UNIT_ROUNDOFF.items() if kind in types), default=_UNIT_ROUNDOFF[onnx.TensorProto.FLOAT])
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
 from .errors import GraphError
 
-__all__ = ["atomic", "detached", "load_onnx", "refer", "save_onnx", "sha256", "write_bytes"]
+__all__ = ["atomic", "bodies", "detached", "load_onnx", "refer", "save_onnx", "sha256", "tensors", "write_bytes"]
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
 _ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the file
@@ -40,7 +40,7 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
         NormdeployError: as ``atomic``.
     """
     target = writable(path)
-    foreign = next((t.name for t in _tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL), None)
+    foreign = next((t.name for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL), None)
     if foreign is not None:
         raise GraphError(
             f"the weight {foreign!r} lies in an external file and was not loaded; load the model with its external data before saving it"
@@ -91,7 +91,7 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file, or was cut short: {error}") from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
-    outside = [t for t in _tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
+    outside = [t for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     places = [_place(t, source.parent) for t in outside]
     try:
         onnx.checker.check_model(str(source))  # by path: the only way above 2 GB
@@ -135,7 +135,29 @@ def refer(light: onnx.ModelProto, places: Mapping[str, tuple[str, int, int]]) ->
                 tensor.external_data.add(key=key, value=str(value))
 
 
-# ------------------------------------------------------------------ ONNX
+def bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """The graph, the functions, and every subgraph inside them."""
+    stack: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
+    while stack:
+        body = stack.pop()
+        yield body
+        for node in body.node:
+            for attribute in node.attribute:
+                stack.extend([attribute.g] if attribute.HasField("g") else attribute.graphs)
+
+
+def tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that the model holds, as initializer or attribute."""
+    for body in bodies(proto):
+        if isinstance(body, onnx.GraphProto):
+            yield from body.initializer
+            for sparse in body.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for node in body.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
 
 
 def _fields(message: onnx.ModelProto | onnx.GraphProto, without: str) -> dict[str, object]:
@@ -211,26 +233,6 @@ def _write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProt
     location = f"{name}.{digest.hexdigest()[:16]}.data"
     refer(light, {key: (location, *place) for key, place in places.items()})
     return location
-
-
-def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the model: initializers and attributes, subgraphs and functions included."""
-    graphs = [proto.graph]
-    nodes: list[onnx.NodeProto] = [node for function in proto.functions for node in function.node]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            nodes.extend(graph.node)
-            yield from graph.initializer
-            for sparse in graph.sparse_initializer:
-                yield from (sparse.values, sparse.indices)
-        for node in nodes:
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
-                graphs.extend([attribute.g] if attribute.HasField("g") else attribute.graphs)
-        nodes = []
 
 
 def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:

@@ -173,7 +173,7 @@ VARIANTS = [
     ("bert", "float16", True),
     ("encoder_layer", "float32", True),
     ("encoder_layer", "float16", False),
-    ("llama", "float16", True),
+    ("llama", "bfloat16", True),
     ("llama", "float32", False),
     ("unet", "float32", True),
     ("unet", "float16", False),
