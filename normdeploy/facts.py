@@ -107,7 +107,7 @@ def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
 def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMatch | None:
     """The norm from x to y; None where the two can't belong together at all."""
     shape, dtype = graph.shape(x), graph.dtype(x)
-    if shape is None or dtype is None or graph.dtype(y) not in (None, dtype):
+    if shape is None or dtype is None or (graph.dtype(y) or dtype) != dtype:
         return None
     if _differ(graph, x, y):
         return None

@@ -22,7 +22,7 @@ from .graph import Graph, value_inputs
 
 POINTWISE = frozenset(
     {
-        *("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Max", "Min", "Neg", "Abs", "Sqrt", "Reciprocal", "Pow", "Exp", "Log", "Clip"),
+        *("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Neg", "Abs", "Sqrt", "Reciprocal", "Pow", "Exp", "Log"),
         *("Cast", "CastLike", "Identity", "Dropout", "Where"),
     }
 )
@@ -39,7 +39,7 @@ NORMS = frozenset(
         *("MeanVarianceNormalization", "LpNormalization", "SimplifiedLayerNormalization"),
     }
 )
-CLAMPS = frozenset({"Relu"})  # of a variance that rounding may have made negative; behind a norm it is an activation
+CLAMPS = frozenset({"Relu", "Clip", "Max", "Min"})  # of a variance that rounding may have made negative; behind a norm an activation
 INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS  # what a norm is made of
 
 _UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
@@ -243,7 +243,7 @@ def results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Ten
         found[id(t)] = t
         statistic = bool(xs) and graph.shape(t) != graph.shape(xs[-1])
         for consumer in graph.consumers(t):
-            passable = consumer.op in POINTWISE or consumer.op in VIEWS or (statistic and consumer.op in CLAMPS)
+            passable = statistic if consumer.op in CLAMPS else consumer.op in POINTWISE or consumer.op in VIEWS
             if id(consumer) not in seen and passable and _standard(consumer):
                 seen.add(id(consumer))
                 heapq.heappush(heap, (graph.order(consumer), id(consumer), consumer))
@@ -324,7 +324,7 @@ def _attempt(function: Callable[..., Any], *args: Any) -> Any:
 
 def narrowing(graph: Graph, nodes: Iterable[gs.Node], dtype: np.dtype | None) -> gs.Node | None:
     """A Cast of data among ``nodes`` to a floating type with fewer bits than ``dtype``."""
-    if dtype is None or dtype.itemsize <= 2:
+    if dtype is None:
         return None
     for node in nodes:
         if node.op not in ("Cast", "CastLike") or graph.is_shape_valued(node.outputs[0]):
