@@ -22,7 +22,7 @@ from .passes import batch, write
 from .passes.form import Form, written
 from .records import Finding, Status, Summary
 from .region import NORMS, NoMatch, compile_region, is_root
-from .scales import Affine, affines
+from .scales import Affine, affines, measure
 
 Progress = Callable[[str, int, int], None]
 RUNTIMES = ("any", "onnxruntime", "tensorrt", "tensorrt-rtx")
@@ -212,13 +212,17 @@ def _scale(work: _Work, start: gs.Node) -> Finding | None:
             if isinstance(form, Form):
                 return _fold(work, chain, form, "")
             reasons.append(form.reason)
+    alone = measure(graph, start.inputs[0], start.outputs[0]) if longest is None and start.op == "BatchNormalization" else None
+    if isinstance(alone, NoMatch):
+        return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=alone.reason)
     if longest is None or not longest.normalizes:
         return None
     why = next((r for r in reasons if not r.startswith("no linear op")), "no linear op stands before or behind it")
     plain = all(isinstance(t, gs.Constant) for n in longest.nodes for t in n.inputs if graph.is_constant(t))
     if plain and len(longest.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in longest.nodes):
         return _chain_finding(work, longest, "kept", reason=f"it is one scale and shift already; {why}")
-    return _fold(work, longest, batch.scale_and_shift(graph, longest), why)
+    form = batch.scale_and_shift(graph, longest)
+    return _fold(work, longest, form, why) if isinstance(form, Form) else _chain_finding(work, longest, "refused", reason=form.reason)
 
 
 def _fold(work: _Work, chain: Affine, form: Form, why: str) -> Finding:

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from . import evaluate
 from .graph import Graph, value_inputs
-from .region import VIEWS, Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
+from .region import VIEWS, Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete, narrowing
 
 _STEPS = VIEWS | {"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"}
 _LONGEST = 24  # nodes in a scale and shift; BatchNorm by hand has about six
@@ -50,10 +50,10 @@ def affines(graph: Graph, start: gs.Node) -> Iterator[Affine] | NoMatch:
             return NoMatch(reason, node.outputs[0].name)
     if not any(n.op in ("Mul", "Div", "BatchNormalization") for n in nodes):
         return iter(())
-    behind_views = next((i for i, n in enumerate(nodes) if n.op not in VIEWS), 0)  # views before the scale may have to stay outside
-    beginnings = [_data(graph, n)[0] for n in nodes[: behind_views + 1]]
-    measured = (_measure(graph, z, y) for z in beginnings for y in reversed(ends))
-    return (m for m in measured if isinstance(m, Affine) and (m.scale.size > 1 or (m.normalizes and m.shift.size > 1)))
+    outside = next((i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0)  # these may have to stay before the scale
+    beginnings = [_data(graph, n)[0] for n in nodes[: outside + 1]]
+    measured = (measure(graph, z, y) for z in beginnings for y in reversed(ends))
+    return (m for m in measured if isinstance(m, Affine) and (m.scale.size > 1 or (m.normalizes and _per_channel(graph, m.nodes))))
 
 
 def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor]]:
@@ -62,11 +62,12 @@ def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor
     Empty where it begins further up.
     """
     data = _data(graph, start)
-    if not _is_step(start) or len(data) != 1:
+    if len(data) != 1 or not _is_step(graph, start, data[0]):
         return [], []
     z = data[0]
     above = graph.producer(z)
-    if above is not None and _is_step(above) and len(_data(graph, above)) == 1 and not graph.is_output(z) and len(graph.consumers(z)) == 1:
+    private = not graph.is_output(z) and len(graph.consumers(z)) == 1
+    if above is not None and private and len(_data(graph, above)) == 1 and _is_step(graph, above, above.inputs[0]):
         return [], []
     nodes, inside, ends = [start], {id(z), id(start.outputs[0])}, []
     waiting: list[gs.Tensor] = [start.outputs[0]]  # tensors with readers that are not among the nodes yet
@@ -75,7 +76,7 @@ def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor
             ends.append(waiting[0])
         done = {id(n) for n in nodes}
         readers = [r for t in waiting for r in graph.consumers(t) if id(r) not in done]
-        if any(graph.is_output(t) for t in waiting) or not all(_is_step(r) for r in readers):
+        if any(graph.is_output(t) for t in waiting) or not all(_is_step(graph, r, z) for r in readers):
             break
         reader = min((r for r in readers if all(id(t) in inside for t in _data(graph, r))), key=graph.order, default=None)
         if reader is None:
@@ -87,8 +88,9 @@ def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor
     return nodes, ends
 
 
-def _is_step(node: gs.Node) -> bool:
-    return node.op in _STEPS and (node.domain or "") in ("", "ai.onnx")
+def _is_step(graph: Graph, node: gs.Node, z: gs.Tensor) -> bool:
+    """Rounding to a narrower type than z's is none: what stands behind it would have to be rounded too."""
+    return node.op in _STEPS and (node.domain or "") in ("", "ai.onnx") and narrowing(graph, [node], graph.dtype(z)) is None
 
 
 def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
@@ -96,16 +98,26 @@ def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
     return [t for t in value_inputs(node) if not graph.is_shape_valued(t)]
 
 
-def _measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
+def _per_channel(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
+    """Whether it reads more than single numbers, even if they are all equal (a BatchNorm that was never trained)."""
+    constants = [t for n in nodes for t in value_inputs(n) if graph.is_constant(t)]
+    return any((d := graph.dtype(t)) is not None and d.kind in "fV" and graph.value(t).size > 1 for t in constants)
+
+
+def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
+    """The scale and shift from ``z`` to ``y``, or why it is none."""
     region = compile_region(graph, y, [z])
-    dtype = graph.dtype(z) or graph.dtype(y)
+    dtypes = [d for d in (graph.dtype(z), graph.dtype(y)) if d is not None]
     if isinstance(region, NoMatch):
         return region
-    if dtype is None or graph.shape(z) is None:
+    if not dtypes or graph.shape(z) is None:
         return NoMatch(f"the type or shape of {z.name!r} is not known", z.name)
+    dtype = dtypes[0]
+    if dtype.kind not in "fV" or dtypes[-1] != dtype:
+        return NoMatch(f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name)
     for sizes in assignments(region.symbols):
         size = concrete(graph, z, sizes)
-        if size is None:
+        if size is None or 0 in size:
             break
         try:
             with evaluate.quiet():
