@@ -41,6 +41,8 @@ def into_previous(graph: Graph, found: Affine) -> Form | NoMatch:
     shared = _readers_of_values(graph, linear.inputs[weight])
     if shared > 1:
         return NoMatch(f"the weight {linear.inputs[weight].name!r} is shared by {shared} nodes: folding would copy it", t.name)
+    if len(linear.inputs[weight].shape or (0, 0)) < 2:
+        return NoMatch(f"the weight of {linear.op} {linear.name!r} is a vector: its output has no channels", t.name)
     rank = len(graph.shape(t) or ())
     channel = _output_channel(linear, weight, rank)
     if any(n > 1 and a != channel for p in (found.scale, found.shift) for a, n in enumerate(p.shape)):
@@ -104,14 +106,16 @@ def into_next(graph: Graph, found: Affine) -> Form | NoMatch:
     held = linear.inputs[2] if len(linear.inputs) > 2 and not linear.inputs[2].is_empty() else None
     if held is not None and not graph.is_constant(held):
         return NoMatch(f"the bias of {linear.op} {linear.name!r} is no constant", y.name)
-    c = graph.value(held).reshape(-1) if held is not None and graph.value(held).ndim <= 2 else np.zeros(1)
+    c = graph.value(held) if held is not None else np.zeros(1)
+    if c.ndim == 2 and c.shape[0] > 1:
+        return NoMatch("the bias of the Gemm differs by row", y.name)
     if linear.op == "MatMul" and found.shift.any():
         return NoMatch("MatMul has no bias to take the shift", y.name)
     a, b = found.scale.reshape(-1), found.shift.reshape(-1)
     w2, shift = _behind(linear, weight, w, a, b, attrs)
     alpha, beta = float(attrs.pop("alpha", 1.0)), float(attrs.pop("beta", 1.0))
     said = f"folded into {linear.op} {linear.name!r} behind it" if linear.name else f"folded into {linear.op} behind it"
-    return _linear(graph, found, linear, weight, alpha * w2, alpha * shift + beta * c, attrs, said, behind=True)
+    return _linear(graph, found, linear, weight, alpha * w2, alpha * shift + beta * c.reshape(-1), attrs, said, behind=True)
 
 
 def _behind(
@@ -135,8 +139,10 @@ def _behind(
     return (scaled.T if attrs.get("transB", 0) else scaled), full_b @ rows
 
 
-def scale_and_shift(graph: Graph, found: Affine) -> Form:
+def scale_and_shift(graph: Graph, found: Affine) -> Form | NoMatch:
     """One Mul and one Add; the one that does nothing is left out."""
+    if not _representable(found.dtype, found.scale, found.shift):
+        return NoMatch(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
     nodes: list[gs.Node] = []
     t = found.z
     for op, value, neutral, name in (("Mul", found.scale, 1.0, "scale"), ("Add", found.shift, 0.0, "shift")):
@@ -163,9 +169,8 @@ def _linear(
 ) -> Form | NoMatch:
     stored = linear.inputs[weight]
     dtype = found.dtype
-    with evaluate.quiet():
-        if not all(np.isfinite(v.astype(dtype).astype(np.float64)).all() for v in (w, shift)):
-            return NoMatch(f"the folded weight does not fit into {dtype.name}", found.y.name)
+    if not _representable(dtype, w, shift):
+        return NoMatch(f"the folded weight does not fit into {dtype.name}", found.y.name)
     name = linear.name or found.y.name
     inputs = list(linear.inputs[:2])
     inputs[weight] = graph.constant(stored.name or f"{name}_weight", w, dtype)
@@ -183,6 +188,14 @@ def _linear(
     if had or shift.any():
         inputs.append(graph.constant((linear.inputs[2].name if had else "") or f"{name}_bias", shift, dtype))
     return Form((graph.node(linear.op, inputs, out, attrs),), said, core=linear.op)
+
+
+def _representable(dtype: np.dtype, *values: np.ndarray) -> bool:
+    """Neither overflow nor, in half precision, loss of digits below the smallest normal number (2⁻⁸ is the unit of bfloat16)."""
+    with evaluate.quiet():
+        stored = [v.astype(dtype).astype(np.float64) for v in values]
+    pairs = zip(values, stored, strict=True)
+    return all(np.isfinite(s).all() and np.abs(s - v).max(initial=0.0) <= 2.0**-8 * np.abs(v).max(initial=0.0) for v, s in pairs)
 
 
 def _readers_of_values(graph: Graph, t: gs.Tensor) -> int:
