@@ -240,21 +240,21 @@ def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     root = folder.resolve()
-    file = (root / location).resolve()
+    try:
+        file = (root / location).resolve()
+        size = file.stat().st_size if file.is_file() else None
+        needed = _nbytes(tensor)
+        offset = int(entries.get("offset", "0"))
+        length = int(entries.get("length", needed))
+    except (ValueError, TypeError, OSError) as error:
+        raise GraphError(f"the weight {tensor.name!r} has a broken reference to {location!r}: {error}") from error
     if not location or os.path.isabs(location) or ".." in Path(location).parts or not file.is_relative_to(root):
         raise GraphError(
             f"the weight {tensor.name!r} refers to {location!r}, which is outside the model's folder; only files beside the model are read"
         )
-    if not file.is_file():
+    if size is None:
         raise GraphError(f"the weight {tensor.name!r} lies in {location!r}, which is not in the model's folder; copy it there")
-    size = file.stat().st_size
-    try:
-        needed = _nbytes(tensor)
-        offset = int(entries.get("offset", "0"))
-        length = int(entries.get("length", needed))
-    except (ValueError, TypeError) as error:
-        raise GraphError(f"the weight {tensor.name!r} has a broken reference to {location!r}: {error}") from error
-    if length != needed or offset < 0 or offset + length > size:
+    if length != needed or min(length, offset) < 0 or offset + length > size:
         raise GraphError(
             f"the weight {tensor.name!r} needs {needed} bytes and refers to {length} bytes at {offset} of {location!r}, which has {size}; "
             "the file was cut short or is another one"

@@ -300,6 +300,9 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: s
         (lambda _, entries: entries["length"].__setattr__("value", "400"), "needs 16384 bytes and refers to 400 bytes"),
         (lambda _, entries: entries["offset"].__setattr__("value", "-1"), "refers to 16384 bytes at -1"),
         (lambda _, entries: entries["offset"].__setattr__("value", "x"), "broken reference"),
+        (lambda _, entries: entries["length"].__setattr__("value", "-4"), "needs 16384 bytes and refers to -4 bytes"),
+        (lambda _, entries: entries["location"].__setattr__("value", "a\0b"), "broken reference"),
+        (lambda _, entries: entries["location"].__setattr__("value", "a" * 5000), "broken reference|not in the model's folder"),
     ],
 )
 def test_broken_external_data(tmp_path: Path, change: object, said: str) -> None:
