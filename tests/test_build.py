@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -271,10 +273,31 @@ def test_a_worker_that_ends_without_an_answer(
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"])
 
 
+def asked(onnx_path: Path, engine: Path) -> tuple[dict[str, Any], str]:
+    """(the worker's last answer, its log) when it is asked directly, without the checks before it."""
+    request = {"runtime": "tensorrt-rtx", "onnx": str(onnx_path), "engine": str(engine), "capabilities": [], "profile": {}}
+    command = [sys.executable, "-m", "normdeploy.runtimes.builder"]
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
 def test_a_network_of_no_layers_is_refused(layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library itself parses an empty file without complaint."""
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    assert asked(tmp_path / "empty.onnx", tmp_path / "m.engine")[0] == {"refused": "empty"}
+    assert not (tmp_path / "m.engine").exists()
     worker(monkeypatch, """print('{"refused": "empty"}')""")
     with pytest.raises(BuildError, match="network of 0 layers"):
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"])
+
+
+def test_products_of_float32_are_not_computed_in_tf32(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.onnx", "(float[2, 8] x) => (float[2, 8] y) { y = LayerNormalization(x, s) }", s=ONES)
+    answer, log = asked(path, tmp_path / "m.engine")
+    assert answer["built"]["layers"] > 0
+    (flags,) = (line for line in log.splitlines() if line.strip().startswith("Flags"))
+    assert "STRONGLY_TYPED" in flags
+    assert "TF32" not in flags
 
 
 def test_the_time_is_limited(layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from torch.fx.node import map_aggregate
 from ..errors import NormdeployError
 
 _aten = torch.ops.aten
-_HALF_TO_FLOAT = {_aten._softmax.default, _aten._log_softmax.default}  # argument 2 insists on a half-precision input
 _ALIASING_CASTS = {"aten::to", "aten::type_as", "prims::convert_element_type"}  # return their input itself where the dtype is right
 _T = TypeVar("_T")
 
@@ -59,9 +58,7 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     narrow = _dtype(node)
     node.args = map_aggregate(node.args, _wide_argument)  # type: ignore[assignment]
     node.kwargs = map_aggregate(node.kwargs, _wide_argument)  # type: ignore[assignment]
-    if node.target in _HALF_TO_FLOAT:
-        node.args = (*node.args[:2], False)
-    if node.target is torch.ops.higher_order.wrap_with_autocast:
+    if node.target is torch.ops.higher_order.wrap_with_autocast:  # which knows no float64, leaves it alone, and warns
         node.args = (*node.args[:2], False, *node.args[3:])
     if _name(node) in _ALIASING_CASTS and _dtype(node.args[0]) != narrow:
         _copy_result(module.graph, node)
