@@ -23,7 +23,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from . import evaluate
 from .dims import Dims
-from .protos import captured, copy_field, inferred, inputs_without_defaults, names, scope
+from .protos import IR_OF_CONSTANTS, captured, copy_field, inferred, inputs_without_defaults, names, scope
 
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
@@ -329,7 +329,11 @@ class Graph:
         graph.name, graph.doc_string = source.name, source.doc_string
         graph.metadata_props.extend(source.metadata_props)
         graph.quantization_annotation.extend(source.quantization_annotation)
-        graph.input.extend(source.input)
+        if out.ir_version < IR_OF_CONSTANTS:
+            out.ir_version = IR_OF_CONSTANTS
+            graph.input.extend(t for t in source.input if t.name in {i.name for i in self.gs.inputs})
+        else:
+            graph.input.extend(source.input)
         graph.output.extend(source.output)
         graph.node.extend(self.node_proto(n) for n in nodes)
         made = {t.name for n in nodes for t in n.outputs}

@@ -11,6 +11,7 @@ import onnx
 
 from .dims import Dims
 
+IR_OF_CONSTANTS = 4  # the first IR version in which an initializer need not be a graph input
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 # Inference of shapes and types reads the values of small integer constants only.
@@ -92,8 +93,11 @@ def copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:
 
 
 def inputs_without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
-    """Initializers that are graph inputs are defaults that a caller may replace, so they must not be read as constants."""
-    listed = {i.name for i in proto.graph.input}
+    """Initializers that are graph inputs are defaults that a caller may replace, so they must not be read as constants.
+
+    Before IR version 4 every initializer had to be an input, and none could be replaced (onnx, docs/IR.md): there they are constants.
+    """
+    listed = {i.name for i in proto.graph.input} if proto.ir_version >= IR_OF_CONSTANTS else set()
     defaults = [t for t in proto.graph.initializer if t.name in listed]
     if not defaults:
         return proto, []
