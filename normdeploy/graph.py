@@ -70,6 +70,7 @@ class Graph:
         self._names = set(names(proto.graph))
         self._metadata = {o: n for n in proto.graph.node if n.metadata_props or n.doc_string for o in n.output[:1]}
         self._original = {id(n): p for n, p in zip(self.gs.nodes, opened.graph.node, strict=True)}
+        self._initializers = {t.name: t for t in opened.graph.initializer}
         self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
 
     # ------------------------------------------------------------------ reading
@@ -144,15 +145,45 @@ class Graph:
         return memo[id(t)]
 
     def value(self, t: gs.Tensor) -> np.ndarray:
-        """The value of a constant: floating types as float64, exact where a rewrite computed it. ``is_constant(t)`` must hold."""
-        if id(t) in self.exact:
-            return self.exact[id(t)]
-        if isinstance(t, gs.Constant):
-            return widen(t.values)
-        node = self.producer(t)
-        assert node is not None, f"{t.name!r} is no constant"
-        outputs = self.apply(node, [None if i.is_empty() else self.value(i) for i in node.inputs[: _value_count(node)]])
-        return outputs[_index(node.outputs, t)]
+        """The value of a constant: floating types as float64, exact where a rewrite computed it. ``is_constant(t)`` must hold.
+
+        Raises:
+            evaluate.Unsupported: it is computed by something that the evaluator does not know, or does not fit into memory.
+        """
+        known: dict[int, Any] = {}
+        stack = [t]
+        while id(t) not in known:
+            top = stack.pop()
+            if id(top) in self.exact:
+                known[id(top)] = self.exact[id(top)]
+            elif isinstance(top, gs.Constant):
+                known[id(top)] = widen(top.values)
+            elif id(top) not in known:
+                node = self.producer(top)
+                assert node is not None, f"{top.name!r} is no constant"
+                missing = [i for i in value_inputs(node) if id(i) not in known]
+                if missing:
+                    stack.extend((top, *missing))
+                    continue
+                inputs = [known.get(id(i)) for i in node.inputs[: _value_count(node)]]
+                known.update((id(o), v) for o, v in zip(node.outputs, self._evaluated(node, inputs), strict=False))
+                if known.get(id(top)) is None:
+                    raise evaluate.Unsupported(f"{node.op} gives no {top.name!r}")
+        return known[id(t)]
+
+    def known(self, t: gs.Tensor) -> np.ndarray | None:
+        """The value of ``t``; None where it is no constant, or none that can be evaluated."""
+        try:
+            with evaluate.quiet():
+                return self.value(t) if self.is_constant(t) else None
+        except evaluate.Unsupported:
+            return None
+
+    def _evaluated(self, node: gs.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        try:
+            return self.apply(node, inputs)
+        except (ValueError, TypeError, IndexError, ZeroDivisionError, KeyError, AssertionError, MemoryError) as e:
+            raise evaluate.Unsupported(f"{node.op} {node.name!r}: {type(e).__name__}: {e}") from e
 
     def apply(self, node: gs.Node, inputs: Sequence[np.ndarray | None]) -> tuple[Any, ...]:
         """Evaluate one node in float64.
@@ -249,9 +280,13 @@ class Graph:
         return stored
 
     def node(self, op: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, attrs: Mapping[str, Any] | None = None) -> gs.Node:
-        """A new node of the default domain with one fresh output, not in the graph yet. ``like`` gives names and the type."""
+        """A new node of the default domain with one fresh output, not in the graph yet. ``like`` gives names and the type.
+
+        Attributes are rounded as the file will hold them, in float32: certificates judge the node that is written.
+        """
+        held = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in (attrs or {}).items()}
         out = gs.Variable(self._fresh(f"{like.name}_{op}"), dtype=like.dtype if like.dtype is not None else self.dtype(like))
-        made = gs.Node(op, name=out.name, attrs=dict(attrs or {}), inputs=list(inputs), outputs=[out])
+        made = gs.Node(op, name=out.name, attrs=held, inputs=list(inputs), outputs=[out])
         self._new.add(id(made))
         self._keep.append(made)
         return made
@@ -347,7 +382,7 @@ class Graph:
             if isinstance(t._values, gs.ir.tensor.SparseValues):
                 graph.sparse_initializer.append(OnnxExporter.export_sparse_tensor_proto(t))
             else:
-                graph.initializer.append(OnnxExporter.export_tensor_proto(t))
+                graph.initializer.append(self.tensor_proto(t))
         graph.initializer.extend(self._defaults)
         graph.value_info.extend(v for v in source.value_info if v.name in made)
         return out
@@ -369,7 +404,9 @@ class Graph:
         return proto
 
     def tensor_proto(self, t: gs.Constant) -> onnx.TensorProto:
-        return OnnxExporter.export_tensor_proto(t)
+        """An initializer of the file as it stood there (graphsurgeon can't pack 4 bits again that it has unpacked), or a new one."""
+        held = self._initializers.get(t.name)
+        return held if held is not None else OnnxExporter.export_tensor_proto(t)
 
     @staticmethod
     def _with_subgraphs(nodes: Iterable[gs.Node]) -> Iterable[gs.Node]:

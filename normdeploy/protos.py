@@ -68,13 +68,14 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Every name that a tensor of the graph or of a body in it bears: the bodies see the names outside, and may not take one again."""
+    """Every name that a tensor or node of the graph or of a body in it bears: the bodies see the names outside, and may not take one
+    again; onnxruntime refuses two nodes of one name."""
     yield from (i.name for i in (*graph.input, *graph.initializer))
     yield from (i.values.name for i in graph.sparse_initializer)
     for node in graph.node:
-        yield from node.output
+        yield from (node.name, *node.output)
         for body in subgraphs(node):
-            yield from (i.name for i in (*body.input, *body.initializer))
+            yield from (i.name for i in (*body.input, *body.initializer, *body.node))
             yield from (o for inner in body.node for o in inner.output)
 
 

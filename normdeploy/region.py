@@ -8,6 +8,7 @@ arithmetic is resolved once, at binding: it never counts as data.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -267,12 +268,10 @@ def is_root(graph: Graph, node: gs.Node) -> bool:
     if not _standard(node) or node.op not in ("Sqrt", "Pow", "ReduceL2"):
         return False
     if node.op == "Pow":
-        exponent = node.inputs[1]
-        if not graph.is_constant(exponent):
-            return False
-        few = exponent.shape is None or int(np.prod(exponent.shape, dtype=int)) <= 64
-        power: np.ndarray = np.unique(graph.value(exponent)) if few else np.empty(0)
-        if len(power) != 1 or abs(power[0]) != 0.5:
+        shape = graph.shape(node.inputs[1]) or ()
+        few = all(isinstance(d, int) for d in shape) and math.prod(shape) <= 64  # type: ignore[arg-type]
+        power = graph.known(node.inputs[1]) if few else None
+        if power is None or len(np.unique(power)) != 1 or abs(power.flat[0]) != 0.5:
             return False
     return not graph.is_shape_valued(node.inputs[0])
 

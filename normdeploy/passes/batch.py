@@ -52,15 +52,17 @@ def into_previous(graph: Graph, found: Affine) -> Form | NoMatch:
 
 def _folded_previous(graph: Graph, found: Affine, linear: gs.Node, weight: int) -> Form | NoMatch:
     attrs = dict(linear.attrs)
-    w = graph.value(linear.inputs[weight])
+    w = graph.known(linear.inputs[weight])
+    if w is None:
+        return NoMatch(f"the weight of {linear.op} {linear.name!r} can't be evaluated", found.z.name)
     a, b = found.scale.reshape(-1), found.shift.reshape(-1)
     channels = _channels(linear, w, weight, attrs)
     a, b = np.broadcast_to(a, channels), np.broadcast_to(b, channels)
     bias_at = 2
     held = linear.inputs[bias_at] if len(linear.inputs) > bias_at and not linear.inputs[bias_at].is_empty() else None
-    if held is not None and not graph.is_constant(held):
+    c = graph.known(held) if held is not None else np.zeros(1)
+    if c is None:
         return NoMatch(f"the bias of {linear.op} {linear.name!r} is no constant", found.z.name)
-    c = graph.value(held) if held is not None else np.zeros(1)
     alpha, beta = float(attrs.get("alpha", 1.0)), float(attrs.get("beta", 1.0))
     if linear.op == "Conv":
         w2 = w * a.reshape(-1, *[1] * (w.ndim - 1))
@@ -95,7 +97,9 @@ def into_next(graph: Graph, found: Affine) -> Form | NoMatch:
         return NoMatch(f"the weight of {linear.op} {linear.name!r} is no constant", y.name)
     if _readers_of_values(graph, linear.inputs[weight]) > 1:
         return NoMatch(f"the weight {linear.inputs[weight].name!r} is shared: folding would copy it", y.name)
-    w, attrs = graph.value(linear.inputs[weight]), dict(linear.attrs)
+    w, attrs = graph.known(linear.inputs[weight]), dict(linear.attrs)
+    if w is None:
+        return NoMatch(f"the weight of {linear.op} {linear.name!r} can't be evaluated", y.name)
     rank = len(graph.shape(y) or ())
     channel = _input_channel(linear, weight, rank, attrs)
     if any(n > 1 and a != channel for p in (found.scale, found.shift) for a, n in enumerate(p.shape)):
@@ -104,9 +108,9 @@ def into_next(graph: Graph, found: Affine) -> Form | NoMatch:
     if conv and found.shift.any() and (linear.op == "ConvTranspose" or _pads(attrs)):
         return NoMatch(f"{linear.op} {linear.name!r} pads its input with zeros, which the shift would have to reach", y.name)
     held = linear.inputs[2] if len(linear.inputs) > 2 and not linear.inputs[2].is_empty() else None
-    if held is not None and not graph.is_constant(held):
+    c = graph.known(held) if held is not None else np.zeros(1)
+    if c is None:
         return NoMatch(f"the bias of {linear.op} {linear.name!r} is no constant", y.name)
-    c = graph.value(held) if held is not None else np.zeros(1)
     if c.ndim == 2 and c.shape[0] > 1:
         return NoMatch("the bias of the Gemm differs by row", y.name)
     if linear.op == "MatMul" and found.shift.any():
