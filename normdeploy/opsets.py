@@ -12,6 +12,8 @@ from __future__ import annotations
 import onnx
 import onnx.version_converter
 
+from .protos import subgraphs
+
 # Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
 _CHANGED = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "Resize": 19, "Upsample": 10, "AveragePool": 19, "RoiAlign": 16}
 
@@ -26,17 +28,15 @@ _CONVERTED = {
 
 def needs_conversion(proto: onnx.ModelProto, opset: int) -> list[str]:
     """The ops of ``proto`` that mean something else, or are written in another way, at ``opset``."""
-    entry = _entry(proto)
-    if entry is None or entry.version >= opset:
-        return []
-    return sorted({n.op_type for n in _nodes(proto) if not _same(n, entry.version, opset)})
+    return sorted({n.op_type for n, version in _nodes(proto) if version < opset and not _same(n, version, opset)})
 
 
 def renumbered(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """``proto`` (changed in place) at ``opset`` or above, where nothing needs conversion."""
-    entry = _entry(proto)
-    if entry is not None and entry.version < opset:
+    """``proto`` (changed in place) at ``opset`` or above, its functions with it, where nothing needs conversion."""
+    entries = [e for e in (_entry(proto), *map(_entry, proto.functions)) if e is not None and e.version < opset]
+    for entry in entries:
         entry.version = opset
+    if entries:
         proto.ir_version = max(proto.ir_version, onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True))
     return proto
 
@@ -64,17 +64,18 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
     return result
 
 
-def _entry(proto: onnx.ModelProto) -> onnx.OperatorSetIdProto | None:
+def _entry(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.OperatorSetIdProto | None:
     return next((o for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
 
 
-def _nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
-    found: list[onnx.NodeProto] = []
-    stack = [list(proto.graph.node), *(list(f.node) for f in proto.functions)]
-    while stack:
-        for node in stack.pop():
-            found.append(node)
-            stack.extend(list(a.g.node) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+def _nodes(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
+    """Every node of the graph, its bodies and the file's functions, and the opset that it is written in."""
+    found: list[tuple[onnx.NodeProto, int]] = []
+    for holder, nodes in ((proto, proto.graph.node), *((f, f.node) for f in proto.functions)):
+        entry = _entry(holder)
+        if entry is not None:
+            inside = [inner for node in nodes for body in subgraphs(node) for inner in body.node]
+            found += [(n, entry.version) for n in (*nodes, *inside)]
     return found
 
 
