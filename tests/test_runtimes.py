@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from normdeploy.build import build
 from normdeploy.errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from normdeploy.loading import from_module
 from normdeploy.model import Model
@@ -383,6 +386,25 @@ def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
         TrtRunner(tmp_path / "junk.engine")
     (tmp_path / "full.engine").write_bytes(b"ftrt and more")
     assert trt.runtime_of(tmp_path / "full.engine") == "tensorrt"
+
+
+@pytest.mark.skipif(not trt.no_gpu(), reason="there is a GPU, on which the engine may load")
+def test_an_engine_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    onnx.save(onnx_model("y = Relu(x)", inputs="float[2, 8] x", outputs="float[2, 8] y"), tmp_path / "m.onnx")
+    build(tmp_path / "m.onnx", tmp_path / "m.engine")
+    monkeypatch.setattr(trt, "no_gpu", lambda: "")
+    with pytest.raises(
+        NormdeployError, match=r"m\.engine can't be loaded on this GPU: .*CUDA driver.*; build it with this version of TensorRT-RTX"
+    ):
+        TrtRunner(tmp_path / "m.engine")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_one_process_drives_one_of_the_two() -> None:
+    code = "from normdeploy.runtimes.trt import select; print(select('tensorrt-rtx').__name__); select('tensorrt')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "tensorrt_rtx\n"
+    assert "RuntimeUnavailable: TensorRT can't be used in a process that has been using TensorRT-RTX" in done.stderr
 
 
 def test_an_engine_knows_its_profile() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -48,16 +49,15 @@ class TrtRunner:
         from polygraphy.backend.trt import TrtRunner as PolygraphyRunner
         from polygraphy.backend.trt import engine_from_bytes
         from polygraphy.exception import PolygraphyException
-        from polygraphy.logger import G_LOGGER
 
-        G_LOGGER.module_severity = G_LOGGER.CRITICAL
         self._failures: tuple[type[Exception], ...] = (PolygraphyException,)
+        self._log = _log()
         try:
             self._runner = PolygraphyRunner(engine_from_bytes(bytes_from_path(str(self._path))))
             self._runner.activate()
         except self._failures as error:
             raise NormdeployError(
-                f"{self._path.name} can't be loaded on this GPU: {str(error).strip()}; build it with this version of "
+                f"{self._path.name} can't be loaded on this GPU: {self._log.taken()}; build it with this version of "
                 f"{TITLES[self.runtime]} for this GPU's compute capability"
             ) from error
 
@@ -80,7 +80,7 @@ class TrtRunner:
         try:
             outputs = self._runner.infer({name: to_torch(array) for name, array in feeds.items()})
         except self._failures as error:
-            raise InputError(f"{self.name} does not run on these inputs: {str(error).strip()}") from error
+            raise InputError(f"{self.name} does not run on these inputs: {self._log.taken()}") from error
         return {name: to_numpy(value) for name, value in outputs.items()}
 
     def __enter__(self) -> Self:
@@ -88,6 +88,32 @@ class TrtRunner:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._runner.deactivate()
+
+
+class _Log(logging.Handler):
+    """Collects what Polygraphy and TensorRT say of errors, which would go to the terminal and is not in the exceptions."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        from polygraphy.logger import G_LOGGER
+
+        G_LOGGER.module_severity, G_LOGGER.use_python_logging_system = G_LOGGER.ERROR, True
+        G_LOGGER.colors = G_LOGGER.letter = False
+        G_LOGGER.python_logger.handlers, G_LOGGER.python_logger.propagate = [self], False
+        self._messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._messages.append(" ".join(record.getMessage().split()))
+
+    def taken(self) -> str:
+        """All since the last time, in one line."""
+        said, self._messages = "; ".join(dict.fromkeys(self._messages)), []
+        return said or "no reason is given"
+
+
+@functools.cache
+def _log() -> _Log:
+    return _Log()
 
 
 def runtime_of(engine: Path) -> str:
