@@ -1,0 +1,126 @@
+"""The step that fuses one norm: read it around its root, write it in its best form, certify it, keep or leave it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from . import certify, rounding
+from .facts import Candidate, Norm, candidate, readings
+from .graph import Graph
+from .passes import write
+from .passes.form import Form
+from .records import Finding, Status
+from .region import NORMS, NoMatch, is_root
+from .work import Work
+
+OPSET = "its node needs opset"  # begins the reason where the file's opset is too old
+
+# What says least about a candidate comes last when one reason has to be chosen.
+_VAGUE = ("can't be evaluated", "gives NaN", "does not depend", "more than", "depends on", "its numerator", "each element")
+
+
+def fuse(work: Work, root: gs.Node) -> Finding | None:
+    """Deal with the norm around one root."""
+    graph = work.graph
+    around = candidate(graph, root) if is_root(graph, root) else None
+    if around is None:
+        return None
+    best, refusals = _best(work, around)
+    if best is None:
+        return _refused(work, root, refusals)
+    norm, form = best
+    split = _used_inside(graph, norm, around)
+    if split is not None:
+        inner, _ = _best(work, split)
+        if inner is not None:
+            norm, form = inner
+    if root.op in NORMS and form.core == root.op and len(_data_nodes(graph, norm)) <= len(form.nodes):
+        return _finding(work, norm, "kept", reason="it is one standard node already")
+    return _replace(work, norm, form)
+
+
+def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list[NoMatch]]:
+    """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost."""
+    found: list[tuple[int, Norm, Form]] = []
+    refusals: list[NoMatch] = []
+    for reading in readings(work.graph, around):
+        made = reading if isinstance(reading, NoMatch) else write(work.graph, reading, work.runtime)
+        if isinstance(made, Form) and made.opset > work.limit:
+            made = NoMatch(f"{OPSET} {made.opset}, the file has {work.graph.opset}", made.nodes[-1].outputs[0].name)
+        if isinstance(made, NoMatch):
+            refusals.append(made)
+            continue
+        assert isinstance(reading, Norm)
+        found.append((len(made.nodes) - len(_data_nodes(work.graph, reading)), reading, made))
+        if len(made.nodes) == 1 or len(found) == 4:
+            break
+    if not found:
+        return None, refusals
+    _, norm, form = min(found, key=lambda f: (f[0], len(f[2].nodes)))
+    return (norm, form), refusals
+
+
+def _used_inside(graph: Graph, norm: Norm, around: Candidate) -> Candidate | None:
+    """The candidate cut back to an inner tensor of x's shape that others read too: it may be the norm that they share."""
+    inside = {id(n) for n in norm.region.nodes}
+    for i, y in enumerate(around.ys):
+        if y is norm.y:
+            return None
+        outside = graph.is_output(y) or any(id(n) not in inside for n in graph.consumers(y))
+        if outside and graph.shape(y) == graph.shape(norm.y):
+            return replace(around, ys=around.ys[: i + 1])
+    return None
+
+
+def _data_nodes(graph: Graph, norm: Norm) -> list[gs.Node]:
+    return [n for n in norm.region.nodes if not graph.is_shape_valued(n.outputs[0])]
+
+
+def _replace(work: Work, norm: Norm, form: Form) -> Finding:
+    graph = work.graph
+    rewrite = certify.rewrite_of(graph, norm.region, form.nodes)
+    if isinstance(rewrite, NoMatch):
+        return _finding(work, norm, "refused", reason=rewrite.reason)
+    cases = certify.norm_cases(norm, rewrite)
+    certificate = certify.certify_norm(norm, rewrite, cases)
+    if not certificate:
+        why = certificate.note or f"differs by {certificate.error:.2g} (relative) on the input {certificate.worst!r}"
+        return replace(_finding(work, norm, "undone", form, reason=f"its certificate failed: {why}"), certificate=certificate)
+    trial = rounding.norm_trial(graph, norm, cases[0], rewrite, form.opset, len(work.trials))
+    if trial is not None:
+        work.trials.append((len(work.findings), trial))
+    finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",))
+    graph.replace(norm.y, form.nodes, norm.shape)
+    work.opset = max(work.opset, form.opset)
+    return finding
+
+
+def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, reason: str = "") -> Finding:
+    producer = work.graph.producer(norm.y)
+    module = work.graph.module(producer) if producer is not None else ""
+    return Finding(
+        kind=norm.kind,
+        status=status,
+        tensor=norm.y.name,
+        module=module,
+        spelling=" ".join(n.op for n in _data_nodes(work.graph, norm)),
+        became=form.became if form is not None and status != "undone" else "",
+        reason=reason,
+        axes=norm.axes,
+        epsilon=norm.epsilon,
+        dtype=norm.dtype.name,
+        notes=form.notes if form is not None else (),
+    )
+
+
+def _refused(work: Work, root: gs.Node, refusals: list[NoMatch]) -> Finding | None:
+    if not refusals:
+        return None
+    clear = [r for r in refusals if not r.reason.startswith(_VAGUE)] or refusals
+    kind = root.op if root.op in NORMS else "unknown"
+    status: Status = "kept" if root.op in NORMS else "refused"
+    return Finding(
+        kind=kind, status=status, tensor=clear[-1].tensor or root.outputs[0].name, module=work.graph.module(root), reason=clear[-1].reason
+    )
