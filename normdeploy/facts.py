@@ -7,7 +7,7 @@ and the passes say which of the readings is written as the fewest nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -53,14 +53,12 @@ class Norm:
     @property
     def axes(self) -> tuple[int, ...]:
         """The axes normalized over; of group norm's channel axis only a part."""
-        return tuple(sorted({*self.fit.axes, *(() if self.fit.split is None else (self.fit.split,))}))
+        return self.fit.over
 
     @property
     def kind(self) -> str:
-        if not self.fit.centered:
-            return "RMSNorm"
-        if self.fit.split is not None:
-            return "GroupNorm"
+        if self.fit.kind != "LayerNorm":
+            return self.fit.kind
         rank, varies = len(self.shape), {a for p in (self.gamma, self.beta) if p is not None for a in p.varies}
         spatial = rank - 2
         if spatial >= 1 and len(self.axes) == spatial and 0 not in self.axes and varies and not varies & set(self.axes):
@@ -98,34 +96,36 @@ def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
     for y in reversed(c.ys):
         for x in reversed(c.xs):
             reading = _read(graph, c, x, y)
-            if reading is not None:
-                yield reading
             if isinstance(reading, Norm):
+                yield reading
                 break
+            yield replace(reading, start=x.name, end=y.name)
 
 
-def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMatch | None:
-    """The norm from x to y; None where the two can't belong together at all."""
+def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMatch:
+    """The norm from x to y; of clarity 0 where the two can't belong together at all."""
     shape, dtype = graph.shape(x), graph.dtype(x)
-    if shape is None or dtype is None or (graph.dtype(y) or dtype) != dtype:
-        return None
+    if shape is None or dtype is None:
+        return NoMatch(f"the type or shape of {x.name!r} is not known", x.name, clarity=0)
+    if (graph.dtype(y) or dtype) != dtype:
+        return NoMatch(f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=0)
     if _differ(graph, x, y):
-        return None
+        return NoMatch(f"its result has the shape {graph.shape(y)}, its input {shape}", y.name, clarity=0)
     region = compile_region(graph, y, [x], INSIDE)
     if isinstance(region, NoMatch):
         leaves = _operands(graph, c, x, y)
         if not leaves or len(leaves) > 2:
-            return None
+            return replace(region, clarity=0)
         region = compile_region(graph, y, [x, *leaves], INSIDE)
         if isinstance(region, NoMatch):
-            return None
+            return replace(region, clarity=0)
     if not any(n.op in REDUCTIONS or n.op in NORMS for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
-        return None
+        return NoMatch("no mean is taken between them", y.name, clarity=0)
     cast = narrowing(graph, region.nodes, dtype)
     if cast is not None:
-        return NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name)
-    if _norms_in_a_row(graph, region) > 1:
-        return None  # two norms, one after the other: their product is a norm too, but with an epsilon that nobody wrote
+        return NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name, region=region)
+    if _norms_in_a_row(graph, region) > 1:  # their product is a norm too, but with an epsilon that nobody wrote
+        return NoMatch("two norms, one after the other, lie between them", y.name, clarity=0)
     return _fit_region(graph, region, shape, dtype)
 
 
@@ -141,17 +141,17 @@ def _norms_in_a_row(graph: Graph, region: Region) -> int:
     return seen.get(id(region.y), (0, False))[0]
 
 
-def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | NoMatch | None:
+def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | NoMatch:
     fits: list[Fit] = []
     given: list[list[np.ndarray]] = []
-    refusal: NoMatch | None = None
+    refusal = NoMatch("it can't be evaluated at any size", region.y.name, clarity=0, region=region)
     for bound, size in bindings(region):
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):
-            return None  # a residual stream: data of x's own shape is no gamma or beta
+            return NoMatch("data of its input's own shape enters it: a residual stream, no gamma or beta", region.y.name, clarity=0)
         found = fit(bound, size, others)
         if isinstance(found, NoMatch):
-            refusal = NoMatch(found.reason, region.y.name)
+            refusal = replace(found, tensor=region.y.name, region=region)
             if "can't be evaluated" in found.reason:
                 continue
             return refusal
@@ -162,7 +162,10 @@ def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     if not fits:
         return refusal
     wrong = _differ_by_size(*fits) if len(fits) == 2 else ""
-    return NoMatch(wrong, region.y.name) if wrong else _norm(graph, region, fits[0], given[0], shape, dtype)
+    if wrong:
+        return NoMatch(wrong, region.y.name, region=region, fit=fits[0])
+    norm = _norm(graph, region, fits[0], given[0], shape, dtype)
+    return norm if isinstance(norm, Norm) else replace(norm, region=region, fit=fits[0])
 
 
 def _random_leaf(graph: Graph, t: gs.Tensor, bound: Bound, seed: int) -> np.ndarray:
@@ -170,8 +173,7 @@ def _random_leaf(graph: Graph, t: gs.Tensor, bound: Bound, seed: int) -> np.ndar
 
 
 def _group_is_dynamic(shape: Dims, found: Fit) -> bool:
-    axes = (*found.axes, *(() if found.split is None else (found.split,)))
-    return not all(isinstance(shape[a], int) for a in axes)
+    return not all(isinstance(shape[a], int) for a in found.over)
 
 
 def bindings(region: Region) -> Iterator[tuple[Bound, tuple[int, ...]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import onnx_graphsurgeon as gs
 
@@ -11,14 +12,13 @@ from .facts import Candidate, Norm, candidate, readings
 from .graph import Graph
 from .passes import write
 from .passes.form import Form
-from .records import Finding, Status
+from .records import Attempt, Finding, Status
 from .region import NORMS, NoMatch, is_root
 from .work import Work
 
 OPSET = "its node needs opset"  # begins the reason where the file's opset is too old
 
-# What says least about a candidate comes last when one reason has to be chosen.
-_VAGUE = ("can't be evaluated", "gives NaN", "does not depend", "more than", "depends on", "its numerator", "each element")
+_Refusal = tuple[NoMatch, Norm | None]  # the norm, where it was one and only its form failed
 
 
 def fuse(work: Work, root: gs.Node) -> Finding | None:
@@ -41,18 +41,20 @@ def fuse(work: Work, root: gs.Node) -> Finding | None:
     return _replace(work, norm, form)
 
 
-def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list[NoMatch]]:
+def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list[_Refusal]]:
     """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost."""
     found: list[tuple[int, Norm, Form]] = []
-    refusals: list[NoMatch] = []
+    refusals: list[_Refusal] = []
     for reading in readings(work.graph, around):
-        made = reading if isinstance(reading, NoMatch) else write(work.graph, reading, work.runtime)
+        if isinstance(reading, NoMatch):
+            refusals.append((reading, None))
+            continue
+        made = write(work.graph, reading, work.runtime)
         if isinstance(made, Form) and made.opset > work.limit:
             made = NoMatch(f"{OPSET} {made.opset}, the file has {work.graph.opset}", made.nodes[-1].outputs[0].name)
         if isinstance(made, NoMatch):
-            refusals.append(made)
+            refusals.append((replace(made, start=reading.x.name, end=reading.y.name), reading))
             continue
-        assert isinstance(reading, Norm)
         found.append((len(made.nodes) - len(_data_nodes(work.graph, reading)), reading, made))
         if len(made.nodes) == 1 or len(found) == 4:
             break
@@ -115,12 +117,29 @@ def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, r
     )
 
 
-def _refused(work: Work, root: gs.Node, refusals: list[NoMatch]) -> Finding | None:
-    if not refusals:
+def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | None:
+    """The refusal that says most: the innermost clear one. None where no two ends around the root belong together."""
+    said = [(r, norm) for r, norm in refusals if r.clarity]
+    if not said:
         return None
-    clear = [r for r in refusals if not r.reason.startswith(_VAGUE)] or refusals
-    kind = root.op if root.op in NORMS else "unknown"
+    best, norm = next((pair for pair in reversed(said) if pair[0].clarity > 1), said[-1])
     status: Status = "kept" if root.op in NORMS else "refused"
+    attempts = tuple(_attempt(r, norm) for r, norm in refusals)
+    if norm is not None:
+        return replace(_finding(work, norm, status, reason=best.reason), attempts=attempts)
+    fit = best.fit
     return Finding(
-        kind=kind, status=status, tensor=clear[-1].tensor or root.outputs[0].name, module=work.graph.module(root), reason=clear[-1].reason
+        kind=root.op if root.op in NORMS else fit.kind if fit is not None else "unknown",
+        status=status,
+        tensor=best.tensor or root.outputs[0].name,
+        module=work.graph.module(root),
+        spelling=best.region.spelling() if best.region is not None else "",
+        reason=best.reason,
+        axes=fit.over if fit is not None else (),
+        attempts=attempts,
     )
+
+
+def _attempt(refusal: NoMatch, norm: Norm | None) -> Attempt:
+    stage: Literal["ends", "values", "form"] = "form" if norm is not None else "values" if refusal.clarity else "ends"
+    return Attempt(refusal.start, refusal.end, stage, refusal.reason, refusal.tensor)

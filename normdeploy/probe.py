@@ -47,6 +47,18 @@ class Fit:
         """Elements in a group."""
         return math.prod(self.shape[a] for a in self.axes) * self.block
 
+    @property
+    def over(self) -> tuple[int, ...]:
+        """The axes normalized over, the one that is cut into groups included."""
+        return tuple(sorted({*self.axes, *(() if self.split is None else (self.split,))}))
+
+    @property
+    def kind(self) -> str:
+        """What it is called where gamma and beta are not looked at (an instance norm is a layer norm then)."""
+        if not self.centered:
+            return "RMSNorm"
+        return "LayerNorm" if self.split is None else "GroupNorm"
+
     def resized(self, shape: tuple[int, ...]) -> Fit:
         """The same grouping at another size of x (gamma and beta are dropped).
 
@@ -95,12 +107,12 @@ class Fit:
 def fit(bound: Bound, shape: tuple[int, ...], others: Sequence[np.ndarray] = ()) -> Fit | NoMatch:
     """Ask the bound region whether it is a norm of its first leaf, x of ``shape``, while its other leaves hold ``others``."""
     if 0 in shape or int(np.prod(shape, dtype=int)) < 2:
-        return NoMatch(f"its input has the shape {shape}: nothing to normalize")
+        return NoMatch(f"its input has the shape {shape}: nothing to normalize", clarity=1)
     try:
         with evaluate.quiet():
             return _fit(_Asked(bound, shape, others))
     except EvaluationFailed as e:
-        return NoMatch(f"can't be evaluated: {e}")
+        return NoMatch(f"can't be evaluated: {e}", clarity=1)
 
 
 class _Asked:
@@ -130,10 +142,10 @@ def _fit(ask: _Asked) -> Fit | NoMatch:
     z = ask.draw()
     up, down = ask(_LARGE * z), ask(-_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()):
-        return NoMatch("gives NaN or Inf on ordinary input")
+        return NoMatch("gives NaN or Inf on ordinary input", clarity=1)
     beta, odd = (up + down) / 2, (up - down) / 2
     if not odd.any():
-        return NoMatch("does not depend on its input (gamma is zero everywhere)")
+        return NoMatch("does not depend on its input (gamma is zero everywhere)", clarity=1)
     groups = _groups(ask, z, up, odd)
     if isinstance(groups, NoMatch):
         return groups
@@ -142,7 +154,7 @@ def _fit(ask: _Asked) -> Fit | NoMatch:
     centered = bool(moved <= 1e-7 * np.abs(odd).max())
     plain = Fit(ask.shape, axes, split, block, centered, 0.0, np.ones(ask.shape), np.zeros(ask.shape))
     if centered and plain.n == 1:
-        return NoMatch("each group has one element: the result does not depend on the input")
+        return NoMatch("each group has one element: the result does not depend on the input", clarity=1)
     unit = plain(_LARGE * z)
     gamma = odd / unit
     for _ in range(3):  # where z fell on its group's mean another draw is better conditioned
@@ -170,7 +182,7 @@ def _groups(ask: _Asked, z: np.ndarray, up: np.ndarray, odd: np.ndarray) -> tupl
     if len(part) > 1 or (part and ask.shape[part[0]] % extent[part[0]]):
         return NoMatch("its groups are no blocks along one axis")
     if not full and not part:
-        return NoMatch("each element is normalized by itself")
+        return NoMatch("each element is normalized by itself", clarity=1)
     return full, (part[0] if part else None), (extent[part[0]] if part else 1)
 
 
@@ -209,7 +221,7 @@ def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, 
     for _ in range(8):
         ratio = (ask.odd(scale * z) / unit)[weight]
         if not np.isfinite(ratio).all():
-            return NoMatch("gives NaN or Inf on small input")
+            return NoMatch("gives NaN or Inf on small input", clarity=1)
         estimate = float(np.median(scale**2 * v[weight] * (1.0 / ratio**2 - 1.0)))
         variance = float(np.median(scale**2 * v[weight]))
         if abs(estimate) <= 1e-11 * variance:  # below what float64 shows at this scale
@@ -246,12 +258,14 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
     sure = (np.abs(large) > 0.3 * np.median(np.abs(large))) & (v > 0)
     unit = found.gamma * d / np.sqrt(v)
     if not np.allclose(large[sure], unit[sure], rtol=1e-6, atol=0):
-        return NoMatch("its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no root)")
+        return NoMatch(
+            "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no root)", clarity=1
+        )
     deviation, scale = np.sqrt(v)[sure], 1e-2
     for _ in range(5):
         ratio = ask.odd(scale * x)[sure] / unit[sure]
         if not np.isfinite(ratio).all():
-            return NoMatch("gives NaN or Inf on small input")
+            return NoMatch("gives NaN or Inf on small input", clarity=1)
         if (np.abs(ratio - 1.0) < 1e-12).any() and (ratio < 0.999).any():
             break
         added = scale * deviation * (1.0 / ratio - 1.0)
@@ -263,5 +277,5 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
             break
         scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3
     if (np.abs(ask.odd(x)[sure] / unit[sure] - 1) < 1e-12).all():
-        return NoMatch("its denominator is clamped from below instead of having epsilon added")
-    return NoMatch("epsilon does not enter as sqrt(variance + epsilon)")
+        return NoMatch("its denominator is clamped from below instead of having epsilon added", fit=found)
+    return NoMatch("epsilon does not enter as sqrt(variance + epsilon)", fit=found)

@@ -42,6 +42,17 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """One reading of a norm that was tried and given up: from which tensor to which, how far it came, and what stopped it."""
+
+    start: str
+    end: str
+    stage: Literal["ends", "values", "form"]  # no function of one input; not the values of a norm; a norm that no node can hold
+    reason: str
+    tensor: str  # the culprit
+
+
+@dataclass(frozen=True)
 class Finding:
     """One normalization of the model and what became of it.
 
@@ -62,6 +73,7 @@ class Finding:
     notes: tuple[str, ...] = ()  # "output depends on the batch", "onnxruntime's kernel is inaccurate here: ..."
     certificate: Certificate | None = None
     proved: tuple[str, ...] = ()  # where it was seen: "identity", "onnxruntime run", "TensorRT-RTX built", ...
+    attempts: tuple[Attempt, ...] = ()  # for kept and refused: what was tried, outermost reading first
 
 
 @dataclass(frozen=True)

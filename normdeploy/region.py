@@ -53,6 +53,11 @@ class NoMatch:
 
     reason: str
     tensor: str = ""
+    clarity: int = 2  # 2: names a norm's flaw; 1: vague, said only where there is nothing better; 0: these two ends don't belong together
+    start: str = ""  # the tensors between which a norm was looked for
+    end: str = ""
+    region: Region | None = None  # what was asked for its values
+    fit: Any = None  # the `normdeploy.probe.Fit` that recognition came to before it gave up
 
     def __bool__(self) -> bool:
         return False
