@@ -129,6 +129,7 @@ def test_json_holds_what_the_table_holds() -> None:
         **{f.name: getattr(findings[0], f.name) for f in dataclasses.fields(Finding)},
         "axes": [2],
         "notes": [],
+        "attempts": [],
         "proved": ["identity", "onnxruntime run"],
         "certificate": {**dataclasses.asdict(PROOF), "rounding_ok": True},
     }
