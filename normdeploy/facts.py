@@ -100,6 +100,9 @@ def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
                 yield reading
                 break
             yield replace(reading, start=x.name, end=y.name)
+    default = next((t.name for n in c.passed for t in n.inputs if graph.is_default(t.name)), "")
+    if default:
+        yield NoMatch(f"{default!r} is an initializer and a graph input too: a caller may replace it, so it is no constant", default)
 
 
 def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMatch:
@@ -114,9 +117,8 @@ def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMa
     region = compile_region(graph, y, [x], INSIDE)
     if isinstance(region, NoMatch):
         leaves = _operands(graph, c, x, y)
-        if not leaves or len(leaves) > 2:
-            return replace(region, clarity=0)
-        region = compile_region(graph, y, [x, *leaves], INSIDE)
+        if leaves and len(leaves) <= 2:
+            region = compile_region(graph, y, [x, *leaves], INSIDE)
         if isinstance(region, NoMatch):
             return replace(region, clarity=0)
     if not any(n.op in REDUCTIONS or n.op in NORMS for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):

@@ -11,7 +11,7 @@ left alone, because residual branches share them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -42,8 +42,8 @@ NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
 class Graph:
     """An ONNX model opened for rewriting. ``nodes`` is in topological order and holds live nodes only."""
 
-    def __init__(self, proto: onnx.ModelProto) -> None:
-        """Open ``proto``; it is never changed.
+    def __init__(self, proto: onnx.ModelProto, taken: Collection[str] = ()) -> None:
+        """Open ``proto``; it is never changed. ``taken``: names that no new tensor may bear.
 
         Raises:
             GraphError: the model holds attributes that graphsurgeon would drop, or has no graph.
@@ -67,7 +67,7 @@ class Graph:
         self._constant: dict[int, bool] = {}
         self._shape_valued: dict[int, bool] = {}
         self.exact: dict[int, np.ndarray] = {}  # id(constant) -> its float64 value before it was stored in the model's type
-        self._names = set(names(proto.graph))
+        self._names = {*taken, *names(proto.graph)}
         self._metadata = {o: n for n in proto.graph.node if n.metadata_props or n.doc_string for o in n.output[:1]}
         self._original = {id(n): p for n, p in zip(self.gs.nodes, opened.graph.node, strict=True)}
         self._initializers = {t.name: t for t in opened.graph.initializer}
@@ -104,6 +104,10 @@ class Graph:
 
     def is_output(self, t: gs.Tensor) -> bool:
         return id(t) in self._outputs
+
+    def is_default(self, name: str) -> bool:
+        """Whether a caller may give this initializer another value (it is a graph input as well)."""
+        return any(t.name == name for t in self._defaults)
 
     def attrs(self, node: gs.Node) -> dict[str, Any]:
         """Attributes as plain values: numbers, strings, lists, numpy arrays."""
@@ -372,10 +376,13 @@ class Graph:
         graph.output.extend(source.output)
         graph.node.extend(self.node_proto(n) for n in nodes)
         made = {t.name for n in nodes for t in n.outputs}
-        used = {id(t): t for n in self._with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant)}
+        used = {id(t): t for n in nodes for t in n.inputs if isinstance(t, gs.Constant)}
+        inner = (t for n in self._with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant))
+        used |= {id(t): t for t in inner if t.name in self._initializers}  # the others are the bodies' own
         used |= {id(t): t for t in self.gs.outputs if isinstance(t, gs.Constant)}
         named: set[str] = set()
-        for t in used.values():
+        place = {name: i for i, name in enumerate(self._initializers)}  # the file's own order, then ours: a second run changes nothing
+        for t in sorted(used.values(), key=lambda t: place.get(t.name, len(place))):
             if t.name in named:
                 continue
             named.add(t.name)

@@ -46,6 +46,10 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
     if proto.functions:
         return "onnx's converter would lose the file's functions"
     entry = _entry(proto)
+    nested = [n for node in proto.graph.node for body in subgraphs(node) for n in body.node]
+    stuck = next((n for n in nested if entry is not None and not _same(n, entry.version, opset)), None)
+    if stuck is not None:
+        return f"onnx's converter does not reach the {stuck.op_type} in a body of If, Loop or Scan"
     untried = [op for op in needs_conversion(proto, opset) if entry is None or entry.version < _CONVERTED.get(op, opset)]
     if untried:
         return f"{untried[0]} means something else there, and onnx's converter can't be trusted with it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -18,12 +18,15 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _INFERENCE_SIZE = 512
 
 
-def inferred(proto: onnx.ModelProto) -> dict[str, tuple[int | None, Dims | None]]:
-    """Element type and shape of each tensor by onnx's own inference, over a copy without the weights."""
+def inferred(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> dict[str, tuple[int | None, Dims | None]]:
+    """Element type and shape of each tensor by onnx's own inference, over a copy without the weights.
+
+    ``nodes``: those to look at in the place of the graph's, where it holds some that inference does not know.
+    """
     skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
     graph = skeleton.graph
     graph.name = proto.graph.name
-    graph.node.extend(proto.graph.node)
+    graph.node.extend(proto.graph.node if nodes is None else nodes)
     for field in ("input", "output", "value_info"):
         getattr(graph, field).extend(getattr(proto.graph, field))
     listed = {i.name for i in graph.input}
@@ -36,10 +39,12 @@ def inferred(proto: onnx.ModelProto) -> dict[str, tuple[int | None, Dims | None]
         result = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
     except Exception:  # a file that inference refuses is still readable where it states its shapes itself
         result = skeleton
-    return {v.name: _value_info(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]}
+    held = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
+    return held | {v.name: typed(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]}
 
 
-def _value_info(v: onnx.ValueInfoProto) -> tuple[int | None, Dims | None]:
+def typed(v: onnx.ValueInfoProto) -> tuple[int | None, Dims | None]:
+    """Element type and shape that a value_info states, None for what it does not."""
     kind = v.type.tensor_type
     if not v.type.HasField("tensor_type"):
         return None, None
@@ -82,6 +87,19 @@ def names(graph: onnx.GraphProto) -> Iterator[str]:
 def captured(node: onnx.NodeProto) -> set[str]:
     """The names that the bodies of a node read, those of their own tensors included."""
     return {name for body in subgraphs(node) for name in (*(i for n in body.node for i in n.input), *(o.name for o in body.output))}
+
+
+def without_unused(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, changed in place, without the initializers that nothing reads any more."""
+    graph = proto.graph
+    read = {i for n in graph.node for i in n.input} | {o.name for o in graph.output} | {i.name for i in graph.input}
+    read |= {name for n in graph.node for name in captured(n)}
+    for field, name in (("initializer", lambda t: t.name), ("sparse_initializer", lambda t: t.values.name)):
+        kept = [t for t in getattr(graph, field) if name(t) in read]
+        if len(kept) < len(getattr(graph, field)):
+            del getattr(graph, field)[:]
+            getattr(graph, field).extend(kept)
+    return proto
 
 
 def copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:

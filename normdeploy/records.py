@@ -64,6 +64,7 @@ class Finding:
     status: Status
     tensor: str  # name of the tensor that holds its result (of the culprit where refused)
     module: str = ""  # qualified module path, "" where the file does not tell
+    place: str = ""  # where it is not in the main graph: "then_branch of If 'gate'", "function custom.Block"
     spelling: str = ""  # the ops found, in the graph's order: "ReduceMean Sub Mul ReduceMean Add Sqrt Div Mul Add"
     became: str = ""  # "LayerNormalization(axis=-1, epsilon=1e-12)", "folded into Conv 'conv1'"
     reason: str = ""  # for kept, refused and undone: why

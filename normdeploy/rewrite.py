@@ -7,7 +7,7 @@ before it is made, so "undo" is not to do it: a graph is never in a state that n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import onnx
@@ -18,7 +18,10 @@ from .errors import CertificateError
 from .folding import fold
 from .fusing import OPSET, fuse
 from .graph import NEWEST, Graph
+from .nested import Nested, bodies
+from .nested_functions import functions
 from .opsets import converted, needs_conversion, renumbered
+from .protos import names, without_unused
 from .records import Finding, Summary
 from .work import Work
 
@@ -46,16 +49,14 @@ def optimize(
     """
     if runtime not in RUNTIMES:
         raise ValueError(f"runtime is {runtime!r}; it is one of {', '.join(RUNTIMES)}")
-    work = _passes(proto, runtime, NEWEST, progress)
-    out = work.graph.to_proto()
-    changed = needs_conversion(out, work.opset)
-    if changed:  # an old file: its own ops have to be converted first, and the norms are looked for again
+    work, out = _file(proto, runtime, NEWEST, progress)
+    if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = converted(proto, work.opset)
-        limit = work.graph.opset if isinstance(newer, str) else NEWEST
-        work = _passes(proto if isinstance(newer, str) else newer, runtime, limit, progress)
         if isinstance(newer, str):
+            work, out = _file(proto, runtime, work.graph.opset, progress)
             work.findings = [replace(f, reason=f"{f.reason} ({newer})") if f.reason.startswith(OPSET) else f for f in work.findings]
-        out = work.graph.to_proto()
+        else:
+            work, out = _file(newer, runtime, NEWEST, progress)
     failed = [f for f in work.findings if f.status == "undone"]
     if strict and failed:
         raise CertificateError(
@@ -66,9 +67,37 @@ def optimize(
     return out, Summary(tuple(work.findings), len(proto.graph.node), len(out.graph.node), _opset(out), work.seconds)
 
 
-def _passes(proto: onnx.ModelProto, runtime: str, limit: int, progress: Progress | None) -> Work:
+def _file(proto: onnx.ModelProto, runtime: str, limit: int, progress: Progress | None) -> tuple[Work, onnx.ModelProto]:
+    """Deal with a file's graph, what is nested in it, and its functions."""
+    work, out = _graph(proto, (), runtime, limit, progress)
+    for function in functions(out):
+        _inside(work, function, set(), progress)
+    return work, without_unused(out) if out.functions or any(f.place for f in work.findings) else out
+
+
+def _graph(
+    proto: onnx.ModelProto, taken: Collection[str], runtime: str, limit: int, progress: Progress | None
+) -> tuple[Work, onnx.ModelProto]:
+    """``taken``: the names around the graph, where it is a body."""
+    work = _passes(proto, taken, runtime, limit, progress)
+    out = work.graph.to_proto()
+    around = {*taken, *names(out.graph)}
+    for body in bodies(out):
+        _inside(work, body, around, progress)
+    return work, out
+
+
+def _inside(work: Work, nested: Nested, taken: Collection[str], progress: Progress | None) -> None:
+    inner, out = _graph(nested.model, taken, work.runtime, work.limit, progress)
+    if any(f.status in ("fused", "folded") for f in inner.findings):
+        nested.put_back(out)
+        work.opset = max(work.opset, inner.opset)
+    work.findings += [replace(f, place=f"{nested.place}, {f.place}" if f.place else nested.place) for f in inner.findings]
+
+
+def _passes(proto: onnx.ModelProto, taken: Collection[str], runtime: str, limit: int, progress: Progress | None) -> Work:
     start = time.perf_counter()
-    work = Work(Graph(proto), runtime, limit)
+    work = Work(Graph(proto, taken), runtime, limit)
     for stage, step in (("norms", fuse), ("scales", fold)):
         began = time.perf_counter()
         _walk(work, progress, stage, step)

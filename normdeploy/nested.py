@@ -1,0 +1,175 @@
+"""Graphs inside a file: bodies of If, Loop and Scan, and model-local functions, each as a model of its own.
+
+A body sees the tensors around it. As a model of its own it gets the constants among them as initializers, so that a norm whose epsilon
+or gamma lies outside is still one, and the others as inputs. Put back, it takes them from outside again.
+
+What is not written in the file is inferred, and only where it must hold: what a Loop carries keeps its shape if the body gives back the
+shape that it is given (induction over the iterations); a function's input has what all its callers agree on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from .dims import Dims
+from .protos import captured, inferred, typed
+
+Type = tuple[int | None, Dims | None]  # element type and shape, None where unknown
+Types = Mapping[str, Type]
+
+
+@dataclass(frozen=True)
+class Nested:
+    """A graph inside a file. ``put_back`` takes the model that has become of ``model``."""
+
+    place: str
+    model: onnx.ModelProto
+    put_back: Callable[[onnx.ModelProto], None]
+
+
+def bodies(proto: onnx.ModelProto) -> Iterator[Nested]:
+    """The bodies directly inside ``proto``'s graph (theirs are found when they are opened in turn); put back into ``proto`` itself."""
+    holders = [n for n in proto.graph.node if any(graphs(a) for a in n.attribute)]
+    if not holders:
+        return
+    types, constants = inferred(proto), _constants(proto)
+    for node in holders:
+        for attribute in node.attribute:
+            for i, body in enumerate(graphs(attribute)):
+                which = attribute.name + (f"[{i}]" if len(attribute.graphs) else "")
+                given = _given(proto, node, body, types, constants)
+                yield _body(proto, body, f"{which} of {node.op_type} {node.name or node.output[0]!r}", types, constants, given)
+
+
+def graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    """The graphs that an attribute holds, mostly none."""
+    return [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)
+
+
+def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """The initializers and the tensors of Constant nodes."""
+    found = {t.name: t for t in proto.graph.initializer}
+    for node in proto.graph.node:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            value = next((a.t for a in node.attribute if a.name == "value"), None)
+            if value is not None:
+                found[node.output[0]] = value
+    return found
+
+
+def _body(
+    proto: onnx.ModelProto, body: onnx.GraphProto, place: str, types: Types, constants: Mapping[str, onnx.TensorProto], given: Types
+) -> Nested:
+    model = _model(proto, body)
+    for i, held in enumerate(body.input):
+        model.graph.input[i].CopyFrom(info(held.name, *given.get(held.name, (None, None))))
+    outside = _outside(body)
+    replaceable = {i.name for i in proto.graph.input}
+    for name in outside:
+        if name in constants:
+            model.graph.initializer.append(constants[name])
+            model.graph.initializer[-1].name = name
+        if name not in constants or name in replaceable:
+            model.graph.input.append(info(name, *types.get(name, (None, None))))
+
+    def put_back(result: onnx.ModelProto) -> None:
+        graph = result.graph
+        for field, kept in (
+            ("node", graph.node),
+            ("initializer", [t for t in graph.initializer if t.name not in outside]),
+            ("sparse_initializer", graph.sparse_initializer),
+            ("value_info", graph.value_info),
+        ):
+            items = list(kept)  # before the old ones go
+            del getattr(body, field)[:]
+            getattr(body, field).extend(items)
+
+    return Nested(place, model, put_back)
+
+
+def _model(proto: onnx.ModelProto, body: onnx.GraphProto) -> onnx.ModelProto:
+    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    model.graph.CopyFrom(body)
+    return model
+
+
+def _outside(body: onnx.GraphProto) -> list[str]:
+    """The names that a body, or one inside it, takes from around it; in order."""
+    own = {i.name for i in (*body.input, *body.initializer)} | {s.values.name for s in body.sparse_initializer}
+    own |= {o for n in body.node for o in n.output}
+    read = {i for n in body.node for i in n.input} | {o.name for o in body.output} | {c for n in body.node for c in captured(n)}
+    inner = {o for n in body.node for a in n.attribute for g in graphs(a) for o in _made_inside(g)}
+    return sorted(read - own - inner - {""})
+
+
+def _made_inside(body: onnx.GraphProto) -> Iterator[str]:
+    yield from (i.name for i in (*body.input, *body.initializer))
+    for node in body.node:
+        yield from node.output
+        for attribute in node.attribute:
+            for graph in graphs(attribute):
+                yield from _made_inside(graph)
+
+
+def info(name: str, kind: int | None, dims: Dims | None) -> onnx.ValueInfoProto:
+    """The value_info of a tensor whose type or shape need not be known."""
+    if kind is None:
+        return onnx.ValueInfoProto(name=name)
+    return onnx.helper.make_tensor_value_info(name, kind, dims)
+
+
+# ------------------------------------------------------------------ inputs of a body
+
+
+def _given(
+    proto: onnx.ModelProto, node: onnx.NodeProto, body: onnx.GraphProto, types: Types, constants: Mapping[str, onnx.TensorProto]
+) -> Types:
+    """What the inputs of a body are: as stated there, else as the node's own inputs tell."""
+    stated = {i.name: typed(i) for i in body.input}
+    outer = [types.get(name, (None, None)) for name in node.input]
+    inputs = [i.name for i in body.input]
+    found: dict[str, Type] = {}
+    if node.op_type == "Loop":
+        found = dict(zip(inputs, [(onnx.TensorProto.INT64, ()), (onnx.TensorProto.BOOL, ()), *outer[2:]], strict=False))
+        carried = dict(zip(inputs[2:], (o.name for o in body.output[1:]), strict=False))
+    elif node.op_type == "Scan":
+        scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
+        axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [0] * scanned)
+        states = len(inputs) - scanned
+        slices = [_without_axis(t, axis) for t, axis in zip(outer[states:], axes, strict=False)]
+        found = dict(zip(inputs, [*outer[:states], *slices], strict=False))
+        carried = dict(zip(inputs[:states], (o.name for o in body.output), strict=False))
+    else:
+        return stated
+    for name, (kind, dims) in found.items():
+        known, shape = stated[name]
+        found[name] = (known or kind, dims if shape is None else shape)
+    free = {n: out for n, out in carried.items() if stated[n][1] is None}
+    return _invariant(proto, body, {**stated, **found}, free, types, constants)
+
+
+def _without_axis(scanned: Type, axis: int) -> Type:
+    kind, dims = scanned
+    return kind, None if dims is None else tuple(d for k, d in enumerate(dims) if k != axis % len(dims))
+
+
+def _invariant(
+    proto: onnx.ModelProto,
+    body: onnx.GraphProto,
+    given: dict[str, Type],
+    carried: Mapping[str, str],
+    types: Types,
+    constants: Mapping[str, onnx.TensorProto],
+) -> Types:
+    """``given`` without the shapes of carried tensors that an iteration may change."""
+    while any(given[name][1] is not None for name in carried):
+        after = inferred(_body(proto, body, "", types, constants, given).model)
+        changed = [n for n, out in carried.items() if given[n][1] is not None and after.get(out, (None, None))[1] != given[n][1]]
+        if not changed:
+            break
+        for name in changed:
+            given[name] = (given[name][0], None)
+    return given

@@ -1,0 +1,144 @@
+"""Model-local functions, each as a model of its own: its inputs have what all its callers agree on.
+
+Sizes that differ between callers become symbols, the same one where they differ alike. Attributes that a function's nodes take from the
+caller are filled in where all callers give the same, and written back as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+
+from .nested import Nested, Type, Types, graphs, info
+from .protos import inferred, subgraphs
+
+Key = tuple[str, str, str]  # domain, name, overload
+OWN = "normdeploy"  # the domain of this project's functions: these are forms already
+
+
+@dataclass
+class _Sites:
+    """What the callers of one function give it."""
+
+    inputs: list[tuple[Type, ...]] = field(default_factory=list)
+    attributes: list[dict[str, onnx.AttributeProto]] = field(default_factory=list)
+
+
+def functions(proto: onnx.ModelProto) -> Iterator[Nested]:
+    """The functions of ``proto`` whose callers agree on what they give; put back into ``proto`` itself."""
+    held = {(f.domain, f.name, f.overload): f for f in proto.functions if f.domain != OWN}
+    if not held:
+        return
+    sites: dict[Key, _Sites] = {}
+    _calls(proto.graph.node, inferred(proto), held, sites)
+    for key in _callers_first(held):
+        function = held[key]
+        model = _model(proto, function, sites[key]) if key in sites else None
+        if model is not None:
+            _calls(model.graph.node, inferred(model), held, sites)
+            yield _nested(function, model)
+        elif key in sites:
+            _calls(function.node, {}, held, sites)  # what it gives to others is not known
+
+
+def _calls(nodes: Sequence[onnx.NodeProto], types: Types, held: dict[Key, onnx.FunctionProto], sites: dict[Key, _Sites]) -> None:
+    for node in nodes:
+        key = (node.domain, node.op_type, node.overload)
+        if key in held:
+            site = sites.setdefault(key, _Sites())
+            site.inputs.append(tuple(types.get(name, (None, None)) for name in node.input))
+            site.attributes.append({a.name: a for a in node.attribute})
+        for body in (g for a in node.attribute for g in graphs(a)):  # what is given there is not known here
+            _calls(body.node, {}, held, sites)
+
+
+def _callers_first(held: dict[Key, onnx.FunctionProto]) -> list[Key]:
+    """Each function before those that it calls. ONNX allows no recursion; where a file has one all the same, its order does not matter."""
+    order: list[Key] = []
+    seen: set[Key] = set()
+    stack = [(key, False) for key in held]
+    while stack:
+        key, called = stack.pop()
+        if called:
+            order.append(key)
+        elif key not in seen:
+            seen.add(key)
+            stack.append((key, True))
+            inner = ((n.domain, n.op_type, n.overload) for n in held[key].node)
+            stack.extend((k, False) for k in inner if k in held)
+    return order[::-1]
+
+
+def _model(proto: onnx.ModelProto, function: onnx.FunctionProto, sites: _Sites) -> onnx.ModelProto | None:
+    """None where callers give another number of inputs, other types or ranks, or where a type or an attribute is not known."""
+    inputs = _agreed(sites.inputs, len(function.input))
+    if inputs is None:
+        return None
+    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=function.opset_import, functions=proto.functions)
+    graph = model.graph
+    graph.name = function.name
+    graph.input.extend(info(name, *kind) for name, kind in zip(function.input, inputs, strict=True))
+    graph.output.extend(info(name, None, None) for name in function.output)
+    graph.value_info.extend(function.value_info)
+    defaults = {a.name: a for a in function.attribute_proto}
+    for node in function.node:
+        if any(a.ref_attr_name for body in subgraphs(node) for inner in body.node for a in inner.attribute):
+            return None
+        graph.node.append(node)
+        for attribute in graph.node[-1].attribute:
+            if attribute.ref_attr_name:
+                given = {_given(attribute, s, defaults) for s in sites.attributes}
+                if len(given) != 1 or None in given:
+                    return None
+                attribute.ParseFromString(given.pop() or b"")
+    types = inferred(model)
+    for out in graph.output:
+        out.CopyFrom(info(out.name, *types.get(out.name, (None, None))))
+    return model
+
+
+def _given(attribute: onnx.AttributeProto, site: dict[str, onnx.AttributeProto], defaults: dict[str, onnx.AttributeProto]) -> bytes | None:
+    value = site.get(attribute.ref_attr_name, defaults.get(attribute.ref_attr_name))
+    if value is None:
+        return None
+    filled = onnx.AttributeProto()
+    filled.CopyFrom(value)
+    filled.name = attribute.name
+    return filled.SerializeToString(deterministic=True)
+
+
+def _agreed(sites: Sequence[tuple[Type, ...]], count: int) -> list[Type] | None:
+    if any(len(site) != count for site in sites):
+        return None
+    agreed: list[Type] = []
+    names: dict[tuple[int | str | None, ...], str] = {}
+    for position in zip(*sites, strict=True):
+        kinds, ranks = {kind for kind, _ in position}, {None if dims is None else len(dims) for _, dims in position}
+        if len(kinds) != 1 or None in kinds or len(ranks) != 1 or None in ranks:
+            return None
+        dims = [
+            sizes[0] if len(set(sizes)) == 1 and sizes[0] is not None else names.setdefault(sizes, f"n{len(names)}")
+            for sizes in zip(*(d for _, d in position if d is not None), strict=True)
+        ]
+        agreed.append((kinds.pop(), tuple(dims)))
+    return agreed
+
+
+def _nested(function: onnx.FunctionProto, model: onnx.ModelProto) -> Nested:
+    written = {node.output[0]: node for node in function.node if node.output}
+    filled = {node.output[0]: node.SerializeToString(deterministic=True) for node in model.graph.node if node.output}
+
+    def put_back(result: onnx.ModelProto) -> None:
+        nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in result.graph.initializer]
+        for node in result.graph.node:
+            first = node.output[0] if node.output else ""
+            same = filled.get(first) == node.SerializeToString(deterministic=True)
+            kept = onnx.NodeProto()
+            kept.CopyFrom(written[first] if same else node)
+            nodes.append(kept)
+        del function.node[:]
+        function.node.extend(nodes)
+
+    return Nested(f"function {function.domain}.{function.name}", model, put_back)
