@@ -109,7 +109,7 @@ def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMa
     """The norm from x to y; of clarity 0 where the two can't belong together at all."""
     shape, dtype = graph.shape(x), graph.dtype(x)
     if shape is None or dtype is None:
-        return NoMatch(f"the type or shape of {x.name!r} is not known", x.name, clarity=0)
+        return NoMatch(f"the type or shape of {x.name!r} is not known", x.name, clarity=1)
     if (graph.dtype(y) or dtype) != dtype:
         return NoMatch(f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=0)
     if _differ(graph, x, y):
@@ -205,8 +205,9 @@ def _differ_by_size(a: Fit, b: Fit) -> str:
 
 
 def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype) -> Norm | NoMatch:
-    gamma = parameter(graph, region, found.gamma, others, neutral=1.0)
-    beta = parameter(graph, region, found.beta, others, neutral=0.0)
+    grouped = found.split is not None
+    gamma = parameter(graph, region, found.gamma, others, neutral=1.0, vector=grouped)
+    beta = parameter(graph, region, found.beta, others, neutral=0.0, vector=grouped)
     if isinstance(gamma, NoMatch):
         return gamma
     if isinstance(beta, NoMatch):
