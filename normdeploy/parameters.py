@@ -14,6 +14,8 @@ import onnx_graphsurgeon as gs
 from .graph import Graph
 from .region import NoMatch, Region
 
+_SAME_ORDER = ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity")  # views that leave the elements in their order
+
 
 @dataclass(frozen=True)
 class Param:
@@ -31,7 +33,10 @@ class Param:
         return self.value is None
 
 
-def parameter(graph: Graph, region: Region, full: np.ndarray, others: Sequence[np.ndarray], neutral: float) -> Param | NoMatch | None:
+def parameter(
+    graph: Graph, region: Region, full: np.ndarray, others: Sequence[np.ndarray], neutral: float, vector: bool = False
+) -> Param | NoMatch | None:
+    """Gamma or beta, measured as ``full`` while the other leaves held ``others``. ``vector``: data is wanted as one, where it is one."""
     scale = np.abs(full).max()
     for leaf, values in zip(region.leaves[1:], others, strict=True):
         flat = np.sort(values, axis=None)
@@ -39,7 +44,7 @@ def parameter(graph: Graph, region: Region, full: np.ndarray, others: Sequence[n
         if np.allclose(near, full, rtol=1e-9, atol=0):
             order = np.argsort(values, axis=None)
             index = order[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
-            return _data_param(graph, leaf, values, index)
+            return _data_param(graph, leaf, values, index, vector)
     reduced = full
     for axis in range(full.ndim):
         first = np.take(reduced, [0], axis=axis)
@@ -51,7 +56,7 @@ def parameter(graph: Graph, region: Region, full: np.ndarray, others: Sequence[n
     return _snapped(graph, region, reduced, varies)
 
 
-def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray) -> Param | NoMatch:
+def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray, vector: bool) -> Param | NoMatch:
     """A data gamma or beta: the nearest tensor above ``leaf``, views undone, that broadcasts to x as it must."""
     varies = tuple(a for a in range(index.ndim) if (np.take(index, [0], axis=a) != index).any())
     t: gs.Tensor = leaf
@@ -59,11 +64,22 @@ def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.nda
     while True:
         size = tuple(d for d in (graph.shape(t) or ()) if d != 1)
         if len(size) == len(wanted):
-            return Param(None, t, varies)
+            return Param(None, _vector(graph, t) if vector else t, varies)
         node = graph.producer(t)
-        if node is None or node.op not in ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity"):
+        if node is None or node.op not in _SAME_ORDER:
             return NoMatch(f"its scale or shift {leaf.name!r} can't be laid along the normalized axes", leaf.name)
         t = node.inputs[0]
+
+
+def _vector(graph: Graph, t: gs.Tensor) -> gs.Tensor:
+    """The vector that ``t`` is a view of, or ``t`` itself."""
+    above = t
+    while len(graph.shape(above) or ()) != 1:
+        node = graph.producer(above)
+        if node is None or node.op not in _SAME_ORDER:
+            return t
+        above = node.inputs[0]
+    return above
 
 
 def _snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int, ...]) -> Param:

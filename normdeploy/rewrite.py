@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 from . import rounding
 from .errors import CertificateError
 from .folding import fold
+from .foreign import accounted, standardized
 from .fusing import OPSET, fuse
 from .graph import NEWEST, Graph
 from .nested import Nested, bodies
@@ -49,6 +50,8 @@ def optimize(
     """
     if runtime not in RUNTIMES:
         raise ValueError(f"runtime is {runtime!r}; it is one of {', '.join(RUNTIMES)}")
+    nodes = len(proto.graph.node)
+    proto, foreign, unread = standardized(proto)
     work, out = _file(proto, runtime, NEWEST, progress)
     if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = converted(proto, work.opset)
@@ -57,6 +60,7 @@ def optimize(
             work.findings = [replace(f, reason=f"{f.reason} ({newer})") if f.reason.startswith(OPSET) else f for f in work.findings]
         else:
             work, out = _file(newer, runtime, NEWEST, progress)
+    work.findings = accounted(work.findings, foreign, unread)
     failed = [f for f in work.findings if f.status == "undone"]
     if strict and failed:
         raise CertificateError(
@@ -64,7 +68,7 @@ def optimize(
             f"the first {failed[0].tensor!r}: {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
         )
     out = renumbered(out, work.opset)
-    return out, Summary(tuple(work.findings), len(proto.graph.node), len(out.graph.node), _opset(out), work.seconds)
+    return out, Summary(tuple(work.findings), nodes, len(out.graph.node), _opset(out), work.seconds)
 
 
 def _file(proto: onnx.ModelProto, runtime: str, limit: int, progress: Progress | None) -> tuple[Work, onnx.ModelProto]:

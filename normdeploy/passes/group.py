@@ -15,6 +15,7 @@ import numpy as np
 
 from ..facts import Norm
 from ..graph import Graph
+from ..parameters import Param
 from ..region import NoMatch
 from .form import Form, Writer, inverse, written
 
@@ -27,13 +28,14 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
         return NoMatch("its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name)
-    if any(p is not None and (p.data or set(p.varies) - {channel}) for p in (norm.gamma, norm.beta)):
-        return NoMatch("its scale is no constant for each channel", norm.y.name)
+    by_layer_norm = runtime == "onnxruntime" or rank == 2
+    if not all(_per_channel(graph, p, channel, by_layer_norm) for p in (norm.gamma, norm.beta)):
+        return NoMatch("its scale or shift is not one value for each channel", norm.y.name)
     groups = size // norm.fit.block
     perm = [outside[0], channel, *(a for a in norm.axes if a != channel)]
     writer = Writer(graph, norm)
     writer.transpose(perm)
-    if runtime == "onnxruntime" or rank == 2:
+    if by_layer_norm:
         result = _as_layer_norm(graph, norm, writer, groups, perm)
     else:
         scale = writer.parameter(norm.gamma, (size,), 1.0, "scale")
@@ -42,6 +44,13 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
         writer.transpose(inverse(perm))
         result = writer.form("GroupNormalization", f"GroupNormalization(num_groups={groups}, epsilon={written(norm.epsilon)})", 21)
     return result
+
+
+def _per_channel(graph: Graph, param: Param | None, channel: int, by_layer_norm: bool) -> bool:
+    """Data is one as a vector, and not where it has to be multiplied behind a LayerNormalization."""
+    if param is None or not param.data:
+        return param is None or set(param.varies) <= {channel}
+    return not by_layer_norm and param.varies == (channel,) and param.tensor is not None and len(graph.shape(param.tensor) or ()) == 1
 
 
 def _as_layer_norm(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list[int]) -> Form | NoMatch:

@@ -1,0 +1,195 @@
+"""Norms that other tools left in ops of their own, read back: onnxruntime's contrib ops, TensorRT's old plugins, GroupNormalization 18.
+
+Before anything is recognised each such node is replaced by standard primitives of the file's own opset, with a certificate against its
+owner's definition. From there on it is a norm written by hand, like any other: it becomes the best standard node, with a certificate, and
+what can't is correct standard ONNX all the same. A node whose meaning is not certain is left alone and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from .foreign_ops import Op, op_of
+from .foreign_proof import attributes, proved, small
+from .foreign_write import OLDEST, Refused, Types, Writer
+from .protos import inferred, names, scope
+from .records import Certificate, Finding
+
+_OWN_DOMAINS = ("", "ai.onnx")
+_SUMS = {"SkipLayerNormalization": 3, "SkipSimplifiedLayerNormalization": 3, "SkipGroupNorm": 1, "EmbedLayerNormalization": 2}  # outputs
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """A foreign node and the standard nodes that took its place."""
+
+    finding: Finding  # what is to be said where nobody recognises a norm in them
+    tensors: frozenset[str]  # those that they compute
+
+
+@dataclass
+class _Expander:
+    """One graph on its way to standard nodes."""
+
+    opset: int
+    types: Types
+    taken: set[str]
+    functions: frozenset[tuple[str, str]]
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    initializers: list[onnx.TensorProto] = field(default_factory=list)
+    expansions: list[Expansion] = field(default_factory=list)
+    refusals: list[Finding] = field(default_factory=list)
+    certificates: dict[tuple[object, ...], Certificate] = field(default_factory=dict)
+
+    def take(self, node: onnx.NodeProto) -> None:
+        op = op_of(node, self.opset) if (node.domain, node.op_type) not in self.functions else None
+        if op is None:
+            if _unknown_norm(node) and (node.domain, node.op_type) not in self.functions:
+                self.refusals.append(_finding(node, "unknown", "refused", f"no definition of {_said(node)} is known"))
+            self.nodes.append(node)
+            return
+        writer = Writer(node, self.opset, self.types, self.taken)
+        try:
+            _check(op, node, self.opset)
+            op.write(writer, attributes(node))
+        except Refused as e:
+            self.refusals.append(_finding(node, op.kind, "refused", f"{_said(node)}: {e}"))
+            self.nodes.append(node)
+            return
+        certificate = self._certificate(op, writer)
+        if not certificate:
+            why = certificate.note or f"differs by {certificate.error:.2g} (relative) on the input {certificate.worst!r}"
+            finding = _finding(node, op.kind, "undone", f"the certificate of its standard form failed: {why}")
+            self.refusals.append(replace(finding, certificate=certificate))
+            self.nodes.append(node)
+            return
+        for made in writer.nodes:
+            made.metadata_props.extend(node.metadata_props)
+        self.nodes += writer.nodes
+        self.initializers += writer.initializers
+        reason = f"no norm was recognised in it; it is {len(writer.nodes)} standard nodes now"
+        finding = replace(_finding(node, op.kind, "refused", reason), certificate=certificate, proved=("identity",), notes=writer.notes)
+        self.expansions.append(Expansion(finding, frozenset(o for n in writer.nodes for o in n.output)))
+
+    def _certificate(self, op: Op, writer: Writer) -> Certificate:
+        node = writer.node
+        shape = self.types.get(node.input[0], (None, None))[1]
+        shape = (None,) * 3 if shape is None else shape
+        given = (tuple(map(bool, node.input)), tuple(map(bool, node.output)))
+        written = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
+        key = (
+            node.domain,
+            node.op_type,
+            tuple(small(shape, attrs=attributes(node))),
+            given,
+            written,
+            tuple(n.op_type for n in writer.nodes),
+        )
+        if key not in self.certificates:
+            self.certificates[key] = proved(op, writer, self.opset, shape)
+        return self.certificates[key]
+
+
+def standardized(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Expansion], list[Finding]]:
+    """``proto`` with its foreign norms as standard nodes: itself where there are none, else a copy.
+
+    Returns:
+        The model, what was replaced, and what was left alone though it looks like a foreign norm.
+    """
+    opset = next((o.version for o in proto.opset_import if o.domain in _OWN_DOMAINS), 1)
+    functions = frozenset((f.domain, f.name) for f in proto.functions)
+    if not any(op_of(n, opset) is not None or _unknown_norm(n) for n in proto.graph.node):
+        return proto, [], []
+    types = inferred(proto, [s for n in proto.graph.node for s in (_stand_ins(n) if op_of(n, opset) is not None else [n])])
+    types |= {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
+    work = _Expander(opset, types, set(names(proto.graph)), functions)
+    for node in proto.graph.node:
+        work.take(node)
+    if not work.expansions:
+        return proto, [], work.refusals
+    out = onnx.ModelProto()
+    out.CopyFrom(proto)
+    del out.graph.node[:]
+    out.graph.node.extend(work.nodes)
+    out.graph.initializer.extend(work.initializers)
+    used = {n.domain for holder in (out.graph, *out.functions) for n in holder.node}
+    kept = [o for o in out.opset_import if o.domain.startswith("ai.onnx") or o.domain in ("", *used)]
+    del out.opset_import[:]
+    out.opset_import.extend(kept)
+    return out, work.expansions, work.refusals
+
+
+def accounted(findings: Sequence[Finding], expansions: Iterable[Expansion], refusals: Sequence[Finding]) -> list[Finding]:
+    """One finding for each foreign norm: what its nodes became, said of the op that stood there."""
+    result = list(findings)
+    for expansion in expansions:
+        own = expansion.finding
+        place = next((i for i, f in enumerate(result) if f.tensor in expansion.tensors), None)
+        if place is None:
+            result.append(own)
+            continue
+        found = result[place]
+        standard = "" if found.became else "standard primitives"
+        result[place] = replace(
+            found,
+            tensor=own.tensor,
+            kind=own.kind if found.kind == "unknown" else found.kind,
+            module=found.module or own.module,
+            spelling=own.spelling,
+            became=found.became or standard,
+            notes=(*own.notes, *found.notes),
+            certificate=_both(own.certificate, found.certificate),
+        )
+    return [*result, *refusals]
+
+
+def _both(expansion: Certificate | None, fusion: Certificate | None) -> Certificate | None:
+    """The certificate of both steps: the errors add up."""
+    if expansion is None or fusion is None:
+        return expansion or fusion
+    worst = fusion.worst if fusion.error >= expansion.error else expansion.worst
+    return replace(fusion, error=fusion.error + expansion.error, cases=fusion.cases + expansion.cases, worst=worst)
+
+
+def _check(op: Op, node: onnx.NodeProto, opset: int) -> None:
+    if opset < OLDEST:
+        raise Refused(f"Add and Mul do not broadcast at opset {opset} ({OLDEST} is the first in which they do)")
+    unknown = sorted({a.name for a in node.attribute} - op.attributes)
+    if unknown:
+        raise Refused(f"its attribute {unknown[0]!r} is of unknown meaning")
+    given = [i for i in node.input if i]
+    fewest, most = op.inputs
+    if not fewest <= len(given) or len(node.input) > most:
+        raise Refused(f"it has {len(given)} inputs, and should have {fewest}{f' to {most}' if most > fewest else ''}")
+
+
+def _finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> Finding:
+    props = {p.key: p.value for p in node.metadata_props}
+    module = props.get("normdeploy.module") or scope(props.get("pkg.torch.onnx.name_scopes", ""))
+    tensor = next((o for o in node.output if o), "")
+    return Finding(kind, status, tensor, module, spelling=_said(node), reason=reason)  # type: ignore[arg-type]
+
+
+def _said(node: onnx.NodeProto) -> str:
+    return node.op_type if node.domain in _OWN_DOMAINS else f"{node.op_type} ({node.domain})"
+
+
+def _unknown_norm(node: onnx.NodeProto) -> bool:
+    """A node that is called a norm and that no standard defines."""
+    if "norm" not in node.op_type.lower() or node.domain.startswith("ai.onnx."):
+        return False
+    return node.domain not in _OWN_DOMAINS or not onnx.defs.has(node.op_type, domain="")
+
+
+def _stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Standard nodes with the types and shapes of a foreign one's results, for inference alone."""
+    op, inputs = "Identity", [node.input[0]]
+    if node.op_type == "EmbedLayerNormalization":
+        op, inputs = "Gather", [node.input[2], node.input[0]]
+    elif node.op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
+        op, inputs = "Add", list(node.input[:2])
+    alike = (0, _SUMS.get(node.op_type, 0))
+    return [onnx.helper.make_node(op, inputs, [o]) for i, o in enumerate(node.output) if o and i in alike]

@@ -1,0 +1,299 @@
+"""What each foreign norm node means, written as standard nodes: onnxruntime's contrib ops, and the plugins that TensorRT had.
+
+An op's function gets the `Writer` and the node's attributes; it raises Refused where the node can't be written, or where it can't be told
+which of several plugins of one name is meant. Semantics and defaults: `normdeploy.evaluate_foreign`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from .evaluate_foreign import GROUPS, SKIP_EPSILON
+from .foreign_write import Refused, Writer
+
+Attrs = Mapping[str, Any]
+
+_PARSED = {"plugin_version", "plugin_namespace", "aot", "name", "info"}  # for TensorRT's parser, no part of the op
+
+
+@dataclass(frozen=True)
+class Op:
+    """A foreign op. ``attributes``: those whose meaning is known."""
+
+    owner: str  # "onnxruntime" or "TensorRT"
+    kind: str
+    write: Callable[[Writer, Attrs], None]
+    attributes: frozenset[str]
+    inputs: tuple[int, int]  # the fewest and the most
+
+
+def op_of(node: onnx.NodeProto, opset: int) -> Op | None:
+    """What a node means; None for standard ops, and for those that nothing is known of."""
+    if node.domain in ("", "ai.onnx"):
+        if node.op_type == "GroupNormalization":
+            return _GROUP_NORM_18 if 18 <= opset < 21 else None
+        if node.op_type == "LayerNormalization" and opset >= 17:
+            return None
+        if node.op_type in ("LayerNormalization", "SimplifiedLayerNormalization"):
+            return _ONNXRUNTIME[node.op_type]
+    if node.domain == "com.microsoft":
+        return _ONNXRUNTIME.get(node.op_type)
+    return None if node.domain.startswith(("com.microsoft", "com.ms.", "ai.onnx.")) else _TENSORRT.get(node.op_type)
+
+
+def _layer_norm(w: Writer, attrs: Attrs) -> None:
+    """LayerNormalization(X, scale, B) → Y, Mean, InvStdDev, as it was before opset 17."""
+    _affine_norm(w, attrs, w.input(0), w.input(2), centered=True, inverse=2)
+
+
+def _simplified_layer_norm(w: Writer, attrs: Attrs) -> None:
+    """SimplifiedLayerNormalization(X, scale) → Y, inv_std_var."""
+    _affine_norm(w, attrs, w.input(0), "", centered=False, inverse=1)
+
+
+def _affine_norm(w: Writer, attrs: Attrs, x: str, beta: str, centered: bool, inverse: int) -> None:
+    found = w.normalized(x, _from_axis(w, x, attrs.get("axis", -1)), attrs.get("epsilon", 1e-5), centered)
+    w.give(0, w.scaled(found.value, w.input(1), beta))
+    if centered:
+        w.give(1, found.mean)
+    _give_inverse(w, inverse, found.deviation)
+
+
+def _from_axis(w: Writer, x: str, axis: int) -> list[int]:
+    """The axes from ``axis`` to the last, counted from the end."""
+    return list(range(axis if axis < 0 else axis - len(w.shape(x)), 0))
+
+
+def _give_inverse(w: Writer, index: int, deviation: str) -> None:
+    if index < len(w.node.output) and w.node.output[index]:
+        w.give(index, w.then("Reciprocal", deviation))
+
+
+def _skip_layer_norm(w: Writer, attrs: Attrs) -> None:
+    """SkipLayerNormalization(input, skip, gamma, beta, bias) → output, mean, inv_std_var, input + skip + bias."""
+    _skip_norm(w, attrs, beta=w.input(3), bias=w.input(4), centered=True)
+
+
+def _skip_simplified_layer_norm(w: Writer, attrs: Attrs) -> None:
+    """SkipSimplifiedLayerNormalization(input, skip, gamma, bias) → output, –, inv_std_var, input + skip + bias."""
+    if len(w.node.output) > 1 and w.node.output[1]:
+        raise Refused("its mean is wanted, and it takes none")
+    _skip_norm(w, attrs, beta="", bias=w.input(3), centered=False)
+
+
+def _skip_norm(w: Writer, attrs: Attrs, beta: str, bias: str, centered: bool) -> None:
+    total = w.then("Add", w.input(0), w.input(1))
+    total = w.then("Add", total, bias) if bias else total
+    found = w.normalized(total, [-1], attrs.get("epsilon", 1e-12), centered)
+    w.give(0, w.scaled(found.value, w.input(2), beta))
+    w.give(1, found.mean)
+    _give_inverse(w, 2, found.deviation)
+    w.give(3, total)
+
+
+def _embed_layer_norm(w: Writer, attrs: Attrs) -> None:
+    """EmbedLayerNormalization: the sum of word, position and segment embeddings, its layer norm, and the ones in each row of the mask."""
+    if w.opset < 10:
+        raise Refused(f"opset {w.opset} has no Slice with inputs (10)")
+    ids, segments, words, positions = (w.input(i) for i in range(4))
+    kind = w.kind(words)
+    if w.input(8):
+        place = w.then("Gather", positions, w.input(8), axis=0, kind=kind)
+    else:
+        shape = w.then("Shape", ids, kind=onnx.TensorProto.INT64)
+        length = w.then("Slice", shape, w.ints([1], "start"), w.ints([2], "end"))
+        place = w.then("Slice", positions, w.ints([0], "start"), length, w.ints([0], "axes"))
+    total = w.then("Add", w.then("Gather", words, ids, axis=0, kind=kind), place)
+    if segments:
+        total = w.then("Add", total, w.then("Gather", w.input(4), segments, axis=0, kind=kind))
+    found = w.normalized(total, [-1], attrs.get("epsilon", 1e-12))
+    w.give(0, w.scaled(found.value, w.input(5), w.input(6)))
+    if len(w.node.output) > 1 and w.node.output[1]:
+        w.give(1, _ones(w, ids, w.input(7)))
+    w.give(2, total)
+
+
+def _ones(w: Writer, ids: str, mask: str) -> str:
+    """The number of ones in each row of an int32 mask; zeros without one."""
+    kind = onnx.TensorProto.INT32
+    if mask:
+        held = w.cast(w.then("Equal", mask, w.constant(1, kind, "one"), kind=onnx.TensorProto.BOOL), kind)
+    else:
+        held = w.then("Sub", ids, ids, kind=kind)
+    if w.opset < 13:
+        return w.then("ReduceSum", held, axes=[1], keepdims=0)
+    return w.then("ReduceSum", held, w.ints([1], "axes"), keepdims=0)
+
+
+def _ort_group_norm(w: Writer, attrs: Attrs) -> None:
+    """GroupNorm(X, gamma, beta), X of (N, H, W, C), or (N, C, H, W) where channels_last is 0; activation 1 is SiLU."""
+    _ort_groups(w, attrs, w.input(0))
+
+
+def _skip_group_norm(w: Writer, attrs: Attrs) -> None:
+    """SkipGroupNorm(X, gamma, beta, skip, bias): GroupNorm of X + skip + bias, and that sum. skip may be (N, C)."""
+    if not attrs.get("channels_last", 1):
+        raise Refused("it is not defined for channels_last = 0")
+    skip = w.input(3)
+    if len(w.shape(skip)) == 2:
+        skip = w.then("Reshape", skip, w.ints([0, 1, 1, -1], "shape"))
+    total = w.then("Add", w.input(0), skip)
+    total = w.then("Add", total, w.input(4)) if w.input(4) else total
+    _ort_groups(w, attrs, total)
+    w.give(1, total)
+
+
+def _ort_groups(w: Writer, attrs: Attrs, x: str) -> None:
+    if attrs.get("activation") not in (0, 1):
+        raise Refused(f"its activation is {attrs.get('activation')}; 0 (none) and 1 (SiLU) are known")
+    if "groups" not in attrs:
+        raise Refused("its number of groups is not written")
+    last, kind = attrs.get("channels_last", 1), w.kind(w.input(0))
+    y = w.then("Transpose", x, perm=[0, 3, 1, 2]) if last else x
+    y = _groups(w, y, attrs["groups"], attrs.get("epsilon", 1e-5), rank=4)
+    y = w.cast(y, kind)
+    y = w.then("Transpose", y, perm=[0, 2, 3, 1]) if last else y
+    w.give(0, _silu(w, y) if attrs["activation"] else y)
+
+
+def _groups(w: Writer, x: str, groups: int, epsilon: float, rank: int, gamma: str = "", beta: str = "") -> str:
+    """Group norm of (N, C, …) in gamma's type; gamma and beta (by default the inputs 1 and 2) have one value for each channel."""
+    view = w.then("Reshape", x, w.ints([0, groups, -1], "groups"))
+    back = w.then("Reshape", w.normalized(view, [-1], epsilon).value, w.then("Shape", x, kind=onnx.TensorProto.INT64))
+    return w.scaled(back, gamma or w.input(1), beta or w.input(2), shape=[-1, *(1,) * (rank - 2)])
+
+
+def _silu(w: Writer, y: str) -> str:
+    return w.then("Mul", y, w.then("Sigmoid", y))
+
+
+def _group_norm_18(w: Writer, attrs: Attrs) -> None:
+    """GroupNormalization as opsets 18 to 20 had it: scale and bias have one value for each group."""
+    x, groups = w.input(0), attrs["num_groups"]
+    for t in w.node.input[1:3]:
+        length = w.length(t)
+        if length is not None and length != groups:
+            raise Refused(f"{t!r} has {length} values; at opset {w.opset} it has one for each group: {groups}")
+    channels = w.shape(x)[1]
+    if isinstance(channels, int) and channels % groups == 0:
+        gamma, beta = (_repeated(w, t, channels // groups) for t in w.node.input[1:3])
+        w.give(0, _groups(w, x, groups, attrs.get("epsilon", 1e-5), len(w.shape(x)), gamma, beta))
+        return
+    view = w.then("Reshape", x, w.ints([0, groups, -1], "groups"))
+    y = w.scaled(w.normalized(view, [-1], attrs.get("epsilon", 1e-5)).value, w.input(1), w.input(2), shape=[-1, 1])
+    w.give(0, w.then("Reshape", y, w.then("Shape", x, kind=onnx.TensorProto.INT64)))
+
+
+def _repeated(w: Writer, t: str, times: int) -> str:
+    """(G,) → (G · times,), each value ``times`` times."""
+    column = w.then("Expand", w.reshape(t, [-1, 1]), w.ints([1, times], "times"))
+    return w.reshape(column, [-1])
+
+
+def _trt_group_norm(w: Writer, attrs: Attrs) -> None:
+    groups = attrs.get("num_groups", GROUPS)
+    y = w.cast(_groups(w, w.input(0), groups, attrs.get("epsilon", 1e-5), len(w.shape(w.input(0)))), w.kind(w.input(0)))
+    w.give(0, _silu(w, y) if attrs.get("bSwish", 0) else y)
+    if "num_groups" not in attrs:
+        w.notes = (f"the plugin's own number of groups: {GROUPS}",)
+
+
+def _trt_group_normalization(w: Writer, attrs: Attrs) -> None:
+    y = _groups(w, w.input(0), attrs.get("num_groups", 1), _epsilon(attrs, 1e-5), len(w.shape(w.input(0))))
+    w.give(0, w.cast(y, w.kind(w.input(0))))
+
+
+def _trt_layer_norm(w: Writer, attrs: Attrs) -> None:
+    """Several plugins are called LayerNorm: only TensorRT's own has an axis, and a default for epsilon; others have one compiled in."""
+    x = w.input(0)
+    axes = _from_axis(w, x, attrs.get("axis", -1))
+    epsilon = _epsilon(attrs, 1e-5 if "axis" in attrs else None)
+    shape = [] if len(axes) == 1 else [_known(d) for d in w.shape(x)[axes[0] :]]
+    w.give(0, w.cast(w.scaled(w.normalized(x, axes, epsilon).value, w.input(1), w.input(2), shape), w.kind(x)))
+
+
+def _known(dim: int | str | None) -> int:
+    if not isinstance(dim, int):
+        raise Refused(f"it normalizes over the dynamic size {dim!r}, and gamma has to be laid along it")
+    return dim
+
+
+def _epsilon(attrs: Attrs, default: float | None) -> float:
+    given = [attrs[name] for name in ("eps", "epsilon") if name in attrs]
+    if len(given) > 1 or not (given or default):
+        raise Refused("it has two epsilons" if given else "its epsilon is not written, and plugins of this name differ in it")
+    return float(given[0]) if given else float(default or 0.0)
+
+
+def _trt_instance_norm(w: Writer, attrs: Attrs) -> None:
+    x, kind = w.input(0), w.kind(w.input(0))
+    if "epsilon" not in attrs:
+        raise Refused("its epsilon is not written")
+    found = w.normalized(x, list(range(2 - len(w.shape(x)), 0)), attrs["epsilon"])
+    scale, bias = w.input(1), w.input(2)
+    if not scale:
+        scale, bias = (_vector(w, attrs, name, w.kind(found.value)) for name in ("scales", "bias"))
+    y = w.cast(w.scaled(found.value, scale, bias, shape=[-1, *(1,) * (len(w.shape(x)) - 2)]), kind)
+    if attrs.get("relu", 0):
+        y = w.then("LeakyRelu", y, alpha=float(attrs["alpha"])) if attrs.get("alpha") else w.then("Relu", y)
+    w.give(0, y)
+
+
+def _trt_skip_layer_norm(w: Writer, attrs: Attrs) -> None:
+    """input, skip of (S, B, E, 1, 1), or with E last; beta, gamma and bias are attributes."""
+    version, type_id = _text(attrs.get("plugin_version", "1")), attrs.get("type_id", 0)
+    if version not in ("1", "2") or type_id not in SKIP_EPSILON:
+        raise Refused(f"version {version}, type_id {type_id} computes in int8, with scales that the file does not hold")
+    rank, kind = len(w.shape(w.input(0))), w.kind(w.input(0))
+    ones = [1, 1] if rank == 5 else []
+    if rank == 5 and tuple(w.shape(w.input(0))[3:]) != (1, 1):
+        raise Refused(f"its input has the shape {w.shape(w.input(0))}, not (S, B, E, 1, 1)")
+    total = w.then("Add", w.input(0), w.input(1))
+    total = w.then("Add", total, _vector(w, attrs, "bias", kind, ones)) if "bias" in attrs else total
+    found = w.normalized(total, list(range(-1 - len(ones), 0)), SKIP_EPSILON[type_id])
+    gamma, beta = (_vector(w, attrs, name, kind, ones) for name in ("gamma", "beta"))
+    w.give(0, w.scaled(found.value, gamma, beta))
+    w.notes = (f"epsilon {SKIP_EPSILON[type_id]:.3g} is compiled into the plugin; before February 2024 it had none",)
+
+
+def _vector(w: Writer, attrs: Attrs, name: str, kind: int, ones: Sequence[int] = ()) -> str:
+    if name not in attrs:
+        raise Refused(f"its {name} is not written")
+    return w.constant(np.asarray(attrs[name], dtype=np.float64).reshape(-1, *ones), kind, name)
+
+
+def _text(value: str | bytes | int) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _ort(kind: str, write: Callable[[Writer, Attrs], None], fewest: int, most: int, *attributes: str) -> Op:
+    return Op("onnxruntime", kind, write, frozenset((*attributes, "epsilon")), (fewest, most))
+
+
+def _trt(kind: str, write: Callable[[Writer, Attrs], None], fewest: int, most: int, *attributes: str) -> Op:
+    return Op("TensorRT", kind, write, frozenset((*attributes, *_PARSED)), (fewest, most))
+
+
+_ONNXRUNTIME = {
+    "LayerNormalization": _ort("LayerNorm", _layer_norm, 2, 3, "axis", "stash_type"),
+    "SimplifiedLayerNormalization": _ort("RMSNorm", _simplified_layer_norm, 2, 2, "axis", "stash_type"),
+    "SkipLayerNormalization": _ort("LayerNorm", _skip_layer_norm, 3, 5),
+    "SkipSimplifiedLayerNormalization": _ort("RMSNorm", _skip_simplified_layer_norm, 3, 4),
+    "EmbedLayerNormalization": _ort("LayerNorm", _embed_layer_norm, 7, 9, "mask_index_type"),
+    "GroupNorm": _ort("GroupNorm", _ort_group_norm, 3, 3, "groups", "activation", "channels_last"),
+    "SkipGroupNorm": _ort("GroupNorm", _skip_group_norm, 4, 5, "groups", "activation", "channels_last"),
+}
+_TENSORRT = {
+    "GroupNorm": _trt("GroupNorm", _trt_group_norm, 3, 3, "epsilon", "bSwish", "num_groups"),
+    "GroupNormalizationPlugin": _trt("GroupNorm", _trt_group_normalization, 3, 3, "eps", "epsilon", "num_groups"),
+    "LayerNorm": _trt("LayerNorm", _trt_layer_norm, 3, 3, "epsilon", "eps", "axis"),
+    "LayerNormPlugin": _trt("LayerNorm", _trt_layer_norm, 3, 3, "epsilon", "eps", "axis"),
+    "InstanceNormalization_TRT": _trt("InstanceNorm", _trt_instance_norm, 1, 3, "epsilon", "scales", "bias", "relu", "alpha"),
+    "CustomSkipLayerNormPluginDynamic": _trt("LayerNorm", _trt_skip_layer_norm, 2, 2, "type_id", "ld", "beta", "gamma", "bias", "has_bias"),
+}
+_GROUP_NORM_18 = Op("ONNX 18", "GroupNorm", _group_norm_18, frozenset({"epsilon", "num_groups"}), (3, 3))
