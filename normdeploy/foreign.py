@@ -7,7 +7,7 @@ what can't is correct standard ONNX all the same. A node whose meaning is not ce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -15,6 +15,9 @@ import onnx
 from .foreign_ops import Op, op_of
 from .foreign_proof import attributes, proved, small
 from .foreign_write import OLDEST, Refused, Types, Writer
+from .nested import Nested, bodies
+from .nested_functions import functions
+from .opsets import nodes_of
 from .protos import inferred, names, scope
 from .records import Certificate, Finding
 
@@ -31,6 +34,14 @@ class Expansion:
 
 
 @dataclass
+class Read:
+    """What was found in a file: nodes that were replaced, and what was left alone though it is called a norm."""
+
+    expansions: list[Expansion] = field(default_factory=list)
+    refusals: list[Finding] = field(default_factory=list)
+
+
+@dataclass
 class _Expander:
     """One graph on its way to standard nodes."""
 
@@ -38,17 +49,17 @@ class _Expander:
     types: Types
     taken: set[str]
     functions: frozenset[tuple[str, str]]
+    read: Read
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
-    expansions: list[Expansion] = field(default_factory=list)
-    refusals: list[Finding] = field(default_factory=list)
     certificates: dict[tuple[object, ...], Certificate] = field(default_factory=dict)
 
     def take(self, node: onnx.NodeProto) -> None:
-        op = op_of(node, self.opset) if (node.domain, node.op_type) not in self.functions else None
+        own = (node.domain, node.op_type) in self.functions  # the file says itself what it means
+        op = None if own else op_of(node, self.opset)
         if op is None:
-            if _unknown_norm(node) and (node.domain, node.op_type) not in self.functions:
-                self.refusals.append(_finding(node, "unknown", "refused", f"no definition of {_said(node)} is known"))
+            if _unknown_norm(node) and not own:
+                self.read.refusals.append(_finding(node, "unknown", "refused", f"no definition of {_said(node)} is known"))
             self.nodes.append(node)
             return
         writer = Writer(node, self.opset, self.types, self.taken)
@@ -56,14 +67,14 @@ class _Expander:
             _check(op, node, self.opset)
             op.write(writer, attributes(node))
         except Refused as e:
-            self.refusals.append(_finding(node, op.kind, "refused", f"{_said(node)}: {e}"))
+            self.read.refusals.append(_finding(node, op.kind, "refused", f"{_said(node)}: {e}"))
             self.nodes.append(node)
             return
         certificate = self._certificate(op, writer)
         if not certificate:
             why = certificate.note or f"differs by {certificate.error:.2g} (relative) on the input {certificate.worst!r}"
             finding = _finding(node, op.kind, "undone", f"the certificate of its standard form failed: {why}")
-            self.refusals.append(replace(finding, certificate=certificate))
+            self.read.refusals.append(replace(finding, certificate=certificate))
             self.nodes.append(node)
             return
         for made in writer.nodes:
@@ -72,7 +83,7 @@ class _Expander:
         self.initializers += writer.initializers
         reason = f"no norm was recognised in it; it is {len(writer.nodes)} standard nodes now"
         finding = replace(_finding(node, op.kind, "refused", reason), certificate=certificate, proved=("identity",), notes=writer.notes)
-        self.expansions.append(Expansion(finding, frozenset(o for n in writer.nodes for o in n.output)))
+        self.read.expansions.append(Expansion(finding, frozenset(o for n in writer.nodes for o in n.output)))
 
     def _certificate(self, op: Op, writer: Writer) -> Certificate:
         node = writer.node
@@ -93,41 +104,62 @@ class _Expander:
         return self.certificates[key]
 
 
-def standardized(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Expansion], list[Finding]]:
-    """``proto`` with its foreign norms as standard nodes: itself where there are none, else a copy.
+def standardized(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Read]:
+    """``proto`` with its foreign norms as standard nodes, those in bodies and functions too: itself where there are none, else a copy."""
+    read = Read()
+    if not any(_looks_foreign(n, opset) for n, opset in nodes_of(proto)):
+        return proto, read
+    out = _graph(proto, set(), read)
+    for function in functions(out):
+        _inside(function, set(), read)
+    if not read.expansions:
+        return proto, read
+    used = {n.domain for n, _ in nodes_of(out)}
+    for holder in (out, *out.functions):
+        kept = [o for o in holder.opset_import if o.domain.startswith("ai.onnx") or o.domain in ("", *used)]
+        del holder.opset_import[:]
+        holder.opset_import.extend(kept)
+    return out, read
 
-    Returns:
-        The model, what was replaced, and what was left alone though it looks like a foreign norm.
-    """
+
+def _graph(proto: onnx.ModelProto, around: set[str], read: Read) -> onnx.ModelProto:
+    """A copy of ``proto``, the foreign norms of its graph and of the bodies in it written as standard nodes."""
     opset = next((o.version for o in proto.opset_import if o.domain in _OWN_DOMAINS), 1)
-    functions = frozenset((f.domain, f.name) for f in proto.functions)
-    if not any(op_of(n, opset) is not None or _unknown_norm(n) for n in proto.graph.node):
-        return proto, [], []
     types = inferred(proto, [s for n in proto.graph.node for s in (_stand_ins(n) if op_of(n, opset) is not None else [n])])
-    types |= {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
-    work = _Expander(opset, types, set(names(proto.graph)), functions)
+    taken = {*around, *names(proto.graph)}
+    work = _Expander(opset, types, taken, frozenset((f.domain, f.name) for f in proto.functions), read)
     for node in proto.graph.node:
         work.take(node)
-    if not work.expansions:
-        return proto, [], work.refusals
     out = onnx.ModelProto()
     out.CopyFrom(proto)
-    del out.graph.node[:]
-    out.graph.node.extend(work.nodes)
-    out.graph.initializer.extend(work.initializers)
-    used = {n.domain for holder in (out.graph, *out.functions) for n in holder.node}
-    kept = [o for o in out.opset_import if o.domain.startswith("ai.onnx") or o.domain in ("", *used)]
-    del out.opset_import[:]
-    out.opset_import.extend(kept)
-    return out, work.expansions, work.refusals
+    if work.initializers:
+        del out.graph.node[:]
+        out.graph.node.extend(work.nodes)
+        out.graph.initializer.extend(work.initializers)
+    for body in bodies(out):
+        _inside(body, taken, read)
+    return out
 
 
-def accounted(findings: Sequence[Finding], expansions: Iterable[Expansion], refusals: Sequence[Finding]) -> list[Finding]:
+def _inside(nested: Nested, around: set[str], read: Read) -> None:
+    found = Read()
+    out = _graph(nested.model, around, found)
+    if found.expansions:
+        nested.put_back(out)
+    read.expansions += [replace(e, finding=_placed(e.finding, nested)) for e in found.expansions]
+    read.refusals += [_placed(f, nested) for f in found.refusals]
+
+
+def _placed(finding: Finding, nested: Nested) -> Finding:
+    return replace(finding, place=f"{nested.place}, {finding.place}" if finding.place else nested.place)
+
+
+def accounted(findings: Sequence[Finding], read: Read) -> list[Finding]:
     """One finding for each foreign norm: what its nodes became, said of the op that stood there."""
     result = list(findings)
-    for expansion in expansions:
+    for expansion in read.expansions:
         own = expansion.finding
-        place = next((i for i, f in enumerate(result) if f.tensor in expansion.tensors), None)
+        place = next((i for i, f in enumerate(result) if f.tensor in expansion.tensors and f.place == own.place), None)
         if place is None:
             result.append(own)
             continue
@@ -143,7 +175,7 @@ def accounted(findings: Sequence[Finding], expansions: Iterable[Expansion], refu
             notes=(*own.notes, *found.notes),
             certificate=_both(own.certificate, found.certificate),
         )
-    return [*result, *refusals]
+    return [*result, *read.refusals]
 
 
 def _both(expansion: Certificate | None, fusion: Certificate | None) -> Certificate | None:
@@ -175,6 +207,10 @@ def _finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> Findi
 
 def _said(node: onnx.NodeProto) -> str:
     return node.op_type if node.domain in _OWN_DOMAINS else f"{node.op_type} ({node.domain})"
+
+
+def _looks_foreign(node: onnx.NodeProto, opset: int) -> bool:
+    return op_of(node, opset) is not None or _unknown_norm(node)
 
 
 def _unknown_norm(node: onnx.NodeProto) -> bool:

@@ -28,7 +28,7 @@ _CONVERTED = {
 
 def needs_conversion(proto: onnx.ModelProto, opset: int) -> list[str]:
     """The ops of ``proto`` that mean something else, or are written in another way, at ``opset``."""
-    return sorted({n.op_type for n, version in _nodes(proto) if version < opset and not _same(n, version, opset)})
+    return sorted({n.op_type for n, version in nodes_of(proto) if version < opset and not _same(n, version, opset)})
 
 
 def renumbered(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -72,7 +72,7 @@ def _entry(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.OperatorSetIdPro
     return next((o for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
 
 
-def _nodes(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
+def nodes_of(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
     """Every node of the graph, its bodies and the file's functions, and the opset that it is written in."""
     found: list[tuple[onnx.NodeProto, int]] = []
     for holder, nodes in ((proto, proto.graph.node), *((f, f.node) for f in proto.functions)):

@@ -51,7 +51,7 @@ def optimize(
     if runtime not in RUNTIMES:
         raise ValueError(f"runtime is {runtime!r}; it is one of {', '.join(RUNTIMES)}")
     nodes = len(proto.graph.node)
-    proto, foreign, unread = standardized(proto)
+    proto, foreign = standardized(proto)
     work, out = _file(proto, runtime, NEWEST, progress)
     if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = converted(proto, work.opset)
@@ -60,7 +60,7 @@ def optimize(
             work.findings = [replace(f, reason=f"{f.reason} ({newer})") if f.reason.startswith(OPSET) else f for f in work.findings]
         else:
             work, out = _file(newer, runtime, NEWEST, progress)
-    work.findings = accounted(work.findings, foreign, unread)
+    work.findings = accounted(work.findings, foreign)
     failed = [f for f in work.findings if f.status == "undone"]
     if strict and failed:
         raise CertificateError(
