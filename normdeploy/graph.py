@@ -218,10 +218,10 @@ class Graph:
         if isinstance(t, gs.Constant):
             return tuple(t.shape)
         known = t.shape if t.shape is not None else None
-        if known is None or any(d is None or d == "" for d in known):
+        if known is None or any(_unsaid(d) for d in known):
             inferred = self._inferred.get(t.name)
             known = inferred[1] if inferred is not None and inferred[1] is not None else known
-        return self._carried(t) if known is None else tuple(d if d != "" else None for d in known)
+        return self._carried(t) if known is None else tuple(None if _unsaid(d) else d for d in known)
 
     def _carried(self, t: gs.Tensor) -> Dims | None:
         """The shape that elementwise nodes carry on from where it was last known: inference stops at the first op it can't follow."""
@@ -431,6 +431,11 @@ def widen(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "biu?":
         return values
     return values.astype(np.float64)
+
+
+def _unsaid(dim: int | str | None) -> bool:
+    """Whether a file leaves a dim open; PaddlePaddle's older writers put -1 there."""
+    return dim is None or dim == "" or (isinstance(dim, int) and dim < 0)
 
 
 def _cast(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:

@@ -29,6 +29,8 @@ def inferred(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = No
     graph.node.extend(proto.graph.node if nodes is None else nodes)
     for field in ("input", "output", "value_info"):
         getattr(graph, field).extend(getattr(proto.graph, field))
+        for dim in (d for v in getattr(graph, field) for d in v.type.tensor_type.shape.dim if d.dim_value < 0):
+            dim.Clear()  # PaddlePaddle's older writers put -1 for a dynamic size; inference counts with it
     listed = {i.name for i in graph.input}
     for tensor in proto.graph.initializer:
         if math.prod(tensor.dims) <= _INFERENCE_SIZE:

@@ -29,7 +29,7 @@ from tests.support import run_onnxruntime
 BOOKS = {"known": KNOWN, "held out": KNOWN.merged(HELD_OUT)}
 SIZES: tuple[dict[str, int], ...] = ({}, {"B": 2, "S": 7, "L": 8})
 graphs = settings(
-    max_examples=150, deadline=None, derandomize=False, database=None, print_blob=True, suppress_health_check=list(HealthCheck)
+    max_examples=600, deadline=None, derandomize=False, database=None, print_blob=True, suppress_health_check=list(HealthCheck)
 )
 # an export takes a second: no shrinking, the vector and the text are printed as they were drawn
 exports = settings(graphs, max_examples=7, phases=[Phase.explicit, Phase.generate])
