@@ -14,15 +14,13 @@ import onnx
 
 from .foreign_ops import Op, op_of
 from .foreign_proof import attributes, proved, small
+from .foreign_shapes import OWN_DOMAINS, stated, types_of
 from .foreign_write import OLDEST, Refused, Types, Writer
 from .nested import Nested, bodies
 from .nested_functions import functions
 from .opsets import nodes_of
-from .protos import inferred, names, scope
+from .protos import names, scope
 from .records import Certificate, Finding
-
-_OWN_DOMAINS = ("", "ai.onnx")
-_SUMS = {"SkipLayerNormalization": 3, "SkipSimplifiedLayerNormalization": 3, "SkipGroupNorm": 1, "EmbedLayerNormalization": 2}  # outputs
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,11 @@ class _Expander:
     types: Types
     taken: set[str]
     functions: frozenset[tuple[str, str]]
+    known: set[str]  # tensors whose type the file states
     read: Read
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
+    value_info: list[onnx.ValueInfoProto] = field(default_factory=list)
     certificates: dict[tuple[object, ...], Certificate] = field(default_factory=dict)
 
     def take(self, node: onnx.NodeProto) -> None:
@@ -81,6 +81,7 @@ class _Expander:
             made.metadata_props.extend(node.metadata_props)
         self.nodes += writer.nodes
         self.initializers += writer.initializers
+        self.value_info += stated(writer, self.types, self.known)
         reason = f"no norm was recognised in it; it is {len(writer.nodes)} standard nodes now"
         finding = replace(_finding(node, op.kind, "refused", reason), certificate=certificate, proved=("identity",), notes=writer.notes)
         self.read.expansions.append(Expansion(finding, frozenset(o for n in writer.nodes for o in n.output)))
@@ -124,10 +125,12 @@ def standardized(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Read]:
 
 def _graph(proto: onnx.ModelProto, around: set[str], read: Read) -> onnx.ModelProto:
     """A copy of ``proto``, the foreign norms of its graph and of the bodies in it written as standard nodes."""
-    opset = next((o.version for o in proto.opset_import if o.domain in _OWN_DOMAINS), 1)
-    types = inferred(proto, [s for n in proto.graph.node for s in (_stand_ins(n) if op_of(n, opset) is not None else [n])])
+    opset = next((o.version for o in proto.opset_import if o.domain in OWN_DOMAINS), 1)
+    types = types_of(proto, opset)
     taken = {*around, *names(proto.graph)}
-    work = _Expander(opset, types, taken, frozenset((f.domain, f.name) for f in proto.functions), read)
+    functions_of = frozenset((f.domain, f.name) for f in proto.functions)
+    known = {v.name for v in (*proto.graph.value_info, *proto.graph.output)}
+    work = _Expander(opset, types, taken, functions_of, known, read)
     for node in proto.graph.node:
         work.take(node)
     out = onnx.ModelProto()
@@ -136,6 +139,7 @@ def _graph(proto: onnx.ModelProto, around: set[str], read: Read) -> onnx.ModelPr
         del out.graph.node[:]
         out.graph.node.extend(work.nodes)
         out.graph.initializer.extend(work.initializers)
+        out.graph.value_info.extend(work.value_info)
     for body in bodies(out):
         _inside(body, taken, read)
     return out
@@ -206,7 +210,7 @@ def _finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> Findi
 
 
 def _said(node: onnx.NodeProto) -> str:
-    return node.op_type if node.domain in _OWN_DOMAINS else f"{node.op_type} ({node.domain})"
+    return node.op_type if node.domain in OWN_DOMAINS else f"{node.op_type} ({node.domain})"
 
 
 def _looks_foreign(node: onnx.NodeProto, opset: int) -> bool:
@@ -217,15 +221,4 @@ def _unknown_norm(node: onnx.NodeProto) -> bool:
     """A node that is called a norm and that no standard defines."""
     if "norm" not in node.op_type.lower() or node.domain.startswith("ai.onnx."):
         return False
-    return node.domain not in _OWN_DOMAINS or not onnx.defs.has(node.op_type, domain="")
-
-
-def _stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Standard nodes with the types and shapes of a foreign one's results, for inference alone."""
-    op, inputs = "Identity", [node.input[0]]
-    if node.op_type == "EmbedLayerNormalization":
-        op, inputs = "Gather", [node.input[2], node.input[0]]
-    elif node.op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
-        op, inputs = "Add", list(node.input[:2])
-    alike = (0, _SUMS.get(node.op_type, 0))
-    return [onnx.helper.make_node(op, inputs, [o]) for i, o in enumerate(node.output) if o and i in alike]
+    return node.domain not in OWN_DOMAINS or not onnx.defs.has(node.op_type, domain="")

@@ -87,8 +87,9 @@ def _skip_simplified_layer_norm(w: Writer, attrs: Attrs) -> None:
 
 
 def _skip_norm(w: Writer, attrs: Attrs, beta: str, bias: str, centered: bool) -> None:
-    total = w.then("Add", w.input(0), w.input(1))
+    total = w.then("Add", w.input(0), w.input(1), kind=w.kind(w.input(0), w.input(1), w.input(2)))
     total = w.then("Add", total, bias) if bias else total
+    w.alike.append(total)
     found = w.normalized(total, [-1], attrs.get("epsilon", 1e-12), centered)
     w.give(0, w.scaled(found.value, w.input(2), beta))
     w.give(1, found.mean)

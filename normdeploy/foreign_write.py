@@ -43,6 +43,7 @@ class Writer:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.notes: tuple[str, ...] = ()
+        self.alike: list[str] = []  # tensors with the shape of the node's first output
         self._types, self._taken = types, taken
         self._kinds: dict[str, int] = {}
         self._ints: dict[tuple[int, ...], str] = {}
@@ -51,13 +52,13 @@ class Writer:
         """The name of an input, "" where it is left out."""
         return self.node.input[index] if index < len(self.node.input) else ""
 
-    def kind(self, t: str) -> int:
-        """The floating element type of a tensor.
+    def kind(self, t: str, *alike: str) -> int:
+        """The floating element type of a tensor; ``alike``: others of the same type, asked where its own is not known.
 
         Raises:
             Refused: it is not known, or not floating.
         """
-        kind = self._kinds.get(t) or self._types.get(t, (None, None))[0]
+        kind = next((k for n in (t, *alike) if (k := self._kinds.get(n) or self._types.get(n, (None, None))[0])), None)
         if kind is None or kind not in _FLOATING:
             raise Refused(f"the type of {t!r} is {'not known' if not kind else onnx.TensorProto.DataType.Name(kind)}: it must be floating")
         return kind

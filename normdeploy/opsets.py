@@ -2,9 +2,9 @@
 
 Most raises are a change of the number: the ops that the file holds mean the same in both versions. That is read off onnx's own
 schemas (same inputs, same attributes with the same defaults, only new optional ones). Where an op did change, onnx's version converter
-rewrites it; the converter loses node metadata and can't take model-local functions, so metadata is put back and a file with functions
-is refused. So is an op that the converter gets wrong (onnx 1.23: Hardmax keeps its new default axis, Resize its new coordinates,
-GroupNormalization the scale of its groups), or has not been seen to get right.
+rewrites it. The converter loses node metadata and the shapes behind ops that it does not know, which are put back, and model-local
+functions: a file with these is refused. So is an op that the converter gets wrong (onnx 1.23: Hardmax keeps its new default axis, Resize
+its new coordinates, GroupNormalization the scale of its groups), or has not been seen to get right.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
         if original is not None:
             node.metadata_props.extend(original.metadata_props)
             node.doc_string = original.doc_string
+    made = {o for n in result.graph.node for o in n.output} - {v.name for v in result.graph.value_info}
+    result.graph.value_info.extend(v for v in proto.graph.value_info if v.name in made)
     del result.metadata_props[:]
     result.metadata_props.extend(proto.metadata_props)
     return result
