@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
-from .foreign_ops import Op, op_of
-from .foreign_proof import attributes, proved, small
+from .dims import Dims
+from .foreign_ops import op_of
+from .foreign_proof import SIZES, SKIPS, attributes, proved, small
 from .foreign_shapes import OWN_DOMAINS, stated, types_of
-from .foreign_write import OLDEST, Refused, Types, Writer
+from .foreign_write import OLDEST, Op, Refused, Types, Writer
 from .nested import Nested, bodies
 from .nested_functions import functions
 from .opsets import nodes_of
@@ -87,22 +88,19 @@ class _Expander:
         self.read.expansions.append(Expansion(finding, frozenset(o for n in writer.nodes for o in n.output)))
 
     def _certificate(self, op: Op, writer: Writer) -> Certificate:
-        node = writer.node
-        shape = self.types.get(node.input[0], (None, None))[1]
-        shape = (None,) * 3 if shape is None else shape
-        given = (tuple(map(bool, node.input)), tuple(map(bool, node.output)))
+        node, attrs = writer.node, attributes(writer.node)
+        shape = self._shape(node, 0)
+        skip = len(self._shape(node, SKIPS.get(node.op_type, 0)))
+        given = (tuple(map(bool, node.input)), tuple(map(bool, node.output)), skip)
         written = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
-        key = (
-            node.domain,
-            node.op_type,
-            tuple(small(shape, attrs=attributes(node))),
-            given,
-            written,
-            tuple(n.op_type for n in writer.nodes),
-        )
+        key = (node.domain, node.op_type, tuple(small(op, shape, SIZES[0], attrs)), given, written, tuple(n.op_type for n in writer.nodes))
         if key not in self.certificates:
-            self.certificates[key] = proved(op, writer, self.opset, shape)
+            self.certificates[key] = proved(op, writer, self.opset, shape, skip)
         return self.certificates[key]
+
+    def _shape(self, node: onnx.NodeProto, index: int) -> Dims:
+        shape = self.types.get(node.input[index], (None, None))[1]
+        return (None, None, None) if shape is None else shape
 
 
 def standardized(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Read]:
@@ -179,7 +177,13 @@ def accounted(findings: Sequence[Finding], read: Read) -> list[Finding]:
             notes=(*own.notes, *found.notes),
             certificate=_both(own.certificate, found.certificate),
         )
-    return [*result, *read.refusals]
+    for refusal in read.refusals:  # what nobody else spoke of, or only left as it was
+        place = next((i for i, f in enumerate(result) if (f.tensor, f.place) == (refusal.tensor, refusal.place)), None)
+        if place is None:
+            result.append(refusal)
+        elif result[place].status in ("kept", "refused"):
+            result[place] = refusal
+    return result
 
 
 def _both(expansion: Certificate | None, fusion: Certificate | None) -> Certificate | None:

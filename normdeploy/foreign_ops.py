@@ -1,35 +1,17 @@
-"""What each foreign norm node means, written as standard nodes: onnxruntime's contrib ops, and the plugins that TensorRT had.
+"""What foreign norm nodes mean, written as standard nodes: onnxruntime's contrib ops, and GroupNormalization as it was before opset 21.
 
-An op's function gets the `Writer` and the node's attributes; it raises Refused where the node can't be written, or where it can't be told
-which of several plugins of one name is meant. Semantics and defaults: `normdeploy.evaluate_foreign`.
+An op's function gets the `Writer` and the node's attributes; it raises Refused where the node can't be written. Semantics and defaults:
+`normdeploy.evaluate_foreign`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import onnx
 
-from .evaluate_foreign import GROUPS, SKIP_EPSILON
-from .foreign_write import Refused, Writer
-
-Attrs = Mapping[str, Any]
-
-_PARSED = {"plugin_version", "plugin_namespace", "aot", "name", "info"}  # for TensorRT's parser, no part of the op
-
-
-@dataclass(frozen=True)
-class Op:
-    """A foreign op. ``attributes``: those whose meaning is known."""
-
-    owner: str  # "onnxruntime" or "TensorRT"
-    kind: str
-    write: Callable[[Writer, Attrs], None]
-    attributes: frozenset[str]
-    inputs: tuple[int, int]  # the fewest and the most
+from .foreign_plugins import PLUGINS
+from .foreign_write import Attrs, Op, Refused, Writer
 
 
 def op_of(node: onnx.NodeProto, opset: int) -> Op | None:
@@ -43,7 +25,7 @@ def op_of(node: onnx.NodeProto, opset: int) -> Op | None:
             return _ONNXRUNTIME[node.op_type]
     if node.domain == "com.microsoft":
         return _ONNXRUNTIME.get(node.op_type)
-    return None if node.domain.startswith(("com.microsoft", "com.ms.", "ai.onnx.")) else _TENSORRT.get(node.op_type)
+    return None if node.domain.startswith(("com.microsoft", "com.ms.", "ai.onnx.")) else PLUGINS.get(node.op_type)
 
 
 def _layer_norm(w: Writer, attrs: Attrs) -> None:
@@ -57,16 +39,11 @@ def _simplified_layer_norm(w: Writer, attrs: Attrs) -> None:
 
 
 def _affine_norm(w: Writer, attrs: Attrs, x: str, beta: str, centered: bool, inverse: int) -> None:
-    found = w.normalized(x, _from_axis(w, x, attrs.get("axis", -1)), attrs.get("epsilon", 1e-5), centered)
+    found = w.normalized(x, w.from_axis(x, attrs.get("axis", -1)), attrs.get("epsilon", 1e-5), centered)
     w.give(0, w.scaled(found.value, w.input(1), beta))
     if centered:
         w.give(1, found.mean)
     _give_inverse(w, inverse, found.deviation)
-
-
-def _from_axis(w: Writer, x: str, axis: int) -> list[int]:
-    """The axes from ``axis`` to the last, counted from the end."""
-    return list(range(axis if axis < 0 else axis - len(w.shape(x)), 0))
 
 
 def _give_inverse(w: Writer, index: int, deviation: str) -> None:
@@ -156,21 +133,10 @@ def _ort_groups(w: Writer, attrs: Attrs, x: str) -> None:
         raise Refused("its number of groups is not written")
     last, kind = attrs.get("channels_last", 1), w.kind(w.input(0))
     y = w.then("Transpose", x, perm=[0, 3, 1, 2]) if last else x
-    y = _groups(w, y, attrs["groups"], attrs.get("epsilon", 1e-5), rank=4)
+    y = w.grouped(y, attrs["groups"], attrs.get("epsilon", 1e-5), rank=4)
     y = w.cast(y, kind)
     y = w.then("Transpose", y, perm=[0, 2, 3, 1]) if last else y
-    w.give(0, _silu(w, y) if attrs["activation"] else y)
-
-
-def _groups(w: Writer, x: str, groups: int, epsilon: float, rank: int, gamma: str = "", beta: str = "") -> str:
-    """Group norm of (N, C, …) in gamma's type; gamma and beta (by default the inputs 1 and 2) have one value for each channel."""
-    view = w.then("Reshape", x, w.ints([0, groups, -1], "groups"))
-    back = w.then("Reshape", w.normalized(view, [-1], epsilon).value, w.then("Shape", x, kind=onnx.TensorProto.INT64))
-    return w.scaled(back, gamma or w.input(1), beta or w.input(2), shape=[-1, *(1,) * (rank - 2)])
-
-
-def _silu(w: Writer, y: str) -> str:
-    return w.then("Mul", y, w.then("Sigmoid", y))
+    w.give(0, w.silu(y) if attrs["activation"] else y)
 
 
 def _group_norm_18(w: Writer, attrs: Attrs) -> None:
@@ -183,7 +149,7 @@ def _group_norm_18(w: Writer, attrs: Attrs) -> None:
     channels = w.shape(x)[1]
     if isinstance(channels, int) and channels % groups == 0:
         gamma, beta = (_repeated(w, t, channels // groups) for t in w.node.input[1:3])
-        w.give(0, _groups(w, x, groups, attrs.get("epsilon", 1e-5), len(w.shape(x)), gamma, beta))
+        w.give(0, w.grouped(x, groups, attrs.get("epsilon", 1e-5), len(w.shape(x)), gamma, beta))
         return
     view = w.then("Reshape", x, w.ints([0, groups, -1], "groups"))
     y = w.scaled(w.normalized(view, [-1], attrs.get("epsilon", 1e-5)).value, w.input(1), w.input(2), shape=[-1, 1])
@@ -196,88 +162,8 @@ def _repeated(w: Writer, t: str, times: int) -> str:
     return w.reshape(column, [-1])
 
 
-def _trt_group_norm(w: Writer, attrs: Attrs) -> None:
-    groups = attrs.get("num_groups", GROUPS)
-    y = w.cast(_groups(w, w.input(0), groups, attrs.get("epsilon", 1e-5), len(w.shape(w.input(0)))), w.kind(w.input(0)))
-    w.give(0, _silu(w, y) if attrs.get("bSwish", 0) else y)
-    if "num_groups" not in attrs:
-        w.notes = (f"the plugin's own number of groups: {GROUPS}",)
-
-
-def _trt_group_normalization(w: Writer, attrs: Attrs) -> None:
-    y = _groups(w, w.input(0), attrs.get("num_groups", 1), _epsilon(attrs, 1e-5), len(w.shape(w.input(0))))
-    w.give(0, w.cast(y, w.kind(w.input(0))))
-
-
-def _trt_layer_norm(w: Writer, attrs: Attrs) -> None:
-    """Several plugins are called LayerNorm: only TensorRT's own has an axis, and a default for epsilon; others have one compiled in."""
-    x = w.input(0)
-    axes = _from_axis(w, x, attrs.get("axis", -1))
-    epsilon = _epsilon(attrs, 1e-5 if "axis" in attrs else None)
-    shape = [] if len(axes) == 1 else [_known(d) for d in w.shape(x)[axes[0] :]]
-    w.give(0, w.cast(w.scaled(w.normalized(x, axes, epsilon).value, w.input(1), w.input(2), shape), w.kind(x)))
-
-
-def _known(dim: int | str | None) -> int:
-    if not isinstance(dim, int):
-        raise Refused(f"it normalizes over the dynamic size {dim!r}, and gamma has to be laid along it")
-    return dim
-
-
-def _epsilon(attrs: Attrs, default: float | None) -> float:
-    given = [attrs[name] for name in ("eps", "epsilon") if name in attrs]
-    if len(given) > 1 or not (given or default):
-        raise Refused("it has two epsilons" if given else "its epsilon is not written, and plugins of this name differ in it")
-    return float(given[0]) if given else float(default or 0.0)
-
-
-def _trt_instance_norm(w: Writer, attrs: Attrs) -> None:
-    x, kind = w.input(0), w.kind(w.input(0))
-    if "epsilon" not in attrs:
-        raise Refused("its epsilon is not written")
-    found = w.normalized(x, list(range(2 - len(w.shape(x)), 0)), attrs["epsilon"])
-    scale, bias = w.input(1), w.input(2)
-    if not scale:
-        scale, bias = (_vector(w, attrs, name, w.kind(found.value)) for name in ("scales", "bias"))
-    y = w.cast(w.scaled(found.value, scale, bias, shape=[-1, *(1,) * (len(w.shape(x)) - 2)]), kind)
-    if attrs.get("relu", 0):
-        y = w.then("LeakyRelu", y, alpha=float(attrs["alpha"])) if attrs.get("alpha") else w.then("Relu", y)
-    w.give(0, y)
-
-
-def _trt_skip_layer_norm(w: Writer, attrs: Attrs) -> None:
-    """input, skip of (S, B, E, 1, 1), or with E last; beta, gamma and bias are attributes."""
-    version, type_id = _text(attrs.get("plugin_version", "1")), attrs.get("type_id", 0)
-    if version not in ("1", "2") or type_id not in SKIP_EPSILON:
-        raise Refused(f"version {version}, type_id {type_id} computes in int8, with scales that the file does not hold")
-    rank, kind = len(w.shape(w.input(0))), w.kind(w.input(0))
-    ones = [1, 1] if rank == 5 else []
-    if rank == 5 and tuple(w.shape(w.input(0))[3:]) != (1, 1):
-        raise Refused(f"its input has the shape {w.shape(w.input(0))}, not (S, B, E, 1, 1)")
-    total = w.then("Add", w.input(0), w.input(1))
-    total = w.then("Add", total, _vector(w, attrs, "bias", kind, ones)) if "bias" in attrs else total
-    found = w.normalized(total, list(range(-1 - len(ones), 0)), SKIP_EPSILON[type_id])
-    gamma, beta = (_vector(w, attrs, name, kind, ones) for name in ("gamma", "beta"))
-    w.give(0, w.scaled(found.value, gamma, beta))
-    w.notes = (f"epsilon {SKIP_EPSILON[type_id]:.3g} is compiled into the plugin; before February 2024 it had none",)
-
-
-def _vector(w: Writer, attrs: Attrs, name: str, kind: int, ones: Sequence[int] = ()) -> str:
-    if name not in attrs:
-        raise Refused(f"its {name} is not written")
-    return w.constant(np.asarray(attrs[name], dtype=np.float64).reshape(-1, *ones), kind, name)
-
-
-def _text(value: str | bytes | int) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 def _ort(kind: str, write: Callable[[Writer, Attrs], None], fewest: int, most: int, *attributes: str) -> Op:
     return Op("onnxruntime", kind, write, frozenset((*attributes, "epsilon")), (fewest, most))
-
-
-def _trt(kind: str, write: Callable[[Writer, Attrs], None], fewest: int, most: int, *attributes: str) -> Op:
-    return Op("TensorRT", kind, write, frozenset((*attributes, *_PARSED)), (fewest, most))
 
 
 _ONNXRUNTIME = {
@@ -288,13 +174,5 @@ _ONNXRUNTIME = {
     "EmbedLayerNormalization": _ort("LayerNorm", _embed_layer_norm, 7, 9, "mask_index_type"),
     "GroupNorm": _ort("GroupNorm", _ort_group_norm, 3, 3, "groups", "activation", "channels_last"),
     "SkipGroupNorm": _ort("GroupNorm", _skip_group_norm, 4, 5, "groups", "activation", "channels_last"),
-}
-_TENSORRT = {
-    "GroupNorm": _trt("GroupNorm", _trt_group_norm, 3, 3, "epsilon", "bSwish", "num_groups"),
-    "GroupNormalizationPlugin": _trt("GroupNorm", _trt_group_normalization, 3, 3, "eps", "epsilon", "num_groups"),
-    "LayerNorm": _trt("LayerNorm", _trt_layer_norm, 3, 3, "epsilon", "eps", "axis"),
-    "LayerNormPlugin": _trt("LayerNorm", _trt_layer_norm, 3, 3, "epsilon", "eps", "axis"),
-    "InstanceNormalization_TRT": _trt("InstanceNorm", _trt_instance_norm, 1, 3, "epsilon", "scales", "bias", "relu", "alpha"),
-    "CustomSkipLayerNormPluginDynamic": _trt("LayerNorm", _trt_skip_layer_norm, 2, 2, "type_id", "ld", "beta", "gamma", "bias", "has_bias"),
 }
 _GROUP_NORM_18 = Op("ONNX 18", "GroupNorm", _group_norm_18, frozenset({"epsilon", "num_groups"}), (3, 3))

@@ -1,14 +1,14 @@
 """The certificate of a foreign node's expansion: its owner's definition and the nodes written, both in float64 on the battery.
 
-What an expansion computes depends on the node's attributes, on which inputs it has and on the rank, but on no size except those of the axes
-that a LayerNorm plugin with an axis is laid along; so small tensors prove it, and nodes that agree in these share one proof.
+What an expansion computes depends on the node's attributes, on which inputs it has and on their ranks, but on few sizes: those of the axes
+that a LayerNorm plugin is laid along, and the channels of a GroupNormalization 18. So small tensors prove it, and nodes that agree in all
+this share one proof.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,14 @@ from . import evaluate
 from .certify import BOUND, PATTERNS
 from .dims import Dims
 from .evaluate_foreign import GROUPS, TABLE
-from .foreign_ops import Op
-from .foreign_write import Writer
+from .foreign_write import Op, Writer
 from .records import Certificate
 
 Array = np.ndarray
 Draw = Callable[[np.random.Generator, int, float], Array]
 
-_SIZES = ((2, 3, 8, 5, 4), (3, 2, 6, 3, 2))
-_SKIPS = {"SkipLayerNormalization": 1, "SkipSimplifiedLayerNormalization": 1, "CustomSkipLayerNormPluginDynamic": 1, "SkipGroupNorm": 3}
+SIZES = ((2, 3, 8, 5, 4), (3, 2, 6, 3, 2))
+SKIPS = {"SkipLayerNormalization": 1, "SkipSimplifiedLayerNormalization": 1, "CustomSkipLayerNormPluginDynamic": 1, "SkipGroupNorm": 3}
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
@@ -35,15 +34,18 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {k: onnx.numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for k, v in found.items()}
 
 
-def proved(op: Op, writer: Writer, opset: int, shape: Dims) -> Certificate:
-    """Compare every output that the node names, at two sizes, on each pattern of the battery. ``shape``: of the first input."""
+def proved(op: Op, writer: Writer, opset: int, shape: Dims, skip: int) -> Certificate:
+    """Compare every output that the node names, at two sizes, on each pattern of the battery.
+
+    ``shape``: of the first input. ``skip``: the rank of the other summand, where there is one.
+    """
     node, attrs = writer.node, attributes(writer.node)
     reference = _reference(op, node)
     worst, name, cases = 0.0, "", 0
     rng = np.random.default_rng(17)
-    for sizes in _SIZES:
+    for sizes in SIZES:
         for pattern, draw in PATTERNS.items():
-            inputs = _inputs(op, node, attrs, small(shape, sizes, attrs), rng, draw)
+            inputs = _inputs(op, node, attrs, small(op, shape, sizes, attrs), skip, rng, draw)
             try:
                 with evaluate.quiet():
                     expected = reference(inputs, attrs, opset, len(node.output))
@@ -57,11 +59,11 @@ def proved(op: Op, writer: Writer, opset: int, shape: Dims) -> Certificate:
     return Certificate(bool(worst <= BOUND), worst, BOUND, cases, name or next(iter(PATTERNS)))
 
 
-def small(shape: Dims, sizes: Sequence[int] = _SIZES[0], attrs: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
-    """A small shape of the same rank; the sizes behind an ``axis`` are part of the node's meaning."""
+def small(op: Op, shape: Dims, sizes: Sequence[int], attrs: Mapping[str, Any]) -> list[int]:
+    """A small shape of the same rank; sizes that the expansion depends on are kept."""
     made = [*sizes, *(2,) * len(shape)][: len(shape)]
-    behind = range(attrs["axis"] % len(shape), len(shape)) if "axis" in attrs else ()
-    return [d if a in behind and isinstance(d, int) else made[a] for a, d in enumerate(shape)]
+    kept = range(attrs["axis"] % len(shape), len(shape)) if "axis" in attrs else (1,) if op.owner == "ONNX 18" else ()
+    return [d if a in kept and isinstance(d, int) else made[a] for a, d in enumerate(shape)]
 
 
 def _reference(op: Op, node: onnx.NodeProto) -> Callable[..., Any]:
@@ -97,7 +99,7 @@ def _difference(node: onnx.NodeProto, expected: Sequence[Array | None], found: d
 
 
 def _inputs(
-    op: Op, node: onnx.NodeProto, attrs: Mapping[str, Any], shape: list[int], rng: np.random.Generator, draw: Draw
+    op: Op, node: onnx.NodeProto, attrs: Mapping[str, Any], shape: list[int], skip: int, rng: np.random.Generator, draw: Draw
 ) -> list[Array | None]:
     """One set of inputs; ``draw`` fills those that are normalized. A vector in an attribute decides how many channels there are."""
     if node.op_type == "EmbedLayerNormalization":
@@ -107,16 +109,21 @@ def _inputs(
     channel = len(shape) - 1 if last else 1
     if held and last and len(shape) == 5:
         channel, shape[3:] = 2, [1, 1]
-    if op.kind == "GroupNorm":
+    if op.kind == "GroupNorm" and op.owner != "ONNX 18":
         shape[channel] = 2 * attrs.get("groups", attrs.get("num_groups", GROUPS))
     shape[channel] = held or shape[channel]
     size = attrs["num_groups"] if op.owner == "ONNX 18" else shape[attrs["axis"] :] if "axis" in attrs else shape[channel]
-    normalized = (0, _SKIPS.get(node.op_type, 0))
     made: list[Array | None] = []
     for i, name in enumerate(node.input):
-        value = draw(rng, math.prod(shape), attrs.get("epsilon", 1e-5)).reshape(shape) if i in normalized else rng.uniform(0.5, 1.5, size)
+        dims = shape if i == 0 else skipped(shape, skip) if i == SKIPS.get(node.op_type) else None
+        value = rng.uniform(0.5, 1.5, size) if dims is None else draw(rng, math.prod(dims), attrs.get("epsilon", 1e-5)).reshape(dims)
         made.append(value if name else None)
     return made
+
+
+def skipped(shape: Sequence[int], rank: int) -> list[int]:
+    """The shape of the other summand: of x's, or x's last axes, or (N, C) for a SkipGroupNorm."""
+    return [shape[0], shape[-1]] if len(shape) == 4 and rank == 2 else list(shape[len(shape) - rank :])
 
 
 def _embedding(node: onnx.NodeProto, length: int, rng: np.random.Generator, draw: Draw) -> list[Array | None]:

@@ -5,7 +5,7 @@ The statistics of a 16-bit tensor are taken in float32, as the runtimes that own
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import onnx
 
 from .dims import Dims
 
+Attrs = Mapping[str, Any]
 Types = Mapping[str, tuple[int | None, Dims | None]]  # of each tensor its element type and shape, None where unknown
 
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -63,6 +64,11 @@ class Writer:
             raise Refused(f"the type of {t!r} is {'not known' if not kind else onnx.TensorProto.DataType.Name(kind)}: it must be floating")
         return kind
 
+    @staticmethod
+    def wide(kind: int) -> int:
+        """The type that statistics of a tensor of type ``kind`` are taken in."""
+        return onnx.TensorProto.FLOAT if kind in _NARROW else kind
+
     def shape(self, t: str) -> Dims:
         """
         Raises:
@@ -72,6 +78,10 @@ class Writer:
         if shape is None:
             raise Refused(f"the rank of {t!r} is not known")
         return shape
+
+    def from_axis(self, x: str, axis: int) -> list[int]:
+        """The axes of ``x`` from ``axis`` to the last, counted from the end."""
+        return list(range(axis if axis < 0 else axis - len(self.shape(x)), 0))
 
     def length(self, t: str) -> int | None:
         """How many elements a vector has, None where the file does not say."""
@@ -114,8 +124,7 @@ class Writer:
 
     def normalized(self, x: str, axes: Sequence[int], epsilon: float, centered: bool = True) -> Normalized:
         """x̂ = (x − mean)/sqrt(variance + epsilon) over ``axes``, or x/sqrt(mean(x²) + epsilon)."""
-        kind = self.kind(x)
-        wide = onnx.TensorProto.FLOAT if kind in _NARROW else kind
+        wide = self.wide(self.kind(x))
         x = self.cast(x, wide)
         mean = self.mean(x, axes) if centered else ""
         d = self.then("Sub", x, mean) if centered else x
@@ -129,6 +138,15 @@ class Writer:
         t = self.cast(t, self.kind(gamma))
         t = self.then("Mul", t, self.reshape(gamma, shape) if shape else gamma)
         return self.then("Add", t, self.reshape(beta, shape) if shape else beta) if beta else t
+
+    def grouped(self, x: str, groups: int, epsilon: float, rank: int, gamma: str = "", beta: str = "") -> str:
+        """Group norm of (N, C, …) in gamma's type; gamma and beta (by default the inputs 1 and 2) have one value for each channel."""
+        view = self.then("Reshape", x, self.ints([0, groups, -1], "groups"))
+        back = self.then("Reshape", self.normalized(view, [-1], epsilon).value, self.then("Shape", x, kind=onnx.TensorProto.INT64))
+        return self.scaled(back, gamma or self.input(1), beta or self.input(2), shape=[-1, *(1,) * (rank - 2)])
+
+    def silu(self, y: str) -> str:
+        return self.then("Mul", y, self.then("Sigmoid", y))
 
     def give(self, index: int, t: str) -> None:
         """Let ``t`` be the output ``index`` of the foreign node, where that is wanted."""
@@ -147,3 +165,14 @@ class Writer:
             name = f"{stem}_{n}"
         self._taken.add(name)
         return name
+
+
+@dataclass(frozen=True)
+class Op:
+    """A foreign op. ``attributes``: those whose meaning is known."""
+
+    owner: str  # "onnxruntime" or "TensorRT"
+    kind: str
+    write: Callable[[Writer, Attrs], None]
+    attributes: frozenset[str]
+    inputs: tuple[int, int]  # the fewest and the most
