@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 
 from . import evaluate
 from .facts import Norm, bindings
-from .graph import Graph
+from .graph import Graph, value_inputs
 from .records import Certificate
 from .region import Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
 
@@ -44,8 +44,10 @@ class Case:
     after: Bound
 
 
+Pattern = Callable[[np.random.Generator, int, float], np.ndarray]
+
 # The battery: a name and what it makes of (generator, elements of the group, epsilon), each with its reason.
-PATTERNS: dict[str, Callable[[np.random.Generator, int, float], np.ndarray]] = {
+PATTERNS: dict[str, Pattern] = {
     "normal": lambda rng, n, e: rng.standard_normal(n),
     "constant": lambda rng, n, e: np.full(n, 0.5),  # x̂ is zero but for a lost epsilon (a power of two: its mean is exact)
     "zero": lambda rng, n, e: np.zeros(n),  # 0/0 where epsilon did not survive
@@ -73,19 +75,38 @@ def norm_cases(norm: Norm, rewrite: Rewrite) -> list[Case]:
         try:
             after = rewrite.after.bind(bound.sizes)
             layout = norm.fit.resized(size)
+            if len(bound.sizes) > 1:  # symbols may be bound to each other: where the original does not run there is nothing to prove
+                with evaluate.quiet():
+                    bound.run(
+                        [np.zeros(size), *(np.zeros(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:])]
+                    )
         except (EvaluationFailed, ValueError):
             continue
         groups = int(np.prod(size, dtype=int)) // layout.n
-        order = list(PATTERNS)
+        patterns = PATTERNS | _compared(norm.region)
+        order = list(patterns)
         for start in range(0, len(order), groups):
             names = [order[(start + g) % len(order)] for g in range(groups)]
-            rows = [PATTERNS[name](rng, layout.n, norm.epsilon) for name in names]
+            rows = [patterns[name](rng, layout.n, norm.epsilon) for name in names]
             others = [rng.standard_normal(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]]
             cases.append(Case((layout.arrange(np.array(rows)), *others), tuple(names), bound, after))
         sizes_seen += 1
         if sizes_seen == 2:
             break
     return cases
+
+
+def _compared(region: Region) -> dict[str, Pattern]:
+    """Patterns that hold the numbers which the region compares data with: elsewhere a masked value would never be met."""
+    graph = region.graph
+    operands = [t for n in region.nodes if n.op == "Equal" for t in value_inputs(n) if graph.is_constant(t)]
+    numbers = {float(v) for t in operands for v in np.unique(graph.value(t)) if np.isfinite(v)}
+    found: dict[str, Pattern] = {}
+    for c in sorted(numbers)[:8]:
+        found[f"constant {c:g}"] = lambda rng, n, e, c=c: np.full(n, c)  # type: ignore[misc]
+        found[f"one element {c:g}"] = lambda rng, n, e, c=c: np.append(c, rng.standard_normal(n - 1))  # type: ignore[misc]
+        found[f"mean {c:g}"] = lambda rng, n, e, c=c: c + np.append(np.resize([1.0, -1.0], n - n % 2), [0.0] * (n % 2))  # type: ignore[misc]
+    return found
 
 
 def certify_norm(norm: Norm, rewrite: Rewrite, cases: Sequence[Case]) -> Certificate:

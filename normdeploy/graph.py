@@ -23,7 +23,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from . import evaluate
 from .dims import Dims
-from .protos import IR_OF_CONSTANTS, captured, copy_field, inferred, inputs_without_defaults, names, scope
+from .protos import IR_OF_CONSTANTS, captured, copy_field, inferred, inputs_without_defaults, names, require_order, scope
 
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
@@ -46,8 +46,9 @@ class Graph:
         """Open ``proto``; it is never changed. ``taken``: names that no new tensor may bear.
 
         Raises:
-            GraphError: the model holds attributes that graphsurgeon would drop, or has no graph.
+            GraphError: the graph has a circle, or a name that is written twice.
         """
+        require_order(proto.graph)
         self.proto = proto
         self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
         opened, self._defaults = inputs_without_defaults(proto)
@@ -72,6 +73,8 @@ class Graph:
         self._original = {id(n): p for n, p in zip(self.gs.nodes, opened.graph.node, strict=True)}
         self._initializers = {t.name: t for t in opened.graph.initializer}
         self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
+        self._dtypes: dict[int, int] = {}
+        self.completer: Callable[[Graph], None] | None = None  # called where a shape is wanted that neither knows, once; it may `learn` it
 
     # ------------------------------------------------------------------ reading
 
@@ -221,7 +224,18 @@ class Graph:
         if known is None or any(_unsaid(d) for d in known):
             inferred = self._inferred.get(t.name)
             known = inferred[1] if inferred is not None and inferred[1] is not None else known
-        return self._carried(t) if known is None else tuple(None if _unsaid(d) else d for d in known)
+        if known is not None:
+            return tuple(None if _unsaid(d) else d for d in known)
+        if self.completer is not None:
+            completer, self.completer = self.completer, None
+            completer(self)
+        return self._carried(t)
+
+    def learn(self, t: gs.Tensor, dtype: int | None, dims: Dims) -> None:
+        """Take down what the completer found of ``t``. ``dtype``: an element type of ONNX, None where it was not looked for."""
+        self._shapes[id(t)] = dims
+        if dtype is not None:
+            self._dtypes[id(t)] = dtype
 
     def _carried(self, t: gs.Tensor) -> Dims | None:
         """The shape that elementwise nodes carry on from where it was last known: inference stops at the first op it can't follow."""
@@ -251,7 +265,7 @@ class Graph:
         known = t.dtype
         if known is None:
             inferred = self._inferred.get(t.name)
-            known = inferred[0] if inferred is not None else None
+            known = inferred[0] if inferred is not None else self._dtypes.get(id(t))
         if known is None:
             node = self.producer(t)
             return self.dtype(node.inputs[0]) if node is not None and node.op in _SAME_TYPE and len(node.inputs) else None

@@ -24,6 +24,7 @@ from .nested_functions import functions
 from .opsets import converted, needs_conversion, renumbered
 from .protos import names, without_unused
 from .records import Finding, Summary
+from .shapes import complete
 from .work import Work
 
 Progress = Callable[[str, int, int], None]
@@ -102,6 +103,7 @@ def _inside(work: Work, nested: Nested, taken: Collection[str], progress: Progre
 def _passes(proto: onnx.ModelProto, taken: Collection[str], runtime: str, limit: int, progress: Progress | None) -> Work:
     start = time.perf_counter()
     work = Work(Graph(proto, taken), runtime, limit)
+    work.graph.completer = complete
     for stage, step in (("norms", fuse), ("scales", fold)):
         began = time.perf_counter()
         _walk(work, progress, stage, step)

@@ -1,0 +1,97 @@
+"""Shapes that a file leaves open: found where they can be, so that the norms behind them are fused all the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import parser
+
+from normdeploy.graph import Graph
+from normdeploy.rewrite import optimize
+from normdeploy.shapes import complete
+
+NORM = """u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q)
+    e = Add(v, eps) r = Sqrt(e) n = Div(d, r) y = Mul(n, g)"""
+CONSTANTS = "float eps = {1e-5}, float[6] g = {1,2,3,4,5,6}"
+
+# PaddlePaddle writes flatten and transpose like this; onnx's inference knows no rank behind the Reshape.
+FLATTENED = """s = Shape(i) two = Slice(s, b, t, b) shape = Concat<axis=0>(two, rest) f = Reshape(i, shape)
+    x = Transpose<perm=[0,2,1]>(f)"""
+FLATTENING = CONSTANTS + ", int64[1] b = {0}, int64[1] t = {2}, int64[1] rest = {-1}"
+
+
+def net(body: str, inputs: str, outputs: str, constants: str = FLATTENING) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]> net ({inputs}) => ({outputs}) <{constants}> {{ {body} }}')
+
+
+def agree(proto: onnx.ModelProto, out: onnx.ModelProto, *sizes: tuple[int, ...]) -> None:
+    options = ort.SessionOptions()
+    options.log_severity_level, options.graph_optimization_level = 4, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    sessions = [ort.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"]) for m in (proto, out)]
+    for size in sizes:
+        x = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+        a, b = (s.run(None, {proto.graph.input[0].name: x})[0] for s in sessions)
+        np.testing.assert_allclose(a, b, rtol=0, atol=10 * 2.0**-24 * 6 * 6**0.5)  # ten roundings of up to 6 · sqrt(6)
+
+
+def test_a_reshape_to_a_computed_shape() -> None:
+    proto = net(f"{FLATTENED} {NORM}", "float[N,6,H,W] i", "float[N,L,6] y")
+    graph = Graph(proto)
+    complete(graph)
+    tensors = graph.gs.tensors()
+    assert graph.shape(tensors["f"]) == ("N", 6, "H*W")
+    assert graph.shape(tensors["x"]) == ("N", "H*W", 6)
+    assert graph.dtype(tensors["d"]) == np.float32
+    out, summary = optimize(proto)
+    assert [f.became for f in summary.findings] == ["LayerNormalization(axis=-1, epsilon=1e-05)"]
+    agree(proto, out, (2, 6, 3, 4), (1, 6, 1, 1))
+
+
+def test_dims_that_are_no_multiple_stay_unknown() -> None:
+    """A tensor's length plus one is neither a symbol nor a product: its name would be a claim."""
+    proto = net(
+        "s = Shape(i) k = Add(s, one) z = Expand(zero, k) f = Concat<axis=0>(i, z) x = Reshape(f, two)",
+        "float[N] i",
+        "float[A,B] x",
+        "int64[1] one = {1}, float[1] zero = {0}, int64[2] two = {-1, 1}",
+    )
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    graph = Graph(proto)
+    complete(graph)
+    for name in ("z", "x"):
+        dims = graph.shape(graph.gs.tensors()[name]) or (None,)
+        assert dims[0] is None or str(dims[0]).startswith("unk__"), f"{name}: {dims}"
+
+
+def test_dims_of_minus_one_are_dynamic() -> None:
+    proto = net(
+        "h = Conv(i, w) y = BatchNormalization(h, a, b, b, a)",
+        "float[N,2,H,W] i",
+        "float[N,2,H,W] y",
+        "float[2,2,1,1] w = {1,2,3,4}, float[2] a = {1,2}, float[2] b = {0,1}",
+    )
+    for value in (*proto.graph.input, *proto.graph.output):
+        for axis in (0, 2, 3):
+            value.type.tensor_type.shape.dim[axis].dim_value = -1
+    out, summary = optimize(proto)
+    assert [(f.kind, f.status) for f in summary.findings] == [("BatchNorm", "folded")]
+    agree(proto, out, (2, 2, 3, 4))
+
+
+@pytest.mark.parametrize("last", [9223372036854775807, 2147483647])
+def test_a_batch_whose_name_inference_loses(last: int) -> None:
+    """JAX broadcasts to the batch of the graph's input; behind a Slice to the end inference has another name for it."""
+    proto = net(
+        """x = Slice(i, b, end, b) s = ReduceSum<keepdims=0>(x, axis) m = Mul(s, part) q = Mul(x, x) p = ReduceSum<keepdims=0>(q, axis)
+        a = Mul(p, part) mm = Mul(m, m) v = Sub(a, mm) c = Max(v, zero) sh = Shape(i) n = Slice(sh, b, one, b) k = Concat<axis=0>(n, one)
+        vr = Reshape(c, k) e = Add(vr, eps) w = Sqrt(e) r = Reciprocal(w) ur = Reshape(m, k) d = Sub(x, ur) t = Mul(r, g) y = Mul(d, t)""",
+        "float[N,8] i",
+        "float[N,8] y",
+        f"""float eps = {{1e-5}}, float[8] g = {{1,2,3,4,5,6,7,8}}, int64[1] b = {{0}}, int64[1] end = {{{last}}}, int64[1] axis = {{1}}, int64[1] one = {{1}},
+        float part = {{0.125}}, float zero = {{0}}""",
+    )
+    out, summary = optimize(proto)
+    assert [f.became for f in summary.findings] == ["LayerNormalization(axis=-1, epsilon=1e-05)"]
+    agree(proto, out, (3, 8), (1, 8))
