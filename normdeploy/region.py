@@ -41,7 +41,8 @@ NORMS = frozenset(
     }
 )
 CLAMPS = frozenset({"Relu", "Clip", "Max", "Min"})  # of a variance that rounding may have made negative; behind a norm an activation
-INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS  # what a norm is made of
+EQUALITIES = frozenset({"Equal", "And", "Or", "Not"})  # Flax sets what is centered to zero where a row's least and largest are equal
+INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES  # what a norm is made of
 
 _UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
 _DOWNWARD = 48

@@ -190,3 +190,28 @@ def test_folds_are_judged_too() -> None:
         assert isinstance(rewritten, certify.Rewrite)
         certificate, _ = certify.certify_fold(rewritten, certify.fold_cases(rewritten, None))
         assert bool(certificate) is right
+
+
+@pytest.mark.parametrize("compared", ["x", "u"])
+@pytest.mark.parametrize("number", [-1.0, 0.0, 3.25])
+def test_a_number_that_data_is_compared_with_is_tried(compared: str, number: float) -> None:
+    """A mask shows only where an element (or the mean) is that very number; no random input ever holds it."""
+    text = f"""
+        <ir_version: 10, opset_import: ["" : 21]>
+        agraph (float[N, 6] x) => (float[N, 6] y)
+        <int64[1] axes = {{-1}}, float eps = {{1e-5}}, float number = {{{number}}}, float nothing = {{2}}>
+        {{
+            u = ReduceMean(x, axes)
+            d0 = Sub(x, u)
+            mask = Equal({compared}, number)
+            d = Where(mask, nothing, d0)
+            q = Mul(d, d)
+            v = ReduceMean(q, axes)
+            e = Add(v, eps)
+            r = Sqrt(e)
+            y = Div(d, r)
+        }}"""
+    proto = onnx.parser.parse_model(text)
+    result, summary = rewrite.optimize(proto)
+    assert [n.op_type for n in result.graph.node] == [n.op_type for n in proto.graph.node]
+    assert [f.status for f in summary.findings] == ["undone"]
