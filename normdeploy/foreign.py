@@ -7,12 +7,12 @@ what can't is correct standard ONNX all the same. A node whose meaning is not ce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
 
 from .dims import Dims
+from .foreign_account import Foreign, Read
 from .foreign_ops import op_of
 from .foreign_proof import SIZES, SKIPS, attributes, proved, small
 from .foreign_shapes import OWN_DOMAINS, stated, types_of
@@ -22,22 +22,6 @@ from .nested_functions import functions
 from .opsets import nodes_of
 from .protos import names, scope
 from .records import Certificate, Finding
-
-
-@dataclass(frozen=True)
-class Expansion:
-    """A foreign node and the standard nodes that took its place."""
-
-    finding: Finding  # what is to be said where nobody recognises a norm in them
-    tensors: frozenset[str]  # those that they compute
-
-
-@dataclass
-class Read:
-    """What was found in a file: nodes that were replaced, and what was left alone though it is called a norm."""
-
-    expansions: list[Expansion] = field(default_factory=list)
-    refusals: list[Finding] = field(default_factory=list)
 
 
 @dataclass
@@ -60,23 +44,22 @@ class _Expander:
         op = None if own else op_of(node, self.opset)
         if op is None:
             if _unknown_norm(node) and not own:
-                self.read.refusals.append(_finding(node, "unknown", "refused", f"no definition of {_said(node)} is known"))
-            self.nodes.append(node)
+                self._leave(node, _finding(node, "unknown", "refused", f"no definition of {_said(node)} is known"))
+            else:
+                self.nodes.append(node)
             return
         writer = Writer(node, self.opset, self.types, self.taken)
         try:
             _check(op, node, self.opset)
             op.write(writer, attributes(node))
         except Refused as e:
-            self.read.refusals.append(_finding(node, op.kind, "refused", f"{_said(node)}: {e}"))
-            self.nodes.append(node)
+            self._leave(node, _finding(node, op.kind, "refused", f"{_said(node)}: {e}"))
             return
         certificate = self._certificate(op, writer)
         if not certificate:
             why = certificate.note or f"differs by {certificate.error:.2g} (relative) on the input {certificate.worst!r}"
             finding = _finding(node, op.kind, "undone", f"the certificate of its standard form failed: {why}")
-            self.read.refusals.append(replace(finding, certificate=certificate))
-            self.nodes.append(node)
+            self._leave(node, replace(finding, certificate=certificate))
             return
         for made in writer.nodes:
             made.metadata_props.extend(node.metadata_props)
@@ -85,7 +68,11 @@ class _Expander:
         self.value_info += stated(writer, self.types, self.known)
         reason = f"no norm was recognised in it; it is {len(writer.nodes)} standard nodes now"
         finding = replace(_finding(node, op.kind, "refused", reason), certificate=certificate, proved=("identity",), notes=writer.notes)
-        self.read.expansions.append(Expansion(finding, frozenset(o for n in writer.nodes for o in n.output)))
+        self.read.expansions.append(Foreign(finding, frozenset(node.input), frozenset(o for n in writer.nodes for o in n.output)))
+
+    def _leave(self, node: onnx.NodeProto, finding: Finding) -> None:
+        self.nodes.append(node)
+        self.read.left.append(Foreign(finding, frozenset(node.input)))
 
     def _certificate(self, op: Op, writer: Writer) -> Certificate:
         node, attrs = writer.node, attributes(writer.node)
@@ -149,49 +136,11 @@ def _inside(nested: Nested, around: set[str], read: Read) -> None:
     if found.expansions:
         nested.put_back(out)
     read.expansions += [replace(e, finding=_placed(e.finding, nested)) for e in found.expansions]
-    read.refusals += [_placed(f, nested) for f in found.refusals]
+    read.left += [replace(f, finding=_placed(f.finding, nested)) for f in found.left]
 
 
 def _placed(finding: Finding, nested: Nested) -> Finding:
     return replace(finding, place=f"{nested.place}, {finding.place}" if finding.place else nested.place)
-
-
-def accounted(findings: Sequence[Finding], read: Read) -> list[Finding]:
-    """One finding for each foreign norm: what its nodes became, said of the op that stood there."""
-    result = list(findings)
-    for expansion in read.expansions:
-        own = expansion.finding
-        place = next((i for i, f in enumerate(result) if f.tensor in expansion.tensors and f.place == own.place), None)
-        if place is None:
-            result.append(own)
-            continue
-        found = result[place]
-        standard = "" if found.became else "standard primitives"
-        result[place] = replace(
-            found,
-            tensor=own.tensor,
-            kind=own.kind if found.kind == "unknown" else found.kind,
-            module=found.module or own.module,
-            spelling=own.spelling,
-            became=found.became or standard,
-            notes=(*own.notes, *found.notes),
-            certificate=_both(own.certificate, found.certificate),
-        )
-    for refusal in read.refusals:  # what nobody else spoke of, or only left as it was
-        place = next((i for i, f in enumerate(result) if (f.tensor, f.place) == (refusal.tensor, refusal.place)), None)
-        if place is None:
-            result.append(refusal)
-        elif result[place].status in ("kept", "refused"):
-            result[place] = refusal
-    return result
-
-
-def _both(expansion: Certificate | None, fusion: Certificate | None) -> Certificate | None:
-    """The certificate of both steps: the errors add up."""
-    if expansion is None or fusion is None:
-        return expansion or fusion
-    worst = fusion.worst if fusion.error >= expansion.error else expansion.worst
-    return replace(fusion, error=fusion.error + expansion.error, cases=fusion.cases + expansion.cases, worst=worst)
 
 
 def _check(op: Op, node: onnx.NodeProto, opset: int) -> None:
@@ -200,10 +149,9 @@ def _check(op: Op, node: onnx.NodeProto, opset: int) -> None:
     unknown = sorted({a.name for a in node.attribute} - op.attributes)
     if unknown:
         raise Refused(f"its attribute {unknown[0]!r} is of unknown meaning")
-    given = [i for i in node.input if i]
     fewest, most = op.inputs
-    if not fewest <= len(given) or len(node.input) > most:
-        raise Refused(f"it has {len(given)} inputs, and should have {fewest}{f' to {most}' if most > fewest else ''}")
+    if not fewest <= len(node.input) <= most:
+        raise Refused(f"it has {len(node.input)} inputs, and should have {fewest}{f' to {most}' if most > fewest else ''}")
 
 
 def _finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> Finding:

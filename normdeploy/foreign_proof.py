@@ -45,7 +45,9 @@ def proved(op: Op, writer: Writer, opset: int, shape: Dims, skip: int) -> Certif
     rng = np.random.default_rng(17)
     for sizes in SIZES:
         for pattern, draw in PATTERNS.items():
-            inputs = _inputs(op, node, attrs, small(op, shape, sizes, attrs), skip, rng, draw)
+            drawn = _inputs(op, node, attrs, small(op, shape, sizes, attrs), skip, rng, draw)
+            values = dict(zip(node.input, drawn, strict=True))  # a tensor may be given twice
+            inputs = [values[name] for name in node.input]
             try:
                 with evaluate.quiet():
                     expected = reference(inputs, attrs, opset, len(node.output))

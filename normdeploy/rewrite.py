@@ -16,7 +16,8 @@ import onnx_graphsurgeon as gs
 from . import rounding
 from .errors import CertificateError
 from .folding import fold
-from .foreign import accounted, standardized
+from .foreign import standardized
+from .foreign_account import accounted
 from .fusing import OPSET, fuse
 from .graph import NEWEST, Graph
 from .nested import Nested, bodies
@@ -61,7 +62,7 @@ def optimize(
             work.findings = [replace(f, reason=f"{f.reason} ({newer})") if f.reason.startswith(OPSET) else f for f in work.findings]
         else:
             work, out = _file(newer, runtime, NEWEST, progress)
-    work.findings = accounted(work.findings, foreign)
+    work.findings = accounted(work.findings, foreign, proto)
     failed = [f for f in work.findings if f.status == "undone"]
     if strict and failed:
         raise CertificateError(

@@ -11,9 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from normdeploy import evaluate, rewrite
+from normdeploy import evaluate, foreign_ops, rewrite
 from normdeploy.evaluate_foreign import TABLE
 from normdeploy.foreign_proof import SKIPS
+from normdeploy.foreign_write import Writer
 from normdeploy.records import Finding
 from tests.support import run_onnxruntime
 
@@ -228,3 +229,183 @@ def test_definition_is_what_onnxruntime_computes(case: Case) -> None:
         refs = defined(case, proto, feeds)
         for got, ref in zip(run_onnxruntime(proto, feeds), [refs[0], *refs[3:]], strict=True):
             agrees(got, ref, "float32", condition=1 + offset / scale)
+
+
+def file(text: str, opset: int = 17, domain: str = "com.microsoft") -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "{domain}": 1]> g {text}')
+
+
+X, VECTORS = "(float[B,S,8] x, float[B,S,8] s) => (float[B,S,8] y)", "<float[8] g = {1,2,3,4,5,6,7,8}, float[8] b = {1,1,1,1,1,1,1,1}>"
+REFUSED = {
+    "an epsilon that is compiled in": ("{ y = LayerNormPlugin(x, g, b) }", "its epsilon is not written"),
+    "a plugin of the same name without an affine": ("{ y = LayerNorm <epsilon: float = 0.001> (x) }", "it has 1 inputs, and should have 3"),
+    "an attribute nobody documents": ("{ y = LayerNorm <epsilon: float = 0.001, fast = 1> (x, g, b) }", "attribute 'fast' is of unknown"),
+    "two epsilons": ("{ y = LayerNorm <epsilon: float = 0.001, eps: float = 0.1> (x, g, b) }", "it has two epsilons"),
+    "an interleaved plugin": (
+        '{ y = CustomSkipLayerNormPluginDynamic <plugin_version = "3", gamma = [1.0], beta = [1.0]> (x, s) }',
+        "version 3, type_id 0 computes in int8",
+    ),
+    "no vector": ("{ y = CustomSkipLayerNormPluginDynamic <ld = 8, beta = [1.0]> (x, s) }", "its gamma is not written"),
+    "no epsilon": ("{ y = InstanceNormalization_TRT <scales = [1.0], bias = [1.0]> (x) }", "its epsilon is not written"),
+    "a mean that it does not take": ("{ y, m = com.microsoft.SkipSimplifiedLayerNormalization (x, s, g) }", "its mean is wanted"),
+    "another activation": ("{ y = com.microsoft.GroupNorm <groups = 2, activation = 7> (x, g, b) }", "its activation is 7"),
+    "unknown": ("{ y = com.microsoft.GatedRMSNorm (x, g, s) }", "no definition of GatedRMSNorm (com.microsoft) is known"),
+    "a plugin that nobody knows": ("{ y = LayerNormPluginDynamic (x, g, b) }", "no definition of LayerNormPluginDynamic is known"),
+    "per-channel scale at opset 18": (
+        "<float[4] c = {1,2,3,4}> { y = GroupNormalization <num_groups = 2> (x, c, c) }",
+        "'c' has 4 values; at opset 18 it has one for each group: 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_ambiguous_is_refused_by_name(name: str) -> None:
+    text, reason = REFUSED[name]
+    proto = file(f"{X} {VECTORS if 'float[' not in text else ''} {text}", 18 if "opset 18" in name else 17)
+    out, summary = rewrite.optimize(proto)
+    found = the(summary.findings)
+    assert (found.status, found.tensor) == ("refused", "y")
+    assert reason in found.reason
+    assert [n.op_type for n in out.graph.node] == [n.op_type for n in proto.graph.node]
+
+
+def test_type_that_is_not_known_is_refused_by_name() -> None:
+    proto = file(
+        "(float[B,8] x) => (float[B,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> { z = Strange (x) y = SimplifiedLayerNormalization (z, g) }"
+    )
+    found = the(rewrite.optimize(proto)[1].findings)
+    assert (found.status, found.reason) == ("refused", "SimplifiedLayerNormalization: the type of 'z' is not known: it must be floating")
+
+
+def test_node_that_a_function_of_the_file_defines_is_no_plugin() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]>
+        g (float[B,8] x) => (float[B,8] y) { y = own.LayerNorm(x) }
+        <domain: "own", opset_import: ["": 17]> LayerNorm (x) => (y) { y = Relu(x) }"""
+    proto = onnx.parser.parse_model(text)
+    out, summary = rewrite.optimize(proto)
+    assert not summary.findings
+    assert out.graph.node[0].op_type == "LayerNorm"
+
+
+def test_bodies_and_functions_are_read_too() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "own": 1]>
+        g (bool c, float[B,8] x, float[B,8] s) => (float[B,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> {
+            z = If (c) <
+                then_branch = t () => (float[B,8] a) { a = com.microsoft.SkipLayerNormalization(x, s, g) },
+                else_branch = e () => (float[B,8] b) { b = Add(x, s) }>
+            y = own.f(z, g)
+        }
+        <domain: "own", opset_import: ["": 17, "com.microsoft": 1]>
+        f (a, g) => (b) { b = com.microsoft.LayerNormalization(a, g) }"""
+    proto = onnx.parser.parse_model(text)
+    out, summary = rewrite.optimize(proto)
+    onnx.checker.check_model(out, full_check=True)
+    assert [o.domain for o in out.opset_import] == ["", "own"]
+    assert [o.domain for o in out.functions[0].opset_import] == [""]
+    places = {f.place: (f.status, f.spelling) for f in summary.findings}
+    assert places == {
+        "then_branch of If 'z'": ("fused", "SkipLayerNormalization (com.microsoft)"),
+        "function own.f": ("fused", "LayerNormalization (com.microsoft)"),
+    }
+    rng = np.random.default_rng(0)
+    x, s = rng.standard_normal((2, 3, 8)).astype(np.float32)
+    (got,) = run_onnxruntime(out, {"c": np.array(True), "x": x, "s": s})
+    gamma = np.arange(1.0, 9.0)
+    (inner, *_) = evaluate.apply("SkipLayerNormalization", [x.astype(float), s.astype(float), gamma], {}, opset=1, domain="com.microsoft")
+    (ref, *_) = evaluate.apply("LayerNormalization", [inner, gamma], {}, opset=17)
+    agrees(got, ref, "float32")
+
+
+EMBEDDING = """(int32[B,S] ids, int32[B,S] kinds, int32[B,S] mask, int32[B,S] place) => (float[B,S,8] y{outputs}) {{
+    y{names} = com.microsoft.EmbedLayerNormalization <epsilon: float = 1e-05{attrs}> ({inputs}) }}"""
+EMBEDDINGS = {
+    "all": (["ids", "kinds", "w", "p", "t", "g", "b", "mask"], ", m", ", int32[B] m", ", mask_index_type = 1"),
+    "no segments": (["ids", "", "w", "p", "", "g", "b"], ", m", ", int32[B] m", ""),
+    "no mask": (["ids", "kinds", "w", "p", "t", "g", "b"], ", m", ", int32[B] m", ""),
+    "given positions": (["ids", "kinds", "w", "p", "t", "g", "b", "", "place"], ", , z", ", float[B,S,8] z", ""),
+}
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embedding_norm_is_a_sum_of_gathers(name: str, opset: int) -> None:
+    inputs, names, outputs, attrs = EMBEDDINGS[name]
+    proto = file(EMBEDDING.format(inputs=", ".join(i or '""' for i in inputs), names=names, outputs=outputs, attrs=attrs), opset)
+    for i, (t, shape) in enumerate({"w": (20, 8), "p": (12, 8), "t": (2, 8), "g": (8,), "b": (8,)}.items()):
+        proto.graph.initializer.append(numpy_helper.from_array(np.random.default_rng(i).standard_normal(shape).astype(np.float32), t))
+    used = {"ids": 20, "kinds": 2, "mask": 2, "place": 12}
+    kept = [v for v in proto.graph.input if v.name in inputs]
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    rng = np.random.default_rng(0)
+    feeds = {v.name: rng.integers(0, used[v.name], (3, 5)).astype(np.int32) for v in kept}
+    out, summary = rewrite.optimize(proto)
+    onnx.checker.check_model(out, full_check=True)
+    assert [o.domain for o in out.opset_import] == [""]
+    assert the(summary.findings).status == "fused"
+    values = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in proto.graph.initializer} | feeds
+    reference = TABLE["com.microsoft", "EmbedLayerNormalization"]
+    found = reference([values.get(i) for i in inputs], {"epsilon": np.float64(np.float32(1e-5))}, opset, 3)
+    refs = [f for f, n in zip(found, proto.graph.node[0].output, strict=False) if n]
+    for got, kernel, ref in zip(run_onnxruntime(out, feeds), run_onnxruntime(proto, feeds), refs, strict=True):
+        if ref.dtype.kind == "i":
+            np.testing.assert_array_equal(got, ref)
+            np.testing.assert_array_equal(kernel, ref)
+        else:
+            agrees(got, ref, "float32")
+            agrees(kernel, ref, "float32")
+
+
+def misread(w: Writer, attrs: dict[str, Any]) -> None:
+    """A SkipLayerNormalization whose second summand is forgotten."""
+    w.give(0, w.scaled(w.normalized(w.input(0), [-1], 1e-12).value, w.input(2), w.input(3)))
+
+
+def test_misread_definition_fails_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = foreign_ops._ONNXRUNTIME["SkipLayerNormalization"]
+    monkeypatch.setitem(foreign_ops._ONNXRUNTIME, "SkipLayerNormalization", type(op)(op.owner, op.kind, misread, op.attributes, op.inputs))
+    proto = file(f"{X} {VECTORS} {{ y = com.microsoft.SkipLayerNormalization (x, s, g, b) }}")
+    out, summary = rewrite.optimize(proto)
+    found = the(summary.findings)
+    assert found.status == "undone"
+    assert not found.certificate
+    assert [n.op_type for n in out.graph.node] == ["SkipLayerNormalization"]
+
+
+def test_node_that_is_not_fused_is_standard_all_the_same() -> None:
+    """Behind an op that nobody knows the shape is lost, and recognition needs it."""
+    text = "(float[B,T,8] x) => (float[B,T,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> "
+    proto = file(text + "{ a = com.microsoft.Inverse (x) y = com.microsoft.SkipLayerNormalization (a, a, g) }")
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    out, summary = rewrite.optimize(proto)
+    found = the(summary.findings)
+    assert (found.status, found.became) == ("refused", "standard primitives")
+    assert "not known" in found.reason
+    assert {n.op_type for n in out.graph.node} <= {"Inverse", "Add", "ReduceMean", "Sub", "Mul", "Sqrt", "Div"}
+
+
+def test_norm_that_is_part_of_a_larger_one_is_told_once() -> None:
+    """A modulation behind a plugin without one of its own: both are one LayerNormalization."""
+    text = "(float[B,S,8] x, float[B,1,8] m, float[B,1,8] t) => (float[B,S,8] y) <float[8] g = {1,1,1,1,1,1,1,1}> "
+    proto = file(text + "{ a = com.microsoft.LayerNormalization (x, g) z = Mul (a, m) y = Add (z, t) }")
+    out, summary = rewrite.optimize(proto)
+    found = the(summary.findings)
+    assert (found.status, found.tensor, found.spelling) == ("fused", "y", "LayerNormalization (com.microsoft)")
+    assert [n.op_type for n in out.graph.node] == ["LayerNormalization"]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("shape", ["N, 4, H, W", "2, 4, 5, 3", "N, 4, L"])
+def test_standard_group_norm_takes_the_form_that_every_runtime_computes(groups: int, shape: str) -> None:
+    text = f"(float[{shape}] x) => (float[{shape}] y) <float[4] g = {{1,2,3,4}}, float[4] b = {{4,3,2,1}}>"
+    proto = file(f"{text} {{ y = GroupNormalization <num_groups = {groups}> (x, g, b) }}", 21)
+    out, summary = rewrite.optimize(proto)
+    onnx.checker.check_model(out, full_check=True)
+    (node,) = out.graph.node
+    assert node.op_type == {1: "LayerNormalization", 2: "GroupNormalization", 4: "InstanceNormalization"}[groups]
+    assert the(summary.findings).status == ("kept" if groups == 2 else "fused")
+    x = np.random.default_rng(1).standard_normal([2, 4, 5, 3][: len(shape.split(","))]).astype(np.float32)
+    (ref,) = evaluate.apply(
+        "GroupNormalization", [x.astype(float), np.arange(1.0, 5.0), np.arange(4.0, 0.0, -1)], {"num_groups": groups}, opset=21
+    )
+    agrees(run_onnxruntime(out, {"x": x})[0], ref, "float32")
