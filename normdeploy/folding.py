@@ -75,13 +75,12 @@ def _replace(work: Work, chain: Affine, form: Form, why: str) -> Finding:
 def _window(graph: Graph, form: Form, leaf: gs.Tensor) -> tuple[int, ...] | None:
     """The smallest input of a convolution that has more than one output element along each axis."""
     conv = next((n for n in form.nodes if n.op in ("Conv", "ConvTranspose")), None)
-    shape = graph.shape(leaf)
-    if conv is None or shape is None or not isinstance(shape[1], int):
+    if conv is None or graph.shape(leaf) is None:
         return None
-    attrs = graph.attrs(conv)
-    kernel = conv.inputs[1].shape[2:]
+    attrs, weight = graph.attrs(conv), conv.inputs[1].shape
+    channels, kernel = weight[0] if conv.op == "ConvTranspose" else weight[1] * attrs.get("group", 1), weight[2:]
     dilations, strides = attrs.get("dilations", [1] * len(kernel)), attrs.get("strides", [1] * len(kernel))
-    return (2, shape[1], *(d * (k - 1) + 1 + s for k, d, s in zip(kernel, dilations, strides, strict=True)))
+    return (2, channels, *(d * (k - 1) + 1 + s for k, d, s in zip(kernel, dilations, strides, strict=True)))
 
 
 def _chain_finding(work: Work, chain: Affine, status: Status, reason: str = "") -> Finding:
