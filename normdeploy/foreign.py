@@ -20,7 +20,7 @@ from .foreign_write import OLDEST, Op, Refused, Types, Writer
 from .nested import Nested, bodies
 from .nested_functions import functions
 from .opsets import nodes_of
-from .protos import names, scope
+from .protos import copy_field, names, scope
 from .records import Certificate, Finding
 
 
@@ -119,12 +119,15 @@ def _graph(proto: onnx.ModelProto, around: set[str], read: Read) -> onnx.ModelPr
     for node in proto.graph.node:
         work.take(node)
     out = onnx.ModelProto()
-    out.CopyFrom(proto)
-    if work.initializers:
-        del out.graph.node[:]
-        out.graph.node.extend(work.nodes)
-        out.graph.initializer.extend(work.initializers)
-        out.graph.value_info.extend(work.value_info)
+    for entry, value in proto.ListFields():
+        if entry.name != "graph":
+            copy_field(out, entry, value)
+    for entry, value in proto.graph.ListFields():  # one by one: a message of more than 2 GB can't be copied as a whole
+        if entry.name != "node":
+            copy_field(out.graph, entry, value)
+    out.graph.node.extend(work.nodes)
+    out.graph.initializer.extend(work.initializers)
+    out.graph.value_info.extend(work.value_info)
     for body in bodies(out):
         _inside(body, taken, read)
     return out

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import onnx
 
+from .dims import invented
 from .foreign_ops import op_of
 from .foreign_write import Types, Writer
 from .nested import info
 from .protos import inferred
+from .region import NORMS
 
 OWN_DOMAINS = ("", "ai.onnx")
 _SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
@@ -31,8 +33,8 @@ def types_of(proto: onnx.ModelProto, opset: int) -> Types:
         strange = node.domain not in OWN_DOMAINS and (node.domain, node.op_type) not in functions
         if (standard is None and (strange or not lost.isdisjoint(node.input))) or standard == []:
             lost.update(o for o in node.output if o not in said)
-        elif standard:
-            stream.update(o for n in standard for o in n.output)
+        elif standard is not None or node.op_type in NORMS:
+            stream.update(o for n in standard or [node] for o in n.output)
         nodes += [node] if standard is None else standard
     return inferred(proto, nodes)
 
@@ -55,5 +57,5 @@ def stated(writer: Writer, types: Types, known: set[str]) -> list[onnx.ValueInfo
     kind, shape = types.get(writer.node.output[0], (None, None))
     if kind is None or shape is None:
         return []
-    dims = tuple(None if str(d).startswith("unk__") else d for d in shape)  # inference's own names mean nothing to others
+    dims = tuple(None if invented(d) else d for d in shape)
     return [info(t, kind, dims) for t in (writer.node.output[0], *writer.alike) if t not in known]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from normdeploy import evaluate, foreign_ops, rewrite
@@ -384,6 +387,30 @@ def test_node_that_is_not_fused_is_standard_all_the_same() -> None:
     assert {n.op_type for n in out.graph.node} <= {"Inverse", "Add", "ReduceMean", "Sub", "Mul", "Sqrt", "Div"}
 
 
+def test_residual_stream_carries_the_shape_past_an_op_that_nobody_knows() -> None:
+    text = "(float[B,S,8] x) => (float[B,S,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> "
+    block = "{0} = com.microsoft.Strange ({1}) {2} = com.microsoft.SkipLayerNormalization ({0}, {1}, g)"
+    proto = file(f"{text} {{ a = LayerNormalization (x, g) {block.format('b', 'a', 'c')} {block.format('d', 'c', 'y')} }}")
+    out, summary = rewrite.optimize(proto)
+    assert [f.status for f in summary.findings] == ["kept", "fused", "fused"]
+    assert [n.op_type for n in out.graph.node] == ["LayerNormalization", *["Strange", "Add", "LayerNormalization"] * 2]
+    assert "com.microsoft" in [o.domain for o in out.opset_import]
+
+
+def test_result_of_a_contrib_layer_norm_has_its_scale_s_type() -> None:
+    """onnxruntime's LayerNormalization(1): Y is of type V, that of scale and B."""
+    text = "(float16[B,8] x, float[8] g) => (float[B,8] y) { y = LayerNormalization <epsilon: float = 0.001> (x, g) }"
+    proto = file(text, 13)
+    out, summary = rewrite.optimize(proto)
+    onnx.checker.check_model(out, full_check=True)
+    assert the(summary.findings).status == "fused"
+    feeds = {"x": np.random.default_rng(0).standard_normal((3, 8)).astype(np.float16), "g": VECTOR[:8].astype(np.float32)}
+    (ref, *_) = evaluate.apply("LayerNormalization", [v.astype(float) for v in feeds.values()], {"epsilon": np.float32(1e-3)}, opset=17)
+    (got,) = run_onnxruntime(out, feeds)
+    assert got.dtype == np.float32
+    agrees(got, ref, "float32")
+
+
 def test_norm_that_is_part_of_a_larger_one_is_told_once() -> None:
     """A modulation behind a plugin without one of its own: both are one LayerNormalization."""
     text = "(float[B,S,8] x, float[B,1,8] m, float[B,1,8] t) => (float[B,S,8] y) <float[8] g = {1,1,1,1,1,1,1,1}> "
@@ -409,3 +436,59 @@ def test_standard_group_norm_takes_the_form_that_every_runtime_computes(groups: 
         "GroupNormalization", [x.astype(float), np.arange(1.0, 5.0), np.arange(4.0, 0.0, -1)], {"num_groups": groups}, opset=21
     )
     agrees(run_onnxruntime(out, {"x": x})[0], ref, "float32")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two post-norm blocks by torch's exporter at opset 18, with dynamic batch and length."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.up, self.down = torch.nn.Linear(16, 16), torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+            self.first, self.second = torch.nn.LayerNorm(16, eps=1e-12), torch.nn.LayerNorm(16, eps=1e-5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x + self.mix(x))
+            return self.second(x + self.down(torch.nn.functional.gelu(self.up(x))))
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(Block(), Block()).eval()
+    path = tmp_path_factory.mktemp("encoder") / "encoder.onnx"
+    dims = {0: torch.export.Dim("batch", min=1, max=8), 1: torch.export.Dim("length", min=1, max=64)}
+    torch.onnx.export(net, (torch.randn(2, 5, 16),), path, opset_version=18, dynamo=True, dynamic_shapes=(dims,), external_data=False)
+    return path
+
+
+def by_onnxruntime(path: Path) -> onnx.ModelProto:
+    """What its offline optimization at the level "extended" writes."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path.with_suffix(".extended.onnx"))
+    ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return onnx.load(options.optimized_model_filepath)
+
+
+def by_transformers(path: Path) -> onnx.ModelProto:
+    """What the optimizer for BERT, which comes with onnxruntime, writes."""
+    optimizer = pytest.importorskip("onnxruntime.transformers.optimizer")
+    written = path.with_suffix(".bert.onnx")
+    optimizer.optimize_model(str(path), model_type="bert", num_heads=0, hidden_size=0, opt_level=0).save_model_to_file(str(written))
+    return onnx.load(written)
+
+
+@pytest.mark.parametrize("optimized", [by_onnxruntime, by_transformers])
+def test_files_that_onnxruntime_optimized_are_standard_again(encoder: Path, optimized: Callable[[Path], onnx.ModelProto]) -> None:
+    proto = optimized(encoder)
+    assert [n.op_type for n in proto.graph.node].count("SkipLayerNormalization") == 4
+    out, summary = rewrite.optimize(proto)
+    onnx.checker.check_model(out, full_check=True)
+    assert [f.status for f in summary.findings] == ["fused"] * 4
+    assert {f.spelling for f in summary.findings} == {"SkipLayerNormalization (com.microsoft)"}
+    ops = [n.op_type for n in out.graph.node]
+    assert ops.count("LayerNormalization") == 4
+    assert summary.opset == 18
+    for sizes in ((2, 5), (3, 7)):
+        x = np.random.default_rng(0).standard_normal((*sizes, 16)).astype(np.float32)
+        feeds = {proto.graph.input[0].name: x}
+        agrees(run_onnxruntime(out, feeds)[0], run_onnxruntime(proto, feeds)[0].astype(np.float64), "float32", condition=4)  # layers
