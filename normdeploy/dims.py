@@ -35,6 +35,11 @@ def evaluate_dim(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
+def invented(dim: int | str | None) -> bool:
+    """Whether onnx's inference made up the name, for a size that it could not follow: the size may be named elsewhere, too."""
+    return isinstance(dim, str) and dim.startswith("unk__")
+
+
 @lru_cache(maxsize=4096)
 def symbols(dim: int | str | None) -> frozenset[str]:
     """The symbols that a dim speaks of; an expression that can't be read is one symbol by itself."""
