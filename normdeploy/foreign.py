@@ -14,7 +14,7 @@ import onnx
 from .dims import Dims
 from .foreign_account import Foreign, Read
 from .foreign_ops import op_of
-from .foreign_proof import SIZES, SKIPS, attributes, proved, small
+from .foreign_proof import MALFORMED, SIZES, SKIPS, attributes, proved, small
 from .foreign_shapes import OWN_DOMAINS, stated, types_of
 from .foreign_write import OLDEST, Op, Refused, Types, Writer
 from .nested import Nested, bodies
@@ -52,10 +52,13 @@ class _Expander:
         try:
             _check(op, node, self.opset)
             op.write(writer, attributes(node))
+            certificate = self._certificate(op, writer)
         except Refused as e:
             self._leave(node, _finding(node, op.kind, "refused", f"{_said(node)}: {e}"))
             return
-        certificate = self._certificate(op, writer)
+        except MALFORMED as e:
+            self._leave(node, _finding(node, op.kind, "refused", f"{_said(node)} can't be read: {type(e).__name__}: {e}"))
+            return
         if not certificate:
             why = certificate.note or f"differs by {certificate.error:.2g} (relative) on the input {certificate.worst!r}"
             finding = _finding(node, op.kind, "undone", f"the certificate of its standard form failed: {why}")
@@ -152,9 +155,14 @@ def _check(op: Op, node: onnx.NodeProto, opset: int) -> None:
     unknown = sorted({a.name for a in node.attribute} - op.attributes)
     if unknown:
         raise Refused(f"its attribute {unknown[0]!r} is of unknown meaning")
+    if not any(node.output):
+        raise Refused("nobody reads it")
     fewest, most = op.inputs
     if not fewest <= len(node.input) <= most:
         raise Refused(f"it has {len(node.input)} inputs, and should have {fewest}{f' to {most}' if most > fewest else ''}")
+    missing = [i for i, name in enumerate(node.input[:fewest]) if not name and i not in op.optional]
+    if missing:
+        raise Refused(f"its input {missing[0]} is left out")
 
 
 def _finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> Finding:

@@ -86,7 +86,7 @@ def _spoken(
             yield from (i for i in places.get(("", ahead), ()) if result[i].status == "fused" and ahead not in foreign.inputs)
     for tensor in sorted(foreign.inputs):
         for i in places.get((own.place, tensor), ()):
-            if result[i].status in ("kept", "refused") and result[i].kind in ("unknown", own.spelling):
+            if result[i].status in ("kept", "refused") and result[i].kind in ("unknown", own.spelling.split(" ")[0]):
                 yield i
 
 

@@ -132,6 +132,7 @@ def _ort_groups(w: Writer, attrs: Attrs, x: str) -> None:
     if "groups" not in attrs:
         raise Refused("its number of groups is not written")
     last, kind = attrs.get("channels_last", 1), w.kind(w.input(0))
+    w.check_groups(w.input(0), -1 if last else 1, attrs["groups"])
     y = w.then("Transpose", x, perm=[0, 3, 1, 2]) if last else x
     y = w.grouped(y, attrs["groups"], attrs.get("epsilon", 1e-5), rank=4)
     y = w.cast(y, kind)
@@ -142,12 +143,13 @@ def _ort_groups(w: Writer, attrs: Attrs, x: str) -> None:
 def _group_norm_18(w: Writer, attrs: Attrs) -> None:
     """GroupNormalization as opsets 18 to 20 had it: scale and bias have one value for each group."""
     x, groups = w.input(0), attrs["num_groups"]
+    w.check_groups(x, 1, groups)
     for t in w.node.input[1:3]:
         length = w.length(t)
         if length is not None and length != groups:
             raise Refused(f"{t!r} has {length} values; at opset {w.opset} it has one for each group: {groups}")
     channels = w.shape(x)[1]
-    if isinstance(channels, int) and channels % groups == 0:
+    if isinstance(channels, int):
         gamma, beta = (_repeated(w, t, channels // groups) for t in w.node.input[1:3])
         w.give(0, w.grouped(x, groups, attrs.get("epsilon", 1e-5), len(w.shape(x)), gamma, beta))
         return
@@ -162,8 +164,8 @@ def _repeated(w: Writer, t: str, times: int) -> str:
     return w.reshape(column, [-1])
 
 
-def _ort(kind: str, write: Callable[[Writer, Attrs], None], fewest: int, most: int, *attributes: str) -> Op:
-    return Op("onnxruntime", kind, write, frozenset((*attributes, "epsilon")), (fewest, most))
+def _ort(kind: str, write: Callable[[Writer, Attrs], None], fewest: int, most: int, *attributes: str, optional: tuple[int, ...] = ()) -> Op:
+    return Op("onnxruntime", kind, write, frozenset((*attributes, "epsilon")), (fewest, most), optional)
 
 
 _ONNXRUNTIME = {
@@ -171,7 +173,7 @@ _ONNXRUNTIME = {
     "SimplifiedLayerNormalization": _ort("RMSNorm", _simplified_layer_norm, 2, 2, "axis", "stash_type"),
     "SkipLayerNormalization": _ort("LayerNorm", _skip_layer_norm, 3, 5),
     "SkipSimplifiedLayerNormalization": _ort("RMSNorm", _skip_simplified_layer_norm, 3, 4),
-    "EmbedLayerNormalization": _ort("LayerNorm", _embed_layer_norm, 7, 9, "mask_index_type"),
+    "EmbedLayerNormalization": _ort("LayerNorm", _embed_layer_norm, 7, 9, "mask_index_type", optional=(1, 4)),
     "GroupNorm": _ort("GroupNorm", _ort_group_norm, 3, 3, "groups", "activation", "channels_last"),
     "SkipGroupNorm": _ort("GroupNorm", _skip_group_norm, 4, 5, "groups", "activation", "channels_last"),
 }

@@ -18,6 +18,7 @@ _PARSED = {"plugin_version", "plugin_namespace", "aot", "name", "info"}  # for T
 
 def _trt_group_norm(w: Writer, attrs: Attrs) -> None:
     groups = attrs.get("num_groups", GROUPS)
+    w.check_groups(w.input(0), 1, groups)
     y = w.cast(w.grouped(w.input(0), groups, attrs.get("epsilon", 1e-5), len(w.shape(w.input(0)))), w.kind(w.input(0)))
     w.give(0, w.silu(y) if attrs.get("bSwish", 0) else y)
     if "num_groups" not in attrs:
@@ -25,6 +26,7 @@ def _trt_group_norm(w: Writer, attrs: Attrs) -> None:
 
 
 def _trt_group_normalization(w: Writer, attrs: Attrs) -> None:
+    w.check_groups(w.input(0), 1, attrs.get("num_groups", 1))
     y = w.grouped(w.input(0), attrs.get("num_groups", 1), _epsilon(attrs, 1e-5), len(w.shape(w.input(0))))
     w.give(0, w.cast(y, w.kind(w.input(0))))
 

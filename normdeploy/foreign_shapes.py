@@ -41,8 +41,11 @@ def types_of(proto: onnx.ModelProto, opset: int) -> Types:
 
 def _stand_ins(node: onnx.NodeProto, opset: int, stream: set[str], lost: set[str]) -> list[onnx.NodeProto] | None:
     """Standard nodes that give the node's results their types and shapes: none where these are lost, None where it needs none."""
-    if op_of(node, opset) is None and not (node.domain == "com.microsoft" and node.op_type in _ELEMENTWISE):
+    op = op_of(node, opset)
+    if op is None and not (node.domain == "com.microsoft" and node.op_type in _ELEMENTWISE):
         return None
+    if len(node.input) < (1 if op is None else op.inputs[0]):
+        return []
     ends = [o for i, o in enumerate(node.output) if o and i in (0, _SUMS.get(node.op_type, 0))]
     if node.op_type == "EmbedLayerNormalization":
         return [onnx.helper.make_node("Gather", [node.input[2], node.input[0]], [o]) for o in ends]

@@ -139,6 +139,15 @@ class Writer:
         t = self.then("Mul", t, self.reshape(gamma, shape) if shape else gamma)
         return self.then("Add", t, self.reshape(beta, shape) if shape else beta) if beta else t
 
+    def check_groups(self, x: str, axis: int, groups: int) -> None:
+        """
+        Raises:
+            Refused: the groups don't divide the channels along ``axis``.
+        """
+        channels = self.shape(x)[axis]
+        if groups < 1 or (isinstance(channels, int) and channels % groups):
+            raise Refused(f"{channels} channels can't be divided into {groups} groups")
+
     def grouped(self, x: str, groups: int, epsilon: float, rank: int, gamma: str = "", beta: str = "") -> str:
         """Group norm of (N, C, …) in gamma's type; gamma and beta (by default the inputs 1 and 2) have one value for each channel."""
         view = self.then("Reshape", x, self.ints([0, groups, -1], "groups"))
@@ -176,3 +185,4 @@ class Op:
     write: Callable[[Writer, Attrs], None]
     attributes: frozenset[str]
     inputs: tuple[int, int]  # the fewest and the most
+    optional: tuple[int, ...] = ()  # of the fewest, those that may be left out by an empty name

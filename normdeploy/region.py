@@ -317,7 +317,10 @@ def _walkable(graph: Graph, node: gs.Node) -> bool:
     return _standard(node) and node.op in INSIDE
 
 
-_FAILURES = (evaluate.Unsupported, ValueError, TypeError, IndexError, ZeroDivisionError, KeyError, AssertionError, MemoryError)
+_FAILURES = (
+    *(evaluate.Unsupported, ValueError, TypeError, IndexError, ZeroDivisionError, KeyError, AssertionError, MemoryError),
+    AttributeError,  # an input that the op needs is left out
+)
 
 
 def _attempt(function: Callable[..., Any], *args: Any) -> Any:

@@ -492,3 +492,22 @@ def test_files_that_onnxruntime_optimized_are_standard_again(encoder: Path, opti
         x = np.random.default_rng(0).standard_normal((*sizes, 16)).astype(np.float32)
         feeds = {proto.graph.input[0].name: x}
         agrees(run_onnxruntime(out, feeds)[0], run_onnxruntime(proto, feeds)[0].astype(np.float64), "float32", condition=4)  # layers
+
+
+MALFORMED = {
+    "an input left out": 'y = SimplifiedLayerNormalization ("", g)',
+    "no inputs": "y = LayerNorm ()",
+    "an axis too far": "y = com.microsoft.LayerNormalization <axis = 5> (x, g, b)",
+    "no groups": "y = com.microsoft.GroupNorm <groups = 0, activation = 0> (x, g, b)",
+    "groups that don't divide": "y = com.microsoft.GroupNorm <groups = 3, activation = 0> (x, g, b)",
+    "vectors of two lengths": "y = CustomSkipLayerNormPluginDynamic <gamma = [1.0, 1.0], beta = [0.0, 0.0, 0.0]> (x, s)",
+    "a text for a number": 'y = LayerNorm <epsilon = "small"> (x, g, b)',
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_node_is_refused_without_a_traceback(name: str) -> None:
+    proto = file(f"{X} {VECTORS} {{ {MALFORMED[name]} }}")
+    out, summary = rewrite.optimize(proto, strict=True)
+    assert the(summary.findings).status == "refused"
+    assert list(out.graph.node) == list(proto.graph.node)
