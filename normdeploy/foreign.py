@@ -52,6 +52,9 @@ class _Expander:
         try:
             _check(op, node, self.opset)
             op.write(writer, attributes(node))
+            strange = set(node.output) - {"", *(o for n in writer.nodes for o in n.output)}
+            if strange:
+                raise Refused(f"it has no output {min(strange)!r}")
             certificate = self._certificate(op, writer)
         except Refused as e:
             self._leave(node, _finding(node, op.kind, "refused", f"{_said(node)}: {e}"))

@@ -135,9 +135,12 @@ class Writer:
 
     def scaled(self, t: str, gamma: str, beta: str, shape: Sequence[int] = ()) -> str:
         """t · gamma + beta in gamma's type; ``shape``: what the two vectors are reshaped to."""
-        t = self.cast(t, self.kind(gamma))
-        t = self.then("Mul", t, self.reshape(gamma, shape) if shape else gamma)
-        return self.then("Add", t, self.reshape(beta, shape) if shape else beta) if beta else t
+        kind = self.kind(gamma)
+        t = self.then("Mul", self.cast(t, kind), self.reshape(gamma, shape) if shape else gamma)
+        if not beta:
+            return t
+        beta = self.cast(beta, kind)
+        return self.then("Add", t, self.reshape(beta, shape) if shape else beta)
 
     def check_groups(self, x: str, axis: int, groups: int) -> None:
         """

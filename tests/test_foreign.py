@@ -499,6 +499,7 @@ MALFORMED = {
     "no inputs": "y = LayerNorm ()",
     "an axis too far": "y = com.microsoft.LayerNormalization <axis = 5> (x, g, b)",
     "no groups": "y = com.microsoft.GroupNorm <groups = 0, activation = 0> (x, g, b)",
+    "an output that it does not have": "y, z = LayerNorm <axis = -1> (x, g, b)",
     "groups that don't divide": "y = com.microsoft.GroupNorm <groups = 3, activation = 0> (x, g, b)",
     "vectors of two lengths": "y = CustomSkipLayerNormPluginDynamic <gamma = [1.0, 1.0], beta = [0.0, 0.0, 0.0]> (x, s)",
     "a text for a number": 'y = LayerNorm <epsilon = "small"> (x, g, b)',
