@@ -185,15 +185,8 @@ LOOKALIKES: tuple[Case, ...] = (
     # batch norms that can't go where they seem to go
     case("weight_standardization", lambda: StandardizedConv2d(3, 8, 3), (3, 3, 6, 7), row="lookalike", reason="training"),
     case("two_consumers", TwoConsumers, (3, 3, 6, 7), FOLDED, row="lookalike", reason="read by others"),
-    case("shared_weight", SharedWeight, (3, 3, 6, 7), FOLDED, row="lookalike", reason="shared"),
-    case(
-        "before_padded_conv",
-        lambda: nn.Sequential(BatchNorm2d(3), nn.Conv2d(3, 8, 3, padding=1)),
-        (3, 3, 6, 7),
-        FOLDED,
-        row="lookalike",
-        reason="pad",
-    ),
+    case("shared_weight", SharedWeight, (3, 3, 6, 7), FOLDED, row="trap"),
+    case("before_padded_conv", lambda: nn.Sequential(BatchNorm2d(3), nn.Conv2d(3, 8, 3, padding=1)), (3, 3, 6, 7), FOLDED, row="trap"),
     case(
         "relu_between",
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), BatchNorm2d(8)),

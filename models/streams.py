@@ -9,7 +9,7 @@ from torch import nn
 
 from .case import Case, Input
 from .rms import RMS
-from .rows import BATCH, FOLDED, GN, HEIGHT, IMAGE, IN, LN, SEQ, TEXT, WIDTH, case
+from .rows import BATCH, BN, FOLDED, GN, HEIGHT, IMAGE, IN, LN, SEQ, TEXT, WIDTH, case
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -187,9 +187,9 @@ def torch_layers() -> Iterator[Case]:
     yield case(
         "BatchNorm2d", lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)), (BATCH, 8, 6, 7), FOLDED, row="S1b", handwritten=False
     )
-    yield case("BatchNorm2d_alone", lambda: nn.BatchNorm2d(8), IMAGE, FOLDED, row="S1b", handwritten=False)
-    yield case("BatchNorm3d", lambda: nn.BatchNorm3d(8), volume, FOLDED, row="S1b", handwritten=False)
-    yield case("BatchNorm_no_affine", lambda: nn.BatchNorm2d(8, affine=False), IMAGE, FOLDED, row="S1b", handwritten=False)
+    yield case("BatchNorm2d_alone", lambda: nn.BatchNorm2d(8), IMAGE, BN, row="S1b", handwritten=False)
+    yield case("BatchNorm3d", lambda: nn.BatchNorm3d(8), volume, BN, row="S1b", handwritten=False)
+    yield case("BatchNorm_no_affine", lambda: nn.BatchNorm2d(8, affine=False), IMAGE, BN, row="S1b", handwritten=False)
     yield case("InstanceNorm1d", lambda: nn.InstanceNorm1d(8, affine=True), (BATCH, 8, SEQ), IN, row="S1c", handwritten=False)
     yield case("InstanceNorm2d", lambda: nn.InstanceNorm2d(8, affine=True), IMAGE, IN, row="S1c", handwritten=False)
     yield case("InstanceNorm3d", lambda: nn.InstanceNorm3d(8, affine=True), volume, IN, row="S1c", handwritten=False)

@@ -148,31 +148,32 @@ def _norm_error(norm: Norm, case: Case, before: np.ndarray, after: np.ndarray) -
     return np.where(beyond > 0, beyond / (signal + 1e-300), 0.0)
 
 
-def fold_cases(rewrite: Rewrite, small: tuple[int, ...] | None) -> list[Case]:
+def fold_cases(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> list[Case]:
     """Inputs for a fold at two sizes of the dynamic dims: ordinary, large with an offset, zero (where only shifts show), small.
 
-    ``small`` is a shape of the leaf that shows everything at less cost (a convolution's window); the file's own sizes are the fallback.
+    ``windows``: for each leaf a shape that shows everything at less cost (a convolution's window); the file's own sizes are the fallback.
     """
-    graph, leaf = rewrite.before.graph, rewrite.before.leaves[0]
+    graph, leaves = rewrite.before.graph, rewrite.before.leaves
     rng = np.random.default_rng(13)
     cases: list[Case] = []
     for sizes in assignments(rewrite.before.symbols | rewrite.after.symbols):
-        for shape in (small, concrete(graph, leaf, sizes)):
-            if shape is None:
+        for shapes in (windows, [concrete(graph, leaf, sizes) for leaf in leaves]):
+            known = [shape for shape in shapes if shape is not None]
+            if len(known) < len(leaves):
                 continue
-            draws = {
-                "normal": rng.standard_normal(shape),
-                "offset 1e3": 1e3 + 10 * rng.standard_normal(shape),
-                "zero": np.zeros(shape),
-                "scale 1e-4": 1e-4 * rng.standard_normal(shape),
+            draws: dict[str, Callable[[tuple[int, ...]], np.ndarray]] = {
+                "normal": lambda shape: rng.standard_normal(shape),
+                "offset 1e3": lambda shape: 1e3 + 10 * rng.standard_normal(shape),
+                "zero": lambda shape: np.zeros(shape),
+                "scale 1e-4": lambda shape: 1e-4 * rng.standard_normal(shape),
             }
             try:
                 with evaluate.quiet():
                     before, after = rewrite.before.bind(sizes), rewrite.after.bind(sizes)
-                    before.run([draws["zero"]])
+                    before.run([np.zeros(shape) for shape in known])
             except EvaluationFailed:
                 continue
-            cases.extend(Case((x,), (name,), before, after) for name, x in draws.items())
+            cases.extend(Case(tuple(map(draw, known)), (name,), before, after) for name, draw in draws.items())
             break
         if len(cases) >= 8:
             break

@@ -65,9 +65,9 @@ def norm_trial(graph: Graph, norm: Norm, case: Case, rewrite: Rewrite, opset: in
     return _trial(graph, case, rewrite, norm.dtype, opset, number, layout.rows, expected)
 
 
-def fold_trial(graph: Graph, case: Case, rewrite: Rewrite, dtype: np.dtype, terms: float, opset: int, number: int) -> Trial | None:
+def fold_trial(graph: Graph, case: Case, rewrite: Rewrite, dtype: np.dtype, terms: float, number: int) -> Trial | None:
     """The same for a fold; ``terms`` is the largest sum of magnitudes that an output element adds up."""
-    return _trial(graph, case, rewrite, dtype, opset, number, lambda v: v.reshape(1, -1), lambda _, unit: np.array([8 * unit * terms]))
+    return _trial(graph, case, rewrite, dtype, 1, number, lambda v: v.reshape(1, -1), lambda _, unit: np.array([8 * unit * terms]))
 
 
 def _trial(

@@ -143,7 +143,7 @@ def test_into_a_linear_behind() -> None:
 class TwoReaders(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 1), norm(4, 4)
+        self.conv, self.norm = nn.Conv2d(3, 4, 1), norm(4, 4, "rsqrt")
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = self.conv(x)
@@ -160,10 +160,8 @@ class SharedWeight(nn.Module):
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "padded conv behind": (lambda: nn.Sequential(nn.ReLU(), norm(3, 4), nn.Conv2d(3, 4, 3, padding=1)), "pads its input"),
-    "relu between": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), norm(4, 4)), "no linear op"),
+    "relu between": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), norm(4, 4, "rsqrt")), "no linear op"),
     "two readers": (TwoReaders, "read by others"),
-    "shared weight": (SharedWeight, "shared by 2"),
 }
 
 
@@ -174,6 +172,19 @@ def test_what_can_not_be_folded_becomes_one_scale_and_shift(name: str) -> None:
     proto, summary = folded(make(), torch.randn(2, 3, 5, 6))
     assert [op for op in left(proto) if op in ("Mul", "Add", "BatchNormalization")] == ["Mul", "Add"]
     assert any(reason in f.reason for f in summary.findings)
+
+
+def test_a_padded_conv_behind_takes_the_scale() -> None:
+    torch.manual_seed(4)
+    proto, _ = folded(nn.Sequential(nn.ReLU(), norm(3, 4), nn.Conv2d(3, 4, 3, padding=1)), torch.randn(2, 3, 5, 6))
+    assert left(proto) == ["Add", "Conv"]
+
+
+def test_a_shared_weight_is_copied() -> None:
+    torch.manual_seed(4)
+    proto, summary = folded(SharedWeight(), torch.randn(2, 3, 5, 6))
+    assert left(proto) == ["Conv", "Conv"]
+    assert "2 nodes share" in summary.findings[0].became
 
 
 def test_training_mode_is_refused() -> None:

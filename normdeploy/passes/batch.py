@@ -3,239 +3,339 @@
     y = (z − mean)/sqrt(var + ε)·γ + β = a·z + b,   a = γ/sqrt(var + ε),   b = β − mean·a     (Ioffe and Szegedy, 2015, arXiv:1502.03167)
 
 A chain of nodes (BatchNormalization, or Mul, Add, Sub, Div by constants, views between) is asked for a and b in float64, so spelling does
-not matter. What is done with it, the first that is exact:
+not matter. What is done with it, the first that is exact (`normdeploy.passes.linear` has the formulas):
 
-- the linear op before, z = W·x + c: weight a·W and bias a·c + b, along the output channels (Conv, ConvTranspose with groups, Gemm, MatMul);
-- the linear op behind, W·y + c: weight W·a and bias c + W·b, along the input channels. A convolution with padding would see the zeros of
-  the padding without the shift, so there it is only done where b is zero;
-- otherwise one Mul and one Add.
+- the linear op before takes both, also through views between that keep the channels apart, or each of the ops that a Concat joins;
+- the linear op behind takes both. A convolution that pads its input with zeros would not see the shift there: it takes the scale alone,
+  W·pad(a·z + b) = (W·a)·pad(z + b/a), which leaves one Add;
+- otherwise one Mul and one Add; of a BatchNormalization node one BatchNormalization, whose scale and bias hold all and whose statistics
+  are 0 and 1: two nodes would be more than there were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from .. import evaluate
 from ..graph import Graph
-from ..region import NoMatch
+from ..region import VIEWS, EvaluationFailed, NoMatch, assignments, compile_region, concrete
 from ..scales import Affine
-from .form import Form
+from .linear import Linear, along, linear_of, representable, with_added_bias
 
-LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-
-
-def into_previous(graph: Graph, found: Affine) -> Form | NoMatch:
-    """a·(W·x + c) + b as one linear op."""
-    t = found.z
-    linear = graph.producer(t)
-    if linear is None or linear.op not in LINEAR or (linear.domain or "") not in ("", "ai.onnx"):
-        return NoMatch("no linear op stands before it", t.name)
-    if graph.is_output(t) or len(graph.consumers(t)) != 1:
-        return NoMatch(f"{t.name!r}, the output of {linear.op} {linear.name!r}, is read by others as well", t.name)
-    weight = _weight_index(graph, linear)
-    if weight is None:
-        return NoMatch(f"the weight of {linear.op} {linear.name!r} is no constant", t.name)
-    shared = _readers_of_values(graph, linear.inputs[weight])
-    if shared > 1:
-        return NoMatch(f"the weight {linear.inputs[weight].name!r} is shared by {shared} nodes: folding would copy it", t.name)
-    if len(linear.inputs[weight].shape or (0, 0)) < 2:
-        return NoMatch(f"the weight of {linear.op} {linear.name!r} is a vector: its output has no channels", t.name)
-    rank = len(graph.shape(t) or ())
-    channel = _output_channel(linear, weight, rank)
-    if any(n > 1 and a != channel for p in (found.scale, found.shift) for a, n in enumerate(p.shape)):
-        return NoMatch(f"its scale or shift varies along more than the output channels of {linear.op}", t.name)
-    return _folded_previous(graph, found, linear, weight)
+Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]  # a tensor of the graph, and the nodes that shall produce it
 
 
-def _folded_previous(graph: Graph, found: Affine, linear: gs.Node, weight: int) -> Form | NoMatch:
-    attrs = dict(linear.attrs)
-    w = graph.known(linear.inputs[weight])
-    if w is None:
-        return NoMatch(f"the weight of {linear.op} {linear.name!r} can't be evaluated", found.z.name)
-    a, b = found.scale.reshape(-1), found.shift.reshape(-1)
-    channels = _channels(linear, w, weight, attrs)
-    a, b = np.broadcast_to(a, channels), np.broadcast_to(b, channels)
-    bias_at = 2
-    held = linear.inputs[bias_at] if len(linear.inputs) > bias_at and not linear.inputs[bias_at].is_empty() else None
-    c = graph.known(held) if held is not None else np.zeros(1)
-    if c is None:
-        return NoMatch(f"the bias of {linear.op} {linear.name!r} is no constant", found.z.name)
-    alpha, beta = float(attrs.get("alpha", 1.0)), float(attrs.get("beta", 1.0))
-    if linear.op == "Conv":
-        w2 = w * a.reshape(-1, *[1] * (w.ndim - 1))
-    elif linear.op == "ConvTranspose":
-        groups = int(attrs.get("group", 1))
-        w2 = w.reshape(groups, -1, *w.shape[1:]) * a.reshape(groups, 1, -1, *[1] * (w.ndim - 2))
-        w2 = w2.reshape(w.shape)
-    elif linear.op == "Gemm":
-        w2 = alpha * (w * a[:, None] if attrs.get("transB", 0) else w * a)
-        c = beta * c
-        attrs.pop("alpha", None)
-        attrs.pop("beta", None)
+@dataclass(frozen=True)
+class Fold:
+    """The nodes that compute ``old`` from ``leaves``; ``edits`` put them into the graph."""
+
+    nodes: tuple[gs.Node, ...]
+    became: str
+    old: gs.Tensor
+    leaves: tuple[gs.Tensor, ...]
+    windows: tuple[tuple[int, ...] | None, ...]  # for each leaf a small shape that shows everything, None where there is none
+    edits: tuple[Edit, ...]
+
+
+def into_previous(graph: Graph, found: Affine) -> Fold | NoMatch:
+    """a·V(W·x + c) + b as V of one linear op, V being views that keep the channels apart, or none."""
+    t, views = _views_above(graph, found.z)
+    linear = linear_of(graph, graph.producer(t))
+    if isinstance(linear, NoMatch):
+        return NoMatch("no linear op stands before it" if linear.reason == "no linear op" else linear.reason, found.z.name)
+    for tensor in (t, *(v.outputs[0] for v in views)):
+        if not _private(graph, tensor):
+            return NoMatch(f"{tensor.name!r}, behind {linear.said}, is read by others as well", tensor.name)
+    vectors = [_output_vector(graph, values, t, found.z, linear) for values in (found.scale, found.shift)]
+    a, b = vectors
+    if a is None or b is None:
+        return NoMatch(f"its scale or shift varies along more than the output channels of {linear.said}", found.z.name)
+    made = linear.write(graph, linear.data, *linear.scaled_output(a, b), found.y, found.dtype)
+    if isinstance(made, NoMatch):
+        return made
+    if not views:
+        edits: tuple[Edit, ...] = ((found.y, tuple(made)),)
+        nodes = made
     else:
-        w2 = w * a if weight == 1 else w * a[:, None]
-    if linear.op == "Gemm" and c.ndim == 2 and c.shape[0] > 1:
-        return NoMatch("the bias of the Gemm differs by row", found.z.name)
-    shift = a * c.reshape(-1) + b
-    return _linear(
-        graph, found, linear, weight, w2, shift, attrs, f"folded into {linear.op}" + (f" {linear.name!r}" if linear.name else "")
-    )
+        nodes = [*made, *_copied(graph, views, made[-1].outputs[0])]
+        edits = ((t, tuple(made)), (found.y, (_copy(graph, views[-1], views[-1].inputs[0]),)))
+    return Fold(tuple(nodes), f"folded into {linear.said}", found.y, (linear.data,), (window(linear),), edits)
 
 
-def into_next(graph: Graph, found: Affine) -> Form | NoMatch:
-    """W·(a·z + b) + c as one linear op."""
-    y = found.y
-    readers = graph.consumers(y)
-    if graph.is_output(y) or len(readers) != 1 or readers[0].op not in LINEAR or (readers[0].domain or "") not in ("", "ai.onnx"):
-        return NoMatch("no linear op alone stands behind it", y.name)
-    linear = readers[0]
-    weight = _weight_index(graph, linear)
-    if weight is None or linear.inputs[1 - weight] is not y:
-        return NoMatch(f"the weight of {linear.op} {linear.name!r} is no constant", y.name)
-    if _readers_of_values(graph, linear.inputs[weight]) > 1:
-        return NoMatch(f"the weight {linear.inputs[weight].name!r} is shared: folding would copy it", y.name)
-    w, attrs = graph.known(linear.inputs[weight]), dict(linear.attrs)
-    if w is None:
-        return NoMatch(f"the weight of {linear.op} {linear.name!r} can't be evaluated", y.name)
-    rank = len(graph.shape(y) or ())
-    channel = _input_channel(linear, weight, rank, attrs)
-    if any(n > 1 and a != channel for p in (found.scale, found.shift) for a, n in enumerate(p.shape)):
-        return NoMatch(f"its scale or shift varies along more than the input channels of {linear.op}", y.name)
-    conv = linear.op in ("Conv", "ConvTranspose")
-    if conv and found.shift.any() and (linear.op == "ConvTranspose" or _pads(attrs)):
-        return NoMatch(f"{linear.op} {linear.name!r} pads its input with zeros, which the shift would have to reach", y.name)
-    held = linear.inputs[2] if len(linear.inputs) > 2 and not linear.inputs[2].is_empty() else None
-    c = graph.known(held) if held is not None else np.zeros(1)
-    if c is None:
-        return NoMatch(f"the bias of {linear.op} {linear.name!r} is no constant", y.name)
-    if c.ndim == 2 and c.shape[0] > 1:
-        return NoMatch("the bias of the Gemm differs by row", y.name)
-    if linear.op == "MatMul" and found.shift.any():
-        return NoMatch("MatMul has no bias to take the shift", y.name)
-    a, b = found.scale.reshape(-1), found.shift.reshape(-1)
-    w2, shift = _behind(linear, weight, w, a, b, attrs)
-    alpha, beta = float(attrs.pop("alpha", 1.0)), float(attrs.pop("beta", 1.0))
-    said = f"folded into {linear.op} {linear.name!r} behind it" if linear.name else f"folded into {linear.op} behind it"
-    return _linear(graph, found, linear, weight, alpha * w2, alpha * shift + beta * c.reshape(-1), attrs, said, behind=True)
+def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
+    """The scale and shift of a Concat as those of its parts, each folded into the linear op that makes it."""
+    joint, rank = graph.producer(found.z), len(graph.shape(found.z) or ())
+    if joint is None or joint.op != "Concat" or not _private(graph, found.z):
+        return NoMatch("no linear op stands before it", found.z.name)
+    axis = int(graph.attrs(joint)["axis"]) % rank
+    parts: list[Linear] = []
+    for t in joint.inputs:
+        linear = linear_of(graph, _maker(graph, t))
+        linear = linear if isinstance(linear, NoMatch) else with_added_bias(graph, linear)
+        if isinstance(linear, NoMatch) or linear.out is not t:
+            why = (
+                "no linear op makes it"
+                if isinstance(linear, NoMatch) and linear.reason == "no linear op"
+                else getattr(linear, "reason", "")
+            )
+            return NoMatch(f"{t.name!r}, a part of Concat {joint.name!r}, can't take its share: {why}", t.name)
+        if not _private(graph, t) or sum(i is t for i in joint.inputs) > 1:
+            return NoMatch(f"{t.name!r}, a part of Concat {joint.name!r}, is read by others as well", t.name)
+        if linear.channel_axis(rank) != axis:
+            return NoMatch(f"Concat {joint.name!r} joins along another axis than the output channels of {linear.said}", t.name)
+        parts.append(linear)
+    vectors = [along(values, axis, sum(p.channels for p in parts)) for values in (found.scale, found.shift)]
+    a, b = vectors
+    if a is None or b is None:
+        return NoMatch(f"its scale or shift varies along more than the axis of Concat {joint.name!r}", found.z.name)
+    nodes: list[gs.Node] = []
+    joined: list[gs.Tensor] = []
+    start = 0
+    for part in parts:
+        cut = slice(start, start := start + part.channels)
+        made = part.write(graph, part.data, *part.scaled_output(a[cut], b[cut]), part.out, found.dtype)
+        if isinstance(made, NoMatch):
+            return made
+        nodes += made
+        joined.append(made[-1].outputs[0])
+    nodes.append(graph.node("Concat", joined, found.y, {"axis": axis}))
+    leaves = {id(p.data): p.data for p in parts}
+    windows = {id(p.data): window(p) for p in reversed(parts)}
+    same = all(window(p) == windows[id(p.data)] for p in parts)
+    small = tuple(windows[i] if same else None for i in leaves)
+    said = ", ".join(p.said for p in parts)
+    return Fold(tuple(nodes), f"folded into {said}", found.y, tuple(leaves.values()), small, ((found.y, tuple(nodes)),))
 
 
-def _behind(
-    linear: gs.Node, weight: int, w: np.ndarray, a: np.ndarray, b: np.ndarray, attrs: dict[str, object]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The weight that takes the scale of its input channels, and what the shift adds to its output channels."""
-    if linear.op in ("Conv", "ConvTranspose"):
-        groups = int(attrs.get("group", 1))  # type: ignore[call-overload]
-        if linear.op == "ConvTranspose":
-            return w * np.broadcast_to(a, w.shape[0]).reshape(-1, *[1] * (w.ndim - 1)), np.zeros(w.shape[1] * groups)
-        inner = w.shape[1]
-        per = [np.broadcast_to(p, inner * groups).reshape(groups, 1, inner, *[1] * (w.ndim - 2)) for p in (a, b)]
-        cut = w.reshape(groups, -1, *w.shape[1:])
-        return (cut * per[0]).reshape(w.shape), (cut * per[1]).sum(axis=tuple(range(2, cut.ndim))).reshape(-1)
-    rows = w.T if attrs.get("transB", 0) else w
-    if weight == 0:
-        return w * a, (w @ np.broadcast_to(b, w.shape[-1]))
-    k = rows.shape[-2] if rows.ndim > 1 else rows.shape[0]
-    full_a, full_b = np.broadcast_to(a, k), np.broadcast_to(b, k)
-    scaled = rows * (full_a[:, None] if rows.ndim > 1 else full_a)
-    return (scaled.T if attrs.get("transB", 0) else scaled), full_b @ rows
+def into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
+    """W·V(a·z + b) + c as one linear op of V(z), V being views or none."""
+    behind = _behind(graph, found)
+    if isinstance(behind, NoMatch):
+        return behind
+    linear, views, a, b = behind
+    if linear.pads() and b.any():
+        return NoMatch(f"{linear.said} pads its input with zeros, which the shift would have to reach", found.y.name)
+    return _folded_next(graph, found, linear, views, *linear.scaled_input(a, b), before=[])
 
 
-def scale_and_shift(graph: Graph, found: Affine) -> Form | NoMatch:
+def scale_into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
+    """The scale into the padding convolution behind it; the shift, divided by the scale, as one Add before it."""
+    behind = _behind(graph, found)
+    if isinstance(behind, NoMatch):
+        return behind
+    linear, views, a, _ = behind
+    if not found.scale.all():
+        return NoMatch("its scale is zero somewhere, so the shift can't be divided by it", found.y.name)
+    with evaluate.quiet():
+        ratio = found.shift / found.scale
+    if not representable(found.dtype, ratio):
+        return NoMatch(f"its shift divided by its scale does not fit into {found.dtype.name}", found.y.name)
+    shift = graph.constant(f"{found.y.name}_shift", _trimmed(ratio), found.dtype)
+    added = graph.node("Add", [found.z, shift], found.y)
+    return _folded_next(graph, found, linear, views, *linear.scaled_input(a, np.zeros_like(a)), before=[added])
+
+
+def scale_and_shift(graph: Graph, found: Affine) -> Fold | NoMatch:
     """One Mul and one Add; the one that does nothing is left out."""
-    if not _representable(found.dtype, found.scale, found.shift):
+    if not representable(found.dtype, found.scale, found.shift):
         return NoMatch(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
     nodes: list[gs.Node] = []
     t = found.z
     for op, value, neutral, name in (("Mul", found.scale, 1.0, "scale"), ("Add", found.shift, 0.0, "shift")):
         if (value == neutral).all() and (nodes or op == "Mul"):
             continue
-        shape = value.shape
-        while shape and shape[0] == 1:
-            shape = shape[1:]
-        nodes.append(graph.node(op, [t, graph.constant(f"{found.y.name}_{name}", value.reshape(shape), found.dtype)], found.y))
+        nodes.append(graph.node(op, [t, graph.constant(f"{found.y.name}_{name}", _trimmed(value), found.dtype)], found.y))
         t = nodes[-1].outputs[0]
-    return Form(tuple(nodes), " and ".join(n.op for n in nodes) + " (one scale and shift)" if len(nodes) > 1 else f"one {nodes[0].op}")
+    said = " and ".join(n.op for n in nodes) + " (one scale and shift)" if len(nodes) > 1 else f"one {nodes[0].op}"
+    return Fold(tuple(nodes), said, found.y, (found.z,), (None,), ((found.y, tuple(nodes)),))
 
 
-def _linear(
-    graph: Graph,
-    found: Affine,
-    linear: gs.Node,
-    weight: int,
-    w: np.ndarray,
-    shift: np.ndarray,
-    attrs: dict[str, object],
-    said: str,
-    behind: bool = False,
-) -> Form | NoMatch:
-    stored = linear.inputs[weight]
-    dtype = found.dtype
-    if not _representable(dtype, w, shift):
-        return NoMatch(f"the folded weight does not fit into {dtype.name}", found.y.name)
-    name = linear.name or found.y.name
-    inputs = list(linear.inputs[:2])
-    inputs[weight] = graph.constant(stored.name or f"{name}_weight", w, dtype)
-    if behind:
-        inputs[1 - weight] = found.z
-    out = linear.outputs[0] if behind else found.y
-    if linear.op == "MatMul":
-        node = graph.node("MatMul", inputs, out, attrs)
-        if not shift.any():
-            return Form((node,), said, core=linear.op)
-        lined = shift if weight == 1 else shift[:, None]
-        added = graph.node("Add", [node.outputs[0], graph.constant(f"{name}_bias", lined, dtype)], out)
-        return Form((node, added), said, core=linear.op)
-    had = len(linear.inputs) > 2 and not linear.inputs[2].is_empty()
-    if had or shift.any():
-        inputs.append(graph.constant((linear.inputs[2].name if had else "") or f"{name}_bias", shift, dtype))
-    return Form((graph.node(linear.op, inputs, out, attrs),), said, core=linear.op)
+def neutral(graph: Graph, found: Affine) -> Fold | NoMatch:
+    """A lone BatchNormalization with its statistics folded into its scale and bias."""
+    node, channels = found.nodes[0], found.shift.shape[1:2] or (1,)
+    size = graph.known(node.inputs[1])
+    a, b = (along(v, 1, size.size if size is not None else channels[0]) for v in (found.scale, found.shift))
+    if a is None or b is None or not representable(found.dtype, a, b):
+        return NoMatch(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
+    held = zip(("scale", "shift", "mean", "variance"), (a, b, np.zeros_like(a), np.ones_like(a)), strict=True)
+    inputs = [graph.constant(f"{found.y.name}_{name}", value, found.dtype) for name, value in held]
+    made = graph.node("BatchNormalization", [found.z, *inputs], found.y, {"epsilon": 0.0})
+    said = "BatchNormalization (one scale and shift)"
+    return Fold((made,), said, found.y, (found.z,), (None,), ((found.y, (made,)),))
 
 
-def _representable(dtype: np.dtype, *values: np.ndarray) -> bool:
-    """Neither overflow nor, in half precision, loss of digits below the smallest normal number (2⁻⁸ is the unit of bfloat16)."""
-    with evaluate.quiet():
-        stored = [v.astype(dtype).astype(np.float64) for v in values]
-    pairs = zip(values, stored, strict=True)
-    return all(np.isfinite(s).all() and np.abs(s - v).max(initial=0.0) <= 2.0**-8 * np.abs(v).max(initial=0.0) for v, s in pairs)
+def is_neutral(graph: Graph, node: gs.Node) -> bool:
+    """Whether a BatchNormalization's statistics say nothing: a scale and shift already."""
+    mean, variance = (graph.known(t) for t in node.inputs[3:5])
+    if mean is None or variance is None or graph.attrs(node).get("epsilon", 1e-5) != 0.0:
+        return False
+    return not mean.any() and bool((variance == 1).all())
 
 
-def _readers_of_values(graph: Graph, t: gs.Tensor) -> int:
-    return sum(n.op not in ("Shape", "Size") for n in graph.consumers(t))
+def window(linear: Linear) -> tuple[int, ...] | None:
+    """The smallest input of a convolution that gives three outputs along each axis, so that borders and the middle show."""
+    if linear.node.op not in ("Conv", "ConvTranspose") or str(linear.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "b'NOTSET'"):
+        return None
+    kernel, axes = linear.w.shape[2:], linear.w.ndim - 2
+    if linear.node.op == "ConvTranspose":
+        return (2, linear.inputs, *[3] * axes)
+    strides, dilations = (linear.attrs.get(name) or [1] * axes for name in ("strides", "dilations"))
+    pads = linear.attrs.get("pads") or [0] * (2 * axes)
+    sizes = [2 * s + d * (k - 1) + 1 - pads[i] - pads[i + axes] for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True))]
+    return (2, linear.inputs, *sizes) if min(sizes, default=1) > 0 else None
 
 
-def _weight_index(graph: Graph, linear: gs.Node) -> int | None:
-    if graph.is_constant(linear.inputs[1]) and not graph.is_constant(linear.inputs[0]):
-        return 1
-    return 0 if linear.op == "MatMul" and graph.is_constant(linear.inputs[0]) and not graph.is_constant(linear.inputs[1]) else None
+# ------------------------------------------------------------------ the linear op behind
 
 
-def _output_channel(linear: gs.Node, weight: int, rank: int) -> int:
-    if linear.op in ("Conv", "ConvTranspose"):
-        return 1
-    return rank - 1 if weight == 1 else rank - 2
+def _behind(graph: Graph, found: Affine) -> tuple[Linear, list[gs.Node], np.ndarray, np.ndarray] | NoMatch:
+    """The linear op behind the scale, the views on the way, and scale and shift as vectors over its input channels."""
+    t, views = _views_below(graph, found.y)
+    readers = _readers(graph, t)
+    if graph.is_output(t) or graph.is_output(found.y) or len(readers) != 1:
+        return NoMatch("no linear op alone stands behind it", found.y.name)
+    linear = linear_of(graph, readers[0])
+    if isinstance(linear, NoMatch):
+        return NoMatch("no linear op alone stands behind it" if linear.reason == "no linear op" else linear.reason, found.y.name)
+    if linear.data is not t:
+        return NoMatch(f"it is the weight or bias of {linear.said}", found.y.name)
+    linear = with_added_bias(graph, linear)
+    vectors = [_input_vector(graph, values, found.y, t, linear) for values in (found.scale, found.shift)]
+    a, b = vectors
+    if a is None or b is None:
+        return NoMatch(f"its scale or shift varies along more than the input channels of {linear.said}", found.y.name)
+    return linear, views, a, b
 
 
-def _input_channel(linear: gs.Node, weight: int, rank: int, attrs: dict[str, object]) -> int:
-    if linear.op in ("Conv", "ConvTranspose"):
-        return 1
-    if linear.op == "Gemm":
-        return 0 if attrs.get("transA", 0) else 1
-    return rank - 1 if weight == 1 else rank - 2
+def _folded_next(
+    graph: Graph, found: Affine, linear: Linear, views: Sequence[gs.Node], w: np.ndarray, c: np.ndarray, before: list[gs.Node]
+) -> Fold | NoMatch:
+    source = before[-1].outputs[0] if before else found.z
+    copies = _copied(graph, views, source)
+    made = linear.write(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, found.dtype)
+    if isinstance(made, NoMatch):
+        return made
+    nodes = (*before, *copies, *made)
+    shapes: list[Edit] = []  # of what is gone now: z has the same shape
+    for reader in (r for r in graph.consumers(found.y) if r.op in ("Shape", "Size")):
+        shapes.append((reader.outputs[0], (_copy(graph, reader, found.z),)))
+    small = None if views else window(linear)
+    said = f"folded into {linear.said} behind it" if not before else f"its scale folded into {linear.said} behind it, its shift one Add"
+    return Fold(nodes, said, linear.out, (found.z,), (small,), (*shapes, (linear.out, nodes)))
 
 
-def _channels(linear: gs.Node, w: np.ndarray, weight: int, attrs: dict[str, object]) -> int:
-    if linear.op == "Conv":
-        return w.shape[0]
-    if linear.op == "ConvTranspose":
-        return w.shape[1] * int(attrs.get("group", 1))  # type: ignore[call-overload]
-    if linear.op == "Gemm":
-        return w.shape[0] if attrs.get("transB", 0) else w.shape[1]
-    return w.shape[-1] if weight == 1 else w.shape[-2]
+# ------------------------------------------------------------------ views, and vectors through them
 
 
-def _pads(attrs: dict[str, object]) -> bool:
-    pads: Sequence[int] = attrs.get("pads") or ()  # type: ignore[assignment]
-    return any(pads) or str(attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "VALID", "b'NOTSET'", "b'VALID'")
+def _maker(graph: Graph, t: gs.Tensor) -> gs.Node | None:
+    """The node that makes ``t``, or the MatMul whose bias it adds."""
+    node = graph.producer(t)
+    if node is not None and node.op == "Add":
+        above = [graph.producer(i) for i in node.inputs if not graph.is_constant(i)]
+        return above[0] if len(above) == 1 and above[0] is not None and above[0].op == "MatMul" else node
+    return node
+
+
+def _readers(graph: Graph, t: gs.Tensor) -> list[gs.Node]:
+    return [n for n in graph.consumers(t) if n.op not in ("Shape", "Size")]
+
+
+def _private(graph: Graph, t: gs.Tensor) -> bool:
+    return not graph.is_output(t) and len(_readers(graph, t)) == 1
+
+
+def _views_above(graph: Graph, z: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
+    views: list[gs.Node] = []
+    while (node := graph.producer(z)) is not None and node.op in VIEWS and (node.domain or "") in ("", "ai.onnx"):
+        views.insert(0, node)
+        z = node.inputs[0]
+    return z, views
+
+
+def _views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
+    views: list[gs.Node] = []
+    while (
+        _private(graph, y)
+        and (node := _readers(graph, y)[0]).op in VIEWS
+        and node.inputs[0] is y
+        and (node.domain or "") in ("", "ai.onnx")
+    ):
+        if views and len(graph.consumers(y)) > 1:
+            break  # somebody wants the shape of what would be gone
+        views.append(node)
+        y = node.outputs[0]
+    return y, views
+
+
+def _copy(graph: Graph, node: gs.Node, data: gs.Tensor) -> gs.Node:
+    return graph.node(node.op, [data, *node.inputs[1:]], node.outputs[0], node.attrs)
+
+
+def _copied(graph: Graph, views: Sequence[gs.Node], data: gs.Tensor) -> list[gs.Node]:
+    copies: list[gs.Node] = []
+    for view in views:
+        copies.append(_copy(graph, view, data))
+        data = copies[-1].outputs[0]
+    return copies
+
+
+def _output_vector(graph: Graph, values: np.ndarray, t: gs.Tensor, z: gs.Tensor, linear: Linear) -> np.ndarray | None:
+    """A scale or shift of z as one over the output channels of t, which z is a view of; None where it is none."""
+    rank = len(graph.shape(t) or ())
+    axis = linear.channel_axis(rank)
+    if t is z:
+        return along(values, axis, linear.channels)
+    region = compile_region(graph, z, [t])
+    if isinstance(region, NoMatch):
+        return None
+    for sizes in assignments(region.symbols):
+        size = concrete(graph, t, sizes)
+        if size is None or size[axis] != linear.channels:
+            continue
+        channel = np.broadcast_to(np.arange(linear.channels, dtype=float).reshape([-1 if i == axis else 1 for i in range(rank)]), size)
+        try:
+            with evaluate.quiet():
+                order = region.bind(sizes).run([channel]).astype(int)
+                full = np.broadcast_to(values, order.shape)
+        except (EvaluationFailed, ValueError):
+            continue
+        vector = np.zeros(linear.channels)
+        vector[order.ravel()] = full.ravel()
+        return vector if (vector[order] == full).all() else None
+    return None
+
+
+def _input_vector(graph: Graph, values: np.ndarray, y: gs.Tensor, t: gs.Tensor, linear: Linear) -> np.ndarray | None:
+    """A scale or shift of y as one over the input channels of the linear op that reads t, a view of y; None where it is none."""
+    axis = linear.input_axis(len(graph.shape(t) or ()))
+    if t is y:
+        return along(values, axis, linear.inputs)
+    region = compile_region(graph, t, [y])
+    if isinstance(region, NoMatch):
+        return None
+    for sizes in assignments(region.symbols):
+        size = concrete(graph, y, sizes)
+        if size is None:
+            return None
+        try:
+            with evaluate.quiet():
+                seen = region.bind(sizes).run([np.broadcast_to(values, size)])
+        except (EvaluationFailed, ValueError):
+            continue
+        if seen.shape[axis] != linear.inputs:
+            continue
+        rows = np.moveaxis(seen, axis, 0).reshape(linear.inputs, -1)
+        return rows[:, 0].copy() if (rows == rows[:, :1]).all() else None
+    return None
+
+
+def _trimmed(values: np.ndarray) -> np.ndarray:
+    """Without leading axes of one: broadcasting puts them back."""
+    shape = values.shape
+    while shape and shape[0] == 1:
+        shape = shape[1:]
+    return values.reshape(shape)
