@@ -175,7 +175,7 @@ def test_narrow_types_round_but_do_not_change_type(case: Case, dtype: torch.dtyp
         assert difference(one, other) < 16 * unit
 
 
-STATELESS = [case for case in CASES if "folded" not in case.expect and case.row != "S2d"]
+STATELESS = [case for case in CASES if not {"folded", "BatchNormalization"} & set(case.expect) and case.row != "S2d"]
 
 
 @pytest.mark.parametrize("case", STATELESS, ids=lambda case: case.name)
