@@ -10,8 +10,10 @@ result depends on its root). And the rounding of float64 itself, 64 ulp times th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -19,6 +21,7 @@ import onnx_graphsurgeon as gs
 from . import evaluate
 from .facts import Norm, bindings
 from .graph import Graph, value_inputs
+from .probe import Fit
 from .records import Certificate
 from .region import Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
 
@@ -77,36 +80,51 @@ def norm_cases(norm: Norm, rewrite: Rewrite) -> list[Case]:
             layout = norm.fit.resized(size)
             if len(bound.sizes) > 1:  # symbols may be bound to each other: where the original does not run there is nothing to prove
                 with evaluate.quiet():
-                    bound.run(
-                        [np.zeros(size), *(np.zeros(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:])]
-                    )
+                    others = [np.zeros(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]]
+                    bound.run([np.zeros(size), *others])
         except (EvaluationFailed, ValueError):
             continue
-        groups = int(np.prod(size, dtype=int)) // layout.n
-        patterns = PATTERNS | _compared(norm.region)
-        order = list(patterns)
-        for start in range(0, len(order), groups):
-            names = [order[(start + g) % len(order)] for g in range(groups)]
-            rows = [patterns[name](rng, layout.n, norm.epsilon) for name in names]
+        for x, names in _battery(size, layout.axes, layout.split, layout.block, norm.epsilon, _compared(norm.region)):
             others = [rng.standard_normal(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]]
-            cases.append(Case((layout.arrange(np.array(rows)), *others), tuple(names), bound, after))
+            cases.append(Case((x, *others), names, bound, after))
         sizes_seen += 1
         if sizes_seen == 2:
             break
     return cases
 
 
-def _compared(region: Region) -> dict[str, Pattern]:
-    """Patterns that hold the numbers which the region compares data with: elsewhere a masked value would never be met."""
+def _compared(region: Region) -> tuple[float, ...]:
+    """The numbers which the region compares data with: elsewhere a masked value would never be met."""
     graph = region.graph
     operands = [t for n in region.nodes if n.op == "Equal" for t in value_inputs(n) if graph.is_constant(t)]
-    numbers = {float(v) for t in operands for v in np.unique(graph.value(t)) if np.isfinite(v)}
-    found: dict[str, Pattern] = {}
-    for c in sorted(numbers)[:8]:
-        found[f"constant {c:g}"] = lambda rng, n, e, c=c: np.full(n, c)  # type: ignore[misc]
-        found[f"one element {c:g}"] = lambda rng, n, e, c=c: np.append(c, rng.standard_normal(n - 1))  # type: ignore[misc]
-        found[f"mean {c:g}"] = lambda rng, n, e, c=c: c + np.append(np.resize([1.0, -1.0], n - n % 2), [0.0] * (n % 2))  # type: ignore[misc]
-    return found
+    return tuple(sorted({float(v) for t in operands for v in np.unique(graph.value(t)) if np.isfinite(v)})[:8])
+
+
+def _holding(number: float) -> dict[str, Pattern]:
+    """Patterns that hold a number: everywhere, in one element, as the mean."""
+    return {
+        f"constant {number:g}": lambda rng, n, e: np.full(n, number),
+        f"one element {number:g}": lambda rng, n, e: np.append(number, rng.standard_normal(n - 1)),
+        f"mean {number:g}": lambda rng, n, e: number + np.append(np.resize([1.0, -1.0], n - n % 2), [0.0] * (n % 2)),
+    }
+
+
+@lru_cache(maxsize=8)
+def _battery(
+    shape: tuple[int, ...], axes: tuple[int, ...], split: int | None, block: int, epsilon: float, numbers: tuple[float, ...]
+) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
+    """Every pattern in some group, for all norms that group alike: inputs of the shape, and the patterns of their groups."""
+    rng = np.random.default_rng(11)
+    layout = Fit(shape, axes, split, block, True, epsilon, np.ones(()), np.zeros(()))
+    patterns = PATTERNS | {name: pattern for number in numbers for name, pattern in _holding(number).items()}
+    order, groups = list(patterns), math.prod(shape) // layout.n
+    made: list[tuple[np.ndarray, tuple[str, ...]]] = []
+    for start in range(0, len(order), groups):
+        names = tuple(order[(start + g) % len(order)] for g in range(groups))
+        x = layout.arrange(np.array([patterns[name](rng, layout.n, epsilon) for name in names]))
+        x.setflags(write=False)
+        made.append((x, names))
+    return tuple(made)
 
 
 def certify_norm(norm: Norm, rewrite: Rewrite, cases: Sequence[Case]) -> Certificate:
@@ -131,20 +149,21 @@ def _norm_error(norm: Norm, case: Case, before: np.ndarray, after: np.ndarray) -
     if before.shape != after.shape:
         return np.array([np.inf])
     layout = norm.fit.resized(case.leaves[0].shape)
-    x = layout.rows(case.leaves[0])
     ref, got = layout.rows(before), layout.rows(after)
     if not (np.isnan(ref) == np.isnan(got)).all():
         return np.where((np.isnan(ref) != np.isnan(got)).any(axis=1), np.inf, 0.0)
-    difference = np.nan_to_num(np.where(ref == got, 0.0, np.abs(ref - got)), nan=0.0, posinf=np.inf)
+    largest = np.nan_to_num(np.where(ref == got, 0.0, np.abs(ref - got)), nan=0.0, posinf=np.inf).max(axis=1)
     ref = np.nan_to_num(ref)
-    beta = layout.rows(_parameter(norm, case, norm.beta, 0.0))
+    signal = np.abs(ref - layout.rows(_parameter(norm, case, norm.beta, 0.0))).max(axis=1)
+    if (largest <= BOUND * signal).all():  # within the bound without any allowance
+        return np.divide(largest, signal, out=np.zeros_like(largest), where=largest > 0)
     gamma = np.abs(layout.rows(_parameter(norm, case, norm.gamma, 1.0))).max(axis=1)
-    signal = np.abs(ref - beta).max(axis=1)
+    x = layout.rows(case.leaves[0])
     mean, variance = x.mean(axis=1), x.var(axis=1)
     power = np.square(x).mean(axis=1)
     sigma = np.sqrt((variance if norm.fit.centered else power) + norm.epsilon) + 1e-300
     condition = gamma * np.abs(x).max(axis=1) / sigma + signal * (1 + (mean**2 + variance) / sigma**2) + np.abs(ref).max(axis=1)
-    beyond = difference.max(axis=1) - _ULP * np.nan_to_num(condition, nan=0.0, posinf=0.0)
+    beyond = largest - _ULP * np.nan_to_num(condition, nan=0.0, posinf=0.0)
     return np.where(beyond > 0, beyond / (signal + 1e-300), 0.0)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from . import evaluate
-from .dims import Dims, evaluate_dim
+from .dims import Dims, evaluate_dim, invented
 from .graph import Graph, value_inputs
 from .parameters import Param, epsilon_of, parameter
 from .probe import Fit, fit
@@ -121,6 +121,8 @@ def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMa
             region = compile_region(graph, y, [x, *leaves], INSIDE)
         if isinstance(region, NoMatch):
             return replace(region, clarity=0)
+    if region.shape_leaves and not _same(graph, x, y):  # sizes can be chosen at which the two agree, though they are others
+        return NoMatch(f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}", y.name, clarity=0)
     if not any(n.op in REDUCTIONS or n.op in NORMS for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
         return NoMatch("no mean is taken between them", y.name, clarity=0)
     cast = narrowing(graph, region.nodes, dtype)
@@ -147,16 +149,19 @@ def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     fits: list[Fit] = []
     given: list[list[np.ndarray]] = []
     refusal = NoMatch("it can't be evaluated at any size", region.y.name, clarity=0, region=region)
+    template = region.template()
     for bound, size in bindings(region):
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):
             return NoMatch("data of its input's own shape enters it: a residual stream, no gamma or beta", region.y.name, clarity=0)
-        found = fit(bound, size, others)
+        like = graph.memo.get((template, size))
+        found = fit(bound, size, others, like if isinstance(like, Fit) else None)
         if isinstance(found, NoMatch):
             refusal = replace(found, tensor=region.y.name, region=region)
             if "can't be evaluated" in found.reason:
                 continue
             return refusal
+        graph.memo.setdefault((template, size), found)
         fits.append(found)
         given.append(others)
         if len(fits) == 2 or not _group_is_dynamic(shape, found):
@@ -257,6 +262,16 @@ def _operands(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> list[gs
     return list(found.values())
 
 
+def _same(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
+    """True where the file itself says that the two have one shape."""
+    sizes = assignments(tensor_symbols(graph, x) | tensor_symbols(graph, y))[0]
+    a, b = graph.shape(x), graph.shape(y)
+    if a is None or b is None or len(a) != len(b):
+        return False
+    known = [(evaluate_dim(i, sizes), evaluate_dim(j, sizes)) for i, j in zip(a, b, strict=True)]
+    return all(i is not None and i == j for i, j in known)
+
+
 def _differ(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
     """True where the file itself says that the two have different shapes."""
     sizes = assignments(tensor_symbols(graph, x) | tensor_symbols(graph, y))[0]
@@ -266,9 +281,6 @@ def _differ(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
     if len(a) != len(b):
         return True
     known = [(evaluate_dim(i, sizes), evaluate_dim(j, sizes)) for i, j in zip(a, b, strict=True)]
-    invented = any(
-        str(d).startswith("unk__") for d in (*a, *b)
-    )  # inference's own name for a dim may stand for a size that is named elsewhere
-    if invented:
+    if any(invented(d) for d in (*a, *b)):
         return any(isinstance(i, int) and isinstance(j, int) and i != j for i, j in zip(a, b, strict=True))
     return any(i is not None and j is not None and i != j for i, j in known)

@@ -22,8 +22,8 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from . import evaluate
-from .dims import Dims
-from .protos import IR_OF_CONSTANTS, captured, copy_field, inferred, inputs_without_defaults, names, require_order, scope
+from .dims import Dims, invented
+from .protos import IR_OF_CONSTANTS, captured, copy_field, inferred, inputs_without_defaults, lonely, names, require_order, scope
 
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
@@ -73,7 +73,9 @@ class Graph:
         self._original = {id(n): p for n, p in zip(self.gs.nodes, opened.graph.node, strict=True)}
         self._initializers = {t.name: t for t in opened.graph.initializer}
         self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
+        self._lonely = lonely(proto.graph)
         self._dtypes: dict[int, int] = {}
+        self.memo: dict[object, object] = {}  # what recognition found out about one norm and may try on its likes
         self.completer: Callable[[Graph], None] | None = None  # called where a shape is wanted that neither knows, once; it may `learn` it
 
     # ------------------------------------------------------------------ reading
@@ -122,11 +124,13 @@ class Graph:
 
     def is_constant(self, t: gs.Tensor) -> bool:
         """True where the value is fixed by the file: initializers, Constant nodes, and what is computed from these alone."""
-        return self._derived(t, self._constant, seed=lambda _node: False)
+        known = self._constant.get(id(t))
+        return self._derived(t, self._constant, seed=lambda _node: False) if known is None else known
 
     def is_shape_valued(self, t: gs.Tensor) -> bool:
         """True for constants and for what is computed from shapes and constants alone, never from a tensor's values."""
-        return self._derived(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size"))
+        known = self._shape_valued.get(id(t))
+        return self._derived(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size")) if known is None else known
 
     def _derived(self, t: gs.Tensor, memo: dict[int, bool], seed: Callable[[gs.Node], bool]) -> bool:
         stack = [t]
@@ -221,15 +225,16 @@ class Graph:
         if isinstance(t, gs.Constant):
             return tuple(t.shape)
         known = t.shape if t.shape is not None else None
-        if known is None or any(_unsaid(d) for d in known):
+        if known is None or any(_unsaid(d) or d in self._lonely for d in known):
             inferred = self._inferred.get(t.name)
             known = inferred[1] if inferred is not None and inferred[1] is not None else known
-        if known is not None:
-            return tuple(None if _unsaid(d) else d for d in known)
+        dims = None if known is None else tuple(None if _unsaid(d) else d for d in known)
+        if dims is not None and not any(d is None or invented(d) for d in dims):
+            return dims
         if self.completer is not None:
             completer, self.completer = self.completer, None
             completer(self)
-        return self._carried(t)
+        return self._carried(t) if dims is None else self._shapes.get(id(t)) or dims
 
     def learn(self, t: gs.Tensor, dtype: int | None, dims: Dims) -> None:
         """Take down what the completer found of ``t``. ``dtype``: an element type of ONNX, None where it was not looked for."""
@@ -246,14 +251,20 @@ class Graph:
                 self._shapes[id(t)] = None
                 break
             way.append(t)
-            source = max((i for i in node.inputs if not i.is_empty() and not self.is_constant(i)), key=self._rank, default=None)
+            sources = [i for i in node.inputs if not i.is_empty() and not self.is_constant(i)]
+            source = max(sources, key=self._rank, default=None)
             if source is None or self._rank(source) >= 0:
-                self._shapes[id(t)] = None if source is None else self.shape(source)
+                self._shapes[id(t)] = self._broadcast([i for i in sources if self._rank(i) == self._rank(source)])
                 break
             t = source
         for step in way:
             self._shapes[id(step)] = self._shapes[id(t)]
         return self._shapes[id(t)]
+
+    def _broadcast(self, tensors: Sequence[gs.Tensor]) -> Dims | None:
+        """The shape to which tensors of one rank broadcast, each dim from the first that is not 1."""
+        shapes = [s for s in map(self.shape, tensors) if s is not None]
+        return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*shapes, strict=True)) if shapes else None
 
     def _rank(self, t: gs.Tensor) -> int:
         inferred = self._inferred.get(t.name)

@@ -41,7 +41,7 @@ def parameter(
     for leaf, values in zip(region.leaves[1:], others, strict=True):
         flat = np.sort(values, axis=None)
         near = flat[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
-        if np.allclose(near, full, rtol=1e-9, atol=0):
+        if _close(near, full, 0.0):
             order = np.argsort(values, axis=None)
             index = order[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
             return _data_param(graph, leaf, values, index, vector)
@@ -54,6 +54,10 @@ def parameter(
         return None
     varies = tuple(a for a, n in enumerate(reduced.shape) if n > 1)
     return _snapped(graph, region, reduced, varies)
+
+
+def _close(a: np.ndarray, b: np.ndarray, absolute: float) -> bool:
+    return bool((np.abs(a - b) <= absolute + 1e-9 * np.abs(b)).all())
 
 
 def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray, vector: bool) -> Param | NoMatch:
@@ -91,10 +95,10 @@ def _snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[in
         if held.dtype.kind != "f" or not np.isfinite(held).all() or not held.any():
             continue
         held = held.reshape(reduced.shape)
-        if np.allclose(held, reduced, rtol=1e-9, atol=1e-11 * np.abs(held).max()):
+        if _close(held, reduced, 1e-11 * np.abs(held).max()):
             return Param(held, t, varies)
         ratio = float((held * reduced).sum() / (held * held).sum())
-        if reduced.size > 1 and np.allclose(held * ratio, reduced, rtol=1e-9, atol=1e-11 * np.abs(reduced).max()):
+        if reduced.size > 1 and _close(held * ratio, reduced, 1e-11 * np.abs(reduced).max()):
             return Param(held * ratio, None, varies)
     return Param(reduced, None, varies)
 

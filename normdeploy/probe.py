@@ -104,13 +104,17 @@ class Fit:
         return view, (*(a if a < s else a + 1 for a in self.axes), s + 1)
 
 
-def fit(bound: Bound, shape: tuple[int, ...], others: Sequence[np.ndarray] = ()) -> Fit | NoMatch:
-    """Ask the bound region whether it is a norm of its first leaf, x of ``shape``, while its other leaves hold ``others``."""
+def fit(bound: Bound, shape: tuple[int, ...], others: Sequence[np.ndarray] = (), like: Fit | None = None) -> Fit | NoMatch:
+    """Ask the bound region whether it is a norm of its first leaf, x of ``shape``, while its other leaves hold ``others``.
+
+    ``like``: the answer of a region that differs from this one only in gamma and beta; these alone are measured where it is right.
+    """
     if 0 in shape or int(np.prod(shape, dtype=int)) < 2:
         return NoMatch(f"its input has the shape {shape}: nothing to normalize", clarity=1)
     try:
         with evaluate.quiet():
-            return _fit(_Asked(bound, shape, others))
+            same = _refit(_Asked(bound, shape, others), like) if like is not None and like.shape == shape else None
+            return same if same is not None else _fit(_Asked(bound, shape, others))
     except EvaluationFailed as e:
         return NoMatch(f"can't be evaluated: {e}", clarity=1)
 
@@ -169,6 +173,17 @@ def _fit(ask: _Asked) -> Fit | NoMatch:
     if isinstance(found, NoMatch):
         return found
     return _why_not(ask, found) if _check(ask, found) else found
+
+
+def _refit(ask: _Asked, like: Fit) -> Fit | None:
+    """``like`` with the gamma and beta that are measured; None where that is no fit."""
+    z = ask.draw()
+    up, down = ask(_LARGE * z), ask(-_LARGE * z)
+    unit = replace(like, epsilon=0.0, outside=False, gamma=np.ones(ask.shape), beta=np.zeros(ask.shape))(_LARGE * z)
+    if not (np.isfinite(up).all() and np.isfinite(down).all()) or np.abs(unit).min() < 0.05:
+        return None
+    found = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
+    return None if _check(ask, found) else found
 
 
 def _groups(ask: _Asked, z: np.ndarray, up: np.ndarray, odd: np.ndarray) -> tuple[tuple[int, ...], int | None, int] | NoMatch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES  # what a 
 
 _UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
 _DOWNWARD = 48
+_SMALL = 4  # elements of a constant that says what is computed (epsilon, exponents, axes) rather than how it is scaled
 
 
 @dataclass(frozen=True)
@@ -78,18 +79,45 @@ class Region:
     nodes: tuple[gs.Node, ...]
     shape_leaves: tuple[gs.Tensor, ...]  # tensors outside whose shape is read
     symbols: frozenset[str]
+    _bounds: dict[tuple[tuple[str, int], ...], Bound] = field(default_factory=dict, repr=False, compare=False)
 
     def spelling(self) -> str:
         """The ops in the graph's order, shape arithmetic and constants left out."""
         return " ".join(n.op for n in self.nodes if not self.graph.is_shape_valued(n.outputs[0]))
 
     def bind(self, sizes: Mapping[str, int]) -> Bound:
-        """Fix the symbolic dims.
+        """Fix the symbolic dims; the same sizes are bound once.
 
         Raises:
             EvaluationFailed: an op can't be evaluated, or the shape arithmetic fails at these sizes.
         """
-        return Bound(self, sizes)
+        key = tuple(sorted(sizes.items()))
+        if key not in self._bounds:
+            self._bounds[key] = Bound(self, sizes)
+        return self._bounds[key]
+
+    def template(self) -> tuple[object, ...]:
+        """What two regions have in common that differ only in their larger constants: gamma and beta of norms of one kind.
+
+        Ops, attributes, wiring, shapes and types of leaves, and the values of constants of up to `_SMALL` elements.
+        """
+        graph = self.graph
+        place: dict[int, object] = {id(t): ("leaf", i, graph.shape(t), str(graph.dtype(t))) for i, t in enumerate(self.leaves)}
+        place |= {id(t): ("shape", i, graph.shape(t)) for i, t in enumerate(self.shape_leaves) if id(t) not in place}
+        steps: list[object] = []
+        for n, node in enumerate(self.nodes):
+            inputs = tuple(place.get(id(t)) or _constant(graph, t) for t in node.inputs)
+            steps.append((node.op, repr(sorted(graph.attrs(node).items(), key=lambda pair: pair[0])), inputs))
+            place |= {id(o): (n, i) for i, o in enumerate(node.outputs)}
+        return (*steps, place.get(id(self.y)))
+
+
+def _constant(graph: Graph, t: gs.Tensor) -> object:
+    """A constant's part in a template."""
+    held = graph.known(t)
+    if held is None:
+        return ("unknown", id(t))
+    return (held.shape, held.dtype.kind, held.tobytes() if held.size <= _SMALL else None)
 
 
 class Bound:

@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
 from . import evaluate
-from .dims import Dims
+from .dims import Dims, invented
 from .graph import Graph
 from .region import EvaluationFailed, NoMatch, compile_region, concrete
 
@@ -26,23 +26,36 @@ _MOVES = frozenset(
 )
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
 _CHOICES = 3
+_AFFORDABLE = 1 << 20  # elements of a tensor that is made to see a shape
 _OPERAND = 64  # elements of an integer constant that may say something of a shape
 
 
 def complete(graph: Graph) -> None:
     """Let ``graph`` know the shapes that can be found, in the graph's order, so that one leads to the next."""
     for node in graph.nodes:
-        unknown = [o for o in node.outputs if not o.is_empty() and graph.shape(o) is None]
+        unknown = [o for o in node.outputs if not o.is_empty() and _open(graph.shape(o))]
         if not unknown or (node.domain or "") not in ("", "ai.onnx"):
             continue
         for output, (kind, dims) in _inferred(graph, node).items():
             if dims is not None and any(o.name == output for o in unknown):
-                graph.learn(next(o for o in unknown if o.name == output), kind, dims)
+                told = next(o for o in unknown if o.name == output)
+                graph.learn(told, kind, _better(graph.shape(told), dims))
         for output in unknown:
-            if graph.shape(output) is None and node.op in _MOVES:
+            if _open(graph.shape(output)) and node.op in _MOVES:
                 found = _measured(graph, node, output)
                 if found is not None:
-                    graph.learn(output, None, found)
+                    graph.learn(output, None, _better(graph.shape(output), found))
+
+
+def _open(dims: Dims | None) -> bool:
+    return dims is None or any(d is None or invented(d) for d in dims)
+
+
+def _better(old: Dims | None, new: Dims) -> Dims:
+    """Each dim as ``new`` says it; where that says nothing, the name that inference made up: equal ones are equal sizes."""
+    if old is None or len(old) != len(new):
+        return new
+    return tuple(b if b is not None and not invented(b) else a for a, b in zip(old, new, strict=True))
 
 
 def _inferred(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None]]:
@@ -87,10 +100,12 @@ def _measured(graph: Graph, node: gs.Node, output: gs.Tensor) -> Dims | None:
         return None
     seen: list[tuple[dict[str, int], tuple[int, ...]]] = []
     for sizes in _sizes(sorted(region.symbols)):
-        shapes = [concrete(graph, t, sizes) for t in leaves]
+        shapes = [concrete(graph, t, sizes) or () for t in leaves]
+        if any(math.prod(shape) > _AFFORDABLE for shape in shapes):
+            break
         try:
             with evaluate.quiet():
-                result = region.bind(sizes).run([np.zeros(shape) for shape in shapes if shape is not None])
+                result = region.bind(sizes).run([np.zeros(shape) for shape in shapes])
         except (EvaluationFailed, ValueError):
             continue
         seen.append((sizes, result.shape))

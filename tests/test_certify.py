@@ -188,7 +188,7 @@ def test_folds_are_judged_too() -> None:
     for scaled, right in ((weight * scale[:, None, None, None], True), (weight * scale[None, :, None, None], False)):
         rewritten = certify.rewrite_of(graph, before, after(scaled))
         assert isinstance(rewritten, certify.Rewrite)
-        certificate, _ = certify.certify_fold(rewritten, certify.fold_cases(rewritten, None))
+        certificate, _ = certify.certify_fold(rewritten, certify.fold_cases(rewritten, [None]))
         assert bool(certificate) is right
 
 
