@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from .dims import Dims
+from .errors import GraphError
 
 IR_OF_CONSTANTS = 4  # the first IR version in which an initializer need not be a graph input
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
@@ -31,6 +32,9 @@ def inferred(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = No
         getattr(graph, field).extend(getattr(proto.graph, field))
         for dim in (d for v in getattr(graph, field) for d in v.type.tensor_type.shape.dim if d.dim_value < 0):
             dim.Clear()  # PaddlePaddle's older writers put -1 for a dynamic size; inference counts with it
+    alone = lonely(proto.graph)
+    for dim in (d for v in graph.output for d in v.type.tensor_type.shape.dim if d.dim_param in alone):
+        dim.Clear()  # inference would keep the name
     listed = {i.name for i in graph.input}
     for tensor in proto.graph.initializer:
         if math.prod(tensor.dims) <= _INFERENCE_SIZE:
@@ -43,6 +47,33 @@ def inferred(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = No
         result = skeleton
     held = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
     return held | {v.name: typed(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]}
+
+
+def require_order(graph: onnx.GraphProto) -> None:
+    """Each name is written once, and before it is read: in a circle no walk through the graph would end.
+
+    Raises:
+        GraphError: one is not.
+    """
+    written = {t.name for t in (*graph.input, *graph.initializer)}
+    later = {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        early = next((name for name in node.input if name in later and name not in written), "")
+        twice = next((name for name in node.output if name and name in written), "")
+        if early or twice:
+            wrong = f"reads {early!r} before it is written" if early else f"writes {twice!r}, which is an input or was written before it"
+            said = f"{node.op_type} {node.name!r} {wrong}"
+            raise GraphError(f"{said}: that is no valid graph; give tensors names of their own and sort the nodes")
+        written.update(node.output)
+
+
+def lonely(graph: onnx.GraphProto) -> set[str]:
+    """The symbols that one output alone bears: TorchScript's exporter and tf2onnx name an output's dims anew, and say nothing with it."""
+    seen: dict[str, int] = {}
+    for v in (*graph.input, *graph.value_info, *graph.output):
+        for symbol in {d.dim_param for d in v.type.tensor_type.shape.dim if d.dim_param}:
+            seen[symbol] = seen.get(symbol, 0) + 1
+    return {d.dim_param for v in graph.output for d in v.type.tensor_type.shape.dim if seen.get(d.dim_param) == 1}
 
 
 def typed(v: onnx.ValueInfoProto) -> tuple[int | None, Dims | None]:

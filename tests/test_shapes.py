@@ -11,6 +11,7 @@ from onnx import parser
 from normdeploy.graph import Graph
 from normdeploy.rewrite import optimize
 from normdeploy.shapes import complete
+from tests.support import run_onnxruntime
 
 NORM = """u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q)
     e = Add(v, eps) r = Sqrt(e) n = Div(d, r) y = Mul(n, g)"""
@@ -95,3 +96,40 @@ def test_a_batch_whose_name_inference_loses(last: int) -> None:
     out, summary = optimize(proto)
     assert [f.became for f in summary.findings] == ["LayerNormalization(axis=-1, epsilon=1e-05)"]
     agree(proto, out, (3, 8), (1, 8))
+
+
+GROUPED = """
+    <ir_version: 10, opset_import: ["" : 17]>
+    agraph (float[batch, 8, height, width] x) => (float[named, anew, by, exporter] y)
+    <int64[4] view = {0, 8, 1, -1}, int64[2] axes = {2, 3}, float eps = {1e-5}>
+    {
+        size = Shape(x)
+        target = Identity(view)
+        v = Reshape(x, target)
+        u = ReduceMean<axes = [2, 3]>(v)
+        d = Sub(v, u)
+        q = Mul(d, d)
+        w = ReduceMean<axes = [2, 3]>(q)
+        e = Add(w, eps)
+        r = Sqrt(e)
+        n = Div(d, r)
+        y = Reshape(n, size)
+    }"""
+
+
+def test_a_view_that_could_be_the_image_is_not_taken_for_it() -> None:
+    """Where height and width are so chosen that (1, height·width) were (height, width), the norm of the view had the result's shape: the
+    reshape back was dropped, and the file wrote another shape than before."""
+    proto = parser.parse_model(GROUPED)
+    result, _ = optimize(proto)
+    assert [(n.op_type, n.input[0]) for n in result.graph.node] in ([("InstanceNormalization", "x")], [("LayerNormalization", "x")])
+    x = np.random.default_rng(0).standard_normal((2, 8, 3, 5)).astype(np.float32)
+    assert run_onnxruntime(result, {"x": x})[0].shape == (2, 8, 3, 5)
+
+
+def test_names_that_an_output_alone_bears_say_nothing() -> None:
+    """TorchScript's exporter calls an output's batch ``Add76_dim_0``: it was taken for another size than the input's."""
+    graph = Graph(parser.parse_model(GROUPED))
+    graph.completer = complete
+    assert graph.shape(graph.gs.outputs[0]) == ("batch", 8, "height", "width")
+    assert graph.shape(next(n for n in graph.nodes if n.op == "Sub").outputs[0]) == ("batch", 8, 1, "height*width")
