@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
+from normdeploy.errors import GraphError
 from normdeploy.records import Summary
 from normdeploy.rewrite import optimize
 
@@ -76,6 +77,20 @@ def test_one_norm_with_two_affines() -> None:
 def test_an_output_that_is_an_input_too() -> None:
     ops, _ = optimized(net(outputs="float[N,8] y, float[N,8] x"))
     assert ops == ["LayerNormalization"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("y = Add(x, m) m = Mul(y, x)", "'m' before it is written"),
+        ("a = Conv(x, k) x = Sqrt(a) y = Neg(x)", "'x', which is an input"),
+        ("y = Sqrt(x) y = Neg(x)", "'y', which is an input or was written"),
+    ],
+)
+def test_a_circle_is_refused_by_name(body: str, said: str) -> None:
+    """A walk up from the root would not end, and take more and more memory."""
+    with pytest.raises(GraphError, match=said):
+        optimize(net(body, constants="float[8,8,1] k = {" + ",".join("1" * 64) + "}"))
 
 
 def test_gamma_as_an_input_is_a_scale_of_data() -> None:
