@@ -69,8 +69,11 @@ def rewrite_of(graph: Graph, before: Region, nodes: Sequence[gs.Node]) -> Rewrit
     return after if isinstance(after, NoMatch) else Rewrite(before, after)
 
 
-def norm_cases(norm: Norm, rewrite: Rewrite) -> list[Case]:
-    """The battery at two sizes of every dynamic dim (at one where nothing is dynamic), every pattern in some group."""
+def norm_cases(norm: Norm, rewrite: Rewrite, sizes: int = 2) -> list[Case]:
+    """The battery at two sizes of every dynamic dim (at one where nothing is dynamic), every pattern in some group.
+
+    ``sizes``: 1 for a norm that differs in gamma and beta alone from others that were judged at two.
+    """
     rng = np.random.default_rng(11)
     cases: list[Case] = []
     sizes_seen = 0
@@ -88,7 +91,7 @@ def norm_cases(norm: Norm, rewrite: Rewrite) -> list[Case]:
             others = [rng.standard_normal(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]]
             cases.append(Case((x, *others), names, bound, after))
         sizes_seen += 1
-        if sizes_seen == 2:
+        if sizes_seen == sizes:
             break
     return cases
 

@@ -149,7 +149,7 @@ def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     fits: list[Fit] = []
     given: list[list[np.ndarray]] = []
     refusal = NoMatch("it can't be evaluated at any size", region.y.name, clarity=0, region=region)
-    template = region.template()
+    template = region.template
     for bound, size in bindings(region):
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):

@@ -85,14 +85,17 @@ def _replace(work: Work, norm: Norm, form: Form) -> Finding:
     rewrite = certify.rewrite_of(graph, norm.region, form.nodes)
     if isinstance(rewrite, NoMatch):
         return _finding(work, norm, "refused", reason=rewrite.reason)
-    cases = certify.norm_cases(norm, rewrite)
+    likes = work.kinds.setdefault((rewrite.before.template, form.became), [])
+    cases = certify.norm_cases(norm, rewrite, 2 if len(likes) < rounding.OF_A_KIND else 1)
     certificate = certify.certify_norm(norm, rewrite, cases)
     if not certificate:
         why = certificate.note or f"differs by {certificate.error:.2g} (relative) on the input {certificate.worst!r}"
         return replace(_finding(work, norm, "undone", form, reason=f"its certificate failed: {why}"), certificate=certificate)
-    trial = rounding.norm_trial(graph, norm, cases[0], rewrite, form.opset, len(work.trials))
-    if trial is not None:
-        work.trials.append((len(work.findings), trial))
+    likes.append(len(work.findings))
+    if len(likes) <= rounding.OF_A_KIND:
+        trial = rounding.norm_trial(graph, norm, cases[0], rewrite, form.opset, len(work.trials))
+        if trial is not None:
+            work.trials.append((len(work.findings), trial))
     finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",))
     graph.replace(norm.y, form.nodes, norm.shape)
     work.opset = max(work.opset, form.opset)

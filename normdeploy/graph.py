@@ -74,6 +74,7 @@ class Graph:
         self._initializers = {t.name: t for t in opened.graph.initializer}
         self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
         self._lonely = lonely(proto.graph)
+        self._stated: dict[int, Dims] = {}  # of tensors whose shape is known for good
         self._dtypes: dict[int, int] = {}
         self.memo: dict[object, object] = {}  # what recognition found out about one norm and may try on its likes
         self.completer: Callable[[Graph], None] | None = None  # called where a shape is wanted that neither knows, once; it may `learn` it
@@ -183,7 +184,9 @@ class Graph:
         return known[id(t)]
 
     def known(self, t: gs.Tensor) -> np.ndarray | None:
-        """The value of ``t``; None where it is no constant, or none that can be evaluated."""
+        """The value of ``t``; None where it is no constant or left out, or none that can be evaluated."""
+        if t.is_empty():
+            return None
         try:
             with evaluate.quiet():
                 return self.value(t) if self.is_constant(t) else None
@@ -224,12 +227,15 @@ class Graph:
         """The shape as far as it is known: ints, symbols or expressions of symbols, None for an unknown dim; None without a rank."""
         if isinstance(t, gs.Constant):
             return tuple(t.shape)
+        if id(t) in self._stated:
+            return self._stated[id(t)]
         known = t.shape if t.shape is not None else None
         if known is None or any(_unsaid(d) or d in self._lonely for d in known):
             inferred = self._inferred.get(t.name)
             known = inferred[1] if inferred is not None and inferred[1] is not None else known
         dims = None if known is None else tuple(None if _unsaid(d) else d for d in known)
         if dims is not None and not any(d is None or invented(d) for d in dims):
+            self._stated[id(t)] = dims
             return dims
         if self.completer is not None:
             completer, self.completer = self.completer, None
@@ -469,7 +475,8 @@ def _cast(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
 
 def value_inputs(node: gs.Node) -> list[gs.Tensor]:
     """The inputs whose values matter: CastLike's second gives only a type."""
-    return [t for t in node.inputs[: _value_count(node)] if not t.is_empty()]
+    inputs = node.inputs[:1] if node.op == "CastLike" else node.inputs
+    return [t for t in inputs if not t.is_empty()]
 
 
 def _value_count(node: gs.Node) -> int:

@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,7 @@ class Region:
             self._bounds[key] = Bound(self, sizes)
         return self._bounds[key]
 
+    @cached_property
     def template(self) -> tuple[object, ...]:
         """What two regions have in common that differ only in their larger constants: gamma and beta of norms of one kind.
 
@@ -107,17 +109,18 @@ class Region:
         steps: list[object] = []
         for n, node in enumerate(self.nodes):
             inputs = tuple(place.get(id(t)) or _constant(graph, t) for t in node.inputs)
-            steps.append((node.op, repr(sorted(graph.attrs(node).items(), key=lambda pair: pair[0])), inputs))
+            attrs = graph.attrs(node)
+            steps.append((node.op, repr(sorted(attrs.items(), key=lambda pair: pair[0])) if attrs else "", inputs))
             place |= {id(o): (n, i) for i, o in enumerate(node.outputs)}
         return (*steps, place.get(id(self.y)))
 
 
 def _constant(graph: Graph, t: gs.Tensor) -> object:
     """A constant's part in a template."""
-    held = graph.known(t)
+    held = t.values if isinstance(t, gs.Constant) else graph.known(t)
     if held is None:
         return ("unknown", id(t))
-    return (held.shape, held.dtype.kind, held.tobytes() if held.size <= _SMALL else None)
+    return (held.shape, held.dtype.str, held.tobytes() if held.size <= _SMALL else None)
 
 
 class Bound:

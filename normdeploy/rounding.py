@@ -21,10 +21,11 @@ from . import evaluate
 from .certify import Case, Rewrite
 from .facts import Norm
 from .graph import Graph, value_inputs
-from .records import Certificate
+from .records import Certificate, Finding
 from .region import EvaluationFailed, Region, concrete
 
 BATCH = 64
+OF_A_KIND = 8  # of norms that differ in gamma and beta only this many are run
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
@@ -131,6 +132,23 @@ def _stored(graph: Graph, t: gs.Tensor, prefix: str) -> onnx.TensorProto:
     value = np.ascontiguousarray(graph.value(t))
     dtype = graph.dtype(t) or (np.float32 if value.dtype.kind == "f" else value.dtype)
     return onnx.numpy_helper.from_array(value.astype(dtype), prefix + t.name)
+
+
+def like(finding: Finding, first: Finding) -> Finding:
+    """A finding whose nodes were not run, since it differs from another in gamma and beta only: what was seen of that one is told."""
+    assert finding.certificate is not None
+    assert first.certificate is not None
+    ran = first.certificate
+    certificate = replace(
+        finding.certificate,
+        rounding_before=ran.rounding_before,
+        rounding_after=ran.rounding_after,
+        rounding_bound=ran.rounding_bound,
+        note=ran.note or f"onnxruntime ran {first.tensor!r}, which differs in gamma and beta only",
+    )
+    notes = (*finding.notes, *(n for n in first.notes if n not in finding.notes))
+    proved = (*finding.proved, "onnxruntime run of its like") if "onnxruntime run" in first.proved else finding.proved
+    return replace(finding, certificate=certificate, notes=notes, proved=proved)
 
 
 def verdicts(trials: Sequence[Trial]) -> list[tuple[float | None, float | None, float | None, str]]:

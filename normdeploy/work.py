@@ -19,4 +19,5 @@ class Work:
     seconds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     trials: list[tuple[int, Trial]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run)
+    kinds: dict[object, list[int]] = field(default_factory=dict)  # places of findings that differ in gamma and beta only
     opset: int = 0  # the opset that the nodes written so far need
