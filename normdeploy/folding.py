@@ -38,7 +38,8 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
             return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=alone.reason)
         return None
     why = next((r for r in reasons if not r.startswith("no linear op")), "no linear op stands before or behind it")
-    return _alone(work, longest, why) if longest.normalizes else None
+    # Sub, Div, Mul, Add by vectors are what other optimizers leave of a BatchNorm by hand: its root is folded already
+    return _alone(work, longest, why) if longest.normalizes or len(longest.nodes) > 2 else None
 
 
 def _alone(work: Work, chain: Affine, why: str) -> Finding:

@@ -317,3 +317,25 @@ def test_batch_statistics_are_left_alone_with_their_reason() -> None:
     out, summary = optimize(proto)
     assert [n.op_type for n in out.graph.node] == ["Conv", "BatchNormalization"]
     assert "training mode" in summary.findings[0].reason
+
+
+def test_a_batch_norm_whose_root_is_folded_already() -> None:
+    """What onnxruntime and torch's optimizer leave of one by hand: no root tells any more what it was, but two nodes do for four."""
+    constants = {name: values(name, 4, 1, 1) for name in ("mean", "against", "gamma", "beta")}
+    nodes: list[Node] = [
+        ("Sub", ["x", "mean"], "d"),
+        ("Div", ["d", "against"], "h"),
+        ("Mul", ["h", "gamma"], "g"),
+        ("Add", ["g", "beta"], "y"),
+    ]
+    ops, summary = optimized(net(nodes, ["N", 4, 5, 6], constants), 2, 4, 5, 6)
+    assert ops == ["Mul", "Add"]
+    assert [(f.kind, f.status) for f in summary.findings] == [("scale and shift", "folded")]
+
+
+def test_a_preprocessing_of_two_nodes_is_left_alone() -> None:
+    constants = {name: values(name, 4, 1, 1) for name in ("mean", "against")}
+    nodes: list[Node] = [("Sub", ["x", "mean"], "d"), ("Div", ["d", "against"], "y")]
+    ops, summary = optimized(net(nodes, ["N", 4, 5, 6], constants), 2, 4, 5, 6)
+    assert ops == ["Sub", "Div"]
+    assert not summary.findings
