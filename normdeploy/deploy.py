@@ -192,7 +192,7 @@ def inspect(
         from .export import to_onnx
 
         proto = to_onnx(_load(source, args, kwargs, loading), progress=progress)
-    return rewrite.inspect(proto, runtime=runtime)
+    return rewrite.optimize(proto, runtime=runtime, census=True)[1]
 
 
 def verify(

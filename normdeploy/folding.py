@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from . import certify, rounding
+from . import certify, rounding, traits
 from .passes import batch
 from .records import Finding, Status
 from .region import NoMatch, compile_region
@@ -74,11 +74,13 @@ def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
     finding = replace(_chain_finding(work, chain, "folded", reason=why), became=form.became, certificate=certificate, proved=("identity",))
     for old, nodes in form.edits:
         graph.replace(old, nodes)
+    if work.census and why:  # otherwise it is gone
+        finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))
     return finding
 
 
 def _chain_finding(work: Work, chain: Affine, status: Status, reason: str = "") -> Finding:
-    return Finding(
+    found = Finding(
         kind="BatchNorm" if chain.normalizes else "scale and shift",
         status=status,
         tensor=chain.y.name,
@@ -87,3 +89,4 @@ def _chain_finding(work: Work, chain: Affine, status: Status, reason: str = "") 
         reason=reason,
         dtype=chain.dtype.name,
     )
+    return replace(found, **traits.of_scale(work.graph, chain)) if work.census else found

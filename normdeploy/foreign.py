@@ -172,7 +172,8 @@ def _finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> Findi
     props = {p.key: p.value for p in node.metadata_props}
     module = props.get("normdeploy.module") or scope(props.get("pkg.torch.onnx.name_scopes", ""))
     tensor = next((o for o in node.output if o), "")
-    return Finding(kind, status, tensor, module, spelling=_said(node), reason=reason)  # type: ignore[arg-type]
+    made = tuple(o for o in node.output if o)
+    return Finding(kind, status, tensor, module, spelling=_said(node), reason=reason, tensors=made)  # type: ignore[arg-type]
 
 
 def _said(node: onnx.NodeProto) -> str:

@@ -55,6 +55,7 @@ def accounted(findings: Sequence[Finding], read: Read, standard: onnx.ModelProto
             kind=own.kind if found.kind == "unknown" else found.kind,
             module=found.module or own.module,
             spelling=own.spelling,
+            tensors=own.tensors,
             became=found.became or "standard primitives",
             notes=(*own.notes, *found.notes),
             certificate=_both(own.certificate, found.certificate),

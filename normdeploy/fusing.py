@@ -7,7 +7,7 @@ from typing import Literal
 
 import onnx_graphsurgeon as gs
 
-from . import certify, rounding
+from . import certify, rounding, traits
 from .facts import Candidate, Norm, candidate, readings
 from .graph import Graph
 from .passes import write
@@ -98,6 +98,8 @@ def _replace(work: Work, norm: Norm, form: Form) -> Finding:
             work.trials.append((len(work.findings), trial))
     finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",))
     graph.replace(norm.y, form.nodes, norm.shape)
+    if work.census:
+        finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))
     work.opset = max(work.opset, form.opset)
     return finding
 
@@ -105,7 +107,7 @@ def _replace(work: Work, norm: Norm, form: Form) -> Finding:
 def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, reason: str = "") -> Finding:
     producer = work.graph.producer(norm.y)
     module = work.graph.module(producer) if producer is not None else ""
-    return Finding(
+    found = Finding(
         kind=norm.kind,
         status=status,
         tensor=norm.y.name,
@@ -118,6 +120,7 @@ def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, r
         dtype=norm.dtype.name,
         notes=form.notes if form is not None else (),
     )
+    return replace(found, **traits.of_norm(work.graph, norm)) if work.census else found
 
 
 def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | None:
@@ -131,7 +134,7 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
     if norm is not None:
         return replace(_finding(work, norm, status, reason=best.reason), attempts=attempts)
     fit = best.fit
-    return Finding(
+    found = Finding(
         kind=root.op if root.op in NORMS else fit.kind if fit is not None else "unknown",
         status=status,
         tensor=best.tensor or root.outputs[0].name,
@@ -141,6 +144,8 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
         axes=fit.over if fit is not None else (),
         attempts=attempts,
     )
+    region = best.region or next((r.region for r, _ in refusals if r.region is not None), None)
+    return replace(found, **traits.of_region(work.graph, region, fit)) if work.census and region is not None else found
 
 
 def _attempt(refusal: NoMatch, norm: Norm | None) -> Attempt:

@@ -53,7 +53,7 @@ def parameter(
     if reduced.size == 1 and abs(reduced.item() - neutral) <= 1e-11:
         return None
     varies = tuple(a for a, n in enumerate(reduced.shape) if n > 1)
-    return _snapped(graph, region, reduced, varies)
+    return snapped(graph, region, reduced, varies)
 
 
 def _close(a: np.ndarray, b: np.ndarray, absolute: float) -> bool:
@@ -86,9 +86,9 @@ def _vector(graph: Graph, t: gs.Tensor) -> gs.Tensor:
     return above
 
 
-def _snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int, ...]) -> Param:
+def snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int, ...]) -> Param:
     """The measured value, or the constant of the file that it is (up to a factor), which is exact."""
-    for t in _constants(graph, region):
+    for t in constants(graph, region):
         if t.shape is None or int(np.prod(t.shape, dtype=int)) != reduced.size or (reduced.size == 1 and t.dtype.kind not in "fV"):
             continue
         held = graph.value(t)
@@ -104,7 +104,7 @@ def _snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[in
 
 
 def epsilon_of(graph: Graph, region: Region, epsilon: float) -> float:
-    for t in _constants(graph, region):
+    for t in constants(graph, region):
         if t.shape is not None and np.prod(t.shape, dtype=int) == 1:
             held = graph.value(t)
             if held.dtype.kind == "f" and abs(held.item() - epsilon) <= 1e-7 * epsilon:
@@ -112,7 +112,7 @@ def epsilon_of(graph: Graph, region: Region, epsilon: float) -> float:
     return epsilon
 
 
-def _constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
+def constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
     """The file's own constants that the region reads, also behind views and Casts of them."""
     seen: set[int] = set()
     stack = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]

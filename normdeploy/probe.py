@@ -37,7 +37,7 @@ class Fit:
     split: int | None  # the axis that is cut into groups (group norm)
     block: int  # its extent inside a group
     centered: bool
-    epsilon: float
+    epsilon: float  # NaN in a refusal that could not tell it
     gamma: np.ndarray  # the shape of y
     beta: np.ndarray
     outside: bool = False  # x̂ = (x − mean)/(sqrt(var) + epsilon)
@@ -292,5 +292,5 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
             break
         scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3
     if (np.abs(ask.odd(x)[sure] / unit[sure] - 1) < 1e-12).all():
-        return NoMatch("its denominator is clamped from below instead of having epsilon added", fit=found)
-    return NoMatch("epsilon does not enter as sqrt(variance + epsilon)", fit=found)
+        return NoMatch("its denominator is clamped from below instead of having epsilon added", fit=replace(found, epsilon=math.nan))
+    return NoMatch("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(found, epsilon=math.nan))

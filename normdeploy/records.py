@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Status = Literal["fused", "folded", "kept", "refused", "undone"]
+Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,42 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """Gamma or beta of a norm, or the scale and shift that an eval BatchNorm is."""
+
+    data: bool  # computed from an input of the model; else fixed by the file
+    axes: tuple[int, ...]  # of the norm's input, along which it varies; empty: one number
+    name: str = ""  # of the initializer or tensor that holds it as it is
+    one_plus: bool = False  # 1 + w (Gemma, DiT): w is what the file or the input holds
+
+
+@dataclass(frozen=True)
+class Half:
+    """What a 16-bit type makes of the constants of a norm, should the model be converted to it."""
+
+    dtype: Literal["float16", "bfloat16"]
+    epsilon: float | None  # as it would be stored; None where the norm's epsilon is not known
+    vanishes: Literal["", "subnormal", "zero"]  # what has become of an epsilon that is not zero; subnormal: GPUs may flush it to zero
+    overflow: tuple[str, ...]  # constants that become Inf: tensors, or attributes such as "LayerNormalization.epsilon"
+
+
+@dataclass(frozen=True)
+class Support:
+    """What one runtime makes of a norm.
+
+    ``verdict``: ``kernel`` (it has one for each node), ``function`` (no kernel of the op itself: its body of primitives is run), ``layers``
+    (TensorRT's parser makes these of it), ``missing`` (refused, see ``reason``), ``unknown`` (it could not be asked, see ``reason``).
+    """
+
+    runtime: str  # "onnxruntime 1.31.1 CPU", "TensorRT-RTX 1.7.1"
+    form: Literal["now", "optimized"]  # the norm as the file has it, or as ``optimize`` writes it
+    nodes: tuple[str, ...]  # ops of that form
+    verdict: Verdict
+    parts: tuple[str, ...] = ()  # the ops that onnxruntime runs after its own optimizations; the types of TensorRT's layers that see data
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Finding:
     """One normalization of the model and what became of it.
 
@@ -75,6 +112,18 @@ class Finding:
     certificate: Certificate | None = None
     proved: tuple[str, ...] = ()  # where it was seen: "identity", "onnxruntime run", "TensorRT-RTX built", ...
     attempts: tuple[Attempt, ...] = ()  # for kept and refused: what was tried, outermost reading first
+    input: str = ""  # the tensor that is normalized
+    shape: tuple[int | str | None, ...] | None = None  # of the input, as the file states it
+    ddof: int | None = None  # 0: the variance is a mean (biased); 1: divided by n - 1; None: not known, or no variance (RMSNorm)
+    epsilon_as_written: float | None = None  # as it stands beside a variance of that ddof; ``epsilon`` is that of the equal biased norm
+    outside: bool = False  # epsilon is added to the root, not under it
+    gamma: Parameter | None = None  # as written beside that ddof; None: none, or not known where refused
+    beta: Parameter | None = None
+    statistics: str = ""  # the type in which the reductions run, "float16 and float32" where several; "constant" for BatchNorm
+    half: tuple[Half, ...] = ()
+    tensors: tuple[str, ...] = ()  # the outputs of the nodes found, shape arithmetic included
+    written: tuple[str, ...] = ()  # the outputs of the nodes that took their place
+    runtimes: tuple[Support, ...] = ()  # filled by ``inspect``
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ RUNTIMES = ("any", "onnxruntime", "tensorrt", "tensorrt-rtx")
 
 
 def optimize(
-    proto: onnx.ModelProto, *, runtime: str = "any", strict: bool = False, progress: Progress | None = None
+    proto: onnx.ModelProto, *, runtime: str = "any", strict: bool = False, progress: Progress | None = None, census: bool = False
 ) -> tuple[onnx.ModelProto, Summary]:
     """Fuse and fold every normalization of ``proto`` that can be, each with its certificate.
 
@@ -44,6 +44,7 @@ def optimize(
         runtime: which of equal standard forms to write: "any" (one standard node wherever there is one) or the name of a runtime.
         strict: a failed certificate is an error.
         progress: called with (stage, done, total).
+        census: let each finding hold all that there is to know of its norm (`normdeploy.traits`), which takes some more time.
 
     Returns:
         The new model (the opset raised where a norm's node needs it) and the account of what became of each norm.
@@ -55,7 +56,7 @@ def optimize(
     if runtime not in RUNTIMES:
         raise ValueError(f"runtime is {runtime!r}; it is one of {', '.join(RUNTIMES)}")
     with _uncollected():
-        return _optimized(proto, runtime, strict, progress)
+        return _optimized(proto, runtime, strict, progress, census)
 
 
 @contextmanager
@@ -71,17 +72,19 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _optimized(proto: onnx.ModelProto, runtime: str, strict: bool, progress: Progress | None) -> tuple[onnx.ModelProto, Summary]:
+def _optimized(
+    proto: onnx.ModelProto, runtime: str, strict: bool, progress: Progress | None, census: bool
+) -> tuple[onnx.ModelProto, Summary]:
     nodes = len(proto.graph.node)
     proto, foreign = standardized(proto)
-    work, out = _file(proto, runtime, NEWEST, progress)
+    work, out = _file(proto, runtime, NEWEST, progress, census)
     if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = converted(proto, work.opset)
         if isinstance(newer, str):
-            work, out = _file(proto, runtime, work.graph.opset, progress)
+            work, out = _file(proto, runtime, work.graph.opset, progress, census)
             work.findings = [replace(f, reason=f"{f.reason} ({newer})") if f.reason.startswith(OPSET) else f for f in work.findings]
         else:
-            work, out = _file(newer, runtime, NEWEST, progress)
+            work, out = _file(newer, runtime, NEWEST, progress, census)
     work.findings = accounted(work.findings, foreign, proto)
     failed = [f for f in work.findings if f.status == "undone"]
     if strict and failed:
@@ -93,19 +96,19 @@ def _optimized(proto: onnx.ModelProto, runtime: str, strict: bool, progress: Pro
     return out, Summary(tuple(work.findings), nodes, len(out.graph.node), _opset(out), work.seconds)
 
 
-def _file(proto: onnx.ModelProto, runtime: str, limit: int, progress: Progress | None) -> tuple[Work, onnx.ModelProto]:
+def _file(proto: onnx.ModelProto, runtime: str, limit: int, progress: Progress | None, census: bool) -> tuple[Work, onnx.ModelProto]:
     """Deal with a file's graph, what is nested in it, and its functions."""
-    work, out = _graph(proto, (), runtime, limit, progress)
+    work, out = _graph(proto, (), runtime, limit, progress, census)
     for function in functions(out):
         _inside(work, function, set(), progress)
     return work, without_unused(out) if out.functions or any(f.place for f in work.findings) else out
 
 
 def _graph(
-    proto: onnx.ModelProto, taken: Collection[str], runtime: str, limit: int, progress: Progress | None
+    proto: onnx.ModelProto, taken: Collection[str], runtime: str, limit: int, progress: Progress | None, census: bool
 ) -> tuple[Work, onnx.ModelProto]:
     """``taken``: the names around the graph, where it is a body."""
-    work = _passes(proto, taken, runtime, limit, progress)
+    work = _passes(proto, taken, runtime, limit, progress, census)
     out = work.graph.to_proto()
     around = {*taken, *names(out.graph)}
     for body in bodies(out):
@@ -114,16 +117,16 @@ def _graph(
 
 
 def _inside(work: Work, nested: Nested, taken: Collection[str], progress: Progress | None) -> None:
-    inner, out = _graph(nested.model, taken, work.runtime, work.limit, progress)
+    inner, out = _graph(nested.model, taken, work.runtime, work.limit, progress, work.census)
     if any(f.status in ("fused", "folded") for f in inner.findings):
         nested.put_back(out)
         work.opset = max(work.opset, inner.opset)
     work.findings += [replace(f, place=f"{nested.place}, {f.place}" if f.place else nested.place) for f in inner.findings]
 
 
-def _passes(proto: onnx.ModelProto, taken: Collection[str], runtime: str, limit: int, progress: Progress | None) -> Work:
+def _passes(proto: onnx.ModelProto, taken: Collection[str], runtime: str, limit: int, progress: Progress | None, census: bool) -> Work:
     start = time.perf_counter()
-    work = Work(Graph(proto, taken), runtime, limit)
+    work = Work(Graph(proto, taken), runtime, limit, census=census)
     work.graph.completer = complete
     for stage, step in (("norms", fuse), ("scales", fold)):
         began = time.perf_counter()
@@ -134,11 +137,6 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], runtime: str, limit:
     work.seconds["rounding"] = time.perf_counter() - began
     work.seconds["passes"] = time.perf_counter() - start
     return work
-
-
-def inspect(proto: onnx.ModelProto, *, runtime: str = "any") -> Summary:
-    """What ``optimize`` would find and do; ``proto`` is not changed."""
-    return optimize(proto, runtime=runtime)[1]
 
 
 def _walk(work: Work, progress: Progress | None, stage: str, step: Callable[[Work, gs.Node], Finding | None]) -> None:

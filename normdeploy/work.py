@@ -16,6 +16,7 @@ class Work:
     graph: Graph
     runtime: str
     limit: int  # the highest opset that the result may have
+    census: bool = False  # whether findings shall hold all that there is to know of a norm
     seconds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     trials: list[tuple[int, Trial]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run)

@@ -126,13 +126,10 @@ def test_json_holds_what_the_table_holds() -> None:
     assert document["opset"] == 21
     assert [n["module"] for n in document["norms"]] == ["norm", "other", "head"]
     assert document["norms"][0] == {
-        **{f.name: getattr(findings[0], f.name) for f in dataclasses.fields(Finding)},
-        "axes": [2],
-        "notes": [],
-        "attempts": [],
-        "proved": ["identity", "onnxruntime run"],
+        **json.loads(json.dumps(dataclasses.asdict(findings[0]))),
         "certificate": {**dataclasses.asdict(PROOF), "rounding_ok": True},
     }
+    assert document["norms"][0]["proved"] == ["identity", "onnxruntime run"]
     assert document["norms"][1]["certificate"]["error"] == "inf"
     assert document["norms"][1]["certificate"]["rounding_before"] == "nan"
     assert document["norms"][2]["certificate"] is None
