@@ -49,6 +49,7 @@ class Norm:
     epsilon: float
     gamma: Param | None  # None: one everywhere
     beta: Param | None  # None: zero everywhere
+    ddof: int = 0  # 1: the variance divides by n − 1, and n is dynamic (of a static n gamma and epsilon hold the factor)
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -168,10 +169,11 @@ def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
             break
     if not fits:
         return refusal
-    wrong = _differ_by_size(*fits) if len(fits) == 2 else ""
+    unbiased = _unbiased(*fits) if len(fits) == 2 else None
+    wrong = _differ_by_size(*fits) if len(fits) == 2 and unbiased is None else ""
     if wrong:
         return NoMatch(wrong, region.y.name, region=region, fit=fits[0])
-    norm = _norm(graph, region, fits[0], given[0], shape, dtype)
+    norm = _norm(graph, region, unbiased or fits[0], given[0], shape, dtype, ddof=0 if unbiased is None else 1)
     return norm if isinstance(norm, Norm) else replace(norm, region=region, fit=fits[0])
 
 
@@ -196,20 +198,37 @@ def bindings(region: Region) -> Iterator[tuple[Bound, tuple[int, ...]]]:
             continue
 
 
+def _unbiased(a: Fit, b: Fit) -> Fit | None:
+    """The fit with the variance that divides by n − 1, where that makes two sizes n agree in gamma and epsilon."""
+    if (a.axes, a.split, a.centered, a.outside) != (b.axes, b.split, b.centered, b.outside) or a.n == b.n or not a.centered:
+        return None
+    told = [
+        replace(f, gamma=f.gamma * np.sqrt(k), epsilon=f.epsilon * (np.sqrt(k) if f.outside else k))
+        for f in (a, b)
+        for k in [f.n / (f.n - 1)]
+    ]
+    return None if _differ_by_size(*told) else told[0]
+
+
 def _differ_by_size(a: Fit, b: Fit) -> str:
     if (a.axes, a.split, a.centered) != (b.axes, b.split, b.centered):
         return "what it normalizes over changes with the dynamic sizes"
     same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
     factor = float(np.median(np.abs(a.gamma))) / float(np.median(np.abs(b.gamma)) or 1.0)
-    unbiased = np.sqrt((a.n - 1) / a.n * b.n / max(b.n - 1, 1))
-    if a.n != b.n and abs(factor - unbiased) < 1e-9:
-        return "its variance is unbiased (n − 1) over a dynamic size n: no fixed gamma and epsilon make it a standard normalization"
-    if not same or (a.gamma.shape == b.gamma.shape and not np.allclose(a.gamma, b.gamma, rtol=1e-9)):
-        return "its epsilon or gamma depends on a dynamic size"
-    return ""
+    alike = (
+        np.allclose(a.gamma, b.gamma, rtol=1e-9) if a.gamma.shape == b.gamma.shape else abs(factor - 1) < 1e-9 or _varies(a) or _varies(b)
+    )
+    return "" if same and alike else "its epsilon or gamma depends on a dynamic size"
 
 
-def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype) -> Norm | NoMatch:
+def _varies(fit: Fit) -> bool:
+    """Whether gamma differs between elements, so that one number can't be compared with another size's."""
+    return bool(np.ptp(np.abs(fit.gamma)) > 1e-9 * np.abs(fit.gamma).max())
+
+
+def _norm(
+    graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype, ddof: int = 0
+) -> Norm | NoMatch:
     grouped = found.split is not None
     gamma = parameter(graph, region, found.gamma, others, neutral=1.0, vector=grouped)
     beta = parameter(graph, region, found.beta, others, neutral=0.0, vector=grouped)
@@ -231,7 +250,7 @@ def _norm(graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray]
     if isinstance(again, NoMatch):
         return again
     region = again
-    return Norm(region, region.leaves[0], region.y, found, shape, dtype, epsilon_of(graph, region, found.epsilon), gamma, beta)
+    return Norm(region, region.leaves[0], region.y, found, shape, dtype, epsilon_of(graph, region, found.epsilon), gamma, beta, ddof)
 
 
 def _holds_wider_constants(graph: Graph, region: Region) -> bool:

@@ -74,7 +74,7 @@ def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
     finding = replace(_chain_finding(work, chain, "folded", reason=why), became=form.became, certificate=certificate, proved=("identity",))
     for old, nodes in form.edits:
         graph.replace(old, nodes)
-    if work.census and why:  # otherwise it is gone
+    if work.wanted.census and why:  # otherwise it is gone
         finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))
     return finding
 
@@ -89,4 +89,4 @@ def _chain_finding(work: Work, chain: Affine, status: Status, reason: str = "") 
         reason=reason,
         dtype=chain.dtype.name,
     )
-    return replace(found, **traits.of_scale(work.graph, chain)) if work.census else found
+    return replace(found, **traits.of_scale(work.graph, chain)) if work.wanted.census else found

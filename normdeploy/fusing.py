@@ -49,8 +49,8 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
         if isinstance(reading, NoMatch):
             refusals.append((reading, None))
             continue
-        made = write(work.graph, reading, work.runtime)
-        if isinstance(made, Form) and made.opset > work.limit:
+        made = write(work.graph, reading, work.wanted.runtime, work.wanted.fuse)
+        if isinstance(made, Form) and made.opset > work.wanted.limit:
             made = NoMatch(f"{OPSET} {made.opset}, the file has {work.graph.opset}", made.nodes[-1].outputs[0].name)
         if isinstance(made, NoMatch):
             refusals.append((replace(made, start=reading.x.name, end=reading.y.name), reading))
@@ -98,7 +98,7 @@ def _replace(work: Work, norm: Norm, form: Form) -> Finding:
             work.trials.append((len(work.findings), trial))
     finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",))
     graph.replace(norm.y, form.nodes, norm.shape)
-    if work.census:
+    if work.wanted.census:
         finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))
     work.opset = max(work.opset, form.opset)
     return finding
@@ -120,7 +120,7 @@ def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, r
         dtype=norm.dtype.name,
         notes=form.notes if form is not None else (),
     )
-    return replace(found, **traits.of_norm(work.graph, norm)) if work.census else found
+    return replace(found, **traits.of_norm(work.graph, norm)) if work.wanted.census else found
 
 
 def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | None:
@@ -145,7 +145,7 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
         attempts=attempts,
     )
     region = best.region or next((r.region for r, _ in refusals if r.region is not None), None)
-    return replace(found, **traits.of_region(work.graph, region, fit)) if work.census and region is not None else found
+    return replace(found, **traits.of_region(work.graph, region, fit)) if work.wanted.census and region is not None else found
 
 
 def _attempt(refusal: NoMatch, norm: Norm | None) -> Attempt:

@@ -33,6 +33,7 @@ _SAME_SHAPE = frozenset(
         *("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Neg", "Sqrt", "Reciprocal", "Identity", "Cast", "CastLike", "Clip"),
         *("Relu", "Gelu", "Erf", "Tanh", "Sigmoid"),
         *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"),
+        *("UnbiasedLayerNormalization", "StdLayerNormalization"),
     }
 )
 _SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}
@@ -314,14 +315,16 @@ class Graph:
             self.exact[id(stored)] = np.asarray(exact, dtype=np.float64)
         return stored
 
-    def node(self, op: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, attrs: Mapping[str, Any] | None = None) -> gs.Node:
-        """A new node of the default domain with one fresh output, not in the graph yet. ``like`` gives names and the type.
+    def node(
+        self, op: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, attrs: Mapping[str, Any] | None = None, domain: str = ""
+    ) -> gs.Node:
+        """A new node with one fresh output, not in the graph yet. ``like`` gives names and the type.
 
         Attributes are rounded as the file will hold them, in float32: certificates judge the node that is written.
         """
         held = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in (attrs or {}).items()}
         out = gs.Variable(self._fresh(f"{like.name}_{op}"), dtype=like.dtype if like.dtype is not None else self.dtype(like))
-        made = gs.Node(op, name=out.name, attrs=held, inputs=list(inputs), outputs=[out])
+        made = gs.Node(op, name=out.name, attrs=held, inputs=list(inputs), outputs=[out], domain=domain or None)
         self._new.add(id(made))
         self._keep.append(made)
         return made

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from .functions import DOMAIN
 from .nested import Nested, Type, Types, graphs, info
 from .protos import inferred, subgraphs
 
 Key = tuple[str, str, str]  # domain, name, overload
-OWN = "normdeploy"  # the domain of this project's functions: these are forms already
 
 
 @dataclass
@@ -28,7 +28,7 @@ class _Sites:
 
 def functions(proto: onnx.ModelProto) -> Iterator[Nested]:
     """The functions of ``proto`` whose callers agree on what they give; put back into ``proto`` itself."""
-    held = {(f.domain, f.name, f.overload): f for f in proto.functions if f.domain != OWN}
+    held = {(f.domain, f.name, f.overload): f for f in proto.functions if f.domain != DOMAIN}
     if not held:
         return
     sites: dict[Key, _Sites] = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import onnx
 import onnx.version_converter
 
+from .functions import DOMAIN
 from .protos import subgraphs
 
 # Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
@@ -75,9 +76,10 @@ def _entry(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.OperatorSetIdPro
 
 
 def nodes_of(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
-    """Every node of the graph, its bodies and the file's functions, and the opset that it is written in."""
+    """Every node of the graph, its bodies and the file's functions (this project's own are written anew for each opset), and the opset
+    that it is written in."""
     found: list[tuple[onnx.NodeProto, int]] = []
-    for holder, nodes in ((proto, proto.graph.node), *((f, f.node) for f in proto.functions)):
+    for holder, nodes in ((proto, proto.graph.node), *((f, f.node) for f in proto.functions if f.domain != DOMAIN)):
         entry = _entry(holder)
         if entry is not None:
             inside = [inner for node in nodes for body in subgraphs(node) for inner in body.node]

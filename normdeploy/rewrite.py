@@ -20,28 +20,38 @@ from .errors import CertificateError
 from .folding import fold
 from .foreign import standardized
 from .foreign_account import accounted
-from .fusing import OPSET, fuse
-from .graph import NEWEST, Graph
+from .functions import attach, opened
+from .fusing import OPSET
+from .fusing import fuse as fuse_norm
+from .graph import Graph
 from .nested import Nested, bodies
 from .nested_functions import functions
 from .opsets import converted, needs_conversion, renumbered
 from .protos import names, without_unused
 from .records import Finding, Summary
 from .shapes import complete
-from .work import Work
+from .work import Progress, Wanted, Work
 
-Progress = Callable[[str, int, int], None]
 RUNTIMES = ("any", "onnxruntime", "tensorrt", "tensorrt-rtx")
+FUSES = ("standard", "portable")
 
 
 def optimize(
-    proto: onnx.ModelProto, *, runtime: str = "any", strict: bool = False, progress: Progress | None = None, census: bool = False
+    proto: onnx.ModelProto,
+    *,
+    runtime: str = "any",
+    fuse: str = "standard",
+    strict: bool = False,
+    progress: Progress | None = None,
+    census: bool = False,
 ) -> tuple[onnx.ModelProto, Summary]:
     """Fuse and fold every normalization of ``proto`` that can be, each with its certificate.
 
     Args:
         proto: the model, weights included; it is not changed.
         runtime: which of equal standard forms to write: "any" (one standard node wherever there is one) or the name of a runtime.
+        fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies (`normdeploy.functions`) where no
+            standard one says a norm.
         strict: a failed certificate is an error.
         progress: called with (stage, done, total).
         census: let each finding hold all that there is to know of its norm (`normdeploy.traits`), which takes some more time.
@@ -53,10 +63,11 @@ def optimize(
         GraphError: the model can't be read.
         CertificateError: with ``strict``, where a certificate failed.
     """
-    if runtime not in RUNTIMES:
-        raise ValueError(f"runtime is {runtime!r}; it is one of {', '.join(RUNTIMES)}")
+    for name, value, known in (("runtime", runtime, RUNTIMES), ("fuse", fuse, FUSES)):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; it is one of {', '.join(known)}")
     with _uncollected():
-        return _optimized(proto, runtime, strict, progress, census)
+        return _optimized(proto, Wanted(runtime, fuse, census=census, progress=progress), strict)
 
 
 @contextmanager
@@ -72,19 +83,17 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _optimized(
-    proto: onnx.ModelProto, runtime: str, strict: bool, progress: Progress | None, census: bool
-) -> tuple[onnx.ModelProto, Summary]:
+def _optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool) -> tuple[onnx.ModelProto, Summary]:
     nodes = len(proto.graph.node)
-    proto, foreign = standardized(proto)
-    work, out = _file(proto, runtime, NEWEST, progress, census)
+    proto, foreign = standardized(opened(proto, wanted.fuse))
+    work, out = _file(proto, wanted)
     if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = converted(proto, work.opset)
         if isinstance(newer, str):
-            work, out = _file(proto, runtime, work.graph.opset, progress, census)
+            work, out = _file(proto, replace(wanted, limit=work.graph.opset))
             work.findings = [replace(f, reason=f"{f.reason} ({newer})") if f.reason.startswith(OPSET) else f for f in work.findings]
         else:
-            work, out = _file(newer, runtime, NEWEST, progress, census)
+            work, out = _file(newer, wanted)
     work.findings = accounted(work.findings, foreign, proto)
     failed = [f for f in work.findings if f.status == "undone"]
     if strict and failed:
@@ -93,54 +102,53 @@ def _optimized(
             f"the first {failed[0].tensor!r}: {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
         )
     out = renumbered(out, work.opset)
+    attach(out, _opset(out))
     return out, Summary(tuple(work.findings), nodes, len(out.graph.node), _opset(out), work.seconds)
 
 
-def _file(proto: onnx.ModelProto, runtime: str, limit: int, progress: Progress | None, census: bool) -> tuple[Work, onnx.ModelProto]:
+def _file(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelProto]:
     """Deal with a file's graph, what is nested in it, and its functions."""
-    work, out = _graph(proto, (), runtime, limit, progress, census)
+    work, out = _graph(proto, (), wanted)
     for function in functions(out):
-        _inside(work, function, set(), progress)
+        _inside(work, function, set())
     return work, without_unused(out) if out.functions or any(f.place for f in work.findings) else out
 
 
-def _graph(
-    proto: onnx.ModelProto, taken: Collection[str], runtime: str, limit: int, progress: Progress | None, census: bool
-) -> tuple[Work, onnx.ModelProto]:
-    """``taken``: the names around the graph, where it is a body."""
-    work = _passes(proto, taken, runtime, limit, progress, census)
+def _graph(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> tuple[Work, onnx.ModelProto]:
+    """Deal with one graph and its bodies. ``taken``: the names around it, where it is a body itself."""
+    work = _passes(proto, taken, wanted)
     out = work.graph.to_proto()
     around = {*taken, *names(out.graph)}
     for body in bodies(out):
-        _inside(work, body, around, progress)
+        _inside(work, body, around)
     return work, out
 
 
-def _inside(work: Work, nested: Nested, taken: Collection[str], progress: Progress | None) -> None:
-    inner, out = _graph(nested.model, taken, work.runtime, work.limit, progress, work.census)
+def _inside(work: Work, nested: Nested, taken: Collection[str]) -> None:
+    inner, out = _graph(nested.model, taken, work.wanted)
     if any(f.status in ("fused", "folded") for f in inner.findings):
         nested.put_back(out)
         work.opset = max(work.opset, inner.opset)
     work.findings += [replace(f, place=f"{nested.place}, {f.place}" if f.place else nested.place) for f in inner.findings]
 
 
-def _passes(proto: onnx.ModelProto, taken: Collection[str], runtime: str, limit: int, progress: Progress | None, census: bool) -> Work:
+def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> Work:
     start = time.perf_counter()
-    work = Work(Graph(proto, taken), runtime, limit, census=census)
+    work = Work(Graph(proto, taken), wanted)
     work.graph.completer = complete
-    for stage, step in (("norms", fuse), ("scales", fold)):
+    for stage, step in (("norms", fuse_norm), ("scales", fold)):
         began = time.perf_counter()
-        _walk(work, progress, stage, step)
+        _walk(work, stage, step)
         work.seconds[stage] = time.perf_counter() - began
     began = time.perf_counter()
-    _rounding(work, progress)
+    _rounding(work)
     work.seconds["rounding"] = time.perf_counter() - began
     work.seconds["passes"] = time.perf_counter() - start
     return work
 
 
-def _walk(work: Work, progress: Progress | None, stage: str, step: Callable[[Work, gs.Node], Finding | None]) -> None:
-    nodes = work.graph.nodes
+def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None]) -> None:
+    nodes, progress = work.graph.nodes, work.wanted.progress
     for i, node in enumerate(nodes):
         if progress is not None and i % 256 == 0:
             progress(stage, i, len(nodes))
@@ -152,9 +160,9 @@ def _walk(work: Work, progress: Progress | None, stage: str, step: Callable[[Wor
         progress(stage, len(nodes), len(nodes))
 
 
-def _rounding(work: Work, progress: Progress | None) -> None:
+def _rounding(work: Work) -> None:
     """Run both sides of every rewrite in onnxruntime, and complete the certificates."""
-    trials = [t for _, t in work.trials]
+    trials, progress = [t for _, t in work.trials], work.wanted.progress
     for start in range(0, len(trials), rounding.BATCH):
         if progress is not None:
             progress("rounding", start, len(trials))

@@ -20,6 +20,7 @@ import onnxruntime as ort
 from . import evaluate
 from .certify import Case, Rewrite
 from .facts import Norm
+from .functions import attach
 from .graph import Graph, value_inputs
 from .records import Certificate, Finding
 from .region import EvaluationFailed, Region, concrete
@@ -187,7 +188,7 @@ def _session(pieces: Sequence[Piece]) -> list[Any]:
         feeds.update((k, v) for k, v in p.feeds.items() if k in used)
         graph.output.append(onnx.ValueInfoProto(name=p.output))
     opsets = [onnx.helper.make_opsetid("", max(p.opset for p in pieces)), onnx.helper.make_opsetid("com.microsoft", 1)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    model = attach(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), opsets[0].version)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4

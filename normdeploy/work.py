@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .graph import Graph
+from .graph import NEWEST, Graph
 from .records import Finding
 from .rounding import Trial
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the result shall be like."""
+
+    runtime: str = "any"  # which of equal standard forms to write
+    fuse: str = "standard"  # "portable": this project's own ops where no standard one says a norm
+    limit: int = NEWEST  # the highest opset that the result may have
+    census: bool = False  # whether findings shall hold all that there is to know of a norm
+    progress: Progress | None = None  # called with (stage, done, total)
 
 
 @dataclass
@@ -14,9 +28,7 @@ class Work:
     """One pass over one graph."""
 
     graph: Graph
-    runtime: str
-    limit: int  # the highest opset that the result may have
-    census: bool = False  # whether findings shall hold all that there is to know of a norm
+    wanted: Wanted
     seconds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     trials: list[tuple[int, Trial]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run)

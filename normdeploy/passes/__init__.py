@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..facts import Norm
+from ..functions import DOMAIN
 from ..graph import Graph
 from ..region import NoMatch
-from . import group, instance, layer, mean_variance
+from . import group, instance, layer, mean_variance, portable
 from .form import Form
 
 _HALF_ULP = 2.0**-24  # of a float32 number that is not subnormal, relative to it
 
+_UNBIASED = "its variance is unbiased (n − 1) over a dynamic size n: no fixed gamma and epsilon make it a standard normalization"
+
 PASSES = (instance.form, group.form, layer.form)
 
 
-def write(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
-    """The first form that can hold the norm, or why the last one could not."""
+def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> Form | NoMatch:
+    """The first form that can hold the norm, or why the last one could not. ``fuse``: "portable" allows this project's own ops."""
     if abs(float(np.float32(norm.epsilon)) - norm.epsilon) > _HALF_ULP * norm.epsilon:
         return NoMatch(f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name)
-    if norm.fit.outside:
-        return mean_variance.form(graph, norm, runtime)
+    own = portable.op_of(graph, norm)
+    if fuse == "portable" and own == "RMSNormalization":
+        return portable.form(graph, norm)
+    if norm.ddof or norm.fit.outside:
+        made = NoMatch(_UNBIASED, norm.y.name) if norm.ddof else mean_variance.form(graph, norm, runtime)
+        if isinstance(made, Form) or not own:
+            return made
+        return (
+            portable.form(graph, norm)
+            if fuse == "portable"
+            else replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")
+        )
     refusal = NoMatch("", norm.y.name)
     for form in PASSES:
         made = form(graph, norm, runtime)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..facts import Norm
+from ..functions import DOMAIN
 from ..graph import Graph
 from ..parameters import Param
 
@@ -33,8 +34,12 @@ class Writer:
         self.nodes: list[gs.Node] = []
         self.t: gs.Tensor = norm.x
 
-    def then(self, op: str, *others: gs.Tensor, **attrs: Any) -> None:
-        node = self.graph.node(op, [self.t, *others], self.norm.y, attrs)
+    def own(self, op: str, *others: gs.Tensor, **attrs: Any) -> None:
+        """One of this project's ops."""
+        self.then(op, *others, domain=DOMAIN, **attrs)
+
+    def then(self, op: str, *others: gs.Tensor, domain: str = "", **attrs: Any) -> None:
+        node = self.graph.node(op, [self.t, *others], self.norm.y, attrs, domain)
         self.nodes.append(node)
         self.t = node.outputs[0]
 

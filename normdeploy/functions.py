@@ -1,0 +1,146 @@
+"""This project's own ops (domain ``normdeploy``): norms that no standard node can say, each with a function body in standard ops.
+
+They are written on request (``--fuse portable``). The body is part of the file, so that every runtime runs it; where a fused kernel of the
+same name is at hand, that takes its place. All of them normalize over trailing axes, take one scale (and bias) that broadcasts to X, and
+compute in the type ``stash_type`` (1: float32, 11: float64), as ONNX's LayerNormalization does:
+
+    RMSNormalization           X / sqrt(mean(X²) + epsilon) · scale                            (ONNX has it from opset 23 on)
+    UnbiasedLayerNormalization (X − mean) / sqrt(Σ(X − mean)²/(n − 1) + epsilon) · scale + bias  (torch.var without arguments, n dynamic)
+    StdLayerNormalization      (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias
+                               (Rush, "The Annotated Transformer", 2018: a·(x − mean)/(std + eps) + b)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.parser
+
+from . import evaluate
+from .protos import subgraphs
+
+DOMAIN, VERSION = "normdeploy", 1
+OLDEST = 17  # the first opset for which the bodies are written
+
+_CENTERED = """
+    x = Cast <to: int = @stash_type> (X)
+    {mean} d = Sub (x, mean) q = Mul (d, d)
+    {biased}"""
+_UNBIASED = """
+    counted = Shape (X) over = Constant <value_ints: ints = @axes> () each = Gather (counted, over)
+    n = ReduceProd <keepdims: int = 0> (each) less = Sub (n, ddof)
+    many = Cast <to: int = @stash_type> (n) fewer = Cast <to: int = @stash_type> (less) factor = Div (many, fewer)
+    variance = Mul (biased, factor)"""
+_EPSILON = " given = Constant <value_float: float = @epsilon> () small = Cast <to: int = @stash_type> (given)"
+_AFFINE = " narrow = CastLike (normal, X) scaled = Mul (narrow, scale) Y = Add (scaled, bias)"
+
+# op -> (attributes, inputs, body); {mean} and {biased} are means over the axes of x and of q, which each opset writes in its way
+_BODIES: dict[str, tuple[str, str, str]] = {
+    "RMSNormalization": (
+        "axes, epsilon, stash_type",
+        "X, scale",
+        "x = Cast <to: int = @stash_type> (X) q = Mul (x, x) {biased}"
+        + _EPSILON
+        + " e = Add (biased, small) r = Sqrt (e) normal = Div (x, r) narrow = CastLike (normal, X) Y = Mul (narrow, scale)",
+    ),
+    "UnbiasedLayerNormalization": (
+        "axes, epsilon, stash_type",
+        "X, scale, bias",
+        f"{_CENTERED} ddof = Constant <value_int: int = 1> () {_UNBIASED} {_EPSILON}"
+        f" e = Add (variance, small) r = Sqrt (e) normal = Div (d, r) {_AFFINE}",
+    ),
+    "StdLayerNormalization": (
+        "axes, epsilon, ddof, stash_type",
+        "X, scale, bias",
+        f"{_CENTERED} ddof = Constant <value_int: int = @ddof> () {_UNBIASED} {_EPSILON}"
+        f" s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_AFFINE}",
+    ),
+}
+OPS = frozenset(_BODIES)
+
+
+@lru_cache
+def body(op: str, opset: int) -> onnx.FunctionProto:
+    """The function of one of our ops for a file of the given opset (17 or above); don't write into it."""
+    attributes, inputs, text = _BODIES[op]
+
+    def mean(of: str, to: str) -> str:
+        if opset < 18:
+            return f"{to} = ReduceMean <axes: ints = @axes, keepdims: int = 1> ({of})"
+        return f"along_{to} = Constant <value_ints: ints = @axes> () {to} = ReduceMean <keepdims: int = 1> ({of}, along_{to})"
+
+    text = text.replace("{mean}", mean("x", "mean")).replace("{biased}", mean("q", "biased"))
+    head = f'<opset_import: ["" : {opset}], domain: "{DOMAIN}">'
+    return onnx.parser.parse_function(f"{head} {op} <{attributes}> ({inputs}) => (Y) {{ {text} }}")
+
+
+def reference(
+    op: str, x: np.ndarray, scale: np.ndarray, bias: np.ndarray | float = 0.0, *, axes: Sequence[int], epsilon: float, ddof: int = 0
+) -> np.ndarray:
+    """The formula at the top of this module, in float64. ``x``: any shape; ``axes``: negative; ``scale`` and ``bias`` broadcast to x."""
+    x = np.asarray(x, np.float64)
+    if op == "RMSNormalization":
+        return np.asarray(x / np.sqrt(np.square(x).mean(axis=tuple(axes), keepdims=True) + epsilon) * scale)
+    d = x - x.mean(axis=tuple(axes), keepdims=True)
+    variance = x.var(axis=tuple(axes), keepdims=True, ddof=1 if op == "UnbiasedLayerNormalization" else ddof)
+    root = np.sqrt(variance + epsilon) if op == "UnbiasedLayerNormalization" else np.sqrt(variance) + epsilon
+    return np.asarray(d / root * scale + bias)
+
+
+def opened(proto: onnx.ModelProto, fuse: str) -> onnx.ModelProto:
+    """``proto`` ready for the passes: of the functions in our domain those written out in place that are not asked for or not ours.
+
+    A function of one of our names with another body means what its body says: it is never taken for ours.
+    """
+    held = [f for f in proto.functions if f.domain == DOMAIN]
+    foreign = [f for f in held if fuse != "portable" or not _ours(f)]
+    if not foreign:
+        return proto
+    return onnx.inliner.inline_selected_functions(proto, [(f.domain, f.name) for f in foreign], exclude=False)
+
+
+def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Give ``proto``, in place, the functions of our ops that it uses, written for ``opset``, and no other of our domain."""
+    holders = [proto.graph.node, *(f.node for f in proto.functions if f.domain != DOMAIN)]
+    nodes = [n for held in holders for node in held for n in (node, *(i for g in subgraphs(node) for i in g.node))]
+    used = sorted({n.op_type for n in nodes if n.domain == DOMAIN})
+    others = [f for f in proto.functions if f.domain != DOMAIN]
+    if len(others) < len(proto.functions) or used:
+        del proto.functions[:]
+        proto.functions.extend([*others, *(body(op, opset) for op in used)])
+    imports = [o for o in proto.opset_import if o.domain != DOMAIN]
+    if used or len(imports) < len(proto.opset_import):
+        del proto.opset_import[:]
+        proto.opset_import.extend([*imports, *([onnx.helper.make_opsetid(DOMAIN, VERSION)] if used else [])])
+    return proto
+
+
+def _ours(function: onnx.FunctionProto) -> bool:
+    opset = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), 0)
+    if function.name not in OPS or opset < OLDEST:
+        return False
+    own = body(function.name, opset)
+    return (list(own.input), list(own.output), list(own.node)) == (list(function.input), list(function.output), list(function.node))
+
+
+def _evaluated(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], opset: int, outputs: int) -> Any:
+    """One of our ops in float64, by its function body: what other runtimes run is what certificates judge."""
+    function = body(op, max(opset, OLDEST))
+    known = dict(zip(function.input, inputs, strict=False))
+    for node in function.node:
+        given = {a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type == "CastLike":  # rounding is an identity here
+            known[node.output[0]] = known[node.input[0]]
+            continue
+        found = evaluate.apply(node.op_type, [known[i] for i in node.input], given, opset=max(opset, OLDEST))
+        known[node.output[0]] = found[0]
+    return known[function.output[0]]
+
+
+_TABLE: dict[tuple[str, str], Callable[..., Any]] = {(DOMAIN, op): partial(_evaluated, op) for op in OPS}
+evaluate.OPS.update(_TABLE)

@@ -1,0 +1,55 @@
+"""Norms as this project's own ops with a function body (`normdeploy.functions`): what no standard node of the file's opset can say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..facts import Norm
+from ..functions import DOMAIN, OLDEST
+from ..graph import Graph
+from ..region import NoMatch
+from .form import Form, Writer, inside, inverse, to_the_end, trailing, written
+
+RMS = 23  # the opset that has an RMSNormalization of its own
+
+
+def op_of(graph: Graph, norm: Norm) -> str:
+    """The op of ours that says this norm; "" where a standard node does."""
+    if norm.fit.outside:
+        return "StdLayerNormalization" if norm.fit.centered else ""
+    if norm.ddof:
+        return "UnbiasedLayerNormalization"
+    return "RMSNormalization" if not norm.fit.centered and graph.opset < RMS else ""
+
+
+def form(graph: Graph, norm: Norm) -> Form | NoMatch:
+    core = op_of(graph, norm)
+    if not core or norm.fit.split is not None:
+        return NoMatch("no op of ours says it", norm.y.name)
+    writer = Writer(graph, norm)
+    axis, perm = trailing(norm), list(range(len(norm.shape)))
+    if axis is None:
+        perm = to_the_end(norm)
+        axis = len(perm) - len(norm.axes)
+    behind = perm[axis:]
+    fits = inside(norm.gamma, behind) and inside(norm.beta, behind)
+    gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
+    if perm != sorted(perm) and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
+        return NoMatch("its scale or shift is data along an axis that has to be transposed", norm.y.name)
+    writer.transpose(perm)
+    shape = [1] * len(behind)
+    for p in (gamma, beta):
+        if p is not None and p.value is not None:
+            shape = [max(n, p.value.shape[a]) for n, a in zip(shape, behind, strict=True)]
+    inputs = [writer.parameter(gamma, shape, 1.0, "scale")]
+    if norm.fit.centered:
+        inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
+    axes = [i - len(perm) for i in range(axis, len(perm))]
+    attrs = {"axes": axes, "epsilon": norm.epsilon, "stash_type": 11 if norm.dtype == np.float64 else 1}
+    if core == "StdLayerNormalization":
+        attrs["ddof"] = norm.ddof
+    writer.own(core, *inputs, **attrs)
+    writer.transpose(inverse(perm))
+    writer.affine(None if fits else norm.gamma, None if fits and norm.fit.centered else norm.beta)
+    ddof = f", ddof={norm.ddof}" if core == "StdLayerNormalization" else ""
+    return writer.form(core, f"{DOMAIN}.{core}(axes={axes}, epsilon={written(norm.epsilon)}{ddof})", OLDEST)

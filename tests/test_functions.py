@@ -1,0 +1,217 @@
+"""This project's own ops: their bodies are what the formulas say, they are written only on request, proved like any node, and undone."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper, parser
+
+from normdeploy import evaluate, functions
+from normdeploy.rewrite import optimize
+
+CONSTANTS = "float eps = {1e-5}, float[6] g = {1,2,3,4,5,6}, float[6] s = {1,0,-1,2,0,1}, float one = {1}, float much = {0.01}"
+MEAN = "u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q)"
+COUNT = "sh = Shape(x) last = Gather(sh, minus) c = Cast<to: int = 1>(last) less = Sub(c, one) f = Div(c, less) w = Mul(v, f)"
+DYNAMIC = "float eps = {1e-5}, float one = {1}, float three = {3}, int64 minus = {-1}"
+
+
+def net(body: str, dims: str = "N,6", constants: str = CONSTANTS, opset: int = 17) -> onnx.ModelProto:
+    proto = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : {opset}]> net (float[{dims}] x) => (float[{dims}] y) <{constants}> {{ {body} }}'
+    )
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+NETS = {
+    "std + eps": net(f"{MEAN} r = Sqrt(v) e = Add(r, eps) n = Div(d, e) m = Mul(n, g) y = Add(m, s)"),
+    "std + eps, over n − 1, dynamic": net(f"{MEAN} {COUNT} r = Sqrt(w) e = Add(r, eps) y = Div(d, e)", "N,L", DYNAMIC),
+    "over n − 1, dynamic": net(f"{MEAN} {COUNT} e = Add(w, eps) r = Sqrt(e) n = Div(d, r) y = Mul(n, three)", "N,L", DYNAMIC),
+    "rms": net("q = Mul(x, x) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)"),
+    "std + eps over the first axis": net(
+        MEAN.replace("-1", "0") + " r = Sqrt(v) e = Add(r, eps) n = Div(d, e) m = Mul(n, g) y = Add(m, s)", "5,6"
+    ),
+}
+OPS = {
+    "std + eps": "StdLayerNormalization",
+    "std + eps, over n − 1, dynamic": "StdLayerNormalization",
+    "over n − 1, dynamic": "UnbiasedLayerNormalization",
+    "rms": "RMSNormalization",
+    "std + eps over the first axis": "StdLayerNormalization",
+}
+
+
+def run(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.log_severity_level, options.graph_optimization_level = 4, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+
+
+def agree(a: onnx.ModelProto, b: onnx.ModelProto) -> None:
+    for size in ((5, 6), (5, 9)) if a.graph.input[0].type.tensor_type.shape.dim[1].dim_param else ((5, 6),):
+        x = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+        # some ten roundings of float32 in numbers up to 6 · sqrt(n)
+        np.testing.assert_allclose(run(a, x), run(b, x), rtol=0, atol=10 * 2.0**-24 * 6 * size[1] ** 0.5)
+
+
+def own(proto: onnx.ModelProto) -> list[str]:
+    return [n.op_type for n in proto.graph.node if n.domain == functions.DOMAIN]
+
+
+def bytes_of(proto: onnx.ModelProto) -> bytes:
+    return proto.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_portable_is_one_node_with_a_body(name: str) -> None:
+    proto = NETS[name]
+    out, summary = optimize(proto, fuse="portable")
+    onnx.checker.check_model(out, full_check=True)
+    assert own(out) == [OPS[name]]
+    assert {n.op_type for n in out.graph.node} <= {OPS[name], "Transpose", "Mul", "Add"}
+    assert [f.name for f in out.functions] == [OPS[name]]
+    (finding,) = summary.findings
+    assert finding.status == "fused"
+    assert finding.certificate
+    assert finding.proved == ("identity", "onnxruntime run")
+    assert finding.became.startswith(f"normdeploy.{OPS[name]}(")
+    assert "epsilon=1e-05" in finding.became  # as its author wrote it
+    agree(proto, out)
+    assert bytes_of(optimize(out, fuse="portable")[0]) == bytes_of(out)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_standard_has_no_node_of_ours_and_says_what_portable_would_do(name: str) -> None:
+    out, summary = optimize(NETS[name])
+    assert own(out) == []
+    assert not out.functions
+    assert functions.DOMAIN not in {o.domain for o in out.opset_import}
+    (finding,) = summary.findings
+    if name == "rms":
+        assert finding.became == "RMSNormalization(axis=-1, epsilon=1e-05)"
+    else:
+        assert finding.status == "refused"
+        assert finding.reason.endswith(f"; --fuse portable writes it as normdeploy.{OPS[name]}")
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_way_back(name: str) -> None:
+    portable, _ = optimize(NETS[name], fuse="portable")
+    out, summary = optimize(portable)
+    onnx.checker.check_model(out, full_check=True)
+    assert own(out) == []
+    assert not out.functions
+    agree(NETS[name], out)
+    if name == "rms":
+        assert [n.op_type for n in out.graph.node] == ["RMSNormalization"]
+    else:
+        assert all(f.status == "refused" for f in summary.findings)
+
+
+def test_from_opset_23_on_rms_norm_is_standard() -> None:
+    body = "q = Mul(x, x) v = ReduceMean(q, axes) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)"
+    proto = net(body, constants=CONSTANTS + ", int64[1] axes = {-1}", opset=23)
+    out, _ = optimize(proto, fuse="portable")
+    assert [(n.domain, n.op_type) for n in out.graph.node] == [("", "RMSNormalization")]
+
+
+def test_a_file_is_raised_no_further_than_the_body_needs() -> None:
+    body = "q = Mul(x, x) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)"
+    out, summary = optimize(net(body, opset=13), fuse="portable")
+    assert summary.opset == functions.OLDEST
+    assert own(out) == ["RMSNormalization"]
+    agree(net(body, opset=13), out)
+
+
+@pytest.mark.parametrize("fuse", ["standard", "portable"])
+def test_a_function_that_only_bears_our_name_means_what_it_says(fuse: str) -> None:
+    proto = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18, "normdeploy" : 1]> net (float[N,6] x) => (float[N,6] y) <float[6] g = {1,2,3,4,5,6}> {
+            y = normdeploy.RMSNormalization<axes: ints = [-1], epsilon: float = 1e-5, stash_type: int = 1>(x, g) }
+        <opset_import: ["" : 18], domain: "normdeploy">
+        RMSNormalization <axes, epsilon, stash_type> (X, scale) => (Y) { Y = Sub(X, scale) }"""
+    )
+    out, summary = optimize(proto, fuse=fuse)
+    assert [n.op_type for n in out.graph.node] == ["Sub"]
+    assert summary.findings == ()
+    agree(proto, out)
+
+
+@pytest.mark.parametrize("opset", [17, 18, 21, 23, 25])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+@pytest.mark.parametrize("op", sorted(functions.OPS))
+def test_bodies_compute_their_formulas(op: str, dtype: type, opset: int) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((4, 5, 7)).astype(dtype)
+    x[1] += 10
+    scale, bias = rng.standard_normal((2, 5, 7)).astype(dtype)
+    attrs = {"axes": [-2, -1], "epsilon": 0.25, "stash_type": 11 if dtype is np.float64 else 1} | ({"ddof": 1} if op[0] == "S" else {})
+    inputs = {"x": x, "scale": scale} | ({} if op[0] == "R" else {"bias": bias})
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    graph = helper.make_graph(
+        [helper.make_node(op, list(inputs), ["y"], domain=functions.DOMAIN, **attrs)],
+        "one",
+        [helper.make_tensor_value_info(k, kind, v.shape) for k, v in inputs.items()],
+        [helper.make_tensor_value_info("y", kind, x.shape)],
+    )
+    model = functions.attach(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), opset)
+    onnx.checker.check_model(model, full_check=True)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    (got,) = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, inputs)
+    given = {k: attrs[k] for k in ("axes", "epsilon", "ddof") if k in attrs}
+    want = functions.reference(op, x, scale, 0.0 if op[0] == "R" else bias, **given)
+    # statistics of numbers around 10 in float32 (float64), then three roundings of the narrow type in numbers up to |want|
+    stash, narrow = 2.0**-53 if dtype is np.float64 else 2.0**-24, np.finfo(dtype).eps / 2
+    bound = 16 * stash * 11 * np.abs(scale.astype(np.float64)).max() + 3 * narrow * (
+        np.abs(want).max() + np.abs(bias.astype(np.float64)).max()
+    )
+    assert got.dtype == dtype
+    assert np.abs(got - want).max() <= bound
+    wide = [v.astype(np.float64) for v in inputs.values()]
+    (evaluated,) = evaluate.apply(op, wide, attrs, opset=opset, domain=functions.DOMAIN)
+    assert evaluated is not None
+    np.testing.assert_allclose(evaluated, want, rtol=1e-12, atol=1e-12)
+
+
+def test_a_row_of_one_element_has_no_unbiased_variance() -> None:
+    (evaluated,) = evaluate.apply(
+        "UnbiasedLayerNormalization",
+        [np.ones((2, 1)), np.ones(1), np.zeros(1)],
+        {"axes": [-1], "epsilon": 1e-5, "stash_type": 1},
+        opset=18,
+        domain=functions.DOMAIN,
+    )
+    assert np.isnan(evaluated).all()  # as torch.var gives
+
+
+def test_a_body_with_another_epsilon_fails_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = functions.body
+
+    def wrong(op: str, opset: int) -> onnx.FunctionProto:
+        changed = onnx.FunctionProto()
+        changed.CopyFrom(real(op, opset))
+        for node in changed.node:
+            if node.output[0] == "small":
+                node.op_type = "Neg"
+                del node.attribute[:]
+        return changed
+
+    monkeypatch.setattr(functions, "body", wrong)
+    _, summary = optimize(NETS["std + eps"], fuse="portable")
+    assert [f.status for f in summary.findings] == ["undone"]
+
+
+def test_two_norms_share_one_function() -> None:
+    proto = net(
+        f"{MEAN} r = Sqrt(v) e = Add(r, eps) n = Div(d, e) z = Relu(n)"
+        " u2 = ReduceMean<axes=[-1]>(z) d2 = Sub(z, u2) q2 = Mul(d2, d2) v2 = ReduceMean<axes=[-1]>(q2) r2 = Sqrt(v2) e2 = Add(r2, much)"
+        " y = Div(d2, e2)"
+    )
+    out, summary = optimize(proto, fuse="portable")
+    assert own(out) == ["StdLayerNormalization"] * 2
+    assert len(out.functions) == 1
+    assert sorted(f.epsilon or 0.0 for f in summary.findings) == pytest.approx([1e-5, 0.01])
+    agree(proto, out)
