@@ -42,6 +42,13 @@ class Runtime(StrEnum):
     tensorrt_rtx = "tensorrt-rtx"
 
 
+class Fuse(StrEnum):
+    """Which ops may be written."""
+
+    standard = "standard"
+    portable = "portable"
+
+
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="A model file (.pt, .pt2, .safetensors ...) or a Hugging Face folder.")]
 
 
@@ -55,6 +62,9 @@ class EngineRuntime(StrEnum):
 OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")]
 RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="Choose between equal standard forms for this runtime.")]
+FuseOption = Annotated[
+    Fuse, typer.Option("--fuse", help="portable: our own ops, with bodies that run anywhere, for norms that no standard op says.")
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="A rewrite that fails its certificate is an error; without it, the rewrite is undone.")
 ]
@@ -108,6 +118,7 @@ def export(
     eval_mode: Eval = False,
     opset: Annotated[int | None, typer.Option("--opset", help="18 to 25; without it 21, raised only where a norm needs it.")] = None,
     runtime: RuntimeOption = Runtime.any,
+    fuse: FuseOption = Fuse.standard,
     strict: Strict = False,
     report: ReportFile = None,
     quiet: Quiet = False,
@@ -119,7 +130,7 @@ def export(
     loading = _loading(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     _check_report(report)
     with _bars(quiet) as progress:
-        result = deploy.export(source, output=output, opset=opset, runtime=runtime, strict=strict, progress=progress, **loading)
+        result = deploy.export(source, output=output, opset=opset, runtime=runtime, fuse=fuse, strict=strict, progress=progress, **loading)
     files = {"source": str(source), "output": str(output)}
     _tell(Report("export", files, result.summary, notes=result.notes, seconds=result.seconds), report, quiet)
 
@@ -223,6 +234,7 @@ def inspect(
     dim: Dims = None,
     eval_mode: Eval = False,
     runtime: RuntimeOption = Runtime.any,
+    fuse: FuseOption = Fuse.standard,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -233,7 +245,7 @@ def inspect(
     loading = _loading(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     _check_report(report)
     with _bars(quiet) as progress:
-        summary = deploy.inspect(source, runtime=runtime, progress=progress, **loading)
+        summary = deploy.inspect(source, runtime=runtime, fuse=fuse, progress=progress, **loading)
     _tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), report, quiet)
 
 
@@ -242,6 +254,7 @@ def optimize(
     source: OnnxFile,
     output: Output,
     runtime: RuntimeOption = Runtime.any,
+    fuse: FuseOption = Fuse.standard,
     strict: Strict = False,
     report: ReportFile = None,
     quiet: Quiet = False,
@@ -252,7 +265,7 @@ def optimize(
 
     _check_report(report)
     with _bars(quiet) as progress:
-        result = deploy.optimize(source, output, runtime=runtime, strict=strict, progress=progress)
+        result = deploy.optimize(source, output, runtime=runtime, fuse=fuse, strict=strict, progress=progress)
     files = {"source": str(source), "output": str(output)}
     _tell(Report("optimize", files, result.summary, notes=result.notes, seconds=result.seconds), report, quiet)
 

@@ -86,6 +86,7 @@ def export(
     output: PathLike | None = None,
     opset: int | None = None,
     runtime: str = "any",
+    fuse: str = "standard",
     strict: bool = False,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
@@ -98,6 +99,7 @@ def export(
         output: where to write the ONNX file.
         opset: 18 to 25; None is 21. The file is raised above it only where a norm's node needs that, which a note tells.
         runtime: which of equal standard forms to write: "any", "onnxruntime", "tensorrt" or "tensorrt-rtx".
+        fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
@@ -116,11 +118,11 @@ def export(
     with stage("export"):
         proto = to_onnx(model, opset=opset or OPSET, progress=progress)
     with stage("norms"):
-        proto, summary = rewrite.optimize(proto, runtime=runtime, strict=strict, progress=progress)
+        proto, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, strict=strict, progress=progress)
     with stage("simplify"):
         simplified = simplify(proto, _samples(model), progress=progress)
     proto = simplified.proto
-    record(proto, model, {"opset": opset, "runtime": runtime, "strict": strict, "trust": loading.get("trust", False)})
+    record(proto, model, {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)})
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
@@ -136,6 +138,7 @@ def optimize(
     output: PathLike | None = None,
     *,
     runtime: str = "any",
+    fuse: str = "standard",
     strict: bool = False,
     progress: Progress | None = None,
 ) -> ExportResult:
@@ -145,6 +148,7 @@ def optimize(
         source: a file, or a model with its weights loaded; neither is changed.
         output: where to write the result.
         runtime: which of equal standard forms to write: "any", "onnxruntime", "tensorrt" or "tensorrt-rtx".
+        fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
         progress: called with (stage, done, total); total is 0 where it is not known.
 
@@ -159,7 +163,7 @@ def optimize(
     with stage("load"):
         proto = source if isinstance(source, onnx.ModelProto) else load_onnx(source)
     with stage("norms"):
-        proto, summary = rewrite.optimize(proto, runtime=runtime, strict=strict, progress=progress)
+        proto, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, strict=strict, progress=progress)
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
@@ -172,6 +176,7 @@ def inspect(
     kwargs: Mapping[str, Any] | None = None,
     *,
     runtime: str = "any",
+    fuse: str = "standard",
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Summary:
@@ -179,7 +184,7 @@ def inspect(
 
     Args:
         source: an ONNX file or model, or what ``export`` takes.
-        args, kwargs, runtime, progress, loading: as for ``export``.
+        args, kwargs, runtime, fuse, progress, loading: as for ``export``.
 
     Raises:
         NormdeployError: the model can't be read.
@@ -192,7 +197,7 @@ def inspect(
         from .export import to_onnx
 
         proto = to_onnx(_load(source, args, kwargs, loading), progress=progress)
-    return rewrite.optimize(proto, runtime=runtime, census=True)[1]
+    return rewrite.optimize(proto, runtime=runtime, fuse=fuse, census=True)[1]
 
 
 def verify(

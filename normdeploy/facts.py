@@ -90,10 +90,6 @@ def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
 
     For each end the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of what is centered already.
     """
-    cast = narrowing(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
-    if cast is not None:
-        yield NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name)
-        return
     for y in reversed(c.ys):
         for x in reversed(c.xs):
             reading = _read(graph, c, x, y)
@@ -101,6 +97,9 @@ def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
                 yield reading
                 break
             yield replace(reading, start=x.name, end=y.name)
+    cast = narrowing(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
+    if cast is not None:  # none begins behind it: it is no entry to a part in half precision
+        yield NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name)
     default = next((t.name for n in c.passed for t in n.inputs if graph.is_default(t.name)), "")
     if default:
         yield NoMatch(f"{default!r} is an initializer and a graph input too: a caller may replace it, so it is no constant", default)
@@ -169,7 +168,7 @@ def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
             break
     if not fits:
         return refusal
-    unbiased = _unbiased(*fits) if len(fits) == 2 else None
+    unbiased = _unbiased(*fits) if len(fits) == 2 else _as_written(graph, region, fits[0])
     wrong = _differ_by_size(*fits) if len(fits) == 2 and unbiased is None else ""
     if wrong:
         return NoMatch(wrong, region.y.name, region=region, fit=fits[0])
@@ -208,6 +207,20 @@ def _unbiased(a: Fit, b: Fit) -> Fit | None:
         for k in [f.n / (f.n - 1)]
     ]
     return None if _differ_by_size(*told) else told[0]
+
+
+def _as_written(graph: Graph, region: Region, found: Fit) -> Fit | None:
+    """Of epsilon outside the root over a static size: the fit with n − 1, where that is the epsilon that the file holds."""
+    if not found.outside or not found.centered or found.n < 2:
+        return None
+    factor = np.sqrt(found.n / (found.n - 1))
+    told = found.epsilon * factor
+    held = epsilon_of(graph, region, told)
+    return (
+        replace(found, gamma=found.gamma * factor, epsilon=held)
+        if held != told and epsilon_of(graph, region, found.epsilon) == found.epsilon
+        else None
+    )
 
 
 def _differ_by_size(a: Fit, b: Fit) -> str:
