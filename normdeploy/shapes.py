@@ -26,7 +26,7 @@ _MOVES = frozenset(
 )
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
 _CHOICES = 3
-_AFFORDABLE = 1 << 20  # elements of a tensor that is made to see a shape
+_AFFORDABLE = 1 << 22  # elements of a tensor that is made to see a shape
 _OPERAND = 64  # elements of an integer constant that may say something of a shape
 
 
@@ -39,23 +39,27 @@ def complete(graph: Graph) -> None:
         for output, (kind, dims) in _inferred(graph, node).items():
             if dims is not None and any(o.name == output for o in unknown):
                 told = next(o for o in unknown if o.name == output)
-                graph.learn(told, kind, _better(graph.shape(told), dims))
+                graph.learn(told, kind, _better(graph, node, graph.shape(told), dims))
         for output in unknown:
             if _open(graph.shape(output)) and node.op in _MOVES:
                 found = _measured(graph, node, output)
                 if found is not None:
-                    graph.learn(output, None, _better(graph.shape(output), found))
+                    graph.learn(output, None, _better(graph, node, graph.shape(output), found))
 
 
 def _open(dims: Dims | None) -> bool:
     return dims is None or any(d is None or invented(d) for d in dims)
 
 
-def _better(old: Dims | None, new: Dims) -> Dims:
-    """Each dim as ``new`` says it; where that says nothing, the name that inference made up: equal ones are equal sizes."""
+def _better(graph: Graph, node: gs.Node, old: Dims | None, new: Dims) -> Dims:
+    """Each dim as ``new`` says it; where that says nothing, the name that inference made up: equal ones are equal sizes.
+
+    A name that was made up before, for an input, says something: this dim is that one.
+    """
     if old is None or len(old) != len(new):
         return new
-    return tuple(b if b is not None and not invented(b) else a for a, b in zip(old, new, strict=True))
+    passed = {d for t in node.inputs if not t.is_empty() for d in graph.shape(t) or ()}
+    return tuple(b if b is not None and (b in passed or not invented(b)) else a for a, b in zip(old, new, strict=True))
 
 
 def _inferred(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None]]:
