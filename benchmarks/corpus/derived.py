@@ -1,0 +1,69 @@
+"""Files that went through another tool before they came here: half precision in parts, and onnxruntime's offline optimizer.
+
+Both are made of torch's files, by tools that come with onnxruntime.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.onnx_model import OnnxModel
+
+from .entry import Entry, nodes
+
+_KEPT_WIDE = {  # what people keep in float32 of a model in half precision
+    "statistics wide": ["ReduceMean", "ReduceSum", "Pow", "Sqrt", "Div", "Reciprocal"],
+    "all half": [],
+}
+
+
+def derived(files: Iterable[tuple[Entry, onnx.ModelProto]]) -> Iterator[tuple[Entry, onnx.ModelProto]]:
+    """Of every fifth float32 file one in mixed precision, and of another fifth one as onnxruntime leaves it."""
+    for number, (entry, proto) in enumerate(files):
+        if entry.dtype != "float32" or entry.lookalike:
+            continue
+        made = _mixed(entry, proto, number) if number % 5 == 0 else _offline(entry, proto) if number % 5 == 1 else None
+        if made is not None:
+            yield made
+
+
+def _mixed(entry: Entry, proto: onnx.ModelProto, number: int) -> tuple[Entry, onnx.ModelProto] | None:
+    words = list(_KEPT_WIDE)[number % len(_KEPT_WIDE)]
+    keep_io = number % 3 != 0
+    try:
+        half = convert_float_to_float16(proto, keep_io_types=keep_io, op_block_list=_KEPT_WIDE[words])
+        OnnxModel(half).topological_sort()  # the Casts stand at the end
+        onnx.checker.check_model(half, full_check=True)
+    except Exception as error:  # it gets some graphs wrong
+        print(f"float16 conversion of {entry.name}: {type(error).__name__}: {str(error)[:80]}")
+        return None
+    name = f"{entry.name}-{words.replace(' ', '_')}{'-float_io' if keep_io else ''}"
+    return replace(entry, name=name, exporter="onnxruntime float16 converter", dtype="mixed", limit=None), half
+
+
+def _offline(entry: Entry, proto: onnx.ModelProto) -> tuple[Entry, onnx.ModelProto] | None:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "optimized.onnx"
+        options.optimized_model_filepath = str(path)
+        try:
+            ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            optimized = onnx.load(path)
+        except Exception as error:
+            print(f"onnxruntime offline of {entry.name}: {type(error).__name__}: {str(error)[:80]}")
+            return None
+    made = replace(
+        entry,
+        name=f"{entry.name}-extended",
+        exporter="onnxruntime extended",
+        limit=nodes(optimized),
+    )
+    return replace(made, reference=entry.name), optimized

@@ -1,0 +1,81 @@
+"""This project on one file of the corpus: fused, refused, never worse, the same a second time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import onnx
+
+from normdeploy.rewrite import optimize
+from normdeploy.simplify import simplify
+
+from .entry import Entry, nodes
+from .judge import NORMS, Truth, fits, ops, valid
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a tool made of one file. ``faults`` is empty where all is as promised."""
+
+    name: str
+    tool: str
+    was: bool  # every norm was a standard node in the file already
+    fused: bool  # and is in the result
+    faults: tuple[str, ...]
+    error: float = 0.0
+    bound: float = 0.0
+    before: int = 0  # nodes
+    after: int = 0
+    became: str = ""
+    reasons: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def measured(entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> Row:
+    """``normdeploy.rewrite.optimize`` on the file, then ``simplify``, with everything that is promised of them."""
+    start = time.perf_counter()
+    result, summary = optimize(original)
+    seconds = time.perf_counter() - start
+    faults: list[str] = []
+    was, fused = fits(entry, original), fits(entry, result, original)
+    rewritten = [f for f in summary.findings if f.status in ("fused", "folded")]
+    if entry.expressible and not fused:
+        faults.append("missed")
+    if not entry.expressible and any(f.kind != "scale and shift" for f in rewritten):  # that may stand behind any norm
+        faults.append("a lookalike was rewritten")
+    faults += [f"undone: {f.reason}" for f in summary.findings if f.status == "undone"]
+    faults += [f"no certificate: {f.became}" for f in rewritten if not f.certificate]
+    if not valid(original) and (refusal := valid(result)):
+        faults.append(f"the checker refuses it: {refusal}")
+    if any(n.domain == "normdeploy" for n in result.graph.node):
+        faults.append("a node of our own")
+    again = optimize(result)[0]
+    if again.SerializeToString(deterministic=True) != result.SerializeToString(deterministic=True):
+        faults.append("another result the second time")
+    final = simplify(result).proto
+    limit = nodes(original) if entry.limit is None else entry.limit
+    if nodes(final) > limit:
+        faults.append(f"{nodes(final)} nodes, {limit} as its exporter leaves it")
+    error, bound = 0.0, 1.0
+    try:
+        truth = Truth(entry, original, reference)
+        error, bound = max((truth.error(result), truth.error(final)), key=lambda pair: pair[0] / (pair[1] or 1e-300))
+        if error > bound:
+            faults.append(f"off by {error:.2g}, allowed {bound:.2g}")
+    except Exception as e:  # onnxruntime's errors share no base class
+        faults.append(f"can't be run: {type(e).__name__}: {' '.join(str(e).split())[:160]}")
+    return Row(
+        entry.name,
+        "normdeploy",
+        was,
+        fused,
+        tuple(faults),
+        error,
+        bound,
+        nodes(original),
+        nodes(result),
+        " ".join(o for o in ops(result) if o in NORMS),
+        tuple(f"{f.kind} {f.status}: {f.reason}" for f in summary.findings if f.reason),
+        seconds,
+    )
