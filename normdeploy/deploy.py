@@ -189,6 +189,9 @@ def inspect(
     Raises:
         NormdeployError: the model can't be read.
     """
+    from .census import census
+
+    chains = True
     if isinstance(source, onnx.ModelProto):
         proto = source
     elif isinstance(source, str | os.PathLike) and _is_onnx(source):
@@ -196,8 +199,8 @@ def inspect(
     else:
         from .export import to_onnx
 
-        proto = to_onnx(_load(source, args, kwargs, loading), progress=progress)
-    return rewrite.optimize(proto, runtime=runtime, fuse=fuse, census=True)[1]
+        proto, chains = to_onnx(_load(source, args, kwargs, loading), progress=progress), False  # nobody deploys the raw export
+    return census(proto, runtime=runtime, fuse=fuse, progress=progress, chains=chains)
 
 
 def verify(

@@ -135,3 +135,4 @@ class Summary:
     nodes_after: int
     opset: int
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> seconds
+    notes: tuple[str, ...] = ()  # of ``inspect``: which runtimes were not asked, and why

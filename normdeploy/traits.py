@@ -44,9 +44,9 @@ class Traits(TypedDict, total=False):
 
 def of_norm(graph: Graph, norm: Norm) -> Traits:
     """The traits of a norm."""
-    found = of_region(graph, norm.region, norm.fit)
+    found = of_region(graph, norm.region, norm.fit, norm.ddof)
     gamma = norm.gamma
-    if found["ddof"] and gamma is not None and gamma.value is not None:  # its factor sqrt((n - 1)/n) is the variance's
+    if found["ddof"] and not norm.ddof and gamma is not None and gamma.value is not None:  # its factor sqrt((n - 1)/n) is the variance's
         value = gamma.value / math.sqrt((norm.fit.n - 1) / norm.fit.n)
         gamma = None if value.size == 1 and abs(value.item() - 1) < 1e-9 else snapped(graph, norm.region, value, gamma.varies)
     found["gamma"] = _parameter(graph, norm.region, gamma, scale=True)
@@ -54,8 +54,11 @@ def of_norm(graph: Graph, norm: Norm) -> Traits:
     return found
 
 
-def of_region(graph: Graph, region: Region, fit: Fit | None) -> Traits:
-    """What can be told of what is no norm, or none that a node can hold. ``fit``: what recognition came to, None where to nothing."""
+def of_region(graph: Graph, region: Region, fit: Fit | None, told: int = 0) -> Traits:
+    """What can be told of what is no norm, or none that a node can hold.
+
+    ``fit``: what recognition came to, None where to nothing; ``told``: the ddof of the variance that it speaks of.
+    """
     x = region.leaves[0]
     found = Traits(
         input=x.name,
@@ -67,7 +70,7 @@ def of_region(graph: Graph, region: Region, fit: Fit | None) -> Traits:
     if fit is not None:
         ddof = _ddof(graph, region, fit)
         if not math.isnan(fit.epsilon):
-            biased = fit.n / (fit.n - 1) if ddof else 1.0
+            biased = fit.n / (fit.n - 1) if ddof and not told else 1.0
             epsilon = epsilon_of(graph, region, fit.epsilon * (math.sqrt(biased) if fit.outside else biased))
         found |= Traits(ddof=ddof, epsilon_as_written=epsilon, outside=fit.outside)
     found["half"] = _half(graph, region.nodes, epsilon)

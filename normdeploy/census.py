@@ -1,0 +1,72 @@
+"""The norm census: every normalization of a file, what ``optimize`` would make of it, and what the runtimes make of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import onnx
+
+from . import cuts, kernels, rewrite
+from .lookalikes import lookalikes
+from .records import Finding, Summary, Support
+
+Progress = Callable[[str, int, int], None]
+Form = tuple[int, Literal["now", "optimized"], onnx.ModelProto]  # place of the finding, which form of it
+
+
+def census(
+    proto: onnx.ModelProto, *, runtime: str = "any", fuse: str = "standard", progress: Progress | None = None, chains: bool = True
+) -> Summary:
+    """What is to be known of the normalizations of ``proto``, which is not changed.
+
+    Args:
+        proto: the model, weights included.
+        runtime, fuse: as for ``optimize``, which is what would be done.
+        progress: called with (stage, done, total).
+        chains: whether to show norms of several nodes to the runtimes as they stand in the file, too.
+
+    Raises:
+        GraphError: the model can't be read.
+    """
+    out, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, progress=progress, census=True)
+    findings = [*summary.findings, *lookalikes(proto, summary.findings)]
+    if progress is not None:
+        progress("runtimes", 0, 0)
+    findings, notes = _asked(findings, _forms(findings, proto, out, chains))
+    return replace(summary, findings=tuple(findings), notes=tuple(notes))
+
+
+def _asked(findings: Sequence[Finding], forms: Sequence[Form]) -> tuple[list[Finding], list[str]]:
+    """The findings, each with what the runtimes make of it."""
+    if not forms:
+        return list(findings), []
+    distinct = {model.SerializeToString(deterministic=True): model for _, _, model in forms}
+    asked, notes = kernels.ask(list(distinct.values()))
+    place = {key: i for i, key in enumerate(distinct)}
+    supports: dict[int, list[Support]] = {}
+    for index, form, model in forms:
+        answer_of = place[model.SerializeToString(deterministic=True)]
+        nodes = tuple(n.op_type for n in model.graph.node if n.op_type != "Constant")
+        for runtime in asked:
+            answer = runtime.answers[answer_of]
+            support = Support(runtime.runtime, form, nodes, answer.verdict, answer.parts, answer.reason)
+            supports.setdefault(index, []).append(support)
+    return [replace(f, runtimes=tuple(supports.get(i, ()))) for i, f in enumerate(findings)], notes
+
+
+def _forms(findings: Sequence[Finding], proto: onnx.ModelProto, out: onnx.ModelProto, chains: bool) -> list[Form]:
+    """Each norm as a model of its own: as the file has it, and as ``optimize`` writes it."""
+    forms: list[Form] = []
+    nested = any(f.place for f in findings)
+    for form, source in (("now", proto), ("optimized", out)):
+        cutters = {place: cuts.Cutter(model) for place, model in (cuts.models(source) if nested else {"": source}).items()}
+        for i, finding in enumerate(findings):
+            tensors = finding.tensors if form == "now" else finding.written
+            if finding.place not in cutters:
+                continue
+            model = cutters[finding.place].cut(tensors, {finding.input: finding.shape})
+            if model is not None and (chains or form == "optimized" or len(model.graph.node) == 1):
+                forms.append((i, form, model))  # type: ignore[arg-type]
+    return forms

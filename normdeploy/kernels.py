@@ -1,0 +1,135 @@
+"""What runtimes make of a norm: they are shown it as a small model (`normdeploy.cuts`) and asked, never looked up in a list of ours.
+
+onnxruntime makes a session of it and says which ops it will run, before and after its own optimizations; TensorRT's parser makes a network
+of it, in a process of its own, since some of its failures abort the process.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from .records import Verdict
+from .runtimes.ort import no_cuda
+from .runtimes.trt import PACKAGES, TITLES, missing
+
+_TRANSPARENT = {"Constant", "Identity", "Cast", "CastLike"}  # no norm's op, and onnxruntime puts in and takes out Casts of its own
+_SECONDS = 60  # for the parser to read the norms of a file, which takes it a tenth of one
+_NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one runtime makes of one model; the fields are those of `normdeploy.records.Support`."""
+
+    verdict: Verdict
+    parts: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One runtime and its answer to each model."""
+
+    runtime: str
+    answers: tuple[Answer, ...]
+
+
+def ask(models: Sequence[onnx.ModelProto]) -> tuple[list[Asked], list[str]]:
+    """Show ``models`` to every runtime that is here; also why others were not asked."""
+    asked, notes = [Asked(f"onnxruntime {ort.__version__} CPU", tuple(_onnxruntime(m, "CPU") for m in models))], []
+    if reason := no_cuda():
+        notes.append(f"onnxruntime's CUDA provider was not asked: {reason}")
+    else:
+        asked.append(Asked(f"onnxruntime {ort.__version__} CUDA", tuple(_onnxruntime(m, "CUDA") for m in models)))
+    for runtime in PACKAGES:
+        if reason := missing(runtime, gpu=runtime == "tensorrt"):
+            notes.append(f"{TITLES[runtime]} was not asked: {reason}")
+        else:
+            asked.append(_tensorrt(models, runtime))
+    return asked, notes
+
+
+# ------------------------------------------------------------------ onnxruntime
+
+
+def _onnxruntime(model: onnx.ModelProto, provider: str) -> Answer:
+    level = ort.GraphOptimizationLevel
+    try:
+        plain, places = _session(model, provider, level.ORT_DISABLE_ALL)
+        optimized, _ = _session(model, provider, level.ORT_ENABLE_ALL)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        said = " ".join(str(error).split("Bad node spec")[0].split())
+        return Answer("missing", reason=said.partition("NOT_IMPLEMENTED : ")[2] or said.partition(" : ")[2] or said)
+    parts = tuple(name for name in map(_said, optimized.graph.node) if name != "Constant")
+    if elsewhere := sorted({op for op, place in places if place != f"{provider}ExecutionProvider"} - _TRANSPARENT):
+        return Answer("missing", parts, f"{', '.join(elsewhere)} would run on the CPU")
+    ran, given = Counter(map(_said, plain.graph.node)), Counter(map(_said, model.graph.node))
+    inlined = sorted(op for op, n in given.items() if ran[op] < n and op not in _TRANSPARENT)
+    if inlined:
+        return Answer("function", parts, f"no kernel of {', '.join(inlined)}: the body of primitives is run")
+    if ran["Cast"] > given["Cast"] + given["CastLike"]:
+        return Answer("kernel", parts, "between Casts of its own to float32: it has none of the type itself")
+    return Answer("kernel", parts)
+
+
+def _session(model: onnx.ModelProto, provider: str, level: Any) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
+    """The graph that onnxruntime makes of ``model``, and where it runs each op."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = level
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "norm.onnx"
+        options.optimized_model_filepath = str(path)
+        providers = dict.fromkeys([f"{provider}ExecutionProvider", "CPUExecutionProvider"])
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=list(providers))
+        places = [(node.op_type, part.ep_name) for part in session.get_provider_graph_assignment_info() for node in part.get_nodes()]
+        return onnx.load(path), places
+
+
+def _said(node: onnx.NodeProto) -> str:
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+
+
+# ------------------------------------------------------------------ TensorRT
+
+
+def _tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> Asked:
+    """The parser's layers; where it takes its process down, another one goes on behind the model that did it."""
+    answers: list[Answer] = []
+    version = ""
+    while len(answers) < len(models):
+        said, status = _parser(models[len(answers) :], runtime)
+        version = said[0]["version"] if said else version
+        for layers, refused in ((s.get("layers", ()), s.get("refused", "")) for s in said[1:]):
+            answers.append(Answer("missing", reason=" ".join(refused.split())) if refused else Answer("layers", tuple(layers)))
+        if len(answers) < len(models):
+            answers.append(Answer("missing", reason=f"its parser ends with {status} on it"))
+    return Asked(f"{TITLES[runtime]} {version}".strip(), tuple(answers))
+
+
+def _parser(models: Sequence[onnx.ModelProto], runtime: str) -> tuple[list[dict[str, Any]], str]:
+    root = str(Path(__file__).resolve().parent.parent)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    request = {"runtime": runtime, "models": [base64.b64encode(m.SerializeToString()).decode() for m in models]}
+    command = (sys.executable, "-P", "-m", "normdeploy.runtimes.parser")  # -P: a file of the working directory is never imported
+    try:
+        done = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, env=environment, timeout=_SECONDS)
+        lines, status = done.stdout, f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired as late:
+        lines, status = late.stdout or b"", f"no answer within {_SECONDS} s"
+    return [json.loads(line) for line in lines.splitlines() if line.endswith(b"}")], status
