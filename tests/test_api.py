@@ -99,7 +99,7 @@ def test_export_of_a_live_module(block: Block, tmp_path: Path) -> None:
 
 def test_file_says_how_it_was_made(block: Block) -> None:
     proto = normdeploy.export(block, (torch.randn(2, 8),), runtime="onnxruntime").proto
-    assert recorded(proto)["export"] == {"opset": None, "runtime": "onnxruntime", "strict": False, "trust": False}
+    assert recorded(proto)["export"] == {"opset": None, "runtime": "onnxruntime", "fuse": "standard", "strict": False, "trust": False}
 
 
 def test_opset_above_the_wish_is_told() -> None:
