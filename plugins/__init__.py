@@ -1,1 +1,4 @@
-"""normdeploy_plugins: fused normalization kernels for TensorRT. None is written yet (see the project's issue C)."""
+"""normdeploy_plugins: fused normalization kernels in Triton, one op one file, and what TensorRT needs to put them into an engine.
+
+``ops.OPS`` lists them (needs triton), ``_aot.compile_launch`` makes PTX of one, ``tensorrt.register`` gives them to TensorRT.
+"""

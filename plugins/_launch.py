@@ -1,0 +1,146 @@
+"""How an op becomes one kernel launch: values that the interpreter, the ahead-of-time compiler, a GPU test and TensorRT all read.
+
+Sizes are ints or TensorRT's symbolic expressions; those know ``+ − * //`` and ``==`` with an int on the right, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Size = Any  # int or a symbolic expression of TensorRT
+ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Shape and Triton's name of the type (fp32, fp16, bf16)."""
+
+    shape: tuple[Size, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program works on: ``rows`` × ``block`` elements by ``warps`` warps; ``loop`` over further blocks where the row is longer."""
+
+    rows: int
+    block: int
+    warps: int
+    loop: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel, one launch, a grid of one dim. Arguments: the op's inputs, ``scalars`` (int32) in order, its outputs, ``constants``."""
+
+    kernel: Any
+    grid: Size
+    scalars: dict[str, Size]
+    constants: dict[str, Any]
+    warps: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of the domain ``normdeploy``.
+
+    ``types`` has a letter for each input, then for each output: T the type of the data, P that of parameters (the data's, or fp32), F fp32.
+    ``outputs`` gives the outputs' shapes from the inputs' (None: each is like the first input); shapes may be symbolic.
+    ``tiles`` lists the tactics, the default first; it may look at constant sizes alone.
+    ``reference`` takes and gives float64 arrays; attributes go by name.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    types: str
+    attributes: dict[str, type]
+    tiles: Callable[[Sequence[Tensor], dict[str, Any]], list[Tile]]
+    launch: Callable[[Sequence[Tensor], dict[str, Any], Tile], Launch]
+    reference: Callable[..., Any]
+    outputs: tuple[str, ...] = ("y",)
+    shapes: Callable[[Sequence[Tensor], dict[str, Any]], list[tuple[Size, ...]]] | None = None
+    required: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # attribute: the values that it may have
+
+    def output_tensors(self, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> list[Tensor]:
+        shapes = self.shapes(inputs, attributes) if self.shapes else [inputs[0].shape] * len(self.outputs)
+        kinds = self.types[len(self.inputs) :]
+        return [Tensor(shape, "fp32" if kind == "F" else inputs[0].dtype) for shape, kind in zip(shapes, kinds, strict=True)]
+
+
+def constant(size: Size) -> int | None:
+    """The value of a size that is known when the engine is built, None for a dynamic one (also while TensorRT asks with fake shapes)."""
+    if isinstance(size, int):
+        return size
+    return None if size.is_fake or not size.is_constant else int(size.constant_value())
+
+
+def constant_product(sizes: Iterable[Size]) -> int | None:
+    """The product where every size is constant; does no symbolic arithmetic, which TensorRT forbids while it asks for tactics."""
+    result = 1
+    for size in sizes:
+        value = constant(size)
+        if value is None:
+            return None
+        result *= value
+    return result
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The product, an int where it is constant; constants are multiplied first, from the right (TensorRT has no ``int * expression``)."""
+    factor, symbolic = 1, None
+    for size in sizes:
+        value = constant(size)
+        if value is not None:
+            factor *= value
+        else:
+            symbolic = size if symbolic is None else symbolic * size
+    if symbolic is None:
+        return factor
+    return symbolic if factor == 1 else symbolic * factor
+
+
+def cdiv(size: Size, divisor: int) -> Size:
+    return size if divisor == 1 else (size + (divisor - 1)) // divisor
+
+
+def programs(size: Size) -> Size:
+    """A grid of ``size`` programs; one (whose rows are all masked) where the batch is empty, as CUDA refuses a grid of 0."""
+    return size + (size == 0) * 1
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+# Elements that one program keeps in registers: at 16,384 and 16 or more warps nothing spills in any type (tests/plugins/test_aot.py).
+REGISTER_TILE = 16384
+# From about this many elements a program on, a block has enough loads in flight; smaller rows share a program.
+SMALL_TILE = 2048
+
+
+def warps_for(elements: int, per_thread: int) -> int:
+    return min(32, max(1, elements // (32 * per_thread)))
+
+
+def row_tiles(n: int | None) -> list[Tile]:
+    """Tactics for rows of ``n`` contiguous elements, the default first; None is a length known only when the engine runs."""
+    if n is None or next_power_of_2(n) > REGISTER_TILE:
+        return [Tile(1, 8192, 16, loop=True), Tile(1, 4096, 8, loop=True), Tile(1, 16384, 32, loop=True)]
+    block = next_power_of_2(n)
+    tiles = [Tile(max(1, size // block), block, warps_for(max(size, block), 16)) for size in (SMALL_TILE, SMALL_TILE // 2, 2 * SMALL_TILE)]
+    tiles += [Tile(tiles[0].rows, block, warps) for per in (8, 32) if (warps := warps_for(tiles[0].rows * block, per))]
+    return [t for t in dict.fromkeys(tiles) if t.rows * t.block // (32 * t.warps) <= 32]
+
+
+def row_launch(kernel: Any, x: Tensor, axis: int, tile: Tile, constants: dict[str, Any], **scalars: Size) -> Launch:
+    """A kernel over rows: dims from ``axis`` on are a row, those before it count the rows."""
+    rows, n = product(x.shape[:axis]), product(x.shape[axis:])
+    return Launch(
+        kernel,
+        programs(cdiv(rows, tile.rows)),
+        {"rows": rows, "n": n} | scalars,
+        constants | {"ROWS": tile.rows, "BLOCK": tile.block, "LOOP": tile.loop},
+        tile.warps,
+    )

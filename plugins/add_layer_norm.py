@@ -1,0 +1,65 @@
+"""Residual add and LayerNorm over the last dim: sum = x + residual, y = LayerNorm(sum). Both are outputs, y first.
+
+x, residual: (..., N), equal shapes; gamma, beta: (N,). The statistics are those of the sum as it is stored, as after an Add node.
+"""
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from . import layer_norm
+from ._launch import Op, constant_product, row_launch, row_tiles
+from ._math import centered, inverse_root, load_sum, row_moments, store, tile_rows
+from .layer_norm import affine
+
+
+def reference(x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+    return layer_norm.reference(x + residual, gamma, beta, epsilon=epsilon, axis=-1), x + residual
+
+
+@triton.jit
+def add_layer_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    n,
+    y_ptr,
+    sum_ptr,
+    EPSILON: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    row, live = tile_rows(rows, ROWS)
+    base = row * n
+    col = tl.arange(0, BLOCK)[None, :]
+    if LOOP:
+        mean, m2 = row_moments(x_ptr, residual_ptr, base, live, n, ROWS, BLOCK, True)
+        scale = inverse_root(m2 / n, EPSILON)
+        # the sum is made again: what another thread stored could be read back only after a barrier
+        for start in range(0, n, BLOCK):
+            at = start + col
+            mask = live & (at < n)
+            x = load_sum(x_ptr, residual_ptr, base + at, mask, True)
+            store(sum_ptr, base + at, x, mask)
+            store(y_ptr, base + at, affine((x - mean) * scale, gamma_ptr, beta_ptr, at, at < n), mask)
+    else:
+        mask = live & (col < n)
+        x = load_sum(x_ptr, residual_ptr, base + col, mask, True)
+        store(sum_ptr, base + col, x, mask)
+        d, m2 = centered(x, load_sum(x_ptr, residual_ptr, base, live, True), mask, n, 1)
+        store(y_ptr, base + col, affine(d * inverse_root(m2 / n, EPSILON), gamma_ptr, beta_ptr, col, col < n), mask)
+
+
+OP = Op(
+    "AddLayerNorm",
+    inputs=("x", "residual", "gamma", "beta"),
+    types="TTPPTT",
+    attributes={"epsilon": float},
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:])),
+    launch=lambda inputs, a, tile: row_launch(add_layer_norm_kernel, inputs[0], -1, tile, {"EPSILON": a["epsilon"]}),
+    reference=reference,
+    outputs=("y", "sum"),
+)

@@ -1,0 +1,62 @@
+"""Residual add and RMSNorm over the last dim: sum = x + residual, y = RMSNorm(sum). Both are outputs, y first.
+
+x, residual: (..., N), equal shapes; gamma: (N,); ``offset`` as in RMSNorm. The mean square is that of the sum as it is stored.
+"""
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from . import rms_norm
+from ._launch import Op, constant_product, row_launch, row_tiles
+from ._math import inverse_root, load, load_sum, mean_square, row_mean_square, store, tile_rows
+
+
+def reference(x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, *, epsilon: float, offset: float) -> tuple[np.ndarray, np.ndarray]:
+    return rms_norm.reference(x + residual, gamma, epsilon=epsilon, axis=-1, offset=offset), x + residual
+
+
+@triton.jit
+def add_rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    gamma_ptr,
+    rows,
+    n,
+    y_ptr,
+    sum_ptr,
+    EPSILON: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    row, live = tile_rows(rows, ROWS)
+    base = row * n
+    col = tl.arange(0, BLOCK)[None, :]
+    if LOOP:
+        scale = inverse_root(row_mean_square(x_ptr, residual_ptr, base, live, n, ROWS, BLOCK, True), EPSILON)
+        for start in range(0, n, BLOCK):
+            at = start + col
+            mask = live & (at < n)
+            x = load_sum(x_ptr, residual_ptr, base + at, mask, True)
+            store(sum_ptr, base + at, x, mask)
+            store(y_ptr, base + at, x * scale * (load(gamma_ptr, at, at < n) + OFFSET), mask)
+    else:
+        mask = live & (col < n)
+        x = load_sum(x_ptr, residual_ptr, base + col, mask, True)
+        store(sum_ptr, base + col, x, mask)
+        y = x * inverse_root(mean_square(x, mask, n), EPSILON) * (load(gamma_ptr, col, col < n) + OFFSET)
+        store(y_ptr, base + col, y, mask)
+
+
+OP = Op(
+    "AddRMSNorm",
+    inputs=("x", "residual", "gamma"),
+    types="TTPTT",
+    attributes={"epsilon": float, "offset": float},
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:])),
+    launch=lambda inputs, a, tile: row_launch(add_rms_norm_kernel, inputs[0], -1, tile, {"EPSILON": a["epsilon"], "OFFSET": a["offset"]}),
+    reference=reference,
+    outputs=("y", "sum"),
+)

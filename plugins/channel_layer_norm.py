@@ -1,0 +1,115 @@
+"""LayerNorm over the channels of NCHW (ConvNeXt, Liu et al. 2022): each position of each sample by itself, biased variance.
+
+x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c] with statistics over dim 1, like x.
+A program takes neighbouring positions, so that loads are contiguous, and all their channels.
+"""
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ._launch import (
+    REGISTER_TILE,
+    Launch,
+    Op,
+    Tensor,
+    Tile,
+    cdiv,
+    constant,
+    constant_product,
+    next_power_of_2,
+    product,
+    programs,
+    warps_for,
+)
+from ._math import centered, inverse_root, load, merge, store, welford
+
+
+def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
+    d = x - x.mean(1, keepdims=True)
+    per_channel = (-1,) + (1,) * (x.ndim - 2)
+    return d / np.sqrt((d * d).mean(1, keepdims=True) + epsilon) * gamma.reshape(per_channel) + beta.reshape(per_channel)
+
+
+@triton.jit
+def channel_layer_norm_kernel(
+    x_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    n,
+    inner,
+    y_ptr,
+    EPSILON: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    """``rows`` samples of ``n`` channels of ``inner`` positions; a tile is ROWS channels × BLOCK positions."""
+    blocks = (inner + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    sample = (pid // blocks).to(tl.int64) + tl.zeros([1, 1], tl.int64)
+    at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    live = (sample < rows) & (at < inner)
+    base = sample * n * inner + at
+    first = load(x_ptr, base, live)
+    channel = tl.arange(0, ROWS)[:, None]
+    if LOOP:
+        mean = tl.zeros([ROWS, BLOCK], tl.float32)
+        m2 = tl.zeros([ROWS, BLOCK], tl.float32)
+        k = 0.0
+        for start in range(0, n, ROWS):
+            c = start + channel
+            mask = live & (c < n)
+            k += 1.0
+            mean, m2 = welford(load(x_ptr, base + c.to(tl.int64) * inner, mask), mask, k, mean, m2)
+        count = tl.where(live, (n - channel + ROWS - 1) // ROWS, 0).to(tl.float32)
+        mean, m2 = merge(count, mean, m2, first, n, 0)
+        scale = inverse_root(m2 / n, EPSILON)
+        for start in range(0, n, ROWS):
+            c = start + channel
+            mask = live & (c < n)
+            offset = base + c.to(tl.int64) * inner
+            y = (load(x_ptr, offset, mask) - mean) * scale * load(gamma_ptr, c, c < n) + load(beta_ptr, c, c < n)
+            store(y_ptr, offset, y, mask)
+    else:
+        mask = live & (channel < n)
+        offset = base + channel.to(tl.int64) * inner
+        d, m2 = centered(load(x_ptr, offset, mask), first, mask, n, 0)
+        y = d * inverse_root(m2 / n, EPSILON) * load(gamma_ptr, channel, channel < n) + load(beta_ptr, channel, channel < n)
+        store(y_ptr, offset, y, mask)
+
+
+def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
+    x = inputs[0]
+    channels, inner = constant(x.shape[1]), constant_product(x.shape[2:])
+    # 32 positions are the 64 bytes of half precision below which a load wastes what the memory sends
+    widest = 128 if inner is None else min(128, max(8, next_power_of_2(inner)))
+    if channels is None or next_power_of_2(channels) * min(32, widest) > REGISTER_TILE:
+        return [Tile(8192 // min(64, widest), min(64, widest), 16, loop=True), Tile(4096 // min(32, widest), min(32, widest), 8, loop=True)]
+    rows = next_power_of_2(channels)
+    widths = [w for w in (32, 16, 64, 128) if w <= widest and rows * w <= REGISTER_TILE] or [widest]
+    return list(dict.fromkeys(Tile(rows, w, warps_for(rows * w, per)) for w in widths for per in (16, 32)))
+
+
+def launch(inputs: list[Tensor], attributes: dict, tile: Tile) -> Launch:
+    x = inputs[0]
+    inner = product(x.shape[2:])
+    return Launch(
+        channel_layer_norm_kernel,
+        programs(product((cdiv(inner, tile.block), x.shape[0]))),
+        {"rows": x.shape[0], "n": x.shape[1], "inner": inner},
+        {"EPSILON": attributes["epsilon"], "ROWS": tile.rows, "BLOCK": tile.block, "LOOP": tile.loop},
+        tile.warps,
+    )
+
+
+OP = Op(
+    "ChannelLayerNorm",
+    inputs=("x", "gamma", "beta"),
+    types="TPPT",
+    attributes={"epsilon": float},
+    tiles=tiles,
+    launch=launch,
+    reference=reference,
+)

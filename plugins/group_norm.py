@@ -1,0 +1,223 @@
+"""GroupNorm (Wu, He 2018; ONNX GroupNormalization 21, scale per channel), and GroupNorm + SiLU: biased variance over C/G channels.
+
+x: (N, C, ...) or, ``channels_last`` = 1, (N, ..., C), of rank 3 or more; C divides by ``num_groups``; gamma, beta: (C,);
+y = act((x − mean) / √(var + ε) · γ[c] + β[c]), like x.
+One program takes one group of one sample; ``group_norm_apply`` is for few large groups.
+"""
+
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ._launch import (
+    REGISTER_TILE,
+    Launch,
+    Op,
+    Size,
+    Tensor,
+    Tile,
+    constant,
+    constant_product,
+    next_power_of_2,
+    product,
+    programs,
+    warps_for,
+)
+from ._math import activate, inverse_root, load, merge, row_moments, store, welford
+from .scale_shift import activation_reference
+
+
+def reference(
+    x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, num_groups: int, channels_last: int, activation: str = "none"
+) -> np.ndarray:
+    if channels_last:
+        first = np.moveaxis(x, -1, 1)
+        y = reference(first, gamma, beta, epsilon=epsilon, num_groups=num_groups, channels_last=0, activation=activation)
+        return np.moveaxis(y, 1, -1)
+    grouped = x.reshape(x.shape[0], num_groups, x.shape[1] // num_groups * int(np.prod(x.shape[2:])))
+    d = grouped - grouped.mean(-1, keepdims=True)
+    xhat = (d / np.sqrt((d * d).mean(-1, keepdims=True) + epsilon)).reshape(x.shape)
+    per_channel = (-1,) + (1,) * (x.ndim - 2)
+    return activation_reference(xhat * gamma.reshape(per_channel) + beta.reshape(per_channel), activation)
+
+
+@triton.jit
+def centered_tile(x, first, mask, n):
+    """x − mean (0 where masked) and M2 over the whole tile."""
+    mean = first + tl.sum(tl.where(mask, x - first, 0.0)) / n
+    d = tl.where(mask, x - mean, 0.0)
+    return d, tl.sum(d * d)
+
+
+@triton.jit
+def finish(xhat, gamma_ptr, beta_ptr, channel, mask, ACTIVATION: tl.constexpr):
+    return activate(xhat * load(gamma_ptr, channel, mask) + load(beta_ptr, channel, mask), ACTIVATION)
+
+
+@triton.jit
+def group_norm_kernel(
+    x_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    channels,
+    inner,
+    y_ptr,
+    GROUPS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    """``rows`` groups, each ``channels`` × ``inner`` contiguous elements; a tile is ROWS channels × BLOCK positions."""
+    group = tl.program_id(0).to(tl.int64)
+    live = (group + tl.zeros([1, 1], tl.int64)) < rows
+    n = channels * inner
+    base = group * n + tl.zeros([1, 1], tl.int64)
+    channel0 = (group % GROUPS) * channels
+    c = tl.arange(0, ROWS)[:, None]
+    at = tl.arange(0, BLOCK)[None, :]
+    if LOOP:
+        mean, m2 = row_moments(x_ptr, x_ptr, base, live, n, 1, ROWS * BLOCK, False)
+        scale = inverse_root(m2 / n, EPSILON)
+        for c0 in range(0, channels, ROWS):
+            for start in range(0, inner, BLOCK):
+                mask = live & (c0 + c < channels) & (start + at < inner)
+                offset = base + (c0 + c) * inner + (start + at)
+                xhat = (load(x_ptr, offset, mask) - mean) * scale
+                store(y_ptr, offset, finish(xhat, gamma_ptr, beta_ptr, channel0 + c0 + c, live & (c0 + c < channels), ACTIVATION), mask)
+    else:
+        mask = live & (c < channels) & (at < inner)
+        offset = base + c * inner + at
+        d, m2 = centered_tile(load(x_ptr, offset, mask), load(x_ptr, base, live), mask, n)
+        xhat = d * inverse_root(m2 / n, EPSILON)
+        store(y_ptr, offset, finish(xhat, gamma_ptr, beta_ptr, channel0 + c, live & (c < channels), ACTIVATION), mask)
+
+
+@triton.jit
+def strided_moments(x_ptr, base, live, positions, channels, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Mean and M2 ``[1, 1]`` of ``positions`` × ``channels`` elements at ``base``, positions ``stride`` apart."""
+    at = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, BLOCK)[None, :]
+    mean = tl.zeros([ROWS, BLOCK], tl.float32)
+    m2 = tl.zeros([ROWS, BLOCK], tl.float32)
+    k = 0.0
+    for start in range(0, positions, ROWS):
+        mask = live & (start + at < positions) & (c < channels)
+        k += 1.0
+        mean, m2 = welford(load(x_ptr, base + (start + at).to(tl.int64) * stride + c, mask), mask, k, mean, m2)
+    count = tl.where(live & (c < channels), (positions - at + ROWS - 1) // ROWS, 0).to(tl.float32)
+    flat: tl.constexpr = [1, ROWS * BLOCK]
+    return merge(count.reshape(flat), mean.reshape(flat), m2.reshape(flat), load(x_ptr, base, live), positions * 1.0 * channels, 1)
+
+
+@triton.jit
+def group_norm_channels_last_kernel(
+    x_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    channels,
+    inner,
+    y_ptr,
+    GROUPS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    """As above, with ``channels`` contiguous elements at each of ``inner`` positions; a tile is ROWS positions × BLOCK channels."""
+    group = tl.program_id(0).to(tl.int64)
+    live = (group + tl.zeros([1, 1], tl.int64)) < rows
+    stride = channels * GROUPS
+    channel0 = (group % GROUPS) * channels
+    base = (group // GROUPS) * inner * stride + channel0 + tl.zeros([1, 1], tl.int64)
+    at = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, BLOCK)[None, :]
+    exists = live & (c < channels)
+    if LOOP:
+        mean, m2 = strided_moments(x_ptr, base, live, inner, channels, stride, ROWS, BLOCK)
+        scale = inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
+        for start in range(0, inner, ROWS):
+            mask = exists & (start + at < inner)
+            offset = base + (start + at).to(tl.int64) * stride + c
+            xhat = (load(x_ptr, offset, mask) - mean) * scale
+            store(y_ptr, offset, finish(xhat, gamma_ptr, beta_ptr, channel0 + c, exists, ACTIVATION), mask)
+    else:
+        mask = exists & (at < inner)
+        offset = base + at.to(tl.int64) * stride + c
+        d, m2 = centered_tile(load(x_ptr, offset, mask), load(x_ptr, base, live), mask, inner * channels)
+        xhat = d * inverse_root(m2 / (inner * channels), EPSILON)
+        store(y_ptr, offset, finish(xhat, gamma_ptr, beta_ptr, channel0 + c, exists, ACTIVATION), mask)
+
+
+def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, tuple[Size, ...]]:
+    """Samples, channels of one group, and the dims of the positions."""
+    last = attributes["channels_last"]
+    return x.shape[0], x.shape[-1 if last else 1] // attributes["num_groups"], x.shape[1:-1] if last else x.shape[2:]
+
+
+def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
+    shape = inputs[0].shape
+    channels, positions = (
+        constant(shape[-1 if attributes["channels_last"] else 1]),
+        shape[1:-1] if attributes["channels_last"] else shape[2:],
+    )
+    channels = None if channels is None else channels // attributes["num_groups"]
+    inner = constant_product(positions)
+    if attributes["channels_last"]:
+        block = 32 if channels is None else next_power_of_2(channels)
+        rows = None if inner is None else next_power_of_2(inner)
+        if channels is not None and rows is not None and rows * block <= REGISTER_TILE:
+            return register_tiles(rows, block)
+        return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in ((8192, 16), (4096, 8))]
+    block = 1024 if inner is None else next_power_of_2(inner)
+    if channels is not None and inner is not None and next_power_of_2(channels) * block <= REGISTER_TILE:
+        return register_tiles(next_power_of_2(channels), block)
+    return [
+        Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True) for size, warps in ((8192, 16), (4096, 8), (16384, 32))
+    ]
+
+
+def register_tiles(rows: int, block: int) -> list[Tile]:
+    return list(dict.fromkeys(Tile(rows, block, warps_for(rows * block, per)) for per in (16, 8, 32)))
+
+
+def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
+    samples, channels, positions = extents(inputs[0], attributes)
+    groups = product((samples, attributes["num_groups"]))
+    return Launch(
+        group_norm_channels_last_kernel if attributes["channels_last"] else group_norm_kernel,
+        programs(groups),
+        {"rows": groups, "channels": channels, "inner": product(positions)},
+        {
+            "GROUPS": attributes["num_groups"],
+            "EPSILON": attributes["epsilon"],
+            "ACTIVATION": attributes.get("activation", "none"),
+            "ROWS": tile.rows,
+            "BLOCK": tile.block,
+            "LOOP": tile.loop,
+        },
+        tile.warps,
+    )
+
+
+def op(name: str, activation: str) -> Op:
+    return Op(
+        name,
+        inputs=("x", "gamma", "beta"),
+        types="TPPT",
+        attributes={"epsilon": float, "num_groups": int, "channels_last": int},
+        tiles=tiles,
+        launch=lambda inputs, a, tile: launch(inputs, a | {"activation": activation}, tile),
+        reference=lambda *arrays, **a: reference(*arrays, **a, activation=activation),
+        required={"channels_last": (0, 1)},
+    )
+
+
+OP = op("GroupNorm", "none")
+SILU_OP = op("GroupNormSiLU", "silu")

@@ -1,0 +1,128 @@
+"""GroupNorm (+ SiLU) of few large groups, the second of two launches: normalizes with statistics made by NormStatistics, in one pass.
+
+x: (N, C, ...) or, ``channels_last`` = 1, (N, ..., C); statistics: (N·num_groups, splits, 2) float32, merged here by Chan's formula;
+gamma, beta: (C,); y = act((x − mean) / √(var + ε) · γ[c] + β[c]), like x.
+"""
+
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from . import group_norm
+from ._launch import Launch, Op, Tensor, Tile, cdiv, constant, constant_product, next_power_of_2, product, programs
+from ._math import inverse_root, load, merged_moments, store
+from .group_norm import extents, finish
+
+
+def reference(x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, **attributes: Any) -> np.ndarray:
+    """Of x alone: the statistics say nothing that x does not."""
+    return group_norm.reference(x, gamma, beta, **attributes)
+
+
+@triton.jit
+def group_norm_apply_kernel(
+    x_ptr,
+    statistics_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    channels,
+    inner,
+    y_ptr,
+    GROUPS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """``rows`` channels of samples, ``channels`` a group, ``inner`` contiguous positions; a program takes BLOCK of them."""
+    blocks = (inner + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    row = (pid // blocks).to(tl.int64) + tl.zeros([1, 1], tl.int64)
+    live = row < rows
+    at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = live & (at < inner)
+    mean, m2 = merged_moments(statistics_ptr, row // channels, live, inner * channels, SPLITS, PADDED, 1)
+    xhat = (load(x_ptr, row * inner + at, mask) - mean) * inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
+    store(y_ptr, row * inner + at, finish(xhat, gamma_ptr, beta_ptr, row % (channels * GROUPS), live, ACTIVATION), mask)
+
+
+@triton.jit
+def group_norm_apply_channels_last_kernel(
+    x_ptr,
+    statistics_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    channels,
+    inner,
+    y_ptr,
+    GROUPS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """``rows`` samples of ``inner`` positions of GROUPS · ``channels`` elements; a program takes ROWS positions × BLOCK channels."""
+    width = channels * GROUPS
+    across = (width + BLOCK - 1) // BLOCK
+    down = (inner + ROWS - 1) // ROWS
+    pid = tl.program_id(0)
+    sample = (pid // (across * down)).to(tl.int64) + tl.zeros([1, 1], tl.int64)
+    c = (pid % across) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    at = (pid // across % down) * ROWS + tl.arange(0, ROWS)[:, None]
+    live = (sample < rows) & (c < width)
+    mask = live & (at < inner)
+    group = (sample * GROUPS + c // channels).reshape(BLOCK, 1)
+    mean, m2 = merged_moments(statistics_ptr, group, live.reshape(BLOCK, 1), inner, SPLITS, PADDED, channels)
+    scale = inverse_root(m2 / (inner * 1.0 * channels), EPSILON).reshape(1, BLOCK)
+    offset = (sample * inner + at) * width + c
+    xhat = (load(x_ptr, offset, mask) - mean.reshape(1, BLOCK)) * scale
+    store(y_ptr, offset, finish(xhat, gamma_ptr, beta_ptr, c, live, ACTIVATION), mask)
+
+
+def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
+    x = inputs[0]
+    if attributes["channels_last"]:
+        block = min(1024, next_power_of_2(constant(x.shape[-1]) or 1024))
+        return [Tile(max(1, size // block), block, warps) for size, warps in ((8192, 16), (4096, 8), (16384, 16))]
+    inner = constant_product(x.shape[2:])
+    blocks = [min(size, next_power_of_2(inner)) if inner else size for size in (4096, 2048, 8192)]
+    return [Tile(1, block, max(1, min(16, block // 512))) for block in dict.fromkeys(blocks)]
+
+
+def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
+    samples, channels, positions = extents(inputs[0], attributes)
+    splits, inner, width = inputs[1].shape[1], product(positions), channels * attributes["num_groups"]
+    constants = {
+        "GROUPS": attributes["num_groups"],
+        "EPSILON": attributes["epsilon"],
+        "ACTIVATION": attributes["activation"],
+        "SPLITS": splits,
+        "PADDED": next_power_of_2(splits),
+        "BLOCK": tile.block,
+    }
+    if attributes["channels_last"]:
+        grid = product((samples, cdiv(inner, tile.rows), cdiv(width, tile.block)))
+        scalars = {"rows": samples, "channels": channels, "inner": inner}
+        return Launch(group_norm_apply_channels_last_kernel, programs(grid), scalars, constants | {"ROWS": tile.rows}, tile.warps)
+    rows = product((samples, width))
+    grid = product((rows, cdiv(inner, tile.block)))
+    return Launch(group_norm_apply_kernel, programs(grid), {"rows": rows, "channels": channels, "inner": inner}, constants, tile.warps)
+
+
+OP = Op(
+    "GroupNormApply",
+    inputs=("x", "statistics", "gamma", "beta"),
+    types="TFPPT",
+    attributes={"epsilon": float, "num_groups": int, "activation": str, "channels_last": int},
+    tiles=tiles,
+    launch=launch,
+    reference=reference,
+    required={"activation": ("none", "silu"), "channels_last": (0, 1)},
+)

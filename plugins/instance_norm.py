@@ -1,0 +1,67 @@
+"""InstanceNorm (Ulyanov, Vedaldi, Lempitsky 2016; ONNX InstanceNormalization): each channel of each sample by itself, biased variance.
+
+x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c], like x.
+"""
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ._launch import Launch, Op, Tensor, Tile, constant_product, row_launch, row_tiles
+from ._math import centered, inverse_root, load, row_moments, store, tile_rows
+
+
+def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
+    axes = tuple(range(2, x.ndim))
+    d = x - x.mean(axes, keepdims=True)
+    per_channel = (-1,) + (1,) * len(axes)
+    return d / np.sqrt((d * d).mean(axes, keepdims=True) + epsilon) * gamma.reshape(per_channel) + beta.reshape(per_channel)
+
+
+@triton.jit
+def instance_norm_kernel(
+    x_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    n,
+    channels,
+    y_ptr,
+    EPSILON: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    row, live = tile_rows(rows, ROWS)
+    base = row * n
+    channel = row % channels
+    gamma = load(gamma_ptr, channel, live)
+    beta = load(beta_ptr, channel, live)
+    col = tl.arange(0, BLOCK)[None, :]
+    if LOOP:
+        mean, m2 = row_moments(x_ptr, x_ptr, base, live, n, ROWS, BLOCK, False)
+        scale = inverse_root(m2 / n, EPSILON) * gamma
+        for start in range(0, n, BLOCK):
+            at = start + col
+            mask = live & (at < n)
+            store(y_ptr, base + at, (load(x_ptr, base + at, mask) - mean) * scale + beta, mask)
+    else:
+        mask = live & (col < n)
+        d, m2 = centered(load(x_ptr, base + col, mask), load(x_ptr, base, live), mask, n, 1)
+        store(y_ptr, base + col, d * (inverse_root(m2 / n, EPSILON) * gamma) + beta, mask)
+
+
+def launch(inputs: list[Tensor], attributes: dict, tile: Tile) -> Launch:
+    x = inputs[0]
+    return row_launch(instance_norm_kernel, x, 2, tile, {"EPSILON": attributes["epsilon"]}, channels=x.shape[1])
+
+
+OP = Op(
+    "InstanceNorm",
+    inputs=("x", "gamma", "beta"),
+    types="TPPT",
+    attributes={"epsilon": float},
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[2:])),
+    launch=launch,
+    reference=reference,
+)

@@ -1,0 +1,77 @@
+"""LayerNorm over the dims from ``axis`` on (Ba, Kiros, Hinton 2016; ONNX LayerNormalization): y = (x − mean) / √(var + ε) · γ + β.
+
+x: any shape; var = M2 / (n − ``ddof``), ddof 0 as the paper has it, or 1 (torch.var); gamma, beta: one for each of the row's elements;
+y like x. One element and ddof 1 give NaN, as in torch.
+"""
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ._launch import Op, constant_product, row_launch, row_tiles
+from ._math import centered, inverse_root, load, row_moments, store, tile_rows
+
+
+def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int, ddof: int = 0) -> np.ndarray:
+    axes = tuple(range(axis % x.ndim, x.ndim))
+    d = x - x.mean(axes, keepdims=True)
+    count = np.float64(np.prod([x.shape[a] for a in axes]) - ddof)
+    row = x.shape[axis % x.ndim :]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return d / np.sqrt((d * d).sum(axes, keepdims=True) / count + epsilon) * gamma.reshape(row) + beta.reshape(row)
+
+
+@triton.jit
+def affine(xhat, gamma_ptr, beta_ptr, col, mask):
+    return xhat * load(gamma_ptr, col, mask) + load(beta_ptr, col, mask)
+
+
+@triton.jit
+def degrees(n, DDOF: tl.constexpr):
+    """n − ddof as a float32 ``[1, 1]``: dividing by 0 is a NaN there, and an error among constants."""
+    return tl.zeros([1, 1], tl.float32) + n - DDOF
+
+
+@triton.jit
+def layer_norm_kernel(
+    x_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    n,
+    y_ptr,
+    EPSILON: tl.constexpr,
+    DDOF: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    row, live = tile_rows(rows, ROWS)
+    base = row * n
+    col = tl.arange(0, BLOCK)[None, :]
+    count = degrees(n, DDOF)
+    if LOOP:
+        mean, m2 = row_moments(x_ptr, x_ptr, base, live, n, ROWS, BLOCK, False)
+        scale = inverse_root(m2 / count, EPSILON)
+        for start in range(0, n, BLOCK):
+            at = start + col
+            mask = live & (at < n)
+            y = affine((load(x_ptr, base + at, mask) - mean) * scale, gamma_ptr, beta_ptr, at, at < n)
+            store(y_ptr, base + at, y, mask)
+    else:
+        mask = live & (col < n)
+        d, m2 = centered(load(x_ptr, base + col, mask), load(x_ptr, base, live), mask, n, 1)
+        y = affine(d * inverse_root(m2 / count, EPSILON), gamma_ptr, beta_ptr, col, col < n)
+        store(y_ptr, base + col, y, mask)
+
+
+OP = Op(
+    "LayerNorm",
+    inputs=("x", "gamma", "beta"),
+    types="TPPT",
+    attributes={"epsilon": float, "axis": int, "ddof": int},
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[a["axis"] :])),
+    launch=lambda inputs, a, tile: row_launch(layer_norm_kernel, inputs[0], a["axis"], tile, {"EPSILON": a["epsilon"], "DDOF": a["ddof"]}),
+    reference=reference,
+    required={"ddof": (0, 1)},
+)

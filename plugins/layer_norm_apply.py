@@ -1,0 +1,69 @@
+"""LayerNorm of few long rows, the second of two launches: y = (x − mean) / √(var + ε) · γ + β with statistics made by NormStatistics.
+
+x: any shape, rows from ``axis`` on; statistics: (rows, splits, 2) float32, merged by Chan's formula; gamma, beta as
+in LayerNorm; y like x.
+"""
+
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from . import layer_norm
+from ._launch import Launch, Op, Tensor, Tile, cdiv, next_power_of_2, product, programs
+from ._math import inverse_root, load, merged_moments, store
+from .layer_norm import affine
+
+
+def reference(x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int) -> np.ndarray:
+    """Of x alone: the statistics say nothing that x does not."""
+    return layer_norm.reference(x, gamma, beta, epsilon=epsilon, axis=axis)
+
+
+@triton.jit
+def layer_norm_apply_kernel(
+    x_ptr,
+    statistics_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    n,
+    y_ptr,
+    EPSILON: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    blocks = (n + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    row = (pid // blocks).to(tl.int64) + tl.zeros([1, 1], tl.int64)
+    live = row < rows
+    at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = live & (at < n)
+    mean, m2 = merged_moments(statistics_ptr, row, live, n, SPLITS, PADDED, 1)
+    xhat = (load(x_ptr, row * n + at, mask) - mean) * inverse_root(m2 / n, EPSILON)
+    store(y_ptr, row * n + at, affine(xhat, gamma_ptr, beta_ptr, at, at < n), mask)
+
+
+def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
+    x, splits = inputs[0], inputs[1].shape[1]
+    rows, n = product(x.shape[: attributes["axis"]]), product(x.shape[attributes["axis"] :])
+    return Launch(
+        layer_norm_apply_kernel,
+        programs(product((rows, cdiv(n, tile.block)))),
+        {"rows": rows, "n": n},
+        {"EPSILON": attributes["epsilon"], "SPLITS": splits, "PADDED": next_power_of_2(splits), "BLOCK": tile.block},
+        tile.warps,
+    )
+
+
+OP = Op(
+    "LayerNormApply",
+    inputs=("x", "statistics", "gamma", "beta"),
+    types="TFPPT",
+    attributes={"epsilon": float, "axis": int},
+    tiles=lambda inputs, a: [Tile(1, 4096, 8), Tile(1, 2048, 4), Tile(1, 8192, 16)],
+    launch=launch,
+    reference=reference,
+)

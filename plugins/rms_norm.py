@@ -1,0 +1,60 @@
+"""RMSNorm over the dims from ``axis`` on (Zhang, Sennrich 2019; ONNX RMSNormalization): y = x / √(mean(x²) + ε) · (offset + γ).
+
+``offset`` is 0, or 1 as Gemma writes it. x: any shape; gamma: one for each of the row's elements; y like x.
+The mean of the squares is the sum itself: nothing cancels.
+"""
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ._launch import Op, constant_product, row_launch, row_tiles
+from ._math import inverse_root, load, mean_square, row_mean_square, store, tile_rows
+
+
+def reference(x: np.ndarray, gamma: np.ndarray, *, epsilon: float, axis: int, offset: float) -> np.ndarray:
+    axes = tuple(range(axis % x.ndim, x.ndim))
+    return x / np.sqrt((x * x).mean(axes, keepdims=True) + epsilon) * (offset + gamma.reshape(x.shape[axis % x.ndim :]))
+
+
+@triton.jit
+def rms_norm_kernel(
+    x_ptr,
+    gamma_ptr,
+    rows,
+    n,
+    y_ptr,
+    EPSILON: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    row, live = tile_rows(rows, ROWS)
+    base = row * n
+    col = tl.arange(0, BLOCK)[None, :]
+    if LOOP:
+        scale = inverse_root(row_mean_square(x_ptr, x_ptr, base, live, n, ROWS, BLOCK, False), EPSILON)
+        for start in range(0, n, BLOCK):
+            at = start + col
+            mask = live & (at < n)
+            y = load(x_ptr, base + at, mask) * scale * (load(gamma_ptr, at, at < n) + OFFSET)
+            store(y_ptr, base + at, y, mask)
+    else:
+        mask = live & (col < n)
+        x = load(x_ptr, base + col, mask)
+        y = x * inverse_root(mean_square(x, mask, n), EPSILON) * (load(gamma_ptr, col, col < n) + OFFSET)
+        store(y_ptr, base + col, y, mask)
+
+
+OP = Op(
+    "RMSNorm",
+    inputs=("x", "gamma"),
+    types="TPT",
+    attributes={"epsilon": float, "axis": int, "offset": float},
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[a["axis"] :])),
+    launch=lambda inputs, a, tile: row_launch(
+        rms_norm_kernel, inputs[0], a["axis"], tile, {"EPSILON": a["epsilon"], "OFFSET": a["offset"]}
+    ),
+    reference=reference,
+)

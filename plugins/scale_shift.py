@@ -1,0 +1,90 @@
+"""Scale and shift per channel, then an activation: what a BatchNorm is at inference where it could not be folded (Ioffe, Szegedy 2015).
+
+x: any shape with ``C`` elements along ``axis``; scale, shift: (C,); y = act(x · scale[c] + shift[c]), like x; act: 'none', 'relu', 'silu'.
+"""
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ._launch import Launch, Op, Tensor, Tile, cdiv, constant_product, next_power_of_2, product, programs
+from ._math import activate, load, store
+
+
+def reference(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, axis: int, activation: str) -> np.ndarray:
+    per_channel = (-1,) + (1,) * (x.ndim - 1 - axis % x.ndim)
+    return activation_reference(x * scale.reshape(per_channel) + shift.reshape(per_channel), activation)
+
+
+def activation_reference(y: np.ndarray, activation: str) -> np.ndarray:
+    if activation == "silu":
+        return y * np.exp(np.minimum(y, 0)) / (np.exp(-np.abs(y)) + 1)
+    return np.where(y < 0, 0, y) if activation == "relu" else y
+
+
+@triton.jit
+def scale_shift_kernel(
+    x_ptr,
+    scale_ptr,
+    shift_ptr,
+    rows,
+    n,
+    channels,
+    y_ptr,
+    ACTIVATION: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """``rows`` rows of ``n`` elements; the channel is the row's number modulo ``channels``, or (not BY_ROW) the column."""
+    blocks = (n + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    row = (pid // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (col < n)
+    if BY_ROW:
+        channel = row % channels
+        exists = row < rows
+    else:
+        channel = col
+        exists = col < n
+    y = load(x_ptr, row * n + col, mask) * load(scale_ptr, channel, exists) + load(shift_ptr, channel, exists)
+    store(y_ptr, row * n + col, activate(y, ACTIVATION), mask)
+
+
+def by_row(x: Tensor, axis: int) -> bool:
+    """Whether a channel's elements lie together: not where the channel is the last dim."""
+    return constant_product(x.shape[axis % len(x.shape) + 1 :]) != 1
+
+
+def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
+    x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
+    n = constant_product(x.shape[axis + 1 :] if by_row(x, axis) else x.shape[axis:])
+    sizes = ((2048, 4), (4096, 8), (4096, 4), (1024, 4))
+    blocks = [(min(size, next_power_of_2(n)) if n else size, size, warps) for size, warps in sizes]
+    return list(dict.fromkeys(Tile(size // block, block, warps) for block, size, warps in blocks))
+
+
+def launch(inputs: list[Tensor], attributes: dict, tile: Tile) -> Launch:
+    x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
+    cut = axis + 1 if by_row(x, axis) else axis
+    rows, n = product(x.shape[:cut]), product(x.shape[cut:])
+    return Launch(
+        scale_shift_kernel,
+        programs(product((cdiv(rows, tile.rows), cdiv(n, tile.block)))),
+        {"rows": rows, "n": n, "channels": x.shape[axis]},
+        {"ACTIVATION": attributes["activation"], "BY_ROW": by_row(x, axis), "ROWS": tile.rows, "BLOCK": tile.block},
+        tile.warps,
+    )
+
+
+OP = Op(
+    "ScaleShift",
+    inputs=("x", "scale", "shift"),
+    types="TPPT",
+    attributes={"axis": int, "activation": str},
+    tiles=tiles,
+    launch=launch,
+    reference=reference,
+    required={"activation": ("none", "relu", "silu")},
+)

@@ -1,0 +1,112 @@
+"""Partial statistics of few long rows, the first of two launches: mean and M2 = Σ(x − mean)² of each of ``splits`` parts of each row.
+
+A row is what a norm takes its statistics over: with ``groups`` = 1 the dims from ``axis`` on, else one of ``groups`` equal parts of them
+(GroupNorm over NCHW: axis 1). ``channels_last`` = 1: x is (N, ..., C) and a row is one group of channels at all positions, split by
+positions. statistics: (rows, splits, 2) float32; the parts are of equal length, a multiple of 1024 elements (positions), so the last may be
+short or empty.
+"""
+
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ._launch import Launch, Op, Size, Tensor, Tile, constant, next_power_of_2, product, programs
+from ._math import row_moments, split_length, store
+from .group_norm import strided_moments
+
+
+def reference(x: np.ndarray, *, axis: int, groups: int, splits: int, channels_last: int) -> np.ndarray:
+    if channels_last:
+        rows = np.moveaxis(x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups), 2, 1)
+        rows = rows.reshape(x.shape[0] * groups, -1, x.shape[-1] // groups)
+    else:
+        rows = x.reshape(int(np.prod(x.shape[: axis % x.ndim])) * groups, -1, 1)
+    length = -(-rows.shape[1] // (1024 * splits)) * 1024
+    out = np.zeros((len(rows), splits, 2))
+    for s in range(splits):
+        part = rows[:, s * length : (s + 1) * length].reshape(len(rows), -1)
+        if part.size:
+            out[:, s, 0] = part.mean(1)
+            out[:, s, 1] = part.var(1) * part.shape[1]
+    return out
+
+
+@triton.jit
+def statistics_kernel(
+    x_ptr,
+    rows,
+    n,
+    channels,
+    statistics_ptr,
+    GROUPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows of ``n`` contiguous elements, or (CHANNELS_LAST) of ``n`` positions with ``channels`` elements each."""
+    pid = tl.program_id(0).to(tl.int64)
+    row = pid // SPLITS
+    length = split_length(n, SPLITS)
+    start = (pid % SPLITS).to(tl.int32) * length
+    count = tl.maximum(tl.minimum(length, n - start), 0)
+    zero = tl.zeros([1, 1], tl.int64)
+    exists = (zero + row) < rows
+    live = exists & ((zero + count) > 0)
+    if CHANNELS_LAST:
+        stride = channels * GROUPS
+        base = ((row // GROUPS) * n + start) * stride + (row % GROUPS) * channels + zero
+        mean, m2 = strided_moments(x_ptr, base, live, count, channels, stride, ROWS, BLOCK)
+    else:
+        mean, m2 = row_moments(x_ptr, x_ptr, row * n + start + zero, live, count, 1, BLOCK, False)
+    store(statistics_ptr, pid * 2 + zero, tl.where(live, mean, 0.0), exists)
+    store(statistics_ptr, pid * 2 + 1 + zero, tl.where(live, m2, 0.0), exists)
+
+
+def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, Size]:
+    """Rows, the items that a row is split by, and the channels of an item."""
+    groups, axis = attributes["groups"], attributes["axis"] % len(x.shape)
+    if attributes["channels_last"]:
+        return product((x.shape[0], groups)), product(x.shape[1:-1]), x.shape[-1] // groups
+    return product((*x.shape[:axis], groups)), product((x.shape[axis] // groups, *x.shape[axis + 1 :])), 1
+
+
+def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
+    block = 1
+    if attributes["channels_last"]:
+        block = next_power_of_2(constant(inputs[0].shape[-1] // attributes["groups"]) or 32)
+    return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in ((8192, 16), (4096, 8))]
+
+
+def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
+    rows, n, channels = extents(inputs[0], attributes)
+    last = attributes["channels_last"]
+    return Launch(
+        statistics_kernel,
+        programs(product((rows, attributes["splits"]))),
+        {"rows": rows, "n": n, "channels": channels},
+        {
+            "GROUPS": attributes["groups"],
+            "SPLITS": attributes["splits"],
+            "CHANNELS_LAST": bool(last),
+            "ROWS": tile.rows if last else 1,
+            "BLOCK": tile.block if last else tile.rows * tile.block,
+        },
+        tile.warps,
+    )
+
+
+OP = Op(
+    "NormStatistics",
+    inputs=("x",),
+    types="TF",
+    attributes={"axis": int, "groups": int, "splits": int, "channels_last": int},
+    tiles=tiles,
+    launch=launch,
+    reference=reference,
+    outputs=("statistics",),
+    shapes=lambda inputs, a: [(extents(inputs[0], a)[0], a["splits"], 2)],
+    required={"channels_last": (0, 1)},
+)

@@ -1,0 +1,72 @@
+"""The norm of "The Annotated Transformer", ε outside the root: y = (x − mean) / (std + ε) · γ + β over dims from ``axis`` on.
+
+std = √(M2 / (n − ddof)), ``ddof`` 1 (torch's std) or 0. x: any shape; gamma, beta: one for each of the row's elements; y like x.
+One element and ddof 1 give NaN, as in torch. No standard ONNX node says this.
+"""
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ._launch import Op, constant_product, row_launch, row_tiles
+from ._math import centered, load, row_moments, store, tile_rows
+from .layer_norm import affine, degrees
+
+
+def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int, ddof: int) -> np.ndarray:
+    axes, row = tuple(range(axis % x.ndim, x.ndim)), x.shape[axis % x.ndim :]
+    d = x - x.mean(axes, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        std = np.sqrt((d * d).sum(axes, keepdims=True) / np.float64(np.prod(row) - ddof))
+        return d / (std + epsilon) * gamma.reshape(row) + beta.reshape(row)
+
+
+@triton.jit
+def inverse_std(m2, count, EPSILON: tl.constexpr):
+    """1 / (√(M2 / count) + ε); 0/0, a NaN, where the count is 0."""
+    return tl.div_rn(tl.full([1, 1], 1.0, tl.float32), tl.sqrt_rn(m2 / count) + EPSILON)
+
+
+@triton.jit
+def std_norm_kernel(
+    x_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    n,
+    y_ptr,
+    EPSILON: tl.constexpr,
+    DDOF: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    row, live = tile_rows(rows, ROWS)
+    base = row * n
+    col = tl.arange(0, BLOCK)[None, :]
+    count = degrees(n, DDOF)
+    if LOOP:
+        mean, m2 = row_moments(x_ptr, x_ptr, base, live, n, ROWS, BLOCK, False)
+        scale = inverse_std(m2, count, EPSILON)
+        for start in range(0, n, BLOCK):
+            at = start + col
+            mask = live & (at < n)
+            y = affine((load(x_ptr, base + at, mask) - mean) * scale, gamma_ptr, beta_ptr, at, at < n)
+            store(y_ptr, base + at, y, mask)
+    else:
+        mask = live & (col < n)
+        d, m2 = centered(load(x_ptr, base + col, mask), load(x_ptr, base, live), mask, n, 1)
+        y = affine(d * inverse_std(m2, count, EPSILON), gamma_ptr, beta_ptr, col, col < n)
+        store(y_ptr, base + col, y, mask)
+
+
+OP = Op(
+    "StdNorm",
+    inputs=("x", "gamma", "beta"),
+    types="TPPT",
+    attributes={"epsilon": float, "axis": int, "ddof": int},
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[a["axis"] :])),
+    launch=lambda inputs, a, tile: row_launch(std_norm_kernel, inputs[0], a["axis"], tile, {"EPSILON": a["epsilon"], "DDOF": a["ddof"]}),
+    reference=reference,
+    required={"ddof": (0, 1)},
+)

@@ -1,0 +1,149 @@
+"""What the kernels are tried on: op, shape, data; and how far float32 arithmetic may be from the float64 reference, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}  # unit roundoff
+LEAST = {"fp32": 2.0**-149, "fp16": 2.0**-24, "bf16": 2.0**-133}  # the smallest number above 0
+U = UNIT["fp32"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``data``: normal; offset (1e4 ± 1); constant (each row one value); outlier (one element of 1e3 in each row, the first)."""
+
+    op: str
+    shape: tuple[int, ...]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "fp32"
+    data: str = "normal"
+    parameters: str = ""  # the type of gamma and beta, "" as x
+    tile: tuple[int, int, int, bool] | None = None
+
+    def __str__(self) -> str:
+        parts = [self.op, "x".join(map(str, self.shape)), self.dtype + self.parameters, self.data, *map(str, self.attributes.values())]
+        return "-".join(parts + (["tile" + "x".join(map(str, self.tile))] if self.tile else []))
+
+    def dtypes(self) -> list[str]:
+        kinds = {"T": self.dtype, "P": self.parameters or self.dtype, "F": "fp32"}
+        return [kinds[kind] for kind in self._op.types[: len(self._op.inputs)]]
+
+    @property
+    def _op(self) -> Any:
+        from normdeploy_plugins.ops import BY_NAME
+
+        return BY_NAME[self.op]
+
+    def arrays(self, seed: int = 0) -> list[np.ndarray]:
+        """The op's inputs in float64."""
+        rng = np.random.default_rng(seed)
+        x = rng.standard_normal(self.shape)
+        if self.data == "offset":
+            x += 1e4
+        elif self.data == "constant":
+            x = np.broadcast_to(rng.uniform(-1e4, 1e4, self.shape[:1] + (1,) * (x.ndim - 1)), self.shape).copy()
+        elif self.data == "outlier":
+            x.reshape(self.shape[0], -1)[:, :1] = 1e3
+        small = {"gamma": self._parameter_shape, "beta": self._parameter_shape}
+        if self.op == "ModulatedLayerNorm":
+            small = dict.fromkeys(("scale", "shift"), lambda: (self.shape[0], 1, self.shape[-1]))
+        elif self.op == "ScaleShift":
+            small = dict.fromkeys(("scale", "shift"), self._parameter_shape)
+        arrays = {"x": x, "residual": rng.standard_normal(self.shape)}
+        arrays |= {name: rng.standard_normal(shape()) for name, shape in small.items()}
+        if "statistics" in self._op.inputs:
+            arrays["statistics"] = self._statistics(x)
+        return [arrays[name] for name in self._op.inputs]
+
+    def _statistics(self, x: np.ndarray) -> np.ndarray:
+        from normdeploy_plugins.statistics import reference
+
+        a = self.attributes
+        stored = quantize(x, self.dtype)
+        return reference(stored, axis=a.get("axis", 1), groups=a.get("num_groups", 1), splits=3, channels_last=a.get("channels_last", 0))
+
+    def _parameter_shape(self) -> tuple[int, ...]:
+        if self.op in ("LayerNorm", "LayerNormApply", "RMSNorm", "StdNorm"):
+            return self.shape[self.attributes["axis"] :]
+        if self.op == "ScaleShift":
+            return (self.shape[self.attributes["axis"]],)
+        last = self.op in ("AddLayerNorm", "AddRMSNorm") or self.attributes.get("channels_last")
+        return (self.shape[-1 if last else 1],)
+
+
+def quantize(x: np.ndarray, dtype: str) -> np.ndarray:
+    """x as ``dtype`` holds it, in float64."""
+    import ml_dtypes
+
+    return x.astype({"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}[dtype]).astype(np.float64)
+
+
+def by_rows(case: Case, x: np.ndarray) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+    """x as (rows, n), a row being what one mean is taken over, and the way back from (rows, 1) or (rows, n) to x's shape."""
+    last = case.attributes.get("channels_last")
+    if "GroupNorm" in case.op:
+        first = np.moveaxis(x, -1, 1) if last else x
+        rows = first.reshape(x.shape[0] * case.attributes["num_groups"], -1)
+        back = lambda r: np.broadcast_to(r, rows.shape).reshape(first.shape)  # noqa: E731
+        return rows, (lambda r: np.moveaxis(back(r), 1, -1)) if last else back
+    if case.op == "ChannelLayerNorm":
+        moved = np.moveaxis(x, 1, -1)
+        return moved.reshape(-1, x.shape[1]), lambda r: np.moveaxis(
+            np.broadcast_to(r, (moved.size // x.shape[1], x.shape[1])).reshape(moved.shape), -1, 1
+        )
+    axis = 2 if case.op == "InstanceNorm" else case.attributes.get("axis", -1)
+    rows = x.reshape(int(np.prod(x.shape[:axis])), -1)
+    return rows, lambda r: np.broadcast_to(r, rows.shape).reshape(x.shape)
+
+
+def affine_of(case: Case, stored: dict[str, np.ndarray], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """|factor| and |shift| of the affine, as they meet x."""
+    if case.op == "ModulatedLayerNorm":
+        return np.abs(1 + stored["scale"]), np.abs(stored["shift"])
+    gamma = stored.get("gamma", np.ones(1)) + case.attributes.get("offset", 0.0)
+    beta = stored.get("beta", np.zeros(1))
+    if case.op in ("LayerNorm", "LayerNormApply", "RMSNorm", "StdNorm"):
+        gamma, beta = (p.reshape(shape[case.attributes["axis"] :]) if p.size > 1 else p for p in (gamma, beta))
+    if case.op in ("InstanceNorm", "ChannelLayerNorm") or ("GroupNorm" in case.op and not case.attributes["channels_last"]):
+        per_channel = (-1,) + (1,) * (len(shape) - 2)
+        gamma, beta = gamma.reshape(per_channel), beta.reshape(per_channel)
+    return np.abs(gamma), np.abs(beta)
+
+
+def allowed(case: Case, stored: list[np.ndarray], y: np.ndarray, out_dtype: str, store_ulps: float = 1.0) -> np.ndarray:
+    """How far each element of an output may be from its float64 reference ``y``.
+
+    A norm in float32, u = 2⁻²⁴. A sum of n terms in pairs adds a·u of their magnitudes, a = log₂ n; one after another (what numpy,
+    and so the interpreter, does over the channels of NCHW) a = √n, as roundings are as often up as down (Higham, Mary 2019).
+    The mean is a float32 number, so it is off by u·max|x|, as is each x − mean that is not exact, and by a·u·mean|x − first| from its sum:
+    both over σ in units of x̂. Root, quotient and M2 (positive terms) are relative: (8 + a)·u·|x̂|.
+    The affine rounds three times; SiLU's slope is below 1.1 and its exp adds 6u of a value. Storing rounds once more:
+    ``store_ulps`` · u_out·|y| (Triton's interpreter truncates to bfloat16: 2), and the smallest number where y is that small.
+    """
+    names = dict(zip(case._op.inputs, stored, strict=True))
+    x = names["x"] + names.get("residual", 0.0)
+    rows, back = by_rows(case, x)
+    n = rows.shape[1]
+    additions = np.sqrt(n) if case.op == "ChannelLayerNorm" else np.log2(n)
+    factor, shift = affine_of(case, names, x.shape)
+    if "RMS" in case.op:
+        sigma = np.sqrt((rows * rows).mean(1, keepdims=True) + case.attributes["epsilon"])
+        xhat, spread = rows / sigma, 0.0 * sigma
+    else:
+        centered = rows - rows.mean(1, keepdims=True)
+        m2 = (centered * centered).sum(1, keepdims=True)
+        variance, epsilon = m2 / max(1, n - case.attributes.get("ddof", 0)), case.attributes["epsilon"]
+        sigma = np.sqrt(variance) + epsilon if case.op == "StdNorm" else np.sqrt(variance + epsilon)
+        off = 3 * np.abs(rows).max(1, keepdims=True) + additions * np.abs(rows - rows[:, :1]).mean(1, keepdims=True)
+        # a constant row is exact: every x − first is 0
+        xhat, spread = centered / sigma, np.where(np.ptp(rows, 1, keepdims=True) == 0, 0, off) / sigma
+    product = back(np.abs(xhat)) * factor
+    error = U * ((8 + additions) * product + back(spread) * factor + 3 * (product + shift))
+    if "silu" in str(case.attributes.values()).lower() or case.op.endswith("SiLU"):
+        error = 1.1 * error + 6 * U * (product + shift)
+    return error + store_ulps * UNIT[out_dtype] * np.abs(y) + store_ulps * LEAST[out_dtype]

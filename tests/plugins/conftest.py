@@ -1,0 +1,35 @@
+"""The interpreter's process: TRITON_INTERPRET is set there alone, so that this process can compile the same kernels ahead of time."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+
+MISSING = "triton is not installed: the kernels can't be tried (pip install 'normdeploy[plugins]')"
+if importlib.util.find_spec("triton") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if importlib.util.find_spec("triton") is None:
+        terminalreporter.write_line(f"tests/plugins not run: {MISSING}")
+
+
+def _interpret() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Callable[..., Any]]:
+    """Calls a function in a process where kernels are interpreted: ``interpreter(function, *arguments)``."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _interpret) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
