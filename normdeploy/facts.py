@@ -50,6 +50,7 @@ class Norm:
     gamma: Param | None  # None: one everywhere
     beta: Param | None  # None: zero everywhere
     ddof: int = 0  # 1: the variance divides by n − 1, and n is dynamic (of a static n gamma and epsilon hold the factor)
+    guessed: bool = False  # read like another norm, its constants taken from where that one has them: its certificate must tell
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -150,6 +151,10 @@ def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     given: list[list[np.ndarray]] = []
     refusal = NoMatch("it can't be evaluated at any size", region.y.name, clarity=0, region=region)
     template = region.template
+    like = graph.memo.get(template)
+    guess = _like(region, like) if isinstance(like, Norm) else None
+    if guess is not None:
+        return guess
     for bound, size in bindings(region):
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):
@@ -173,7 +178,27 @@ def _fit_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     if wrong:
         return NoMatch(wrong, region.y.name, region=region, fit=fits[0])
     norm = _norm(graph, region, unbiased or fits[0], given[0], shape, dtype, ddof=0 if unbiased is None else 1)
-    return norm if isinstance(norm, Norm) else replace(norm, region=region, fit=fits[0])
+    if isinstance(norm, NoMatch):
+        return replace(norm, region=region, fit=fits[0])
+    graph.memo[template] = norm
+    return norm
+
+
+def _like(region: Region, other: Norm) -> Norm | None:
+    """``region`` as the norm that ``other`` is, whose region differs in larger constants only; None where their places can't be told."""
+    if len(region.leaves) > 1 or other.dtype.itemsize == 2:  # half precision may not hold a wider constant
+        return None
+    found: list[Param | None] = []
+    for param in (other.gamma, other.beta):
+        held = param.tensor if param is not None else None
+        place = next(((n, i) for n, node in enumerate(other.region.nodes) for i, t in enumerate(node.inputs) if t is held), None)
+        if param is None or param.value is None or place is None:
+            return None
+        t = region.nodes[place[0]].inputs[place[1]]
+        if not isinstance(t, gs.Constant) or not np.isfinite(t.values).all():
+            return None
+        found.append(Param(region.graph.value(t).reshape(param.value.shape), t, param.varies))
+    return replace(other, region=region, x=region.leaves[0], y=region.y, gamma=found[0], beta=found[1], guessed=True)
 
 
 def _random_leaf(graph: Graph, t: gs.Tensor, bound: Bound, seed: int) -> np.ndarray:

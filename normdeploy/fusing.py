@@ -38,7 +38,11 @@ def fuse(work: Work, root: gs.Node) -> Finding | None:
             norm, form = inner
     if root.op in NORMS and form.core == root.op and len(_data_nodes(graph, norm)) <= len(form.nodes):
         return _finding(work, norm, "kept", reason="it is one standard node already")
-    return _replace(work, norm, form)
+    finding = _replace(work, norm, form)
+    if finding.status == "undone" and norm.guessed:
+        graph.memo.pop(norm.region.template, None)
+        return fuse(work, root)
+    return finding
 
 
 def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list[_Refusal]]:
