@@ -90,8 +90,8 @@ def test_a_batch_whose_name_inference_loses(last: int) -> None:
         vr = Reshape(c, k) e = Add(vr, eps) w = Sqrt(e) r = Reciprocal(w) ur = Reshape(m, k) d = Sub(x, ur) t = Mul(r, g) y = Mul(d, t)""",
         "float[N,8] i",
         "float[N,8] y",
-        f"""float eps = {{1e-5}}, float[8] g = {{1,2,3,4,5,6,7,8}}, int64[1] b = {{0}}, int64[1] end = {{{last}}}, int64[1] axis = {{1}}, int64[1] one = {{1}},
-        float part = {{0.125}}, float zero = {{0}}""",
+        f"""float eps = {{1e-5}}, float[8] g = {{1,2,3,4,5,6,7,8}}, int64[1] b = {{0}}, int64[1] end = {{{last}}},
+        int64[1] axis = {{1}}, int64[1] one = {{1}}, float part = {{0.125}}, float zero = {{0}}""",
     )
     out, summary = optimize(proto)
     assert [f.became for f in summary.findings] == ["LayerNormalization(axis=-1, epsilon=1e-05)"]
