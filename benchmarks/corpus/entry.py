@@ -43,7 +43,8 @@ class Entry:
         """Inputs: random at each size, small ones (where epsilon counts) and zeros (where it must have survived)."""
         for number, shapes in enumerate(self.shapes):
             yield self._feeds(proto, shapes, number, 1.0)
-        yield self._feeds(proto, self.shapes[0], 7, 1e-4)
+        # 1e-4 squared is nothing in half precision: what comes out then hangs on where a runtime rounds
+        yield self._feeds(proto, self.shapes[0], 7, 1e-4 if self.dtype == "float32" else 1e-2)
         yield self._feeds(proto, self.shapes[0], 8, 0.0)
 
     def _feeds(self, proto: onnx.ModelProto, shapes: Iterable[tuple[int, ...]], seed: int, scale: float) -> dict[str, np.ndarray]:

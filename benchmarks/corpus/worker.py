@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
@@ -20,6 +21,8 @@ from importlib.metadata import version
 import onnx
 
 Optimizer = Callable[[onnx.ModelProto], onnx.ModelProto]
+
+_SCRATCH = os.path.join(tempfile.gettempdir(), f"corpus-{os.getpid()}.onnx")
 
 
 def onnxsim() -> tuple[str, Optimizer]:
@@ -41,7 +44,7 @@ def _onnxruntime(level: str) -> tuple[str, Optimizer]:
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
-        options.optimized_model_filepath = f"/tmp/corpus-{os.getpid()}.onnx"
+        options.optimized_model_filepath = _SCRATCH
         ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
         optimized = onnx.load(options.optimized_model_filepath)
         os.unlink(options.optimized_model_filepath)
@@ -68,7 +71,7 @@ def transformers() -> tuple[str, Optimizer]:
     from onnxruntime.transformers.optimizer import optimize_model
 
     def optimize(proto: onnx.ModelProto) -> onnx.ModelProto:
-        path = f"/tmp/corpus-{os.getpid()}.onnx"
+        path = _SCRATCH
         onnx.save(proto, path)
         return optimize_model(path, model_type="bert", opt_level=0).model
 
