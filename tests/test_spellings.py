@@ -77,7 +77,8 @@ def test_every_static_spelling_becomes_its_norm() -> None:
     found = norm_ops(proto)
     wrong = {c.name: found.get(f"members.{i}", []) for i, c in enumerate(BANK) if not c.accepts(found.get(f"members.{i}", []))}
     assert not wrong, [f for f in summary.findings if f.status in ("refused", "undone")][:5]
-    assert not [n.op_type for n in proto.graph.node if n.op_type == "BatchNormalization"]
+    alone = sum(c.expect.count("BatchNormalization") for c in BANK)
+    assert [n.op_type for n in proto.graph.node].count("BatchNormalization") == alone
 
 
 def test_every_static_spelling_gives_the_same_numbers() -> None:
