@@ -9,6 +9,7 @@ from typing import Literal
 import onnx
 
 from . import cuts, kernels, rewrite
+from .explain import explain as explained
 from .lookalikes import lookalikes
 from .records import Finding, Summary, Support
 
@@ -17,21 +18,31 @@ Form = tuple[int, Literal["now", "optimized"], onnx.ModelProto]  # place of the 
 
 
 def census(
-    proto: onnx.ModelProto, *, runtime: str = "any", fuse: str = "standard", progress: Progress | None = None, chains: bool = True
+    proto: onnx.ModelProto,
+    *,
+    runtime: str = "any",
+    fuse: str = "standard",
+    explain: str = "",
+    progress: Progress | None = None,
+    chains: bool = True,
 ) -> Summary:
     """What is to be known of the normalizations of ``proto``, which is not changed.
 
     Args:
         proto: the model, weights included.
         runtime, fuse: as for ``optimize``, which is what would be done.
+        explain: a tensor, a node or a module path to explain; the runtimes are not asked then.
         progress: called with (stage, done, total).
         chains: whether to show norms of several nodes to the runtimes as they stand in the file, too.
 
     Raises:
         GraphError: the model can't be read.
+        InputError: nothing is called as ``explain`` says.
     """
     out, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, progress=progress, census=True)
     findings = [*summary.findings, *lookalikes(proto, summary.findings)]
+    if explain:
+        return replace(summary, findings=tuple(findings), explanations=explained(proto, findings, explain))
     if progress is not None:
         progress("runtimes", 0, 0)
     findings, notes = _asked(findings, _forms(findings, proto, out, chains))

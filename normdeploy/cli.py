@@ -235,17 +235,20 @@ def inspect(
     eval_mode: Eval = False,
     runtime: RuntimeOption = Runtime.any,
     fuse: FuseOption = Fuse.standard,
+    explain: Annotated[
+        str, typer.Option("--explain", metavar="NAME", help="Say why this tensor, node or module path was fused or not.")
+    ] = "",
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """List the normalizations of an ONNX file or a model, and what would become of each; changes nothing."""
+    """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it; changes nothing."""
     from . import deploy
     from .report import Report
 
     loading = _loading(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     _check_report(report)
     with _bars(quiet) as progress:
-        summary = deploy.inspect(source, runtime=runtime, fuse=fuse, progress=progress, **loading)
+        summary = deploy.inspect(source, runtime=runtime, fuse=fuse, explain=explain, progress=progress, **loading)
     _tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), report, quiet)
 
 

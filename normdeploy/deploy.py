@@ -177,16 +177,19 @@ def inspect(
     *,
     runtime: str = "any",
     fuse: str = "standard",
+    explain: str = "",
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Summary:
-    """What ``export`` or ``optimize`` would make of the normalizations of a model; nothing is changed or written.
+    """What ``export`` or ``optimize`` would make of the normalizations of a model, and the runtimes of that; nothing is changed or written.
 
     Args:
         source: an ONNX file or model, or what ``export`` takes.
         args, kwargs, runtime, fuse, progress, loading: as for ``export``.
+        explain: a tensor, a node or a module path: why it was fused or not is in the result's ``explanations``.
 
     Raises:
+        InputError: nothing in the model is called as ``explain`` says.
         NormdeployError: the model can't be read.
     """
     from .census import census
@@ -200,7 +203,7 @@ def inspect(
         from .export import to_onnx
 
         proto, chains = to_onnx(_load(source, args, kwargs, loading), progress=progress), False  # nobody deploys the raw export
-    return census(proto, runtime=runtime, fuse=fuse, progress=progress, chains=chains)
+    return census(proto, runtime=runtime, fuse=fuse, explain=explain, progress=progress, chains=chains)
 
 
 def verify(

@@ -133,6 +133,7 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
     if not said:
         return None
     best, norm = next((pair for pair in reversed(said) if pair[0].clarity > 1), said[0])
+    best, norm = next(pair for pair in said if pair[0].reason == best.reason)  # of the same flaw the whole norm
     status: Status = "kept" if root.op in NORMS else "refused"
     attempts = tuple(_attempt(r, norm) for r, norm in refusals)
     if norm is not None:

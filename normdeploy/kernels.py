@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,6 @@ from .runtimes.trt import PACKAGES, TITLES, missing
 
 _TRANSPARENT = {"Constant", "Identity", "Cast", "CastLike"}  # no norm's op, and onnxruntime puts in and takes out Casts of its own
 _SECONDS = 60  # for the parser to read the norms of a file, which takes it a tenth of one
-_NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _onnxruntime(model: onnx.ModelProto, provider: str) -> Answer:
         optimized, _ = _session(model, provider, level.ORT_ENABLE_ALL)
     except Exception as error:  # onnxruntime's exceptions share no base class
         said = " ".join(str(error).split("Bad node spec")[0].split())
-        return Answer("missing", reason=said.partition("NOT_IMPLEMENTED : ")[2] or said.partition(" : ")[2] or said)
+        return Answer("missing", reason=re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", said).removeprefix("Fatal error: "))
     parts = tuple(name for name in map(_said, optimized.graph.node) if name != "Constant")
     if elsewhere := sorted({op for op, place in places if place != f"{provider}ExecutionProvider"} - _TRANSPARENT):
         return Answer("missing", parts, f"{', '.join(elsewhere)} would run on the CPU")
@@ -81,7 +81,7 @@ def _onnxruntime(model: onnx.ModelProto, provider: str) -> Answer:
     if inlined:
         return Answer("function", parts, f"no kernel of {', '.join(inlined)}: the body of primitives is run")
     if ran["Cast"] > given["Cast"] + given["CastLike"]:
-        return Answer("kernel", parts, "between Casts of its own to float32: it has none of the type itself")
+        return Answer("kernel", parts, "it has none in the type of this norm and puts Casts to float32 around some nodes")
     return Answer("kernel", parts)
 
 

@@ -127,6 +127,26 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One node on the way through a norm."""
+
+    tensor: str  # what it makes
+    text: str  # "ReduceMean(x, [-1])"
+    mark: str = ""  # "the root", "the culprit"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why something was fused or not (``--explain``)."""
+
+    name: str  # as asked for
+    finding: Finding | None  # None where nothing was found there that looks like a norm
+    start: str  # the tensor at which ``way`` begins
+    way: tuple[Step, ...]  # the nodes found; where refused those of the reading that came farthest
+    said: tuple[str, ...]  # how far recognition came, and what else was tried
+
+
+@dataclass(frozen=True)
 class Summary:
     """The passes' account of one graph."""
 
@@ -135,4 +155,5 @@ class Summary:
     nodes_after: int
     opset: int
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> seconds
+    explanations: tuple[Explanation, ...] = ()
     notes: tuple[str, ...] = ()  # of ``inspect``: which runtimes were not asked, and why

@@ -21,6 +21,7 @@ from .records import Half, Parameter
 from .region import NORMS, REDUCTIONS, VIEWS, EvaluationFailed, Region, concrete, is_root
 from .scales import Affine
 
+_BOUND = float(np.finfo(np.float32).max)  # what exporters write for "no bound", no number
 _LARGE = 2.0**34  # an epsilon is far below float64's precision there
 _STASHED = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization"})  # their statistics run in the type stash_type
 
@@ -207,7 +208,7 @@ def _largest(graph: Graph, nodes: Sequence[gs.Node]) -> Iterator[tuple[str, floa
         if isinstance(t, gs.Constant) or (node is not None and node.op == "Constant"):
             dtype, held = graph.dtype(t), graph.known(t)
             if held is not None and held.size and (dtype is None or dtype.kind in "fV"):
-                magnitude = np.abs(held[np.isfinite(held)])
+                magnitude = np.abs(held[np.abs(held) < _BOUND])
                 yield t.name, float(magnitude.max(initial=0.0))
         elif node is not None:
             stack.extend(node.inputs)

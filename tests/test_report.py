@@ -13,8 +13,9 @@ from rich.console import Console
 
 from normdeploy.build import Engine
 from normdeploy.compare import Comparison, NotRun, OutputResult
-from normdeploy.records import Certificate, Finding, Summary
-from normdeploy.report import SCHEMA, Report, grouped
+from normdeploy.groups import grouped
+from normdeploy.records import Certificate, Finding, Half, Parameter, Summary, Support
+from normdeploy.report import SCHEMA, Report
 
 PROOF = Certificate(True, 2e-9, 1e-7, 14, "constant", rounding_before=2e-6, rounding_after=1e-6, rounding_bound=4e-6)
 
@@ -47,7 +48,7 @@ def shown(*findings: Finding, width: int = 160, notes: tuple[str, ...] = ()) -> 
 
 
 def paths(*modules: str) -> list[tuple[str, int]]:
-    return [(g.module, len(g.findings)) for g in grouped(fused(m) for m in modules)]
+    return [(g.name, len(g.findings)) for g in grouped(fused(m) for m in modules)]
 
 
 def test_layers_become_one_line() -> None:
@@ -63,14 +64,14 @@ def test_only_what_is_there_is_claimed() -> None:
 
 def test_what_differs_stands_apart() -> None:
     findings = [fused("layers.0.norm"), fused("layers.1.norm", epsilon=1e-5), fused("layers.2.norm", notes=("inaccurate",))]
-    assert [g.module for g in grouped(findings)] == ["layers.0.norm", "layers.1.norm", "layers.2.norm"]
+    assert [g.name for g in grouped(findings)] == ["layers.0.norm", "layers.1.norm", "layers.2.norm"]
 
 
 def test_nothing_is_lost_by_grouping() -> None:
     findings = [fused("a.0"), fused("a.0"), fused("a.1"), refused("a.0", "why"), fused("", tensor="t1"), fused("", tensor="t2")]
     groups = grouped(findings)
     assert sorted(f.tensor for g in groups for f in g.findings) == sorted(f.tensor for f in findings)
-    assert [g.module for g in groups] == ["a.{0..1}", "a.0", "", ""]
+    assert [g.name for g in groups] == ["a.{0..1}", "a.0", "(t{1..2})"]
 
 
 def test_names_of_neighbours_are_grouped() -> None:
@@ -199,3 +200,69 @@ def test_parity_in_json() -> None:
     assert document["results"][1]["max_rel_error"] == "inf"
     assert document["not_run"] == [{"runtime": "TensorRT", "reason": "no GPU"}]
     assert "float64" in document["rule"]["reference"]
+
+
+# ------------------------------------------------------------------ inspect
+
+
+def inspected(*findings: Finding, width: int = 160, notes: tuple[str, ...] = ()) -> str:
+    out = io.StringIO()
+    Report("inspect", {}, Summary(findings, 598, 130, 21, notes=notes)).show(Console(file=out, width=width))
+    return out.getvalue()
+
+
+def known(module: str, **changes: object) -> Finding:
+    return fused(
+        module,
+        **{
+            "shape": ("batch", "seq", 384),
+            "ddof": 1,
+            "epsilon": 9.97e-6,
+            "epsilon_as_written": 1e-5,
+            "gamma": Parameter(False, (2,), "w", one_plus=True),
+            "beta": Parameter(True, (2,)),
+            "statistics": "float16 and float32",
+            "half": (Half("float16", 0.0, "zero", ("w",)), Half("bfloat16", 1e-5, "", ())),
+            "runtimes": (
+                Support("onnxruntime 1.31.1 CPU", "now", ("A", "B"), "function", ("A",) * 9, "no kernel of B"),
+                Support("onnxruntime 1.31.1 CPU", "optimized", ("LayerNormalization",), "kernel", ("LayerNormalization",)),
+                Support("TensorRT-RTX 1.7", "optimized", ("LayerNormalization",), "missing", (), "[red]no[/red] importer"),
+            ),
+            **changes,
+        },
+    )
+
+
+def test_census_tells_all_that_is_known() -> None:
+    text = " ".join(inspected(known("norm"), notes=("CUDA was not asked",), width=240).split())
+    for part in (
+        "over axis 2 of (batch, seq, 384), ε 1e-05, variance unbiased (ddof 1), statistics in float16 and float32",
+        "γ = 1 + w along axis 2 and β from data along axis 2",
+        "in float16 ε 1e-05 becomes 0; these constants overflow: w",
+        "would fuse it: LayerNormalization(axis=-1, epsilon=1e-12)",
+        "onnxruntime CPU now: function (A×9): no kernel of B then: kernel (LayerNormalization)",
+        "TensorRT-RTX then: missing: [red]no[/red] importer",
+        "598 nodes now, 130 after",
+        "note: CUDA was not asked",
+    ):
+        assert part in text
+    assert "in bfloat16" not in text
+
+
+def test_census_of_many_layers_is_one_block_at_any_width() -> None:
+    findings = [known(f"layers.{i}.norm", tensor=f"t{i}") for i in range(500)]
+    for width in (60, 100, 200):
+        text = inspected(*findings, width=width)
+        assert "layers.{0..499}.norm ×500" in text
+        assert len(text.splitlines()) < 30
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_what_runtimes_make_of_it_stands_apart() -> None:
+    other = known("layers.1.norm", runtimes=())
+    assert [g.name for g in grouped([known("layers.0.norm"), other])] == ["layers.0.norm", "layers.1.norm"]
+
+
+def test_numbers_of_scattered_names_are_not_all_listed() -> None:
+    groups = grouped(fused("", tensor=f"mul_{7 * i}") for i in range(100))
+    assert [g.name for g in groups] == ["(mul_{0,7,14,21,…,693})"]
