@@ -14,14 +14,20 @@ import triton.language as tl
 
 @triton.jit
 def tile_rows(rows, ROWS: tl.constexpr):
-    """The rows of this program, int64 ``[ROWS, 1]`` (a tensor may hold more than 2³¹ elements), and which of them exist."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    """The rows of this program, int64 ``[ROWS]`` (a tensor may hold more than 2³¹ elements), and which of them exist."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     return row, row < rows
 
 
 @triton.jit
 def load(ptr, offset, mask):
     return tl.load(ptr + offset, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_column(ptr, offset, mask):
+    """One element a row, ``[ROWS]`` → ``[ROWS, 1]``: as a column it would be loaded once for each element that a thread has."""
+    return load(ptr, offset, mask)[:, None]
 
 
 @triton.jit
@@ -63,8 +69,8 @@ def welford(x, mask, k, mean, m2):
 
 
 @triton.jit
-def row_moments(x_ptr, residual_ptr, base, live, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
-    """Mean and M2 ``[ROWS, 1]`` of rows of ``n`` elements at ``base``, read block by block."""
+def row_moments(x_ptr, residual_ptr, base, live, first, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+    """Mean and M2 ``[ROWS, 1]`` of rows of ``n`` elements at ``base``, their first being ``first``, read block by block."""
     col = tl.arange(0, BLOCK)[None, :]
     mean = tl.zeros([ROWS, BLOCK], tl.float32)
     m2 = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -74,7 +80,7 @@ def row_moments(x_ptr, residual_ptr, base, live, n, ROWS: tl.constexpr, BLOCK: t
         k += 1.0
         mean, m2 = welford(load_sum(x_ptr, residual_ptr, base + (start + col), mask, ADD), mask, k, mean, m2)
     count = tl.where(live, (n - col + BLOCK - 1) // BLOCK, 0).to(tl.float32)
-    return merge(count, mean, m2, load_sum(x_ptr, residual_ptr, base, live, ADD), n, 1)
+    return merge(count, mean, m2, first, n, 1)
 
 
 @triton.jit
@@ -116,13 +122,20 @@ def split_length(n, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def merged_moments(statistics_ptr, row, live, n, SPLITS: tl.constexpr, PADDED: tl.constexpr, UNIT: tl.constexpr):
-    """Mean and M2 ``[R, 1]`` of the rows ``row`` from (row, split, 2) float32; a row is ``n`` items of ``UNIT`` elements."""
-    split = tl.arange(0, PADDED)[None, :]
+def merged_moments(statistics_ptr, row, live, n, SPLITS: tl.constexpr, UNIT):
+    """Mean and M2, shaped like ``row``, from (row, split, 2) float32; a row is ``n`` items of ``UNIT`` elements, split by items.
+
+    One part after the other, each thread for itself: the loads don't wait for each other, and a reduction across threads would cost more.
+    """
     length = split_length(n, SPLITS)
-    count = tl.where(split < SPLITS, tl.minimum(tl.maximum(n - split * length, 0), length), 0).to(tl.float32) * UNIT
-    offset = (row * SPLITS + split) * 2
-    mask = live & (split < SPLITS)
-    mean = load(statistics_ptr, offset, mask)
-    m2 = load(statistics_ptr, offset + 1, mask)
-    return merge(count, mean, m2, load(statistics_ptr, row * (SPLITS * 2), live), n * 1.0 * UNIT, 1)
+    at = row * (SPLITS * 2)
+    mean = load(statistics_ptr, at, live)
+    m2 = load(statistics_ptr, at + 1, live)
+    for split in tl.static_range(1, SPLITS):
+        count = tl.minimum(tl.maximum(n - split * length, 0), length) * 1.0 * UNIT
+        before = tl.minimum(n, split * length) * 1.0 * UNIT
+        delta = load(statistics_ptr, at + 2 * split, live) - mean
+        share = count / tl.maximum(before + count, 1.0)
+        mean += delta * share
+        m2 += load(statistics_ptr, at + 2 * split + 1, live) + delta * delta * (before * share)
+    return mean, m2

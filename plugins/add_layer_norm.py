@@ -32,11 +32,12 @@ def add_layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, live = tile_rows(rows, ROWS)
-    base = row * n
+    row, exists = tile_rows(rows, ROWS)
+    base, live = (row * n)[:, None], exists[:, None]
+    first = load_sum(x_ptr, residual_ptr, row * n, exists, True)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     if LOOP:
-        mean, m2 = row_moments(x_ptr, residual_ptr, base, live, n, ROWS, BLOCK, True)
+        mean, m2 = row_moments(x_ptr, residual_ptr, base, live, first, n, ROWS, BLOCK, True)
         scale = inverse_root(m2 / n, EPSILON)
         # the sum is made again: what another thread stored could be read back only after a barrier
         for start in range(0, n, BLOCK):
@@ -49,7 +50,7 @@ def add_layer_norm_kernel(
         mask = live & (col < n)
         x = load_sum(x_ptr, residual_ptr, base + col, mask, True)
         store(sum_ptr, base + col, x, mask)
-        d, m2 = centered(x, load_sum(x_ptr, residual_ptr, base, live, True), mask, n, 1)
+        d, m2 = centered(x, first, mask, n, 1)
         store(y_ptr, base + col, affine(d * inverse_root(m2 / n, EPSILON), gamma_ptr, beta_ptr, col, col < n), mask)
 
 

@@ -31,8 +31,8 @@ def add_rms_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, live = tile_rows(rows, ROWS)
-    base = row * n
+    row, exists = tile_rows(rows, ROWS)
+    base, live = (row * n)[:, None], exists[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     if LOOP:
         scale = inverse_root(row_mean_square(x_ptr, residual_ptr, base, live, n, ROWS, BLOCK, True), EPSILON)

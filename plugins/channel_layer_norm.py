@@ -22,7 +22,7 @@ from ._launch import (
     programs,
     warps_for,
 )
-from ._math import centered, inverse_root, load, merge, store, welford
+from ._math import centered, inverse_root, load, load_column, merge, store, welford
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
@@ -53,7 +53,8 @@ def channel_layer_norm_kernel(
     live = (sample < rows) & (at < inner)
     base = sample * n * inner + at
     first = load(x_ptr, base, live)
-    channel = tl.arange(0, ROWS)[:, None]
+    lane = tl.arange(0, ROWS)
+    channel = lane[:, None]
     if LOOP:
         mean = tl.zeros([ROWS, BLOCK], tl.float32)
         m2 = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -70,13 +71,14 @@ def channel_layer_norm_kernel(
             c = start + channel
             mask = live & (c < n)
             offset = base + c.to(tl.int64) * inner
-            y = (load(x_ptr, offset, mask) - mean) * scale * load(gamma_ptr, c, c < n) + load(beta_ptr, c, c < n)
+            y = (load(x_ptr, offset, mask) - mean) * scale * load_column(gamma_ptr, start + lane, start + lane < n)
+            y += load_column(beta_ptr, start + lane, start + lane < n)
             store(y_ptr, offset, y, mask)
     else:
         mask = live & (channel < n)
         offset = base + channel.to(tl.int64) * inner
         d, m2 = centered(load(x_ptr, offset, mask), first, mask, n, 0)
-        y = d * inverse_root(m2 / n, EPSILON) * load(gamma_ptr, channel, channel < n) + load(beta_ptr, channel, channel < n)
+        y = d * inverse_root(m2 / n, EPSILON) * load_column(gamma_ptr, lane, lane < n) + load_column(beta_ptr, lane, lane < n)
         store(y_ptr, offset, y, mask)
 
 

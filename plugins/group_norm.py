@@ -25,7 +25,7 @@ from ._launch import (
     programs,
     warps_for,
 )
-from ._math import activate, inverse_root, load, merge, row_moments, store, welford
+from ._math import activate, inverse_root, load, load_column, merge, row_moments, store, welford
 from .scale_shift import activation_reference
 
 
@@ -52,8 +52,10 @@ def centered_tile(x, first, mask, n):
 
 
 @triton.jit
-def finish(xhat, gamma_ptr, beta_ptr, channel, mask, ACTIVATION: tl.constexpr):
-    return activate(xhat * load(gamma_ptr, channel, mask) + load(beta_ptr, channel, mask), ACTIVATION)
+def group_of_program(rows):
+    """The group of this program, int64 ``[1]``, and whether it exists."""
+    group = tl.program_id(0).to(tl.int64) + tl.zeros([1], tl.int64)
+    return group, group < rows
 
 
 @triton.jit
@@ -73,32 +75,36 @@ def group_norm_kernel(
     LOOP: tl.constexpr,
 ):
     """``rows`` groups, each ``channels`` × ``inner`` contiguous elements; a tile is ROWS channels × BLOCK positions."""
-    group = tl.program_id(0).to(tl.int64)
-    live = (group + tl.zeros([1, 1], tl.int64)) < rows
+    group, exists = group_of_program(rows)
     n = channels * inner
-    base = group * n + tl.zeros([1, 1], tl.int64)
+    base, live = (group * n)[:, None], exists[:, None]
+    first = load_column(x_ptr, group * n, exists)
     channel0 = (group % GROUPS) * channels
-    c = tl.arange(0, ROWS)[:, None]
+    lane = tl.arange(0, ROWS)
+    c = lane[:, None]
     at = tl.arange(0, BLOCK)[None, :]
     if LOOP:
-        mean, m2 = row_moments(x_ptr, x_ptr, base, live, n, 1, ROWS * BLOCK, False)
+        mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, 1, ROWS * BLOCK, False)
         scale = inverse_root(m2 / n, EPSILON)
         for c0 in range(0, channels, ROWS):
+            gamma = load_column(gamma_ptr, channel0 + c0 + lane, exists & (c0 + lane < channels))
+            beta = load_column(beta_ptr, channel0 + c0 + lane, exists & (c0 + lane < channels))
             for start in range(0, inner, BLOCK):
                 mask = live & (c0 + c < channels) & (start + at < inner)
                 offset = base + (c0 + c) * inner + (start + at)
                 xhat = (load(x_ptr, offset, mask) - mean) * scale
-                store(y_ptr, offset, finish(xhat, gamma_ptr, beta_ptr, channel0 + c0 + c, live & (c0 + c < channels), ACTIVATION), mask)
+                store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
     else:
         mask = live & (c < channels) & (at < inner)
         offset = base + c * inner + at
-        d, m2 = centered_tile(load(x_ptr, offset, mask), load(x_ptr, base, live), mask, n)
-        xhat = d * inverse_root(m2 / n, EPSILON)
-        store(y_ptr, offset, finish(xhat, gamma_ptr, beta_ptr, channel0 + c, live & (c < channels), ACTIVATION), mask)
+        d, m2 = centered_tile(load(x_ptr, offset, mask), first, mask, n)
+        gamma = load_column(gamma_ptr, channel0 + lane, exists & (lane < channels))
+        beta = load_column(beta_ptr, channel0 + lane, exists & (lane < channels))
+        store(y_ptr, offset, activate(d * inverse_root(m2 / n, EPSILON) * gamma + beta, ACTIVATION), mask)
 
 
 @triton.jit
-def strided_moments(x_ptr, base, live, positions, channels, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def strided_moments(x_ptr, base, live, first, positions, channels, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Mean and M2 ``[1, 1]`` of ``positions`` × ``channels`` elements at ``base``, positions ``stride`` apart."""
     at = tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, BLOCK)[None, :]
@@ -111,7 +117,7 @@ def strided_moments(x_ptr, base, live, positions, channels, stride, ROWS: tl.con
         mean, m2 = welford(load(x_ptr, base + (start + at).to(tl.int64) * stride + c, mask), mask, k, mean, m2)
     count = tl.where(live & (c < channels), (positions - at + ROWS - 1) // ROWS, 0).to(tl.float32)
     flat: tl.constexpr = [1, ROWS * BLOCK]
-    return merge(count.reshape(flat), mean.reshape(flat), m2.reshape(flat), load(x_ptr, base, live), positions * 1.0 * channels, 1)
+    return merge(count.reshape(flat), mean.reshape(flat), m2.reshape(flat), first, positions * 1.0 * channels, 1)
 
 
 @triton.jit
@@ -131,28 +137,31 @@ def group_norm_channels_last_kernel(
     LOOP: tl.constexpr,
 ):
     """As above, with ``channels`` contiguous elements at each of ``inner`` positions; a tile is ROWS positions × BLOCK channels."""
-    group = tl.program_id(0).to(tl.int64)
-    live = (group + tl.zeros([1, 1], tl.int64)) < rows
+    group, exists = group_of_program(rows)
     stride = channels * GROUPS
     channel0 = (group % GROUPS) * channels
-    base = (group // GROUPS) * inner * stride + channel0 + tl.zeros([1, 1], tl.int64)
+    start_of_group = (group // GROUPS) * inner * stride + channel0
+    first = load_column(x_ptr, start_of_group, exists)
+    base, live = start_of_group[:, None], exists[:, None]
     at = tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, BLOCK)[None, :]
-    exists = live & (c < channels)
+    present = live & (c < channels)
+    gamma = load(gamma_ptr, channel0[:, None] + c, present)
+    beta = load(beta_ptr, channel0[:, None] + c, present)
     if LOOP:
-        mean, m2 = strided_moments(x_ptr, base, live, inner, channels, stride, ROWS, BLOCK)
+        mean, m2 = strided_moments(x_ptr, base, live, first, inner, channels, stride, ROWS, BLOCK)
         scale = inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
         for start in range(0, inner, ROWS):
-            mask = exists & (start + at < inner)
+            mask = present & (start + at < inner)
             offset = base + (start + at).to(tl.int64) * stride + c
             xhat = (load(x_ptr, offset, mask) - mean) * scale
-            store(y_ptr, offset, finish(xhat, gamma_ptr, beta_ptr, channel0 + c, exists, ACTIVATION), mask)
+            store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
     else:
-        mask = exists & (at < inner)
+        mask = present & (at < inner)
         offset = base + at.to(tl.int64) * stride + c
-        d, m2 = centered_tile(load(x_ptr, offset, mask), load(x_ptr, base, live), mask, inner * channels)
+        d, m2 = centered_tile(load(x_ptr, offset, mask), first, mask, inner * channels)
         xhat = d * inverse_root(m2 / (inner * channels), EPSILON)
-        store(y_ptr, offset, finish(xhat, gamma_ptr, beta_ptr, channel0 + c, exists, ACTIVATION), mask)
+        store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
 
 
 def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, tuple[Size, ...]]:

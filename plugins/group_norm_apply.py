@@ -12,8 +12,8 @@ import triton.language as tl
 
 from . import group_norm
 from ._launch import Launch, Op, Tensor, Tile, cdiv, constant, constant_product, next_power_of_2, product, programs
-from ._math import inverse_root, load, merged_moments, store
-from .group_norm import extents, finish
+from ._math import activate, inverse_root, load, merged_moments, store
+from .group_norm import extents
 
 
 def reference(x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, **attributes: Any) -> np.ndarray:
@@ -35,19 +35,20 @@ def group_norm_apply_kernel(
     EPSILON: tl.constexpr,
     ACTIVATION: tl.constexpr,
     SPLITS: tl.constexpr,
-    PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """``rows`` channels of samples, ``channels`` a group, ``inner`` contiguous positions; a program takes BLOCK of them."""
     blocks = (inner + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
-    row = (pid // blocks).to(tl.int64) + tl.zeros([1, 1], tl.int64)
-    live = row < rows
+    row = (pid // blocks).to(tl.int64)
+    live = (row + tl.zeros([1, 1], tl.int64)) < rows
     at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = live & (at < inner)
-    mean, m2 = merged_moments(statistics_ptr, row // channels, live, inner * channels, SPLITS, PADDED, 1)
+    mean, m2 = merged_moments(statistics_ptr, row // channels, row < rows, inner * channels, SPLITS, 1)
     xhat = (load(x_ptr, row * inner + at, mask) - mean) * inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
-    store(y_ptr, row * inner + at, finish(xhat, gamma_ptr, beta_ptr, row % (channels * GROUPS), live, ACTIVATION), mask)
+    channel = row % (channels * GROUPS)
+    y = activate(xhat * load(gamma_ptr, channel, row < rows) + load(beta_ptr, channel, row < rows), ACTIVATION)
+    store(y_ptr, row * inner + at, y, mask)
 
 
 @triton.jit
@@ -64,7 +65,6 @@ def group_norm_apply_channels_last_kernel(
     EPSILON: tl.constexpr,
     ACTIVATION: tl.constexpr,
     SPLITS: tl.constexpr,
-    PADDED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -78,19 +78,19 @@ def group_norm_apply_channels_last_kernel(
     at = (pid // across % down) * ROWS + tl.arange(0, ROWS)[:, None]
     live = (sample < rows) & (c < width)
     mask = live & (at < inner)
-    group = (sample * GROUPS + c // channels).reshape(BLOCK, 1)
-    mean, m2 = merged_moments(statistics_ptr, group, live.reshape(BLOCK, 1), inner, SPLITS, PADDED, channels)
-    scale = inverse_root(m2 / (inner * 1.0 * channels), EPSILON).reshape(1, BLOCK)
+    mean, m2 = merged_moments(statistics_ptr, sample * GROUPS + c // channels, live, inner, SPLITS, channels)
+    scale = inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
     offset = (sample * inner + at) * width + c
-    xhat = (load(x_ptr, offset, mask) - mean.reshape(1, BLOCK)) * scale
-    store(y_ptr, offset, finish(xhat, gamma_ptr, beta_ptr, c, live, ACTIVATION), mask)
+    xhat = (load(x_ptr, offset, mask) - mean) * scale
+    y = activate(xhat * load(gamma_ptr, c, c < width) + load(beta_ptr, c, c < width), ACTIVATION)
+    store(y_ptr, offset, y, mask)
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
     x = inputs[0]
     if attributes["channels_last"]:
         block = min(1024, next_power_of_2(constant(x.shape[-1]) or 1024))
-        return [Tile(max(1, size // block), block, warps) for size, warps in ((8192, 16), (4096, 8), (16384, 16))]
+        return [Tile(max(1, size // block), block, warps) for size, warps in ((8192, 16), (4096, 16), (16384, 32))]
     inner = constant_product(x.shape[2:])
     blocks = [min(size, next_power_of_2(inner)) if inner else size for size in (4096, 2048, 8192)]
     return [Tile(1, block, max(1, min(16, block // 512))) for block in dict.fromkeys(blocks)]
@@ -104,7 +104,6 @@ def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Laun
         "EPSILON": attributes["epsilon"],
         "ACTIVATION": attributes["activation"],
         "SPLITS": splits,
-        "PADDED": next_power_of_2(splits),
         "BLOCK": tile.block,
     }
     if attributes["channels_last"]:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ._launch import Launch, Op, Tensor, Tile, constant_product, row_launch, row_tiles
-from ._math import centered, inverse_root, load, row_moments, store, tile_rows
+from ._math import centered, inverse_root, load, load_column, row_moments, store, tile_rows
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
@@ -32,14 +32,15 @@ def instance_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, live = tile_rows(rows, ROWS)
-    base = row * n
+    row, exists = tile_rows(rows, ROWS)
+    base, live = (row * n)[:, None], exists[:, None]
     channel = row % channels
-    gamma = load(gamma_ptr, channel, live)
-    beta = load(beta_ptr, channel, live)
+    gamma = load_column(gamma_ptr, channel, exists)
+    beta = load_column(beta_ptr, channel, exists)
+    first = load_column(x_ptr, row * n, exists)
     col = tl.arange(0, BLOCK)[None, :]
     if LOOP:
-        mean, m2 = row_moments(x_ptr, x_ptr, base, live, n, ROWS, BLOCK, False)
+        mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, ROWS, BLOCK, False)
         scale = inverse_root(m2 / n, EPSILON) * gamma
         for start in range(0, n, BLOCK):
             at = start + col
@@ -47,7 +48,7 @@ def instance_norm_kernel(
             store(y_ptr, base + at, (load(x_ptr, base + at, mask) - mean) * scale + beta, mask)
     else:
         mask = live & (col < n)
-        d, m2 = centered(load(x_ptr, base + col, mask), load(x_ptr, base, live), mask, n, 1)
+        d, m2 = centered(load(x_ptr, base + col, mask), first, mask, n, 1)
         store(y_ptr, base + col, d * (inverse_root(m2 / n, EPSILON) * gamma) + beta, mask)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from . import layer_norm
-from ._launch import Launch, Op, Tensor, Tile, cdiv, next_power_of_2, product, programs
+from ._launch import Launch, Op, Tensor, Tile, cdiv, product, programs
 from ._math import inverse_root, load, merged_moments, store
 from .layer_norm import affine
 
@@ -32,16 +32,15 @@ def layer_norm_apply_kernel(
     y_ptr,
     EPSILON: tl.constexpr,
     SPLITS: tl.constexpr,
-    PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     blocks = (n + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
-    row = (pid // blocks).to(tl.int64) + tl.zeros([1, 1], tl.int64)
-    live = row < rows
+    row = (pid // blocks).to(tl.int64)
+    live = (row + tl.zeros([1, 1], tl.int64)) < rows
     at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = live & (at < n)
-    mean, m2 = merged_moments(statistics_ptr, row, live, n, SPLITS, PADDED, 1)
+    mean, m2 = merged_moments(statistics_ptr, row, row < rows, n, SPLITS, 1)
     xhat = (load(x_ptr, row * n + at, mask) - mean) * inverse_root(m2 / n, EPSILON)
     store(y_ptr, row * n + at, affine(xhat, gamma_ptr, beta_ptr, at, at < n), mask)
 
@@ -53,7 +52,7 @@ def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Laun
         layer_norm_apply_kernel,
         programs(product((rows, cdiv(n, tile.block)))),
         {"rows": rows, "n": n},
-        {"EPSILON": attributes["epsilon"], "SPLITS": splits, "PADDED": next_power_of_2(splits), "BLOCK": tile.block},
+        {"EPSILON": attributes["epsilon"], "SPLITS": splits, "BLOCK": tile.block},
         tile.warps,
     )
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ._launch import Op, Tensor, Tile, constant_product, product, row_launch, row_tiles
-from ._math import centered, inverse_root, load, row_moments, store, tile_rows
+from ._math import centered, inverse_root, load, load_column, row_moments, store, tile_rows
 
 
 def reference(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, epsilon: float) -> np.ndarray:
@@ -35,12 +35,13 @@ def modulated_layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, live = tile_rows(rows, ROWS)
-    base = row * n
-    sample = (row // rows_per_sample) * n
+    row, exists = tile_rows(rows, ROWS)
+    base, live = (row * n)[:, None], exists[:, None]
+    sample = ((row // rows_per_sample) * n)[:, None]
+    first = load_column(x_ptr, row * n, exists)
     col = tl.arange(0, BLOCK)[None, :]
     if LOOP:
-        mean, m2 = row_moments(x_ptr, x_ptr, base, live, n, ROWS, BLOCK, False)
+        mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, ROWS, BLOCK, False)
         inverse = inverse_root(m2 / n, EPSILON)
         for start in range(0, n, BLOCK):
             at = start + col
@@ -49,7 +50,7 @@ def modulated_layer_norm_kernel(
             store(y_ptr, base + at, modulate(xhat, scale_ptr, shift_ptr, sample + at, mask), mask)
     else:
         mask = live & (col < n)
-        d, m2 = centered(load(x_ptr, base + col, mask), load(x_ptr, base, live), mask, n, 1)
+        d, m2 = centered(load(x_ptr, base + col, mask), first, mask, n, 1)
         y = modulate(d * inverse_root(m2 / n, EPSILON), scale_ptr, shift_ptr, sample + col, mask)
         store(y_ptr, base + col, y, mask)
 

@@ -30,8 +30,8 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, live = tile_rows(rows, ROWS)
-    base = row * n
+    row, exists = tile_rows(rows, ROWS)
+    base, live = (row * n)[:, None], exists[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     if LOOP:
         scale = inverse_root(row_mean_square(x_ptr, x_ptr, base, live, n, ROWS, BLOCK, False), EPSILON)

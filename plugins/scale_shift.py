@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ._launch import Launch, Op, Tensor, Tile, cdiv, constant_product, next_power_of_2, product, programs
-from ._math import activate, load, store
+from ._math import activate, load, load_column, store
 
 
 def reference(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, axis: int, activation: str) -> np.ndarray:
@@ -39,17 +39,17 @@ def scale_shift_kernel(
     """``rows`` rows of ``n`` elements; the channel is the row's number modulo ``channels``, or (not BY_ROW) the column."""
     blocks = (n + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
-    row = (pid // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = (pid // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows) & (col < n)
+    mask = (row < rows)[:, None] & (col < n)
+    offset = (row * n)[:, None] + col
     if BY_ROW:
-        channel = row % channels
-        exists = row < rows
+        scale = load_column(scale_ptr, row % channels, row < rows)
+        shift = load_column(shift_ptr, row % channels, row < rows)
     else:
-        channel = col
-        exists = col < n
-    y = load(x_ptr, row * n + col, mask) * load(scale_ptr, channel, exists) + load(shift_ptr, channel, exists)
-    store(y_ptr, row * n + col, activate(y, ACTIVATION), mask)
+        scale = load(scale_ptr, col, col < n)
+        shift = load(shift_ptr, col, col < n)
+    store(y_ptr, offset, activate(load(x_ptr, offset, mask) * scale + shift, ACTIVATION), mask)
 
 
 def by_row(x: Tensor, axis: int) -> bool:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ._launch import Launch, Op, Size, Tensor, Tile, constant, next_power_of_2, product, programs
-from ._math import row_moments, split_length, store
+from ._math import load_column, row_moments, split_length, store
 from .group_norm import strided_moments
 
 
@@ -52,17 +52,21 @@ def statistics_kernel(
     length = split_length(n, SPLITS)
     start = (pid % SPLITS).to(tl.int32) * length
     count = tl.maximum(tl.minimum(length, n - start), 0)
-    zero = tl.zeros([1, 1], tl.int64)
+    zero = tl.zeros([1], tl.int64)
     exists = (zero + row) < rows
-    live = exists & ((zero + count) > 0)
+    begun = exists & ((zero + count) > 0)
     if CHANNELS_LAST:
         stride = channels * GROUPS
         base = ((row // GROUPS) * n + start) * stride + (row % GROUPS) * channels + zero
-        mean, m2 = strided_moments(x_ptr, base, live, count, channels, stride, ROWS, BLOCK)
+        first = load_column(x_ptr, base, begun)
+        mean, m2 = strided_moments(x_ptr, base[:, None], begun[:, None], first, count, channels, stride, ROWS, BLOCK)
     else:
-        mean, m2 = row_moments(x_ptr, x_ptr, row * n + start + zero, live, count, 1, BLOCK, False)
-    store(statistics_ptr, pid * 2 + zero, tl.where(live, mean, 0.0), exists)
-    store(statistics_ptr, pid * 2 + 1 + zero, tl.where(live, m2, 0.0), exists)
+        base = row * n + start + zero
+        first = load_column(x_ptr, base, begun)
+        mean, m2 = row_moments(x_ptr, x_ptr, base[:, None], begun[:, None], first, count, 1, BLOCK, False)
+    out = (pid * 2 + zero)[:, None]
+    store(statistics_ptr, out, tl.where(begun[:, None], mean, 0.0), exists[:, None])
+    store(statistics_ptr, out + 1, tl.where(begun[:, None], m2, 0.0), exists[:, None])
 
 
 def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, Size]:

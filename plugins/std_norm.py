@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ._launch import Op, constant_product, row_launch, row_tiles
-from ._math import centered, load, row_moments, store, tile_rows
+from ._math import centered, load, load_column, row_moments, store, tile_rows
 from .layer_norm import affine, degrees
 
 
@@ -41,12 +41,13 @@ def std_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, live = tile_rows(rows, ROWS)
-    base = row * n
+    row, exists = tile_rows(rows, ROWS)
+    base, live = (row * n)[:, None], exists[:, None]
+    first = load_column(x_ptr, row * n, exists)
     col = tl.arange(0, BLOCK)[None, :]
     count = degrees(n, DDOF)
     if LOOP:
-        mean, m2 = row_moments(x_ptr, x_ptr, base, live, n, ROWS, BLOCK, False)
+        mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, ROWS, BLOCK, False)
         scale = inverse_std(m2, count, EPSILON)
         for start in range(0, n, BLOCK):
             at = start + col
@@ -55,7 +56,7 @@ def std_norm_kernel(
             store(y_ptr, base + at, y, mask)
     else:
         mask = live & (col < n)
-        d, m2 = centered(load(x_ptr, base + col, mask), load(x_ptr, base, live), mask, n, 1)
+        d, m2 = centered(load(x_ptr, base + col, mask), first, mask, n, 1)
         y = affine(d * inverse_std(m2, count, EPSILON), gamma_ptr, beta_ptr, col, col < n)
         store(y_ptr, base + col, y, mask)
 

@@ -1,0 +1,230 @@
+"""Ahead-of-time compilation, without a GPU: the PTX is portable, wide where it can be, and what ptxas makes of it spills nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from normdeploy_plugins import _aot
+from normdeploy_plugins._aot import CAPABILITIES, AotError, Compiled, compile_launch
+from normdeploy_plugins._launch import Launch, Op, Tensor, Tile
+from normdeploy_plugins.ops import BY_NAME, OPS
+
+from .ptxas import assemble
+
+EPS = {"epsilon": 1e-5}
+LN = EPS | {"axis": -1, "ddof": 0}
+GROUPS = EPS | {"num_groups": 32, "channels_last": 0}
+IMAGE, LONG = (2, 320, 32, 32), (2, 200_000)
+# op -> shape of x, attributes; for each op a size that models have
+USUAL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "LayerNorm": ((4, 77, 768), LN),
+    "RMSNorm": ((4, 77, 4096), EPS | {"axis": -1, "offset": 1.0}),
+    "AddLayerNorm": ((4, 77, 768), EPS),
+    "AddRMSNorm": ((4, 77, 4096), EPS | {"offset": 0.0}),
+    "ModulatedLayerNorm": ((4, 256, 1152), EPS),
+    "StdNorm": ((4, 77, 512), LN | {"ddof": 1}),
+    "ChannelLayerNorm": ((2, 96, 56, 56), EPS),
+    "InstanceNorm": (IMAGE, EPS),
+    "GroupNorm": (IMAGE, GROUPS),
+    "GroupNormSiLU": ((2, 32, 32, 320), GROUPS | {"channels_last": 1}),
+    "ScaleShift": (IMAGE, {"axis": 1, "activation": "silu"}),
+    "NormStatistics": (LONG, {"axis": -1, "groups": 1, "splits": 8, "channels_last": 0}),
+    "LayerNormApply": (LONG, EPS | {"axis": -1}),
+    "GroupNormApply": (IMAGE, GROUPS | {"activation": "silu"}),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NORMDEPLOY_CACHE", str(folder))
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+        yield folder
+
+
+def tensors(op: Op, shape: tuple[int, ...], attributes: dict[str, Any], dtype: str) -> list[Tensor]:
+    channel = shape[-1] if len(shape) == 2 or attributes.get("channels_last") or attributes.get("axis") == -1 else shape[1]
+    small = {
+        "scale": (shape[0], 1, shape[-1]),
+        "shift": (shape[0], 1, shape[-1]),
+        "statistics": (attributes.get("num_groups", 1) * shape[0], 8, 2),
+    }
+    if op.name == "ScaleShift" or "Modulated" not in op.name:
+        small |= {"scale": (channel,), "shift": (channel,)}
+    return [
+        Tensor(shape if name in ("x", "residual") else small.get(name, (channel,)), "fp32" if kind == "F" else dtype)
+        for name, kind in zip(op.inputs, op.types, strict=False)
+    ]
+
+
+def compiled(
+    name: str, shape: tuple[int, ...], attributes: dict[str, Any], dtype: str, capability: tuple[int, int] = (9, 0), tactic: int = 0
+) -> Compiled:
+    op = BY_NAME[name]
+    inputs = tensors(op, shape, attributes, dtype)
+    launch = op.launch(inputs, attributes, op.tiles(inputs, attributes)[tactic])
+    return compile_launch(op, launch, inputs, op.output_tensors(inputs, attributes), capability)
+
+
+def accesses(ptx: str, what: str) -> dict[str, int]:
+    """How wide global loads ('ld') or stores ('st') are, and how many of each."""
+    found = re.findall(rf"\b{what}\.global\.([a-z0-9.]+)", ptx)
+    return {width: found.count(width) for width in found}
+
+
+def test_every_op_is_compiled() -> None:
+    assert set(USUAL) == {op.name for op in OPS}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: f"{c[0]}.{c[1]}")
+@pytest.mark.parametrize("name", USUAL)
+def test_assembles_for(name: str, capability: tuple[int, int]) -> None:
+    shape, attributes = USUAL[name]
+    kernel = compiled(name, shape, attributes, "bf16", capability)
+    assert f".target sm_{capability[0]}{capability[1]}\n" in kernel.ptx
+    assert ".version 8.7\n" in kernel.ptx
+    assert f".reqntid {kernel.warps * 32}" in kernel.ptx
+    assert not re.search(r"\.py|/|\.loc|\.file", re.sub(r"//.*", "", kernel.ptx))
+    op = BY_NAME[name]
+    parameters = re.search(r"\.entry \w+\((.*?)\)", kernel.ptx, re.DOTALL)
+    assert parameters is not None
+    assert parameters.group(1).count(".param") == len(op.types) + len(kernel.arguments)
+    resources = assemble(kernel, capability)
+    assert resources.spilled == 0
+    assert kernel.shared <= 48 * 1024
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("n", [64, 768, 1000, 4096, 8192, 16384, 20_000, 65_536])
+def test_rows_are_read_and_written_by_128_bits(n: int, dtype: str) -> None:
+    for name, attributes in (("LayerNorm", LN), ("AddRMSNorm", EPS | {"offset": 0.0})):
+        kernel = compiled(name, (4096, n), attributes, dtype)
+        assert set(accesses(kernel.ptx, "st")) == {"v4.b32"}
+        loads = accesses(kernel.ptx, "ld")
+        # the only narrow loads are of each row's first element: one, or one for each of a thread's few rows
+        assert set(loads) <= {"v4.b32", "v2.b32", "b16", "b32"}
+        assert loads["v4.b32"] >= 2
+        assert sum(loads.values()) - loads["v4.b32"] <= max(2, 2048 // n)
+
+
+def test_odd_rows_can_not_be_wide() -> None:
+    assert set(accesses(compiled("LayerNorm", (64, 1001), LN, "fp16").ptx, "st")) == {"b16"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "attributes"), [(n, *USUAL[n]) for n in ("ModulatedLayerNorm", "InstanceNorm", "GroupNorm", "ScaleShift")]
+)
+def test_images_are_written_by_128_bits(name: str, shape: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    assert set(accesses(compiled(name, shape, attributes, "fp16").ptx, "st")) == {"v4.b32"}
+
+
+# n -> the most registers that the default tactic of LayerNorm may use for fp16 and for fp32, on sm_90: 65,536 / (threads · registers) blocks
+# fit on a multiprocessor, so that a rise here costs occupancy
+REGISTERS = {64: (48, 48), 768: (48, 48), 1024: (48, 48), 2048: (48, 48), 4096: (48, 48), 8192: (56, 48), 16384: (48, 48), 65_536: (64, 80)}
+
+
+@pytest.mark.parametrize("n", REGISTERS)
+def test_registers(n: int) -> None:
+    for dtype, most in zip(("fp16", "fp32"), REGISTERS[n], strict=True):
+        resources = assemble(compiled("LayerNorm", (4096, n), LN, dtype), (9, 0))
+        assert resources.spilled == 0
+        assert resources.registers <= most, dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("LayerNorm", LN),
+        ("RMSNorm", EPS | {"axis": -1, "offset": 0.0}),
+        ("AddLayerNorm", EPS),
+        ("AddRMSNorm", EPS | {"offset": 0.0}),
+        ("StdNorm", LN),
+    ],
+)
+@pytest.mark.parametrize("n", [4096, 16384])
+def test_no_tactic_spills(name: str, attributes: dict[str, Any], n: int) -> None:
+    op, shape = BY_NAME[name], (4096, n)
+    for tactic in range(len(op.tiles(tensors(op, shape, attributes, "fp16"), attributes))):
+        assert assemble(compiled(name, shape, attributes, "fp16", tactic=tactic), (9, 0)).spilled == 0
+
+
+@pytest.mark.parametrize("shape", [(8, 320, 64, 64), (8, 640, 32, 32), (8, 1280, 16, 16), (8, 1280, 8, 8)])
+@pytest.mark.parametrize("last", [0, 1])
+def test_no_tactic_of_group_norm_spills(shape: tuple[int, ...], last: int) -> None:
+    """The GroupNorms of Stable Diffusion."""
+    if last:
+        shape = (shape[0], *shape[2:], shape[1])
+    attributes = GROUPS | {"channels_last": last}
+    for name, more in (("GroupNormSiLU", {}), ("GroupNormApply", {"activation": "silu"})):
+        op = BY_NAME[name]
+        for tactic in range(len(op.tiles(tensors(op, shape, attributes | more, "fp16"), attributes | more))):
+            assert assemble(compiled(name, shape, attributes | more, "fp16", tactic=tactic), (9, 0)).spilled == 0
+
+
+def test_a_second_build_compiles_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compiled("LayerNorm", (8, 640), LN, "fp16")
+    monkeypatch.setattr(_aot, "_compile", lambda *a: pytest.fail("compiled again"))
+    assert compiled("LayerNorm", (8, 640), LN, "fp16") == first
+    # the number of rows is no part of the kernel
+    assert compiled("LayerNorm", (9, 640), LN, "fp16") == first
+
+
+@pytest.mark.parametrize("change", [{"epsilon": 1e-6}, {"ddof": 1}])
+def test_another_attribute_is_another_kernel(change: dict[str, Any]) -> None:
+    assert compiled("LayerNorm", (8, 640), LN | change, "fp16").ptx != compiled("LayerNorm", (8, 640), LN, "fp16").ptx
+
+
+def test_a_damaged_cache_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NORMDEPLOY_CACHE", str(tmp_path))
+    first = compiled("LayerNorm", (8, 512), LN, "fp16")
+    (file,) = (tmp_path / "kernels").iterdir()
+    file.write_text(file.read_text().replace("mul.f32", "add.f32", 1))
+    assert compiled("LayerNorm", (8, 512), LN, "fp16") == first
+    assert compiled("LayerNorm", (8, 512), LN, "fp16") == first
+
+
+def test_a_cache_that_can_not_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NORMDEPLOY_CACHE", str(tmp_path / "file"))
+    assert compiled("LayerNorm", (8, 512), LN, "fp16").name == "layer_norm_kernel"
+
+
+def test_dynamic_sizes_are_arguments() -> None:
+    """A size that is no int stays an argument of the kernel; TensorRT's symbolic sizes are such."""
+    op = BY_NAME["LayerNorm"]
+    inputs = tensors(op, (8, 640), LN, "fp16")
+    known = op.launch(inputs, LN, Tile(1, 4096, 8, True))
+    launch = Launch(known.kernel, known.grid, {"rows": object(), "n": object()}, known.constants, known.warps)
+    kernel = compile_launch(op, launch, inputs, inputs[:1], (8, 0))
+    assert kernel.arguments == ("rows", "n")
+    assert assemble(kernel, (8, 0)).spilled == 0
+
+
+PARAMETERS = ",\n".join(f"\t.param .u64 k_param_{i}" for i in range(3))
+ENTRY = f".version 8.7\n.target sm_90a\n.visible .entry k(\n{PARAMETERS}\n)\n{{ %s }}"
+
+
+def test_hidden_parameters_are_removed() -> None:
+    ptx = _aot.portable(ENTRY % "ld.param.b64 %rd1, [k_param_0];", "k", 1)
+    assert "k_param_1" not in ptx
+    assert ".target sm_90\n" in ptx
+
+
+@pytest.mark.parametrize(
+    ("body", "visible", "message"),
+    [
+        ("ld.param.b64 %rd1, [k_param_2];", 1, "k_param_2"),
+        ("", 4, "3 parameters for 4 arguments"),
+        ("", 0, "3 parameters for 0 arguments"),
+        ("wgmma.fence.sync.aligned;", 1, "wgmma"),
+        ('\n.file 1 "kernel.py"', 1, "names a source"),
+    ],
+)
+def test_what_is_not_portable_is_refused(body: str, visible: int, message: str) -> None:
+    with pytest.raises(AotError, match=message):
+        _aot.portable(ENTRY % body, "k", visible)
