@@ -1,13 +1,15 @@
 """This project's own ops (domain ``normdeploy``): norms that no standard node can say, each with a function body in standard ops.
 
 They are written on request (``--fuse portable``). The body is part of the file, so that every runtime runs it; where a fused kernel of the
-same name is at hand, that takes its place. All of them normalize over trailing axes, take one scale (and bias) that broadcasts to X, and
-compute in the type ``stash_type`` (1: float32, 11: float64), as ONNX's LayerNormalization does:
+same name is at hand, that takes its place. All of them normalize over ``axes``, the trailing ones, take one scale (and bias) that
+broadcasts to X, and compute in the type ``stash_type`` (1: float32, 11: float64), from which the result alone is rounded to X's:
 
-    RMSNormalization           X / sqrt(mean(X²) + epsilon) · scale                            (ONNX has it from opset 23 on)
-    UnbiasedLayerNormalization (X − mean) / sqrt(Σ(X − mean)²/(n − 1) + epsilon) · scale + bias  (torch.var without arguments, n dynamic)
-    StdLayerNormalization      (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias
-                               (Rush, "The Annotated Transformer", 2018: a·(x − mean)/(std + eps) + b)
+    RMSNorm    X / sqrt(mean(X²) + epsilon) · scale                                  (ONNX has it from opset 23 on)
+    LayerNorm  (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias   (torch.var without arguments, n dynamic)
+    StdNorm    (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias
+               (Rush, "The Annotated Transformer", 2018: a·(x − mean)/(std + eps) + b)
+
+No op bears a standard one's name: TensorRT's parser goes by the name alone, and takes its own op and that one's attributes instead.
 """
 
 from __future__ import annotations
@@ -27,38 +29,36 @@ from .protos import subgraphs
 DOMAIN, VERSION = "normdeploy", 1
 OLDEST = 17  # the first opset for which the bodies are written
 
-_CENTERED = """
+_EPSILON = "given = Constant <value_float: float = @epsilon> () small = Cast <to: int = @stash_type> (given)"
+_SCALED = "wide = Cast <to: int = @stash_type> (scale) scaled = Mul (normal, wide)"
+_SHIFTED = f"{_SCALED} shift = Cast <to: int = @stash_type> (bias) shifted = Add (scaled, shift) Y = CastLike (shifted, X)"
+_CENTERED = f"""
     x = Cast <to: int = @stash_type> (X)
-    {mean} d = Sub (x, mean) q = Mul (d, d)
-    {biased}"""
-_UNBIASED = """
+    {{mean}} d = Sub (x, mean) q = Mul (d, d)
+    {{biased}}
     counted = Shape (X) over = Constant <value_ints: ints = @axes> () each = Gather (counted, over)
-    n = ReduceProd <keepdims: int = 0> (each) less = Sub (n, ddof)
+    n = ReduceProd <keepdims: int = 0> (each) ddof = Constant <value_int: int = @ddof> () less = Sub (n, ddof)
     many = Cast <to: int = @stash_type> (n) fewer = Cast <to: int = @stash_type> (less) factor = Div (many, fewer)
-    variance = Mul (biased, factor)"""
-_EPSILON = " given = Constant <value_float: float = @epsilon> () small = Cast <to: int = @stash_type> (given)"
-_AFFINE = " narrow = CastLike (normal, X) scaled = Mul (narrow, scale) Y = Add (scaled, bias)"
+    variance = Mul (biased, factor) {_EPSILON}"""
 
 # op -> (attributes, inputs, body); {mean} and {biased} are means over the axes of x and of q, which each opset writes in its way
 _BODIES: dict[str, tuple[str, str, str]] = {
-    "RMSNormalization": (
+    "RMSNorm": (  # onnxruntime makes one kernel of this; of Mul (x, x) it would not
         "axes, epsilon, stash_type",
         "X, scale",
-        "x = Cast <to: int = @stash_type> (X) q = Mul (x, x) {biased}"
-        + _EPSILON
-        + " e = Add (biased, small) r = Sqrt (e) normal = Div (x, r) narrow = CastLike (normal, X) Y = Mul (narrow, scale)",
+        "x = Cast <to: int = @stash_type> (X) of = Constant <value_float: float = 2.0> () two = Cast <to: int = @stash_type> (of)"
+        f" q = Pow (x, two) {{biased}} {_EPSILON} e = Add (biased, small) r = Sqrt (e) normal = Div (x, r) {_SCALED}"
+        " Y = CastLike (scaled, X)",
     ),
-    "UnbiasedLayerNormalization": (
-        "axes, epsilon, stash_type",
-        "X, scale, bias",
-        f"{_CENTERED} ddof = Constant <value_int: int = 1> () {_UNBIASED} {_EPSILON}"
-        f" e = Add (variance, small) r = Sqrt (e) normal = Div (d, r) {_AFFINE}",
-    ),
-    "StdLayerNormalization": (
+    "LayerNorm": (
         "axes, epsilon, ddof, stash_type",
         "X, scale, bias",
-        f"{_CENTERED} ddof = Constant <value_int: int = @ddof> () {_UNBIASED} {_EPSILON}"
-        f" s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_AFFINE}",
+        f"{_CENTERED} e = Add (variance, small) r = Sqrt (e) normal = Div (d, r) {_SHIFTED}",
+    ),
+    "StdNorm": (
+        "axes, epsilon, ddof, stash_type",
+        "X, scale, bias",
+        f"{_CENTERED} s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_SHIFTED}",
     ),
 }
 OPS = frozenset(_BODIES)
@@ -84,11 +84,11 @@ def reference(
 ) -> np.ndarray:
     """The formula at the top of this module, in float64. ``x``: any shape; ``axes``: negative; ``scale`` and ``bias`` broadcast to x."""
     x = np.asarray(x, np.float64)
-    if op == "RMSNormalization":
+    if op == "RMSNorm":
         return np.asarray(x / np.sqrt(np.square(x).mean(axis=tuple(axes), keepdims=True) + epsilon) * scale)
     d = x - x.mean(axis=tuple(axes), keepdims=True)
-    variance = x.var(axis=tuple(axes), keepdims=True, ddof=1 if op == "UnbiasedLayerNormalization" else ddof)
-    root = np.sqrt(variance + epsilon) if op == "UnbiasedLayerNormalization" else np.sqrt(variance) + epsilon
+    variance = x.var(axis=tuple(axes), keepdims=True, ddof=ddof)
+    root = np.sqrt(variance + epsilon) if op == "LayerNorm" else np.sqrt(variance) + epsilon
     return np.asarray(d / root * scale + bias)
 
 

@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 
 from . import certify, rounding, traits
 from .facts import Candidate, Norm, candidate, readings
+from .functions import DOMAIN
 from .graph import Graph
 from .passes import write
 from .passes.form import Form
@@ -37,7 +38,7 @@ def fuse(work: Work, root: gs.Node) -> Finding | None:
         if inner is not None:
             norm, form = inner
     if root.op in NORMS and form.core == root.op and len(_data_nodes(graph, norm)) <= len(form.nodes):
-        return _finding(work, norm, "kept", reason="it is one standard node already")
+        return _finding(work, norm, "kept", reason=f"it is one {'' if root.domain == DOMAIN else 'standard '}node already")
     finding = _replace(work, norm, form)
     if finding.status == "undone" and norm.guessed:
         graph.memo.pop(norm.region.template, None)

@@ -23,6 +23,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from . import evaluate
 from .dims import Dims, invented
+from .functions import OPS
 from .protos import IR_OF_CONSTANTS, captured, copy_field, inferred, inputs_without_defaults, lonely, names, require_order, scope
 
 G_LOGGER.severity = G_LOGGER.CRITICAL
@@ -33,7 +34,7 @@ _SAME_SHAPE = frozenset(
         *("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Neg", "Sqrt", "Reciprocal", "Identity", "Cast", "CastLike", "Clip"),
         *("Relu", "Gelu", "Erf", "Tanh", "Sigmoid"),
         *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"),
-        *("UnbiasedLayerNormalization", "StdLayerNormalization"),
+        *OPS,
     }
 )
 _SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}

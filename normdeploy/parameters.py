@@ -5,6 +5,7 @@ A measured value is good to about 1e-13; where a constant of the file agrees wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from .graph import Graph
-from .region import NoMatch, Region
+from .region import NORMS, NoMatch, Region
 
 _SAME_ORDER = ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity")  # views that leave the elements in their order
 
@@ -104,6 +105,10 @@ def snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int
 
 
 def epsilon_of(graph: Graph, region: Region, epsilon: float) -> float:
+    """The measured epsilon, or the number of the file that it is."""
+    for node in region.nodes:
+        if node.op in NORMS and abs(graph.attrs(node).get("epsilon", math.inf) - epsilon) <= 1e-7 * epsilon:
+            return float(graph.attrs(node)["epsilon"])
     for t in constants(graph, region):
         if t.shape is not None and np.prod(t.shape, dtype=int) == 1:
             held = graph.value(t)

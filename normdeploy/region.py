@@ -20,6 +20,8 @@ import onnx_graphsurgeon as gs
 
 from . import evaluate
 from .dims import Dims, evaluate_dim, symbols
+from .functions import DOMAIN
+from .functions import OPS as OWN
 from .graph import Graph, value_inputs
 
 POINTWISE = frozenset(
@@ -39,6 +41,7 @@ NORMS = frozenset(
     {
         *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"),
         *("MeanVarianceNormalization", "LpNormalization", "SimplifiedLayerNormalization"),
+        *OWN,
     }
 )
 CLAMPS = frozenset({"Relu", "Clip", "Max", "Min"})  # of a variance that rounding may have made negative; behind a norm an activation
@@ -251,7 +254,7 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
                 node = graph.producer(t)
                 heapq.heappush(heap, (-graph.order(node) if node is not None else 1.0, id(t), t))
 
-    push(value_inputs(root))
+    push(root.inputs[:1] if root.op in NORMS else value_inputs(root))  # scale and bias may be data of their own
     while heap and len(passed) < _UPWARD:
         t = heapq.heappop(heap)[2]
         if not heap:
@@ -301,7 +304,7 @@ def _foreign(graph: Graph, t: gs.Tensor, y: gs.Tensor, xs: Sequence[gs.Tensor], 
 def is_root(graph: Graph, node: gs.Node) -> bool:
     """A square root (or a node that holds one) of something that is not fixed by the file."""
     if node.op in NORMS:
-        return True
+        return node.op not in OWN or node.domain == DOMAIN
     if not _standard(node) or node.op not in ("Sqrt", "Pow", "ReduceL2"):
         return False
     if node.op == "Pow":

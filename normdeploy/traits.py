@@ -112,7 +112,7 @@ def _ddof(graph: Graph, region: Region, fit: Fit) -> int | None:
         return None
     for root in (n for n in region.nodes if is_root(graph, n)):
         if root.op in NORMS:
-            return 0
+            return int(graph.attrs(root).get("ddof", 0))
         if root.op == "ReduceL2":
             continue
         try:
@@ -136,7 +136,7 @@ def _statistics(graph: Graph, nodes: Sequence[gs.Node]) -> str:
     for node in nodes:
         if graph.is_shape_valued(node.outputs[0]) or not (node.op in REDUCTIONS or node.op in NORMS):
             continue
-        stash = graph.attrs(node).get("stash_type", 1) if node.op in _STASHED else 0
+        stash = graph.attrs(node).get("stash_type", int(node.op in _STASHED))
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(int(stash))) if stash else graph.dtype(node.inputs[0])
         if dtype is not None:
             kinds[dtype.name] = None

@@ -25,17 +25,16 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
     if abs(float(np.float32(norm.epsilon)) - norm.epsilon) > _HALF_ULP * norm.epsilon:
         return NoMatch(f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name)
     own = portable.op_of(graph, norm)
-    if fuse == "portable" and own == "RMSNormalization":
+    if fuse == "portable" and own == "RMSNorm":
         return portable.form(graph, norm)
     if norm.ddof or norm.fit.outside:
         made = NoMatch(_UNBIASED, norm.y.name) if norm.ddof else mean_variance.form(graph, norm, runtime)
         if isinstance(made, Form) or not own:
             return made
-        return (
-            portable.form(graph, norm)
-            if fuse == "portable"
-            else replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")
-        )
+        portably = portable.form(graph, norm)
+        if fuse == "portable" or not isinstance(portably, Form):
+            return portably
+        return replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")
     refusal = NoMatch("", norm.y.name)
     for form in PASSES:
         made = form(graph, norm, runtime)

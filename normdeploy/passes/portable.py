@@ -14,17 +14,19 @@ RMS = 23  # the opset that has an RMSNormalization of its own
 
 
 def op_of(graph: Graph, norm: Norm) -> str:
-    """The op of ours that says this norm; "" where a standard node does."""
+    """The op of ours that says this norm; "" where a standard node does, or none."""
+    if norm.fit.split is not None:
+        return ""
     if norm.fit.outside:
-        return "StdLayerNormalization" if norm.fit.centered else ""
+        return "StdNorm" if norm.fit.centered else ""
     if norm.ddof:
-        return "UnbiasedLayerNormalization"
-    return "RMSNormalization" if not norm.fit.centered and graph.opset < RMS else ""
+        return "LayerNorm"
+    return "RMSNorm" if not norm.fit.centered and graph.opset < RMS else ""
 
 
 def form(graph: Graph, norm: Norm) -> Form | NoMatch:
     core = op_of(graph, norm)
-    if not core or norm.fit.split is not None:
+    if not core:
         return NoMatch("no op of ours says it", norm.y.name)
     writer = Writer(graph, norm)
     axis, perm = trailing(norm), list(range(len(norm.shape)))
@@ -46,10 +48,10 @@ def form(graph: Graph, norm: Norm) -> Form | NoMatch:
         inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
     axes = [i - len(perm) for i in range(axis, len(perm))]
     attrs = {"axes": axes, "epsilon": norm.epsilon, "stash_type": 11 if norm.dtype == np.float64 else 1}
-    if core == "StdLayerNormalization":
+    if norm.fit.centered:
         attrs["ddof"] = norm.ddof
     writer.own(core, *inputs, **attrs)
     writer.transpose(inverse(perm))
     writer.affine(None if fits else norm.gamma, None if fits and norm.fit.centered else norm.beta)
-    ddof = f", ddof={norm.ddof}" if core == "StdLayerNormalization" else ""
+    ddof = f", ddof={norm.ddof}" if norm.fit.centered else ""
     return writer.form(core, f"{DOMAIN}.{core}(axes={axes}, epsilon={written(norm.epsilon)}{ddof})", OLDEST)
