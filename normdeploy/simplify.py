@@ -47,7 +47,6 @@ _NORMS = frozenset(
         "RMSNormalization",
         "GroupNormalization",
         "InstanceNormalization",
-        "BatchNormalization",
         "MeanVarianceNormalization",
     }
 )
