@@ -23,6 +23,7 @@ from torch.export import Dim as TorchDim
 import normdeploy.record
 from normdeploy.errors import ExportError, GraphError, InputError
 from normdeploy.export import CLASS, MODULE, record, recorded, to_onnx
+from normdeploy.loading import from_module
 from normdeploy.model import Dim, InputSpec, Model
 from normdeploy.simplify import simplify
 
@@ -182,6 +183,16 @@ def test_outputs_that_are_inputs_or_each_other() -> None:
         assert [i.name for i in result.graph.input] == ["a", "b"]
         assert [o.name for o in result.graph.output] == ["first", "second", "third"]
         agrees(result, made, batch=3)
+
+
+def test_an_output_of_an_input_s_name() -> None:
+    class Denoiser(nn.Module):
+        def forward(self, sample: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"sample": sample * 2}
+
+    made = from_module(Denoiser().eval(), (torch.ones(3),))
+    assert made.outputs == ("output_sample",)
+    assert [o.name for o in to_onnx(made).graph.output] == ["output_sample"]
 
 
 def test_names_that_the_exporter_uses_itself() -> None:

@@ -433,9 +433,16 @@ def test_names_of_outputs(tmp_path: Path) -> None:
             self.how = how
 
         def forward(self, x: torch.Tensor) -> Any:
-            return {"one": x, "tuple": (x, None, x + 1), "dict": {"a": x, "b": [x]}, "named": Pair(x, x)}[self.how]
+            given = {"x": 2 * x, "output_x": x + 1}
+            return {"one": x, "tuple": (x, None, x + 1), "dict": {"a": x, "b": [x]}, "named": Pair(x, x), "input": given}[self.how]
 
-    expected = {"one": ("output",), "tuple": ("output_0", "output_2"), "dict": ("a", "b_0"), "named": ("first", "second")}
+    expected = {
+        "one": ("output",),
+        "tuple": ("output_0", "output_2"),
+        "dict": ("a", "b_0"),
+        "named": ("first", "second"),
+        "input": ("output_output_x", "output_x"),
+    }
     for how, names in expected.items():
         assert from_module(Several(how).eval(), (torch.ones(2),)).outputs == names
 

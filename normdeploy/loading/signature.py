@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,14 +103,22 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def output_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:
-    """A name for each tensor that the program returns: the path in the returned structure, "output" for a lone tensor."""
+def output_names(program: torch.export.ExportedProgram, inputs: Collection[str]) -> tuple[str, ...]:
+    """A name for each tensor that the program returns: the path in the returned structure, "output" for a lone tensor.
+
+    A path that is also the name of one of ``inputs`` (diffusers' models take and return a "sample") begins with "output_".
+    """
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
     signature = program.module_call_graph[0].signature
     paths = [str(index) for index in range(len(outputs))]
     if signature is not None and signature.out_spec.num_leaves == len(outputs):
         paths = list(_leaf_names(signature.out_spec, ""))
     names = [path if re.match(r"[A-Za-z_]", path) else f"output_{path}" if path else "output" for path in paths]
+    for place, name in enumerate(names):
+        others = {*inputs, *names} if name in inputs else ()
+        while name in others:
+            name = f"output_{name}"
+        names[place] = name
     return tuple(name for name, argument in zip(names, outputs, strict=True) if not hasattr(argument, "value"))
 
 
