@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test install clean
+.PHONY: demo test architectures install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -14,6 +14,10 @@ test: $(STAMP)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# optional: models of transformers, diffusers, timm and torchvision with random weights, which have to be installed first (--no-deps)
+architectures: $(STAMP)
+	$(BIN)/python -m tests.architectures
 
 install: $(STAMP)
 
