@@ -165,20 +165,20 @@ def group_norm_channels_last_kernel(
 
 
 def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, tuple[Size, ...]]:
-    """Samples, channels of one group, and the dims of the positions."""
-    last = attributes["channels_last"]
-    return x.shape[0], x.shape[-1 if last else 1] // attributes["num_groups"], x.shape[1:-1] if last else x.shape[2:]
+    """Samples, channels of one group, and the dims of the positions. Raises ValueError where the channels do not divide by the groups."""
+    last, groups = attributes["channels_last"], attributes["num_groups"]
+    channels = x.shape[-1 if last else 1]
+    if isinstance(channels, int) and (groups < 1 or channels % groups):
+        raise ValueError(f"{channels} channels do not divide into {groups} groups: choose num_groups so that it divides the channels")
+    return x.shape[0], channels // groups, x.shape[1:-1] if last else x.shape[2:]
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
-    shape = inputs[0].shape
-    channels, positions = (
-        constant(shape[-1 if attributes["channels_last"] else 1]),
-        shape[1:-1] if attributes["channels_last"] else shape[2:],
-    )
-    channels = None if channels is None else channels // attributes["num_groups"]
-    inner = constant_product(positions)
-    if attributes["channels_last"]:
+    last, shape = attributes["channels_last"], inputs[0].shape
+    # sizes that are not constant are not divided: TensorRT forbids it while it asks for tactics
+    width, inner = constant(shape[-1 if last else 1]), constant_product(shape[1:-1] if last else shape[2:])
+    channels = None if width is None else width // attributes["num_groups"]
+    if last:
         block = 32 if channels is None else next_power_of_2(channels)
         rows = None if inner is None else next_power_of_2(inner)
         if channels is not None and rows is not None and rows * block <= REGISTER_TILE:

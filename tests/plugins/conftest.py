@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,3 +34,13 @@ def interpreter() -> Iterator[Callable[..., Any]]:
     """Calls a function in a process where kernels are interpreted: ``interpreter(function, *arguments)``."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _interpret) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Kernels are kept in a folder of the tests' own, so that they are compiled and not found."""
+    folder = tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NORMDEPLOY_CACHE", str(folder))
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+        yield folder
