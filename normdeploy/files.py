@@ -19,6 +19,7 @@ from .errors import GraphError
 __all__ = ["atomic", "bodies", "detached", "load_onnx", "refer", "save_onnx", "sha256", "tensors", "write_bytes"]
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
+_APART = "normdeploy.foreign"  # a domain that the checker knows nothing of
 _ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the file
 
 
@@ -93,8 +94,9 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
     outside = [t for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     places = [_place(t, source.parent) for t in outside]
+    readable = _with_foreign_norms_apart(proto)
     try:
-        onnx.checker.check_model(str(source))  # by path: the only way above 2 GB
+        onnx.checker.check_model(str(source) if readable is None else readable)  # by path: the only way above 2 GB
     except (onnx.checker.ValidationError, ValueError) as error:
         raise GraphError(f"{source.name} breaks the ONNX specification: {str(error).splitlines()[0]}") from error
     if external_data:
@@ -105,6 +107,33 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
     return proto
+
+
+def _with_foreign_norms_apart(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """A copy for the checker, None where it is not needed.
+
+    onnxruntime's optimizer (LayerNormalization below opset 17), TensorRT's plugins and opset 18 (GroupNormalization, deprecated at birth)
+    left norms in ONNX's own domain that the checker refuses and `normdeploy.foreign` knows: here they are in a domain of their own. The
+    weights outside the file, whose places `_place` has checked, are empty, for the checker looks for them in the working directory.
+    """
+    from .foreign_ops import op_of
+    from .opsets import nodes_of
+
+    def foreign(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+        return [n for n, opset in nodes_of(model) if n.domain in ("", "ai.onnx") and op_of(n, opset) is not None]
+
+    if not foreign(proto):
+        return None
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for node in foreign(copy):
+        node.domain = _APART
+    for holder in (copy, *copy.functions):
+        holder.opset_import.add(domain=_APART, version=1)
+    for tensor in tensors(copy):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
+    return copy
 
 
 def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:

@@ -241,6 +241,32 @@ def test_detached_shares_nothing_that_can_be_changed() -> None:
     assert light.ByteSize() < 1000
 
 
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize(
+    ("opset", "node"),
+    [
+        (18, "GroupNormalization<num_groups = 2>(x, s, s)"),
+        (12, "LayerNormalization<axis = -1, epsilon = 0.001>(x, s)"),
+        (13, "InstanceNormalization_TRT<epsilon = 0.001>(x, s, s)"),
+    ],
+)
+def test_norms_of_other_tools_in_the_standards_domain_are_read(tmp_path: Path, opset: int, node: str, external: bool) -> None:
+    size = 2 if opset == 18 else 1024
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[n,1024,1024] x) => (float[n,1024,1024] y) {{ y = {node} }}'
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.linspace(1, 2, size, dtype=np.float32), "s"))
+    path = tmp_path / "m.onnx"
+    save_onnx(proto, path, external=external)
+    with pytest.raises(onnx.checker.ValidationError):  # so it is this test that tells, not a newer onnx
+        onnx.checker.check_model(str(path))
+    assert load_onnx(path) == proto
+    proto.graph.node.add(op_type="Add", input=["y", "nowhere"], output=["z"])
+    save_onnx(proto, path, external=external)
+    with pytest.raises(GraphError, match="breaks the ONNX specification"):
+        load_onnx(path)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
