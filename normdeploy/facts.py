@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from . import evaluate
 from .dims import Dims, evaluate_dim, invented
 from .graph import Graph, value_inputs
-from .parameters import Param, epsilon_of, parameter
+from .parameters import Param, epsilon_of, held_epsilon, parameter
 from .probe import Fit, fit
 from .region import (
     INSIDE,
@@ -239,13 +239,10 @@ def _as_written(graph: Graph, region: Region, found: Fit) -> Fit | None:
     if not found.outside or not found.centered or found.n < 2:
         return None
     factor = np.sqrt(found.n / (found.n - 1))
-    told = found.epsilon * factor
-    held = epsilon_of(graph, region, told)
-    return (
-        replace(found, gamma=found.gamma * factor, epsilon=held)
-        if held != told and epsilon_of(graph, region, found.epsilon) == found.epsilon
-        else None
-    )
+    held = held_epsilon(graph, region, found.epsilon * factor)
+    if held is None or held_epsilon(graph, region, found.epsilon) is not None:
+        return None
+    return replace(found, gamma=found.gamma * factor, epsilon=held)
 
 
 def _differ_by_size(a: Fit, b: Fit) -> str:

@@ -20,11 +20,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.inliner
 import onnx.parser
 
 from . import evaluate
-from .protos import subgraphs
 
 DOMAIN, VERSION = "normdeploy", 1
 OLDEST = 17  # the first opset for which the bodies are written
@@ -92,45 +90,12 @@ def reference(
     return np.asarray(d / root * scale + bias)
 
 
-def opened(proto: onnx.ModelProto, fuse: str) -> onnx.ModelProto:
-    """``proto`` ready for the passes: of the functions in our domain those written out in place that are not asked for or not ours.
-
-    A function of one of our names with another body means what its body says: it is never taken for ours.
-    """
-    held = [f for f in proto.functions if f.domain == DOMAIN]
-    foreign = [f for f in held if fuse != "portable" or not _ours(f)]
-    if not foreign:
-        return proto
-    return onnx.inliner.inline_selected_functions(proto, [(f.domain, f.name) for f in foreign], exclude=False)
-
-
-def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Give ``proto``, in place, the functions of our ops that it uses, written for ``opset``, and no other of our domain."""
-    holders = [proto.graph.node, *(f.node for f in proto.functions if f.domain != DOMAIN)]
-    nodes = [n for held in holders for node in held for n in (node, *(i for g in subgraphs(node) for i in g.node))]
-    used = sorted({n.op_type for n in nodes if n.domain == DOMAIN})
-    others = [f for f in proto.functions if f.domain != DOMAIN]
-    if len(others) < len(proto.functions) or used:
-        del proto.functions[:]
-        proto.functions.extend([*others, *(body(op, opset) for op in used)])
-    imports = [o for o in proto.opset_import if o.domain != DOMAIN]
-    if used or len(imports) < len(proto.opset_import):
-        del proto.opset_import[:]
-        proto.opset_import.extend([*imports, *([onnx.helper.make_opsetid(DOMAIN, VERSION)] if used else [])])
-    return proto
-
-
-def _ours(function: onnx.FunctionProto) -> bool:
-    opset = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if function.name not in OPS or opset < OLDEST:
-        return False
-    own = body(function.name, opset)
-    return (list(own.input), list(own.output), list(own.node)) == (list(function.input), list(function.output), list(function.node))
-
-
 def _evaluated(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], opset: int, outputs: int) -> Any:
     """One of our ops in float64, by its function body: what other runtimes run is what certificates judge."""
     function = body(op, max(opset, OLDEST))
+    lacks = [name for name in function.attribute if name not in attrs] + list(function.input)[len(inputs) :]
+    if lacks:
+        raise evaluate.Unsupported(f"{op} without {' and '.join(lacks)}")
     known = dict(zip(function.input, inputs, strict=False))
     for node in function.node:
         given = {a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a) for a in node.attribute}

@@ -5,7 +5,6 @@ A measured value is good to about 1e-13; where a constant of the file agrees wit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -106,15 +105,16 @@ def snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int
 
 def epsilon_of(graph: Graph, region: Region, epsilon: float) -> float:
     """The measured epsilon, or the number of the file that it is."""
-    for node in region.nodes:
-        if node.op in NORMS and abs(graph.attrs(node).get("epsilon", math.inf) - epsilon) <= 1e-7 * epsilon:
-            return float(graph.attrs(node)["epsilon"])
-    for t in constants(graph, region):
-        if t.shape is not None and np.prod(t.shape, dtype=int) == 1:
-            held = graph.value(t)
-            if held.dtype.kind == "f" and abs(held.item() - epsilon) <= 1e-7 * epsilon:
-                return float(held.item())
-    return epsilon
+    held = held_epsilon(graph, region, epsilon)
+    return epsilon if held is None else held
+
+
+def held_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None:
+    """The number of the file that the measured epsilon is; None where there is no such number."""
+    attributes = (graph.attrs(n).get("epsilon") for n in region.nodes if n.op in NORMS)
+    scalars = (graph.value(t) for t in constants(graph, region) if t.shape is not None and np.prod(t.shape, dtype=int) == 1)
+    numbers = (*(a for a in attributes if a is not None), *(v.item() for v in scalars if v.dtype.kind == "f"))
+    return next((float(v) for v in numbers if abs(v - epsilon) <= 1e-7 * epsilon), None)
 
 
 def constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:

@@ -16,11 +16,11 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from . import rounding
+from .calls import attach, imports, opened
 from .errors import CertificateError
 from .folding import fold
 from .foreign import standardized
 from .foreign_account import accounted
-from .functions import attach, opened
 from .fusing import OPSET
 from .fusing import fuse as fuse_norm
 from .graph import Graph
@@ -102,7 +102,8 @@ def _optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool) -> tuple[on
             f"the first {failed[0].tensor!r}: {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
         )
     out = renumbered(out, work.opset)
-    attach(out, _opset(out))
+    if wanted.fuse == "portable" or imports(out):
+        attach(out, _opset(out))
     return out, Summary(tuple(work.findings), nodes, len(out.graph.node), _opset(out), work.seconds)
 
 

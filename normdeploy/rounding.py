@@ -18,9 +18,9 @@ import onnx_graphsurgeon as gs
 import onnxruntime as ort
 
 from . import evaluate
+from .calls import attach
 from .certify import Case, Rewrite
 from .facts import Norm
-from .functions import attach
 from .graph import Graph, value_inputs
 from .records import Certificate, Finding
 from .region import EvaluationFailed, Region, concrete

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -9,7 +11,11 @@ import pytest
 from onnx import helper, parser
 
 from normdeploy import evaluate, functions
+from normdeploy.build import build
+from normdeploy.calls import attach
+from normdeploy.errors import GraphError
 from normdeploy.rewrite import optimize
+from normdeploy.runtimes.trt import missing
 
 CONSTANTS = "float eps = {1e-5}, float[6] g = {1,2,3,4,5,6}, float[6] s = {1,0,-1,2,0,1}, float one = {1}, float much = {0.01}"
 MEAN = "u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q)"
@@ -156,7 +162,7 @@ def test_bodies_compute_their_formulas(op: str, dtype: type, opset: int) -> None
         [helper.make_tensor_value_info(k, kind, v.shape) for k, v in inputs.items()],
         [helper.make_tensor_value_info("y", kind, x.shape)],
     )
-    model = functions.attach(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), opset)
+    model = attach(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), opset)
     onnx.checker.check_model(model, full_check=True)
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -177,13 +183,14 @@ def test_bodies_compute_their_formulas(op: str, dtype: type, opset: int) -> None
 
 
 def test_a_row_of_one_element_has_no_unbiased_variance() -> None:
-    (evaluated,) = evaluate.apply(
-        "LayerNorm",
-        [np.ones((2, 1)), np.ones(1), np.zeros(1)],
-        {"axes": [-1], "epsilon": 1e-5, "ddof": 1, "stash_type": 1},
-        opset=18,
-        domain=functions.DOMAIN,
-    )
+    with evaluate.quiet():
+        (evaluated,) = evaluate.apply(
+            "LayerNorm",
+            [np.ones((2, 1)), np.ones(1), np.zeros(1)],
+            {"axes": [-1], "epsilon": 1e-5, "ddof": 1, "stash_type": 1},
+            opset=18,
+            domain=functions.DOMAIN,
+        )
     assert np.isnan(evaluated).all()  # as torch.var gives
 
 
@@ -215,3 +222,141 @@ def test_two_norms_share_one_function() -> None:
     assert len(out.functions) == 1
     assert sorted(f.epsilon or 0.0 for f in summary.findings) == pytest.approx([1e-5, 0.01])
     agree(proto, out)
+
+
+CALL = "normdeploy.RMSNorm<axes: ints = [-1], {}stash_type: int = 1>(x, g)"
+EPSILON = "epsilon: float = 0.5, "
+
+
+def calling(body: str, *held: onnx.FunctionProto, opset: int = 18) -> onnx.ModelProto:
+    proto = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : {opset}, "normdeploy" : 1, "custom" : 1]> net (float[N,6] x) => (float[N,6] y)'
+        f" <float[6] g = {{1,2,3,4,5,6}}> {{ {body} }}"
+    )
+    proto.functions.extend(held)
+    return proto
+
+
+def by_default() -> onnx.FunctionProto:
+    """RMSNorm with an epsilon that calls may leave out."""
+    function = onnx.FunctionProto()
+    function.CopyFrom(functions.body("RMSNorm", 18))
+    function.attribute.remove("epsilon")
+    function.attribute_proto.append(helper.make_attribute("epsilon", 0.5))
+    return function
+
+
+def caller(body: str, imports: str = '"" : 18, "normdeploy" : 1') -> onnx.FunctionProto:
+    return parser.parse_function(f'<opset_import: [{imports}], domain: "custom"> Mine (x, g) => (y) {{ {body} }}')
+
+
+@pytest.mark.parametrize("fuse", ["standard", "portable"])
+@pytest.mark.parametrize(
+    "proto",
+    [
+        calling(f"y = {CALL.format(EPSILON)}", functions.body("RMSNorm", 18)),
+        calling(f"y = {CALL.format('')}", by_default()),
+        calling("y = custom.Mine(x, g)", caller(f"z = {CALL.format(EPSILON)} y = Relu(z)"), functions.body("RMSNorm", 18)),
+        calling(
+            "y = custom.Mine(x, g)",
+            caller(
+                "u = ReduceMean<axes: ints = [-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes: ints = [-1]>(q) r = Sqrt(v)"
+                " eps = Constant<value_float: float = 0.5>() e = Add(r, eps) n = Div(d, e) y = Mul(n, g)",
+                '"" : 17',
+            ),
+            opset=17,
+        ),
+    ],
+    ids=["ours", "a default for epsilon", "ours in a function", "std + eps in a function"],
+)
+def test_files_that_hold_functions(proto: onnx.ModelProto, fuse: str) -> None:
+    onnx.checker.check_model(proto, full_check=True)
+    out, _ = optimize(proto, fuse=fuse)
+    onnx.checker.check_model(out, full_check=True)
+    agree(proto, out)
+    assert bytes_of(optimize(out, fuse=fuse)[0]) == bytes_of(out)
+    own_ops = {n.op_type for nodes in (out.graph.node, *(f.node for f in out.functions)) for n in nodes if n.domain == functions.DOMAIN}
+    assert own_ops == {f.name for f in out.functions if f.domain == functions.DOMAIN}
+    assert bool(own_ops) == (fuse == "portable")
+
+
+def test_our_op_without_its_function_gets_it() -> None:
+    whole = calling(f"y = {CALL.format(EPSILON)}", functions.body("RMSNorm", 18))
+    bare = calling(f"y = {CALL.format(EPSILON)}")
+    for fuse in ("standard", "portable"):
+        out, _ = optimize(bare, fuse=fuse)
+        agree(whole, out)
+        assert own(out) == ([] if fuse == "standard" else ["RMSNorm"])
+
+
+@pytest.mark.parametrize("body", [f"y = {CALL.format('')}", "y = normdeploy.AddLayerNorm<epsilon: float = 1e-5>(x, g)"])
+@pytest.mark.parametrize("fuse", ["standard", "portable"])
+def test_what_only_bears_our_domain_is_left_alone(body: str, fuse: str) -> None:
+    proto = calling(body)
+    out, summary = optimize(proto, fuse=fuse)
+    assert list(out.graph.node) == list(proto.graph.node)
+    assert not out.functions
+    assert [f.status for f in summary.findings] == ["refused"]
+
+
+def test_a_call_without_an_attribute_is_no_valid_file() -> None:
+    with pytest.raises(GraphError, match=r"normdeploy\.RMSNorm\) lacks the attribute 'epsilon'"):
+        optimize(calling(f"y = {CALL.format('')}", functions.body("RMSNorm", 18)))
+
+
+def test_written_out_functions_keep_what_the_file_says() -> None:
+    proto = calling(f"y = {CALL.format(EPSILON)}", functions.body("RMSNorm", 18))
+    proto.metadata_props.add(key="made", value="here")
+    proto.graph.node[0].metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'layers.3.norm', 'rms']")
+    out, summary = optimize(proto)
+    assert [(p.key, p.value) for p in out.metadata_props] == [("made", "here")]
+    assert [f.module for f in summary.findings] == ["layers.3.norm"]
+    assert onnx.numpy_helper.to_array(out.graph.initializer[0]).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_old_file_gets_the_ir_version_of_functions() -> None:
+    proto = net("q = Mul(x, x) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)", opset=13)
+    proto.ir_version = 7
+    assert optimize(proto, fuse="portable")[0].ir_version == 8
+
+
+def test_of_a_static_size_std_is_as_its_author_wrote_it() -> None:
+    """torch writes x.std() as a variance times 6/5: epsilon and n − 1 are the author's, not 1e-5·sqrt(5/6) over n."""
+    proto = net(f"{MEAN} w = Mul(v, factor) r = Sqrt(w) e = Add(r, eps) y = Div(d, e)", constants=f"{CONSTANTS}, float factor = {{1.2}}")
+    _, summary = optimize(proto, fuse="portable")
+    assert [f.became for f in summary.findings] == ["normdeploy.StdNorm(axes=[-1], epsilon=1e-05, ddof=1)"]
+    assert optimize(proto)[1].findings[0].reason.startswith("epsilon (1e-05) is added to the standard deviation, outside the root")
+
+
+def test_groups_of_dynamic_size_are_normalized_between_their_views() -> None:
+    body = (
+        "v = Reshape(x, grouped) u = ReduceMean<axes=[-1]>(v) d = Sub(v, u) q = Mul(d, d) b = ReduceMean<axes=[-1]>(q)"
+        " sh = Shape(v) last = Gather(sh, minus) c = Cast<to: int = 1>(last) less = Sub(c, one) f = Div(c, less) w = Mul(b, f)"
+        " e = Add(w, eps) r = Sqrt(e) n = Div(d, r) back = Shape(x) y = Reshape(n, back)"
+    )
+    out, _ = optimize(net(body, "2,4,N", f"{DYNAMIC}, int64[3] grouped = {{0, 2, -1}}"), fuse="portable")
+    assert own(out) == ["LayerNorm"]
+
+
+def test_onnxruntime_makes_one_kernel_of_rms_norm(tmp_path: Path) -> None:
+    out, _ = optimize(NETS["rms"], fuse="portable")
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(out.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    assert "SimplifiedLayerNormalization" in {n.op_type for n in onnx.load(options.optimized_model_filepath).graph.node}
+
+
+def test_no_op_bears_a_standard_name() -> None:
+    """TensorRT's parser goes by the name alone: of normdeploy.RMSNormalization it ignored axes and normalized the last one."""
+    assert not [op for op in functions.OPS if onnx.defs.has(op)]
+
+
+@pytest.mark.skipif(bool(missing("tensorrt-rtx", gpu=False)), reason=missing("tensorrt-rtx", gpu=False))
+@pytest.mark.parametrize("name", NETS)
+def test_tensorrt_rtx_builds_the_bodies(name: str, tmp_path: Path) -> None:
+    out, _ = optimize(NETS[name], fuse="portable")
+    onnx.save(out, tmp_path / "own.onnx")
+    sizes = [d.dim_param or str(d.dim_value) for d in out.graph.input[0].type.tensor_type.shape.dim]
+    low, best, high = ("x".join(s if s.isdigit() else n for s in sizes) for n in ("2", "6", "9"))
+    engine = build(tmp_path / "own.onnx", tmp_path / "own.engine", profiles=[f"x={low}:{best}:{high}"] if low != high else ())
+    assert engine.layers >= len(out.functions[0].node)

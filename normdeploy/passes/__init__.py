@@ -28,7 +28,7 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
     if fuse == "portable" and own == "RMSNorm":
         return portable.form(graph, norm)
     if norm.ddof or norm.fit.outside:
-        made = NoMatch(_UNBIASED, norm.y.name) if norm.ddof else mean_variance.form(graph, norm, runtime)
+        made = mean_variance.form(graph, norm, runtime) if norm.fit.outside else NoMatch(_UNBIASED, norm.y.name)
         if isinstance(made, Form) or not own:
             return made
         portably = portable.form(graph, norm)

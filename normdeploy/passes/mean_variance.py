@@ -16,11 +16,9 @@ _EPSILON = 1e-9
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     if not norm.fit.outside:
         return NoMatch("epsilon stands inside the root", norm.y.name)
-    if abs(norm.epsilon - _EPSILON) > 1e-7 * _EPSILON or not norm.fit.centered or norm.fit.split is not None:
-        return NoMatch(
-            f"epsilon ({written(norm.epsilon)}) is added to the standard deviation, outside the root: equal to no standard node",
-            norm.y.name,
-        )
+    if abs(norm.epsilon - _EPSILON) > 1e-7 * _EPSILON or not norm.fit.centered or norm.fit.split is not None or norm.ddof:
+        to = "standard deviation" if norm.fit.centered else "root mean square"
+        return NoMatch(f"epsilon ({written(norm.epsilon)}) is added to the {to}, outside the root: equal to no standard node", norm.y.name)
     writer = Writer(graph, norm)
     writer.then("MeanVarianceNormalization", axes=list(norm.axes))
     writer.affine(norm.gamma, norm.beta)
