@@ -6,6 +6,7 @@ A function of one of our names with another body means what its body says: it is
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import count
 
 import onnx
 import onnx.inliner
@@ -95,8 +96,20 @@ def _ours(function: onnx.FunctionProto) -> bool:
     opset = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), 0)
     if function.name not in OPS or opset < OLDEST or function.attribute_proto:
         return False
-    own = body(function.name, opset)
-    return all(list(getattr(own, part)) == list(getattr(function, part)) for part in ("input", "output", "attribute", "node"))
+    return _meaning(function) == _meaning(body(function.name, opset))
+
+
+def _meaning(function: onnx.FunctionProto) -> list[object]:
+    """What a function computes, however a tool that wrote the file again calls its tensors."""
+    counter = count()
+    numbers = dict(zip(function.input, counter, strict=False))
+    steps: list[object] = [len(function.input), sorted(function.attribute)]
+    for node in function.node:
+        attributes = sorted((a.name, a.ref_attr_name or repr(onnx.helper.get_attribute_value(a))) for a in node.attribute)
+        read = [numbers.get(i) for i in node.input]
+        numbers.update(zip(node.output, counter, strict=False))
+        steps.append((node.domain.replace("ai.onnx", ""), node.op_type, read, attributes))
+    return [*steps, [numbers.get(o) for o in function.output]]
 
 
 def _inlined(proto: onnx.ModelProto, ops: Collection[str], bodies: Iterable[onnx.FunctionProto]) -> onnx.ModelProto:

@@ -74,7 +74,10 @@ def body(op: str, opset: int) -> onnx.FunctionProto:
 
     text = text.replace("{mean}", mean("x", "mean")).replace("{biased}", mean("q", "biased"))
     head = f'<opset_import: ["" : {opset}], domain: "{DOMAIN}">'
-    return onnx.parser.parse_function(f"{head} {op} <{attributes}> ({inputs}) => (Y) {{ {text} }}")
+    function = onnx.parser.parse_function(f"{head} {op} <{attributes}> ({inputs}) => (Y) {{ {text} }}")
+    for node in function.node:
+        node.ClearField("domain")  # the parser writes the default one, other tools leave it out
+    return function
 
 
 def reference(

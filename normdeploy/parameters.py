@@ -132,5 +132,7 @@ def constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
         node = graph.producer(t)
         if node is not None and node.op == "Constant" and isinstance(node.attrs.get("value"), gs.Constant):
             yield node.attrs["value"]
+        elif node is not None and "value_float" in node.attrs:
+            yield gs.Constant("", np.array(node.attrs["value_float"], np.float32))
         elif node is not None:
             stack.extend(node.inputs[:1] if node.op in ("Cast", "CastLike", "Reshape", "Unsqueeze", "Expand") else node.inputs)

@@ -12,7 +12,7 @@ from onnx import helper, parser
 
 from normdeploy import evaluate, functions
 from normdeploy.build import build
-from normdeploy.calls import attach
+from normdeploy.calls import _ours, attach
 from normdeploy.errors import GraphError
 from normdeploy.rewrite import optimize
 from normdeploy.runtimes.trt import missing
@@ -360,3 +360,34 @@ def test_tensorrt_rtx_builds_the_bodies(name: str, tmp_path: Path) -> None:
     low, best, high = ("x".join(s if s.isdigit() else n for s in sizes) for n in ("2", "6", "9"))
     engine = build(tmp_path / "own.onnx", tmp_path / "own.engine", profiles=[f"x={low}:{best}:{high}"] if low != high else ())
     assert engine.layers >= len(out.functions[0].node)
+
+
+@pytest.mark.parametrize("op", sorted(functions.OPS))
+def test_a_function_is_ours_by_what_it_computes(op: str) -> None:
+    """Other tools rename tensors, name nodes and write domains out."""
+    written = onnx.FunctionProto()
+    written.CopyFrom(functions.body(op, 18))
+    written.doc_string = "written again"
+    new = {name: f"{name}_" for node in written.node for name in node.output if name not in written.output} | {"X": "input"}
+    for i, node in enumerate(written.node):
+        node.name, node.domain = f"node_{i}", "ai.onnx" if i % 2 else ""
+        node.input[:], node.output[:] = [new.get(t, t) for t in node.input], [new.get(t, t) for t in node.output]
+    written.input[0] = "input"
+    assert _ours(written)
+    for i, node in enumerate(written.node):
+        for place in range(len(node.input)):
+            wrong = onnx.FunctionProto()
+            wrong.CopyFrom(written)
+            wrong.node[i].input[place] = "scale" if node.input[place] != "scale" else "input"
+            assert not _ours(wrong)
+        for attribute in node.attribute:
+            wrong = onnx.FunctionProto()
+            wrong.CopyFrom(written)
+            next(a for a in wrong.node[i].attribute if a.name == attribute.name).ref_attr_name = "stash"
+            assert not _ours(wrong)
+
+
+def test_the_way_back_keeps_epsilon_as_its_author_wrote_it() -> None:
+    proto = net(f"{MEAN} w = Mul(v, factor) r = Sqrt(w) e = Add(r, eps) y = Div(d, e)", constants=f"{CONSTANTS}, float factor = {{1.2}}")
+    back, _ = optimize(optimize(proto, fuse="portable")[0])
+    assert optimize(back, fuse="portable")[1].findings[0].became == "normdeploy.StdNorm(axes=[-1], epsilon=1e-05, ddof=1)"
