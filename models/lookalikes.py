@@ -173,7 +173,7 @@ LOOKALIKES: tuple[Case, ...] = (
         "another mean",
     ),
     looks("halved_statistics", halved_statistics, "narrowed"),
-    case("response_norm", lambda: ResponseNorm(5), (3, 6, 7, 5), row="lookalike", reason="statistics"),
+    case("response_norm", lambda: ResponseNorm(5), (3, 6, 7, 5), row="lookalike", reason="its own deviation"),
     # exact only for a known number of elements
     looks("unbiased_dynamic", lambda x: centred(x) / torch.sqrt(x.var(-1, keepdim=True) + EPS), "dynamic", DYNAMIC_HIDDEN),
     looks(

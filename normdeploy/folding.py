@@ -49,11 +49,12 @@ def _alone(work: Work, chain: Affine, why: str) -> Finding:
     if isinstance(made, batch.Fold):
         return _replace(work, chain, made, why)
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
-    node = chain.nodes[0]
-    lone = len(chain.nodes) == 1 and node.op == "BatchNormalization"
-    if plain and (batch.is_neutral(graph, node) if lone else len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes)):
+    steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]  # torch's cat of one tensor is an Identity
+    lone = len(steps) == 1 and steps[0].op == "BatchNormalization"
+    done = batch.is_neutral(graph, steps[0]) if lone else len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes)
+    if plain and done:
         return _chain_finding(work, chain, "kept", reason=f"it is one scale and shift already; {why}")
-    made = batch.neutral(graph, chain) if lone else batch.scale_and_shift(graph, chain)
+    made = batch.neutral(graph, chain, steps[0]) if lone else batch.scale_and_shift(graph, chain)
     return _replace(work, chain, made, why) if isinstance(made, batch.Fold) else _chain_finding(work, chain, "refused", reason=made.reason)
 
 

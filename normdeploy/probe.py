@@ -273,6 +273,10 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
     sure = (np.abs(large) > 0.3 * np.median(np.abs(large))) & (v > 0)
     unit = found.gamma * d / np.sqrt(v)
     if not np.allclose(large[sure], unit[sure], rtol=1e-6, atol=0):
+        if np.allclose(_LARGE * ask.odd(x)[sure], large[sure], rtol=1e-3, atol=0):
+            return NoMatch(
+                "its result grows with its input: not divided by its own deviation (global response normalization is such)", clarity=1
+            )
         return NoMatch(
             "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no root)", clarity=1
         )

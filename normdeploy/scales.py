@@ -155,6 +155,7 @@ def _reduced(full: np.ndarray) -> np.ndarray:
 
 
 def _normalizes(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
+    """A BatchNormalization, or a root of constants is taken; the root of a single number is attention's 1/sqrt(d)."""
     if any(n.op == "BatchNormalization" for n in nodes):
         return True
     seen: set[int] = set()
@@ -164,7 +165,7 @@ def _normalizes(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
         if node is None or id(node) in seen or not graph.is_constant(node.outputs[0]):
             continue
         seen.add(id(node))
-        if node.op in ("Sqrt", "Pow", "Reciprocal"):
+        if node.op in ("Sqrt", "Pow", "Reciprocal") and (root := graph.known(node.outputs[0])) is not None and root.size > 1:
             return True
         stack.extend(node.inputs)
     return False

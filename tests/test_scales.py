@@ -216,3 +216,22 @@ def test_a_scale_that_overflows_the_type_is_not_folded() -> None:
         module[1].weight.fill_(6e4)  # 6e4/sqrt(1e-5) is 1.9e7
     _, summary = optimize(exported(module, torch.randn(2, 3, 4, 4).half()))
     assert not any("folded into" in f.became for f in summary.findings)
+
+
+def test_attention_s_one_over_root_of_d_is_no_batch_norm() -> None:
+    """(q + b)/sqrt(3d), DeBERTa's: the root of one number does not make the bias and it a BatchNorm that has to be told of."""
+    text = """<ir_version: 9, opset_import: ["" : 21]> net (float[B, 4] x) => (float[B, 4] y)
+        <float[4] b = {1, 2, 3, 4}, float d = {24}> { q = Add(x, b) r = Sqrt(d) y = Div(q, r) }"""
+    out, summary = optimize(onnx.parser.parse_model(text))
+    assert not summary.findings
+    assert [n.op_type for n in out.graph.node] == ["Add", "Sqrt", "Div"]
+
+
+def test_a_lone_batch_norm_behind_an_identity_stays_one_node() -> None:
+    """DenseNet's first layer of a block: torch writes the cat of a single tensor as Identity."""
+    text = """<ir_version: 9, opset_import: ["" : 21]> net (float[B, 2, H] x) => (float[B, 2, H] y)
+        <float[2] g = {1, 2}, float[2] s = {3, 4}, float[2] m = {0.5, 1}, float[2] v = {2, 3}>
+        { i = Identity(x) n = BatchNormalization(i, g, s, m, v) y = Relu(n) }"""
+    out, summary = optimize(onnx.parser.parse_model(text))
+    assert [f.status for f in summary.findings] == ["folded"]
+    assert [n.op_type for n in out.graph.node] == ["BatchNormalization", "Relu"]

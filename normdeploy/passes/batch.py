@@ -154,9 +154,9 @@ def scale_and_shift(graph: Graph, found: Affine) -> Fold | NoMatch:
     return Fold(tuple(nodes), said, found.y, (found.z,), (None,), ((found.y, tuple(nodes)),))
 
 
-def neutral(graph: Graph, found: Affine) -> Fold | NoMatch:
-    """A lone BatchNormalization with its statistics folded into its scale and bias."""
-    node, channels = found.nodes[0], found.shift.shape[1:2] or (1,)
+def neutral(graph: Graph, found: Affine, node: gs.Node) -> Fold | NoMatch:
+    """The lone BatchNormalization ``node`` with its statistics folded into its scale and bias."""
+    channels = found.shift.shape[1:2] or (1,)
     size = graph.known(node.inputs[1])
     a, b = (along(v, 1, size.size if size is not None else channels[0]) for v in (found.scale, found.shift))
     if a is None or b is None or not representable(found.dtype, a, b):
