@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+ARCHITECTURES := .venv-architectures
 
-.PHONY: demo test architectures install clean
+.PHONY: demo test test-gpu architectures install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -15,9 +16,23 @@ test: $(STAMP)
 	$(BIN)/python -m mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+# the kernels on a GPU; where there is none, it says so
+test-gpu: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/plugins/test_gpu.py || test $$? = 5
+	@if command -v compute-sanitizer >/dev/null; then \
+		compute-sanitizer --error-exitcode 1 $(BIN)/python -m pytest -rs tests/plugins/test_gpu.py -k '1001 or 7x7 or 7-20 or 40x41' || test $$? = 5; \
+	else echo "compute-sanitizer is not installed: memory was not checked"; fi
+
 # optional: models of transformers, diffusers, timm and torchvision with random weights, which have to be installed first (--no-deps)
 architectures: $(STAMP)
 	$(BIN)/python -m tests.architectures
+
+# transformers, diffusers, timm and torchvision in an environment of their own, which sees this one: none of them may bring another torch
+test-architectures: $(STAMP)
+	test -x $(ARCHITECTURES)/bin/python || $(BIN)/python -m venv $(ARCHITECTURES)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(ARCHITECTURES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth
+	$(ARCHITECTURES)/bin/python -m pip install --quiet --no-deps --requirement tests/architectures/requirements.txt
+	OMP_NUM_THREADS=1 $(ARCHITECTURES)/bin/python -m pytest -m architectures tests/architectures
 
 install: $(STAMP)
 
@@ -30,4 +45,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv demo build *.egg-info
+	rm -rf .venv $(ARCHITECTURES) demo build *.egg-info

@@ -15,7 +15,7 @@ _STEPS = 12  # nodes looked at above a root: an unbiased variance over a dynamic
 
 
 def decomposed(proto: onnx.ModelProto) -> list[str]:
-    """The outputs of the roots (Sqrt, Pow by ±1/2, Reciprocal of neither, ReduceL2) that take a mean, and of whole BatchNormalizations."""
+    """The outputs of the roots (Sqrt, Pow by ±1/2, ReduceL2) that take a mean or a sum."""
     graph = proto.graph
     made = {name: node for node in graph.node for name in node.output if name}
     constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -29,11 +29,11 @@ def _is_root(node: onnx.NodeProto, constants: dict[str, np.ndarray]) -> bool:
     if node.op_type == "Pow":
         power = constants.get(node.input[1])
         return power is not None and power.size == 1 and abs(power.item()) == 0.5
-    return node.op_type in ("Sqrt", "ReduceL2", "BatchNormalization")
+    return node.op_type in ("Sqrt", "ReduceL2")
 
 
 def _takes_a_mean(root: onnx.NodeProto, made: dict[str, onnx.NodeProto]) -> bool:
-    if root.op_type in ("ReduceL2", "BatchNormalization"):
+    if root.op_type == "ReduceL2":
         return True
     stack, seen = [root.input[0]], set()
     while stack and len(seen) < _STEPS:

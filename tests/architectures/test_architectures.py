@@ -1,0 +1,40 @@
+"""No decomposed norm is left that is expressible, nothing is worse than the exporter's own file, parity at two batch sizes and more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .catalogue import ARCHITECTURES, Architecture
+from .measure import Result, Row, measured
+
+pytestmark = pytest.mark.architectures
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
+def test_architecture(architecture: Architecture, tmp_path: Path) -> None:
+    try:
+        row = measured(architecture, tmp_path)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed; make test-architectures installs it")
+    assert row.norm_calls > 0
+    assert row.ours.accounted == row.norm_calls, row.ours.norms  # from the module every one is seen
+    for result in (row.ours, row.rewritten):
+        _holds(architecture, row, result)
+    assert row.engine.startswith(("built", "not tried")), row.engine
+
+
+def _holds(architecture: Architecture, row: Row, result: Result) -> None:
+    assert not result.failed
+    assert not result.checked
+    assert result.nodes <= row.exporter_nodes
+    assert not any(what.endswith("undone") for what in result.norms), result.refused
+    refused = [f["reason"] for f in result.refused if f["status"] == "refused"]
+    unexpected = [reason for reason in refused if not any(part in reason for part in architecture.left)]
+    assert not unexpected
+    for part, count in architecture.left.items():
+        assert sum(part in reason for reason in refused) == count
+    assert len(result.left) == sum(architecture.left.values()), result.left
+    assert result.parity
+    assert all(p["ok"] for p in result.parity) or result.excused, result.parity
