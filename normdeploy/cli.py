@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from . import __version__
-from .errors import NormdeployError
+from .errors import NormdeployError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -360,5 +360,5 @@ def main() -> None:
     try:
         app()
     except NormdeployError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(1)

@@ -43,3 +43,10 @@ class BuildError(NormdeployError):
 
 class RuntimeUnavailable(NormdeployError):
     """A package or a device that a verb needs is not there; the message says which extra to install."""
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters: names come from files, and a terminal would obey them."""
+    if text.isprintable():
+        return text
+    return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -119,7 +119,7 @@ def _affine(finding: Finding) -> str:
     if said:
         return " and ".join(said)
     known = finding.ddof is not None or finding.kind == "RMSNorm"
-    recognised = finding.status != "refused" or any(a.stage == "form" for a in finding.attempts)
+    recognised = not finding.attempts or any(a.stage == "form" for a in finding.attempts)
     return "γ 1 and β 0 everywhere" if known and recognised else ""
 
 

@@ -40,7 +40,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -48,6 +48,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .errors import printable
 from .groups import COLOURS, Group, found, grouped, proof, reason, unnumbered, where
 from .inspection import show_census, show_explanations
 from .records import Explanation, Finding, Summary
@@ -94,34 +95,47 @@ class Report:
 
     def show(self, console: Console) -> None:
         """Print the tables."""
-        if self.summary is not None:
-            if self.summary.explanations:
-                show_explanations(console, self.summary.explanations)
+        summary = _printable(self.summary)
+        if summary is not None:
+            if summary.explanations:
+                show_explanations(console, summary.explanations)
             else:
-                show_norms(console, self.summary, planned=self.verb == "inspect")
+                show_norms(console, summary, planned=self.verb == "inspect")
         if self.engine is not None:
             show_engine(console, self.engine)
         if self.parity is not None:
             show_parity(console, self.parity)
-        for note in (*self.notes, *(self.summary.notes if self.summary is not None and not self.summary.explanations else ())):
+        for note in (*self.notes, *(summary.notes if summary is not None and not summary.explanations else ())):
             console.print(Text(f"note: {note}", style="yellow"))
 
 
 def _norm(finding: Finding) -> dict[str, Any]:
-    document = asdict(finding)
-    if finding.certificate is not None:
-        document["certificate"]["rounding_ok"] = finding.certificate.rounding_ok
-    return document
+    certificate = finding.certificate
+    told = None if certificate is None else {**vars(certificate), "rounding_ok": certificate.rounding_ok}
+    return {**vars(finding), "certificate": told}
 
 
 def _explanation(explanation: Explanation) -> dict[str, Any]:
     return {**vars(explanation), "finding": None if explanation.finding is None else explanation.finding.tensor}
 
 
+def _printable(value: Any) -> Any:
+    """``value`` with its texts made safe for a terminal."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, tuple):
+        items = tuple(map(_printable, value))
+        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        safe = {name: _printable(held) for name, held in vars(value).items()}
+        return replace(value, **safe) if any(safe[name] is not held for name, held in vars(value).items()) else value
+    return value
+
+
 def _plain(value: Any) -> Any:
     """``value`` in the types that JSON has."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {name: _plain(held) for name, held in vars(value).items()}
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -80,18 +80,14 @@ def of_region(graph: Graph, region: Region, fit: Fit | None, told: int = 0) -> T
 
 def of_scale(graph: Graph, chain: Affine) -> Traits:
     """The traits of an eval BatchNorm: its statistics are constants."""
-    axes = range(chain.scale.ndim)
-    varying = [tuple(a for a in axes if values.shape[a] > 1) for values in (chain.scale, chain.shift)]
-    channels = varying[0] or varying[1]
+    channels = _varying(chain.scale) or _varying(chain.shift) or _stated_channels(graph, chain)
     node = next((n for n in chain.nodes if n.op == "BatchNormalization"), None)
-    if node is not None and not channels:
-        channels = (1,)
     names = ["", ""] if node is None else [t.name for t in node.inputs[1:3]]
     epsilon = None if node is None else float(graph.attrs(node).get("epsilon", 1e-5))
     return Traits(
         input=chain.z.name,
         shape=graph.shape(chain.z),
-        axes=tuple(a for a in axes if a not in channels) if chain.normalizes else (),
+        axes=tuple(a for a in range(chain.scale.ndim) if a not in channels) if chain.normalizes and channels else (),
         epsilon=epsilon,
         epsilon_as_written=epsilon,
         gamma=Parameter(False, channels, names[0]),
@@ -100,6 +96,21 @@ def of_scale(graph: Graph, chain: Affine) -> Traits:
         half=_half(graph, chain.region.nodes, epsilon),
         tensors=_outputs(chain.region.nodes),
     )
+
+
+def _varying(values: np.ndarray) -> tuple[int, ...]:
+    return tuple(a for a, n in enumerate(values.shape) if n > 1)
+
+
+def _stated_channels(graph: Graph, chain: Affine) -> tuple[int, ...]:
+    """The axes along which the constants may vary, though their values are all the same (a BatchNorm that was never trained)."""
+    if any(n.op in VIEWS for n in chain.nodes):
+        return ()
+    if any(n.op == "BatchNormalization" for n in chain.nodes):
+        return (1,)
+    rank = chain.scale.ndim
+    shapes = [graph.value(t).shape for n in chain.nodes for t in n.inputs if graph.is_constant(t)]
+    return tuple(sorted({rank - len(shape) + a for shape in shapes for a, n in enumerate(shape) if n > 1 and len(shape) <= rank}))
 
 
 def _outputs(nodes: Iterable[gs.Node]) -> tuple[str, ...]:

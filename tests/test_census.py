@@ -139,6 +139,29 @@ def test_eval_batchnorm() -> None:
     assert finding.half[0].overflow == ("big",)
 
 
+@pytest.mark.parametrize(
+    ("body", "axes"),
+    [
+        ("n = BatchNormalization(h, ones, b, b, ones)", (0, 2, 3)),
+        ("c = Sub(h, mean) d = Add(mean, eps) r = Sqrt(d) n = Div(c, r)", (0, 2, 3)),
+        ("v = Reshape(h, rows) k = BatchNormalization(v, ones, ones, ones, ones) s = Shape(h) n = Reshape(k, s)", ()),  # not told
+    ],
+)
+def test_channels_of_a_batchnorm_that_was_never_trained(body: str, axes: tuple[int, ...]) -> None:
+    ones = ", ".join(["1"] * 8)
+    held = f", float[8] ones = {{{ones}}}, float[8,1,1] mean = {{{ones}}}, int64[2] rows = {{-1, 8}}"
+    assert only(model(f"h = Relu(x) {body} y = Relu(n)", x="b,8,4,4", held=held)).axes == axes
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["y = LayerNormalization(x, g)", "y = RMSNormalization(x, g)", "y = LayerNormalization(x, g, g)", "y = InstanceNormalization(x, w, g)"],
+)
+def test_node_with_data_of_its_own_is_listed(body: str) -> None:
+    finding = only(model(body, inputs=", float[8] g", opset=23, x="2,8,8" if "Instance" in body else "b,8"))
+    assert (finding.status, finding.tensor) == ("kept", "y")
+
+
 def test_optimize_does_not_pay_for_the_census() -> None:
     (finding,) = normdeploy.optimize(model(f"{NORMED} y = Identity(n)")).summary.findings
     assert (finding.tensors, finding.half, finding.statistics, finding.runtimes) == ((), (), "", ())
@@ -353,6 +376,17 @@ def test_explain_on_the_command_line(tmp_path: Path) -> None:
     assert (explanation["finding"], explanation["way"][4]["mark"]) == ("n", "the clamp")
     missed = CliRunner().invoke(app, ["inspect", str(source), "--explain", "zzz"])
     assert isinstance(missed.exception, InputError)
+
+
+def test_names_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
+    source = tmp_path / "escape.onnx"
+    proto = model("y = LayerNormalization(x, w)")
+    proto.graph.node[0].output[0] = proto.graph.output[0].name = "\x1b[31m[red]y"
+    onnx.save(proto, source)
+    done = CliRunner().invoke(app, ["inspect", str(source)])
+    assert done.exit_code == 0
+    assert "\x1b" not in done.output
+    assert "[31m[red]y" in done.output
 
 
 def test_files_without_norms(tmp_path: Path) -> None:

@@ -85,7 +85,9 @@ def test_portable_is_one_node_with_a_body(name: str) -> None:
     assert finding.became.startswith(f"normdeploy.{OPS[name]}(")
     assert "epsilon=1e-05" in finding.became  # as its author wrote it
     agree(proto, out)
-    assert bytes_of(optimize(out, fuse="portable")[0]) == bytes_of(out)
+    again, kept = optimize(out, fuse="portable")
+    assert bytes_of(again) == bytes_of(out)
+    assert [(f.status, f.epsilon) for f in kept.findings] == [("kept", pytest.approx(1e-5))]
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -315,7 +317,7 @@ def test_written_out_functions_keep_what_the_file_says() -> None:
 
 
 def test_an_old_file_gets_the_ir_version_of_functions() -> None:
-    proto = net("q = Mul(x, x) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)", opset=13)
+    proto = net("q = Mul(x, x) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)")
     proto.ir_version = 7
     assert optimize(proto, fuse="portable")[0].ir_version == 8
 
@@ -391,3 +393,15 @@ def test_the_way_back_keeps_epsilon_as_its_author_wrote_it() -> None:
     proto = net(f"{MEAN} w = Mul(v, factor) r = Sqrt(w) e = Add(r, eps) y = Div(d, e)", constants=f"{CONSTANTS}, float factor = {{1.2}}")
     back, _ = optimize(optimize(proto, fuse="portable")[0])
     assert optimize(back, fuse="portable")[1].findings[0].became == "normdeploy.StdNorm(axes=[-1], epsilon=1e-05, ddof=1)"
+
+
+def test_double_is_computed_in_double() -> None:
+    constants = "double eps = {0.25}, double[6] g = {1,2,3,4,5,6}, double[6] s = {1,0,-1,2,0,1}"
+    body = f"{MEAN} r = Sqrt(v) e = Add(r, eps) n = Div(d, e) m = Mul(n, g) y = Add(m, s)"
+    proto = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 17]> net (double[N,6] x) => (double[N,6] y) <{constants}> {{ {body} }}'
+    )
+    out, _ = optimize(proto, fuse="portable")
+    assert own(out) == ["StdNorm"]
+    x = np.random.default_rng(0).standard_normal((5, 6))
+    np.testing.assert_allclose(run(out, x), run(proto, x), rtol=0, atol=10 * 2.0**-53 * 6 * 6**0.5)

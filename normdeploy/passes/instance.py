@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ..facts import Norm
 from ..graph import Graph
+from ..parameters import Param
 from ..region import NoMatch
 from .form import Form, Writer, inverse, written
 
@@ -22,8 +23,8 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
         return NoMatch("no instance norm", norm.y.name)
     batch, channel = outside
     size = norm.shape[channel]
-    if not isinstance(size, int) or any(p is not None and (p.data or set(p.varies) - {channel}) for p in (norm.gamma, norm.beta)):
-        return NoMatch("its scale is no constant for each channel", norm.y.name)
+    if not isinstance(size, int) or not all(_for_each(graph, p, channel, size) for p in (norm.gamma, norm.beta)):
+        return NoMatch("its scale is no number for each channel", norm.y.name)
     perm = [batch, channel, *norm.axes]
     writer = Writer(graph, norm)
     writer.transpose(perm)
@@ -33,3 +34,11 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     writer.transpose(inverse(perm))
     opset = 22 if norm.dtype.name == "bfloat16" else 6  # the first that allows the type
     return writer.form("InstanceNormalization", f"InstanceNormalization(epsilon={written(norm.epsilon)})", opset)
+
+
+def _for_each(graph: Graph, param: Param | None, channel: int, size: int) -> bool:
+    """Whether it is one number for each channel; data has to be a vector already."""
+    if param is None:
+        return True
+    vector = param.tensor is not None and graph.shape(param.tensor) == (size,)
+    return set(param.varies) <= {channel} and (vector or not param.data)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from ..facts import Norm
 from ..graph import Graph
+from ..parameters import Param
 from ..region import NoMatch
 from .form import Form, Writer, inside, inverse, to_the_end, trailing, written
 
@@ -34,6 +35,8 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
     if perm != sorted(perm) and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
         return NoMatch("its scale or shift is data along an axis that has to be transposed", norm.y.name)
+    if not all(_broadcasts(graph, norm, p) for p in (norm.gamma, norm.beta)):
+        return NoMatch("its scale or shift is data that does not broadcast to its input", norm.y.name)
     writer.transpose(perm)
     shape = [1] * len(behind)
     for p in (gamma, beta):
@@ -46,6 +49,15 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     writer.transpose(inverse(perm))
     writer.affine(None if fits else norm.gamma, None if fits and centered else norm.beta)
     return writer.form(core, f"{core}(axis={axis - len(perm)}, epsilon={written(norm.epsilon)})", opset)
+
+
+def _broadcasts(graph: Graph, norm: Norm, param: Param | None) -> bool:
+    """Whether data, as it is, varies along the axes of x that it should: a vector over channels does not where they are not last."""
+    if param is None or not param.data or param.tensor is None:
+        return True
+    shape, rank = graph.shape(param.tensor) or (), len(norm.shape)
+    first = rank - len(shape)
+    return first <= min(param.varies, default=rank) and all(d == 1 or first + i in param.varies for i, d in enumerate(shape))
 
 
 def _modulates(norm: Norm, param: object) -> bool:
