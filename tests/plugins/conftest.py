@@ -35,7 +35,7 @@ def interpreter() -> Iterator[Callable[..., Any]]:
     import numpy
     import triton
 
-    if triton.__version__ < "3.7" and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
         pytest.skip(f"Triton {triton.__version__}'s interpreter breaks with NumPy {numpy.__version__}: triton>=3.7 or numpy<2.4 is needed")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _interpret) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
