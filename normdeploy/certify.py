@@ -19,11 +19,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from . import evaluate
-from .facts import Norm, bindings
+from .facts import Norm
 from .graph import Graph, value_inputs
 from .probe import Fit
 from .records import Certificate
 from .region import Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
+from .sizes import bindings, loose_axes
 
 BOUND = 1e-7
 _ULP = 64 * np.finfo(np.float64).eps
@@ -72,19 +73,28 @@ def rewrite_of(graph: Graph, before: Region, nodes: Sequence[gs.Node]) -> Rewrit
 def norm_cases(norm: Norm, rewrite: Rewrite, sizes: int = 2) -> list[Case]:
     """The battery at two sizes of every dynamic dim (at one where nothing is dynamic), every pattern in some group.
 
-    ``sizes``: 1 for a norm that differs in gamma and beta alone from others that were judged at two.
+    Large static dims along which the norm does the same everywhere count as dynamic (`normdeploy.sizes`), where the new nodes can be
+    evaluated at small sizes of them as well. ``sizes``: 1 for a norm that differs in gamma and beta alone from others that were judged
+    at two.
     """
+    loose = loose_axes(norm.region)
+    return _cases(norm, rewrite, sizes, loose) or (_cases(norm, rewrite, sizes, ()) if loose else [])
+
+
+def _cases(norm: Norm, rewrite: Rewrite, sizes: int, loose: tuple[int, ...]) -> list[Case]:
     rng = np.random.default_rng(11)
     cases: list[Case] = []
     sizes_seen = 0
-    for bound, size in bindings(norm.region):
+    for bound, size in bindings(norm.region, loose):
         try:
             after = rewrite.after.bind(bound.sizes)
             layout = norm.fit.resized(size)
-            if len(bound.sizes) > 1:  # symbols may be bound to each other: where the original does not run there is nothing to prove
+            if len(bound.sizes) > 1 or loose:  # the sizes may not suit each other: where the original does not run nothing is proved
                 with evaluate.quiet():
                     others = [np.zeros(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]]
                     bound.run([np.zeros(size), *others])
+                    if loose:
+                        after.run([np.zeros(size)])
         except (EvaluationFailed, ValueError):
             continue
         for x, names in _battery(size, layout.axes, layout.split, layout.block, norm.epsilon, _compared(norm.region)):
@@ -144,7 +154,19 @@ def certify_norm(norm: Norm, rewrite: Rewrite, cases: Sequence[Case]) -> Certifi
         g = int(np.argmax(ratio))
         if not ratio[g] <= worst:
             worst, name = float(ratio[g]), case.names[g]
-    return Certificate(bool(worst <= BOUND), float(worst), BOUND, sum(len(c.names) for c in cases), name)
+    proved = bool(worst <= BOUND)
+    return Certificate(proved, float(worst), BOUND, sum(len(c.names) for c in cases), name, note=_smaller(norm, cases) if proved else "")
+
+
+def _smaller(norm: Norm, cases: Sequence[Case]) -> str:
+    """What is to be said of static sizes that others stood in for."""
+    seen = [sorted(set(sizes)) for sizes in zip(*(c.leaves[0].shape for c in cases), strict=True)]
+    said = [
+        f"{' and '.join(map(str, some))} for {n} along axis {a}"
+        for a, (n, some) in enumerate(zip(norm.shape, seen, strict=True))
+        if isinstance(n, int) and some != [n]
+    ]
+    return f"judged at smaller sizes ({', '.join(said)}), where it does the same at each place" if said else ""
 
 
 def _norm_error(norm: Norm, case: Case, before: np.ndarray, after: np.ndarray) -> np.ndarray:

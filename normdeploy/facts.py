@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from . import evaluate
 from .dims import Dims, evaluate_dim, invented
 from .graph import Graph, value_inputs
 from .parameters import Param, epsilon_of, held_epsilon, parameter
@@ -22,7 +21,6 @@ from .region import (
     NORMS,
     REDUCTIONS,
     Bound,
-    EvaluationFailed,
     NoMatch,
     Region,
     assignments,
@@ -34,6 +32,7 @@ from .region import (
     results,
     tensor_symbols,
 )
+from .sizes import bindings
 
 
 @dataclass(frozen=True)
@@ -207,19 +206,6 @@ def _random_leaf(graph: Graph, t: gs.Tensor, bound: Bound, seed: int) -> np.ndar
 
 def _group_is_dynamic(shape: Dims, found: Fit) -> bool:
     return not all(isinstance(shape[a], int) for a in found.over)
-
-
-def bindings(region: Region) -> Iterator[tuple[Bound, tuple[int, ...]]]:
-    """The region bound to sizes that suit it, with x's concrete shape."""
-    for sizes in assignments(region.symbols):
-        size = concrete(region.graph, region.leaves[0], sizes)
-        if size is None:
-            return
-        try:
-            with evaluate.quiet():
-                yield region.bind(sizes), size
-        except EvaluationFailed:
-            continue
 
 
 def _unbiased(a: Fit, b: Fit) -> Fit | None:

@@ -150,11 +150,12 @@ class Graph:
             elif seed(node):
                 memo[id(top)] = True
             else:
-                open_inputs = [i for i in value_inputs(node) if id(i) not in memo]
+                inputs = value_inputs(node)
+                open_inputs = [i for i in inputs if id(i) not in memo]
                 if open_inputs:
                     stack.extend(open_inputs)
                     continue
-                memo[id(top)] = all(memo[id(i)] for i in value_inputs(node))
+                memo[id(top)] = all(memo[id(i)] for i in inputs)
             stack.pop()
         return memo[id(t)]
 

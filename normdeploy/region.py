@@ -104,7 +104,8 @@ class Region:
     def template(self) -> tuple[object, ...]:
         """What two regions have in common that differ only in their larger constants: gamma and beta of norms of one kind.
 
-        Ops, attributes, wiring, shapes and types of leaves, and the values of constants of up to `_SMALL` elements.
+        Ops, attributes, wiring, shapes and types of leaves, and the values of constants of up to `_SMALL` elements and of all that are
+        not floating (sizes, axes, masks).
         """
         graph = self.graph
         place: dict[int, object] = {id(t): ("leaf", i, graph.shape(t), str(graph.dtype(t))) for i, t in enumerate(self.leaves)}
@@ -113,7 +114,7 @@ class Region:
         for n, node in enumerate(self.nodes):
             inputs = tuple(place.get(id(t)) or _constant(graph, t) for t in node.inputs)
             attrs = graph.attrs(node)
-            steps.append((node.op, repr(sorted(attrs.items(), key=lambda pair: pair[0])) if attrs else "", inputs))
+            steps.append((node.domain, node.op, repr(sorted(attrs.items(), key=lambda pair: pair[0])) if attrs else "", inputs))
             place |= {id(o): (n, i) for i, o in enumerate(node.outputs)}
         return (*steps, place.get(id(self.y)))
 
@@ -123,7 +124,7 @@ def _constant(graph: Graph, t: gs.Tensor) -> object:
     held = t.values if isinstance(t, gs.Constant) else graph.known(t)
     if held is None:
         return ("unknown", id(t))
-    return (held.shape, held.dtype.str, held.tobytes() if held.size <= _SMALL else None)
+    return (held.shape, held.dtype.str, held.tobytes() if held.size <= _SMALL or held.dtype.kind in "iub" else None)
 
 
 class Bound:

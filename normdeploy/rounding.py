@@ -140,12 +140,13 @@ def like(finding: Finding, first: Finding) -> Finding:
     assert finding.certificate is not None
     assert first.certificate is not None
     ran = first.certificate
+    told = f"onnxruntime ran {first.tensor!r}, which differs in gamma and beta only" if ran.rounding_after is not None else ran.note
     certificate = replace(
         finding.certificate,
         rounding_before=ran.rounding_before,
         rounding_after=ran.rounding_after,
         rounding_bound=ran.rounding_bound,
-        note=ran.note or f"onnxruntime ran {first.tensor!r}, which differs in gamma and beta only",
+        note=_joined(finding.certificate.note, told),
     )
     notes = (*finding.notes, *(n for n in first.notes if n not in finding.notes))
     proved = (*finding.proved, "onnxruntime run of its like") if "onnxruntime run" in first.proved else finding.proved
@@ -164,7 +165,11 @@ def verdicts(trials: Sequence[Trial]) -> list[tuple[float | None, float | None, 
 
 def with_rounding(certificate: Certificate, verdict: tuple[float | None, float | None, float | None, str]) -> Certificate:
     before, after, allowed, note = verdict
-    return replace(certificate, rounding_before=before, rounding_after=after, rounding_bound=allowed, note=certificate.note or note)
+    return replace(certificate, rounding_before=before, rounding_after=after, rounding_bound=allowed, note=_joined(certificate.note, note))
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(n for n in notes if n)
 
 
 def _run(pieces: Sequence[Piece]) -> list[np.ndarray | str]:

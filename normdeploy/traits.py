@@ -13,13 +13,14 @@ import onnx_graphsurgeon as gs
 
 from . import evaluate
 from .dims import Dims
-from .facts import Norm, bindings
+from .facts import Norm
 from .graph import Graph
 from .parameters import Param, epsilon_of, snapped
 from .probe import Fit
 from .records import Half, Parameter
 from .region import NORMS, REDUCTIONS, VIEWS, EvaluationFailed, Region, concrete, is_root
 from .scales import Affine
+from .sizes import bindings
 
 _BOUND = float(np.finfo(np.float32).max)  # what exporters write for "no bound", no number
 _LARGE = 2.0**34  # an epsilon is far below float64's precision there

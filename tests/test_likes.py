@@ -11,8 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from normdeploy import facts
 from normdeploy.facts import Norm
+from normdeploy.graph import Graph
 from normdeploy.records import Summary
-from normdeploy.region import Region
+from normdeploy.region import Region, compile_region
 from normdeploy.rewrite import optimize
 from normdeploy.rounding import OF_A_KIND
 from tests.support import run_onnxruntime
@@ -92,6 +93,48 @@ def test_what_differs_in_more_is_no_like(second: Kind, guesses: list[bool]) -> N
     assert not any(guesses)
     assert summary.findings[1].epsilon == np.float32(second[2])
     assert summary.findings[1].axes == ((1,) if second[3] == -1 else (0,))
+
+
+def template(text: str) -> tuple[object, ...]:
+    """The template of what lies between x and y."""
+    graph = Graph(onnx.parser.parse_model(text))
+    region = compile_region(graph, graph.gs.outputs[0], graph.gs.inputs)
+    assert isinstance(region, Region)
+    return region.template
+
+
+PLAIN = """
+    <ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+    agraph (float[6, 6, 6] x) => (float[6, 6, 6] y)
+    <float eps = {1e-5}, float[6] gamma = {1, 2, 3, 4, 5, 6}, int64[5] sizes = {1, 6, 1, 6, 6}, int64[3] last = {6, 6, 6}>
+    {
+        r = Reshape(x, sizes)
+        b = Reshape(r, last)
+        n = LayerNormalization <axis = -1, epsilon = 1e-5> (b, gamma)
+        e = Add(n, eps)
+        y = Mul(e, gamma)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "alike"),
+    [
+        ("gamma = {1, 2, 3, 4, 5, 6}", "gamma = {1, 2, 3, 4, 5, 7}", True),
+        ("float[6] gamma", "float[6, 1] gamma", False),
+        ("float[6] gamma", "double[6] gamma", False),
+        ("eps = {1e-5}", "eps = {1e-6}", False),
+        ("sizes = {1, 6, 1, 6, 6}", "sizes = {6, 1, 6, 1, 6}", False),
+        ("axis = -1", "axis = -2", False),
+        ("epsilon = 1e-5>", "epsilon = 1e-6>", False),
+        ("LayerNormalization <", "com.microsoft.LayerNormalization <", False),
+        ("e = Add(n, eps)", "e = Sub(n, eps)", False),
+        ("e = Add(n, eps)", "e = Add(b, eps)", False),
+        ("float[6, 6, 6] x", "float[6, N, 6] x", False),
+    ],
+)
+def test_a_template_holds_all_but_gamma_and_beta(old: str, new: str, alike: bool) -> None:
+    assert PLAIN.count(old) == 1
+    assert (template(PLAIN) == template(PLAIN.replace(old, new))) == alike
 
 
 @pytest.mark.parametrize(
