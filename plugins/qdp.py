@@ -67,6 +67,7 @@ def _register(op: Op, trtp: Any) -> None:
 
     def described(*tensors: Any, **given: Any) -> Any:
         """The outputs' shapes and types."""
+        given = _read(given)
         _check(op, given)
         shaped = op.shapes(_tensors(tensors), given) if op.shapes else None
         # like() keeps the type of the input, which is what every output but statistics has
@@ -75,7 +76,7 @@ def _register(op: Op, trtp: Any) -> None:
 
     def autotune(*values: Any) -> Any:
         """Types and tactics: one type for everything, or parameters in fp32 beside half precision; statistics in fp32."""
-        tiles = op.tiles(_tensors(values[:count]), dict(zip(op.attributes, values[count:-1], strict=True)))
+        tiles = op.tiles(_tensors(values[:count]), _read(dict(zip(op.attributes, values[count:-1], strict=True))))
         same = {"T": "|".join(TYPES.values()), "P": "|".join(TYPES.values()), "F": "FP32"}
         found = []
         for kinds in [same, *([{"T": MIXED, "P": "FP32", "F": "FP32"}] if "P" in op.types else [])]:
@@ -88,7 +89,7 @@ def _register(op: Op, trtp: Any) -> None:
 
     def aot_impl(*values: Any) -> Any:
         """The kernel of one tactic, its launch parameters and int32 arguments."""
-        given = dict(zip(op.attributes, values[count:-2], strict=True))
+        given = _read(dict(zip(op.attributes, values[count:-2], strict=True)))
         tensors, results, tactic = _tensors(values[:count]), _tensors(values[-2]), values[-1]
         launch = op.launch(tensors, given, op.tiles(tensors, given)[max(tactic, 1) - 1])
         kernel = compile_launch(op, launch, tensors, results, compute_capability())
@@ -114,6 +115,11 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 def _signed(function: Callable[..., Any], parameters: list[inspect.Parameter], returns: Any) -> Callable[..., Any]:
     function.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
     return function
+
+
+def _read(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Texts without the zero byte with which TensorRT's ONNX parser ends them."""
+    return {name: value.rstrip("\0") if isinstance(value, str) else value for name, value in attributes.items()}
 
 
 def _check(op: Op, attributes: dict[str, Any]) -> None:

@@ -174,7 +174,10 @@ def install(folder: Path) -> types.ModuleType:
 
 
 def _data(value: Any) -> np.ndarray:
-    return np.frombuffer(value.encode(), np.uint8) if isinstance(value, str) else np.array([value])
+    """As the ONNX parser hands it over: float32 and int32, texts with a zero byte at their end."""
+    if isinstance(value, str):
+        return np.frombuffer(value.encode() + b"\0", np.uint8)
+    return np.array([value], np.int32 if isinstance(value, int) else np.float32)
 
 
 _NAMES = {"fp32": DataType.FLOAT, "fp16": DataType.HALF, "bf16": DataType.BF16}
