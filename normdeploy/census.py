@@ -11,6 +11,7 @@ import onnx
 from . import cuts, kernels, rewrite
 from .explain import explain as explained
 from .lookalikes import lookalikes
+from .ordering import ordered
 from .records import Finding, Summary, Support
 
 Progress = Callable[[str, int, int], None]
@@ -39,6 +40,7 @@ def census(
         GraphError: the model can't be read.
         InputError: nothing is called as ``explain`` says.
     """
+    proto = ordered(proto)
     out, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, progress=progress, census=True)
     findings = [*summary.findings, *lookalikes(proto, summary.findings)]
     if explain:

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
 from .errors import GraphError
+from .ordering import sort
 
 __all__ = ["atomic", "bodies", "detached", "load_onnx", "refer", "save_onnx", "sha256", "tensors", "write_bytes"]
 
@@ -70,7 +71,7 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
 
 
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
-    """Read and check an ONNX file; with ``external_data`` the weights outside it too.
+    """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid order are put into one.
 
     Raises:
         GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, or its external data is missing,
@@ -94,7 +95,8 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
     outside = [t for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     places = [_place(t, source.parent) for t in outside]
-    readable = _with_foreign_norms_apart(proto)
+    moved = sort(proto)
+    readable = _for_the_checker(proto, moved)
     try:
         onnx.checker.check_model(str(source) if readable is None else readable)  # by path: the only way above 2 GB
     except (onnx.checker.ValidationError, ValueError) as error:
@@ -109,8 +111,8 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
     return proto
 
 
-def _with_foreign_norms_apart(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """A copy for the checker, None where it is not needed.
+def _for_the_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:
+    """A copy for the checker, None where the file itself will do: its nodes stand in order, and it knows them all.
 
     onnxruntime's optimizer (LayerNormalization below opset 17), TensorRT's plugins and opset 18 (GroupNormalization, deprecated at birth)
     left norms in ONNX's own domain that the checker refuses and `normdeploy.foreign` knows: here they are in a domain of their own. The
@@ -122,13 +124,14 @@ def _with_foreign_norms_apart(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     def foreign(model: onnx.ModelProto) -> list[onnx.NodeProto]:
         return [n for n, opset in nodes_of(model) if n.domain in ("", "ai.onnx") and op_of(n, opset) is not None]
 
-    if not foreign(proto):
+    apart = foreign(proto)
+    if not apart and not moved:
         return None
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     for node in foreign(copy):
         node.domain = _APART
-    for holder in (copy, *copy.functions):
+    for holder in (copy, *copy.functions) if apart else ():
         holder.opset_import.add(domain=_APART, version=1)
     for tensor in tensors(copy):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:

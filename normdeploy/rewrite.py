@@ -27,6 +27,7 @@ from .graph import Graph
 from .nested import Nested, bodies
 from .nested_functions import functions
 from .opsets import converted, needs_conversion, renumbered
+from .ordering import ordered
 from .protos import names, without_unused
 from .records import Finding, Summary
 from .shapes import complete
@@ -85,7 +86,7 @@ def _uncollected() -> Iterator[None]:
 
 def _optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool) -> tuple[onnx.ModelProto, Summary]:
     nodes = len(proto.graph.node)
-    proto, foreign = standardized(opened(proto, wanted.fuse))
+    proto, foreign = standardized(opened(ordered(proto), wanted.fuse))
     work, out = _file(proto, wanted)
     if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = converted(proto, work.opset)
