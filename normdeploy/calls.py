@@ -12,7 +12,7 @@ import onnx
 import onnx.inliner
 
 from .errors import GraphError
-from .functions import DOMAIN, OLDEST, OPS, VERSION, body
+from .functions import DOMAIN, OPS, VERSION, body, lacking, oldest
 from .protos import copy_field, subgraphs
 
 _IR_OF_FUNCTIONS = 8  # the first IR version in which a model may hold functions
@@ -40,7 +40,7 @@ def opened(proto: onnx.ModelProto, fuse: str) -> onnx.ModelProto:
     if fuse == "portable":
         return _inlined(proto, others, ()) if others else proto
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
-    bodies = [body(op, opset) for op in sorted(_complete(calls) - held)] if opset >= OLDEST else []
+    bodies = [body(op, opset) for op in sorted(_complete(calls) - held) if opset >= oldest(op)]
     closed = held | {f.name for f in bodies}
     return _inlined(proto, closed, bodies) if closed else proto
 
@@ -50,7 +50,7 @@ def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     calls = _calls(proto)
     others = [f for f in proto.functions if f.domain != DOMAIN]
     if calls or len(others) < len(proto.functions):
-        own = [body(op, opset) for op in sorted(_complete(calls))] if opset >= OLDEST else []
+        own = [body(op, opset) for op in sorted(_complete(calls)) if opset >= oldest(op)]
         del proto.functions[:]
         proto.functions.extend([*others, *own])
         proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS) if own else proto.ir_version
@@ -86,15 +86,13 @@ def _whole(node: onnx.NodeProto) -> bool:
 
 def _missing(node: onnx.NodeProto) -> str:
     """What a node of ours lacks."""
-    function, given = body(node.op_type, OLDEST), {a.name for a in node.attribute}
-    inputs = [name for i, name in enumerate(function.input) if i >= len(node.input) or not node.input[i]]
-    lacks = [*(f"the input {name!r}" for name in inputs), *(f"the attribute {name!r}" for name in function.attribute if name not in given)]
+    lacks = lacking(node.op_type, node.input, {a.name for a in node.attribute})
     return f"the node {node.name or node.output[0]!r} ({DOMAIN}.{node.op_type}) lacks {' and '.join(lacks)}" if lacks else ""
 
 
 def _ours(function: onnx.FunctionProto) -> bool:
     opset = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if function.name not in OPS or opset < OLDEST or function.attribute_proto:
+    if function.name not in OPS or opset < oldest(function.name) or function.attribute_proto:
         return False
     return _meaning(function) == _meaning(body(function.name, opset))
 

@@ -97,7 +97,7 @@ def _cases(norm: Norm, rewrite: Rewrite, sizes: int, loose: tuple[int, ...]) -> 
                         after.run([np.zeros(size)])
         except (EvaluationFailed, ValueError):
             continue
-        for x, names in _battery(size, layout.axes, layout.split, layout.block, norm.epsilon, _compared(norm.region)):
+        for x, names in battery(size, layout.axes, layout.split, layout.block, norm.epsilon, _compared(norm.region)):
             others = [rng.standard_normal(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]]
             cases.append(Case((x, *others), names, bound, after))
         sizes_seen += 1
@@ -123,7 +123,7 @@ def _holding(number: float) -> dict[str, Pattern]:
 
 
 @lru_cache(maxsize=8)
-def _battery(
+def battery(
     shape: tuple[int, ...], axes: tuple[int, ...], split: int | None, block: int, epsilon: float, numbers: tuple[float, ...]
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
     """Every pattern in some group, for all norms that group alike: inputs of the shape, and the patterns of their groups."""

@@ -108,6 +108,10 @@ def _hard_sigmoid(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Res
     return np.maximum(0.0, np.minimum(1.0, line))
 
 
+def _swish(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+    return inputs[0] / (1.0 + np.exp(-attrs.get("alpha", 1.0) * inputs[0]))
+
+
 def _cast(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     to = attrs["to"]
     dtype = _CAST.get(to if isinstance(to, int) else text(to))
@@ -187,6 +191,7 @@ TABLE: Table = {
     ("", "Gelu"): _gelu,
     ("", "LeakyRelu"): _leaky_relu,
     ("", "HardSigmoid"): _hard_sigmoid,
+    ("", "Swish"): _swish,
     ("", "Cast"): _cast,
     ("", "CastLike"): _cast_like,
     ("", "Dropout"): _dropout,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
-from .records import Certificate, Finding
+from .records import Finding, both
 from .region import POINTWISE
 
 _AHEAD = 8  # nodes followed behind a norm that recognition took for a part of a larger one: a modulation has two
@@ -58,7 +58,7 @@ def accounted(findings: Sequence[Finding], read: Read, standard: onnx.ModelProto
             tensors=own.tensors,
             became=found.became or "standard primitives",
             notes=(*own.notes, *found.notes),
-            certificate=_both(own.certificate, found.certificate),
+            certificate=both(own.certificate, found.certificate),
         )
     dropped: set[int] = set()
     for left in read.left:
@@ -89,11 +89,3 @@ def _spoken(
         for i in places.get((own.place, tensor), ()):
             if result[i].status in ("kept", "refused") and result[i].kind in ("unknown", own.spelling.split(" ")[0]):
                 yield i
-
-
-def _both(expansion: Certificate | None, fusion: Certificate | None) -> Certificate | None:
-    """The certificate of both steps: the errors add up."""
-    if expansion is None or fusion is None:
-        return expansion or fusion
-    worst = fusion.worst if fusion.error >= expansion.error else expansion.worst
-    return replace(fusion, error=fusion.error + expansion.error, cases=fusion.cases + expansion.cases, worst=worst)

@@ -318,40 +318,51 @@ class Graph:
         return stored
 
     def node(
-        self, op: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, attrs: Mapping[str, Any] | None = None, domain: str = ""
+        self,
+        op: str,
+        inputs: Sequence[gs.Tensor],
+        like: gs.Tensor,
+        attrs: Mapping[str, Any] | None = None,
+        domain: str = "",
+        outputs: int = 1,
     ) -> gs.Node:
-        """A new node with one fresh output, not in the graph yet. ``like`` gives names and the type.
+        """A new node with fresh outputs, not in the graph yet. ``like`` gives names and the type.
 
         Attributes are rounded as the file will hold them, in float32: certificates judge the node that is written.
         """
         held = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in (attrs or {}).items()}
-        out = gs.Variable(self._fresh(f"{like.name}_{op}"), dtype=like.dtype if like.dtype is not None else self.dtype(like))
-        made = gs.Node(op, name=out.name, attrs=held, inputs=list(inputs), outputs=[out], domain=domain or None)
+        dtype = like.dtype if like.dtype is not None else self.dtype(like)
+        outs = [gs.Variable(self._fresh(f"{like.name}_{op}"), dtype=dtype) for _ in range(outputs)]
+        made = gs.Node(op, name=outs[0].name, attrs=held, inputs=list(inputs), outputs=outs, domain=domain or None)
         self._new.add(id(made))
         self._keep.append(made)
         return made
 
-    def replace(self, old: gs.Tensor, new_nodes: Sequence[gs.Node], shape: Dims | None = None) -> None:
-        """Let the last of ``new_nodes`` produce ``old`` (which keeps its name and readers), and drop what nobody uses any more.
-
-        ``shape``: of ``old``, where it is known now.
+    def replace(self, old: gs.Tensor, new_nodes: Sequence[gs.Node], shape: Dims | None = None, place: int = 0) -> None:
+        """Let output number ``place`` of the last of ``new_nodes`` be ``old`` (which keeps its name and readers), and drop what nobody uses
+        any more. ``shape``: of ``old``, where it is known now.
         """
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
         origin = self._metadata.get(old.name)
         if origin is not None:
             self._metadata.update((t.name, origin) for n in new_nodes for t in n.outputs)
-        last = new_nodes[-1]
-        before.outputs[_index(before.outputs, old)] = gs.Variable(self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape)
-        last.outputs[0] = old
         if shape is not None:
             self._shapes[id(old)] = shape
         self._after.setdefault(id(before), []).extend(new_nodes)
-        place = self._order[id(before)]
-        step = 1e-4 if place == int(place) else 1e-8  # a node that was itself inserted leaves less room behind it
+        order = self._order[id(before)]
+        step = 1e-4 if order == int(order) else 1e-8  # a node that was itself inserted leaves less room behind it
         for i, node in enumerate(new_nodes):
-            self._order[id(node)] = place + step * (i + 1)
+            self._order[id(node)] = order + step * (i + 1)
             self._link(node)
+        self.take_over(old, new_nodes[-1], place)
+
+    def take_over(self, old: gs.Tensor, node: gs.Node, place: int) -> None:
+        """Let output number ``place`` of ``node``, which is in the graph, be ``old``, and drop what nobody uses any more."""
+        before = self.producer(old)
+        assert before is not None, f"{old.name!r} has no producer"
+        before.outputs[_index(before.outputs, old)] = gs.Variable(self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape)
+        node.outputs[place] = old
         self.drop_if_unused(before)
 
     def drop_if_unused(self, node: gs.Node) -> None:

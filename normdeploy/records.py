@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Status = Literal["fused", "folded", "kept", "refused", "undone"]
@@ -40,6 +40,15 @@ class Certificate:
 
     def __bool__(self) -> bool:
         return self.identity
+
+
+def both(first: Certificate | None, then: Certificate | None) -> Certificate | None:
+    """The certificate of two steps, one behind the other: the errors add up. Of rounding the later step tells that was run."""
+    if first is None or then is None:
+        return first or then
+    ran = first if then.rounding_after is None else then
+    worst = then.worst if then.error >= first.error else first.worst
+    return replace(ran, error=first.error + then.error, cases=first.cases + then.cases, worst=worst)
 
 
 @dataclass(frozen=True)

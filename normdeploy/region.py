@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 from . import evaluate
 from .dims import Dims, evaluate_dim, symbols
 from .functions import DOMAIN
-from .functions import OPS as OWN
+from .functions import NORMS as OWN
 from .graph import Graph, value_inputs
 
 POINTWISE = frozenset(

@@ -1,6 +1,7 @@
 """The driver: recognise a norm, write it, certify it, keep or undo.
 
-Norms first, in topological order; then BatchNorm and other scales and shifts are folded into their neighbours. Each rewrite is certified
+Norms first, in topological order; then BatchNorm and other scales and shifts are folded into their neighbours; then, where own ops are
+asked for, norms are joined with theirs. Each rewrite is certified
 before it is made, so "undo" is not to do it: a graph is never in a state that nobody proved.
 """
 
@@ -24,6 +25,7 @@ from .foreign_account import accounted
 from .fusing import OPSET
 from .fusing import fuse as fuse_norm
 from .graph import Graph
+from .joining import join
 from .nested import Nested, bodies
 from .nested_functions import functions
 from .opsets import converted, needs_conversion, renumbered
@@ -138,7 +140,8 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     start = time.perf_counter()
     work = Work(Graph(proto, taken), wanted)
     work.graph.completer = complete
-    for stage, step in (("norms", fuse_norm), ("scales", fold)):
+    steps = {"norms": fuse_norm, "scales": fold} | ({"neighbours": join} if wanted.fuse == "portable" else {})
+    for stage, step in steps.items():
         began = time.perf_counter()
         _walk(work, stage, step)
         work.seconds[stage] = time.perf_counter() - began

@@ -64,15 +64,15 @@ def norm_trial(graph: Graph, norm: Norm, case: Case, rewrite: Rewrite, opset: in
         scale = 1 + np.abs(x).max(axis=1) / np.sqrt(spread + norm.epsilon + 1e-300)
         return 8 * unit * scale * gamma + unit * np.nan_to_num(np.abs(layout.rows(reference))).max(axis=1)
 
-    return _trial(graph, case, rewrite, norm.dtype, opset, number, layout.rows, expected)
+    return trial(graph, case, rewrite, norm.dtype, opset, number, layout.rows, expected)
 
 
 def fold_trial(graph: Graph, case: Case, rewrite: Rewrite, dtype: np.dtype, terms: float, number: int) -> Trial | None:
     """The same for a fold; ``terms`` is the largest sum of magnitudes that an output element adds up."""
-    return _trial(graph, case, rewrite, dtype, 1, number, lambda v: v.reshape(1, -1), lambda _, unit: np.array([8 * unit * terms]))
+    return trial(graph, case, rewrite, dtype, 1, number, lambda v: v.reshape(1, -1), lambda _, unit: np.array([8 * unit * terms]))
 
 
-def _trial(
+def trial(
     graph: Graph,
     case: Case,
     rewrite: Rewrite,
@@ -82,6 +82,7 @@ def _trial(
     rows: Callable[[np.ndarray], np.ndarray],
     expected: Callable[[np.ndarray, float], np.ndarray],
 ) -> Trial | None:
+    """Both sides of a rewrite on one case; ``expected`` gives the error allowed in each row from (reference, unit roundoff)."""
     stored = tuple(v.astype(dtype) for v in case.leaves)
     try:
         with evaluate.quiet():

@@ -34,3 +34,12 @@ class Work:
     trials: list[tuple[int, Trial]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run)
     kinds: dict[object, list[int]] = field(default_factory=dict)  # places of findings that differ in gamma and beta only
     opset: int = 0  # the opset that the nodes written so far need
+    _places: dict[str, int] = field(default_factory=dict)
+    _placed: int = 0
+
+    def place(self, tensor: str) -> int | None:
+        """Where the first finding of a tensor stands; None where there is none."""
+        for i in range(self._placed, len(self.findings)):
+            self._places.setdefault(self.findings[i].tensor, i)
+        self._placed = len(self.findings)
+        return self._places.get(tensor)

@@ -25,7 +25,7 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
     if abs(float(np.float32(norm.epsilon)) - norm.epsilon) > _HALF_ULP * norm.epsilon:
         return NoMatch(f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name)
     own = portable.op_of(graph, norm)
-    if fuse == "portable" and own == "RMSNorm":
+    if fuse == "portable" and own in ("RMSNorm", "ChannelLayerNorm"):
         return portable.form(graph, norm)
     if norm.ddof or norm.fit.outside:
         made = mean_variance.form(graph, norm, runtime) if norm.fit.outside else NoMatch(_UNBIASED, norm.y.name)

@@ -5,7 +5,9 @@
 
 over the axes from ``axis`` to the last; scale and bias broadcast to x. Axes that are not the last ones are brought there by Transpose. A
 scale or shift that varies along other axes (one for each channel of an instance norm) stays outside as Mul and Add. Without gamma the scale
-is a one of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and it fits dynamic sizes.
+is a one of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and it fits dynamic sizes. Over one axis it is never of shape (1,):
+onnxruntime makes SkipLayerNormalization of an Add before it, which then refuses to run (1.31: "Last dimension of gamma and input does not
+match"); it is as long as the row, or of shape (1, 1) where that is dynamic, which is not taken for a gamma.
 
 Unbiased variance is no other form: its factor is in gamma and epsilon already (`normdeploy.probe`).
 """
@@ -42,6 +44,9 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     for p in (gamma, beta):
         if p is not None and p.value is not None:
             shape = [max(n, p.value.shape[a]) for n, a in zip(shape, behind, strict=True)]
+    if shape == [1]:
+        row = norm.shape[behind[0]]
+        shape = [row] if isinstance(row, int) else [1, 1]
     inputs = [writer.parameter(gamma, shape, 1.0, "scale")]
     if beta is not None and centered:
         inputs.append(writer.parameter(beta, shape, 0.0, "bias"))

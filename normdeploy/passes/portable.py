@@ -21,7 +21,15 @@ def op_of(graph: Graph, norm: Norm) -> str:
         return "StdNorm" if norm.fit.centered else ""
     if norm.ddof:
         return "LayerNorm"
+    if _over_channels(norm):
+        return "ChannelLayerNorm"
     return "RMSNorm" if not norm.fit.centered and graph.opset < RMS else ""
+
+
+def _over_channels(norm: Norm) -> bool:
+    """Whether it is over axis 1 of (N, C, …) alone, where a standard node needs Transposes around it."""
+    fixed = all(p is None or (inside(p, (1,)) and not p.data) for p in (norm.gamma, norm.beta))
+    return norm.fit.centered and norm.axes == (1,) and trailing(norm) is None and isinstance(norm.shape[1], int) and fixed
 
 
 def form(graph: Graph, norm: Norm) -> Form | NoMatch:
@@ -29,6 +37,12 @@ def form(graph: Graph, norm: Norm) -> Form | NoMatch:
     if not core:
         return NoMatch("no op of ours says it", norm.y.name)
     writer = Writer(graph, norm)
+    stash = 11 if norm.dtype == np.float64 else 1
+    if core == "ChannelLayerNorm":
+        channels = (int(norm.shape[1] or 0),)
+        scale, bias = writer.parameter(norm.gamma, channels, 1.0, "scale"), writer.parameter(norm.beta, channels, 0.0, "bias")
+        writer.own(core, scale, bias, epsilon=norm.epsilon, stash_type=stash)
+        return writer.form(core, f"{DOMAIN}.{core}(epsilon={written(norm.epsilon)})", OLDEST)
     axis, perm = trailing(norm), list(range(len(norm.shape)))
     if axis is None:
         perm = to_the_end(norm)
@@ -47,7 +61,7 @@ def form(graph: Graph, norm: Norm) -> Form | NoMatch:
     if norm.fit.centered:
         inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
     axes = [i - len(perm) for i in range(axis, len(perm))]
-    attrs = {"axes": axes, "epsilon": norm.epsilon, "stash_type": 11 if norm.dtype == np.float64 else 1}
+    attrs = {"axes": axes, "epsilon": norm.epsilon, "stash_type": stash}
     if norm.fit.centered:
         attrs["ddof"] = norm.ddof
     writer.own(core, *inputs, **attrs)
