@@ -42,12 +42,14 @@ def accounted(findings: Sequence[Finding], read: Read, standard: onnx.ModelProto
     for node in standard.graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
+    claimed: set[int] = set()
     for expansion in read.expansions:
         own = expansion.finding
-        said = next(iter(_spoken(expansion, result, places, readers)), None)
+        said = next((i for i in _spoken(expansion, result, places, readers) if i not in claimed), None)
         if said is None:
             result[len(result)] = own
             continue
+        claimed.add(said)
         found = result[said]
         result[said] = replace(
             found,
@@ -62,7 +64,7 @@ def accounted(findings: Sequence[Finding], read: Read, standard: onnx.ModelProto
         )
     dropped: set[int] = set()
     for left in read.left:
-        spoken = list(_spoken(left, result, places, {}))
+        spoken = [i for i in _spoken(left, result, places, {}) if i not in claimed]
         if not any(result[i].status in ("fused", "folded") for i in spoken):
             dropped.update(spoken)
             result[len(result)] = left.finding

@@ -411,6 +411,17 @@ def test_result_of_a_contrib_layer_norm_has_its_scale_s_type() -> None:
     agrees(got, ref, "float32")
 
 
+@pytest.mark.parametrize("behind", ["GroupNorm <groups = 4, activation = 0>", "LayerNormalization", "SkipLayerNormalization"])
+def test_each_foreign_norm_behind_one_that_is_not_read_has_a_finding(behind: str) -> None:
+    """Recognition gives up at the tensor between them, which is of both."""
+    said = "a, " if behind.startswith("Skip") else ""
+    text = "(float[2,3,4,8] x, float[8] g) => (float[2,3,4,8] y, float[2,3,4,8] z) { a = com.microsoft.GroupNorm <groups = 4> (x, g, g)"
+    calls = " ".join(f"{out} = com.microsoft.{behind} (a, {said}g, g)" for out in ("y", "z"))
+    _, summary = rewrite.optimize(file(f"{text} {calls} }}", 17))
+    assert sorted(f.tensor for f in summary.findings) == ["a", "y", "z"]
+    assert all(f.reason for f in summary.findings if f.status != "fused")
+
+
 def test_norm_that_is_part_of_a_larger_one_is_told_once() -> None:
     """A modulation behind a plugin without one of its own: both are one LayerNormalization."""
     text = "(float[B,S,8] x, float[B,1,8] m, float[B,1,8] t) => (float[B,S,8] y) <float[8] g = {1,1,1,1,1,1,1,1}> "
