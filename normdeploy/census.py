@@ -9,6 +9,7 @@ from typing import Literal
 import onnx
 
 from . import cuts, kernels, rewrite
+from .errors import InputError
 from .explain import explain as explained
 from .lookalikes import lookalikes
 from .ordering import ordered
@@ -23,7 +24,7 @@ def census(
     *,
     runtime: str = "any",
     fuse: str = "standard",
-    explain: str = "",
+    explain: str | None = None,
     progress: Progress | None = None,
     chains: bool = True,
 ) -> Summary:
@@ -38,12 +39,14 @@ def census(
 
     Raises:
         GraphError: the model can't be read.
-        InputError: nothing is called as ``explain`` says.
+        InputError: nothing is called as ``explain`` says, or it is empty.
     """
+    if explain is not None and not explain.strip():
+        raise InputError(f"the name to explain is {explain!r}; give that of a tensor, a node or a module (`inspect` alone lists the norms)")
     proto = ordered(proto)
     out, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, progress=progress, census=True)
     findings = [*summary.findings, *lookalikes(proto, summary.findings)]
-    if explain:
+    if explain is not None:
         return replace(summary, findings=tuple(findings), explanations=explained(proto, findings, explain))
     if progress is not None:
         progress("runtimes", 0, 0)

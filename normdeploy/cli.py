@@ -236,8 +236,8 @@ def inspect(
     runtime: RuntimeOption = Runtime.any,
     fuse: FuseOption = Fuse.standard,
     explain: Annotated[
-        str, typer.Option("--explain", metavar="NAME", help="Say why this tensor, node or module path was fused or not.")
-    ] = "",
+        str | None, typer.Option("--explain", metavar="NAME", help="Say why this tensor, node or module path was fused or not.")
+    ] = None,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:

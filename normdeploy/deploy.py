@@ -177,7 +177,7 @@ def inspect(
     *,
     runtime: str = "any",
     fuse: str = "standard",
-    explain: str = "",
+    explain: str | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Summary:

@@ -342,6 +342,15 @@ def test_unknown_names_are_refused_with_their_neighbours() -> None:
         census(proto, explain="qqqqqqqqqqq")
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_an_error_and_no_census(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "clamped.onnx"
+    onnx.save(model(CLAMPED), source)
+    done = CliRunner().invoke(app, ["inspect", str(source), "--explain", name])
+    assert isinstance(done.exception, InputError)
+    assert f"the name to explain is {name!r}" in str(done.exception)
+
+
 def test_a_line_of_the_report_is_a_name() -> None:
     chain = "a0 = LayerNormalization(x, w) b0 = Relu(a0) a1 = LayerNormalization(b0, w) y = Relu(a1)"
     assert len(census(model(chain), explain="(a{0..1})").explanations) == 2
