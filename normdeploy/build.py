@@ -12,20 +12,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import onnx
 
+from . import implement, rewrite
+from .atomic import writable
 from .errors import BuildError, GraphError, InputError, RuntimeUnavailable
-from .files import atomic, load_onnx, write_bytes
+from .files import atomic, load_onnx, save_onnx, write_bytes
+from .implement import Implementation
 from .model import InputSpec
 from .protos import scope
 from .record import recorded
 from .runtimes.profiles import Given, GraphInput, Shapes, profile
-from .runtimes.trt import PACKAGES, TITLES, missing
+from .runtimes.trt import PACKAGES, TITLES, missing, version_of
 
 Progress = Callable[[str, int, int], None]
 _SHOWN = 5  # errors of the parser; the log has all
@@ -37,6 +40,7 @@ class Engine:
 
     ``compute_capabilities`` is empty where none were asked for: TensorRT-RTX then builds for all GPUs from 8.0 on, TensorRT for the one
     in this machine. ``profile`` holds (min, opt, max) shapes of each dynamic input; ``layers`` counts the network as it was parsed.
+    ``norms`` says in which form each norm was built; it is empty where the file was parsed as it is.
     """
 
     path: Path
@@ -47,6 +51,8 @@ class Engine:
     profile: dict[str, Shapes]
     layers: int
     seconds: float
+    norm_impl: str = "native"
+    norms: tuple[Implementation, ...] = ()
 
 
 def build(
@@ -56,6 +62,7 @@ def build(
     runtime: str = "tensorrt-rtx",
     compute_capabilities: Sequence[str] = (),
     profiles: Given = (),
+    norm_impl: str = "native",
     progress: Progress | None = None,
     timeout: float | None = None,
 ) -> Engine:
@@ -69,6 +76,8 @@ def build(
         compute_capabilities: GPUs to build for, such as "8.6" and "12.0" (TensorRT-RTX only).
         profiles: ranges of dynamic inputs or dims: texts such as "ids=1x8:8x128:64x512" and "batch=1:8:64", or name -> (min, opt, max).
             What is not given is taken from the ranges that the file recorded at its export.
+        norm_impl: the form of the norms: "native" (the file as it is, but for what this version of the library can't read), "plugin" (our
+            kernels, which the engine then holds; TensorRT only) or "auto" (see ``normdeploy.implement``).
         progress: called with (stage, done, total).
         timeout: seconds.
 
@@ -76,10 +85,11 @@ def build(
         GraphError: the file is no valid ONNX.
         InputError: a profile or a compute capability does not fit.
         BuildError: the library refuses the model, or failed; with its reason.
-        RuntimeUnavailable: the library, or the GPU that it needs, is not there.
+        RuntimeUnavailable: the library, the GPU that it needs, or what the kernels need is not there.
     """
     if runtime not in PACKAGES:
         raise InputError(f"there is no runtime {runtime!r} to build for; it is one of {', '.join(PACKAGES)}")
+    implement.check(norm_impl, runtime)
     if reason := missing(runtime, gpu=runtime == "tensorrt"):
         raise RuntimeUnavailable(f"can't build with {TITLES[runtime]}: {reason}")
     source, target = Path(onnx_path), Path(engine_path)
@@ -90,9 +100,13 @@ def build(
     if not proto.graph.node:
         raise BuildError(f"{source.name} holds no nodes: it computes nothing, and an engine of 0 layers is none; give the model itself")
     shapes = profile(_inputs(proto), _recorded_inputs(proto), profiles)
+    writable(target)
     start = time.perf_counter()
-    with atomic(target) as written, tempfile.TemporaryFile() as log:
-        request = {"runtime": runtime, "onnx": str(source), "engine": str(written), "capabilities": wanted, "profile": shapes}
+    changed, norms = _with_norms(source, proto, norm_impl, runtime, shapes, progress)
+    proto = changed or proto
+    with atomic(target) as written, tempfile.TemporaryFile() as log, _parsed(source, changed, target) as path:
+        request: dict[str, Any] = {"runtime": runtime, "onnx": str(path), "engine": str(written)}
+        request |= {"capabilities": wanted, "profile": shapes, "plugins": implement.plugins(proto)}
         end = _run(request, log, progress or (lambda stage, done, total: None), timeout)
         built = end.answer.get("built") if end.status == 0 else None
         if built is None:
@@ -102,7 +116,35 @@ def build(
             raise BuildError(why + _kept(log, target))
         size = written.stat().st_size
     _log_of(target).unlink(missing_ok=True)  # of an earlier failure
-    return Engine(target, size, runtime, built["version"], tuple(wanted), shapes, built["layers"], time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Engine(target, size, runtime, built["version"], tuple(wanted), shapes, built["layers"], seconds, norm_impl, norms)
+
+
+def _with_norms(
+    source: Path, proto: onnx.ModelProto, norm_impl: str, runtime: str, shapes: Mapping[str, Shapes], progress: Progress | None
+) -> tuple[onnx.ModelProto | None, tuple[Implementation, ...]]:
+    """The model with its norms in the wanted form, None where that is the file itself; and the account of them."""
+    version = version_of(runtime)
+    if norm_impl == "native" and not implement.changes(proto, runtime, version):
+        return None, ()
+    fuse = "portable" if implement.kernels_run(norm_impl, runtime, version) else "standard"
+    usual = {d: n for i in _inputs(proto) if i.name in shapes for d, n in zip(i.dims, shapes[i.name][1], strict=True) if isinstance(d, str)}
+    whole = load_onnx(source)
+    if norm_impl != "native":
+        whole, _ = rewrite.optimize(whole, runtime=runtime, fuse=fuse, progress=progress)
+    return implement.implemented(whole, norm_impl=norm_impl, runtime=runtime, version=version, sizes=usual)
+
+
+@contextlib.contextmanager
+def _parsed(source: Path, changed: onnx.ModelProto | None, target: Path) -> Iterator[Path]:
+    """The file for the parser: the user's own, or a changed model in a folder beside the engine, which is gone afterwards."""
+    if changed is None:
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        path = Path(folder) / source.name
+        save_onnx(changed, path)
+        yield path
 
 
 def _capabilities(given: Sequence[str], runtime: str) -> list[str]:
@@ -207,6 +249,13 @@ def _refused(answer: Mapping[str, Any], proto: onnx.ModelProto, name: str, runti
     title = TITLES[runtime]
     if answer["refused"] == "empty":
         return f"{title} reads {name} as a network of 0 layers: the file computes nothing; give the model itself"
+    if answer["refused"] == "plugins":
+        return f"the kernels can't be given to {title}: {answer['reason']}; pip install 'normdeploy[plugins]' and TensorRT 10.9 or newer"
+    if answer["refused"] == "plugin layers":
+        return (
+            f"{title} made {answer['found']} plugin layers of the {answer['written']} plugin nodes in {name}: some norms would not run in "
+            "our kernels. This should not happen; build with --norm-impl native and tell us"
+        )
     if answer["refused"] == "shape inputs":
         return f"{title} needs the values of {answer['inputs']} to know the shapes in {name}; export the model with these as constants"
     errors = [_parser_error(error, proto) for error in answer["errors"]]

@@ -59,6 +59,14 @@ class EngineRuntime(StrEnum):
     tensorrt = "tensorrt"
 
 
+class NormImpl(StrEnum):
+    """The form of the norms in an engine."""
+
+    native = "native"
+    plugin = "plugin"
+    auto = "auto"
+
+
 OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")]
 RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="Choose between equal standard forms for this runtime.")]
@@ -170,6 +178,10 @@ def build(
             help="Sizes of a dynamic dim (batch=1:8:64) or input (ids=1x8:8x128:64x512). Repeatable.",
         ),
     ] = None,
+    norm_impl: Annotated[
+        NormImpl,
+        typer.Option("--norm-impl", help="plugin: norms in our kernels, held by the engine (tensorrt only); auto: where that helps."),
+    ] = NormImpl.native,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -180,7 +192,13 @@ def build(
     _check_report(report)
     with _bars(quiet) as progress:
         engine = deploy.build(
-            source, output, runtime=runtime, compute_capabilities=compute_capability or (), profiles=profile or (), progress=progress
+            source,
+            output,
+            runtime=runtime,
+            compute_capabilities=compute_capability or (),
+            profiles=profile or (),
+            norm_impl=norm_impl,
+            progress=progress,
         )
     files = {"source": str(source), "output": str(output)}
     _tell(Report("build", files, engine=engine, seconds={"build": engine.seconds}), report, quiet)

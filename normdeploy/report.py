@@ -27,7 +27,9 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
     explanations  one object for each norm that --explain NAME means, or for the place where there is none:
         name, finding (its tensor, null where none), start, way (the nodes from there: tensor, text, mark), said (how far recognition came)
     engine      path, bytes, runtime, version (of the library), compute_capabilities (empty: every GPU that the library builds for),
-        profile (input -> [min, opt, max] shapes), layers, seconds, proved ("built only": nothing was run)
+        profile (input -> [min, opt, max] shapes), layers, seconds, proved ("built only": nothing was run), norm_impl ("native" | "plugin" |
+        "auto"), norms (empty where the file was parsed as it is): node, module, op, form ("native node", "function body", "plugin RMSNorm",
+        or the nodes that took its place), reason
     parity      ok, rule (reference, eager_multiple, ulps), cases (names), notes, seconds, not_run (runtime, reason), and results:
         output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict ("pass" | "fail"), case (the worst), near_ties, reason
     notes       what else the user should know, one string each
@@ -56,6 +58,7 @@ from .records import Explanation, Finding, Summary
 if TYPE_CHECKING:
     from .build import Engine
     from .compare import Comparison
+    from .implement import Implementation
 
 SCHEMA = "normdeploy/report/1"
 
@@ -102,7 +105,7 @@ class Report:
             else:
                 show_norms(console, summary, planned=self.verb == "inspect")
         if self.engine is not None:
-            show_engine(console, self.engine)
+            show_engine(console, _printable(self.engine))
         if self.parity is not None:
             show_parity(console, self.parity)
         for note in (*self.notes, *(summary.notes if summary is not None and not summary.explanations else ())):
@@ -179,9 +182,19 @@ def show_engine(console: Console, engine: Engine) -> None:
     gpus = ", ".join(engine.compute_capabilities) or "every GPU that it knows"
     size = f"{engine.bytes / 1e6:.1f} MB, {engine.layers} layers"
     console.print(Text(f"{engine.path}: {engine.runtime} {engine.version}, {size}, for {gpus}"))
+    if engine.norms:
+        show_forms(console, engine.norms)
     for name, (low, best, high) in engine.profile.items():
         console.print(Text(f"  {name}: {_shape(low)} to {_shape(high)}, best at {_shape(best)}"))
     console.print("proved: built only, not run")
+
+
+def show_forms(console: Console, norms: Sequence[Implementation]) -> None:
+    """In which form each norm is in the engine's network, those of all layers in one line."""
+    table = _table("module", "norm", "built as", "because")
+    for group in grouped(Finding(n.op, "kept", n.node, n.module, became=n.form, reason=n.reason) for n in norms):
+        table.add_row(where(group), found(group), Text(group.first.became), Text(group.first.reason, style="dim"))
+    console.print(table)
 
 
 def show_parity(console: Console, parity: Comparison) -> None:

@@ -58,7 +58,9 @@ class Writer:
             held = param.tensor
             if isinstance(held, gs.Constant) and held.name and tuple(held.shape) == tuple(shape) and held.dtype == self.norm.dtype:
                 return held
-            exact = np.broadcast_to(param.value.reshape(shape if param.value.size > 1 else ()), shape)
+            axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
+            own = [param.value.shape[a] for a in axes] if param.value.size > 1 else ()
+            exact = np.broadcast_to(param.value.reshape(own), shape)
         return self.graph.constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
 
     def affine(self, gamma: Param | None, beta: Param | None) -> None:

@@ -31,13 +31,21 @@ def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
     if unknown := [c for c in request["capabilities"] if c not in known]:
         return {"refused": "capabilities", "unknown": unknown, "known": list(known)}
 
-    builder, network = create_network(strongly_typed=not rtx)  # TensorRT-RTX knows no other
+    if request.get("plugins"):
+        if reason := _register():
+            return {"refused": "plugins", "reason": reason}
+        builder, network = _network_for_plugins(trt, get_trt_logger())
+    else:
+        builder, network = create_network(strongly_typed=not rtx)  # TensorRT-RTX knows no other
     parser = trt.OnnxParser(network, get_trt_logger())
     parsed = parser.parse_from_file(request["onnx"])
     if parser.num_errors or not parsed:
         return {"refused": "parser", "errors": [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)]}
     if network.num_layers == 0:
         return {"refused": "empty"}
+    plugins = sum(network.get_layer(i).type == trt.LayerType.PLUGIN_V3 for i in range(network.num_layers)) if request.get("plugins") else 0
+    if plugins != request.get("plugins", 0):  # the parser prefers a function, or an op of its own, of the same name
+        return {"refused": "plugin layers", "found": plugins, "written": request["plugins"]}
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     if shapes := [t.name for t in inputs if t.is_shape_tensor]:
         return {"refused": "shape inputs", "inputs": shapes}
@@ -46,6 +54,24 @@ def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
     with open(request["engine"], "wb") as file:
         file.write(engine_bytes_from_network((builder, network), config=config))
     return {"built": {"version": trt.__version__, "layers": network.num_layers}}
+
+
+def _register() -> str:
+    """Let TensorRT know our plugins; why that can't be done, "" where it could."""
+    try:
+        from normdeploy_plugins import qdp
+
+        qdp.register()
+    except (ImportError, AttributeError) as error:  # no triton; a tensorrt.plugin without aot_impl
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _network_for_plugins(trt: Any, logger: Any) -> tuple[Any, Any]:
+    """An empty network, strongly typed, that takes kernels compiled ahead of time; the flags' values differ between TensorRT 10 and 11."""
+    builder, known = trt.Builder(logger), trt.NetworkDefinitionCreationFlag.__members__
+    names = [name for name in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS") if name in known]
+    return builder, builder.create_network(sum(1 << int(known[name]) for name in names))
 
 
 def capabilities(trt: Any) -> dict[str, tuple[int, int]]:

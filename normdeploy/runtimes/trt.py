@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -137,6 +138,12 @@ def missing(runtime: str, *, gpu: bool = True) -> str:
     if importlib.util.find_spec("polygraphy") is None:
         return "Polygraphy is not installed; pip install polygraphy"
     return no_gpu() if gpu else ""
+
+
+def version_of(runtime: str) -> str:
+    """The version of the installed library, which is not imported; "" where its package does not tell."""
+    distributions = importlib.metadata.packages_distributions().get(PACKAGES[runtime], ())
+    return importlib.metadata.version(distributions[0]) if distributions else ""
 
 
 @functools.cache
