@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from .dims import Dims, evaluate_dim, invented
 from .graph import Graph, value_inputs
-from .parameters import Param, epsilon_of, held_epsilon, parameter
+from .parameters import Param, cast_to_zero, epsilon_of, held_epsilon, parameter
 from .probe import Fit, fit
 from .region import (
     INSIDE,
@@ -49,6 +49,7 @@ class Norm:
     gamma: Param | None  # None: one everywhere
     beta: Param | None  # None: zero everywhere
     ddof: int = 0  # 1: the variance divides by n − 1, and n is dynamic (of a static n gamma and epsilon hold the factor)
+    notes: tuple[str, ...] = ()  # what its user should know where it is fused
     guessed: bool = False  # read like another norm, its constants taken from where that one has them: its certificate must tell
 
     @property
@@ -271,7 +272,18 @@ def _norm(
     if isinstance(again, NoMatch):
         return again
     region = again
-    return Norm(region, region.leaves[0], region.y, found, shape, dtype, epsilon_of(graph, region, found.epsilon), gamma, beta, ddof)
+    epsilon = epsilon_of(graph, region, found.epsilon)
+    return Norm(region, region.leaves[0], region.y, found, shape, dtype, epsilon, gamma, beta, ddof, _notes(graph, region, epsilon))
+
+
+def _notes(graph: Graph, region: Region, epsilon: float) -> tuple[str, ...]:
+    """Of an epsilon that a Cast of the file makes zero: its author wrote it, and the node holds it."""
+    return tuple(
+        f"its epsilon {number:.7g} becomes 0 where the file casts it to {kind}: the original may divide by zero on constant rows, "
+        f"the node computes with the {number:.7g} that was written"
+        for number, kind in cast_to_zero(graph, region)
+        if abs(number - epsilon) <= 1e-7 * epsilon
+    )
 
 
 def _holds_wider_constants(graph: Graph, region: Region) -> bool:

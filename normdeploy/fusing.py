@@ -13,7 +13,7 @@ from .functions import DOMAIN
 from .graph import Graph
 from .passes import write
 from .passes.form import Form
-from .records import Attempt, Finding, Status
+from .records import Attempt, Finding, Status, both
 from .region import NORMS, NoMatch, is_root
 from .work import Work
 
@@ -24,10 +24,13 @@ _Refusal = tuple[NoMatch, Norm | None]  # the norm, where it was one and only it
 
 def fuse(work: Work, root: gs.Node) -> Finding | None:
     """Deal with the norm around one root."""
+    around = candidate(work.graph, root) if is_root(work.graph, root) else None
+    return None if around is None else _fuse(work, root, around)
+
+
+def _fuse(work: Work, root: gs.Node, around: Candidate, within: Norm | None = None) -> Finding | None:
+    """``within``: a wider reading whose certificate failed. Another kind of norm inside it is none that anybody meant."""
     graph = work.graph
-    around = candidate(graph, root) if is_root(graph, root) else None
-    if around is None:
-        return None
     best, refusals = _best(work, around)
     if best is None:
         return _refused(work, root, refusals)
@@ -37,13 +40,30 @@ def fuse(work: Work, root: gs.Node) -> Finding | None:
         inner, _ = _best(work, split)
         if inner is not None:
             norm, form = inner
+    if within is not None and norm.kind != within.kind:
+        return None
     if root.op in NORMS and form.core == root.op and len(_data_nodes(graph, norm)) <= len(form.nodes):
         return _finding(work, norm, "kept", reason=f"it is one {'' if root.domain == DOMAIN else 'standard '}node already")
     finding = _replace(work, norm, form)
     if finding.status == "undone" and norm.guessed:
         graph.memo.pop(norm.region.template, None)
-        return fuse(work, root)
-    return finding
+        return _fuse(work, root, around, within)
+    if finding.status == "undone":  # what lies before the norm may be what rounds: a scale and a shift that it took in
+        nearer = around.xs[: next(i for i, x in enumerate(around.xs) if x is norm.x)]
+        smaller = _fuse(work, root, replace(around, xs=nearer), within=norm) if nearer else None
+        return smaller if smaller is not None and smaller.status in ("fused", "kept") else finding
+    return _wider(work, finding, form) if within is not None and finding.status == "fused" else finding
+
+
+def _wider(work: Work, finding: Finding, form: Form) -> Finding:
+    """The norm just written together with what lies before it, where that is one node too: in two steps it may be proved."""
+    node = next(n for n in form.nodes if n.op == form.core)
+    around = candidate(work.graph, node)
+    found = _fuse(work, node, around) if around is not None else None
+    if found is None or found.status != "fused":
+        return finding
+    spelling = found.spelling.replace(form.core, finding.spelling)
+    return replace(found, spelling=spelling, notes=(*finding.notes, *found.notes), certificate=both(finding.certificate, found.certificate))
 
 
 def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list[_Refusal]]:
@@ -101,7 +121,7 @@ def _replace(work: Work, norm: Norm, form: Form) -> Finding:
         trial = rounding.norm_trial(graph, norm, cases[0], rewrite, form.opset, len(work.trials))
         if trial is not None:
             work.trials.append((len(work.findings), trial))
-    finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",))
+    finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",), notes=(*form.notes, *norm.notes))
     graph.replace(norm.y, form.nodes, norm.shape)
     if work.wanted.census:
         finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))

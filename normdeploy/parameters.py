@@ -14,6 +14,8 @@ import onnx_graphsurgeon as gs
 from .graph import Graph
 from .region import NORMS, NoMatch, Region
 
+_CASTS = ("Cast", "CastLike")
+_FIXED = (*_CASTS, "Reshape", "Unsqueeze", "Expand")  # what a constant passes through and stays what it is
 _SAME_ORDER = ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity")  # views that leave the elements in their order
 
 
@@ -117,6 +119,24 @@ def held_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None:
     return next((float(v) for v in numbers if abs(v - epsilon) <= 1e-7 * epsilon), None)
 
 
+def cast_to_zero(graph: Graph, region: Region) -> list[tuple[float, str]]:
+    """The numbers that Casts of the file make zero, which the evaluation in float64 does not show, and the types that they are cast to."""
+    found: dict[tuple[float, str], None] = {}
+    stack = [t for n in region.nodes for t in n.inputs if not isinstance(t, gs.Constant) and not t.is_empty() and graph.is_constant(t)]
+    while stack:
+        t = stack.pop()
+        node = graph.producer(t)
+        if node is None or node.op not in _FIXED:
+            continue
+        stack.append(node.inputs[0])
+        held, kind = graph.known(t), graph.dtype(t)
+        if node.op in _CASTS and held is not None and held.size == 1 and kind is not None and kind.kind not in "iub":
+            number = float(held.item())
+            if number and not held.astype(kind).any():
+                found[number, kind.name] = None
+    return list(found)
+
+
 def constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
     """The file's own constants that the region reads, also behind views and Casts of them."""
     seen: set[int] = set()
@@ -135,4 +155,4 @@ def constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
         elif node is not None and "value_float" in node.attrs:
             yield gs.Constant("", np.array(node.attrs["value_float"], np.float32))
         elif node is not None:
-            stack.extend(node.inputs[:1] if node.op in ("Cast", "CastLike", "Reshape", "Unsqueeze", "Expand") else node.inputs)
+            stack.extend(node.inputs[:1] if node.op in _FIXED else node.inputs)

@@ -110,6 +110,43 @@ def test_an_initializer_that_a_caller_may_replace_is_no_constant(name: str) -> N
     ]
 
 
+HALF = f"eps = Cast<to=10>(e32) g = Identity(s) {NORM}"
+
+
+@pytest.mark.parametrize("epsilon", ["1e-12", "1e-5"])
+def test_an_epsilon_that_its_cast_makes_zero_is_told(epsilon: str) -> None:
+    """A runtime that computes in float16 gives 0/0 on a constant row, the node what the author wrote: not without a word."""
+    kinds = {"inputs": "float16[N,8] x", "outputs": "float16[N,8] y"}
+    proto = net(HALF, **kinds, constants=f"float e32 = {{{epsilon}}}, float16[8] s = {{1,1,2,2,3,3,4,4}}")
+    out, summary = optimize(proto)
+    assert np.isfinite(_run(out, {"x": np.ones((2, 8), np.float16)})[0]).all()
+    (finding,) = summary.findings
+    assert (finding.status, finding.epsilon) == ("fused", pytest.approx(float(epsilon), rel=1e-7))
+    assert any("epsilon 1e-12 becomes 0" in note and "float16" in note for note in finding.notes) == (epsilon == "1e-12")
+
+
+def test_an_epsilon_that_is_zero_in_the_file_is_zero() -> None:
+    kinds = {"inputs": "float16[N,8] x", "outputs": "float16[N,8] y"}
+    proto = net(NORM, **kinds, constants="float16 eps = {0}, float16[8] g = {1,1,2,2,3,3,4,4}, float16[8] s = {1,1,2,2,3,3,4,4}")
+    (finding,) = optimize(proto)[1].findings
+    assert (finding.status, finding.epsilon) == ("fused", 0.0)
+    assert not any("becomes 0" in note for note in finding.notes)
+
+
+def test_a_norm_is_fused_without_the_shift_before_it_that_rounds() -> None:
+    """Read from x on, the norm of x·1e-5 + 1000.7 has epsilon 1e5, and float64 can't tell: the norm of the sum is one all the same."""
+    proto = net(
+        f"t = Mul(x, k) w = Add(t, c) {NORM.replace('(x', '(w')}", constants=f"{CONSTANTS}, float k = {{1e-5}}, float c = {{1000.7}}"
+    )
+    out, summary = optimize(proto, strict=True)
+    (finding,) = summary.findings
+    assert (finding.status, finding.spelling.split()[:3]) == ("fused", ["Mul", "Add", "ReduceMean"])
+    assert finding.certificate is not None
+    assert finding.certificate.error <= finding.certificate.bound
+    assert [n.op_type for n in out.graph.node] == ["LayerNormalization"]
+    assert optimize(out)[0].SerializeToString(deterministic=True) == out.SerializeToString(deterministic=True)
+
+
 def test_a_shape_that_the_file_does_not_state() -> None:
     proto = net()
     proto.graph.input[0].type.tensor_type.ClearField("shape")
