@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +60,10 @@ class Writer:
             if isinstance(held, gs.Constant) and held.name and tuple(held.shape) == tuple(shape) and held.dtype == self.norm.dtype:
                 return held
             axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
-            own = [param.value.shape[a] for a in axes] if param.value.size > 1 else ()
-            exact = np.broadcast_to(param.value.reshape(own), shape)
+            own = (
+                shape if param.value.size == math.prod(shape) else [param.value.shape[a] for a in axes]
+            )  # a bias may vary along fewer axes
+            exact = np.broadcast_to(param.value.reshape(own if param.value.size > 1 else ()), shape)
         return self.graph.constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
 
     def affine(self, gamma: Param | None, beta: Param | None) -> None:
