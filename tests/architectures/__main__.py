@@ -22,13 +22,14 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "architectures.
 
 HEAD = (
     "| architecture | norms run | from the module: fused, folded, kept | left | from the exporter's file | left | nodes: exporter "
-    "| ours | its file rewritten | parity | TensorRT-RTX | seconds: load, export | norms, simplify |"
+    "| ours | its file rewritten | with own ops | parity | TensorRT-RTX | seconds: load, export | norms, simplify |"
 )
 ABOUT = """# Real architectures, random weights, every gamma, beta and statistic randomised
 
 Norms run: calls of norm modules in one run of the model. Left: norm-like subgraphs that are no standard node; each is refused with its
 reason. Parity: onnxruntime, optimizer off and on, against PyTorch in float64 at batches 1, 2 and 3, small inputs and zeros, by the rule of
-`normdeploy/compare.py`. Exporter: `torch.onnx.export(dynamo=True, optimize=True)`, opset 21. Written by `python -m tests.architectures`.
+`normdeploy/compare.py`. With own ops: `--fuse portable`, parity and engine as well.
+Exporter: `torch.onnx.export(dynamo=True, optimize=True)`, opset 21. Written by `python -m tests.architectures`.
 
 """
 
@@ -44,8 +45,9 @@ def line(row: Row) -> str:
         f"{row.exporter_nodes}",
         f"{row.ours.nodes}",
         f"{row.rewritten.nodes}",
+        ", ".join(f"{n} {op}" for op, n in row.portable.own.items()) + f" ({row.portable.nodes} nodes)" if row.portable.own else "none",
         _parity(row),
-        row.engine,
+        row.engine if row.engine == row.portable_engine else f"{row.engine}; own ops: {row.portable_engine}",
         f"{load + export:.1f}",
         f"{norms + simplify:.1f}",
     )
@@ -58,7 +60,7 @@ def _told(result: Result) -> str:
 
 def _parity(row: Row) -> str:
     said = []
-    for result in (row.ours, row.rewritten):
+    for result in (row.ours, row.rewritten, row.portable):
         if result.failed or result.checked:
             return result.failed or result.checked
         if result.parity and not all(p["ok"] for p in result.parity):

@@ -254,3 +254,22 @@ VISION = (
 )
 
 ARCHITECTURES = (*TRANSFORMERS, *DIFFUSERS, *VISION)
+
+# What ``--fuse portable`` writes: a norm behind every residual sum of blocks, every GroupNorm that SiLU follows, DiT's modulated norms, the
+# norms over channels that need Transposes as standard nodes.
+JOINED: dict[str, dict[str, int]] = {
+    "BERT": {"AddLayerNorm": 4},
+    "DeBERTa v1": {"AddLayerNorm": 4},
+    "Llama": {"AddRMSNorm": 4},
+    "Gemma 2": {"AddRMSNorm": 4},
+    "Cohere": {"AddLayerNorm": 2},
+    "T5": {"AddRMSNorm": 10},
+    "ConvNeXt V2": {"ChannelLayerNorm": 4},
+    "Wav2Vec2 (group norm)": {"AddLayerNorm": 5},
+    "Wav2Vec2 (layer norm)": {"AddLayerNorm": 5, "ChannelLayerNorm": 3},
+    "Mamba": {"AddRMSNorm": 2},
+    "UNet2D": {"GroupNormSiLU": 17},
+    "UNet2D, conditioned": {"AddLayerNorm": 8, "GroupNormSiLU": 17},
+    "VAE decoder": {"GroupNormSiLU": 13},
+    "DiT": {"ModulatedLayerNorm": 5},
+}

@@ -21,6 +21,7 @@ from torch import nn
 from normdeploy import build, compare, deploy, errors
 from normdeploy.export import to_onnx
 from normdeploy.files import save_onnx
+from normdeploy.functions import DOMAIN
 from normdeploy.loading import from_module
 from normdeploy.model import Model
 from normdeploy.records import Finding
@@ -38,6 +39,7 @@ class Result:
 
     nodes: int = 0
     norms: dict[str, int] = field(default_factory=dict)  # "LayerNorm fused" -> how many
+    own: dict[str, int] = field(default_factory=dict)  # op of this project's own -> how many
     left: list[str] = field(default_factory=list)  # decomposed norms that are left, by the root's output
     refused: list[dict[str, Any]] = field(default_factory=list)
     checked: str = ""  # what onnx.checker says against it
@@ -69,7 +71,9 @@ class Row:
     exporter_nodes: int = 0  # of torch.onnx.export(dynamo=True, optimize=True)
     ours: Result = field(default_factory=Result)
     rewritten: Result = field(default_factory=Result)  # the exporter's optimized file through `optimize`
+    portable: Result = field(default_factory=Result)  # ours, with ops of this project's own
     engine: str = ""
+    portable_engine: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -100,6 +104,12 @@ def measured(architecture: Architecture, folder: Path, engine: bool = True) -> R
     row.ours.failed = "; ".join(n for n in result.notes if "unsimplified" in n)
     with row.timed("parity"):
         _parity(row.ours, model, path)
+    with row.timed("portable"):
+        portable = deploy.optimize(result.proto, fuse="portable")
+    _fill(row.portable, portable.proto, portable.summary.findings)
+    joined = folder / "portable.onnx"
+    save_onnx(portable.proto, joined)
+    _parity(row.portable, model, joined)
     with row.timed("exporter"):
         exported = _exported(model)
     row.exporter_nodes = _count(exported)
@@ -109,11 +119,12 @@ def measured(architecture: Architecture, folder: Path, engine: bool = True) -> R
     other = folder / "rewritten.onnx"
     save_onnx(rewritten.proto, other)
     _parity(row.rewritten, model, other)
-    if not all(p["ok"] for p in (*row.ours.parity, *row.rewritten.parity)):
+    if not all(p["ok"] for p in (*row.ours.parity, *row.rewritten.parity, *row.portable.parity)):
         _excuse(row, model, folder)
     if engine:
         with row.timed("engine"):
             row.engine = _engine(path, folder / "model.engine")
+            row.portable_engine = _engine(joined, folder / "portable.engine")
     return row
 
 
@@ -158,6 +169,7 @@ def _count(proto: onnx.ModelProto) -> int:
 def _fill(result: Result, proto: onnx.ModelProto, findings: tuple[Finding, ...]) -> None:
     result.nodes = _count(proto)
     result.norms = dict(sorted(Counter(f"{f.kind} {f.status}" for f in findings).items()))
+    result.own = dict(sorted(Counter(n.op_type for n in proto.graph.node if n.domain == DOMAIN).items()))
     result.left = decomposed(proto)
     result.refused = [
         {"kind": f.kind, "status": f.status, "module": f.module, "tensor": f.tensor, "became": f.became, "reason": f.reason}
@@ -197,7 +209,7 @@ def _excuse(row: Row, model: Model, folder: Path) -> None:
     save_onnx(raw, paths["untouched"])
     save_onnx(deploy.optimize(raw, runtime="onnxruntime").proto, paths["other form"])
     untouched, other = ({p["runtime"]: p for p in _worst(model, path)} for path in paths.values())
-    for found in (*row.ours.parity, *row.rewritten.parity):
+    for found in (*row.ours.parity, *row.rewritten.parity, *row.portable.parity):
         if not found["ok"]:
             found["untouched"] = untouched[found["runtime"]]["error"]
             found["other form"] = other[found["runtime"]]["ok"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .catalogue import ARCHITECTURES, Architecture
+from .catalogue import ARCHITECTURES, JOINED, Architecture
 from .measure import Result, Row, measured
 
 pytestmark = pytest.mark.architectures
@@ -20,9 +20,11 @@ def test_architecture(architecture: Architecture, tmp_path: Path) -> None:
         pytest.skip(f"{error.name} is not installed; make test-architectures installs it")
     assert row.norm_calls > 0
     assert row.ours.accounted == row.norm_calls, row.ours.norms  # from the module every one is seen
-    for result in (row.ours, row.rewritten):
+    for result in (row.ours, row.rewritten, row.portable):
         _holds(architecture, row, result)
-    assert row.engine.startswith(("built", "not tried")), row.engine
+    assert row.portable.own == JOINED.get(architecture.name, {})
+    for engine in (row.engine, row.portable_engine):
+        assert engine.startswith(("built", "not tried")), engine
 
 
 def _holds(architecture: Architecture, row: Row, result: Result) -> None:
