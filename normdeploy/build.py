@@ -112,6 +112,11 @@ def build(
         if built is None:
             if "unknown" in end.answer:
                 raise InputError(_unknown(end.answer, runtime))
+            if end.answer.get("refused") == "plugins":
+                raise RuntimeUnavailable(
+                    f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install 'normdeploy[plugins]', and "
+                    "TensorRT 10.9 or newer"
+                )
             why = _refused(end.answer, proto, source.name, runtime) if "refused" in end.answer else _ended(end, log, runtime)
             raise BuildError(why + _kept(log, target))
         size = written.stat().st_size
@@ -249,8 +254,6 @@ def _refused(answer: Mapping[str, Any], proto: onnx.ModelProto, name: str, runti
     title = TITLES[runtime]
     if answer["refused"] == "empty":
         return f"{title} reads {name} as a network of 0 layers: the file computes nothing; give the model itself"
-    if answer["refused"] == "plugins":
-        return f"the kernels can't be given to {title}: {answer['reason']}; pip install 'normdeploy[plugins]' and TensorRT 10.9 or newer"
     if answer["refused"] == "plugin layers":
         return (
             f"{title} made {answer['found']} plugin layers of the {answer['written']} plugin nodes in {name}: some norms would not run in "

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.compose
 import pytest
 from onnx import helper
 
@@ -23,6 +27,8 @@ from normdeploy.errors import BuildError, GraphError, InputError, RuntimeUnavail
 from normdeploy.model import Dim, InputSpec
 from normdeploy.runtimes import trt
 from normdeploy.runtimes.profiles import GraphInput, parse, profile
+
+from .norm_nodes import MODELS as NODES
 
 RTX = ("8.6", "8.9", "12.0")
 
@@ -393,3 +399,96 @@ def test_an_unnamed_dim_is_missed_by_its_place() -> None:
 
 def test_names_may_hold_what_the_text_uses() -> None:
     assert parse(["model.x=y=1x2:1x2:3x4"]) == {"model.x=y": ((1, 2), (1, 2), (3, 4))}
+
+
+# ------------------------------------------------------------------ the form of the norms
+
+
+@pytest.mark.parametrize("norm_impl", ["native", "auto"])
+def test_every_norm_is_built_in_a_form_that_tensorrt_rtx_reads(norm_impl: str, tmp_path: Path) -> None:
+    """All our ops in one file, and GroupNormalization of one group, of which its parser would make an instance norm."""
+    names = ["GroupNormalization, SiLU", "GroupNormalization of one group", "LayerNorm over channels", "GroupNormalization"]
+    parts = [replace(NODES[n], opset=21).portable(static=True) for n in names]
+    merged = onnx.compose.add_prefix(parts[0], "0")
+    for i, part in enumerate(parts[1:], 1):
+        part.ir_version = merged.ir_version
+        merged = onnx.compose.merge_models(merged, onnx.compose.add_prefix(part, str(i)), io_map=[(f"{i - 1}y", f"{i}x")])
+    onnx.save(merged, tmp_path / "m.onnx")
+    engine = build(tmp_path / "m.onnx", tmp_path / "m.engine", norm_impl=norm_impl)
+    assert engine.norm_impl == norm_impl
+    assert len(engine.norms) == (4 if norm_impl == "auto" else 0)  # portable has written no GroupNormalization of one group
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine", "m.onnx"]
+
+
+def test_a_native_build_mends_what_would_be_read_wrongly(tmp_path: Path) -> None:
+    onnx.save(NODES["GroupNormalization of one group"].proto(static=True), tmp_path / "m.onnx")
+    before = (tmp_path / "m.onnx").read_bytes()
+    engine = build(tmp_path / "m.onnx", tmp_path / "m.engine")
+    assert [(n.module, n.op, n.form) for n in engine.norms] == [("layers.0", "GroupNormalization", "LayerNormalization(axis=1)")]
+    assert (tmp_path / "m.onnx").read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine", "m.onnx"]
+
+
+def test_a_rewritten_model_above_protobuf_s_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights go to a file beside it, and both are gone afterwards."""
+    proto = NODES["LayerNormalization over two dims"].proto(static=True)
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=1024)
+    monkeypatch.setattr(importlib.import_module("normdeploy.files"), "PROTOBUF_LIMIT", 1500)
+    engine = build(tmp_path / "m.onnx", tmp_path / "m.engine", norm_impl="auto")
+    assert [n.form for n in engine.norms] == ["native node"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine", "m.onnx", "w.bin"]
+
+
+def test_a_failed_build_leaves_no_rewritten_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(NODES["GroupNormalization of one group"].proto(static=True), tmp_path / "m.onnx")
+    worker(monkeypatch, "import json, sys; print(json.load(sys.stdin)['onnx'], file=sys.stderr); sys.exit(1)")
+    with pytest.raises(BuildError, match=r"could not build the engine: .*m\.onnx"):
+        build(tmp_path / "m.onnx", tmp_path / "m.engine")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine.log", "m.onnx"]
+    path = (tmp_path / "m.engine.log").read_text().strip()
+    assert path != str(tmp_path / "m.onnx")
+    assert not Path(path).exists()
+
+
+def test_plugins_for_tensorrt_rtx_are_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="TensorRT-RTX takes no plugins"):
+        build(tmp_path / "none.onnx", tmp_path / "m.engine", norm_impl="plugin")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        pytest.param(
+            ["--runtime", "tensorrt"],
+            "TensorRT is not installed; pip install 'normdeploy[tensorrt]'",
+            marks=pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed here"),
+        ),
+        ([], "TensorRT-RTX takes no plugins, so its engines can't hold our kernels; choose --norm-impl native or auto, or --runtime tensorrt"),
+    ],
+)
+def test_what_a_user_sees_who_asks_for_plugins(more: list[str], said: str, tmp_path: Path) -> None:
+    onnx.save(NODES["LayerNormalization"].proto(), tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "normdeploy", "build", "m.onnx", "-o", "m.engine", "--norm-impl", "plugin", *more]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_the_report_says_how_each_norm_was_built(tmp_path: Path) -> None:
+    onnx.save(NODES["GroupNormalization of one group"].proto(static=True), tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "normdeploy", "build", "m.onnx", "-o", "m.engine", "--report", "r.json", "--norm-impl", "auto"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.search(r"layers\.0\s+LayerNormalization\s+native node", done.stdout)
+    engine = json.loads((tmp_path / "r.json").read_text())["engine"]
+    assert engine["norm_impl"] == "auto"
+    assert engine["norms"] == [
+        {
+            "node": engine["norms"][0]["node"],
+            "module": "layers.0",
+            "op": "LayerNormalization",
+            "form": "native node",
+            "reason": "TensorRT has a layer of its own for it",
+        }
+    ]

@@ -221,6 +221,7 @@ class Build:
         self.types = [_NAMES[t] for t in types]
         self.output_types = self.plugin.get_output_data_types(self.types, [len(s) for s in shapes])
         self.inputs = [[self._dim(d) for d in shape] for shape in shapes]
+        self.named = {id(d): n for dims, shape in zip(self.inputs, shapes, strict=True) for d, n in zip(dims, shape, strict=True)}
         self.outputs = self.plugin.get_output_shapes(self.inputs, [], Builder())
         self.described = [
             DynamicPluginTensorDesc(PluginTensorDesc(Dims(-1 if d.constant is None else d.constant for d in dims), kind))
