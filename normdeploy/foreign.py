@@ -18,7 +18,7 @@ from .foreign_proof import MALFORMED, SIZES, SKIPS, attributes, proved, small
 from .foreign_shapes import OWN_DOMAINS, stated, types_of
 from .foreign_write import OLDEST, Op, Refused, Types, Writer
 from .nested import Nested, bodies
-from .nested_functions import functions
+from .nested_functions import functions, unopened
 from .opsets import nodes_of
 from .protos import copy_field, names, scope
 from .records import Certificate, Finding
@@ -104,6 +104,8 @@ def standardized(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Read]:
     out = _graph(proto, set(), read)
     for function in functions(out):
         _inside(function, set(), read)
+    for function, reason in unopened(out):
+        _leave_all(function, reason, read)
     if not read.expansions:
         return proto, read
     used = {n.domain for n, _ in nodes_of(out)}
@@ -146,6 +148,17 @@ def _inside(nested: Nested, around: set[str], read: Read) -> None:
         nested.put_back(out)
     read.expansions += [replace(e, finding=_placed(e.finding, nested)) for e in found.expansions]
     read.left += [replace(f, finding=_placed(f.finding, nested)) for f in found.left]
+
+
+def _leave_all(function: Nested, reason: str, read: Read) -> None:
+    """Let what is foreign in a function that can't be opened be told."""
+    own = {(f.domain, f.name) for f in function.model.functions}
+    for node, opset in nodes_of(onnx.ModelProto(graph=function.model.graph, opset_import=function.model.opset_import)):
+        if _looks_foreign(node, opset) and (node.domain, node.op_type) not in own:
+            op = op_of(node, opset)
+            said = f"{_said(node)}: the function that it is in can't be opened: {reason}"
+            finding = _finding(node, op.kind if op is not None else "unknown", "refused", said)
+            read.left.append(Foreign(_placed(finding, function), frozenset(node.input)))
 
 
 def _placed(finding: Finding, nested: Nested) -> Finding:

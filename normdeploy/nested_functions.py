@@ -1,7 +1,8 @@
 """Model-local functions, each as a model of its own: its inputs have what all its callers agree on.
 
 Sizes that differ between callers become symbols, the same one where they differ alike. Attributes that a function's nodes take from the
-caller are filled in where all callers give the same, and written back as they were.
+caller are filled in where all callers give the same, and written back as they were. A function of which too little is known is not
+opened; `unopened` says why.
 """
 
 from __future__ import annotations
@@ -28,19 +29,35 @@ class _Sites:
 
 def functions(proto: onnx.ModelProto) -> Iterator[Nested]:
     """The functions of ``proto`` whose callers agree on what they give; put back into ``proto`` itself."""
+    yield from (_nested(function, model) for function, model in _called(proto) if not isinstance(model, str))
+
+
+def unopened(proto: onnx.ModelProto) -> Iterator[tuple[Nested, str]]:
+    """The other functions that are called, without types and shapes, and why they are not opened."""
+    for function, reason in _called(proto):
+        if isinstance(reason, str):
+            model = _empty(proto, function)
+            model.graph.input.extend(info(name, None, None) for name in function.input)
+            model.graph.node.extend(function.node)
+            yield _nested(function, model), reason
+
+
+def _called(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.ModelProto | str]]:
+    """Each function that is called, as a model or with the reason why it can't be one."""
     held = {(f.domain, f.name, f.overload): f for f in proto.functions if f.domain != DOMAIN}
     if not held:
         return
     sites: dict[Key, _Sites] = {}
     _calls(proto.graph.node, inferred(proto), held, sites)
     for key in _callers_first(held):
-        function = held[key]
-        model = _model(proto, function, sites[key]) if key in sites else None
-        if model is not None:
+        if key not in sites:
+            continue
+        model = _model(proto, held[key], sites[key])
+        if isinstance(model, str):
+            _calls(held[key].node, {}, held, sites)  # what it gives to others is not known
+        else:
             _calls(model.graph.node, inferred(model), held, sites)
-            yield _nested(function, model)
-        elif key in sites:
-            _calls(function.node, {}, held, sites)  # what it gives to others is not known
+        yield held[key], model
 
 
 def _calls(nodes: Sequence[onnx.NodeProto], types: Types, held: dict[Key, onnx.FunctionProto], sites: dict[Key, _Sites]) -> None:
@@ -71,31 +88,36 @@ def _callers_first(held: dict[Key, onnx.FunctionProto]) -> list[Key]:
     return order[::-1]
 
 
-def _model(proto: onnx.ModelProto, function: onnx.FunctionProto, sites: _Sites) -> onnx.ModelProto | None:
-    """None where callers give another number of inputs, other types or ranks, or where a type or an attribute is not known."""
-    inputs = _agreed(sites.inputs, len(function.input))
-    if inputs is None:
-        return None
-    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=function.opset_import, functions=proto.functions)
+def _model(proto: onnx.ModelProto, function: onnx.FunctionProto, sites: _Sites) -> onnx.ModelProto | str:
+    """The reason where callers give another number of inputs, other types or ranks, or where a type or an attribute is not known."""
+    inputs = _agreed(sites.inputs, function.input)
+    if isinstance(inputs, str):
+        return inputs
+    model = _empty(proto, function)
     graph = model.graph
-    graph.name = function.name
     graph.input.extend(info(name, *kind) for name, kind in zip(function.input, inputs, strict=True))
     graph.output.extend(info(name, None, None) for name in function.output)
     graph.value_info.extend(function.value_info)
     defaults = {a.name: a for a in function.attribute_proto}
     for node in function.node:
         if any(a.ref_attr_name for body in subgraphs(node) for inner in body.node for a in inner.attribute):
-            return None
+            return f"a body in its node {node.name or node.output[0]!r} takes an attribute from the caller"
         graph.node.append(node)
         for attribute in graph.node[-1].attribute:
             if attribute.ref_attr_name:
                 given = {_given(attribute, s, defaults) for s in sites.attributes}
                 if len(given) != 1 or None in given:
-                    return None
+                    return f"its attribute {attribute.ref_attr_name!r} is not the same at all its calls, or not given"
                 attribute.ParseFromString(given.pop() or b"")
     types = inferred(model)
     for out in graph.output:
         out.CopyFrom(info(out.name, *types.get(out.name, (None, None))))
+    return model
+
+
+def _empty(proto: onnx.ModelProto, function: onnx.FunctionProto) -> onnx.ModelProto:
+    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=function.opset_import, functions=proto.functions)
+    model.graph.name = function.name
     return model
 
 
@@ -109,15 +131,18 @@ def _given(attribute: onnx.AttributeProto, site: dict[str, onnx.AttributeProto],
     return filled.SerializeToString(deterministic=True)
 
 
-def _agreed(sites: Sequence[tuple[Type, ...]], count: int) -> list[Type] | None:
-    if any(len(site) != count for site in sites):
-        return None
+def _agreed(sites: Sequence[tuple[Type, ...]], inputs: Sequence[str]) -> list[Type] | str:
+    other = next((len(site) for site in sites if len(site) != len(inputs)), None)
+    if other is not None:
+        return f"it has {len(inputs)} inputs, and a call gives it {other}"
     agreed: list[Type] = []
     names: dict[tuple[int | str | None, ...], str] = {}
-    for position in zip(*sites, strict=True):
+    for name, position in zip(inputs, zip(*sites, strict=True), strict=True):
         kinds, ranks = {kind for kind, _ in position}, {None if dims is None else len(dims) for _, dims in position}
-        if len(kinds) != 1 or None in kinds or len(ranks) != 1 or None in ranks:
-            return None
+        if None in kinds or None in ranks:
+            return f"the type or rank of its input {name!r} is not known at all its calls"
+        if len(kinds) != 1 or len(ranks) != 1:
+            return f"its calls give its input {name!r} tensors of several types or ranks"
         dims = [
             sizes[0] if len(set(sizes)) == 1 and sizes[0] is not None else names.setdefault(sizes, f"n{len(names)}")
             for sizes in zip(*(d for _, d in position if d is not None), strict=True)

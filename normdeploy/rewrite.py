@@ -33,6 +33,7 @@ from .ordering import ordered
 from .protos import names, without_unused
 from .records import Finding, Summary
 from .shapes import complete
+from .unopened import closed_norms
 from .work import Progress, Wanted, Work
 
 RUNTIMES = ("any", "onnxruntime", "tensorrt", "tensorrt-rtx")
@@ -115,6 +116,7 @@ def _file(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelProto
     work, out = _graph(proto, (), wanted)
     for function in functions(out):
         _inside(work, function, set())
+    work.findings += closed_norms(out)
     return work, without_unused(out) if out.functions or any(f.place for f in work.findings) else out
 
 

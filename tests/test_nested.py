@@ -190,8 +190,33 @@ def test_a_function_whose_callers_differ_is_left_alone(second: str, dims: str) -
             <float[8] g = {{1,2,3,4,5,6,7,8}}, float[8] s = {{1,1,2,2,3,3,4,4}}, int64[1] zero = {{0}}> {{
             x3 = Unsqueeze(x, zero) y = my.norm<epsilon=1e-5>(x, g, s) w = {second} }} {EPSILON_GIVEN}""")
     )
-    assert summary.findings == ()
+    (finding,) = summary.findings
+    assert (finding.status, finding.tensor, finding.place) == ("refused", "r", "function my.norm")
+    assert "can't be opened: " in finding.reason
     assert "LayerNormalization" not in [n.op_type for n in out.functions[0].node]
+
+
+def test_norms_in_a_function_of_unknown_types_are_told() -> None:
+    """A root over a reduction, a norm node, one of onnxruntime's own, one in a body: nothing is left alone without a word."""
+    branches = """then_branch = t () => (p) { p = LayerNormalization(k, g) },
+        else_branch = e () => (o) { i = ReduceL2<axes=[-1], keepdims=1>(k) o = Div(k, i) }"""
+    proto = parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 17, "my" : 1]> net (float[N,8] x) => (float[N,8] y) <{CONSTANTS}> {{
+        y = my.norm(x, eps, g, s) }}
+        <opset_import: ["" : 17, "com.microsoft" : 1], domain: "my"> norm (h, eps, g, s) => (b) {{
+            {LAYER_NORM.format(out="a")} k = com.microsoft.LayerNormalization(a, g, s) c = Constant<value = bool {{1}}>()
+            b = If(c) <{branches}> }}""")
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    out, summary = optimize(proto)
+    assert out.functions == proto.functions
+    told = {(f.tensor, f.status, f.place.partition(", ")[2]) for f in summary.findings}
+    within = ("then_branch of If 'b'", "else_branch of If 'b'")
+    assert told == {("r", "refused", ""), ("k", "refused", ""), ("p", "kept", within[0]), ("i", "refused", within[1])}
+    assert all("the type or rank of its input 'h' is not known at all its calls" in f.reason for f in summary.findings)
+
+
+def test_a_function_that_nobody_calls_is_not_told() -> None:
+    proto = parser.parse_model(f"{FUNCTIONS} net (float[N,8] x) => (float[N,8] y) {{ y = Relu(x) }} {EPSILON_GIVEN}")
+    assert optimize(proto)[1].findings == ()
 
 
 def test_a_function_in_a_function() -> None:

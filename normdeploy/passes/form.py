@@ -60,9 +60,8 @@ class Writer:
             if isinstance(held, gs.Constant) and held.name and tuple(held.shape) == tuple(shape) and held.dtype == self.norm.dtype:
                 return held
             axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
-            own = (
-                shape if param.value.size == math.prod(shape) else [param.value.shape[a] for a in axes]
-            )  # a bias may vary along fewer axes
+            laid_out = param.value.size == math.prod(shape)  # else it varies along fewer axes than the other parameter
+            own = shape if laid_out else [param.value.shape[a] for a in axes]
             exact = np.broadcast_to(param.value.reshape(own if param.value.size > 1 else ()), shape)
         return self.graph.constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
 
