@@ -463,7 +463,7 @@ def test_plugins_for_tensorrt_rtx_are_refused_before_any_work(tmp_path: Path) ->
             "TensorRT is not installed; pip install 'normdeploy[tensorrt]'",
             marks=pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed here"),
         ),
-        ([], "TensorRT-RTX takes no plugins, so its engines can't hold our kernels; choose --norm-impl native or auto, or --runtime tensorrt"),
+        ([], "TensorRT-RTX takes no plugins, so its engines can't hold our kernels; choose --norm-impl native or auto"),
     ],
 )
 def test_what_a_user_sees_who_asks_for_plugins(more: list[str], said: str, tmp_path: Path) -> None:
