@@ -38,6 +38,7 @@ _SAME_SHAPE = frozenset(
     }
 )
 _SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}
+_COPIES = ("Identity", "Dropout")
 NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
 
 
@@ -298,7 +299,7 @@ class Graph:
 
     def module(self, node: gs.Node) -> str:
         """Qualified module path of a node, "" where the file does not tell."""
-        for t in node.outputs:
+        for t in self._copied(node).outputs:
             source = self._metadata.get(t.name)
             if source is not None:
                 found = next((p.value for p in source.metadata_props if p.key == "normdeploy.module"), "")
@@ -306,6 +307,12 @@ class Graph:
                     return found
                 return scope(next((p.value for p in source.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), ""))
         return ""
+
+    def _copied(self, node: gs.Node) -> gs.Node:
+        """The node whose result ``node`` copies (a Dropout of another module behind a norm), itself where it is no copy."""
+        while node.op in _COPIES and (above := self.producer(node.inputs[0])) is not None:
+            node = above
+        return node
 
     # ------------------------------------------------------------------ editing
 
@@ -344,9 +351,10 @@ class Graph:
         """
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
-        origin = self._metadata.get(old.name)
+        copied = self._copied(before).outputs[0] if before.op in _COPIES else old
+        origin = self._metadata.get(copied.name)
         if origin is not None:
-            self._metadata.update((t.name, origin) for n in new_nodes for t in n.outputs)
+            self._metadata.update((t.name, origin) for t in (old, *(t for n in new_nodes for t in n.outputs)))
         if shape is not None:
             self._shapes[id(old)] = shape
         self._after.setdefault(id(before), []).extend(new_nodes)

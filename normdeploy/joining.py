@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from . import join_proof
+from . import join_proof, traits
 from .certify import Rewrite
 from .dims import Dims, invented
 from .functions import DOMAIN, JOINED, lacking, oldest
@@ -50,7 +50,7 @@ class Join:
 def join(work: Work, node: gs.Node) -> Finding | None:
     """Join the norm of ``node`` with its neighbours; a finding where it can't be (its certificate failed), or was already."""
     if node.domain == DOMAIN and node.op in JOINED and not lacking(node.op, [t.name for t in node.inputs], node.attrs):
-        return _finding(work.graph, node, _KINDS[node.op], node.outputs[0], work.graph.attrs(node))
+        return _finding(work, node, node.outputs[0], work.graph.attrs(node))
     for propose in (_modulated, _added, _activated):
         found = propose(work.graph, node)
         if found is not None:
@@ -205,7 +205,7 @@ def _replace(work: Work, found: Join) -> Finding | None:
     certificate = join_proof.certified(cases, found.grouping)
     place = work.place(found.norm.name)
     if place is None or not certificate:
-        told = _finding(graph, node, _KINDS[found.op], found.norm, found.attrs)
+        told = _finding(work, node, found.norm, found.attrs)
         why = certificate.note or f"differs by {certificate.error:.2g} (relative) on {certificate.worst!r}"
         if not certificate:
             return replace(told, status="undone", reason=f"its certificate failed: {why}", certificate=certificate)
@@ -245,10 +245,12 @@ def _written(attrs: Mapping[str, float | int]) -> str:
     return ", ".join(f"{k}={written(v) if isinstance(v, float) else v}" for k, v in attrs.items() if k != "stash_type")
 
 
-def _finding(graph: Graph, node: gs.Node, kind: str, norm: gs.Tensor, attrs: Mapping[str, Any]) -> Finding:
+def _finding(work: Work, node: gs.Node, norm: gs.Tensor, attrs: Mapping[str, Any]) -> Finding:
+    """Of an op of ours, as if it stood in the graph already; ``norm``: the result of the norm in it."""
+    graph = work.graph
     producer, dtype = graph.producer(norm), graph.dtype(norm)
-    return Finding(
-        kind=kind,
+    found = Finding(
+        kind=_KINDS[node.op],
         status="kept",
         tensor=norm.name,
         module=graph.module(producer) if producer is not None else "",
@@ -258,6 +260,7 @@ def _finding(graph: Graph, node: gs.Node, kind: str, norm: gs.Tensor, attrs: Map
         epsilon=float(attrs["epsilon"]),
         dtype=dtype.name if dtype is not None else "",
     )
+    return replace(found, **traits.of_joined(graph, node, float(attrs["epsilon"]))) if work.wanted.census else found
 
 
 def _axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import ml_dtypes
@@ -14,6 +15,7 @@ import onnx_graphsurgeon as gs
 from . import evaluate
 from .dims import Dims
 from .facts import Norm
+from .functions import JOINED
 from .graph import Graph
 from .parameters import Param, epsilon_of, snapped
 from .probe import Fit
@@ -99,6 +101,27 @@ def of_scale(graph: Graph, chain: Affine) -> Traits:
     )
 
 
+def of_joined(graph: Graph, node: gs.Node, epsilon: float) -> Traits:
+    """The traits of a norm that was joined with its neighbours: one of `normdeploy.functions.JOINED`."""
+    x, *others = node.inputs
+    rank, modulated = len(graph.shape(x) or ()), node.op == "ModulatedLayerNorm"
+    channel = 1 if node.op == "GroupNormSiLU" else rank - 1
+    first = 1 if node.op.startswith("Add") else 0  # behind the residual
+    parameters = [Parameter(modulated, (0, channel) if modulated else (channel,), t.name) for t in others[first:]]
+    gamma, beta = (*parameters, None)[:2]
+    return Traits(
+        input=x.name,
+        shape=graph.shape(x),
+        ddof=None if node.op == "AddRMSNorm" else 0,
+        epsilon_as_written=epsilon,
+        gamma=replace(gamma, one_plus=modulated) if gamma is not None else None,
+        beta=beta,
+        statistics=_statistics(graph, (node,)),
+        half=_half(graph, (node,), epsilon),
+        tensors=_outputs((node,)),
+    )
+
+
 def _varying(values: np.ndarray) -> tuple[int, ...]:
     return tuple(a for a, n in enumerate(values.shape) if n > 1)
 
@@ -146,7 +169,7 @@ def _ddof(graph: Graph, region: Region, fit: Fit) -> int | None:
 def _statistics(graph: Graph, nodes: Sequence[gs.Node]) -> str:
     kinds: dict[str, None] = {}
     for node in nodes:
-        if graph.is_shape_valued(node.outputs[0]) or not (node.op in REDUCTIONS or node.op in NORMS):
+        if graph.is_shape_valued(node.outputs[0]) or node.op not in REDUCTIONS | NORMS | JOINED:
             continue
         stash = graph.attrs(node).get("stash_type", int(node.op in _STASHED))
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(int(stash))) if stash else graph.dtype(node.inputs[0])

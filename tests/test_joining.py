@@ -363,3 +363,32 @@ def test_tensorrt_rtx_builds_a_model_of_every_op(tmp_path: Path, dtype: str) -> 
     assert engine.bytes > 0
     given = feeds(proto, {"N": 2, "H": 4})
     assert all(np.isfinite(y).all() for y in run(proto, given))
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_the_census_knows_joined_norms(name: str) -> None:
+    op, *given = JOINED[name]
+    out, _ = optimize(net(*given), fuse="portable")
+    (finding,) = optimize(out, fuse="portable", census=True)[1].findings
+    node = next(n for n in out.graph.node if n.domain == functions.DOMAIN)
+    assert finding.input == node.input[0]
+    assert finding.statistics == "float32"
+    assert finding.tensors == tuple(node.output)
+    assert finding.shape is not None
+    assert finding.gamma is not None
+    assert (finding.gamma.data, finding.gamma.one_plus) == (op == "ModulatedLayerNorm",) * 2
+    assert finding.beta is None if op == "AddRMSNorm" else finding.beta is not None
+    assert [h.dtype for h in finding.half] == ["float16", "bfloat16"]
+
+
+def test_a_copy_behind_a_norm_does_not_give_it_its_module() -> None:
+    """torch's Dropout in eval mode is an Identity of another module."""
+    mean = "last = Constant<value_ints = [-1]>() u = ReduceMean<keepdims = 1>(x, last) d = Sub(x, u) q = Mul(d, d)"
+    body = f"{mean} v = ReduceMean<keepdims = 1>(q, last) e = Add(v, one) w = Sqrt(e) n = Div(d, w) y = Identity(n)"
+    proto = net({"x": "N,4,12"}, "y", body)
+    for node in proto.graph.node:
+        scope = "dropout" if node.op_type == "Identity" else "norm"
+        node.metadata_props.add(key="normdeploy.module", value=f"layers.3.{scope}")
+    out, summary = optimize(proto)
+    assert [f.module for f in summary.findings] == ["layers.3.norm"]
+    assert [p.value for p in out.graph.node[0].metadata_props] == ["layers.3.norm"]
