@@ -99,7 +99,7 @@ def kernels_run(norm_impl: str, runtime: str, version: str) -> bool:
 
 
 def number(version: str) -> Version:
-    """ "10.15.1.29" -> (10, 15, 1, 29); () where nothing is known."""
+    """A version as numbers, (10, 15, 1, 29); () where nothing is known."""
     return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part)  # type: ignore[index]
 
 
@@ -116,7 +116,7 @@ def implemented(
     """A model for TensorRT's parser with every norm of the main graph in the form that ``norm_impl`` asks for, and the account of it.
 
     Args:
-        proto: the model, weights included; it is not changed.
+        proto: the model, weights included, as ``rewrite.optimize`` leaves it: ops of our domain are taken for ours. It is not changed.
         norm_impl: "native", "plugin" or "auto".
         runtime: "tensorrt" or "tensorrt-rtx".
         version: of that library; "" is taken for a new one.
