@@ -8,11 +8,12 @@ from typing import Literal
 import onnx_graphsurgeon as gs
 
 from . import certify, rounding, traits
-from .facts import Candidate, Norm, candidate, readings
+from .facts import Candidate, Norm
 from .functions import DOMAIN
 from .graph import Graph
 from .passes import write
 from .passes.form import Form
+from .readings import candidate, readings
 from .records import Attempt, Finding, Status, both
 from .region import NORMS, NoMatch, is_root
 from .work import Work
@@ -122,16 +123,22 @@ def _replace(work: Work, norm: Norm, form: Form) -> Finding:
         if trial is not None:
             work.trials.append((len(work.findings), trial))
     finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",), notes=(*form.notes, *norm.notes))
-    graph.replace(norm.y, form.nodes, norm.shape)
+    graph.replace(norm.y, form.nodes, norm.shape, origin=_heart(graph, norm))
     if work.wanted.census:
         finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))
     work.opset = max(work.opset, form.opset)
     return finding
 
 
+def _heart(graph: Graph, norm: Norm) -> gs.Node | None:
+    """The root, whose module is the norm's: its ends may lie in the module around it (a modulation by data, a Dropout)."""
+    roots = [n for n in norm.region.nodes if is_root(graph, n) and graph.module(n)]
+    return roots[-1] if roots else graph.producer(norm.y)
+
+
 def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, reason: str = "") -> Finding:
-    producer = work.graph.producer(norm.y)
-    module = work.graph.module(producer) if producer is not None else ""
+    heart = _heart(work.graph, norm)
+    module = work.graph.module(heart) if heart is not None else ""
     found = Finding(
         kind=norm.kind,
         status=status,

@@ -345,16 +345,19 @@ class Graph:
         self._keep.append(made)
         return made
 
-    def replace(self, old: gs.Tensor, new_nodes: Sequence[gs.Node], shape: Dims | None = None, place: int = 0) -> None:
+    def replace(
+        self, old: gs.Tensor, new_nodes: Sequence[gs.Node], shape: Dims | None = None, place: int = 0, origin: gs.Node | None = None
+    ) -> None:
         """Let output number ``place`` of the last of ``new_nodes`` be ``old`` (which keeps its name and readers), and drop what nobody uses
-        any more. ``shape``: of ``old``, where it is known now.
+        any more.
+
+        ``shape``: of ``old``, where it is known now. ``origin``: the node whose metadata the new ones get, the producer of ``old`` if None.
         """
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
-        copied = self._copied(before).outputs[0] if before.op in _COPIES else old
-        origin = self._metadata.get(copied.name)
-        if origin is not None:
-            self._metadata.update((t.name, origin) for t in (old, *(t for n in new_nodes for t in n.outputs)))
+        told = next((self._metadata[t.name] for t in self._copied(origin or before).outputs if t.name in self._metadata), None)
+        if told is not None:
+            self._metadata.update((t.name, told) for t in (old, *(t for n in new_nodes for t in n.outputs)))
         if shape is not None:
             self._shapes[id(old)] = shape
         self._after.setdefault(id(before), []).extend(new_nodes)
