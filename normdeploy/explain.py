@@ -12,8 +12,9 @@ import onnx_graphsurgeon as gs
 
 from .cuts import models
 from .errors import InputError
-from .facts import Norm, candidate, readings
+from .facts import Norm
 from .graph import Graph, value_inputs
+from .readings import candidate, readings
 from .records import Attempt, Explanation, Finding, Step
 from .region import CLAMPS, NORMS, REDUCTIONS, is_root
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import onnx
 
-from .facts import candidate
 from .graph import Graph
 from .nested import bodies
 from .nested_functions import unopened
+from .readings import candidate
 from .records import Finding
 from .region import NORMS, is_root
 

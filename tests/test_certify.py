@@ -12,11 +12,12 @@ import pytest
 
 from normdeploy import certify, rewrite
 from normdeploy.errors import CertificateError
-from normdeploy.facts import Norm, candidate, readings
+from normdeploy.facts import Norm
 from normdeploy.graph import Graph
 from normdeploy.parameters import Param
 from normdeploy.passes import layer, write
 from normdeploy.passes.form import Form
+from normdeploy.readings import candidate, readings
 from normdeploy.records import Certificate
 from normdeploy.region import is_root
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from normdeploy import facts
+from normdeploy import fitting
 from normdeploy.facts import Norm
 from normdeploy.graph import Graph
 from normdeploy.records import Summary
@@ -62,14 +62,14 @@ def optimized(kinds: Sequence[Kind]) -> Summary:
 def guesses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each reading was taken over from a like."""
     seen: list[bool] = []
-    real = facts._like
+    real = fitting._like
 
     def watched(region: Region, other: Norm) -> Norm | None:
         found = real(region, other)
         seen.append(found is not None)
         return found
 
-    monkeypatch.setattr(facts, "_like", watched)
+    monkeypatch.setattr(fitting, "_like", watched)
     return seen
 
 
@@ -153,11 +153,11 @@ def test_a_like_with_an_odd_gamma(gamma: np.ndarray) -> None:
 
 def test_a_guess_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reading that was taken over wrongly is caught by its certificate, and the norm is then read by itself."""
-    real = facts._like
+    real = fitting._like
 
     def wrong(region: Region, other: Norm) -> Norm | None:
         found = real(region, other)
-        return None if found is None else facts.replace(found, gamma=found.beta)
+        return None if found is None else fitting.replace(found, gamma=found.beta)
 
-    monkeypatch.setattr(facts, "_like", wrong)
+    monkeypatch.setattr(fitting, "_like", wrong)
     optimized([drawn(1), drawn(2), drawn(3)])

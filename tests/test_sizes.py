@@ -9,10 +9,11 @@ import onnx
 import pytest
 
 from normdeploy import certify
-from normdeploy.facts import Norm, candidate, readings
+from normdeploy.facts import Norm
 from normdeploy.graph import Graph
 from normdeploy.passes import write
 from normdeploy.passes.form import Form
+from normdeploy.readings import candidate, readings
 from normdeploy.region import is_root
 from normdeploy.rewrite import optimize
 from normdeploy.sizes import loose_axes

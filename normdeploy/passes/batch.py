@@ -22,8 +22,9 @@ import onnx_graphsurgeon as gs
 
 from .. import evaluate
 from ..graph import Graph
-from ..region import VIEWS, EvaluationFailed, NoMatch, assignments, compile_region, concrete
+from ..region import NoMatch
 from ..scales import Affine
+from .channels import input_vector, maker, output_vector, private, readers, views_above, views_below
 from .linear import Linear, along, linear_of, representable, with_added_bias
 
 Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]  # a tensor of the graph, and the nodes that shall produce it
@@ -43,14 +44,14 @@ class Fold:
 
 def into_previous(graph: Graph, found: Affine) -> Fold | NoMatch:
     """a·V(W·x + c) + b as V of one linear op, V being views that keep the channels apart, or none."""
-    t, views = _views_above(graph, found.z)
+    t, views = views_above(graph, found.z)
     linear = linear_of(graph, graph.producer(t))
     if isinstance(linear, NoMatch):
         return NoMatch("no linear op stands before it" if linear.reason == "no linear op" else linear.reason, found.z.name)
     for tensor in (t, *(v.outputs[0] for v in views)):
-        if not _private(graph, tensor):
+        if not private(graph, tensor):
             return NoMatch(f"{tensor.name!r}, behind {linear.said}, is read by others as well", tensor.name)
-    vectors = [_output_vector(graph, values, t, found.z, linear) for values in (found.scale, found.shift)]
+    vectors = [output_vector(graph, values, t, found.z, linear) for values in (found.scale, found.shift)]
     a, b = vectors
     if a is None or b is None:
         return NoMatch(f"its scale or shift varies along more than the output channels of {linear.said}", found.z.name)
@@ -69,12 +70,12 @@ def into_previous(graph: Graph, found: Affine) -> Fold | NoMatch:
 def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
     """The scale and shift of a Concat as those of its parts, each folded into the linear op that makes it."""
     joint, rank = graph.producer(found.z), len(graph.shape(found.z) or ())
-    if joint is None or joint.op != "Concat" or not _private(graph, found.z):
+    if joint is None or joint.op != "Concat" or not private(graph, found.z):
         return NoMatch("no linear op stands before it", found.z.name)
     axis = int(graph.attrs(joint)["axis"]) % rank
     parts: list[Linear] = []
     for t in joint.inputs:
-        linear = linear_of(graph, _maker(graph, t))
+        linear = linear_of(graph, maker(graph, t))
         linear = linear if isinstance(linear, NoMatch) else with_added_bias(graph, linear)
         if isinstance(linear, NoMatch) or linear.out is not t:
             why = (
@@ -83,7 +84,7 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
                 else getattr(linear, "reason", "")
             )
             return NoMatch(f"{t.name!r}, a part of Concat {joint.name!r}, can't take its share: {why}", t.name)
-        if not _private(graph, t) or sum(i is t for i in joint.inputs) > 1:
+        if not private(graph, t) or sum(i is t for i in joint.inputs) > 1:
             return NoMatch(f"{t.name!r}, a part of Concat {joint.name!r}, is read by others as well", t.name)
         if linear.channel_axis(rank) != axis:
             return NoMatch(f"Concat {joint.name!r} joins along another axis than the output channels of {linear.said}", t.name)
@@ -194,17 +195,17 @@ def window(linear: Linear) -> tuple[int, ...] | None:
 
 def _behind(graph: Graph, found: Affine) -> tuple[Linear, list[gs.Node], np.ndarray, np.ndarray] | NoMatch:
     """The linear op behind the scale, the views on the way, and scale and shift as vectors over its input channels."""
-    t, views = _views_below(graph, found.y)
-    readers = _readers(graph, t)
-    if graph.is_output(t) or graph.is_output(found.y) or len(readers) != 1:
+    t, views = views_below(graph, found.y)
+    reading = readers(graph, t)
+    if graph.is_output(t) or graph.is_output(found.y) or len(reading) != 1:
         return NoMatch("no linear op alone stands behind it", found.y.name)
-    linear = linear_of(graph, readers[0])
+    linear = linear_of(graph, reading[0])
     if isinstance(linear, NoMatch):
         return NoMatch("no linear op alone stands behind it" if linear.reason == "no linear op" else linear.reason, found.y.name)
     if linear.data is not t:
         return NoMatch(f"it is the weight or bias of {linear.said}", found.y.name)
     linear = with_added_bias(graph, linear)
-    vectors = [_input_vector(graph, values, found.y, t, linear) for values in (found.scale, found.shift)]
+    vectors = [input_vector(graph, values, found.y, t, linear) for values in (found.scale, found.shift)]
     a, b = vectors
     if a is None or b is None:
         return NoMatch(f"its scale or shift varies along more than the input channels of {linear.said}", found.y.name)
@@ -228,49 +229,6 @@ def _folded_next(
     return Fold(nodes, said, linear.out, (found.z,), (small,), (*shapes, (linear.out, nodes)))
 
 
-# ------------------------------------------------------------------ views, and vectors through them
-
-
-def _maker(graph: Graph, t: gs.Tensor) -> gs.Node | None:
-    """The node that makes ``t``, or the MatMul whose bias it adds."""
-    node = graph.producer(t)
-    if node is not None and node.op == "Add":
-        above = [graph.producer(i) for i in node.inputs if not graph.is_constant(i)]
-        return above[0] if len(above) == 1 and above[0] is not None and above[0].op == "MatMul" else node
-    return node
-
-
-def _readers(graph: Graph, t: gs.Tensor) -> list[gs.Node]:
-    return [n for n in graph.consumers(t) if n.op not in ("Shape", "Size")]
-
-
-def _private(graph: Graph, t: gs.Tensor) -> bool:
-    return not graph.is_output(t) and len(_readers(graph, t)) == 1
-
-
-def _views_above(graph: Graph, z: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
-    views: list[gs.Node] = []
-    while (node := graph.producer(z)) is not None and node.op in VIEWS and (node.domain or "") in ("", "ai.onnx"):
-        views.insert(0, node)
-        z = node.inputs[0]
-    return z, views
-
-
-def _views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
-    views: list[gs.Node] = []
-    while (
-        _private(graph, y)
-        and (node := _readers(graph, y)[0]).op in VIEWS
-        and node.inputs[0] is y
-        and (node.domain or "") in ("", "ai.onnx")
-    ):
-        if views and len(graph.consumers(y)) > 1:
-            break  # somebody wants the shape of what would be gone
-        views.append(node)
-        y = node.outputs[0]
-    return y, views
-
-
 def _copy(graph: Graph, node: gs.Node, data: gs.Tensor) -> gs.Node:
     return graph.node(node.op, [data, *node.inputs[1:]], node.outputs[0], node.attrs)
 
@@ -281,56 +239,6 @@ def _copied(graph: Graph, views: Sequence[gs.Node], data: gs.Tensor) -> list[gs.
         copies.append(_copy(graph, view, data))
         data = copies[-1].outputs[0]
     return copies
-
-
-def _output_vector(graph: Graph, values: np.ndarray, t: gs.Tensor, z: gs.Tensor, linear: Linear) -> np.ndarray | None:
-    """A scale or shift of z as one over the output channels of t, which z is a view of; None where it is none."""
-    rank = len(graph.shape(t) or ())
-    axis = linear.channel_axis(rank)
-    if t is z:
-        return along(values, axis, linear.channels)
-    region = compile_region(graph, z, [t])
-    if isinstance(region, NoMatch):
-        return None
-    for sizes in assignments(region.symbols):
-        size = concrete(graph, t, sizes)
-        if size is None or size[axis] != linear.channels:
-            continue
-        channel = np.broadcast_to(np.arange(linear.channels, dtype=float).reshape([-1 if i == axis else 1 for i in range(rank)]), size)
-        try:
-            with evaluate.quiet():
-                order = region.bind(sizes).run([channel]).astype(int)
-                full = np.broadcast_to(values, order.shape)
-        except (EvaluationFailed, ValueError):
-            continue
-        vector = np.zeros(linear.channels)
-        vector[order.ravel()] = full.ravel()
-        return vector if (vector[order] == full).all() else None
-    return None
-
-
-def _input_vector(graph: Graph, values: np.ndarray, y: gs.Tensor, t: gs.Tensor, linear: Linear) -> np.ndarray | None:
-    """A scale or shift of y as one over the input channels of the linear op that reads t, a view of y; None where it is none."""
-    axis = linear.input_axis(len(graph.shape(t) or ()))
-    if t is y:
-        return along(values, axis, linear.inputs)
-    region = compile_region(graph, t, [y])
-    if isinstance(region, NoMatch):
-        return None
-    for sizes in assignments(region.symbols):
-        size = concrete(graph, y, sizes)
-        if size is None:
-            return None
-        try:
-            with evaluate.quiet():
-                seen = region.bind(sizes).run([np.broadcast_to(values, size)])
-        except (EvaluationFailed, ValueError):
-            continue
-        if seen.shape[axis] != linear.inputs:
-            continue
-        rows = np.moveaxis(seen, axis, 0).reshape(linear.inputs, -1)
-        return rows[:, 0].copy() if (rows == rows[:, :1]).all() else None
-    return None
 
 
 def _trimmed(values: np.ndarray) -> np.ndarray:
