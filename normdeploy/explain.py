@@ -16,7 +16,7 @@ from .facts import Norm
 from .graph import Graph, value_inputs
 from .readings import candidate, readings
 from .records import Attempt, Explanation, Finding, Step
-from .region import CLAMPS, NORMS, REDUCTIONS, is_root
+from .roots import CLAMPS, NORMS, REDUCTIONS, is_root
 
 _FARTHEST = 64  # nodes shown of a norm, and looked at around a name
 _DULL = ("noop_with_empty_axes", "keepdims", "stash_type")  # attributes that say nothing of what is wrong

@@ -1,6 +1,6 @@
 """Norms as facts: what recognition says of a square root in the graph.
 
-Structure proposes where a norm may begin and end (`normdeploy.region`, `normdeploy.readings`), values say whether it is one and which
+Structure proposes where a norm may begin and end (`normdeploy.roots`, `normdeploy.readings`), values say whether it is one and which
 (`normdeploy.probe`, `normdeploy.fitting`), and the passes say which of the readings is written as the fewest nodes.
 """
 

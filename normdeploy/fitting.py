@@ -14,7 +14,8 @@ from .facts import Norm
 from .graph import Graph
 from .parameters import Param, cast_to_zero, epsilon_of, held_epsilon, parameter
 from .probe import Fit, fit
-from .region import INSIDE, Bound, NoMatch, Region, compile_region, concrete
+from .region import Bound, NoMatch, Region, compile_region, concrete
+from .roots import INSIDE
 from .sizes import bindings
 
 

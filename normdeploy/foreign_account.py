@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from .records import Finding, both
-from .region import POINTWISE
+from .roots import POINTWISE
 
 _AHEAD = 8  # nodes followed behind a norm that recognition took for a part of a larger one: a modulation has two
 

@@ -13,7 +13,7 @@ from .foreign_ops import op_of
 from .foreign_write import Types, Writer
 from .nested import info
 from .protos import inferred
-from .region import NORMS
+from .roots import NORMS
 
 OWN_DOMAINS = ("", "ai.onnx")
 _SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")

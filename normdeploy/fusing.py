@@ -15,7 +15,8 @@ from .passes import write
 from .passes.form import Form
 from .readings import candidate, readings
 from .records import Attempt, Finding, Status, both
-from .region import NORMS, NoMatch, is_root
+from .region import NoMatch
+from .roots import NORMS, is_root
 from .work import Work
 
 OPSET = "its node needs opset"  # begins the reason where the file's opset is too old

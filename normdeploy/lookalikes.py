@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from .graph import Graph, value_inputs
 from .records import Finding
-from .region import CLAMPS, POINTWISE, REDUCTIONS, VIEWS, is_root
+from .roots import CLAMPS, POINTWISE, REDUCTIONS, VIEWS, is_root
 
 _STEPS = (POINTWISE | VIEWS | CLAMPS) - {"Exp", "Log"}
 _FARTHEST = 24  # nodes walked above a denominator, and above each of its reductions

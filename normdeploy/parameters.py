@@ -12,7 +12,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from .graph import Graph
-from .region import NORMS, NoMatch, Region
+from .region import NoMatch, Region
+from .roots import NORMS
 
 _CASTS = ("Cast", "CastLike")
 _FIXED = (*_CASTS, "Reshape", "Unsqueeze", "Expand")  # what a constant passes through and stays what it is

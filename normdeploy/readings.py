@@ -11,20 +11,8 @@ from .dims import evaluate_dim, invented
 from .facts import Candidate, Norm
 from .fitting import read_region
 from .graph import Graph, value_inputs
-from .region import (
-    INSIDE,
-    NORMS,
-    REDUCTIONS,
-    NoMatch,
-    Region,
-    assignments,
-    compile_region,
-    entries,
-    is_root,
-    narrowing,
-    results,
-    tensor_symbols,
-)
+from .region import NoMatch, Region, assignments, compile_region, tensor_symbols
+from .roots import INSIDE, NORMS, REDUCTIONS, entries, is_root, narrowing, results
 
 
 def candidate(graph: Graph, root: gs.Node) -> Candidate | None:

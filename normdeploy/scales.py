@@ -14,7 +14,8 @@ import onnx_graphsurgeon as gs
 
 from . import evaluate
 from .graph import Graph, value_inputs
-from .region import VIEWS, Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete, narrowing
+from .region import Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
+from .roots import VIEWS, narrowing
 
 _STEPS = VIEWS | {"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"}
 _LONGEST = 24  # nodes in a scale and shift; BatchNorm by hand has about six

@@ -20,7 +20,8 @@ from .graph import Graph
 from .parameters import Param, epsilon_of, snapped
 from .probe import Fit
 from .records import Half, Parameter
-from .region import NORMS, REDUCTIONS, VIEWS, EvaluationFailed, Region, concrete, is_root
+from .region import EvaluationFailed, Region, concrete
+from .roots import NORMS, REDUCTIONS, VIEWS, is_root
 from .scales import Affine
 from .sizes import bindings
 

@@ -11,7 +11,7 @@ from .nested import bodies
 from .nested_functions import unopened
 from .readings import candidate
 from .records import Finding
-from .region import NORMS, is_root
+from .roots import NORMS, is_root
 
 
 def closed_norms(proto: onnx.ModelProto) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from normdeploy.passes import layer, write
 from normdeploy.passes.form import Form
 from normdeploy.readings import candidate, readings
 from normdeploy.records import Certificate
-from normdeploy.region import is_root
+from normdeploy.roots import is_root
 
 AXES = {"last": "-1", "channel": "1"}
 

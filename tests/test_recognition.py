@@ -11,8 +11,9 @@ import pytest
 from normdeploy.dims import evaluate_dim, symbols
 from normdeploy.graph import Graph
 from normdeploy.probe import Fit, fit
-from normdeploy.region import NoMatch, compile_region, entries, is_root, results
+from normdeploy.region import NoMatch, compile_region
 from normdeploy.rewrite import optimize
+from normdeploy.roots import entries, is_root, results
 from tests.support import run_onnxruntime
 
 

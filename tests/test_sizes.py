@@ -14,8 +14,8 @@ from normdeploy.graph import Graph
 from normdeploy.passes import write
 from normdeploy.passes.form import Form
 from normdeploy.readings import candidate, readings
-from normdeploy.region import is_root
 from normdeploy.rewrite import optimize
+from normdeploy.roots import is_root
 from normdeploy.sizes import loose_axes
 from tests.support import run_onnxruntime
 

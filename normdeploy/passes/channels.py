@@ -7,7 +7,8 @@ import onnx_graphsurgeon as gs
 
 from .. import evaluate
 from ..graph import Graph
-from ..region import VIEWS, EvaluationFailed, NoMatch, assignments, compile_region, concrete
+from ..region import EvaluationFailed, NoMatch, assignments, compile_region, concrete
+from ..roots import VIEWS
 from .linear import Linear, along
 
 
