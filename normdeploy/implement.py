@@ -28,6 +28,7 @@ from .plugin_nodes import Kept, Plan, Planner
 from .plugin_plans import NORMS, plan, said, scaled_and_shifted
 from .plugin_proof import disagreement
 from .protos import scope, subgraphs
+from .shapes import complete
 
 NORM_IMPLS = ("native", "plugin", "auto")
 PLUGINS_SINCE = (10, 9)  # TensorRT's first release with plugins compiled ahead of time (aot_impl)
@@ -131,6 +132,7 @@ def implemented(
     known = number(version)
     ops, lacking = _kernels(norm_impl, runtime, known)
     graph = Graph(proto)
+    graph.completer = complete
     planner = Planner(graph, ops, sizes or {})
     account = []
     for node in graph.nodes:
