@@ -193,7 +193,7 @@ def _implement(p: Planner, node: gs.Node, norm_impl: str, runtime: str, version:
 def _misread(op: str, opset: int, groups: int, runtime: str, version: Version) -> str:
     """What is wrong with a standard node in this runtime, "" where nothing is."""
     if op == "GroupNormalization" and groups == 1:
-        # TensorRT#4756; TensorRT-RTX 1.4 to 1.7 make the same network of it: axes (2, 3), one group
+        # TensorRT#4756; TensorRT-RTX 1.7 makes the same network of it: axes (2, 3), one group (of 1.4 to 1.6 only the layers were seen)
         return "TensorRT takes GroupNormalization of one group for InstanceNormalization"
     if op in TABLE and not TABLE[op].native(runtime, version) and (op != "GroupNormalization" or opset >= 21):
         since = TABLE[op].tensorrt_rtx if runtime == "tensorrt-rtx" else TABLE[op].tensorrt
