@@ -64,9 +64,9 @@ def _order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] | None:
         for name in node.output:
             if name and name not in given:  # a name that is written twice is for `require_order` to refuse
                 made.setdefault(name, i)
-    above = [{made[name]: name for name in _reads(node) if name in made} for node in holder.node]
-    if all(j < i for i, reads in enumerate(above) for j in reads):
+    if all(made.get(name, -1) < i for i, node in enumerate(holder.node) for name in _reads(node)):
         return None
+    above = [{made[name]: name for name in _reads(node) if name in made} for node in holder.node]
     return _sorted(holder.node, above)
 
 
