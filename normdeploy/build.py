@@ -13,13 +13,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import onnx
 
-from . import implement, rewrite
+from . import implement, precision, rewrite
 from .atomic import writable
 from .errors import BuildError, GraphError, InputError, RuntimeUnavailable
 from .files import atomic, load_onnx, save_onnx, write_bytes
@@ -40,7 +40,8 @@ class Engine:
 
     ``compute_capabilities`` is empty where none were asked for: TensorRT-RTX then builds for all GPUs from 8.0 on, TensorRT for the one
     in this machine. ``profile`` holds (min, opt, max) shapes of each dynamic input; ``layers`` counts the network as it was parsed.
-    ``norms`` says in which form each norm was built; it is empty where the file was parsed as it is.
+    ``norms`` says in which form each norm was built; it is empty where the file was parsed as it is. ``types`` counts the layers of a
+    half-precision file by floating type, all of them as the file says; it is empty where the file was not made half precision here.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Engine:
     seconds: float
     norm_impl: str = "native"
     norms: tuple[Implementation, ...] = ()
+    types: dict[str, int] = field(default_factory=dict)
 
 
 def build(
@@ -107,6 +109,7 @@ def build(
     with atomic(target) as written, tempfile.TemporaryFile() as log, _parsed(source, changed, target) as path:
         request: dict[str, Any] = {"runtime": runtime, "onnx": str(path), "engine": str(written)}
         request |= {"capabilities": wanted, "profile": shapes, "plugins": implement.plugins(proto)}
+        request |= precision.request(proto)
         end = _run(request, log, progress or (lambda stage, done, total: None), timeout)
         built = end.answer.get("built") if end.status == 0 else None
         if built is None:
@@ -122,7 +125,9 @@ def build(
         size = written.stat().st_size
     _log_of(target).unlink(missing_ok=True)  # of an earlier failure
     seconds = time.perf_counter() - start
-    return Engine(target, size, runtime, built["version"], tuple(wanted), shapes, built["layers"], seconds, norm_impl, norms)
+    return Engine(
+        target, size, runtime, built["version"], tuple(wanted), shapes, built["layers"], seconds, norm_impl, norms, built["types"]
+    )
 
 
 def _with_norms(
@@ -259,6 +264,9 @@ def _refused(answer: Mapping[str, Any], proto: onnx.ModelProto, name: str, runti
             f"{title} made {answer['found']} plugin layers of the {answer['written']} plugin nodes in {name}: some norms would not run in "
             "our kernels. This should not happen; build with --norm-impl native and tell us"
         )
+    if answer["refused"] == "types":
+        wrong = "".join(f"\n  - {line}" for line in answer["wrong"][:_SHOWN])
+        return f"{title} reads {name} in other types than the file states:{wrong}\nNothing was built, since the engine would not be in them"
     if answer["refused"] == "shape inputs":
         return f"{title} needs the values of {answer['inputs']} to know the shapes in {name}; export the model with these as constants"
     errors = [_parser_error(error, proto) for error in answer["errors"]]

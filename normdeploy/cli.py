@@ -59,6 +59,13 @@ class EngineRuntime(StrEnum):
     tensorrt = "tensorrt"
 
 
+class Precision(StrEnum):
+    """What a file computes in."""
+
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
 class NormImpl(StrEnum):
     """The form of the norms in an engine."""
 
@@ -73,6 +80,14 @@ RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="Choose betwee
 FuseOption = Annotated[
     Fuse, typer.Option("--fuse", help="portable: our own ops, with bodies that run anywhere, for norms that no standard op says.")
 ]
+PrecisionOption = Annotated[
+    Precision | None, typer.Option("--precision", help="Compute in half precision, but for what it can't hold; float32 without it.")
+]
+Calibrate = Annotated[
+    list[Path] | None,
+    typer.Option("--calibrate", metavar="IN.npz", help="Inputs, by name, to see what half precision can't hold. Repeatable."),
+]
+KeepIO = Annotated[bool, typer.Option("--keep-io", help="With --precision: inputs and outputs stay float32.")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="A rewrite that fails its certificate is an error; without it, the rewrite is undone.")
 ]
@@ -128,6 +143,9 @@ def export(
     runtime: RuntimeOption = Runtime.any,
     fuse: FuseOption = Fuse.standard,
     strict: Strict = False,
+    precision: PrecisionOption = None,
+    calibrate: Calibrate = None,
+    keep_io: KeepIO = False,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -138,9 +156,21 @@ def export(
     loading = _loading(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     _check_report(report)
     with _bars(quiet) as progress:
-        result = deploy.export(source, output=output, opset=opset, runtime=runtime, fuse=fuse, strict=strict, progress=progress, **loading)
+        result = deploy.export(
+            source,
+            output=output,
+            opset=opset,
+            runtime=runtime,
+            fuse=fuse,
+            strict=strict,
+            precision=precision,
+            calibrate=calibrate or (),
+            keep_io=keep_io,
+            progress=progress,
+            **loading,
+        )
     files = {"source": str(source), "output": str(output)}
-    _tell(Report("export", files, result.summary, notes=result.notes, seconds=result.seconds), report, quiet)
+    _tell(Report("export", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds), report, quiet)
 
 
 class Spread(TyperCommand):
@@ -277,6 +307,9 @@ def optimize(
     runtime: RuntimeOption = Runtime.any,
     fuse: FuseOption = Fuse.standard,
     strict: Strict = False,
+    precision: PrecisionOption = None,
+    calibrate: Calibrate = None,
+    keep_io: KeepIO = False,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -286,9 +319,19 @@ def optimize(
 
     _check_report(report)
     with _bars(quiet) as progress:
-        result = deploy.optimize(source, output, runtime=runtime, fuse=fuse, strict=strict, progress=progress)
+        result = deploy.optimize(
+            source,
+            output,
+            runtime=runtime,
+            fuse=fuse,
+            strict=strict,
+            precision=precision,
+            calibrate=calibrate or (),
+            keep_io=keep_io,
+            progress=progress,
+        )
     files = {"source": str(source), "output": str(output)}
-    _tell(Report("optimize", files, result.summary, notes=result.notes, seconds=result.seconds), report, quiet)
+    _tell(Report("optimize", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds), report, quiet)
 
 
 def _loading(

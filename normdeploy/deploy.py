@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import onnx
 
+from . import precision as half
 from . import rewrite
 from .atomic import writable
 from .build import build
 from .errors import InputError, NormdeployError
 from .files import load_onnx, save_onnx
+from .precision import Account
 from .records import Summary
 
 if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
@@ -29,6 +31,7 @@ __all__ = ["ExportResult", "build", "export", "inspect", "optimize", "verify"]
 
 Progress = Callable[[str, int, int], None]
 PathLike = str | os.PathLike[str]
+Calibration = Sequence[PathLike | Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class ExportResult:
     """An ONNX model and the account of its making.
 
     ``path`` is where it was written, None where no output was asked for; ``seconds`` holds stage -> seconds, in the order run.
+    ``precision`` tells what stayed float32 where half precision was asked for.
     """
 
     proto: onnx.ModelProto
@@ -43,6 +47,7 @@ class ExportResult:
     summary: Summary
     notes: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    precision: Account | None = None
 
 
 class _Stages:
@@ -88,6 +93,9 @@ def export(
     runtime: str = "any",
     fuse: str = "standard",
     strict: bool = False,
+    precision: str | None = None,
+    calibrate: Calibration = (),
+    keep_io: bool = False,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> ExportResult:
@@ -101,6 +109,9 @@ def export(
         runtime: which of equal standard forms to write: "any", "onnxruntime", "tensorrt" or "tensorrt-rtx".
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
+        precision: "fp16" or "bf16": the file computes in it, but for what it can't hold (``normdeploy.precision``).
+        calibrate: inputs to see that on: .npz files, or mappings name -> array; empty: some are generated.
+        keep_io: inputs and outputs of a half-precision file stay float32.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
 
@@ -113,6 +124,7 @@ def export(
     stage = _Stages(progress)
     if output is not None:
         _check_output(output, source)
+    samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
         model = _load(source, args, kwargs, loading)
     with stage("export"):
@@ -121,8 +133,13 @@ def export(
         proto, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, strict=strict, progress=progress)
     with stage("simplify"):
         simplified = simplify(proto, _samples(model), progress=progress)
-    proto = simplified.proto
-    record(proto, model, {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)})
+    proto, account = simplified.proto, None
+    if precision is not None:
+        with stage("precision"):
+            proto, account = half.converted(proto, precision, samples, inputs=model.inputs, keep_io=keep_io, progress=progress)
+        model, summary = replace(model, inputs=half.recast(model.inputs, account)), replace(summary, opset=half.opset_of(proto))
+    flags = {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)}
+    record(proto, model, flags | ({"precision": precision} if precision is not None else {}))
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
@@ -130,7 +147,7 @@ def export(
     if opset is not None and summary.opset > opset:
         notes.append(f"the file has opset {summary.opset}, not {opset}: the node of a norm needs it")
     summary = replace(summary, nodes_after=len(proto.graph.node))
-    return ExportResult(proto, None if output is None else Path(output), summary, tuple(notes), stage.seconds)
+    return ExportResult(proto, None if output is None else Path(output), summary, tuple(notes), stage.seconds, account)
 
 
 def optimize(
@@ -140,6 +157,9 @@ def optimize(
     runtime: str = "any",
     fuse: str = "standard",
     strict: bool = False,
+    precision: str | None = None,
+    calibrate: Calibration = (),
+    keep_io: bool = False,
     progress: Progress | None = None,
 ) -> ExportResult:
     """Fuse and fold the normalizations of an ONNX model from anywhere.
@@ -150,24 +170,36 @@ def optimize(
         runtime: which of equal standard forms to write: "any", "onnxruntime", "tensorrt" or "tensorrt-rtx".
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
+        precision, calibrate, keep_io: as for ``export``. Inputs are generated from what ``export`` recorded in the file, if it did.
         progress: called with (stage, done, total); total is 0 where it is not known.
 
     Raises:
         GraphError: the file is broken or no ONNX.
+        InputError: the inputs for calibration do not fit.
         CertificateError: with ``strict``, where a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
     stage = _Stages(progress)
     if output is not None:
         _check_output(output, source)
+    samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
         proto = source if isinstance(source, onnx.ModelProto) else load_onnx(source)
     with stage("norms"):
         proto, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, strict=strict, progress=progress)
+    account = None
+    if precision is not None:
+        from .record import amend, recorded
+
+        with stage("precision"):
+            inputs = recorded(proto).get("inputs", ())
+            proto, account = half.converted(proto, precision, samples, inputs=inputs, keep_io=keep_io, progress=progress)
+        amend(proto, half.recast(inputs, account), {"precision": precision})
+        summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node))
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
-    return ExportResult(proto, None if output is None else Path(output), summary, seconds=stage.seconds)
+    return ExportResult(proto, None if output is None else Path(output), summary, seconds=stage.seconds, precision=account)
 
 
 def inspect(
@@ -285,6 +317,21 @@ def _load(source: PathLike | torch.nn.Module, args: Sequence[Any], kwargs: Mappi
     if args or kwargs:
         raise InputError(f"example arguments were given with the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
     return load(os.fspath(source), **loading)  # type: ignore[misc]
+
+
+def _calibration(calibrate: Calibration, precision: str | None, keep_io: bool) -> Sequence[Mapping[str, Any]] | None:
+    """The user's samples, None where there are none; read before any work, so that a wrong file costs no export."""
+    if precision is None:
+        if calibrate or keep_io:
+            raise InputError("calibrate and keep_io speak of half precision; ask for one with precision, fp16 or bf16")
+        return None
+    if precision not in half.FORMATS:
+        raise InputError(f"there is no precision {precision!r}; choose one of {', '.join(half.FORMATS)}")
+    if not calibrate:
+        return None
+    from .calibrate import given
+
+    return [sample for c in calibrate for sample in ([c] if isinstance(c, Mapping) else given([c]))]
 
 
 def _samples(model: Model) -> list[dict[str, Any]]:

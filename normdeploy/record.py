@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
@@ -52,6 +52,25 @@ def record(proto: onnx.ModelProto, model: Model, flags: Mapping[str, Any]) -> No
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
     proto.metadata_props.add(key=_PROPERTY, value=json.dumps(value, sort_keys=True))
+
+
+def amend(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[str, Any]) -> None:
+    """Bring the record of a file up to what became of it; nothing where it has none. It is signed anew where this user had signed it.
+
+    Args:
+        inputs: as the file takes them now.
+        flags: those of the export that changed.
+    """
+    known = recorded(proto)
+    if not known:
+        return
+    prop = next(p for p in proto.metadata_props if p.key == _PROPERTY)
+    value = json.loads(prop.value)
+    content = value["record"]
+    content["inputs"] = [dataclasses.asdict(spec) for spec in inputs]
+    content["export"] |= _portable(dict(flags))
+    key = _key(create=False) if known["signed"] else None
+    prop.value = json.dumps({"record": content, "hmac": _hmac(key, content) if key is not None else ""}, sort_keys=True)
 
 
 def recorded(proto: onnx.ModelProto) -> dict[str, Any]:

@@ -29,7 +29,13 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
     engine      path, bytes, runtime, version (of the library), compute_capabilities (empty: every GPU that the library builds for),
         profile (input -> [min, opt, max] shapes), layers, seconds, proved ("built only": nothing was run), norm_impl ("native" | "plugin" |
         "auto"), norms (empty where the file was parsed as it is): node, module, op, form ("native node", "function body", "plugin RMSNorm",
-        or the nodes that took its place), reason
+        or the nodes that took its place), reason, types (floating type -> number of layers, checked against the file's; {} where the file
+        was not made half precision here)
+    precision   null, or to ("fp16" | "bf16"), islands (what stayed float32: kind "norm" | "statistics" | "constant" | "range" |
+        "positions" | "no half form" | "control flow" | "as written", op, module, tensor, reason, value: the largest magnitude seen or null,
+        nodes: their outputs), nodes (floating ones), kept (of them, in float32), casts (inserted), bytes (of the weights, before and
+        after), calibrated ("given" | "generated" | ""), samples, inputs and outputs (name -> type), notes. The certificates of norms
+        speak of the model before
     parity      ok, rule (reference, eager_multiple, ulps), cases (names), notes, seconds, not_run (runtime, reason), and results:
         output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict ("pass" | "fail"), case (the worst), near_ties, reason
     notes       what else the user should know, one string each
@@ -59,6 +65,7 @@ if TYPE_CHECKING:
     from .build import Engine
     from .compare import Comparison
     from .implement import Implementation
+    from .precision import Account
 
 SCHEMA = "normdeploy/report/1"
 
@@ -72,6 +79,7 @@ class Report:
     summary: Summary | None = None
     engine: Engine | None = None
     parity: Comparison | None = None
+    precision: Account | None = None
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -90,6 +98,7 @@ class Report:
             "norms": [_norm(finding) for finding in summary.findings] if summary else [],
             "explanations": [_explanation(e) for e in summary.explanations] if summary else [],
             "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
+            "precision": self.precision,
             "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
             "notes": [*self.notes, *(summary.notes if summary else ())],
             "seconds": self.seconds,
@@ -104,6 +113,10 @@ class Report:
                 show_explanations(console, summary.explanations)
             else:
                 show_norms(console, summary, planned=self.verb == "inspect")
+        if self.precision is not None:
+            from .precision_table import show_precision
+
+            show_precision(console, _printable(self.precision))
         if self.engine is not None:
             show_engine(console, _printable(self.engine))
         if self.parity is not None:
@@ -186,6 +199,8 @@ def show_engine(console: Console, engine: Engine) -> None:
         show_forms(console, engine.norms)
     for name, (low, best, high) in engine.profile.items():
         console.print(Text(f"  {name}: {_shape(low)} to {_shape(high)}, best at {_shape(best)}"))
+    if engine.types:
+        console.print(Text("layers by type, as the file says: " + ", ".join(f"{count} {kind}" for kind, count in engine.types.items())))
     console.print("proved: built only, not run")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from .trt import select
+from .types import Types, check
 
 Answer = dict[str, Any]
 
@@ -46,6 +47,9 @@ def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
     plugins = sum(network.get_layer(i).type == trt.LayerType.PLUGIN_V3 for i in range(network.num_layers)) if request.get("plugins") else 0
     if plugins != request.get("plugins", 0):  # the parser prefers a function, or an op of its own, of the same name
         return {"refused": "plugin layers", "found": plugins, "written": request["plugins"]}
+    types = check(trt, network, request["precision"], request["types"]) if request.get("precision") else Types()
+    if not types:
+        return {"refused": "types", "wrong": list(types.wrong)}
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     if shapes := [t.name for t in inputs if t.is_shape_tensor]:
         return {"refused": "shape inputs", "inputs": shapes}
@@ -53,7 +57,7 @@ def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
     config = _config(trt, request, _monitor(trt, tell))
     with open(request["engine"], "wb") as file:
         file.write(engine_bytes_from_network((builder, network), config=config))
-    return {"built": {"version": trt.__version__, "layers": network.num_layers}}
+    return {"built": {"version": trt.__version__, "layers": network.num_layers, "types": types.layers}}
 
 
 def _register() -> str:

@@ -1,0 +1,188 @@
+"""The values that the tensors of a model take: it is run in float32 by onnxruntime, and each tensor is reduced to its extremes on the way.
+
+Nothing but two numbers of each tensor leaves the run, so memory stays what one run of the model needs.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from .errors import InputError, NormdeployError
+from .files import save_onnx
+from .files import tensors as tensors_of
+from .model import Dim, InputSpec
+from .protos import copy_field, typed
+
+Progress = Callable[[str, int, int], None]
+Samples = Sequence[Mapping[str, np.ndarray]]
+
+_CHUNK = 400  # tensors reduced in one session: its making grows faster than the graph
+_IN_MEMORY = 1 << 30  # bytes of weights
+_AFFORDABLE = 8
+_FEW = 2  # the size that an unnamed dynamic dim takes in generated inputs
+
+
+@dataclass(frozen=True)
+class Range:
+    """The least and the largest value of a tensor over all samples; an infinity where it held one."""
+
+    low: float
+    high: float
+
+    @property
+    def magnitude(self) -> float:
+        return max(abs(self.low), abs(self.high))
+
+    def joined(self, other: Range) -> Range:
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
+
+def ranges(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples, progress: Progress | None = None) -> dict[str, Range]:
+    """The range of each of ``tensors`` (floating, of the main graph) on ``samples``, name -> array of the model's own type.
+
+    Tensors that are empty in every sample, or hold a NaN, are left out.
+
+    Raises:
+        InputError: the model does not run on a sample.
+        NormdeployError: onnxruntime can't load the model.
+    """
+    found: dict[str, Range] = {}
+    chunks = [tensors[i : i + _CHUNK] for i in range(0, len(tensors), _CHUNK)] if samples else []
+    for done, chunk in enumerate(chunks):
+        if progress is not None:
+            progress("calibrate", done, len(chunks))
+        session, wanted = _session(proto, chunk)
+        for number, sample in enumerate(samples):
+            try:
+                results = session.run([name for pair in wanted.values() for name in pair], dict(sample))
+            except Exception as error:  # onnxruntime's exceptions share no base class
+                raise InputError(f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}") from error
+            for i, tensor in enumerate(chunk):
+                seen = Range(float(results[2 * i]), float(results[2 * i + 1]))
+                if seen.low <= seen.high:  # of an empty tensor the least is inf
+                    found[tensor] = found[tensor].joined(seen) if tensor in found else seen
+    return found
+
+
+def _session(proto: onnx.ModelProto, tensors: Sequence[str]) -> tuple[ort.InferenceSession, dict[str, tuple[str, str]]]:
+    """The model with two more outputs for each tensor, each one number."""
+    probed = copied(proto)
+    wanted = {}
+    for i, tensor in enumerate(tensors):
+        wanted[tensor] = (f"normdeploy_low_{i}", f"normdeploy_high_{i}")
+        for op, name in zip(("ReduceMin", "ReduceMax"), wanted[tensor], strict=True):
+            probed.graph.node.append(onnx.helper.make_node(op, [tensor], [name], keepdims=0))
+            probed.graph.output.append(onnx.ValueInfoProto(name=name))
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # its fusions would take inner tensors away
+    try:
+        with loadable(probed) as source:
+            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"]), wanted
+    except Exception as error:
+        raise NormdeployError(f"onnxruntime can't load the model for calibration: {' '.join(str(error).split())[:300]}") from error
+
+
+@contextmanager
+def loadable(proto: onnx.ModelProto) -> Iterator[str | bytes]:
+    """What onnxruntime takes: the bytes, or where they are too many a file that is gone afterwards."""
+    if sum(t.ByteSize() for t in tensors_of(proto)) < _IN_MEMORY:
+        yield proto.SerializeToString()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        save_onnx(proto, Path(folder) / "model.onnx", external=True)
+        yield str(Path(folder) / "model.onnx")
+
+
+def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy, field by field: a message of more than 2 GB can't be copied as a whole."""
+    copy = onnx.ModelProto()
+    for field, value in proto.ListFields():
+        if field.name != "graph":
+            copy_field(copy, field, value)
+    for field, value in proto.graph.ListFields():
+        copy_field(copy.graph, field, value)
+    return copy
+
+
+# ------------------------------------------------------------------ where samples come from
+
+
+def given(files: Sequence[str | os.PathLike[str]]) -> list[dict[str, np.ndarray]]:
+    """The arrays of each .npz file; nothing in it is executed.
+
+    Raises:
+        InputError: one is no such file, or holds something else than arrays.
+    """
+    found = []
+    for file in files:
+        try:
+            with np.load(file, allow_pickle=False) as held:
+                found.append({name: held[name] for name in held.files})
+        except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+            raise InputError(
+                f"{os.fspath(file)!r} is no .npz file of arrays ({error}); write it with numpy.savez(file, name=array)"
+            ) from error
+    return found
+
+
+def fitted(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
+    """``samples`` in the types of the model's inputs, half precision and float64 among them.
+
+    Raises:
+        InputError: a name is missing or unknown, or integers are given for floats or the other way round.
+    """
+    initializers = {t.name for t in proto.graph.initializer}
+    wanted = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
+    optional = initializers & set(wanted)
+    found = []
+    for number, sample in enumerate(samples):
+        missing, unknown = sorted(set(wanted) - optional - set(sample)), sorted(set(sample) - set(wanted))
+        if missing or unknown:
+            complaint = f"lacks {missing}" if missing else f"has {unknown}, which the model does not take"
+            raise InputError(f"calibration sample {number} {complaint}; the inputs are {sorted(wanted)}")
+        for name, array in sample.items():
+            if (array.dtype.kind in "iub") != (wanted[name].kind in "iub"):
+                raise InputError(f"calibration sample {number}: input {name!r} is {wanted[name]}, it was given {array.dtype}; convert it")
+        found.append({name: np.asarray(array).astype(wanted[name]) for name, array in sample.items()})
+    return found
+
+
+def generated(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
+    """Random inputs: two at the usual sizes, one at the smallest, one at the largest that costs no more than 8 times the usual."""
+    dims = {d.name: d for spec in specs for d in spec.shape if d.name is not None}
+    sizes: list[dict[str, int]] = [{}, {}, {name: d.min for name, d in dims.items()}]
+    every = {name: d.max for name, d in dims.items()}
+    if dims and _elements(specs, every) <= _AFFORDABLE * _elements(specs, {}):
+        sizes.append(every)
+    return [
+        {spec.name: spec.sample(np.random.default_rng([seed, i]), size) for i, spec in enumerate(specs)} for seed, size in enumerate(sizes)
+    ]
+
+
+def _elements(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
+    return sum(int(np.prod(spec.sizes(sizes))) for spec in specs)
+
+
+def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
+    """What a file says of its inputs; of a dynamic dim it says no size, and two is taken, of integers no values, and 0 and 1 are taken."""
+    initializers = {t.name for t in proto.graph.initializer}
+    specs = []
+    for v in proto.graph.input:
+        kind, dims = typed(v)
+        if v.name not in initializers and kind is not None:
+            shape = tuple(
+                Dim.static(d) if isinstance(d, int) else Dim(str(d or f"{v.name}_{i}"), _FEW, _FEW, _FEW) for i, d in enumerate(dims or ())
+            )
+            specs.append(InputSpec(v.name, onnx.helper.tensor_dtype_to_np_dtype(kind).name, shape))
+    return specs

@@ -1,0 +1,54 @@
+"""Constants that stand for "as low as can be" on the way to a Softmax: half precision's own lowest would do, but it leaves no room."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from .floating import View
+from .keeping import MOVES
+from .retype import values
+
+_MASKING = MOVES | {"Add", "Sub", "Mul", "Min", "Max"}
+
+
+def masks(view: View) -> tuple[dict[str, tuple[np.ndarray, float]], set[str]]:
+    """Constants that only say "as low as can be" to a Softmax, with the values that say it in half and
+    the lowest as it was; and the tensors that carry them there.
+
+    A quarter of the type's range, a power of two: exp of it is 0, scores and other masks may be added, and nothing overflows, so that a row
+    that is masked out altogether is no NaN.
+    """
+    floor = -(2.0 ** (np.frexp(view.form.largest)[1] - 2))
+    found: dict[str, tuple[np.ndarray, float]] = {}
+    carried: set[str] = set()
+    for name, tensor in view.constants.items():
+        if tensor.data_type != TensorProto.FLOAT:
+            continue
+        held = values(tensor)
+        low = float(held[np.isfinite(held)].min(initial=0.0))
+        if low >= -view.form.largest:
+            continue
+        way = None if (held > view.form.largest).any() else _to_softmax(view, name)
+        if way is not None:
+            found[name] = np.where(np.isfinite(held), np.maximum(held, np.float32(floor)), held), low
+            carried |= way
+    return found, carried
+
+
+def _to_softmax(view: View, name: str) -> set[str] | None:
+    """The tensors between a constant and the Softmaxes that it ends in; None where it ends elsewhere too."""
+    seen, stack = {name}, [name]
+    while stack:
+        top = stack.pop()
+        if top in view.outputs or not view.readers.get(top):
+            return None
+        for i in view.readers[top]:
+            node = view.graph.node[i]
+            if node.op_type == "Softmax":
+                continue
+            if node.op_type not in _MASKING:
+                return None
+            stack += [o for o in node.output if o not in seen]
+            seen.update(node.output)
+    return seen

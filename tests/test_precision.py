@@ -1,0 +1,501 @@
+"""Half precision: as near as eager in half, on every model of the list; planted overflows and vanishing numbers are kept wide and told.
+
+The bound of parity: twice the larger of eager's own error in the type and of one rounding of the largest output. Eager is one correct
+evaluation in half; another sums in another order. Runs: ``stepwise`` (each node in float32, its result rounded to half: what a GPU does,
+and the only way to run bfloat16 on a CPU) and for float16 onnxruntime itself, its optimizer off and on.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+import torch
+from onnx import TensorProto, numpy_helper
+from torch import nn
+
+import normdeploy
+from models.registry import CASES, LOOKALIKES, SMALL, Bank, samples
+from normdeploy import precision
+from normdeploy.calibrate import Range, fitted, generated, given, ranges
+from normdeploy.errors import GraphError, InputError
+from normdeploy.loading import from_module
+from normdeploy.precision import Account, converted
+from normdeploy.record import recorded
+from normdeploy.retype import FORMATS
+from normdeploy.stepwise import stepwise
+from tests.support import run_onnxruntime
+
+TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
+MODELS = [c for c in (*SMALL, *CASES) if c.name not in {"S2a_plain", "S2b_plain", "S2a_torch", "S2b_torch"}]  # the same graphs again
+DECOMPOSED = [
+    c for c in LOOKALIKES if c.name in {"normalize", "max_with_eps", "std_plus_eps", "sum_of_moments", "response_norm", "softmax"}
+]
+
+
+@pytest.fixture(scope="module")
+def bank() -> tuple[Bank, onnx.ModelProto]:
+    """All models side by side, exported at once."""
+    with torch.random.fork_rng(devices=[]):
+        together = Bank([*MODELS, *DECOMPOSED]).eval()
+    return together, normdeploy.export(together, together.samples()).proto
+
+
+def eager(module: nn.Module, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> list[np.ndarray]:
+    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):  # oneDNN's bfloat16 needs instructions that not every machine has
+        found = module.to(dtype)(*(x.to(dtype) if x.is_floating_point() else x for x in inputs))
+    return [v.double().numpy() for v in (found if isinstance(found, list | tuple) else [found])]
+
+
+def worst(found: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
+    return max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in zip(found, reference, strict=True))
+
+
+def runs(proto: onnx.ModelProto, to: str, feeds: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
+    """The outputs by runtime; ``feeds`` are float32."""
+    found = {"stepwise": run_onnxruntime(stepwise(proto), feeds)}
+    if to == "fp16":
+        half = {k: v.astype(np.float16) if v.dtype == np.float32 else v for k, v in feeds.items()}
+        found |= {f"onnxruntime, optimizer {on}": run_onnxruntime(proto, half, optimized=on) for on in (False, True)}
+    return found
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+def test_no_model_is_worse_than_twice_eager(bank: tuple[Bank, onnx.ModelProto], to: str) -> None:
+    together, wide = bank
+    proto, account = converted(wide, to)
+    assert account.calibrated == "generated"
+    names = [v.name for v in proto.graph.input]
+    allowed: dict[str, float] = {}
+    errors: dict[tuple[str, str], float] = {}
+    for seed in range(3):
+        drawn = [[x.to(TORCH[to]).float() if x.is_floating_point() else x for x in samples(c, seed=seed)] for c in together.cases]
+        feeds = dict(zip(names, (x.numpy() for inputs in drawn for x in inputs), strict=True))
+        found = {runtime: iter(outputs) for runtime, outputs in runs(proto, to, feeds).items()}
+        for case, member, inputs in zip(together.cases, together.members, drawn, strict=True):
+            reference = eager(copy.deepcopy(member), inputs, torch.float64)
+            rounding = FORMATS[to].unit * max(float(np.abs(v).max()) for v in reference)
+            half = worst(eager(copy.deepcopy(member), inputs, TORCH[to]), reference)
+            allowed[case.name] = max(allowed.get(case.name, 0.0), 2 * half, 2 * rounding)
+            for runtime, outputs in found.items():
+                error = worst([next(outputs) for _ in reference], reference)
+                errors[case.name, runtime] = max(errors.get((case.name, runtime), 0.0), error)
+    assert len(allowed) == len(together.cases)
+    assert {key: (e, allowed[key[0]]) for key, e in errors.items() if not e <= allowed[key[0]]} == {}
+
+
+# ------------------------------------------------------------------ small graphs
+
+
+def text(body: str, inputs: str = "float[2,4] x", outputs: str = "float[2,4] y", opset: int = 21, **weights: Any) -> onnx.ModelProto:
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}')
+    for name, value in weights.items():
+        value = np.asarray(value)
+        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32) if value.dtype == np.float64 else value, name))
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+X = np.array([[1, -2, 3, 0.5], [0.25, 4, -1, 2]], np.float32)
+
+
+def types(proto: onnx.ModelProto) -> dict[str, str]:
+    """Tensor -> its type."""
+    inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+    held = {t.name: t.data_type for t in proto.graph.initializer}
+    values = [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
+    kinds = held | {v.name: v.type.tensor_type.elem_type for v in values}
+    return {name: onnx.helper.tensor_dtype_to_np_dtype(kind).name for name, kind in kinds.items()}
+
+
+def node(proto: onnx.ModelProto, op: str) -> onnx.NodeProto:
+    return next(n for n in proto.graph.node if n.op_type == op)
+
+
+def reasons(account: Account) -> dict[str, str]:
+    """Op -> kind of its island."""
+    return {island.op: island.kind for island in account.islands}
+
+
+def test_a_norm_is_float32_between_casts_and_the_rest_half() -> None:
+    proto = text(
+        "h = MatMul(x, w) n = LayerNormalization<axis = -1, epsilon = 1.0e-12>(h, g, b) y = MatMul(n, w)",
+        w=np.eye(4),
+        g=np.linspace(0.1, 1, 4),
+        b=np.linspace(-1, 0.3, 4),
+    )
+    before = proto.SerializeToString()
+    made, account = converted(proto, "fp16", [{"x": X}])
+    assert proto.SerializeToString() == before
+    assert [n.op_type for n in made.graph.node] == ["MatMul", "Cast", "LayerNormalization", "Cast", "MatMul"]
+    norm, kinds = node(made, "LayerNormalization"), types(made)
+    assert {kinds[i] for i in norm.input} == {"float32"}
+    assert norm.attribute[1].f == np.float32(1e-12)
+    np.testing.assert_array_equal(
+        numpy_helper.to_array(next(t for t in made.graph.initializer if t.name == "g")), np.float32(np.linspace(0.1, 1, 4))
+    )
+    assert (kinds["x"], kinds["y"], kinds["w"]) == ("float16", "float16", "float16")
+    assert (account.inputs, account.outputs) == ({"x": "float16"}, {"y": "float16"})
+    assert (account.kept, account.nodes, account.casts, account.bytes) == (1, 3, 2, (96, 64))
+
+
+def test_weights_are_rounded_to_nearest_and_not_cut_off() -> None:
+    """onnxruntime's converter would make 6e-8 of 1e-9, and 65504 of 1e5."""
+    w = np.array([[1e-9, 2.0**-11 + 1, 1.00048828125 + 2.0**-20, 3], [65519, 1, 1, 1], [0, 0, 0, 0], [1, 2, 3, 4]])
+    for to in ("fp16", "bf16"):
+        made, account = converted(text("y = MatMul(x, w)", w=w), to, [{"x": 1e-3 * X}])
+        held = numpy_helper.to_array(made.graph.initializer[0])
+        np.testing.assert_array_equal(held.astype(np.float64), w.astype(np.float32).astype(FORMATS[to].dtype).astype(np.float64))
+        assert not account.islands
+
+
+def test_an_initializer_read_both_ways_is_held_in_both_types() -> None:
+    proto = text("a = Mul(x, g) y = LayerNormalization<axis = -1>(a, g)", g=np.array([0.1, 1 / 3, 1, 2]))
+    made, _ = converted(proto, "fp16", [{"x": X}])
+    norm, kinds = node(made, "LayerNormalization"), types(made)
+    assert kinds[node(made, "Mul").input[1]] == "float16"
+    wide = next(t for t in made.graph.initializer if t.name == norm.input[1])
+    np.testing.assert_array_equal(numpy_helper.to_array(wide), np.float32([0.1, 1 / 3, 1, 2]))
+
+
+def test_two_norms_of_one_tensor_share_a_cast() -> None:
+    """onnxruntime's converter, told to leave both nodes alone, writes two Casts of one name."""
+    body = "h = Relu(x) a = LayerNormalization<axis = -1>(h, g) b = RMSNormalization<axis = -1>(h, g) y = Add(a, b)"
+    made, account = converted(text(body, opset=23, g=np.ones(4)), "fp16", [{"x": X}])
+    assert account.casts == 3
+    assert len({o for n in made.graph.node for o in n.output}) == len(made.graph.node)
+    run_onnxruntime(made, {"x": X.astype(np.float16)})
+
+
+def test_an_overflowing_weight_is_kept_and_told() -> None:
+    proto = text("h = MatMul(x, big) y = MatMul(h, small)", big=np.eye(4) * 1e5, small=np.eye(4) * 1e-3)
+    made, account = converted(proto, "fp16", [{"x": X}])
+    (island,) = [i for i in account.islands if i.tensor == "big"]
+    assert (island.kind, island.value) == ("constant", pytest.approx(1e5))
+    assert "'big' reaches 1e+05, float16 ends at 65504" in island.reason
+    np.testing.assert_allclose(run_onnxruntime(made, {"x": X.astype(np.float16)})[0].astype(np.float64), X * 100, rtol=1e-3)
+    assert not converted(proto, "bf16", [{"x": X}])[1].islands
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-6])
+def test_a_weight_that_vanishes_is_kept(scale: float) -> None:
+    made, account = converted(text("h = MatMul(x, w) y = Div(h, s)", w=np.eye(4) * scale, s=np.array(scale)), "fp16", [{"x": X}])
+    assert {i.tensor for i in account.islands} >= {"w", "s"}
+    np.testing.assert_allclose(run_onnxruntime(made, {"x": X.astype(np.float16)})[0].astype(np.float64), X, rtol=2e-3)
+
+
+def test_an_epsilon_is_kept_up_to_the_division() -> None:
+    """x / max(|x|, 1e-12) of zeros: in half the bound would be 0, and the quotient NaN."""
+    body = "n = ReduceL2<keepdims = 1>(x, axis) c = Max(n, eps) e = Expand(c, shape) y = Div(x, e)"
+    weights = {"axis": np.array([-1]), "eps": np.array(1e-12), "shape": np.array([2, 4])}
+    made, account = converted(text(body, **weights), "fp16", [{"x": X}])
+    assert {account.islands[0].kind, account.islands[1].kind} == {"statistics", "constant"}
+    assert account.kept == 4
+    np.testing.assert_array_equal(run_onnxruntime(made, {"x": np.zeros((2, 4), np.float16)})[0], 0)
+
+
+def test_a_residual_stream_near_the_limit_is_kept_before_the_norm_and_beyond() -> None:
+    body = """a = MatMul(x, grow) r = Add(x, a) n = LayerNormalization<axis = -1>(r, g) f = MatMul(n, w) s = Add(r, f)
+              m = LayerNormalization<axis = -1>(s, g) y = MatMul(m, w)"""
+    proto = text(body, grow=np.eye(4) * 2e4, w=np.eye(4), g=np.ones(4))
+    calm, account = converted(proto, "fp16", [{"x": X * 1e-3}])
+    assert reasons(account) == {"LayerNormalization": "norm"}
+    made, account = converted(proto, "fp16", [{"x": X}])
+    found = {i.tensor: i for i in account.islands if i.kind == "range"}
+    assert set(found) == {"a", "r", "s"}
+    assert found["r"].value == pytest.approx(80004)
+    kinds = types(made)
+    assert (kinds["r"], kinds["s"], kinds[node(made, "MatMul").input[0]]) == ("float32", "float32", "float32")
+    assert kinds["f"] == "float16"
+    assert np.isnan(run_onnxruntime(stepwise(calm), {"x": X})[0]).any()
+    reference = run_onnxruntime(proto, {"x": X})[0]
+    np.testing.assert_allclose(run_onnxruntime(stepwise(made), {"x": X})[0], reference, atol=4e-3)  # four half roundings of values up to 2
+
+
+def test_an_output_that_overflows_stays_float32_and_is_told() -> None:
+    made, account = converted(text("y = Mul(x, w)", w=np.array(6e4)), "fp16", [{"x": X}])
+    assert account.outputs == {"y": "float32"}
+    assert any("output 'y' reached 2.4e+05" in note for note in account.notes)
+    np.testing.assert_array_equal(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], X * np.float32(6e4))
+
+
+def test_an_input_that_overflows_stays_float32() -> None:
+    made, account = converted(text("a = Mul(x, w) y = Relu(a)", w=np.array(1e-3)), "fp16", [{"x": X * 1e5}])
+    assert (account.inputs, account.outputs) == ({"x": "float32"}, {"y": "float16"})
+    np.testing.assert_allclose(run_onnxruntime(made, {"x": X * np.float32(1e5)})[0], np.maximum(X * 100, 0), rtol=1e-3)
+
+
+LOW = float(np.finfo(np.float32).min)
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+@pytest.mark.parametrize("low", [LOW, -1e9])
+def test_masks_stay_finite_also_where_all_is_masked(to: str, low: float) -> None:
+    body = "i = Sub(one, m) a = Mul(i, low) s = Add(x, a) t = Add(s, a) y = Softmax<axis = -1>(t)"
+    proto = text(body, inputs="float[2,4] x, float[2,4] m", one=np.array(1.0), low=np.array(low))
+    mask = np.array([[1, 0, 1, 0], [0, 0, 0, 0]], np.float32)
+    made, account = converted(proto, to, [{"x": X, "m": mask}])
+    if to == "fp16" or low == LOW:
+        assert not account.islands
+        assert any("'low' only masks" in note for note in account.notes)
+    found = run_onnxruntime(stepwise(made), {"x": X, "m": mask})[0]
+    assert np.isfinite(found).all()
+    assert found[0, 1] == found[0, 3] == 0
+    np.testing.assert_allclose(found.sum(-1), 1, atol=2e-2)
+
+
+def test_a_huge_constant_that_is_no_mask_is_kept() -> None:
+    made, account = converted(text("a = Add(x, low) y = Mul(a, tiny)", low=np.array(-1e9), tiny=np.array(1e-9)), "fp16", [{"x": X}])
+    assert account.kept == 2
+    np.testing.assert_allclose(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], -1, rtol=1e-3)
+
+
+def test_a_bound_that_overflows_is_no_bound() -> None:
+    made, account = converted(text("y = Clip(x, low, high)", low=np.array(LOW), high=np.array(-LOW)), "fp16", [{"x": X}])
+    assert not account.islands
+    np.testing.assert_array_equal(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], X)
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+def test_angles_made_of_positions_are_float32(to: str) -> None:
+    """At position 4000 bfloat16 has one number for sixteen."""
+    body = "p = Range(zero, n, one) f = Cast<to = 1>(p) a = Mul(f, freq) c = Cos(a) t = Unsqueeze(c, axis) y = Add(x, t)"
+    weights = {"zero": np.array(0), "n": np.array(4100), "one": np.array(1), "freq": np.array(0.7), "axis": np.array([0])}
+    proto = text(body, inputs="float[1,4100] x", outputs="float[1,4100] y", **weights)
+    made, account = converted(proto, to, [{"x": np.zeros((1, 4100), np.float32)}])
+    assert "positions" in reasons(account).values()
+    found = run_onnxruntime(stepwise(made), {"x": np.zeros((1, 4100), np.float32)})[0]
+    np.testing.assert_allclose(
+        found[0], np.cos(np.arange(4100) * float(np.float32(0.7))), atol=FORMATS[to].unit + 1e-3 * (to == "bf16") + 4e-4
+    )
+
+
+def test_whole_numbers_beyond_the_exact_ones_are_kept() -> None:
+    proto = text("f = Cast<to = 1>(i) y = Add(f, x)", inputs="float[2,4] x, int64[2,4] i")
+    counted = np.arange(8).reshape(2, 4) * 301
+    assert reasons(converted(proto, "fp16", [{"x": X, "i": counted}])[1]) == {"Cast": "range"}
+    assert not converted(proto, "fp16", [{"x": X, "i": counted // 301}])[1].islands
+
+
+def test_bfloat16_raises_the_opset_only_where_an_op_needs_it() -> None:
+    conv = text("y = Conv(x, w)", inputs="float[1,1,4,4] x", outputs="float[1,1,4,4] y", w=np.ones((1, 1, 1, 1)))
+    made, account = converted(conv, "bf16", [{"x": np.ones((1, 1, 4, 4), np.float32)}])
+    assert (precision.opset_of(made), types(made)["y"]) == (22, "bfloat16")
+    assert any("opset 22" in note for note in account.notes)
+    assert precision.opset_of(converted(text("y = Relu(x)"), "bf16", [{"x": X}])[0]) == 21
+
+
+def test_ops_without_the_type_are_kept() -> None:
+    assert reasons(converted(text("y = HardSwish(x)"), "bf16", [{"x": X}])[1]) == {"HardSwish": "no half form"}
+    assert not converted(text("y = HardSwish(x)"), "fp16", [{"x": X}])[1].islands
+    ids = "v, i = TopK(x, k) y = Relu(v)"
+    assert reasons(converted(text(ids, outputs="float[2,2] y", k=np.array([2])), "bf16", [{"x": X}])[1]) == {"TopK": "no half form"}
+
+
+def test_control_flow_is_left_as_a_whole_and_sees_float32() -> None:
+    body = """h = Relu(x) c = Greater(p, zero)
+        z = If (c) <then_branch = t () => (float[2,4] a) { a = Mul(h, two) }, else_branch = e () => (float[2,4] b) { b = Identity(h) }>
+        y = Add(z, h)"""
+    proto = text(body, inputs="float[2,4] x, float p", zero=np.array(0.0), two=np.array(2.0))
+    made, account = converted(proto, "fp16", [{"x": X, "p": np.array(1, np.float32)}])
+    assert reasons(account) == {"If": "control flow"}
+    found = run_onnxruntime(made, {"x": X.astype(np.float16), "p": np.array(1, np.float16)})[0]
+    np.testing.assert_array_equal(found, 3 * np.maximum(X, 0))
+
+
+def test_sequences_stay_float32() -> None:
+    body = "h = Relu(x) s = SplitToSequence<axis = 0, keepdims = 1>(h) a = SequenceAt(s, zero) y = Neg(a)"
+    made, account = converted(text(body, outputs="float[1,4] y", zero=np.array(0)), "fp16", [{"x": X}])
+    assert account.outputs == {"y": "float16"}
+    np.testing.assert_array_equal(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], -np.maximum(X[:1], 0))
+
+
+def test_functions_of_others_are_written_out_and_our_own_ops_are_norms() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8)).eval()
+    proto = normdeploy.export(module, (torch.randn(2, 8),), fuse="portable", opset=21).proto
+    made, account = converted(proto, "fp16")
+    assert reasons(account) == {"RMSNorm": "norm"}
+    assert types(made)[node(made, "RMSNorm").input[0]] == "float32"
+    head = '<ir_version: 10, opset_import: ["": 21, "other": 1]> g (float[2,4] x) => (float[2,4] y)'
+    twice = '<opset_import: ["": 21], domain: "other"> Twice (a) => (b) { two = Constant<value_float = 2.0>() b = Mul(a, two) }'
+    foreign = onnx.parser.parse_model(f"{head} {{ y = other.Twice(x) }} {twice}")
+    made, account = converted(foreign, "fp16", [{"x": X}])
+    assert not made.functions
+    np.testing.assert_array_equal(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], 2 * X)
+
+
+def test_a_file_that_is_half_already_gets_float32_norms() -> None:
+    body = "h = Relu(x) n = LayerNormalization<axis = -1>(h, g) f = Cast<to = 1>(n) e = Exp(f) y = Cast<to = 10>(e)"
+    proto = text(body, inputs="float16[2,4] x", outputs="float16[2,4] y", g=np.ones(4, np.float16))
+    made, account = converted(proto, "fp16", [{"x": X}])
+    kinds = types(made)
+    assert {kinds[i] for i in node(made, "LayerNormalization").input} == {"float32"}
+    assert kinds[node(made, "Exp").input[0]] == "float32"
+    assert reasons(account)["Exp"] == "as written"
+    run_onnxruntime(made, {"x": X.astype(np.float16)})
+    with pytest.raises(InputError, match="is float16 already, bf16 was asked for"):
+        converted(proto, "bf16", [{"x": X}])
+
+
+def test_inputs_and_outputs_stay_float32_where_asked() -> None:
+    proto = text("h = MatMul(x, w) y = Relu(h)", w=np.eye(4))
+    made, account = converted(proto, "fp16", [{"x": X}], keep_io=True)
+    assert (account.inputs, account.outputs) == ({"x": "float32"}, {"y": "float32"})
+    assert types(made)[node(made, "Relu").output[0]] == "float16"
+    np.testing.assert_array_equal(run_onnxruntime(made, {"x": X})[0], np.maximum(X, 0))
+
+
+def test_what_can_not_be_converted_is_said() -> None:
+    with pytest.raises(InputError, match="there is no precision 'fp8'"):
+        converted(text("y = Relu(x)"), "fp8")
+    with pytest.raises(InputError, match="nothing in the model is float32"):
+        converted(text("y = Neg(x)", inputs="int64[2] x", outputs="int64[2] y"), "fp16")
+    unknown = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21, "other": 1]> g (float[2] x) => (float[2] y) { h = other.Op(x) y = Relu(h) }'
+    )
+    with pytest.raises(GraphError, match=r"the type of 'h', which other\.Op"):
+        converted(unknown, "fp16")
+
+
+# ------------------------------------------------------------------ calibration
+
+
+def test_ranges_are_those_of_all_samples() -> None:
+    proto = text("h = Mul(x, two) y = Relu(h)", two=np.array(2.0))
+    found = ranges(proto, ["x", "h", "y"], [{"x": X}, {"x": -10 * X}])
+    assert found == {"x": Range(-40, 20), "h": Range(-80, 40), "y": Range(0, 40)}
+
+
+def test_what_is_empty_or_no_number_says_nothing() -> None:
+    proto = text("h = Sqrt(x) y = Relu(h)", inputs="float[n,4] x", outputs="float[n,4] y")
+    assert ranges(proto, ["h"], [{"x": np.zeros((0, 4), np.float32)}]) == {}
+    assert ranges(proto, ["h"], [{"x": np.full((1, 4), -1, np.float32)}]) == {}
+
+
+def test_samples_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    proto = text("y = Relu(x)")
+    with pytest.raises(InputError, match=r"sample 0 lacks \['x'\]"):
+        fitted([{}], proto)
+    with pytest.raises(InputError, match=r"has \['z'\], which the model does not take"):
+        fitted([{"x": X, "z": X}], proto)
+    with pytest.raises(InputError, match="'x' is float32, it was given int64"):
+        fitted([{"x": X.astype(np.int64)}], proto)
+    with pytest.raises(InputError, match="does not run on calibration sample 0"):
+        converted(proto, "fp16", [{"x": X[0]}])
+    (tmp_path / "bad.npz").write_bytes(b"no zip")
+    with pytest.raises(InputError, match=r"is no \.npz file of arrays"):
+        given([tmp_path / "bad.npz"])
+    np.savez(tmp_path / "pickled.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(InputError, match=r"is no \.npz file of arrays"):
+        given([tmp_path / "pickled.npz"])
+
+
+def test_generated_inputs_take_the_sizes_and_values_that_the_model_does() -> None:
+    model = from_module(nn.Embedding(100, 4).eval(), inputs=["ids:int64[batch=1:3:8,seq=2:4:6]{50:60}"])
+    found = generated(model.inputs)
+    assert [f["ids"].shape for f in found] == [(3, 4), (3, 4), (1, 2), (8, 6)]
+    assert all(f["ids"].min() >= 50 and f["ids"].max() < 60 for f in found)
+
+
+def test_without_calibration_the_account_says_so() -> None:
+    """Of integers a file does not say the values: an index that is out of range makes generated inputs useless."""
+    proto = text("y = Gather(w, i)", inputs="int64[2] i", outputs="float[2,4] y", w=np.ones((1, 4)))
+    _, account = converted(proto, "fp16")
+    assert account.calibrated == "" or account.samples
+    assert any("--calibrate" in note for note in account.notes)
+
+
+# ------------------------------------------------------------------ the verbs
+
+
+class Stream(nn.Module):
+    """A residual stream that one channel drives to 3e4, and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.head = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+        with torch.no_grad():
+            self.inner.weight[0] *= 1e5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(x + self.inner(x)))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, normdeploy.ExportResult]:
+    folder = tmp_path_factory.mktemp("precision")
+    torch.manual_seed(0)
+    result = normdeploy.export(Stream().eval(), inputs=["x:float32[batch=1:4:8,8]"], precision="fp16", output=folder / "m.onnx")
+    return folder, result
+
+
+def test_export_records_what_was_asked_and_the_inputs_as_they_are(exported: tuple[Path, normdeploy.ExportResult]) -> None:
+    folder, result = exported
+    proto = onnx.load(folder / "m.onnx")
+    record = recorded(proto)
+    assert (precision.asked(proto), record["export"]["precision"], record["inputs"][0].dtype) == ("fp16", "fp16", "float16")
+    assert record["signed"]
+    assert result.precision is not None
+    assert "range" in {i.kind for i in result.precision.islands}
+    assert {i.module for i in result.precision.islands} >= {"norm", "inner"}
+
+
+def test_optimize_takes_the_recorded_ranges_and_signs_anew(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    normdeploy.export(Stream().eval(), inputs=["x:float32[batch=1:4:8,8]{0:1e-6}"], output=tmp_path / "wide.onnx")
+    result = normdeploy.optimize(tmp_path / "wide.onnx", tmp_path / "half.onnx", precision="bf16")
+    record = recorded(onnx.load(tmp_path / "half.onnx"))
+    assert (record["signed"], record["inputs"][0].dtype, record["export"]["precision"]) == (True, "bfloat16", "bf16")
+    assert result.precision is not None
+    assert (result.precision.calibrated, result.precision.samples) == ("generated", 4)
+    fp16 = normdeploy.optimize(tmp_path / "wide.onnx", precision="fp16", calibrate=[{"x": np.ones((2, 8), np.float32)}]).precision
+    assert fp16 is not None
+    assert (fp16.calibrated, fp16.samples) == ("given", 1)
+
+
+def test_options_of_precision_alone_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="calibrate and keep_io speak of half precision"):
+        normdeploy.optimize(text("y = Relu(x)"), keep_io=True)
+    with pytest.raises(InputError, match="there is no precision 'half'"):
+        normdeploy.optimize(text("y = Relu(x)"), precision="half")
+
+
+def test_the_command_line_prints_the_islands_and_writes_them(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from normdeploy.cli import app
+
+    onnx.save(text("h = MatMul(x, w) y = LayerNormalization<axis = -1>(h, g)", w=np.eye(4) * 1e5, g=np.ones(4)), tmp_path / "in.onnx")
+    np.savez(tmp_path / "x.npz", x=X)
+    args = ["optimize", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--precision", "fp16"]
+    done = CliRunner().invoke(app, [*args, "--calibrate", str(tmp_path / "x.npz"), "--report", str(tmp_path / "r.json")])
+    assert done.exit_code == 0, done.output
+    assert "2 of 2 floating nodes in float32" in " ".join(done.output.split())
+    told = json.loads((tmp_path / "r.json").read_text())["precision"]
+    assert [i["kind"] for i in told["islands"]] == ["constant", "norm"]
+    assert told["calibrated"] == "given"
+    assert precision.asked(onnx.load(tmp_path / "out.onnx")) == "fp16"
+
+
+# ------------------------------------------------------------------ the emulation
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+def test_stepwise_rounds_after_each_node(to: str) -> None:
+    kind = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}[to]
+    name = FORMATS[to].dtype.name
+    proto = text("h = Mul(x, x) y = Add(h, x)", inputs=f"{name}[2,4] x", outputs=f"{name}[2,4] y")
+    assert proto.graph.input[0].type.tensor_type.elem_type == kind
+    x = np.random.default_rng(0).standard_normal((2, 4)).astype(FORMATS[to].dtype)
+    wide = x.astype(np.float32)
+    expected = ((wide * wide).astype(FORMATS[to].dtype).astype(np.float32) + wide).astype(FORMATS[to].dtype)
+    np.testing.assert_array_equal(run_onnxruntime(stepwise(proto), {"x": wide})[0], expected.astype(np.float32))
+    assert ml_dtypes.finfo(expected.dtype).bits == 16
