@@ -18,7 +18,7 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto, numpy_helper
 
-from .calibrate import Progress, Range, Samples, copied, fitted, generated, ranges, specs_of
+from .calibrate import Progress, Range, Samples, copied, fed, fitted, generated, ranges, specs_of
 from .errors import GraphError, InputError, NormdeployError
 from .floating import View
 from .functions import DOMAIN
@@ -207,15 +207,14 @@ def _calibrated(
     proto: onnx.ModelProto, view: View, samples: Samples | None, inputs: Sequence[InputSpec], progress: Progress | None
 ) -> tuple[int, str, list[str]]:
     """Fill in ``view.ranges``; returns how many samples were run, whose they were, and notes."""
-    wanted = [v.name for v in proto.graph.input if v.name in view.floating]
-    wanted += [name for i in range(len(proto.graph.node)) for name in view.makes(i)]
+    wanted = [name for i in range(len(proto.graph.node)) for name in view.makes(i)]
     if samples is not None:
         fit = fitted(samples, proto)
-        view.ranges = ranges(proto, wanted, fit, progress)
+        view.ranges = ranges(proto, wanted, fit, progress) | fed(fit)
         return len(fit), "given", []
     try:
         fit = fitted(generated(inputs or specs_of(proto)), proto)
-        view.ranges = ranges(proto, wanted, fit, progress)
+        view.ranges = ranges(proto, wanted, fit, progress) | fed(fit)
     except NormdeployError as error:
         return 0, "", [f"not calibrated, so only constants and kinds of nodes decided: {error}; give inputs with --calibrate in.npz"]
     guessed = "" if inputs else "; the file does not say what values its inputs take: give some with --calibrate in.npz"

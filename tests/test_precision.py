@@ -25,7 +25,7 @@ from torch import nn
 import normdeploy
 from models.registry import CASES, LOOKALIKES, SMALL, Bank, samples
 from normdeploy import precision
-from normdeploy.calibrate import Range, fitted, generated, given, ranges
+from normdeploy.calibrate import Range, fed, fitted, generated, given, ranges
 from normdeploy.errors import GraphError, InputError
 from normdeploy.loading import from_module
 from normdeploy.precision import Account, converted
@@ -370,14 +370,27 @@ def test_what_can_not_be_converted_is_said() -> None:
 
 def test_ranges_are_those_of_all_samples() -> None:
     proto = text("h = Mul(x, two) y = Relu(h)", two=np.array(2.0))
-    found = ranges(proto, ["x", "h", "y"], [{"x": X}, {"x": -10 * X}])
-    assert found == {"x": Range(-40, 20), "h": Range(-80, 40), "y": Range(0, 40)}
+    both = [{"x": X}, {"x": -10 * X}]
+    assert ranges(proto, ["h", "y"], both) == {"h": Range(-80, 40), "y": Range(0, 40)}
+    assert fed(both) == {"x": Range(-40, 20)}
 
 
-def test_what_is_empty_or_no_number_says_nothing() -> None:
-    proto = text("h = Sqrt(x) y = Relu(h)", inputs="float[n,4] x", outputs="float[n,4] y")
+def test_ranges_are_the_same_in_one_run_and_in_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory stays bounded: a run holds a few tensors, here one."""
+    proto = text("h = Mul(x, two) g = Neg(h) y = Relu(g)", two=np.array(2.0))
+    steps: list[tuple[str, int, int]] = []
+    once = ranges(proto, ["h", "g", "y"], [{"x": X}], lambda *step: steps.append(step))
+    assert steps == [("calibrate", 0, 1)]
+    monkeypatch.setattr("normdeploy.calibrate._AT_ONCE", X.nbytes)
+    assert ranges(proto, ["h", "g", "y"], [{"x": X}], lambda *step: steps.append(step)) == once
+    assert steps[1:] == [("calibrate", i, 3) for i in range(3)]
+
+
+def test_what_is_empty_or_not_finite_says_nothing() -> None:
+    proto = text("h = Log(x) y = Relu(h)", inputs="float[n,4] x", outputs="float[n,4] y")
     assert ranges(proto, ["h"], [{"x": np.zeros((0, 4), np.float32)}]) == {}
     assert ranges(proto, ["h"], [{"x": np.full((1, 4), -1, np.float32)}]) == {}
+    assert ranges(proto, ["h"], [{"x": np.array([[0, 1, 1, -1]], np.float32)}]) == {"h": Range(0, 0)}
 
 
 def test_samples_that_do_not_fit_are_refused(tmp_path: Path) -> None:
