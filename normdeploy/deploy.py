@@ -323,7 +323,7 @@ def _calibration(calibrate: Calibration, precision: str | None, keep_io: bool) -
     """The user's samples, None where there are none; read before any work, so that a wrong file costs no export."""
     if precision is None:
         if calibrate or keep_io:
-            raise InputError("calibrate and keep_io speak of half precision; ask for one with precision, fp16 or bf16")
+            raise InputError("calibrate and keep_io are for half precision alone; ask for it with precision, fp16 or bf16")
         return None
     if precision not in half.FORMATS:
         raise InputError(f"there is no precision {precision!r}; choose one of {', '.join(half.FORMATS)}")

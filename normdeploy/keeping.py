@@ -75,7 +75,7 @@ def _has_half(view: View, node: onnx.NodeProto) -> bool:
     for names, kinds in ((node.input, into), (node.output, out)):
         for k, name in enumerate(names):
             if name in view.floating and kinds and wanted not in kinds[min(k, len(kinds) - 1)]:
-                return node.op_type == "Resize" and names is node.input  # its scales are float32 always, which the converter knows
+                return node.op_type == "Resize" and k == 2  # its scales are float32 always, which the converter knows
     return all(name in view.types for name in (*node.input, *node.output) if name)  # a sequence has no type there
 
 

@@ -15,24 +15,20 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.inliner
 from onnx import TensorProto, numpy_helper
 
 from .calibrate import Progress, Range, Samples, copied, fed, fitted, generated, ranges, specs_of
 from .errors import GraphError, InputError, NormdeployError
 from .floating import View
-from .functions import DOMAIN
 from .islands import Island, find
-from .keeping import HEADROOM, allowed_types, out_of_range
+from .keeping import HEADROOM, out_of_range
 from .masks import masks
 from .model import InputSpec
-from .opsets import needs_conversion, renumbered
-from .protos import inferred
-from .retype import FORMATS, Casts, Format, lifted, narrowed
+from .prepare import opset_of, prepared, types_of
+from .protos import captured, inferred
+from .retype import FORMATS, Casts, Format, narrowed
 
 PROPERTY = "normdeploy.precision"
-_NEWER = 22  # the opset from which Conv, the pools and others have bfloat16
-_OLDEST = 16  # the first whose ops all tell their bfloat16
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,8 @@ def converted(
         raise InputError(f"there is no precision {to!r}; choose one of {', '.join(FORMATS)}")
     form = FORMATS[to]
     to = form.name
-    proto, notes = _prepared(proto, form)
-    view = View(proto.graph, _types(proto), form, opset_of(proto))
+    proto, notes = prepared(proto, form)
+    view = View(proto.graph, types_of(proto), form, opset_of(proto))
     _check(view, form)
     held, carried = masks(view)
     _replace(proto.graph, {name: v for name, (v, _) in held.items()})
@@ -103,6 +99,8 @@ def converted(
     narrowed(proto, form, casts.wide_nodes, apart)
     _drop_unread(proto.graph)
     ends = _end_types(proto)
+    if len(kept) == floating and form.dtype.name not in {*ends[0].values(), *ends[1].values()}:
+        notes.append(f"nothing became {form.dtype.name}: every node stays float32, and no engine will be built from the file")
     _state(proto, to, keep_io, ends)
     _validate(proto)
     account = Account(
@@ -136,54 +134,6 @@ def recast(inputs: Sequence[InputSpec], account: Account) -> tuple[InputSpec, ..
 
 
 # ------------------------------------------------------------------ before
-
-
-def _prepared(proto: onnx.ModelProto, form: Format) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy whose functions are this project's own alone and whose constants are initializers, at an opset that has the type."""
-    notes: list[str] = []
-    foreign = [(f.domain, f.name) for f in proto.functions if f.domain != DOMAIN]
-    proto = onnx.inliner.inline_selected_functions(proto, foreign) if foreign else copied(proto)
-    lifted(proto.graph)
-    if form.onnx == TensorProto.BFLOAT16 and _OLDEST <= opset_of(proto) < _NEWER and _gains(proto, form):
-        if stuck := needs_conversion(proto, _NEWER):
-            notes.append(f"{stuck[0]} means something else at opset {_NEWER}: ops without bfloat16 below it stay float32")
-        else:
-            notes.append(f"the file has opset {_NEWER} now, the first in which {', '.join(_gains(proto, form))} may be bfloat16")
-            proto = renumbered(proto, _NEWER)
-    return proto, notes
-
-
-def _gains(proto: onnx.ModelProto, form: Format) -> list[str]:
-    """The ops of the main graph that have the type at the newer opset alone."""
-    wanted, opset = f"tensor({form.dtype.name})", opset_of(proto)
-
-    def has(op: str, version: int) -> bool:
-        allowed = allowed_types(op, version)
-        return allowed is not None and any(wanted in kinds for side in allowed for kinds in side)
-
-    return sorted({n.op_type for n in proto.graph.node if n.domain in ("", "ai.onnx") and has(n.op_type, _NEWER) > has(n.op_type, opset)})
-
-
-def opset_of(proto: onnx.ModelProto) -> int:
-    """Of the default domain."""
-    return int(next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1))
-
-
-def _types(proto: onnx.ModelProto) -> dict[str, int]:
-    """The element type of each tensor of the main graph; sequences have none.
-
-    Raises:
-        GraphError: inference can't tell one.
-    """
-    found = {name: kind for name, (kind, _) in inferred(proto).items() if kind is not None}
-    for node in proto.graph.node:
-        for name in node.output:
-            if name and name not in found and node.domain not in ("", "ai.onnx"):
-                raise GraphError(
-                    f"the type of {name!r}, which {node.domain}.{node.op_type} {node.name!r} makes, is not known, so half precision "
-                    "can't be written around it; state it in the file's value_info"
-                )
-    return found
 
 
 def _check(view: View, form: Format) -> None:
@@ -246,8 +196,6 @@ def _ends(proto: onnx.ModelProto, view: View, carried: set[str], keep_io: bool, 
 
 def _drop_unread(graph: onnx.GraphProto) -> None:
     """Weights that every reader has in another type."""
-    from .protos import captured
-
     read = {i for n in graph.node for i in (*n.input, *captured(n))} | {v.name for v in (*graph.output, *graph.input)}
     kept = [t for t in graph.initializer if t.name in read]
     if len(kept) < len(graph.initializer):

@@ -220,6 +220,23 @@ def test_a_residual_stream_near_the_limit_is_kept_before_the_norm_and_beyond() -
     np.testing.assert_allclose(run_onnxruntime(stepwise(made), {"x": X})[0], reference, atol=4e-3)  # four half roundings of values up to 2
 
 
+def test_readers_of_what_does_not_fit_are_kept() -> None:
+    proto = text("a = Mul(x, grow) y = MatMul(a, shrink)", grow=np.array(5e4), shrink=np.eye(4) * 1e-3)
+    made, account = converted(proto, "fp16", [{"x": X}])
+    assert {i.op: i.nodes for i in account.islands} == {"Mul": ("a", "y")}
+    np.testing.assert_allclose(run_onnxruntime(stepwise(made), {"x": X})[0], X * 50, rtol=1e-3)
+
+
+def test_squares_of_small_numbers_do_not_vanish_before_they_are_added_up() -> None:
+    """0.0005² is subnormal in float16: its root would be off by a tenth."""
+    body = "q = Mul(x, x) m = ReduceMean<keepdims = 1>(q, axis) r = Sqrt(m) y = Div(x, r)"
+    proto = text(body, axis=np.array([-1]))
+    made, account = converted(proto, "fp16", [{"x": X}, {"x": 5e-4 * X}])
+    assert account.kept == 4
+    x = (5e-4 * X).astype(np.float16).astype(np.float32)
+    np.testing.assert_allclose(run_onnxruntime(stepwise(made), {"x": x})[0], run_onnxruntime(proto, {"x": x})[0], rtol=1e-3)
+
+
 def test_an_output_that_overflows_stays_float32_and_is_told() -> None:
     made, account = converted(text("y = Mul(x, w)", w=np.array(6e4)), "fp16", [{"x": X}])
     assert account.outputs == {"y": "float32"}
@@ -316,6 +333,82 @@ def test_sequences_stay_float32() -> None:
     made, account = converted(text(body, outputs="float[1,4] y", zero=np.array(0)), "fp16", [{"x": X}])
     assert account.outputs == {"y": "float16"}
     np.testing.assert_array_equal(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], -np.maximum(X[:1], 0))
+
+
+ZOO = {
+    "Resize": ('y = Resize<mode = "linear">(x, empty, scales)', "float[1,1,2,2] x", "float[1,1,4,4] y"),
+    "ConstantOfShape": ("c = ConstantOfShape(shape) y = Add(x, c)", "float[2,4] x", "float[2,4] y"),
+    "ConstantOfShape of 1e-12": (
+        "c = ConstantOfShape<value = float[1] {1.0e-12}>(shape) m = Max(x, c) y = Div(x, m)",
+        "float[2,4] x",
+        "float[2,4] y",
+    ),
+    "Quantized": (
+        "q = QuantizeLinear(x, tenth, zero) d = DequantizeLinear(q, tenth, zero) y = Mul(d, tenth)",
+        "float[2,4] x",
+        "float[2,4] y",
+    ),
+    "OneHot": ("o = OneHot(i, depth, values) y = MatMul(x, o)", "float[2,4] x, int64[4] i", "float[2,3] y"),
+    "CastLike": ("h = Relu(x) c = CastLike(i, h) y = Add(c, h)", "float[4] x, int64[4] i", "float[4] y"),
+    "Clip without a bound": ("y = Clip(x, , tenth)", "float[2,4] x", "float[2,4] y"),
+    "Dropout": ("h, mask = Dropout(x) y = Relu(h)", "float[2,4] x", "float[2,4] y"),
+    "LayerNormalization's mean": ("h, m, s = LayerNormalization(x, g) y = Sub(h, m)", "float[2,4] x", "float[2,4] y"),
+    "TopK": ("v, i = TopK(x, two) y = Neg(v)", "float[2,4] x", "float[2,2] y"),
+    "Loop": (
+        "y = Loop(three, , x) <body = b (int64 n, bool c, float[2,4] a) => (bool d, float[2,4] z) { d = Identity(c) z = Mul(a, tenth) }>",
+        "float[2,4] x",
+        "float[2,4] y",
+    ),
+    "Constants": (
+        "c = Constant<value_float = 0.1>() d = Constant<value_floats = [1.0, 2.0, 3.0, 4.0]>() a = Mul(x, c) y = Add(a, d)",
+        "float[2,4] x",
+        "float[2,4] y",
+    ),
+    "a constant that is an output": ("y = Identity(g)", "float[2,4] x", "float[4] y"),
+    "an inner tensor that is an output": ("y = LayerNormalization(x, g) z = Relu(y)", "float[2,4] x", "float[2,4] y, float[2,4] z"),
+    "BatchNormalization": ("y = BatchNormalization(x, g, g, g, g)", "float[2,4,3] x", "float[2,4,3] y"),
+    "Where": ("c = Greater(x, tenth) y = Where(c, x, tenth)", "float[2,4] x", "float[2,4] y"),
+    "two types of one input": ("a = LayerNormalization(x, x0) y = Mul(a, x0)", "float[2,4] x, float[4] x0", "float[2,4] y"),
+}
+WEIGHTS = {
+    **{"empty": np.zeros(0), "scales": np.array([1.0, 1, 2, 2]), "shape": np.array([2, 4]), "tenth": np.array(0.1), "g": np.ones(4)},
+    **{"zero": np.array(0, np.int8), "depth": np.array(3), "values": np.array([0.0, 1]), "two": np.array([2]), "three": np.array(3)},
+}
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", ZOO)
+def test_ops_with_types_of_their_own(name: str, to: str) -> None:
+    body, inputs, outputs = ZOO[name]
+    proto = text(body, inputs, outputs, **{k: v for k, v in WEIGHTS.items() if k in body})
+    rng = np.random.default_rng(0)
+    feeds: dict[str, np.ndarray] = {}
+    for v in proto.graph.input:
+        shape = [d.dim_value for d in v.type.tensor_type.shape.dim]
+        whole = v.type.tensor_type.elem_type == TensorProto.INT64
+        drawn = rng.integers(0, 3, shape) if whole else (0.1 + rng.random(shape)).astype(FORMATS[to].dtype).astype(np.float32)
+        feeds[v.name] = np.asarray(drawn)
+    made, account = converted(proto, to, [feeds])
+    assert set(account.outputs.values()) == {FORMATS[to].dtype.name}
+    reference = run_onnxruntime(proto, feeds)
+    for found in runs(made, to, feeds).values():
+        for a, b in zip(found, reference, strict=True):
+            np.testing.assert_allclose(a.astype(np.float64), b, rtol=8 * FORMATS[to].unit, atol=8 * FORMATS[to].unit)
+
+
+def test_weights_that_an_old_file_lists_as_inputs_are_weights() -> None:
+    """Before IR version 4 all were (onnx, docs/IR.md)."""
+    proto = text("y = MatMul(x, w)", w=np.eye(4) * 1e5)
+    proto.ir_version = 3
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 4]))
+    made, account = converted(proto, "fp16", [{"x": 1e-3 * X}])
+    assert [v.name for v in made.graph.input] == ["x"]
+    assert account.islands[0].tensor == "w"
+
+
+def test_a_file_in_which_nothing_can_be_half_says_so() -> None:
+    _, account = converted(text("y = LayerNormalization(x, g)", g=np.ones(4)), "fp16", [{"x": X}], keep_io=True)
+    assert any("nothing became float16" in note for note in account.notes)
 
 
 def test_functions_of_others_are_written_out_and_our_own_ops_are_norms() -> None:
@@ -475,7 +568,7 @@ def test_optimize_takes_the_recorded_ranges_and_signs_anew(tmp_path: Path) -> No
 
 
 def test_options_of_precision_alone_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="calibrate and keep_io speak of half precision"):
+    with pytest.raises(InputError, match="calibrate and keep_io are for half precision alone"):
         normdeploy.optimize(text("y = Relu(x)"), keep_io=True)
     with pytest.raises(InputError, match="there is no precision 'half'"):
         normdeploy.optimize(text("y = Relu(x)"), precision="half")
