@@ -66,16 +66,16 @@ def _positions(view: View, kept: dict[int, Island]) -> None:
         whole = node.op_type == "Range" or (node.op_type == "Cast" and view.types.get(node.input[0]) == TensorProto.INT64)
         if whole or (node.op_type in steps and view.reads(i) and counted.issuperset(view.reads(i))):
             counted.update(view.makes(i))
-    stack = [
-        i for i, n in enumerate(view.graph.node) if n.op_type in ("Sin", "Cos") and counted.issuperset(view.reads(i)) and view.reads(i)
-    ]
-    while stack:
-        i = stack.pop()
-        if i not in kept:
-            node = view.graph.node[i]
-            said = f"angles made of positions: at {1 / view.form.unit:.0f} neighbours are one {view.form.dtype.name} number"
-            kept[i] = Island("positions", node.op_type, module(node), node.output[0], said)
-            stack += [view.producer[name] for name in view.reads(i) if name in view.producer]
+    said = f"angles made of positions: at {1 / view.form.unit:.0f} neighbours are one {view.form.dtype.name} number"
+    for first, turned in enumerate(view.graph.node):
+        if turned.op_type not in ("Sin", "Cos") or not view.reads(first) or not counted.issuperset(view.reads(first)):
+            continue
+        island, stack = Island("positions", turned.op_type, module(turned), turned.output[0], said), [first]
+        while stack:
+            i = stack.pop()
+            if i not in kept:
+                kept[i] = island
+                stack += [view.producer[name] for name in view.reads(i) if name in view.producer]
 
 
 # ------------------------------------------------------------------ what is kept around them

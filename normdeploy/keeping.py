@@ -37,7 +37,7 @@ REDUCTIONS = frozenset(
 MOVES = frozenset(
     {
         *("Identity", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Slice", "Split", "Concat", "Gather", "Tile"),
-        *("GatherElements", "GatherND", "Pad", "DepthToSpace", "SpaceToDepth", "Cast", "Where"),
+        *("GatherElements", "GatherND", "Pad", "DepthToSpace", "SpaceToDepth", "Cast", "Where", "Trilu"),
     }
 )
 _BOUNDS = frozenset({"Clip", "Min", "Max"})  # a bound that overflows is no bound, which is what it was

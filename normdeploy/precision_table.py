@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def show_precision(console: Console, account: Account) -> None:
     """One line for each reason, the layers of a network in one; then the totals."""
-    values = {island.tensor: island.value for island in account.islands}
+    values = {island.tensor: island.value for island in account.islands if island.kind == "range"}
     if account.islands:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in ("module", "kept in float32", "because", "nodes"):

@@ -269,6 +269,15 @@ def test_masks_stay_finite_also_where_all_is_masked(to: str, low: float) -> None
     np.testing.assert_allclose(found.sum(-1), 1, atol=2e-2)
 
 
+def test_a_causal_mask_is_a_mask() -> None:
+    """Expand and Trilu of one number, as torch.full and triu become."""
+    body = "f = Expand(low, shape) t = Trilu<upper = 1>(f, one) s = Add(x, t) y = Softmax<axis = -1>(s)"
+    proto = text(body, inputs="float[4,4] x", outputs="float[4,4] y", low=np.array(LOW), shape=np.array([4, 4]), one=np.array(1))
+    made, account = converted(proto, "fp16", [{"x": np.zeros((4, 4), np.float32)}])
+    assert not account.islands
+    np.testing.assert_array_equal(run_onnxruntime(stepwise(made), {"x": np.zeros((4, 4), np.float32)})[0][1], [0.5, 0.5, 0, 0])
+
+
 def test_a_huge_constant_that_is_no_mask_is_kept() -> None:
     made, account = converted(text("a = Add(x, low) y = Mul(a, tiny)", low=np.array(-1e9), tiny=np.array(1e-9)), "fp16", [{"x": X}])
     assert account.kept == 2
@@ -288,7 +297,8 @@ def test_angles_made_of_positions_are_float32(to: str) -> None:
     weights = {"zero": np.array(0), "n": np.array(4100), "one": np.array(1), "freq": np.array(0.7), "axis": np.array([0])}
     proto = text(body, inputs="float[1,4100] x", outputs="float[1,4100] y", **weights)
     made, account = converted(proto, to, [{"x": np.zeros((1, 4100), np.float32)}])
-    assert "positions" in reasons(account).values()
+    assert {i.op: i.kind for i in account.islands}["Cos"] == "positions"
+    assert account.kept == 3  # the Cast and the product too
     found = run_onnxruntime(stepwise(made), {"x": np.zeros((1, 4100), np.float32)})[0]
     np.testing.assert_allclose(
         found[0], np.cos(np.arange(4100) * float(np.float32(0.7))), atol=FORMATS[to].unit + 1e-3 * (to == "bf16") + 4e-4
