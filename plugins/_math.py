@@ -20,6 +20,18 @@ def tile_rows(rows, ROWS: tl.constexpr):
 
 
 @triton.jit
+def positive(size):
+    """A size to divide by, 1 where a tensor is empty: a division by 0 lets the compiler do anything with the rest of the kernel."""
+    return tl.maximum(size, 1)
+
+
+@triton.jit
+def parts(size, BLOCK: tl.constexpr):
+    """In how many blocks ``size`` is, at least 1."""
+    return positive((size + BLOCK - 1) // BLOCK)
+
+
+@triton.jit
 def load(ptr, offset, mask):
     return tl.load(ptr + offset, mask=mask, other=0.0).to(tl.float32)
 
@@ -62,7 +74,10 @@ def merge(count, mean, m2, first, n, AXIS: tl.constexpr):
 
 @triton.jit
 def welford(x, mask, k, mean, m2):
-    """One step of Welford's update in each lane: ``k`` is the number of elements that a live lane then has seen."""
+    """One step of Welford's update in each lane: ``k`` is the number of elements that a live lane then has seen, 2 or more.
+
+    A lane begins with its first element as its mean: that step would divide by 1, where div.full may err, and the mean has to be exact.
+    """
     delta = x - mean
     updated = mean + delta * (1.0 / k)
     return tl.where(mask, updated, mean), tl.where(mask, m2 + delta * (x - updated), m2)
@@ -72,10 +87,10 @@ def welford(x, mask, k, mean, m2):
 def row_moments(x_ptr, residual_ptr, base, live, first, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
     """Mean and M2 ``[ROWS, 1]`` of rows of ``n`` elements at ``base``, their first being ``first``, read block by block."""
     col = tl.arange(0, BLOCK)[None, :]
-    mean = tl.zeros([ROWS, BLOCK], tl.float32)
+    mean = load_sum(x_ptr, residual_ptr, base + col, live & (col < n), ADD)
     m2 = tl.zeros([ROWS, BLOCK], tl.float32)
-    k = 0.0
-    for start in range(0, n, BLOCK):
+    k = 1.0
+    for start in range(BLOCK, n, BLOCK):
         mask = live & (start + col < n)
         k += 1.0
         mean, m2 = welford(load_sum(x_ptr, residual_ptr, base + (start + col), mask, ADD), mask, k, mean, m2)
@@ -137,5 +152,6 @@ def merged_moments(statistics_ptr, row, live, n, SPLITS: tl.constexpr, UNIT):
         delta = load(statistics_ptr, at + 2 * split, live) - mean
         share = count / tl.maximum(before + count, 1.0)
         mean += delta * share
-        m2 += load(statistics_ptr, at + 2 * split + 1, live) + delta * delta * (before * share)
+        # in this order a part of no element adds 0, however large the mean is
+        m2 += load(statistics_ptr, at + 2 * split + 1, live) + before * share * delta * delta
     return mean, m2

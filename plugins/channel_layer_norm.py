@@ -22,7 +22,7 @@ from ._launch import (
     programs,
     warps_for,
 )
-from ._math import centered, inverse_root, load, load_column, merge, store, welford
+from ._math import centered, inverse_root, load, load_column, merge, parts, store, welford
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
@@ -46,7 +46,7 @@ def channel_layer_norm_kernel(
     LOOP: tl.constexpr,
 ):
     """``rows`` samples of ``n`` channels of ``inner`` positions; a tile is ROWS channels × BLOCK positions."""
-    blocks = (inner + BLOCK - 1) // BLOCK
+    blocks = parts(inner, BLOCK)
     pid = tl.program_id(0)
     sample = (pid // blocks).to(tl.int64) + tl.zeros([1, 1], tl.int64)
     at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -56,10 +56,10 @@ def channel_layer_norm_kernel(
     lane = tl.arange(0, ROWS)
     channel = lane[:, None]
     if LOOP:
-        mean = tl.zeros([ROWS, BLOCK], tl.float32)
+        mean = load(x_ptr, base + channel.to(tl.int64) * inner, live & (channel < n))
         m2 = tl.zeros([ROWS, BLOCK], tl.float32)
-        k = 0.0
-        for start in range(0, n, ROWS):
+        k = 1.0
+        for start in range(ROWS, n, ROWS):
             c = start + channel
             mask = live & (c < n)
             k += 1.0

@@ -108,10 +108,10 @@ def strided_moments(x_ptr, base, live, first, positions, channels, stride, ROWS:
     """Mean and M2 ``[1, 1]`` of ``positions`` × ``channels`` elements at ``base``, positions ``stride`` apart."""
     at = tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, BLOCK)[None, :]
-    mean = tl.zeros([ROWS, BLOCK], tl.float32)
+    mean = load(x_ptr, base + at.to(tl.int64) * stride + c, live & (at < positions) & (c < channels))
     m2 = tl.zeros([ROWS, BLOCK], tl.float32)
-    k = 0.0
-    for start in range(0, positions, ROWS):
+    k = 1.0
+    for start in range(ROWS, positions, ROWS):
         mask = live & (start + at < positions) & (c < channels)
         k += 1.0
         mean, m2 = welford(load(x_ptr, base + (start + at).to(tl.int64) * stride + c, mask), mask, k, mean, m2)

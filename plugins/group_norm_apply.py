@@ -12,7 +12,7 @@ import triton.language as tl
 
 from . import group_norm
 from ._launch import Launch, Op, Tensor, Tile, cdiv, constant, constant_product, next_power_of_2, product, programs
-from ._math import activate, inverse_root, load, merged_moments, store
+from ._math import activate, inverse_root, load, merged_moments, parts, positive, store
 from .group_norm import extents
 
 
@@ -38,15 +38,15 @@ def group_norm_apply_kernel(
     BLOCK: tl.constexpr,
 ):
     """``rows`` channels of samples, ``channels`` a group, ``inner`` contiguous positions; a program takes BLOCK of them."""
-    blocks = (inner + BLOCK - 1) // BLOCK
+    blocks = parts(inner, BLOCK)
     pid = tl.program_id(0)
     row = (pid // blocks).to(tl.int64)
     live = (row + tl.zeros([1, 1], tl.int64)) < rows
     at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = live & (at < inner)
-    mean, m2 = merged_moments(statistics_ptr, row // channels, row < rows, inner * channels, SPLITS, 1)
+    mean, m2 = merged_moments(statistics_ptr, row // positive(channels), row < rows, inner * channels, SPLITS, 1)
     xhat = (load(x_ptr, row * inner + at, mask) - mean) * inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
-    channel = row % (channels * GROUPS)
+    channel = row % positive(channels * GROUPS)
     y = activate(xhat * load(gamma_ptr, channel, row < rows) + load(beta_ptr, channel, row < rows), ACTIVATION)
     store(y_ptr, row * inner + at, y, mask)
 
@@ -70,15 +70,15 @@ def group_norm_apply_channels_last_kernel(
 ):
     """``rows`` samples of ``inner`` positions of GROUPS · ``channels`` elements; a program takes ROWS positions × BLOCK channels."""
     width = channels * GROUPS
-    across = (width + BLOCK - 1) // BLOCK
-    down = (inner + ROWS - 1) // ROWS
+    across = parts(width, BLOCK)
+    down = parts(inner, ROWS)
     pid = tl.program_id(0)
     sample = (pid // (across * down)).to(tl.int64) + tl.zeros([1, 1], tl.int64)
     c = (pid % across) * BLOCK + tl.arange(0, BLOCK)[None, :]
     at = (pid // across % down) * ROWS + tl.arange(0, ROWS)[:, None]
     live = (sample < rows) & (c < width)
     mask = live & (at < inner)
-    mean, m2 = merged_moments(statistics_ptr, sample * GROUPS + c // channels, live, inner, SPLITS, channels)
+    mean, m2 = merged_moments(statistics_ptr, sample * GROUPS + c // positive(channels), live, inner, SPLITS, channels)
     scale = inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
     offset = (sample * inner + at) * width + c
     xhat = (load(x_ptr, offset, mask) - mean) * scale

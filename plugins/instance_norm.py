@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ._launch import Launch, Op, Tensor, Tile, constant_product, row_launch, row_tiles
-from ._math import centered, inverse_root, load, load_column, row_moments, store, tile_rows
+from ._math import centered, inverse_root, load, load_column, positive, row_moments, store, tile_rows
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
@@ -34,7 +34,7 @@ def instance_norm_kernel(
 ):
     row, exists = tile_rows(rows, ROWS)
     base, live = (row * n)[:, None], exists[:, None]
-    channel = row % channels
+    channel = row % positive(channels)
     gamma = load_column(gamma_ptr, channel, exists)
     beta = load_column(beta_ptr, channel, exists)
     first = load_column(x_ptr, row * n, exists)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from . import layer_norm
 from ._launch import Launch, Op, Tensor, Tile, cdiv, product, programs
-from ._math import inverse_root, load, merged_moments, store
+from ._math import inverse_root, load, merged_moments, parts, store
 from .layer_norm import affine
 
 
@@ -34,7 +34,7 @@ def layer_norm_apply_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    blocks = (n + BLOCK - 1) // BLOCK
+    blocks = parts(n, BLOCK)
     pid = tl.program_id(0)
     row = (pid // blocks).to(tl.int64)
     live = (row + tl.zeros([1, 1], tl.int64)) < rows

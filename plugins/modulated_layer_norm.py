@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ._launch import Op, Tensor, Tile, constant_product, product, row_launch, row_tiles
-from ._math import centered, inverse_root, load, load_column, row_moments, store, tile_rows
+from ._math import centered, inverse_root, load, load_column, positive, row_moments, store, tile_rows
 
 
 def reference(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, epsilon: float) -> np.ndarray:
@@ -37,7 +37,7 @@ def modulated_layer_norm_kernel(
 ):
     row, exists = tile_rows(rows, ROWS)
     base, live = (row * n)[:, None], exists[:, None]
-    sample = ((row // rows_per_sample) * n)[:, None]
+    sample = ((row // positive(rows_per_sample)) * n)[:, None]
     first = load_column(x_ptr, row * n, exists)
     col = tl.arange(0, BLOCK)[None, :]
     if LOOP:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ._launch import Launch, Op, Tensor, Tile, cdiv, constant_product, next_power_of_2, product, programs
-from ._math import activate, load, load_column, store
+from ._math import activate, load, load_column, parts, positive, store
 
 
 def reference(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, axis: int, activation: str) -> np.ndarray:
@@ -37,15 +37,16 @@ def scale_shift_kernel(
     BLOCK: tl.constexpr,
 ):
     """``rows`` rows of ``n`` elements; the channel is the row's number modulo ``channels``, or (not BY_ROW) the column."""
-    blocks = (n + BLOCK - 1) // BLOCK
+    blocks = parts(n, BLOCK)
     pid = tl.program_id(0)
     row = (pid // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = (row < rows)[:, None] & (col < n)
     offset = (row * n)[:, None] + col
     if BY_ROW:
-        scale = load_column(scale_ptr, row % channels, row < rows)
-        shift = load_column(shift_ptr, row % channels, row < rows)
+        channel = row % positive(channels)
+        scale = load_column(scale_ptr, channel, row < rows)
+        shift = load_column(shift_ptr, channel, row < rows)
     else:
         scale = load(scale_ptr, col, col < n)
         shift = load(shift_ptr, col, col < n)

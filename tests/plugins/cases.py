@@ -76,6 +76,33 @@ class Case:
         return (self.shape[-1 if last else 1],)
 
 
+# 1: one element; 7: below every vector; 1000: vectors but no power of 2; 1001: no vectors; 4096: a power of 2; the last two: looped
+ROWS = (1, 7, 1000, 1001, 4096, 65_536, 200_000)
+EPS = {"epsilon": 1e-5}
+# every op over rows, with the dims that stand before the row and its attributes
+ROW_OPS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "LayerNorm": ((2,), EPS | {"axis": -1, "ddof": 0}),
+    "RMSNorm": ((2,), EPS | {"axis": -1, "offset": 1.0}),
+    "AddLayerNorm": ((2,), EPS),
+    "AddRMSNorm": ((2,), EPS | {"offset": 0.0}),
+    "ModulatedLayerNorm": ((2, 1), EPS),
+    "StdNorm": ((2,), EPS | {"axis": -1, "ddof": 0}),
+    "InstanceNorm": ((1, 2), EPS),
+    "LayerNormApply": ((2,), EPS | {"axis": -1}),
+}
+
+
+def sweep(dtypes: int = 1) -> list[Case]:
+    """Every op over rows at every length, in that many of the types: where it is one, each op meets each type at some length."""
+    names = tuple(UNIT)
+    return [
+        Case(op, (*before, n), attributes, dtype := names[(i + j + k) % 3], "offset" if dtype == "fp32" else "normal")
+        for i, (op, (before, attributes)) in enumerate(ROW_OPS.items())
+        for j, n in enumerate(ROWS)
+        for k in range(dtypes)
+    ]
+
+
 def quantize(x: np.ndarray, dtype: str) -> np.ndarray:
     """x as ``dtype`` holds it, in float64."""
     import ml_dtypes

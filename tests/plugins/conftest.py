@@ -41,11 +41,15 @@ def interpreter() -> Iterator[Callable[..., Any]]:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Kernels are kept in a folder of the tests' own, so that they are compiled and not found."""
-    folder = tmp_path_factory.mktemp("kernels")
+def cache(kernels: Path) -> Iterator[Path]:
+    """Kernels are kept in a folder of this run's own, so that each is compiled and not found, but once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NORMDEPLOY_CACHE", str(folder))
-        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
-        yield folder
+        patch.setenv("NORMDEPLOY_CACHE", str(kernels))
+        patch.setenv("TRITON_CACHE_DIR", str(kernels / "triton"))
+        yield kernels

@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from normdeploy_plugins.ops import BY_NAME
 
-from normdeploy import functions
+from normdeploy import evaluate, functions
+
+rng = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("name", sorted(functions.OPS))
+def body(name: str, inputs: list[np.ndarray], attributes: dict[str, Any], outputs: int = 1) -> list[np.ndarray]:
+    """What the function's nodes give in float64."""
+    return [np.asarray(y) for y in evaluate.OPS[functions.DOMAIN, name](inputs, attributes | {"stash_type": 1}, 18, outputs)]
+
+
+def agree(made: Any, expected: list[np.ndarray]) -> None:
+    made = list(made) if isinstance(made, tuple) else [made]
+    assert len(made) == len(expected)
+    for ours, theirs in zip(made, expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert np.abs(ours - theirs).max() <= 1e-13 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "StdNorm"])
 @pytest.mark.parametrize("axes", [(-1,), (-2, -1)])
 @pytest.mark.parametrize("ddof", [0, 1])
-def test_plugin_and_function_agree(name: str, axes: tuple[int, ...], ddof: int) -> None:
-    rng = np.random.default_rng(0)
+def test_norms_over_axes(name: str, axes: tuple[int, ...], ddof: int) -> None:
     x = rng.standard_normal((3, 5, 7)) * 3 + 2
     op, row = BY_NAME[name], x.shape[min(axes) :]
     parameters = [rng.standard_normal(row) for _ in op.inputs[1:]]
-    given = {"epsilon": 1e-2, "axis": min(axes)} | ({"ddof": ddof} if "ddof" in op.attributes else {"offset": 0.0})
-    expected = functions.reference(name, x, *parameters, axes=axes, epsilon=1e-2, **({"ddof": ddof} if "ddof" in op.attributes else {}))
-    assert np.abs(op.reference(x, *parameters, **given) - expected).max() <= 1e-13
+    degrees = {"ddof": ddof} if "ddof" in op.attributes else {}
+    plugin = op.reference(x, *parameters, epsilon=1e-2, axis=min(axes), **(degrees or {"offset": 0.0}))
+    agree(plugin, body(name, [x, *parameters], {"epsilon": 1e-2, "axes": list(axes)} | degrees))
+    agree(plugin, [functions.reference(name, x, *parameters, axes=axes, epsilon=1e-2, **degrees)])
+
+
+VECTOR = lambda: rng.standard_normal(6)  # noqa: E731
+ROWS = lambda: rng.standard_normal((2, 4, 6)) * 3 + 2  # noqa: E731
+IMAGE = lambda: rng.standard_normal((2, 6, 4, 5)) * 3 + 2  # noqa: E731
+SAMPLES = lambda: rng.standard_normal((2, 1, 6))  # noqa: E731
+# op -> how its inputs are made, and attributes of the plugin beside those of the function
+OTHERS: dict[str, tuple[list[Callable[[], np.ndarray]], dict[str, Any], dict[str, Any]]] = {
+    "AddLayerNorm": ([ROWS, ROWS, VECTOR, VECTOR], {}, {}),
+    "AddRMSNorm": ([ROWS, ROWS, VECTOR], {}, {"offset": 0.0}),
+    "ModulatedLayerNorm": ([ROWS, SAMPLES, SAMPLES], {}, {}),
+    "ChannelLayerNorm": ([IMAGE, VECTOR, VECTOR], {}, {}),
+    "GroupNormSiLU": ([IMAGE, VECTOR, VECTOR], {"num_groups": 3}, {"channels_last": 0}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_norms_joined_with_neighbours(name: str) -> None:
+    made, shared, own = OTHERS[name]
+    inputs, op = [make() for make in made], BY_NAME[name]
+    expected = body(name, inputs, {"epsilon": 1e-2} | shared, len(op.outputs))
+    agree(op.reference(*inputs, epsilon=1e-2, **shared, **own), expected)
+
+
+def test_every_function_is_compared() -> None:
+    assert {"LayerNorm", "RMSNorm", "StdNorm", *OTHERS} == functions.OPS
