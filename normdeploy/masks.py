@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from onnx import TensorProto
 
@@ -10,11 +12,12 @@ from .keeping import MOVES
 from .retype import values
 
 _MASKING = MOVES | {"Add", "Sub", "Mul", "Min", "Max"}
+_SURELY = -1e6  # what multiplies by less may be a temperature
 
 
 def masks(view: View) -> tuple[dict[str, tuple[np.ndarray, float]], set[str]]:
-    """Constants that only say "as low as can be" to a Softmax, with the values that say it in half and
-    the lowest as it was; and the tensors that carry them there.
+    """Constants that only say "as low as can be" to a Softmax, with the values that say it in half and the lowest as it was; and the
+    tensors that carry them there.
 
     A quarter of the type's range, a power of two: exp of it is 0, scores and other masks may be added, and nothing overflows, so that a row
     that is masked out altogether is no NaN.
@@ -29,15 +32,15 @@ def masks(view: View) -> tuple[dict[str, tuple[np.ndarray, float]], set[str]]:
         low = float(held[np.isfinite(held)].min(initial=0.0))
         if low >= -view.form.largest:
             continue
-        way = None if (held > view.form.largest).any() else _to_softmax(view, name)
+        way = None if (held > view.form.largest).any() else _to_softmax(view, name, _MASKING if low <= _SURELY else _MASKING - {"Mul"})
         if way is not None:
             found[name] = np.where(np.isfinite(held), np.maximum(held, np.float32(floor)), held), low
             carried |= way
     return found, carried
 
 
-def _to_softmax(view: View, name: str) -> set[str] | None:
-    """The tensors between a constant and the Softmaxes that it ends in; None where it ends elsewhere too."""
+def _to_softmax(view: View, name: str, through: Collection[str]) -> set[str] | None:
+    """The tensors between a constant and the Softmaxes that it ends in by way of these ops; None where it ends elsewhere too."""
     seen, stack = {name}, [name]
     while stack:
         top = stack.pop()
@@ -47,7 +50,7 @@ def _to_softmax(view: View, name: str) -> set[str] | None:
             node = view.graph.node[i]
             if node.op_type == "Softmax":
                 continue
-            if node.op_type not in _MASKING:
+            if node.op_type not in through:
                 return None
             stack += [o for o in node.output if o not in seen]
             seen.update(node.output)

@@ -278,6 +278,14 @@ def test_a_causal_mask_is_a_mask() -> None:
     np.testing.assert_array_equal(run_onnxruntime(stepwise(made), {"x": np.zeros((4, 4), np.float32)})[0][1], [0.5, 0.5, 0, 0])
 
 
+def test_a_temperature_is_no_mask() -> None:
+    proto = text("h = Mul(x, cold) y = Softmax<axis = -1>(h)", cold=np.array(-1e5))
+    made, account = converted(proto, "fp16", [{"x": X}])
+    assert account.islands[0].tensor == "cold"
+    x = np.float32([[1e-5, 2e-5, 0, 3e-5], [0, 0, 0, 0]]).astype(np.float16).astype(np.float32)
+    np.testing.assert_allclose(run_onnxruntime(stepwise(made), {"x": x})[0], run_onnxruntime(proto, {"x": x})[0], atol=1e-3)
+
+
 def test_a_huge_constant_that_is_no_mask_is_kept() -> None:
     made, account = converted(text("a = Add(x, low) y = Mul(a, tiny)", low=np.array(-1e9), tiny=np.array(1e-9)), "fp16", [{"x": X}])
     assert account.kept == 2
