@@ -14,12 +14,15 @@ import numpy as np
 from .build import Engine
 from .cases import Case
 from .errors import GraphError, InputError, RuntimeUnavailable
+from .files import load_onnx
 from .parity import Tally
 from .runtimes import Runner, RunResult
 from .runtimes.ort import OrtRunner, no_cuda
 from .runtimes.trt import TITLES, TrtRunner, missing, runtime_of
+from .stepwise import stepwise
 
 OFF, ON = "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"
+STEPWISE = "each node in float32, rounded"  # a file in half precision as a GPU computes it; the CPU has few half kernels
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Candidate:
     failure: str = ""  # why it does not run the model, which it should
     where: str = ""  # the case in which it failed
     skipped: int = 0  # cases outside an engine's profile
+    types: Mapping[str, np.dtype] = field(default_factory=dict)  # of its inputs, where they differ from the model's
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)  # (output, kind of case)
 
     def load(self, stack: ExitStack) -> None:
@@ -55,6 +59,7 @@ class Candidate:
         """None where it does not run (any more), or this case is none for it."""
         if self.runner is None:
             return None
+        feeds = {name: value.astype(self.types.get(name, value.dtype), copy=False) for name, value in feeds.items()}
         if isinstance(self.runner, TrtRunner) and not self.runner.fits(feeds):
             self.skipped += 1
             return None
@@ -67,8 +72,13 @@ class Candidate:
         return None
 
 
-def candidates_for(path: Path, engines: Sequence[Engine | str | os.PathLike[str]]) -> tuple[list[Candidate], list[NotRun]]:
+def candidates_for(
+    path: Path, engines: Sequence[Engine | str | os.PathLike[str]], types: Mapping[str, np.dtype] | None = None
+) -> tuple[list[Candidate], list[NotRun]]:
     """
+    Args:
+        types: of the inputs of a file in half precision (`normdeploy.precision`).
+
     Raises:
         InputError: an engine file is missing, or none.
     """
@@ -76,6 +86,8 @@ def candidates_for(path: Path, engines: Sequence[Engine | str | os.PathLike[str]
         Candidate(OFF, partial(OrtRunner, path, optimize=False)),
         Candidate(ON, partial(OrtRunner, path, optimize=True)),
     ]
+    if types is not None:
+        candidates.append(Candidate(STEPWISE, lambda: OrtRunner(stepwise(load_onnx(path)), optimize=False)))
     not_run = []
     if reason := no_cuda():
         not_run.append(NotRun("onnxruntime CUDA", reason))
@@ -91,4 +103,7 @@ def candidates_for(path: Path, engines: Sequence[Engine | str | os.PathLike[str]
             not_run.append(NotRun(name, reason))
         else:
             candidates.append(Candidate(name, partial(TrtRunner, file)))
+    for candidate in candidates:
+        wide = candidate.name == STEPWISE
+        candidate.types = {n: np.dtype(np.float32) if wide and t.kind in "fV" else t for n, t in (types or {}).items()}
     return candidates, not_run

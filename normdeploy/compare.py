@@ -8,7 +8,8 @@ Errors are against the model run in float64. Eager's error is what one correct e
 sums in another order and fuses other operators, so its error is another draw of the same size, not the same number. The 4 is the room
 between two such draws (in 560 exports of the project's own models, in float32 and float16, onnxruntime's error was at most 0.41 of
 what is allowed), the 4 ulp are for outputs that eager happens to get exactly. There is no tolerance besides. NaN and infinities must
-stand where the reference has them once it is rounded to the output's type.
+stand where the reference has them once it is rounded to the output's type. A file in half precision (``--precision``) is compared with
+eager run in half, both on inputs that are half numbers.
 
 Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or what the
 reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are counted and reported.
@@ -25,7 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
+import onnx
 import torch
 
 from .build import Engine
@@ -35,12 +38,14 @@ from .errors import InputError
 from .files import load_onnx
 from .model import Model
 from .parity import EAGER_MULTIPLE, ULPS, Tally, Ties
+from .precision import asked
 from .runtimes import RunResult
-from .runtimes.eager import EagerRunner, Float64Runner
+from .runtimes.eager import EagerRunner, Float64Runner, HalfRunner
 
 Progress = Callable[[str, int, int], None]
 Inputs = Mapping[str, np.ndarray] | Sequence[Mapping[str, np.ndarray]]
 
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 COLUMNS = ("output", "runtime", "max abs error", "max rel error", "allowed", "verdict", "worst case")
 
 
@@ -130,7 +135,11 @@ def verify(
         NormdeployError: an operator of the model does not run in float64.
     """
     start = time.perf_counter()
-    notes = _check_file(model, Path(onnx_path))
+    proto = load_onnx(onnx_path, external_data=False)
+    notes = _check_file(model, proto.graph, Path(onnx_path).name)
+    half = HALVES.get(asked(proto))
+    if half is not None:
+        notes.append(f"the file is in half precision: eager was run in {str(half).removeprefix('torch.')} too, on inputs rounded to it")
     if inputs is not None:
         cases = given([inputs] if isinstance(inputs, Mapping) else inputs)
     else:
@@ -139,10 +148,10 @@ def verify(
     if not cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
     with ExitStack() as stack:
-        candidates, not_run = candidates_for(Path(onnx_path), engines)
+        candidates, not_run = candidates_for(Path(onnx_path), engines, None if half is None else _types(proto.graph))
         for candidate in candidates:
             candidate.load(stack)
-        trial = _Trial(model, candidates, notes)
+        trial = _Trial(model, candidates, notes, half)
         for done, case in enumerate(cases):
             if progress is not None:
                 progress("verify", done, len(cases))
@@ -159,32 +168,44 @@ def verify(
     return Comparison(tuple(results), tuple(not_run), tuple(trial.done), tuple(notes), time.perf_counter() - start)
 
 
-def _check_file(model: Model, path: Path) -> list[str]:
+def _types(graph: onnx.GraphProto) -> dict[str, np.dtype]:
+    """The types of the file's inputs."""
+    return {v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in graph.input}
+
+
+def _check_file(model: Model, graph: onnx.GraphProto, file: str) -> list[str]:
     """Notes on the file; raises where it can't be one of this model."""
-    graph = load_onnx(path, external_data=False).graph
     initializers = {t.name for t in graph.initializer}
     found, wanted = [v.name for v in graph.input if v.name not in initializers], [spec.name for spec in model.inputs]
     if set(found) != set(wanted):
-        raise InputError(f"{path.name} takes the inputs {found}, the model takes {wanted}; is it a file of this model?")
+        raise InputError(f"{file} takes the inputs {found}, the model takes {wanted}; is it a file of this model?")
     extra = [v.name for v in graph.output if v.name not in model.outputs]
-    return [f"{path.name} has outputs that the model has not, which nothing can be compared with: {extra}"] if extra else []
+    return [f"{file} has outputs that the model has not, which nothing can be compared with: {extra}"] if extra else []
 
 
 # ------------------------------------------------------------------ the trial
 
 
 class _Trial:
-    """Runs case after case, the reference and eager first, and keeps the tallies."""
+    """Runs case after case, the reference and eager first, and keeps the tallies.
 
-    def __init__(self, model: Model, candidates: Sequence[Candidate], notes: list[str]) -> None:
+    ``half``: the type of a file in half precision. Inputs are rounded to it, for the reference too.
+    """
+
+    def __init__(self, model: Model, candidates: Sequence[Candidate], notes: list[str], half: torch.dtype | None) -> None:
         self._model, self._candidates, self._notes = model, candidates, notes
         self._reference = Float64Runner(model)
-        self._eager = Candidate(EagerRunner.name, partial(EagerRunner, model), EagerRunner(model))
-        self._unit = 4 * _unit(model)
+        make = partial(EagerRunner, model) if half is None else partial(HalfRunner, model, half)
+        self._eager = Candidate(EagerRunner.name, make, make())
+        self._half = None if half is None else np.dtype(ml_dtypes.bfloat16 if half == torch.bfloat16 else np.float16)
+        self._unit = 4 * (_unit(model) if half is None else torch.finfo(half).eps / 2)
         self.done: list[str] = []
 
     def run(self, case: Case) -> None:
         feeds = case.make()
+        if self._half is not None:
+            half = self._half
+            feeds = {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
         assert self._eager.runner is not None
         try:
             eager = self._eager.runner.infer(feeds)
@@ -198,6 +219,8 @@ class _Trial:
         self._take(self._eager, case, eager, eager, reference, ties)
         for candidate in self._candidates:
             result = candidate.infer(case, feeds)
+            if result is not None and self._half is not None:  # inputs and outputs may have been kept in float32
+                result = {n: v.astype(eager[n].dtype) if n in eager and eager[n].dtype == self._half else v for n, v in result.items()}
             if result is not None:
                 self._take(candidate, case, result, eager, reference, ties)
         self.done.append(case.name)

@@ -17,16 +17,18 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import InputError, NormdeployError
 from ..model import Model
 from . import RunResult
 from .arrays import check_feeds, to_numpy, to_torch
-from .widen import widen, widened
+from .widen import halved, widen, widened
 
 
 class _TorchRunner:
     name: str
+    _interpreter: type[_Interpreter]
 
     def __init__(self, model: Model, graph: torch.fx.GraphModule, lifted: dict[str, Any]) -> None:
         self._model = model
@@ -48,7 +50,7 @@ class _TorchRunner:
                 value = lifted[spec.arg.name]  # as it was loaded, whatever the graph does to it: every call begins from the same state
                 arguments.append(value.clone() if self._mutates and isinstance(value, torch.Tensor) else value)
         with torch.no_grad():
-            returned = _Interpreter(self._graph).run(*arguments)
+            returned = self._interpreter(self._graph).run(*arguments)
         kept = [
             value
             for value, spec in zip(returned, signature.output_specs, strict=True)
@@ -83,6 +85,35 @@ class EagerRunner(_TorchRunner):
                 return self._call(inputs, self._lifted)
         except _Failed as failed:
             raise InputError(f"the model does not run on these inputs: {failed}; give sizes and values that it takes") from failed
+
+
+class HalfRunner(_TorchRunner):
+    """``model`` run by torch on the CPU with float32 set to ``half`` (float16 or bfloat16) in parameters, inputs and the whole graph.
+
+    What eager makes of the model in half precision: the measure for a file in it. Inputs are given in the model's own types and rounded;
+    floating outputs come in ``half``. An operator that has no kernel for it is run in float32 and its result rounded. An upcast to float32
+    that is written in the model is half too: in a graph that was traced in float32 it can't be told from a cast back.
+    """
+
+    name = EagerRunner.name
+
+    def __init__(self, model: Model, half: torch.dtype) -> None:
+        kind = halved(half)
+        lifted = {name: widen(value, kind) for name, value in _lifted(model.program).items()}
+        super().__init__(model, widened(copy.deepcopy(model.program.graph_module), kind), lifted)
+        self._half = half
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: the feeds do not fit the model's inputs, or the model does not run on them.
+        """
+        inputs = [widen(tensor, halved(self._half)) for tensor in self._inputs(feeds)]
+        try:
+            with _without_amx(), _default_dtype(self._half):
+                return self._call(inputs, self._lifted)
+        except _Failed as failed:
+            raise InputError(f"the model does not run in {self._half} on these inputs: {failed}") from failed
 
 
 class Float64Runner(_TorchRunner):
@@ -151,6 +182,26 @@ class _Interpreter(torch.fx.Interpreter):
             module = f" of module {scopes[-1][0]!r}" if scopes and scopes[-1][0] else ""
             lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
             raise _Failed(f"operator {n.target}{module} failed: {lines[0]}") from error
+
+
+class _Rounding(_Interpreter):
+    """Runs in float32, and rounds the result, what has no kernel for its types."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().call_function(target, args, kwargs)
+        except (RuntimeError, NotImplementedError):
+            halves = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dtype in _HALVES}
+            if not halves:
+                raise
+            half = halves.pop()
+            args, kwargs = tree_map(lambda v: widen(v, lambda d: torch.float32 if d == half else d), (args, kwargs))
+            found = super().call_function(target, args, kwargs)
+            return tree_map(lambda v: widen(v, halved(half)), found)
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+_TorchRunner._interpreter, HalfRunner._interpreter = _Interpreter, _Rounding
 
 
 def _lifted(program: torch.export.ExportedProgram) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""A torch.fx graph with every floating dtype set to float64 (complex to complex128).
+"""A torch.fx graph with every floating dtype set to another: to float64 (complex to complex128), or float32 to half precision.
 
-float64 is written into the dtype arguments of the nodes, so upcasts inside a half-precision model, ``arange`` and ``full``, the dtype
+The new type is written into the dtype arguments of the nodes, so upcasts inside a half-precision model, ``arange`` and ``full``, the dtype
 of a softmax and the bodies of control flow are all reached. Numbers stay as they are: float16's lowest value in a mask is still that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +18,7 @@ from ..errors import NormdeployError
 _aten = torch.ops.aten
 _ALIASING_CASTS = {"aten::to", "aten::type_as", "prims::convert_element_type"}  # return their input itself where the dtype is right
 _T = TypeVar("_T")
+Kind = Callable[[torch.dtype], torch.dtype]  # the type that takes the place of one
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -23,12 +26,17 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else torch.complex128 if dtype.is_complex else dtype
 
 
-def widen(value: _T) -> _T:
-    """A tensor in its wide dtype (itself where it is that already); anything else as it is."""
-    return value.to(wide(value.dtype)) if isinstance(value, torch.Tensor) else value  # type: ignore[return-value]
+def halved(half: torch.dtype) -> Kind:
+    """``half`` for float32 and float64; itself for any other."""
+    return lambda dtype: half if dtype in (torch.float32, torch.float64) else dtype
 
 
-def widened(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def widen(value: _T, kind: Kind = wide) -> _T:
+    """A tensor in its new dtype (itself where it is that already); anything else as it is."""
+    return value.to(kind(value.dtype)) if isinstance(value, torch.Tensor) else value  # type: ignore[return-value]
+
+
+def widened(module: torch.fx.GraphModule, kind: Kind = wide) -> torch.fx.GraphModule:
     """``module`` changed in place, with the graphs of its control flow; returned for convenience.
 
     Raises:
@@ -37,14 +45,14 @@ def widened(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graphs = [m for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
     for m in graphs:
         for node in list(m.graph.nodes):
-            _widen_node(m, node)
+            _widen_node(m, node, kind)
         m.recompile()
     return module
 
 
-def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -> None:
     if node.op == "get_attr":
-        _widen_attribute(module, str(node.target))
+        _widen_attribute(module, str(node.target), kind)
     if node.op != "call_function":
         return
     if node.target is _aten._assert_tensor_metadata.default:
@@ -52,20 +60,20 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
         return
     if node.target is _aten.view.dtype and _dtype(node) != _dtype(node.args[0]):
         raise NormdeployError(
-            f"the float64 reference can't be made: node {node.name!r} reads the bits of a {_dtype(node.args[0])} tensor as {_dtype(node)}, "
-            "and float64 has other bits; compute it without .view(dtype)"
+            f"it can't be run in {kind(torch.float32)}: node {node.name!r} reads the bits of a {_dtype(node.args[0])} tensor as "
+            f"{_dtype(node)}, and they are others there; compute it without .view(dtype)"
         )
     narrow = _dtype(node)
-    node.args = map_aggregate(node.args, _wide_argument)  # type: ignore[assignment]
-    node.kwargs = map_aggregate(node.kwargs, _wide_argument)  # type: ignore[assignment]
+    node.args = map_aggregate(node.args, partial(_argument, kind))  # type: ignore[assignment]
+    node.kwargs = map_aggregate(node.kwargs, partial(_argument, kind))  # type: ignore[assignment]
     if node.target is torch.ops.higher_order.wrap_with_autocast:  # which knows no float64, leaves it alone, and warns
         node.args = (*node.args[:2], False, *node.args[3:])
     if _name(node) in _ALIASING_CASTS and _dtype(node.args[0]) != narrow:
         _copy_result(module.graph, node)
 
 
-def _wide_argument(value: Any) -> Any:
-    return wide(value) if isinstance(value, torch.dtype) else value
+def _argument(kind: Kind, value: Any) -> Any:
+    return kind(value) if isinstance(value, torch.dtype) else value
 
 
 def _copy_result(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
@@ -76,13 +84,13 @@ def _copy_result(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     node.replace_all_uses_with(clone, delete_user_cb=lambda user: user is not clone)
 
 
-def _widen_attribute(module: torch.fx.GraphModule, path: str) -> None:
+def _widen_attribute(module: torch.fx.GraphModule, path: str, kind: Kind) -> None:
     """A constant that a graph holds itself instead of taking it as an argument."""
     owner, _, name = path.rpartition(".")
     holder = module.get_submodule(owner)
     value = getattr(holder, name)
     if isinstance(value, torch.Tensor):
-        wider = widen(value.detach())
+        wider = widen(value.detach(), kind)
         if name in holder._parameters:
             del holder._parameters[name]
         setattr(holder, name, wider)
