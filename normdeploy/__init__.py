@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .deploy import build, export, inspect, optimize, verify
+    from .deploy import build, export, inspect, open_runner, optimize, run, verify
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "build", "export", "inspect", "optimize", "verify"]
+__all__ = ["__version__", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
 
 _VERBS = frozenset(__all__) - {"__version__"}
 

@@ -18,6 +18,7 @@ from .atomic import writable
 from .build import build
 from .errors import InputError, NormdeployError
 from .files import load_onnx, save_onnx
+from .infer import open_runner, run
 from .precision import Account
 from .records import Summary
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX nee
     from .compare import Comparison, Inputs
     from .model import Model
 
-__all__ = ["ExportResult", "build", "export", "inspect", "optimize", "verify"]
+__all__ = ["ExportResult", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
 
 Progress = Callable[[str, int, int], None]
 PathLike = str | os.PathLike[str]

@@ -20,8 +20,8 @@ from .arrays import check_names
 from .trt import no_gpu
 
 _SILENT, _WARNINGS = 4, 2  # onnxruntime's severities
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-_NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
 
 class OrtRunner:
@@ -49,10 +49,10 @@ class OrtRunner:
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         settings: dict[str, Any] = {"use_tf32": "0"} if provider == "cuda" else {}
         try:
-            self._session = ort.InferenceSession(_model(source), options, providers=[(_PROVIDERS[provider], settings)])
+            self._session = ort.InferenceSession(_model(source), options, providers=[(PROVIDERS[provider], settings)])
         except Exception as error:  # onnxruntime's exceptions share no base class
-            kind = RuntimeUnavailable if _NOT_IMPLEMENTED in str(error) else GraphError
-            raise kind(f"{self.name} can't load the model: {_short(error)}") from error
+            kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
+            raise kind(f"{self.name} can't load the model: {short(error)}") from error
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
         """
@@ -63,7 +63,7 @@ class OrtRunner:
         try:
             values = self._session.run_with_ort_values(None, {name: _to_ort(array) for name, array in feeds.items()})
         except Exception as error:
-            raise InputError(f"{self.name} does not run the model on these inputs: {_short(error)}") from error
+            raise InputError(f"{self.name} does not run the model on these inputs: {short(error)}") from error
         return {out.name: _from_ort(value) for out, value in zip(self._session.get_outputs(), values, strict=True)}
 
     def __enter__(self) -> Self:
@@ -75,19 +75,19 @@ class OrtRunner:
 
 def no_cuda() -> str:
     """Why onnxruntime can't run on a GPU here, "" where it can."""
-    if _PROVIDERS["cuda"] not in ort.get_available_providers():
+    if PROVIDERS["cuda"] not in ort.get_available_providers():
         return "this onnxruntime has none; install onnxruntime-gpu"
     if reason := no_gpu():
         return reason
     ort.set_default_logger_severity(_SILENT)  # it complains on the terminal and falls back to the CPU
     try:
         identity = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Identity(x) }')
-        session = ort.InferenceSession(identity.SerializeToString(), providers=[_PROVIDERS["cuda"]])
+        session = ort.InferenceSession(identity.SerializeToString(), providers=[PROVIDERS["cuda"]])
     except Exception as error:
-        return _short(error)
+        return short(error)
     finally:
         ort.set_default_logger_severity(_WARNINGS)
-    if _PROVIDERS["cuda"] not in session.get_providers():
+    if PROVIDERS["cuda"] not in session.get_providers():
         return f"onnxruntime {ort.__version__} does not find the CUDA and cuDNN libraries that it was built for"
     return ""
 
@@ -117,6 +117,6 @@ def _from_ort(value: ort.OrtValue) -> np.ndarray:
     return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(value.shape()).copy()
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
     """onnxruntime's message in one line, without the source paths of its builders."""
     return " ".join(str(error).split())[:400]

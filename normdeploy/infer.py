@@ -1,0 +1,188 @@
+"""Inference itself: a file opened as a runner, and the verb that runs it once on the arrays of an .npz file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import GraphError, InputError
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    import numpy as np
+
+    from .runtimes.live import LiveRunner
+    from .runtimes.tensors import TensorSpec
+
+PathLike = str | os.PathLike[str]
+PROVIDERS = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What ``run`` did: the runner in the reader's words, each array with its "dtype[shape]", what is to be noted, stage -> seconds."""
+
+    runner: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    arrays: dict[str, np.ndarray]
+    notes: tuple[str, ...]
+    seconds: dict[str, float]
+
+
+def open_runner(
+    path: PathLike,
+    *,
+    provider: str | None = None,
+    device: int = 0,
+    profile: int | None = None,
+    stream: Any = None,
+    cuda_graph: bool = False,
+) -> LiveRunner:
+    """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
+
+    Args:
+        provider: "cpu" (the default for an ONNX file) or "cuda"; engines run on a GPU only.
+        device: which GPU.
+        profile: which optimization profile of an engine; None takes the first that holds the shapes, at each call.
+        stream: the CUDA stream to run on: a torch or cupy stream, its handle, or what speaks ``__cuda_stream__``.
+        cuda_graph: record the run as a CUDA graph and replay it.
+
+    Raises:
+        InputError: there is no such file, it is neither kind, or the options do not fit it.
+        GraphError: onnxruntime refuses the file.
+        RuntimeUnavailable: a package, a GPU or a kernel is not there.
+        NormdeployError: the engine is not for this GPU or version.
+    """
+    if provider not in (None, *PROVIDERS):
+        raise InputError(f"there is no provider {provider!r}; choose one of {', '.join(PROVIDERS)}")
+    if device < 0:
+        raise InputError(f"the device is {device}; GPUs are counted from 0")
+    if _is_engine(path):
+        if provider == "cpu":
+            raise InputError(f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; leave the provider out")
+        from .runtimes.engine import EngineRunner
+
+        return EngineRunner(path, device, stream, profile, cuda_graph)
+    if profile is not None:
+        raise InputError(f"{os.fspath(path)!r} is no engine and has no profile {profile}; leave the profile out")
+    if provider != "cuda" and (stream is not None or cuda_graph or device):
+        raise InputError("device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'")
+    from .runtimes.session import SessionRunner
+
+    return SessionRunner(path, provider or "cpu", device, stream, cuda_graph)
+
+
+def run(
+    source: PathLike,
+    inputs: PathLike | Mapping[str, Any] | None = None,
+    output: PathLike | None = None,
+    *,
+    provider: str | None = None,
+    device: int = 0,
+    profile: int | None = None,
+    seed: int = 0,
+) -> Inference:
+    """Run an ONNX file or an engine once.
+
+    Args:
+        inputs: an .npz file, or name -> array; None generates them from what ``export`` recorded in the file (sizes and values), else
+            from the file's own shapes, or the engine's profile at its usual sizes.
+        output: an .npz file for the outputs; generated inputs go to ``<its stem>.inputs.npz`` beside it.
+        provider, device, profile: as for ``open_runner``.
+        seed: of the generated inputs.
+
+    Raises:
+        InputError: the inputs do not fit, or can't be generated.
+        NormdeployError: as ``open_runner``; or ``output`` can't be written.
+    """
+    from .archive import read_npz, write_npz
+    from .atomic import writable
+
+    beside = None if output is None else Path(output).with_suffix(".inputs.npz")
+    for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
+        _apart(writable(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)])
+    start, notes = time.perf_counter(), list[str]()
+    with open_runner(source, provider=provider, device=device, profile=profile) as runner:
+        loaded = time.perf_counter()
+        if inputs is None:
+            feeds, notes = _generated(runner.inputs, _recorded(source), seed, profile or 0)
+        else:
+            feeds = dict(inputs) if isinstance(inputs, Mapping) else _bfloat16(read_npz(inputs), runner.inputs)
+        ready = time.perf_counter()
+        outputs = runner.infer(feeds)
+        done = time.perf_counter()
+    if output is not None:
+        if inputs is None and beside is not None:
+            write_npz(beside, feeds)
+        write_npz(output, {name: _host(value) for name, value in outputs.items()})
+    seconds = {"load": loaded - start, "run": done - ready}
+    return Inference(runner.name, _said(feeds), _said(outputs), outputs, tuple(notes), seconds)
+
+
+def _is_engine(path: PathLike) -> bool:
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {os.fspath(path)!r}; give an ONNX file or an engine")
+    with open(path, "rb") as file:
+        return file.read(4)[1:] == b"trt"
+
+
+def _apart(target: Path, sources: list[PathLike]) -> None:
+    for source in sources:
+        if os.path.realpath(source) == os.fspath(target):
+            raise InputError(
+                f"the output {target.name!r} is the input {os.fspath(source)!r}, which would be lost; give another name with -o"
+            )
+
+
+def _recorded(source: PathLike) -> dict[str, Any]:
+    """Name -> InputSpec as the export recorded it; none for an engine, or a file from elsewhere."""
+    if _is_engine(source):
+        return {}
+    from .files import load_onnx
+    from .record import recorded
+
+    try:
+        return {spec.name: spec for spec in recorded(load_onnx(source, external_data=False)).get("inputs", ())}
+    except GraphError:  # onnxruntime runs files that onnx's checker does not know
+        return {}
+
+
+def _generated(specs: tuple[TensorSpec, ...], known: Mapping[str, Any], seed: int, profile: int) -> tuple[dict[str, Any], list[str]]:
+    import numpy as np
+
+    from .model import Dim, InputSpec
+
+    rng, feeds, guessed = np.random.default_rng(seed), {}, []
+    for spec in specs:
+        recipe = known.get(spec.name)
+        if recipe is None or recipe.dtype != spec.dtype or len(recipe.shape) != len(spec.shape):
+            shape = spec.profiles[profile][1] if spec.profiles else spec.shape
+            if not all(isinstance(n, int) for n in shape):
+                raise InputError(f"nothing says which sizes the input {spec} takes, so none can be generated; give it with --inputs")
+            recipe = InputSpec(spec.name, spec.dtype, tuple(Dim.static(int(n or 0)) for n in shape))
+            guessed.append(spec.name)
+        feeds[spec.name] = recipe.sample(rng)
+    told = f"the file does not say which values {', '.join(guessed)} may take: generated are standard normal ones, integers 0 and 1"
+    return feeds, [told] if guessed else []
+
+
+def _bfloat16(arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> dict[str, Any]:
+    """numpy's files can't name bfloat16; the two bytes that they hold are what the model's type says."""
+    import ml_dtypes
+
+    wide = {spec.name for spec in specs if spec.dtype == "bfloat16"}
+    return {n: a.view(ml_dtypes.bfloat16) if n in wide and a.dtype.str[1:] == "V2" else a for n, a in arrays.items()}
+
+
+def _host(value: Any) -> Any:
+    from .runtimes.arrays import to_numpy
+
+    return value.copy() if hasattr(value, "__array_interface__") else to_numpy(value)
+
+
+def _said(arrays: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{str(array.dtype).removeprefix('torch.')}{list(array.shape)}" for name, array in arrays.items()}

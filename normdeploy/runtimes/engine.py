@@ -1,0 +1,245 @@
+"""TensorRT and TensorRT-RTX engines, bound to the memory of the caller's arrays."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import InputError, NormdeployError, RuntimeUnavailable
+from .cuda import Cuda
+from .live import LiveRunner
+from .tensors import DTYPES, TensorSpec, chosen
+from .trt import PACKAGES, TITLES, missing, runtime_of
+
+_TYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT8": "int8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+    "UINT8": "uint8",
+}
+
+
+class EngineRunner(LiveRunner):
+    """An engine file, opened for inference.
+
+    Args:
+        path: the file; which runtime it is for is told from its first bytes.
+        device: which GPU.
+        stream: the CUDA stream to run on (see ``Cuda``).
+        profile: the optimization profile; None takes the first that holds the shapes, at each call.
+        cuda_graph: replay a recorded CUDA graph. TensorRT's is recorded again where shapes or profile change; TensorRT-RTX keeps its own.
+
+    Raises:
+        RuntimeUnavailable: the package, the GPU or a CUDA library is not there.
+        InputError: the file is no engine, it has no such profile, or takes what is no tensor of numbers.
+        NormdeployError: the engine is not one for this GPU and this version.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], device: int, stream: Any, profile: int | None, cuda_graph: bool) -> None:
+        super().__init__()
+        self.runtime = runtime_of(Path(path))
+        self.name = f"{TITLES[self.runtime]} ({os.path.basename(path)})"
+        if reason := missing(self.runtime):
+            raise RuntimeUnavailable(f"{os.path.basename(path)} can't be run: {reason}")
+        self._library = importlib.import_module(PACKAGES[self.runtime])
+        self._cuda = Cuda(device, stream)
+        self._log = _log(self._library)
+        with self._cuda.running():
+            self._loader = self._library.Runtime(self._log)
+            self._engine = self._loader.deserialize_cuda_engine(Path(path).read_bytes())
+            if self._engine is None:
+                raise NormdeployError(
+                    f"{os.path.basename(path)} can't be loaded on this GPU: {self._log.taken()}; build it with this version of "
+                    f"{TITLES[self.runtime]} for this GPU's compute capability"
+                )
+            count = self._engine.num_optimization_profiles
+            if profile is not None and not 0 <= profile < count:
+                raise InputError(f"{self.name} has the profiles 0 to {count - 1}, there is no {profile}")
+            self._named = profile
+            self._read()
+            self._context = self._make_context(cuda_graph)
+        if self._context is None:
+            raise NormdeployError(f"{self.name} can't be made ready: {self._log.taken()}")
+        self._graph: tuple[object, _Graph] | None = None
+        self._records = cuda_graph and self.runtime == "tensorrt"
+
+    def _read(self) -> None:
+        engine, mode = self._engine, self._library.TensorIOMode
+        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        self.inputs = tuple(self._spec(n, True) for n in names if engine.get_tensor_mode(n) == mode.INPUT)
+        self.outputs = tuple(self._spec(n, False) for n in names if engine.get_tensor_mode(n) == mode.OUTPUT)
+        self._host = {n for n in names if engine.get_tensor_location(n) == self._library.TensorLocation.HOST}
+
+    def _spec(self, name: str, ranged: bool) -> TensorSpec:
+        engine = self._engine
+        dtype = _TYPES.get(engine.get_tensor_dtype(name).name)
+        if dtype is None:
+            raise InputError(f"{self.name}: {name!r} is {engine.get_tensor_dtype(name).name}, which numpy and torch arrays can't hold")
+        shape = tuple(None if n < 0 else int(n) for n in engine.get_tensor_shape(name))
+        profiles = ()
+        if ranged and None in shape:
+            every = (engine.get_tensor_profile_shape(name, p) for p in range(engine.num_optimization_profiles))
+            profiles = tuple(tuple(tuple(int(n) for n in s) for s in shapes) for shapes in every)  # type: ignore[assignment]
+        return TensorSpec(name, dtype, shape, profiles)
+
+    def _make_context(self, cuda_graph: bool) -> Any:
+        if not (cuda_graph and self.runtime == "tensorrt-rtx"):
+            return self._engine.create_execution_context()
+        config = self._engine.create_runtime_config()
+        config.cuda_graph_strategy = self._library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        return self._engine.create_execution_context(config)
+
+    def _run(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        device = self._cuda.device
+        profile = chosen(self.name, tensors, self.inputs, self._engine.num_optimization_profiles, self._named)
+        for name, tensor in tensors.items():
+            if tensor.device.type != "cpu" and tensor.device != device:
+                raise InputError(f"{self.name} runs on {device}, input {name!r} lies on {tensor.device}; move it, or choose the device")
+        stays = any(tensor.device == device for tensor in tensors.values())
+        with self._cuda.running():
+            found = self._recorded(profile, tensors) if self._records else self._once(profile, tensors)
+            self._cuda.share([*tensors.values(), *found.values()])
+            if stays and not self._host:
+                return found
+            results = found if stays else {name: tensor.to("cpu") for name, tensor in found.items()}
+            self._cuda.synchronize()  # host memory must outlast the work
+            return results
+
+    def _once(self, profile: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        held = {n: t.to("cpu" if n in self._host else self._cuda.device).contiguous() for n, t in tensors.items()}
+        outputs = self._prepare(profile, held)
+        self._execute()
+        self._cuda.share(held.values())
+        return outputs()
+
+    def _recorded(self, profile: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        key = (profile, tuple(tensor.shape for tensor in tensors.values()))
+        if self._graph is None or self._graph[0] != key:
+            self._graph = None
+            self._graph = key, _Graph(self, profile, tensors)
+        return self._graph[1](tensors)
+
+    def _prepare(self, profile: int, held: dict[str, torch.Tensor]) -> Callable[[], dict[str, torch.Tensor]]:
+        """Profile, shapes and addresses, in the order in which each needs the one before; what comes out is known after the run."""
+        context = self._context
+        if context.active_optimization_profile != profile:
+            self._must(context.set_optimization_profile_async(profile, self._cuda.handle), f"profile {profile}")
+        for name, tensor in held.items():
+            self._must(context.set_input_shape(name, tuple(tensor.shape)), f"input {name!r} of shape {list(tensor.shape)}")
+            self._must(context.set_tensor_address(name, _address(tensor)), f"the memory of input {name!r}")
+        try:
+            unknown = context.infer_shapes()
+        except RuntimeError as error:
+            raise InputError(f"{self.name} does not take these shapes: {self._log.taken() or error}") from error
+        if unknown:
+            raise InputError(f"{self.name} can't tell the shapes of {unknown} from its inputs: {self._log.taken()}")
+        fixed: dict[str, torch.Tensor] = {}
+        allocators: dict[str, Any] = {}
+        for spec in self.outputs:
+            shape, dtype = tuple(context.get_tensor_shape(spec.name)), DTYPES[spec.dtype]
+            where = torch.device("cpu") if spec.name in self._host else self._cuda.device
+            if any(n < 0 for n in shape):
+                allocators[spec.name] = _allocator(self._library, where, dtype)
+                self._must(context.set_output_allocator(spec.name, allocators[spec.name]), f"the allocator of output {spec.name!r}")
+            else:
+                memory = torch.empty(max(1, math.prod(shape)), dtype=dtype, device=where)  # TensorRT takes no null address
+                fixed[spec.name] = memory[: math.prod(shape)].view(shape)
+                self._must(context.set_tensor_address(spec.name, memory.data_ptr()), f"the memory of output {spec.name!r}")
+        return lambda: {s.name: fixed[s.name] if s.name in fixed else allocators[s.name].tensor() for s in self.outputs}
+
+    def _execute(self) -> None:
+        if not self._context.execute_async_v3(self._cuda.handle):
+            raise InputError(f"{self.name} does not run on these inputs: {self._log.taken()}")
+
+    def _must(self, done: bool, what: str) -> None:
+        if not done:
+            raise InputError(f"{self.name} does not take {what}: {self._log.taken()}")
+
+    def _free(self) -> None:
+        self._cuda.synchronize()
+        self._graph = None
+        del self._context, self._engine, self._loader  # each needs the next to live
+
+
+class _Graph:
+    """TensorRT's run of one profile and combination of shapes, recorded in buffers of its own."""
+
+    def __init__(self, runner: EngineRunner, profile: int, tensors: dict[str, torch.Tensor]) -> None:
+        device = runner._cuda.device
+        if runner._host:
+            raise InputError(
+                f"{runner.name}: {sorted(runner._host)} lie on the CPU, which a CUDA graph can't read; open it without cuda_graph"
+            )
+        self._inputs = {n: torch.empty(t.shape, dtype=t.dtype, device=device).copy_(t) for n, t in tensors.items()}
+        collect = runner._prepare(profile, self._inputs)
+        runner._execute()  # TensorRT finishes what a change of shapes has left over, which a graph must not hold
+        runner._cuda.synchronize()
+        self._outputs = collect()
+        if dynamic := [s.name for s in runner.outputs if -1 in tuple(runner._context.get_tensor_shape(s.name))]:
+            raise InputError(f"{runner.name}: the shapes of {dynamic} depend on values, and a CUDA graph has fixed ones; open it without")
+        self._replay = runner._cuda.captured(runner._execute)
+
+    def __call__(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, tensor in tensors.items():
+            self._inputs[name].copy_(tensor, non_blocking=True)
+        self._replay()
+        return {name: tensor.clone() for name, tensor in self._outputs.items()}
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() or torch.empty(1, device=tensor.device).data_ptr()  # of no elements: never read, but not null
+
+
+def _allocator(library: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """TensorRT's way to memory for an output whose shape it learns while it runs."""
+
+    class Allocator(library.IOutputAllocator):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            library.IOutputAllocator.__init__(self)
+            self._memory, self._shape = torch.empty(1, dtype=torch.uint8, device=device), (0,)
+
+        def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+            if size > self._memory.numel():
+                self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+            return self._memory.data_ptr()
+
+        def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+            return self.reallocate_output(tensor_name, memory, size, alignment)
+
+        def notify_shape(self, tensor_name: str, shape: Any) -> None:
+            self._shape = tuple(shape)
+
+        def tensor(self) -> torch.Tensor:
+            size = math.prod(self._shape) * dtype.itemsize
+            return self._memory[:size].view(dtype).view(self._shape)
+
+    return Allocator()
+
+
+def _log(library: Any) -> Any:
+    """Collects what TensorRT says of errors, which would go to the terminal."""
+
+    class Log(library.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            library.ILogger.__init__(self)
+            self._messages: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (library.ILogger.Severity.ERROR, library.ILogger.Severity.INTERNAL_ERROR):
+                self._messages.append(" ".join(message.split()))
+
+        def taken(self) -> str:
+            said, self._messages = "; ".join(dict.fromkeys(self._messages)), []
+            return said or "no reason is given"
+
+    return Log()

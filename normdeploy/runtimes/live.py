@@ -1,0 +1,76 @@
+"""The life of a runner for inference: open, entered at most once, closed, one call at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ..errors import NormdeployError
+from .tensors import TensorSpec, checked, given_as
+
+
+class LiveRunner:
+    """What ``normdeploy.open_runner`` gives: a model that stays loaded until the context is left.
+
+    ``inputs`` and ``outputs`` say what it takes and gives. Calls from several threads wait for each other; open a runner for each
+    thread to run them side by side.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entered = self._closed = False
+
+    def infer(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the model once.
+
+        Args:
+            feeds: input name -> numpy array, torch tensor, or array that speaks DLPack or __cuda_array_interface__. Nothing is
+                converted, and nothing copied where it lies on the runner's device and is contiguous; none is changed.
+
+        Returns:
+            output name -> numpy array where every input is one, else torch tensor: on the runner's device where an input lies there,
+            else on the CPU. bfloat16 in numpy is ``ml_dtypes.bfloat16``. Later calls leave these alone.
+
+        Raises:
+            InputError: names, dtypes, ranks or shapes do not fit, before anything runs; or the runtime fails on these inputs.
+            NormdeployError: the runner is closed.
+        """
+        with self._lock:
+            self._alive()
+            return given_as(feeds, self._run(checked(self.name, feeds, self.inputs)))
+
+    def _run(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+    def _free(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free the model; closing twice does nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._free()
+
+    def _alive(self) -> None:
+        if self._closed:
+            raise NormdeployError(f"{self.name} is closed; open the file again with normdeploy.open_runner")
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            self._alive()
+            if self._entered:
+                raise NormdeployError(f"{self.name} is entered twice; open a runner for each `with`")
+            self._entered = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,147 @@
+"""ONNX files in onnxruntime, bound to the memory of the caller's arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+
+from ..errors import GraphError, InputError, RuntimeUnavailable
+from .cuda import Cuda
+from .live import LiveRunner
+from .ort import NOT_IMPLEMENTED, PROVIDERS, no_cuda, short
+from .tensors import DTYPES, TensorSpec
+
+_ERRORS_ONLY = 4  # onnxruntime's severity
+_NO_GRAPH = "-1"  # its gpu_graph_id of a run that neither records nor replays
+_TYPES = {"float": "float32", "double": "float64"}
+_ELEMENTS: dict[str, int] = {
+    name: onnx.TensorProto.BFLOAT16 if name == "bfloat16" else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in DTYPES
+}
+
+
+class SessionRunner(LiveRunner):
+    """An ONNX file, opened for inference.
+
+    Args:
+        path: the file; external weights stand beside it.
+        provider: "cpu" or "cuda".
+        device: which GPU.
+        stream: the CUDA stream to run on (see ``Cuda``).
+        cuda_graph: record the run as a CUDA graph, one for each combination of input shapes, kept until the runner is closed.
+
+    Raises:
+        GraphError: onnxruntime refuses the file.
+        RuntimeUnavailable: it has no kernel for an operator in its type, or the provider does not work here.
+        InputError: the model takes or gives what is no tensor of numbers.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], provider: str, device: int, stream: Any, cuda_graph: bool) -> None:
+        super().__init__()
+        self.name = f"onnxruntime{' CUDA' if provider == 'cuda' else ''} ({os.path.basename(path)})"
+        if provider == "cuda" and (reason := no_cuda()):
+            raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
+        self._cuda = Cuda(device, stream) if provider == "cuda" else None
+        self._graphs: dict[tuple[torch.Size, ...], _Graph] | None = {} if cuda_graph else None
+        settings: dict[str, str] = {}
+        if self._cuda is not None:
+            settings = {"device_id": str(device), "user_compute_stream": str(self._cuda.handle), "enable_cuda_graph": str(int(cuda_graph))}
+        options = ort.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        try:
+            self._session = ort.InferenceSession(os.fspath(path), options, providers=[(PROVIDERS[provider], settings)])
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
+            raise kind(f"{self.name} can't load the model: {short(error)}") from error
+        self.inputs = tuple(_spec(value) for value in self._session.get_inputs())
+        self.outputs = tuple(_spec(value) for value in self._session.get_outputs())
+
+    def _run(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, tensor in tensors.items():
+            if tensor.device.type != "cpu" and (self._cuda is None or tensor.device != self._cuda.device):
+                own = "the CPU" if self._cuda is None else str(self._cuda.device)
+                raise InputError(
+                    f"{self.name} runs on {own}, input {name!r} lies on {tensor.device}; move it, or choose provider and device"
+                )
+        if self._cuda is None:
+            return self._bound(tensors, "cpu")
+        stays = any(tensor.is_cuda for tensor in tensors.values())
+        with self._cuda.running():
+            graphs = self._graphs
+            found = self._bound(tensors, "cuda" if stays else "cpu") if graphs is None else self._replayed(tensors, graphs)
+            self._cuda.share([*tensors.values(), *found.values()])
+            return found if stays else {name: tensor.cpu() for name, tensor in found.items()}
+
+    def _bound(self, tensors: dict[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
+        """One run; onnxruntime allocates the outputs and they are handed on as they are."""
+        binding = self._session.io_binding()
+        held = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        for spec in self.inputs:
+            self._bind(binding.bind_input, spec, held[spec.name])
+        for spec in self.outputs:
+            binding.bind_output(spec.name, where, (self._cuda.device.index or 0) if where == "cuda" and self._cuda else 0)
+        self._execute(binding, _NO_GRAPH)
+        values = zip(self.outputs, binding.get_outputs(), strict=True)
+        return {spec.name: _tensor(value, spec) for spec, value in values}
+
+    def _replayed(self, tensors: dict[str, torch.Tensor], graphs: dict[tuple[torch.Size, ...], _Graph]) -> dict[str, torch.Tensor]:
+        """A run in the fixed buffers that a graph needs; the outputs are copied out of them on the GPU."""
+        assert self._cuda is not None
+        key = tuple(tensor.shape for tensor in tensors.values())
+        if key not in graphs:
+            sample = {name: tensor.to(self._cuda.device, copy=True).contiguous() for name, tensor in tensors.items()}
+            graphs[key] = _Graph(self, len(graphs), sample, self._bound(sample, "cuda"))  # the first run gives the outputs' shapes
+        return graphs[key](tensors)
+
+    def _bind(self, bind: Callable[..., None], spec: TensorSpec, tensor: torch.Tensor) -> None:
+        bind(spec.name, tensor.device.type, tensor.device.index or 0, _ELEMENTS[spec.dtype], list(tensor.shape), tensor.data_ptr())
+
+    def _execute(self, binding: ort.IOBinding, graph: str) -> None:
+        options = ort.RunOptions()
+        if self._graphs is not None:
+            options.add_run_config_entry("gpu_graph_id", graph)
+        try:
+            self._session.run_with_iobinding(binding, options)
+        except Exception as error:
+            raise InputError(f"{self.name} does not run the model on these inputs: {short(error)}") from error
+
+    def _free(self) -> None:
+        self._graphs = None
+        del self._session
+
+
+class _Graph:
+    """One recorded combination of shapes: its buffers, and the binding of them."""
+
+    def __init__(self, runner: SessionRunner, number: int, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> None:
+        self._runner, self._number = runner, str(number + 1)
+        self._inputs, self._outputs = inputs, {name: torch.empty_like(tensor) for name, tensor in outputs.items()}
+        self._binding = runner._session.io_binding()
+        for spec in runner.inputs:
+            runner._bind(self._binding.bind_input, spec, inputs[spec.name])
+        for spec in runner.outputs:
+            runner._bind(self._binding.bind_output, spec, self._outputs[spec.name])
+
+    def __call__(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, tensor in tensors.items():
+            self._inputs[name].copy_(tensor, non_blocking=True)
+        self._runner._execute(self._binding, self._number)
+        return {name: tensor.clone() for name, tensor in self._outputs.items()}
+
+
+def _spec(value: Any) -> TensorSpec:
+    inner = value.type.removeprefix("tensor(").removesuffix(")")
+    dtype = _TYPES.get(inner, inner)
+    if dtype not in DTYPES:
+        raise InputError(f"{value.name!r} is {value.type}, and only tensors of {', '.join(DTYPES)} can be given or returned")
+    return TensorSpec(value.name, dtype, tuple(d if isinstance(d, int) else d or None for d in value.shape))
+
+
+def _tensor(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:
+    found = torch.from_dlpack(value._ortvalue)  # the wrapper's own __dlpack__ does not take the arguments that torch gives
+    return found.view(torch.bool) if spec.dtype == "bool" else found  # onnxruntime says uint8 there

@@ -1,0 +1,151 @@
+"""What a runner takes and gives: the account of its inputs and outputs, and any array as a torch tensor over the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from ..errors import InputError
+from .arrays import check_names
+from .profiles import Shapes
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "uint64": torch.uint64,
+    "bool": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output: its name, dtype (numpy's name, or "bfloat16") and shape.
+
+    A dim of ``shape`` is its size, its name, or None where it is dynamic and the file keeps no name (engines keep none). ``profiles``
+    holds the (min, opt, max) shapes of each optimization profile of an engine's input; it is empty otherwise.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+    profiles: tuple[Shapes, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+
+    def holds(self, shape: Sequence[int], profile: int) -> bool:
+        """Whether ``shape`` lies within the profile."""
+        low, _, high = self.profiles[profile]
+        return all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
+
+
+def as_tensor(name: str, value: Any) -> torch.Tensor:
+    """``value`` as a tensor over the same memory: a torch tensor, a numpy array, or what speaks DLPack or __cuda_array_interface__.
+
+    A copy is made only of numpy arrays that torch can't view: big-endian ones, and those with negative strides.
+
+    Raises:
+        InputError: it is none of these, or of a dtype that torch does not have.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    try:
+        if isinstance(value, np.ndarray | np.generic):
+            return _over(np.asarray(value))
+        if hasattr(value, "__dlpack__"):
+            return torch.from_dlpack(value)
+        if hasattr(value, "__cuda_array_interface__"):
+            return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise InputError(f"input {name!r} can't be taken: {error}; give a numpy array or a torch tensor") from error
+    raise InputError(f"input {name!r} is a {type(value).__name__}; give a numpy array, a torch tensor, or an array that speaks DLPack")
+
+
+class _Writable:
+    """The same memory without numpy's read-only mark, of which torch warns; no runner writes to its inputs."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self.__array_interface__ = array.__array_interface__ | {"data": (array.__array_interface__["data"][0], False)}
+
+
+def _over(array: np.ndarray) -> torch.Tensor:
+    bfloat16 = array.dtype == ml_dtypes.bfloat16
+    plain = np.asarray(array.view(np.int16) if bfloat16 else array, dtype=None if bfloat16 else array.dtype.newbyteorder("="))
+    if any(stride < 0 for stride in plain.strides):
+        plain = np.ascontiguousarray(plain)
+    tensor = torch.from_numpy(plain if plain.flags.writeable else np.asarray(_Writable(plain)))
+    return tensor.view(torch.bfloat16) if bfloat16 else tensor
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """An array over the memory of a tensor on the CPU; bfloat16 as ``ml_dtypes.bfloat16``."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def checked(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+    """The feeds as tensors over the same memory, in the order of ``specs``.
+
+    Raises:
+        InputError: names, dtypes, ranks or static sizes differ from those of ``specs``, or two inputs give one named dim two sizes.
+    """
+    check_names(runner, feeds, [spec.name for spec in specs])
+    tensors = {spec.name: as_tensor(spec.name, feeds[spec.name]) for spec in specs}
+    known: dict[str, tuple[int, str]] = {}
+    for spec in specs:
+        tensor = tensors[spec.name]
+        if (given := _NAMES.get(tensor.dtype, str(tensor.dtype))) != spec.dtype:
+            raise InputError(f"{runner}: input {spec.name!r} is {spec.dtype}, it was given {given}; convert it")
+        shape = list(tensor.shape)
+        if len(shape) != len(spec.shape) or any(isinstance(d, int) and d != n for d, n in zip(spec.shape, shape, strict=True)):
+            raise InputError(f"{runner}: the input is {spec}, it was given the shape {shape}; reshape it")
+        for dim, size in zip(spec.shape, shape, strict=True):
+            if isinstance(dim, str) and (first := known.setdefault(dim, (size, spec.name)))[0] != size:
+                raise InputError(
+                    f"{runner}: the dim {dim!r} is {first[0]} in input {first[1]!r}, but {size} in input {spec.name!r}; give both one size"
+                )
+    return tensors
+
+
+def chosen(runner: str, tensors: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec], count: int, named: int | None) -> int:
+    """The profile that is named, else the first of ``count`` that holds every shape.
+
+    Raises:
+        InputError: the named profile, or every one, leaves a shape out.
+    """
+    candidates = range(count) if named is None else [named]
+    outside: list[str] = []
+    for profile in candidates:
+        wrong = [s for s in specs if s.profiles and not s.holds(tensors[s.name].shape, profile)]
+        if not wrong:
+            return profile
+        for spec in wrong:
+            low, _, high = spec.profiles[profile]
+            outside.append(
+                f"input {spec.name!r} has shape {list(tensors[spec.name].shape)}, profile {profile} takes {list(low)} to {list(high)}"
+            )
+    raise InputError(f"{runner}: {'; '.join(outside)}; change the shape, or build the engine with a profile that holds it")
+
+
+def given_as(feeds: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The outputs as numpy arrays where every input was one, else as they are."""
+    if all(isinstance(value, np.ndarray | np.generic) for value in feeds.values()):
+        return {name: as_numpy(tensor) for name, tensor in outputs.items()}
+    return dict(outputs)
