@@ -1,0 +1,258 @@
+"""Tensors of an ONNX file and what the PyTorch model has in their place, and how the error grows from the first to the last.
+
+Exports keep the module of every node. A tensor that is the only one to leave a module, or the only one to enter it, in the PyTorch graph
+and in the file alike, is the same tensor; most boundaries of modules have one. Others are not compared.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+
+from .calibrate import copied, loadable
+from .half import HalfRunner
+from .model import Model
+from .parity import EAGER_MULTIPLE, ULPS, ulp
+from .runtimes import RunResult
+from .runtimes.arrays import to_numpy
+from .runtimes.eager import EagerRunner, Float64Runner
+from .runtimes.ort import OrtRunner
+
+Progress = Callable[[str, int, int], None]
+
+AT_ONCE = 16  # tensors fetched in one run
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``tensor`` of the file is ``node`` of the PyTorch graph, made in ``module``; ``where`` is the boundary at which they meet."""
+
+    tensor: str
+    node: str
+    module: str
+    where: str
+    place: tuple[int, int]  # in the file and in the PyTorch graph
+
+
+@dataclass(frozen=True)
+class Point:
+    """One pair in one runtime: largest errors against float64, and what is allowed (the rule of ``verify``)."""
+
+    module: str
+    tensor: str
+    where: str
+    error: float
+    eager: float
+    allowed: float
+    scale: float
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.reason and self.error <= self.allowed
+
+
+def module_of(node: onnx.NodeProto) -> str:
+    """The qualified path of the module that a node comes from, "" where the file does not tell."""
+    held = {p.key: p.value for p in node.metadata_props}
+    if "normdeploy.module" in held:
+        return held["normdeploy.module"]
+    try:
+        return str(ast.literal_eval(held.get("pkg.torch.onnx.name_scopes", ""))[-2])
+    except (SyntaxError, ValueError, IndexError):
+        return ""
+
+
+def pairs(model: Model, proto: onnx.ModelProto) -> list[Pair]:
+    """Corresponding tensors in the file's order; outputs are the last."""
+    theirs, makers = _of_program(model)
+    ours, order = _of_file(proto)
+    found: dict[tuple[str, str], Pair] = {}
+    for where in theirs.keys() & ours.keys():
+        if len(theirs[where]) == len(ours[where]) == 1:
+            (node,), (tensor,) = theirs[where], ours[where]
+            if tensor in order and node in makers:
+                place, module = makers[node]
+                found[tensor, node] = Pair(tensor, node, module, where, (order[tensor], place))
+    return sorted(found.values(), key=lambda pair: pair.place)
+
+
+def _of_program(model: Model) -> tuple[dict[str, set[str]], dict[str, tuple[int, str]]]:
+    edges: list[tuple[str, str | None, str | None]] = []
+    makers: dict[str, tuple[int, str]] = {}
+    user_outputs = [
+        spec.arg.name
+        for spec in model.program.graph_signature.output_specs
+        if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name")
+    ]
+    boundaries: dict[str, set[str]] = {}
+    for place, node in enumerate(model.program.graph_module.graph.nodes):
+        if node.op == "output":
+            edges += [(source.name, makers[source.name][1], None) for source in node.all_input_nodes if source.name in makers]
+        if node.op != "call_function":
+            continue
+        path = _path(node)
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            makers[node.name] = (place, path)
+        for source in node.all_input_nodes:
+            if source.op == "call_function" or _is_user_input(model, source.name):
+                edges.append((source.name, _path(source) if source.op == "call_function" else None, path))
+    _boundaries(edges, boundaries)
+    for name, output in zip(user_outputs, model.outputs, strict=False):
+        boundaries[f"output {output}"] = {name}
+    return boundaries, makers
+
+
+def _of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dict[str, int]]:
+    held = {t.name for t in proto.graph.initializer}
+    inputs = {v.name for v in proto.graph.input} - held
+    paths: dict[str, str | None] = dict.fromkeys(inputs)
+    order: dict[str, int] = {}
+    edges: list[tuple[str, str | None, str | None]] = []
+    boundaries: dict[str, set[str]] = {}
+    for place, node in enumerate(proto.graph.node):
+        path = module_of(node)
+        data = [name for name in node.input if name in paths]
+        if not data:
+            continue  # a constant
+        edges += [(name, paths[name], path) for name in data]
+        for name in filter(None, node.output):
+            paths[name], order[name] = path, place
+    edges += [(v.name, paths[v.name], None) for v in proto.graph.output if v.name in paths]
+    _boundaries(edges, boundaries)
+    for v in proto.graph.output:
+        boundaries[f"output {v.name}"] = {v.name}
+    return boundaries, order
+
+
+def _boundaries(edges: Iterable[tuple[str, str | None, str | None]], found: dict[str, set[str]]) -> None:
+    """What leaves and what enters each module; None is outside of all."""
+    for tensor, maker, reader in edges:
+        made, read = _around(maker), _around(reader)
+        for module in made - read:
+            found.setdefault(f"out of {module}", set()).add(tensor)
+        for module in read - made:
+            found.setdefault(f"into {module}", set()).add(tensor)
+
+
+def _around(path: str | None) -> set[str]:
+    if not path:
+        return set()
+    parts = path.split(".")
+    return {".".join(parts[: i + 1]) for i in range(len(parts))}
+
+
+def _path(node: torch.fx.Node) -> str:
+    scopes = list(node.meta.get("nn_module_stack", {}).values())
+    return str(scopes[-1][0]) if scopes else ""
+
+
+def _is_user_input(model: Model, name: str) -> bool:
+    return name in model.program.graph_signature.user_inputs
+
+
+# ------------------------------------------------------------------ values
+
+
+class Watched:
+    """A runner of torch whose inner results are seen: ``values`` of the last ``infer``, by the name of the node."""
+
+    def __init__(self, runner: EagerRunner | Float64Runner, nodes: Iterable[str]) -> None:
+        self.values: dict[str, np.ndarray] = {}
+        self._runner = runner
+        graph = copy.copy(runner._graph)
+        graph.graph = copy.deepcopy(runner._graph.graph)
+        wanted = set(nodes)
+        for node in list(graph.graph.nodes):
+            if node.name in wanted:
+                with graph.graph.inserting_after(node):
+                    graph.graph.call_function(self._take, (node, node.name))
+        runner._graph = graph
+
+    def _take(self, value: torch.Tensor, name: str) -> None:
+        self.values[name] = to_numpy(value)
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self._runner.infer(feeds)
+        return self.values
+
+
+class Laboratory:
+    """The model in float64 and eagerly, and the file in a runtime, their inner tensors side by side for one input.
+
+    ``precision``: "" where the file computes in the model's own type, else "fp16" or "bf16".
+    """
+
+    def __init__(
+        self, model: Model, proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], precision: str, optimize: bool = False
+    ) -> None:
+        self.model, self.proto, self.feeds, self.precision, self.optimize = model, proto, feeds, precision, optimize
+        types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
+        self._ours = {name: value.astype(types[name]) if name in types else value for name, value in feeds.items()}
+
+    def fetch(self, tensors: Sequence[str]) -> RunResult:
+        """What the runtime has in ``tensors``."""
+        probed = copied(self.proto)
+        ends = {v.name for v in probed.graph.output}
+        given = {v.name for v in probed.graph.input}
+        probed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in ends | given)
+        with loadable(probed) as source, OrtRunner(probed if isinstance(source, bytes) else source, optimize=self.optimize) as runner:
+            values = runner.infer(self._ours)
+        return {name: self._ours[name] if name in given else values[name] for name in tensors}
+
+    def references(self, nodes: Iterable[str]) -> dict[str, np.ndarray]:
+        """float64 values of nodes of the PyTorch graph."""
+        return Watched(Float64Runner(self.model), nodes).infer(self.feeds)
+
+    def eager(self, nodes: Iterable[str]) -> dict[str, np.ndarray]:
+        """The same in the precision of the file."""
+        runner = HalfRunner(self.model, self.precision) if self.precision else EagerRunner(self.model)
+        return Watched(runner, nodes).infer(self.feeds)
+
+    def points(self, chosen: Sequence[Pair]) -> list[Point | None]:
+        """Each pair judged; None where the two are no floating tensors of one size."""
+        nodes = [pair.node for pair in chosen]
+        wide, own, values = self.references(nodes), self.eager(nodes), self.fetch([pair.tensor for pair in chosen])
+        return [self._point(pair, values[pair.tensor], wide[pair.node], own[pair.node]) for pair in chosen]
+
+    def _point(self, pair: Pair, value: np.ndarray, reference: np.ndarray, eager: np.ndarray) -> Point | None:
+        if value.dtype.kind in "iub" or value.size != reference.size:
+            return None
+        error, scale, broken = distance(value.reshape(reference.shape), reference)
+        base = distance(eager, reference)[0]
+        dtype = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}.get(self.precision, value.dtype)
+        allowed = EAGER_MULTIPLE * base + ULPS * ulp(scale, dtype)
+        return Point(pair.module, pair.tensor, pair.where, error, base, allowed, scale, broken)
+
+
+def distance(value: np.ndarray, reference: np.ndarray) -> tuple[float, float, str]:
+    """The largest error and the largest |reference| where both are finite, and what is wrong with the rest."""
+    with np.errstate(all="ignore"):
+        got, expected = value.astype(np.float64), reference.astype(np.float64)
+        finite = np.isfinite(got) & np.isfinite(expected)
+        error = float(np.where(finite, np.abs(got - expected), 0).max(initial=0))
+        scale = float(np.where(np.isfinite(expected), np.abs(expected), 0).max(initial=0))
+        wrong = ~finite & ~(np.isnan(got) & np.isnan(expected)) & (got != expected)
+    if not wrong.any():
+        return error, scale, ""
+    first = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return error, scale, f"{got[first]} where float64 has {expected[first]:.6g} ({int(wrong.sum())} of {wrong.size} elements)"
+
+
+def drift(
+    model: Model, proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], precision: str = "", progress: Progress | None = None
+) -> list[Point]:
+    """The error of every corresponding tensor in onnxruntime, its optimizer off, in the file's order; 16 are fetched at a time."""
+    laboratory = Laboratory(model, proto, feeds, precision)
+    found, every = [], pairs(model, proto)
+    for start in range(0, len(every), AT_ONCE):
+        if progress is not None:
+            progress("drift", start, len(every))
+        found += [point for point in laboratory.points(every[start : start + AT_ONCE]) if point is not None]
+    return found
