@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
@@ -292,3 +293,12 @@ def test_a_graph_is_recorded_once_for_a_shape(engine_file: Path, request: pytest
             runner.infer({"x": torch.ones(size, 4)})
     assert [c[0] for c in CALLS].count("capture") == 2
     assert [c[0] for c in CALLS].count("replay") == 3
+
+
+def test_runners_in_threads_give_each_its_own(model: Path) -> None:
+    def work(n: int) -> bool:
+        with normdeploy.open_runner(model) as own:
+            return all((r.infer(feeds(n))["y"] == feeds(n)["x"] - feeds(n)["z"]).all() for r in (own, shared) for _ in range(50))
+
+    with normdeploy.open_runner(model) as shared, ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(1, 9)))
