@@ -40,12 +40,11 @@ from .model import Model
 from .parity import EAGER_MULTIPLE, ULPS, Tally, Ties
 from .precision import asked
 from .runtimes import RunResult
-from .runtimes.eager import EagerRunner, Float64Runner, HalfRunner
+from .runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
 
 Progress = Callable[[str, int, int], None]
 Inputs = Mapping[str, np.ndarray] | Sequence[Mapping[str, np.ndarray]]
 
-HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 COLUMNS = ("output", "runtime", "max abs error", "max rel error", "allowed", "verdict", "worst case")
 
 

@@ -17,12 +17,11 @@ import onnx
 import torch
 
 from .calibrate import copied, loadable
-from .half import HalfRunner
 from .model import Model
 from .parity import EAGER_MULTIPLE, ULPS, ulp
 from .runtimes import RunResult
 from .runtimes.arrays import to_numpy
-from .runtimes.eager import EagerRunner, Float64Runner
+from .runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
 from .runtimes.ort import OrtRunner
 
 Progress = Callable[[str, int, int], None]
@@ -163,7 +162,7 @@ def _is_user_input(model: Model, name: str) -> bool:
 class Watched:
     """A runner of torch whose inner results are seen: ``values`` of the last ``infer``, by the name of the node."""
 
-    def __init__(self, runner: EagerRunner | Float64Runner, nodes: Iterable[str]) -> None:
+    def __init__(self, runner: EagerRunner | HalfRunner | Float64Runner, nodes: Iterable[str]) -> None:
         self.values: dict[str, np.ndarray] = {}
         self._runner = runner
         graph = copy.copy(runner._graph)
@@ -212,7 +211,7 @@ class Laboratory:
 
     def eager(self, nodes: Iterable[str]) -> dict[str, np.ndarray]:
         """The same in the precision of the file."""
-        runner = HalfRunner(self.model, self.precision) if self.precision else EagerRunner(self.model)
+        runner = HalfRunner(self.model, HALVES[self.precision]) if self.precision else EagerRunner(self.model)
         return Watched(runner, nodes).infer(self.feeds)
 
     def points(self, chosen: Sequence[Pair]) -> list[Point | None]:

@@ -9,9 +9,9 @@ from torch import nn
 
 from normdeploy.drift import drift, pairs
 from normdeploy.export import to_onnx
-from normdeploy.half import HalfRunner
 from normdeploy.loading import from_module
 from normdeploy.model import Model
+from normdeploy.runtimes.eager import HALVES, HalfRunner
 
 
 @pytest.fixture(scope="module")
@@ -45,5 +45,5 @@ def test_a_wrong_epsilon_leaves_the_bound_first_at_its_norm(model: Model, proto:
 def test_half_is_computed_in_half(model: Model) -> None:
     feeds = model.samples(0)
     for precision, dtype in (("fp16", "float16"), ("bf16", "bfloat16")):
-        (value,) = HalfRunner(model, precision).infer(feeds).values()
+        (value,) = HalfRunner(model, HALVES[precision]).infer(feeds).values()
         assert value.dtype.name == dtype

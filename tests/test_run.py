@@ -50,6 +50,7 @@ def test_numpy_in_numpy_out_torch_in_torch_out(model: Path, n: int) -> None:
     assert all(isinstance(v, torch.Tensor) for v in second.values())
     for found in (first, {name: as_numpy(v) for name, v in second.items()}):
         assert (found["y"] == given["x"] - given["z"]).all()
+        assert found["less"].dtype == bool
         assert (found["less"] == (given["x"] < given["z"])).all()
         assert found["c"].dtype == ml_dtypes.bfloat16
         assert (found["c"] == given["b"]).all()

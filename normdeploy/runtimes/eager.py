@@ -25,6 +25,8 @@ from . import RunResult
 from .arrays import check_feeds, to_numpy, to_torch
 from .widen import halved, widen, widened
 
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what ``--precision`` takes
+
 
 class _TorchRunner:
     name: str
@@ -191,7 +193,7 @@ class _Rounding(_Interpreter):
         try:
             return super().call_function(target, args, kwargs)
         except (RuntimeError, NotImplementedError):
-            halves = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dtype in _HALVES}
+            halves = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dtype in HALVES.values()}
             if not halves:
                 raise
             half = halves.pop()
@@ -200,7 +202,6 @@ class _Rounding(_Interpreter):
             return tree_map(lambda v: widen(v, halved(half)), found)
 
 
-_HALVES = (torch.float16, torch.bfloat16)
 _TorchRunner._interpreter, HalfRunner._interpreter = _Interpreter, _Rounding
 
 
