@@ -196,10 +196,11 @@ def test_export_build_verify(project: Path) -> None:
 
 
 def test_factory_arguments_are_literals_or_text() -> None:
-    from normdeploy.cli import _factory_arg
+
+    from normdeploy.verbs.options import factory_arg
 
     given = ("layers=12", "name=tiny", "sizes=[1, 2]", "flag=True", "path=a=b", "empty=")
-    assert dict(map(_factory_arg, given)) == {"layers": 12, "name": "tiny", "sizes": [1, 2], "flag": True, "path": "a=b", "empty": ""}
+    assert dict(map(factory_arg, given)) == {"layers": 12, "name": "tiny", "sizes": [1, 2], "flag": True, "path": "a=b", "empty": ""}
     assert run("export", "m.pt", "-o", "m.onnx", "--model-arg", "12").returncode == 2
 
 

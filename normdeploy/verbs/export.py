@@ -1,0 +1,77 @@
+"""``normdeploy export``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .console import bars, check_report, tell
+from .options import (
+    Calibrate,
+    Dims,
+    Eval,
+    Factory,
+    FactoryArgs,
+    Fuse,
+    FuseOption,
+    Imports,
+    Inputs,
+    KeepIO,
+    Key,
+    ModelFile,
+    Output,
+    PrecisionOption,
+    Quiet,
+    ReportFile,
+    Runtime,
+    RuntimeOption,
+    Strict,
+    Trust,
+    loading_of,
+)
+
+
+def export(
+    source: ModelFile,
+    output: Output,
+    model: Factory = None,
+    model_arg: FactoryArgs = None,
+    key: Key = None,
+    trust: Trust = False,
+    import_: Imports = None,
+    input_: Inputs = None,
+    dim: Dims = None,
+    eval_mode: Eval = False,
+    opset: Annotated[int | None, typer.Option("--opset", help="18 to 25; without it 21, raised only where a norm needs it.")] = None,
+    runtime: RuntimeOption = Runtime.any,
+    fuse: FuseOption = Fuse.standard,
+    strict: Strict = False,
+    precision: PrecisionOption = None,
+    calibrate: Calibrate = None,
+    keep_io: KeepIO = False,
+    report: ReportFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
+    from .. import deploy
+    from ..report import Report
+
+    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
+    check_report(report)
+    with bars(quiet) as progress:
+        result = deploy.export(
+            source,
+            output=output,
+            opset=opset,
+            runtime=runtime,
+            fuse=fuse,
+            strict=strict,
+            precision=precision,
+            calibrate=calibrate or (),
+            keep_io=keep_io,
+            progress=progress,
+            **loading,
+        )
+    files = {"source": str(source), "output": str(output)}
+    tell(Report("export", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds), report, quiet)

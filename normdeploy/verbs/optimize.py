@@ -1,0 +1,52 @@
+"""``normdeploy optimize``."""
+
+from __future__ import annotations
+
+from .console import bars, check_report, tell
+from .options import (
+    Calibrate,
+    Fuse,
+    FuseOption,
+    KeepIO,
+    OnnxFile,
+    Output,
+    PrecisionOption,
+    Quiet,
+    ReportFile,
+    Runtime,
+    RuntimeOption,
+    Strict,
+)
+
+
+def optimize(
+    source: OnnxFile,
+    output: Output,
+    runtime: RuntimeOption = Runtime.any,
+    fuse: FuseOption = Fuse.standard,
+    strict: Strict = False,
+    precision: PrecisionOption = None,
+    calibrate: Calibrate = None,
+    keep_io: KeepIO = False,
+    report: ReportFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Fuse and fold the normalizations of an ONNX file from anywhere."""
+    from .. import deploy
+    from ..report import Report
+
+    check_report(report)
+    with bars(quiet) as progress:
+        result = deploy.optimize(
+            source,
+            output,
+            runtime=runtime,
+            fuse=fuse,
+            strict=strict,
+            precision=precision,
+            calibrate=calibrate or (),
+            keep_io=keep_io,
+            progress=progress,
+        )
+    files = {"source": str(source), "output": str(output)}
+    tell(Report("optimize", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds), report, quiet)

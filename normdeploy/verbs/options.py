@@ -1,0 +1,127 @@
+"""Arguments and options that more than one verb takes."""
+
+from __future__ import annotations
+
+import ast
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..deploy import Loading
+
+
+class Runtime(StrEnum):
+    """Which of equal standard forms to write."""
+
+    any = "any"
+    onnxruntime = "onnxruntime"
+    tensorrt = "tensorrt"
+    tensorrt_rtx = "tensorrt-rtx"
+
+
+class Fuse(StrEnum):
+    """Which ops may be written."""
+
+    standard = "standard"
+    portable = "portable"
+
+
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="A model file (.pt, .pt2, .safetensors ...) or a Hugging Face folder.")]
+
+
+class EngineRuntime(StrEnum):
+    """What an engine is built with."""
+
+    tensorrt_rtx = "tensorrt-rtx"
+    tensorrt = "tensorrt"
+
+
+class Precision(StrEnum):
+    """What a file computes in."""
+
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+class NormImpl(StrEnum):
+    """The form of the norms in an engine."""
+
+    native = "native"
+    plugin = "plugin"
+    auto = "auto"
+
+
+OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")]
+RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="Choose between equal standard forms for this runtime.")]
+FuseOption = Annotated[
+    Fuse, typer.Option("--fuse", help="portable: our own ops, with bodies that run anywhere, for norms that no standard op says.")
+]
+PrecisionOption = Annotated[
+    Precision | None, typer.Option("--precision", help="Compute in half precision, but for what it can't hold; float32 without it.")
+]
+Calibrate = Annotated[
+    list[Path] | None,
+    typer.Option("--calibrate", metavar="IN.npz", help="Inputs, by name, to see what half precision can't hold. Repeatable."),
+]
+KeepIO = Annotated[bool, typer.Option("--keep-io", help="With --precision: inputs and outputs stay float32.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="A rewrite that fails its certificate is an error; without it, the rewrite is undone.")
+]
+ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE.json", help="Write the report as JSON too.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress bars; errors are still printed.")]
+
+Factory = Annotated[
+    str | None, typer.Option("--model", metavar="PACKAGE.MODULE:FACTORY", help="Makes the model that a file of weights is put into.")
+]
+FactoryArgs = Annotated[
+    list[str] | None,
+    typer.Option("--model-arg", metavar="NAME=VALUE", help="An argument of the factory, as a Python literal or text. Repeatable."),
+]
+Key = Annotated[str | None, typer.Option("--key", help="Which entry of a checkpoint holds the weights.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code that the file brings along (a pickled module, for example).")]
+Imports = Annotated[
+    list[str] | None, typer.Option("--import", metavar="MODULE", help="Import first, to register operators or output classes. Repeatable.")
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="SPEC", help=r'An input, such as "ids:int64\[batch,seq]{0:30522}": dtype, shape, values. Repeatable.'),
+]
+Dims = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=MIN:OPT:MAX", help="The range of a dynamic dim. Repeatable.")]
+Eval = Annotated[bool, typer.Option("--eval", help="Put the model in eval mode where it is not.")]
+
+
+def loading_of(
+    model: str | None,
+    model_args: list[str] | None,
+    key: str | None,
+    trust: bool,
+    imports: list[str] | None,
+    inputs: list[str] | None,
+    dims: list[str] | None,
+    eval_mode: bool,
+) -> Loading:
+    return {
+        "model": model,
+        "model_args": dict(map(factory_arg, model_args or ())),
+        "key": key,
+        "trust": trust,
+        "imports": imports or (),
+        "inputs": inputs or (),
+        "dims": dims or (),
+        "eval_mode": eval_mode,
+    }
+
+
+def factory_arg(text: str) -> tuple[str, Any]:
+    """``layers=12`` -> ("layers", 12); what is no Python literal stays text."""
+    name, separator, value = text.partition("=")
+    if not name.isidentifier() or not separator:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--model-arg")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
