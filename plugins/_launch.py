@@ -33,13 +33,28 @@ class Tile:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel, one launch, a grid of one dim. Arguments: the op's inputs, ``scalars`` (int32) in order, its outputs, ``constants``."""
+    """One kernel, one launch, a grid of one dim. Arguments: the op's inputs, ``scalars`` (int32) in order, its outputs, ``constants``.
+
+    A tensor may hold more than 2³¹ elements, but sizes and TensorRT's expressions are int32: no number of rows nor the length of one may
+    reach 2³¹. None of the expressions is larger than both: rows, a row, and blocks of rows are all that is ever multiplied out.
+
+    Raises ValueError where a size that is known is too large.
+    """
 
     kernel: Any
     grid: Size
     scalars: dict[str, Size]
     constants: dict[str, Any]
     warps: int
+
+    def __post_init__(self) -> None:
+        for name, size in {"grid": self.grid, **self.scalars}.items():
+            check_size(name, size)
+
+
+def check_size(name: str, size: Size) -> None:
+    if isinstance(size, int) and size >= 2**31:
+        raise ValueError(f"{name} is {size}; the kernels take sizes below 2**31 = {2**31}, so keep this norm as it is")
 
 
 @dataclass(frozen=True)

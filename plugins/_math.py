@@ -13,10 +13,10 @@ import triton.language as tl
 
 
 @triton.jit
-def tile_rows(rows, ROWS: tl.constexpr):
-    """The rows of this program, int64 ``[ROWS]`` (a tensor may hold more than 2³¹ elements), and which of them exist."""
+def tile_rows(rows, n, ROWS: tl.constexpr):
+    """The rows of this program, int64 ``[ROWS]`` (a tensor may hold more than 2³¹ elements), and which of them exist and have elements."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    return row, row < rows
+    return row, (row < rows) & (n > 0)
 
 
 @triton.jit
@@ -144,14 +144,16 @@ def merged_moments(statistics_ptr, row, live, n, SPLITS: tl.constexpr, UNIT):
     """
     length = split_length(n, SPLITS)
     at = row * (SPLITS * 2)
-    mean = load(statistics_ptr, at, live)
+    first = load(statistics_ptr, at, live)
+    mean = tl.zeros_like(first)
     m2 = load(statistics_ptr, at + 1, live)
     for split in tl.static_range(1, SPLITS):
         count = tl.minimum(tl.maximum(n - split * length, 0), length) * 1.0 * UNIT
         before = tl.minimum(n, split * length) * 1.0 * UNIT
-        delta = load(statistics_ptr, at + 2 * split, live) - mean
+        # from the first part's mean on, so that a sum doesn't round at the means' size
+        delta = load(statistics_ptr, at + 2 * split, live) - first - mean
         share = count / tl.maximum(before + count, 1.0)
         mean += delta * share
         # in this order a part of no element adds 0, however large the mean is
         m2 += load(statistics_ptr, at + 2 * split + 1, live) + before * share * delta * delta
-    return mean, m2
+    return first + mean, m2

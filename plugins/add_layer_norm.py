@@ -32,7 +32,7 @@ def add_layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, exists = tile_rows(rows, ROWS)
+    row, exists = tile_rows(rows, n, ROWS)
     base, live = (row * n)[:, None], exists[:, None]
     first = load_sum(x_ptr, residual_ptr, row * n, exists, True)[:, None]
     col = tl.arange(0, BLOCK)[None, :]

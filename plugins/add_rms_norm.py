@@ -31,7 +31,7 @@ def add_rms_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, exists = tile_rows(rows, ROWS)
+    row, exists = tile_rows(rows, n, ROWS)
     base, live = (row * n)[:, None], exists[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     if LOOP:

@@ -18,6 +18,7 @@ from ._launch import (
     Size,
     Tensor,
     Tile,
+    check_size,
     constant,
     constant_product,
     next_power_of_2,
@@ -52,10 +53,10 @@ def centered_tile(x, first, mask, n):
 
 
 @triton.jit
-def group_of_program(rows):
-    """The group of this program, int64 ``[1]``, and whether it exists."""
+def group_of_program(rows, n):
+    """The group of this program, int64 ``[1]``, and whether it exists and has elements."""
     group = tl.program_id(0).to(tl.int64) + tl.zeros([1], tl.int64)
-    return group, group < rows
+    return group, (group < rows) & (n > 0)
 
 
 @triton.jit
@@ -75,8 +76,8 @@ def group_norm_kernel(
     LOOP: tl.constexpr,
 ):
     """``rows`` groups, each ``channels`` × ``inner`` contiguous elements; a tile is ROWS channels × BLOCK positions."""
-    group, exists = group_of_program(rows)
     n = channels * inner
+    group, exists = group_of_program(rows, n)
     base, live = (group * n)[:, None], exists[:, None]
     first = load_column(x_ptr, group * n, exists)
     channel0 = (group % GROUPS) * channels
@@ -137,7 +138,7 @@ def group_norm_channels_last_kernel(
     LOOP: tl.constexpr,
 ):
     """As above, with ``channels`` contiguous elements at each of ``inner`` positions; a tile is ROWS positions × BLOCK channels."""
-    group, exists = group_of_program(rows)
+    group, exists = group_of_program(rows, channels * inner)
     stride = channels * GROUPS
     channel0 = (group % GROUPS) * channels
     start_of_group = (group // GROUPS) * inner * stride + channel0
@@ -170,7 +171,9 @@ def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, tuple[Si
     channels = x.shape[-1 if last else 1]
     if isinstance(channels, int) and (groups < 1 or channels % groups):
         raise ValueError(f"{channels} channels do not divide into {groups} groups: choose num_groups so that it divides the channels")
-    return x.shape[0], channels // groups, x.shape[1:-1] if last else x.shape[2:]
+    positions = x.shape[1:-1] if last else x.shape[2:]
+    check_size("a group's size", constant_product((channels // groups, *positions)))
+    return x.shape[0], channels // groups, positions
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:

@@ -32,7 +32,7 @@ def instance_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, exists = tile_rows(rows, ROWS)
+    row, exists = tile_rows(rows, n, ROWS)
     base, live = (row * n)[:, None], exists[:, None]
     channel = row % positive(channels)
     gamma = load_column(gamma_ptr, channel, exists)

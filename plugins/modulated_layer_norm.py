@@ -35,7 +35,7 @@ def modulated_layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, exists = tile_rows(rows, ROWS)
+    row, exists = tile_rows(rows, n, ROWS)
     base, live = (row * n)[:, None], exists[:, None]
     sample = ((row // positive(rows_per_sample)) * n)[:, None]
     first = load_column(x_ptr, row * n, exists)

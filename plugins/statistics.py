@@ -80,7 +80,8 @@ def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, Size]:
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
     block = 1
     if attributes["channels_last"]:
-        block = next_power_of_2(constant(inputs[0].shape[-1] // attributes["groups"]) or 32)
+        width = constant(inputs[0].shape[-1])  # one that is not constant is not divided: TensorRT forbids it while it asks for tactics
+        block = 32 if width is None else next_power_of_2(width // attributes["groups"])
     return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in ((8192, 16), (4096, 8))]
 
 

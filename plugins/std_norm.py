@@ -41,7 +41,7 @@ def std_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, exists = tile_rows(rows, ROWS)
+    row, exists = tile_rows(rows, n, ROWS)
     base, live = (row * n)[:, None], exists[:, None]
     first = load_column(x_ptr, row * n, exists)
     col = tl.arange(0, BLOCK)[None, :]

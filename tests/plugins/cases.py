@@ -174,3 +174,59 @@ def allowed(case: Case, stored: list[np.ndarray], y: np.ndarray, out_dtype: str,
     if "silu" in str(case.attributes.values()).lower() or case.op.endswith("SiLU"):
         error = 1.1 * error + 6 * U * (product + shift)
     return error + store_ulps * UNIT[out_dtype] * np.abs(y) + store_ulps * LEAST[out_dtype]
+
+
+def judge(case: Case, stored: list[np.ndarray], outputs: list[np.ndarray], said: str = "") -> None:
+    """Every element within its bound, a NaN or an infinity where the reference has one. ``said`` is added to what is wrong."""
+    op = case._op
+    if not outputs[0].size:
+        return
+    with np.errstate(all="ignore"):
+        if "residual" in op.inputs:
+            exact = stored[0] + stored[1]
+            assert np.allclose(outputs[1], exact, rtol=UNIT[case.dtype], atol=0, equal_nan=True), f"sum {said}"
+            stored = [outputs[1], np.zeros_like(exact), *stored[2:]]
+        expected = op.reference(*stored, **case.attributes)
+        expected = expected[0] if isinstance(expected, tuple) else expected
+        finite = np.isfinite(expected)
+        assert np.array_equal(outputs[0][~finite], expected[~finite], equal_nan=True), f"what is not finite {said}"
+        if case.op == "ScaleShift":
+            magnitude = op.reference(*map(np.abs, stored), axis=case.attributes["axis"], activation="none")
+            bound = (9 * U + UNIT[case.dtype]) * magnitude
+        elif case.op == "NormStatistics":
+            # of normal data: a mean is off by its sum's roundings, M2 by those of its terms
+            bound = np.where(np.arange(2) == 0, 1e-6, 1e-5 * np.abs(expected))
+        else:
+            bound = allowed(case, stored, expected, case.dtype)
+        # no bound: where an RMSNorm divides by infinity
+        over = ~(np.abs(outputs[0] - expected) <= np.nan_to_num(bound, nan=0.0)) & finite
+    assert not over.any(), f"{over.sum()} of {over.size}, by {np.abs(outputs[0] - expected)[over].max()} {said}"
+
+
+# ops whose bounds are of their own, which `judge` knows
+MORE = [
+    *(Case("ScaleShift", s, {"axis": a, "activation": f}, "fp16") for s, a in (((3, 5, 9, 7), 1), ((5, 40), 1)) for f in ("relu", "silu")),
+    Case("ScaleShift", (2, 3, 5000), {"axis": 1, "activation": "none"}),
+    Case("NormStatistics", (2, 9000), {"axis": -1, "groups": 1, "splits": 4, "channels_last": 0}),
+    Case("NormStatistics", (2, 1000), {"axis": -1, "groups": 1, "splits": 4, "channels_last": 0}),  # three of the four parts are empty
+    Case("NormStatistics", (2, 12, 33, 31), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 0}, "fp16"),
+    Case("NormStatistics", (2, 33, 65, 12), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 1}, "bf16"),
+]
+
+UNUSUAL = (*ROW_OPS, "GroupNorm", "ChannelLayerNorm")
+
+
+def unusual(op: str, looped: bool, seed: int = 0) -> tuple[Case, list[np.ndarray]]:
+    """Rows of NaN, of infinities, of large, tiny and negative zero elements beside usual ones, several of them in one program."""
+    before, attributes = ROW_OPS.get(op, ((2,), EPS | ({"num_groups": 2, "channels_last": 0} if op == "GroupNorm" else {})))
+    shape = {"GroupNorm": (4, 2, 40), "ChannelLayerNorm": (1, 40, 8), "ModulatedLayerNorm": (2, 4, 40)}.get(op, (*before[:-1], 8, 40))
+    case = Case(op, shape, attributes, "fp16", tile=(4, 16, 1, True) if looped and op != "LayerNormApply" else None)
+    arrays = case.arrays(seed)
+    rows = arrays[0].swapaxes(1, 2)[0] if op == "ChannelLayerNorm" else arrays[0].reshape(8, 40)
+    rows[1, 5], rows[2, 0], rows[3, 39], rows[4, 7] = np.nan, np.nan, np.inf, -np.inf
+    rows[5], rows[6], rows[7] = 65504 * np.sign(rows[5]), 2.0**-24, -0.0
+    arrays[1:] = [np.zeros(shape) if name == "residual" else a for name, a in zip(case._op.inputs[1:], arrays[1:], strict=True)]
+    if "statistics" in case._op.inputs:
+        with np.errstate(all="ignore"):
+            arrays[1] = case._statistics(arrays[0])
+    return case, arrays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from normdeploy_plugins._aot import compile_launch
@@ -13,6 +14,12 @@ from . import emulator
 from .cases import Case
 
 GAP = 1 << 44  # between buffers, far more than any offset
+
+
+class Unknown:
+    """A size that is not constant."""
+
+    is_fake = True
 
 
 def storage(dtype: str) -> np.dtype:
@@ -27,16 +34,19 @@ def run(
     tactic: int = 0,
     capability: tuple[int, int] = (9, 0),
     change: Callable[[str], str] = lambda ptx: ptx,
+    dynamic: bool = False,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The inputs as they were stored and the outputs, in float64. Raises Fault, also where a byte of an output was not written.
 
-    ``change``: what is done to the PTX before, to see that it is found.
+    ``change``: what is done to the PTX before, to see that it is found. ``dynamic``: compiled with no size known.
     """
     op = BY_NAME[case.op]
     tensors = [Tensor(tuple(a.shape), d) for a, d in zip(arrays, case.dtypes(), strict=True)]
-    tile = Tile(*case.tile) if case.tile else op.tiles(tensors, case.attributes)[tactic]
+    known = [Tensor((Unknown(),) * len(t.shape), t.dtype) for t in tensors] if dynamic else tensors
+    tile = Tile(*case.tile) if case.tile else op.tiles(known, case.attributes)[tactic]
     launch, results = op.launch(tensors, case.attributes, tile), op.output_tensors(tensors, case.attributes)
-    kernel = compile_launch(op, launch, tensors, results, capability)
+    compiled = replace(launch, scalars=dict.fromkeys(launch.scalars, Unknown())) if dynamic else launch
+    kernel = compile_launch(op, compiled, tensors, results, capability)
     stored = [np.ascontiguousarray(a).astype(storage(d)) for a, d in zip(arrays, case.dtypes(), strict=True)]
     made = [np.zeros(r.shape, storage(r.dtype)) for r in results]
     buffers = [emulator.Buffer(GAP * (i + 1), a.reshape(-1).view(np.uint8)) for i, a in enumerate((*stored, *made))]

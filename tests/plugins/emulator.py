@@ -7,7 +7,8 @@ not all take; `Fault` is raised where
 - an address is outside every buffer, or not aligned to the width of its access,
 - an input is written, an output read, or one byte of an output written twice with different values,
 - a barrier or a shuffle is not reached by all threads of a block,
-- a byte of shared memory is used by two threads, one of them writing, with no barrier between (so no order of warps can matter).
+- a byte of shared memory is used by two threads, one of them writing, with no barrier between (so no order of warps can matter); two may
+  write the same.
 
 Only the instructions that our kernels compile to are known (``instructions.py``); another one is a KeyError here.
 """
@@ -145,7 +146,7 @@ class Block(Arithmetic):
     # ------------------------------------------------------------------ memory
 
     def barrier(self) -> None:
-        """From here on, nobody has used shared memory: the thread that wrote or read each byte; -1 for none, -2 for several readers."""
+        """From here on, nobody has used shared memory: the thread that wrote or read each byte; -1 for none, -2 for several."""
         self.writer = np.full(len(self.shared), -1)
         self.reader = np.full(len(self.shared), -1)
 
@@ -167,7 +168,7 @@ class Block(Arithmetic):
         value = np.zeros((self.program.threads, item * count), np.uint8)
         if len(addresses):
             if space == "shared":
-                value[guard] = self.shared[self.uses(addresses, item * count, guard, write=False)]
+                value[guard] = self.take(addresses, item * count, self.thread[guard])
             else:
                 buffer, index = self.memory.at(addresses, item * count, write=False)
                 value[guard] = buffer.data[index]
@@ -183,7 +184,7 @@ class Block(Arithmetic):
         if not len(addresses):
             return
         if instruction.parts[1] == "shared":
-            self.shared[self.uses(addresses, value.shape[1], guard, write=True)] = value
+            self.keep(addresses, value, self.thread[guard])
             return
         buffer, index = self.memory.at(addresses, value.shape[1], write=True)
         assert buffer.written is not None
@@ -194,40 +195,57 @@ class Block(Arithmetic):
         np.add.at(buffer.written, index, 1)
 
     def matrices(self, instruction: Instruction, guard: Array) -> None:
-        """8 × 8 matrices of 16 bits: a warp's thread 4r + w has word w of row r of each; thread 8i + r the address of row r of the i-th."""
-        assert "trans" not in instruction.parts
+        """8 × 8 matrices of 16 bits: thread 8i + r of a warp has the address of row r of the i-th, and thread 4r + w elements 2w and 2w + 1
+        of row r of each, or (``trans``) of column r."""
         write = instruction.parts[0] == "stmatrix"
         address, registers = instruction.operands if write else instruction.operands[::-1]
         rows = self.address(address).reshape(-1, 32)
+        along, across = np.arange(32)[:, None] // 4, 2 * (np.arange(32)[:, None] % 4) + np.arange(2)
+        row, column = (across, along) if "trans" in instruction.parts else (along, across)
         for i, register in enumerate(registers.strip("{} ").split(",")):
             first = rows[:, 8 * i : 8 * i + 8]
             if (first % np.uint64(16)).any():
                 raise Fault("a row of a matrix is not aligned to 16 bytes")
-            words = (first[:, :, None] + 4 * np.arange(4, dtype=np.uint64)).reshape(-1)
-            index = self.uses(words, 4, guard, write=write)
+            places = (first[:, row] + 2 * column.astype(np.uint64)).reshape(-1)
+            threads = np.repeat(self.thread, 2)
             if write:
-                self.shared[index] = self.read(register.strip(), np.dtype("u4")).view(np.uint8).reshape(-1, 4)
+                self.keep(places, self.read(register.strip(), np.dtype("u4")).view(np.uint8).reshape(-1, 2), threads)
             else:
-                self.write(register.strip(), self.shared[index].view(np.uint32)[:, 0], guard)
+                self.write(register.strip(), self.take(places, 2, threads).reshape(-1).view(np.uint32), guard)
 
-    def uses(self, addresses: Array, width: int, guard: Array, *, write: bool) -> Array:
-        """Indices of the bytes of shared memory, after a look for who else uses them since the last barrier."""
+    def shared_at(self, addresses: Array, width: int, threads: Array) -> tuple[Array, Array]:
+        """The index of each byte of shared memory, and the thread that uses it."""
         offsets = addresses.astype(np.int64) - SHARED
         if (offsets % width).any() or (offsets < 0).any() or (offsets + width > len(self.shared)).any():
             raise Fault(f"shared memory of {len(self.shared)} bytes at {offsets.min()} to {offsets.max()}, by {width}")
         index = offsets[:, None] + np.arange(width)
-        own = np.broadcast_to(np.flatnonzero(guard)[:, None], index.shape)
-        if ((self.writer[index] != -1) & (self.writer[index] != own)).any():
-            raise Fault("shared memory that another thread wrote is used before a barrier")
-        if write:
-            if ((self.reader[index] != -1) & (self.reader[index] != own)).any():
-                raise Fault("shared memory that another thread read is written before a barrier")
-            if len(np.unique(index)) != index.size:
-                raise Fault("two threads write the same shared memory")
-            self.writer[index] = own
-        else:
-            several = (self.reader[index] != -1) & (self.reader[index] != own)
-            self.reader[index] = np.where(several, -2, own)
-            flat, counts = np.unique(index, return_counts=True)
-            self.reader[flat[counts > 1]] = -2
-        return index
+        return index, np.broadcast_to(threads.astype(np.int64)[:, None], index.shape)
+
+    def take(self, addresses: Array, width: int, threads: Array) -> Array:
+        index, own = self.shared_at(addresses, width, threads)
+        if others(self.writer, index, own).any():
+            raise Fault("shared memory that another thread wrote is read before a barrier")
+        mark(self.reader, index, own)
+        return self.shared[index]
+
+    def keep(self, addresses: Array, value: Array, threads: Array) -> None:
+        """Several threads may write the same value to one place."""
+        index, own = self.shared_at(addresses, value.shape[1], threads)
+        if others(self.reader, index, own).any():
+            raise Fault("shared memory that another thread read is written before a barrier")
+        before, written = self.shared[index], others(self.writer, index, own)
+        self.shared[index] = value
+        if (self.shared[index] != value).any() or (before != value)[written].any():
+            raise Fault("two threads write two values to the same shared memory")
+        mark(self.writer, index, own)
+
+
+def others(users: Array, index: Array, own: Array) -> Array:
+    return (users[index] != -1) & (users[index] != own)
+
+
+def mark(users: Array, index: Array, own: Array) -> None:
+    """Each byte's user: ``own``, or -2 where there are several."""
+    several = others(users, index, own)
+    users[index] = own
+    users[index[several | (users[index] != own)]] = -2

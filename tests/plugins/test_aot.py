@@ -63,16 +63,41 @@ def test_odd_rows_can_not_be_wide() -> None:
     assert set(accesses(compiled("LayerNorm", (64, 1001), LN, "fp16").ptx, "st")) == {"b16"}
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "attributes"), [(n, *USUAL[n]) for n in ("ModulatedLayerNorm", "InstanceNorm", "GroupNorm", "ScaleShift")]
-)
-def test_images_are_written_by_128_bits(name: str, shape: tuple[int, ...], attributes: dict[str, Any]) -> None:
-    assert set(accesses(compiled(name, shape, attributes, "fp16").ptx, "st")) == {"v4.b32"}
+LAST = {"channels_last": 1}
+WIDE = [(name, *USUAL[name]) for name in USUAL if name not in ("GroupNormSiLU", "NormStatistics")] + [
+    ("GroupNormSiLU", (2, 16, 16, 512), GROUPS | LAST),
+    ("GroupNormApply", (2, 32, 32, 320), GROUPS | LAST | {"activation": "silu"}),
+    ("ScaleShift", (512, 2048), {"axis": 1, "activation": "relu"}),
+    ("ChannelLayerNorm", (2, 1024, 56, 56), EPS),  # looped
+    ("InstanceNorm", (2, 16, 256, 128), EPS),  # looped
+]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize(("name", "shape", "attributes"), WIDE, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else None)
+def test_every_op_is_written_by_128_bits(name: str, shape: tuple[int, ...], attributes: dict[str, Any], dtype: str) -> None:
+    kernel = compiled(name, shape, attributes, dtype)
+    stores = accesses(kernel.ptx, "st")
+    assert set(stores) == {"v4.b32"}
+    # what is as large as an output is read as it is written
+    whole = sum(given in ("x", "residual") for given in BY_NAME[name].inputs)
+    assert accesses(kernel.ptx, "ld")["v4.b32"] >= whole * stores["v4.b32"] // len(BY_NAME[name].outputs)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_statistics_are_read_by_128_bits(dtype: str) -> None:
+    for name, (shape, attributes) in {
+        "rows": USUAL["NormStatistics"],
+        "NHWC": ((2, 64, 64, 512), {"axis": 1, "groups": 32, "splits": 4} | LAST),
+    }.items():
+        loads = accesses(compiled("NormStatistics", shape, attributes, dtype).ptx, "ld")
+        assert loads["v4.b32"] >= 2, name
+        assert sum(loads.values()) == loads["v4.b32"] + 1, name  # the row's first element
 
 
 # n -> the most registers that the default tactic of LayerNorm may use (fp16, fp32) on sm_90, where 65,536 / (threads · registers) blocks
-# fit on a multiprocessor, so that a rise here costs occupancy
-REGISTERS = {64: (48, 48), 768: (48, 48), 1024: (48, 48), 2048: (48, 48), 4096: (48, 48), 8192: (56, 56), 16384: (48, 48), 65_536: (64, 88)}
+# fit on a multiprocessor, so that a rise here costs occupancy; they are allotted by eights. With Triton 3.6 to 3.9
+REGISTERS = {64: (48, 48), 768: (48, 48), 1024: (48, 48), 2048: (48, 48), 4096: (48, 48), 8192: (56, 56), 16384: (56, 56), 65_536: (64, 88)}
 
 
 @pytest.mark.parametrize("n", REGISTERS)
@@ -150,6 +175,20 @@ def test_dynamic_sizes_are_arguments() -> None:
     kernel = compile_launch(op, launch, inputs, inputs[:1], (8, 0))
     assert kernel.arguments == ("rows", "n")
     assert assemble(kernel, (8, 0)).spilled == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "attributes", "message"),
+    [
+        ("LayerNorm", (2**31, 2), LN, "rows is 2147483648; the kernels take sizes below"),
+        ("LayerNorm", (2, 2**31), LN, "n is 2147483648"),
+        ("GroupNorm", (1, 64, 2**15, 2**15), GROUPS, "a group's size is 2147483648"),
+        ("ScaleShift", (2**16, 2**15, 2), {"axis": 1, "activation": "none"}, "rows is 2147483648"),
+    ],
+)
+def test_sizes_above_int32_are_refused(name: str, shape: tuple[int, ...], attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compiled(name, shape, attributes, "fp16")
 
 
 PARAMETERS = ",\n".join(f"\t.param .u64 k_param_{i}" for i in range(3))

@@ -10,7 +10,7 @@ from normdeploy_plugins._aot import CAPABILITIES
 from normdeploy_plugins._launch import Tensor
 from normdeploy_plugins.ops import BY_NAME, OPS
 
-from .cases import EPS, ROW_OPS, UNIT, Case, allowed, sweep
+from .cases import EPS, MORE, ROW_OPS, UNUSUAL, Case, judge, sweep, unusual
 from .emulated import run, run_last
 from .emulator import Fault
 from .test_numerics import CASES
@@ -19,46 +19,9 @@ from .usual import USUAL, compiled
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-def judge(case: Case, stored: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-    """Every element within its bound, a NaN or an infinity where the reference has one."""
-    op = BY_NAME[case.op]
-    with np.errstate(all="ignore"):
-        if "residual" in op.inputs:
-            exact = stored[0] + stored[1]
-            assert np.allclose(outputs[1], exact, rtol=UNIT[case.dtype], atol=0, equal_nan=True)
-            stored = [outputs[1], np.zeros_like(exact), *stored[2:]]
-        expected = op.reference(*stored, **case.attributes)
-        expected = expected[0] if isinstance(expected, tuple) else expected
-        finite = np.isfinite(expected)
-        assert np.array_equal(outputs[0][~finite], expected[~finite], equal_nan=True)
-        if case.op == "ScaleShift":
-            magnitude = op.reference(*map(np.abs, stored), axis=case.attributes["axis"], activation="none")
-            bound = (9 * UNIT["fp32"] + UNIT[case.dtype]) * magnitude
-        elif case.op == "NormStatistics":
-            # of normal data: a mean is off by its sum's roundings, M2 by those of its terms
-            bound = np.where(np.arange(2) == 0, 1e-6, 1e-5 * np.abs(expected))
-        else:
-            bound = allowed(case, stored, expected, case.dtype)
-        # no bound: where an RMSNorm divides by infinity
-        over = ~(np.abs(outputs[0] - expected) <= np.nan_to_num(bound, nan=0.0)) & finite
-    assert not over.any(), f"{over.sum()} of {over.size}, by {np.abs(outputs[0] - expected)[over].max()}"
-
-
 @pytest.mark.parametrize("case", list({str(case): case for case in (*CASES, *sweep())}.values()), ids=str)
 def test_against_reference(case: Case) -> None:
-    stored, outputs = run(case, case.arrays())
-    if stored[0].size:
-        judge(case, stored, outputs)
-
-
-MORE = [
-    *(Case("ScaleShift", s, {"axis": a, "activation": f}, "fp16") for s, a in (((3, 5, 9, 7), 1), ((5, 40), 1)) for f in ("relu", "silu")),
-    Case("ScaleShift", (2, 3, 5000), {"axis": 1, "activation": "none"}),
-    Case("NormStatistics", (2, 9000), {"axis": -1, "groups": 1, "splits": 4, "channels_last": 0}),
-    Case("NormStatistics", (2, 1000), {"axis": -1, "groups": 1, "splits": 4, "channels_last": 0}),  # three of the four parts are empty
-    Case("NormStatistics", (2, 12, 33, 31), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 0}, "fp16"),
-    Case("NormStatistics", (2, 33, 65, 12), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 1}, "bf16"),
-]
+    judge(case, *run(case, case.arrays()))
 
 
 @pytest.mark.parametrize("case", MORE, ids=str)
@@ -66,43 +29,73 @@ def test_ops_with_bounds_of_their_own(case: Case) -> None:
     judge(case, *run(case, case.arrays()))
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)], ids=lambda c: f"{c[0]}.{c[1]}")
 @pytest.mark.parametrize("name", USUAL)
-def test_each_architecture(name: str, capability: tuple[int, int]) -> None:
-    """The kernels that test_aot assembles, on a smaller batch: 7.5 has no instructions for bfloat16, 10.0 has some for pairs of float32.
-
-    For the others they are the same (the next test).
-    """
+def test_each_architecture(name: str) -> None:
+    """The kernels that test_aot assembles, on a smaller batch: 7.5 has no instructions for bfloat16, 10.0 has some for pairs of float32."""
     shape, attributes = USUAL[name]
-    shape = (1, 3, *shape[2:]) if len(shape) == 3 else (1, *shape[1:])
-    splits = {"splits": attributes["splits"]} if "splits" in attributes else {}
-    case = Case(name, shape, attributes | splits, "bf16")
-    judge(case, *run(case, case.arrays(), capability=capability))
+    case = Case(name, (1, 3, *shape[2:]) if len(shape) == 3 else (1, *shape[1:]), attributes, "bf16")
+    different = {re.sub(r"\.target.*", "", compiled(name, shape, attributes, "bf16", c).ptx): c for c in CAPABILITIES}
+    for capability in different.values():
+        judge(case, *run(case, case.arrays(), capability=capability))
 
 
-@pytest.mark.parametrize("name", USUAL)
-def test_architectures_with_the_same_instructions(name: str) -> None:
-    made = {c: re.sub(r"\.target.*", "", compiled(name, *USUAL[name], "bf16", c).ptx) for c in CAPABILITIES}
-    assert made[8, 0] == made[8, 6] == made[8, 9]
-    assert made[10, 0] == made[12, 0]
+DYNAMIC = [
+    *(Case(op, (*before, n), a, "fp16") for op, (before, a) in ROW_OPS.items() for n in (1, 1001, 9000)),
+    *(
+        Case(
+            op,
+            shape,
+            EPS | {"num_groups": 2} | ({"activation": "silu"} if op == "GroupNormApply" else {}) | {"channels_last": last},
+            "fp16",
+        )
+        for op in ("GroupNorm", "GroupNormApply")
+        for shape, last in (((2, 12, 7, 9), 0), ((2, 7, 9, 12), 1), ((2, 4, 33, 65), 0), ((2, 33, 65, 4), 1))
+    ),
+    *(Case("ChannelLayerNorm", shape, EPS, "fp16") for shape in ((2, 96, 7, 9), (2, 8, 0), (0, 8, 5), (1, 300, 3))),
+    *(Case("ScaleShift", shape, {"axis": 1, "activation": "relu"}, "fp16") for shape in ((2, 3, 7, 9), (2, 3, 0), (2, 0, 5), (0, 3, 5))),
+    *(Case(op, (*before, 0), a, "fp16") for op, (before, a) in ROW_OPS.items()),
+    *(Case("GroupNorm", shape, EPS | {"num_groups": 2, "channels_last": last}, "fp16") for shape, last in (((2, 4, 0), 0), ((2, 0, 4), 1))),
+    Case("ModulatedLayerNorm", (2, 0, 64), EPS, "fp16"),
+    Case("NormStatistics", (2, 33, 65, 12), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 1}, "fp16"),
+    Case("NormStatistics", (2, 12, 33, 31), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 0}, "fp16"),
+]
 
 
-@pytest.mark.parametrize("op", [*ROW_OPS, "GroupNorm", "ChannelLayerNorm"])
+@pytest.mark.parametrize("case", DYNAMIC, ids=str)
+def test_sizes_known_when_it_runs_alone(case: Case) -> None:
+    """Nothing is compiled for a size; empty tensors too, where a division by 0 gives what it gives on a GPU."""
+    judge(case, *run(case, case.arrays(), dynamic=True))
+
+
+@pytest.mark.parametrize("op", UNUSUAL)
 @pytest.mark.parametrize("looped", [False, True])
 def test_what_is_no_number_stays_in_its_row(op: str, looped: bool) -> None:
     """Rows of NaN, of infinities, of large, tiny and negative zero elements beside usual ones, several of them in one program."""
-    before, attributes = ROW_OPS.get(op, ((2,), EPS | ({"num_groups": 2, "channels_last": 0} if op == "GroupNorm" else {})))
-    shape = {"GroupNorm": (4, 2, 40), "ChannelLayerNorm": (1, 40, 8), "ModulatedLayerNorm": (2, 4, 40)}.get(op, (*before[:-1], 8, 40))
-    case = Case(op, shape, attributes, "fp16", tile=(4, 16, 1, True) if looped and op != "LayerNormApply" else None)
-    arrays = case.arrays()
-    rows = arrays[0].swapaxes(1, 2)[0] if op == "ChannelLayerNorm" else arrays[0].reshape(8, 40)
-    rows[1, 5], rows[2, 0], rows[3, 39], rows[4, 7] = np.nan, np.nan, np.inf, -np.inf
-    rows[5], rows[6], rows[7] = 65504 * np.sign(rows[5]), 2.0**-24, -0.0
-    arrays[1:] = [np.zeros(shape) if name == "residual" else a for name, a in zip(BY_NAME[op].inputs[1:], arrays[1:], strict=True)]
-    if "statistics" in BY_NAME[op].inputs:
-        with np.errstate(all="ignore"):
-            arrays[1] = case._statistics(arrays[0])
+    case, arrays = unusual(op, looped)
     judge(case, *run(case, arrays))
+
+
+@pytest.mark.parametrize(
+    ("shape", "statistics", "apply"),
+    [
+        ((2, 70_000), {"axis": -1, "groups": 1}, Case("LayerNormApply", (2, 70_000), EPS | {"axis": -1}, "fp32", "offset")),
+        *(
+            (
+                shape,
+                {"axis": 1, "groups": 2},
+                Case("GroupNormApply", shape, EPS | {"num_groups": 2, "activation": "silu"} | layout, "fp32", "offset"),
+            )
+            for shape, layout in (((1, 6, 9000), {"channels_last": 0}), ((1, 9000, 6), {"channels_last": 1}))
+        ),
+    ],
+    ids=["rows", "NCHW", "NHWC"],
+)
+def test_two_launches(shape: tuple[int, ...], statistics: dict[str, int], apply: Case) -> None:
+    """64 parts of each row by the first kernel, given to the second: merging them must not round 64 times at the mean's size."""
+    arrays, last = apply.arrays(), {"channels_last": apply.attributes.get("channels_last", 0)}
+    _, (made,) = run(Case("NormStatistics", shape, statistics | last | {"splits": 64}), arrays[:1])
+    arrays[1] = made
+    judge(apply, *run(apply, arrays))
 
 
 @pytest.mark.parametrize("op", ["LayerNorm", "LayerNormApply", "NormStatistics"])

@@ -14,6 +14,7 @@ from normdeploy_plugins._launch import Tensor
 from normdeploy_plugins.ops import BY_NAME, OPS
 
 from . import standin
+from .emulated import Unknown
 from .usual import EPS, GROUPS, LN, USUAL, tensors
 
 FOLDER = standin.plugin_folder()
@@ -75,12 +76,6 @@ def test_every_tactic(name: str, dynamic: bool) -> None:
             assert extra == [expected.scalars["rows"]]
             parameters = re.findall(r"\.param \.(\w+)", text[: text.index("{")])
             assert parameters == ["u64"] * len(op.inputs) + ["u32"] + ["u64"] * len(op.outputs)
-
-
-class Unknown:
-    """A size that is not constant."""
-
-    is_fake = True
 
 
 @pytest.mark.parametrize("name", ["LayerNorm", "GroupNormSiLU", "NormStatistics", "ScaleShift", "ChannelLayerNorm", "InstanceNorm"])
