@@ -196,7 +196,6 @@ def test_export_build_verify(project: Path) -> None:
 
 
 def test_factory_arguments_are_literals_or_text() -> None:
-
     from normdeploy.verbs.options import factory_arg
 
     given = ("layers=12", "name=tiny", "sizes=[1, 2]", "flag=True", "path=a=b", "empty=")
