@@ -5,7 +5,7 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
 
     schema      "normdeploy/report/1"
     normdeploy  the version that wrote the report
-    verb        "export" | "optimize" | "inspect" | "build" | "verify"
+    verb        "export" | "optimize" | "inspect" | "build" | "verify" | "run"
     files       role -> path as given; roles: "source", "output", "model", "onnx", "engines"
     opset       of the ONNX file
     nodes       {"before", "after"}: number of nodes
@@ -38,6 +38,7 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
         speak of the model before
     parity      ok, rule (reference, eager_multiple, ulps), cases (names), notes, seconds, not_run (runtime, reason), and results:
         output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict ("pass" | "fail"), case (the worst), near_ties, reason
+    inference   null, or runner, inputs and outputs (name -> "dtype[shape]")
     notes       what else the user should know, one string each
     seconds     stage -> seconds
 """
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from .build import Engine
     from .compare import Comparison
     from .implement import Implementation
+    from .infer import Inference
     from .precision import Account
 
 SCHEMA = "normdeploy/report/1"
@@ -80,6 +82,7 @@ class Report:
     engine: Engine | None = None
     parity: Comparison | None = None
     precision: Account | None = None
+    inference: Inference | None = None
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -100,6 +103,7 @@ class Report:
             "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
             "precision": self.precision,
             "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
+            "inference": self.inference and {name: getattr(self.inference, name) for name in ("runner", "inputs", "outputs")},
             "notes": [*self.notes, *(summary.notes if summary else ())],
             "seconds": self.seconds,
         }
@@ -121,6 +125,8 @@ class Report:
             show_engine(console, _printable(self.engine))
         if self.parity is not None:
             show_parity(console, self.parity)
+        if self.inference is not None:
+            show_inference(console, self.inference)
         for note in (*self.notes, *(summary.notes if summary is not None and not summary.explanations else ())):
             console.print(Text(f"note: {note}", style="yellow"))
 
@@ -248,3 +254,11 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def show_inference(console: Console, done: Inference) -> None:
+    """What was run, how long it took, and its arrays."""
+    lines = [f"{done.runner}: loaded in {done.seconds['load']:.2f} s, ran in {done.seconds['run']:.3f} s"]
+    lines += [f"  in   {name}  {said}" for name, said in done.inputs.items()]
+    lines += [f"  out  {name}  {said}" for name, said in done.outputs.items()]
+    console.print(Text(printable("\n".join(lines))), soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -303,3 +304,17 @@ def test_runners_in_threads_give_each_its_own(model: Path) -> None:
 
     with normdeploy.open_runner(model) as shared, ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(1, 9)))
+
+
+def test_the_report_of_a_run(model: Path, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from normdeploy.cli import app
+
+    files = {name: tmp_path / name for name in ("in.npz", "out.npz", "run.json")}
+    np.savez(files["in.npz"], **{n: v for n, v in feeds().items() if n != "b"}, b=feeds()["b"].view(np.dtype("V2")))
+    arguments = ["run", str(model), "--inputs", str(files["in.npz"]), "-o", str(files["out.npz"]), "--report", str(files["run.json"])]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    report = json.loads(files["run.json"].read_text())
+    assert (report["verb"], report["inference"]["outputs"]["y"]) == ("run", "float32[3, 4]")
+    assert f"out  less  {report['inference']['outputs']['less']}" in done.stdout

@@ -45,10 +45,12 @@ class Cuda:
         caller = torch.cuda.current_stream(self.device)
         if self._own:
             self._stream.wait_stream(caller)
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            yield
-        if self._own:
-            caller.wait_stream(self._stream)
+        try:
+            with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                yield
+        finally:
+            if self._own:  # what was queued before a failure may still use the caller's memory
+                caller.wait_stream(self._stream)
 
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
         """Both streams use these: torch may reuse the memory only when both are done with it."""

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import printable
-from .options import Output, Quiet
+from .console import check_report, tell
+from .options import Output, Quiet, ReportFile
 
 
 def run(
@@ -23,14 +23,14 @@ def run(
         int | None, typer.Option("--profile", min=0, help="Which profile of an engine; the first that holds the shapes without it.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the generated inputs.")] = 0,
+    report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an ONNX file or an engine once; outputs, and inputs that were generated, go to .npz files."""
     from .. import deploy
+    from ..report import Report
 
+    check_report(report)
     done = deploy.run(source, inputs, output, provider=provider, device=device, profile=profile, seed=seed)
-    if not quiet:
-        lines = [f"{done.runner}: loaded in {done.seconds['load']:.2f} s, ran in {done.seconds['run']:.3f} s"]
-        lines += [f"  in   {name}  {said}" for name, said in done.inputs.items()]
-        lines += [f"  out  {name}  {said}" for name, said in done.outputs.items()]
-        print(printable("\n".join([*lines, *(f"note: {note}" for note in done.notes)])))
+    files = {"source": str(source), "output": str(output)}
+    tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)
