@@ -31,7 +31,7 @@ def stepwise(proto: onnx.ModelProto) -> onnx.ModelProto:
     graph = proto.graph
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        _widen(node)
+        widened(node)
         nodes.append(node)
         for i, name in enumerate(node.output):
             if name in types:
@@ -51,7 +51,12 @@ def stepwise(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def _widen(node: onnx.NodeProto) -> None:
+def widened(node: onnx.NodeProto) -> None:
+    """``node``, changed in place, says float32 where it said half precision.
+
+    Raises:
+        GraphError: a body of it holds weights in half precision.
+    """
     for a in node.attribute:
         if a.type == onnx.AttributeProto.INT and a.name in ("to", "dtype") and a.i in _HALVES:
             a.i = TensorProto.FLOAT
