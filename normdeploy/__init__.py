@@ -1,7 +1,7 @@
 """normdeploy: PyTorch models in onnxruntime and TensorRT with every normalization fused or folded, and proved.
 
-``export``, ``optimize``, ``inspect``, ``build`` and ``verify`` are the verbs of the command line as functions. Importing this package
-imports none of the heavy libraries; the first use of a verb does.
+``export``, ``optimize``, ``inspect``, ``check``, ``build`` and ``verify`` are the verbs of the command line as functions. Importing this
+package imports none of the heavy libraries; the first use of a verb does.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .check import check
     from .deploy import build, export, inspect, open_runner, optimize, run, verify
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
+__all__ = ["__version__", "build", "check", "export", "inspect", "open_runner", "optimize", "run", "verify"]
 
 _VERBS = frozenset(__all__) - {"__version__"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "check":
+        from .check import check
+
+        return check
     if name in _VERBS:
         from . import deploy
 

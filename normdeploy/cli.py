@@ -10,7 +10,7 @@ import typer
 
 from . import __version__
 from .errors import NormdeployError, printable
-from .verbs import build, export, inspect, optimize, run, verify
+from .verbs import build, check, export, inspect, optimize, run, verify
 
 app = typer.Typer(
     help="PyTorch models in onnxruntime and TensorRT, every normalization fused or folded, and proved.",
@@ -40,6 +40,7 @@ app.command()(verify.verify)
 app.command()(inspect.inspect)
 app.command()(optimize.optimize)
 app.command()(run.run)
+app.command()(check.check)
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def export(
 
     stage = _Stages(progress)
     if output is not None:
-        _check_output(output, source)
+        check_output(output, source)
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
         model = _load(source, args, kwargs, loading)
@@ -147,7 +147,7 @@ def export(
     notes = [simplified.note] if simplified.note else []
     if opset is not None and summary.opset > opset:
         notes.append(f"the file has opset {summary.opset}, not {opset}: the node of a norm needs it")
-    summary = replace(summary, nodes_after=len(proto.graph.node))
+    summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
     return ExportResult(proto, None if output is None else Path(output), summary, tuple(notes), stage.seconds, account)
 
 
@@ -182,7 +182,7 @@ def optimize(
     """
     stage = _Stages(progress)
     if output is not None:
-        _check_output(output, source)
+        check_output(output, source)
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
         proto = source if isinstance(source, onnx.ModelProto) else load_onnx(source)
@@ -196,7 +196,8 @@ def optimize(
             inputs = recorded(proto).get("inputs", ())
             proto, account = half.converted(proto, precision, samples, inputs=inputs, keep_io=keep_io, progress=progress)
         amend(proto, half.recast(inputs, account), {"precision": precision})
-        summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node))
+        ops = rewrite.op_counts(proto)
+        summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node), ops_after=ops)
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
@@ -227,15 +228,7 @@ def inspect(
     """
     from .census import census
 
-    chains = True
-    if isinstance(source, onnx.ModelProto):
-        proto = source
-    elif isinstance(source, str | os.PathLike) and _is_onnx(source):
-        proto = load_onnx(source)
-    else:
-        from .export import to_onnx
-
-        proto, chains = to_onnx(_load(source, args, kwargs, loading), progress=progress), False  # nobody deploys the raw export
+    proto, chains = opened(source, args, kwargs, loading=loading, progress=progress)
     return census(proto, runtime=runtime, fuse=fuse, explain=explain, progress=progress, chains=chains)
 
 
@@ -310,6 +303,24 @@ def _remembered(source: PathLike | torch.nn.Module, onnx_path: PathLike, given: 
     return given, [] if same else [f"{os.fspath(onnx_path)} was exported from another file than {os.fspath(source)}"]
 
 
+def opened(
+    source: PathLike | onnx.ModelProto | torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loading: Loading,
+    progress: Progress | None = None,
+) -> tuple[onnx.ModelProto, bool]:
+    """The ONNX model that is meant, and whether it is one already: nobody deploys the raw export of a PyTorch model."""
+    if isinstance(source, onnx.ModelProto):
+        return source, True
+    if isinstance(source, str | os.PathLike) and _is_onnx(source):
+        return load_onnx(source), True
+    from .export import to_onnx
+
+    return to_onnx(_load(source, args, kwargs, loading), progress=progress), False
+
+
 def _load(source: PathLike | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, loading: Loading) -> Model:
     from .loading import from_module, load
 
@@ -351,7 +362,7 @@ def _is_onnx(path: PathLike) -> bool:
     return head.startswith(b"\x08") and head[8:] != b"{"
 
 
-def _check_output(output: PathLike, source: object) -> None:
+def check_output(output: PathLike, source: object) -> None:
     """Before any work: the output can be written, and is not the input."""
     target = writable(output)
     if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.fspath(target):

@@ -1,0 +1,290 @@
+"""The guard for CI: each rule fires where it should and nowhere else, and what it writes can be read by others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as Sarif
+from typer.testing import CliRunner
+
+import normdeploy
+from normdeploy.check import IDS, Check, Problem
+from normdeploy.cli import app
+from normdeploy.errors import InputError
+from normdeploy.sarif import sarif
+from tests.test_census import BIASED, model
+
+BY_HAND = f"{BIASED} e = Add(v, eps) r = Sqrt(e) y = Div(c, r)"
+CLAMPED = f"{BIASED} e = Max(v, eps) r = Sqrt(e) y = Div(c, r)"
+TRAINED = "BatchNormalization<training_mode = 1>(x, w, b, b, w)"
+BIG = ", float[8] big = {1e5, 1, 1, 1, 1, 1, 1, 1}"
+
+
+def saved(folder: Path, body: str, name: str = "m.onnx", **given: Any) -> Path:
+    onnx.save(model(body, **{"opset": 21, "x": "4,8,6" if "w, b" in body else "b,8"} | given), folder / name)
+    return folder / name
+
+
+def found(path: Path, **options: Any) -> list[Problem]:
+    (file,) = normdeploy.check([path], **options).files
+    assert not file.error
+    return list(file.findings)
+
+
+def rules(path: Path, **options: Any) -> set[str]:
+    return {p.rule for p in found(path, **options)}
+
+
+def conv(after: str) -> str:
+    return f"k = Conv<pads = [1, 1]>(x, kernel) {after}"
+
+
+KERNEL = ", float[8,8,3] kernel = {" + ", ".join(["0.5"] * 192) + "}"
+
+# ------------------------------------------------------------------ the rules
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "expected"),
+    [
+        (BY_HAND, {}, {"decomposed"}),
+        ("y = LayerNormalization<axis = -1>(x, w)", {}, set()),
+        ("y = LayerNormalization<axis = -1, epsilon = 0.000000000001>(x, w)", {}, set()),  # float32 holds it
+        (conv("y = BatchNormalization(k, w, b, b, w)"), {"held": KERNEL}, {"unfolded"}),
+        ("y = BatchNormalization(x, w, b, b, w)", {}, set()),  # nothing to fold it into
+        (f"y, rm, rv = {TRAINED}", {}, {"train-mode"}),
+        ("y, rm, rv, sm, sv = BatchNormalization(x, w, b, b, w)", {"opset": 13}, {"train-mode"}),
+        ("y = BatchNormalization(x, w, b, b, w)", {"opset": 13}, set()),
+        ("y = Dropout(x, less, yes)", {"held": ", bool yes = {1}"}, {"train-mode"}),
+        ("y = Dropout(x, less, yes)", {"held": ", bool yes = {0}"}, set()),
+        ("y = Dropout(x, less)", {}, set()),
+        (f"{BIASED} r = Sqrt(v) y = Div(c, r)", {}, {"decomposed", "eps-lost"}),
+        ("y = LayerNormalization<epsilon = 0.000000001>(x, w)", {"kind": "float16"}, set()),  # its statistics run in float32
+        ("y = LayerNormalization<epsilon = 0.000000001, stash_type = 10>(x, w)", {"kind": "float16"}, {"eps-lost"}),
+        ("y = LayerNormalization(x, big)", {"held": BIG}, {"fp16-overflow"}),
+        ("y = Mul(x, big)", {"held": BIG}, {"fp16-overflow"}),
+        ("y = Max(x, low)", {"held": ", float[1] low = {-3.4028235e38}"}, set()),  # no bound, no number
+        ("y = GroupNormalization<num_groups = 1>(x, w, b)", {}, {"wrong-form"}),
+        ("y = GroupNormalization<num_groups = 2>(x, w, b)", {}, set()),
+        ("y = SimplifiedLayerNormalization(x, w)", {}, {"wrong-form"}),
+        (CLAMPED, {}, {"refused"}),
+    ],
+)
+def test_rules(tmp_path: Path, body: str, given: dict[str, Any], expected: set[str]) -> None:
+    assert rules(saved(tmp_path, body, **given)) == expected
+
+
+def test_training_mode_inside_a_body_is_found(tmp_path: Path) -> None:
+    path = saved(tmp_path, "s = ReduceSum<keepdims = 0>(x) t = Cast<to = 9>(s) y = Identity(x)")
+    proto = onnx.load(path)
+    branches = {
+        side: onnx.parser.parse_graph(f"g () => (float[4,8] o) {{ o, m1, v1 = {TRAINED} }}") for side in ("then_branch", "else_branch")
+    }
+    proto.graph.node[2].CopyFrom(onnx.helper.make_node("If", ["t"], ["y"], "gate", **branches))
+    onnx.save(proto, path)
+    assert rules(path) == {"train-mode"}
+
+
+def test_epsilons_are_judged_in_the_precision_asked_for(tmp_path: Path) -> None:
+    path = saved(tmp_path, "y = LayerNormalization<epsilon = 0.000000000001>(x, w)")
+    assert rules(path, precision="fp16") == {"eps-lost"}
+    assert rules(path, precision="bf16") == set()  # it has the exponents of float32
+
+
+def test_runtimes_are_asked(tmp_path: Path) -> None:
+    groups = saved(tmp_path, "y = GroupNormalization<num_groups = 2>(x, w, b)")
+    (problem,) = (p for p in found(groups, runtime="onnxruntime") if p.rule == "missing-kernel")
+    assert problem.message.startswith("GroupNorm (GroupNormalization) in onnxruntime ")  # runs as a body of primitives there
+    contrib = saved(tmp_path, "y = com.microsoft.SkipLayerNormalization(x, x, w, b)")
+    assert rules(contrib) == {"wrong-form", "missing-kernel"}  # TensorRT-RTX refuses it
+    assert rules(contrib, runtime="onnxruntime") == {"wrong-form"}
+
+
+def test_an_optimized_file_is_clean(tmp_path: Path) -> None:
+    path = saved(tmp_path, BY_HAND)
+    normdeploy.optimize(path, tmp_path / "out.onnx")
+    assert found(tmp_path / "out.onnx") == []
+
+
+def test_a_model_that_export_would_mend_is_clean(project: Path) -> None:
+    assert rules(project / "model.pt") == set()
+    (problem,) = found(project / "model.pt", precision="fp16")
+    assert (problem.rule, problem.kind) == ("eps-lost", "LayerNorm")
+
+
+# ------------------------------------------------------------------ fingerprints and the baseline
+
+
+def two_norms(path: Path, first: str = "n", extra: str = "") -> Path:
+    """A layer norm by hand whose tensors are called ``first`` and a number, another behind it, and nodes before them."""
+    body = f"{extra} {BIASED} e = Add(v, eps) r = Sqrt(e) {first}3 = Div(c, r)"
+    body += f" t = Tanh({first}3) m2 = ReduceMean(t, ax) c2 = Sub(t, m2) s2 = Mul(c2, c2) v2 = ReduceMean(s2, ax) e2 = Add(v2, eps)"
+    onnx.save(model(f"{body} r2 = Sqrt(e2) y = Div(c2, r2)", opset=21), path)
+    return path
+
+
+def prints(path: Path) -> list[str]:
+    return [p.fingerprint for p in found(path)]
+
+
+def test_fingerprints_outlive_renumbered_tensors_and_folders(tmp_path: Path) -> None:
+    path = two_norms(tmp_path / "m.onnx", "div_1")
+    before = prints(path)
+    assert len(set(before)) == 2
+    (tmp_path / "sub").mkdir()
+    assert prints(two_norms(tmp_path / "sub" / "m.onnx", "div_17", "u = Relu(x)")) == before
+    assert not set(prints(two_norms(tmp_path / "other.onnx"))) & set(before)
+
+
+@pytest.mark.parametrize("form", ["json", "sarif"])
+def test_a_baseline_lets_new_findings_fail_alone(tmp_path: Path, form: str) -> None:
+    path, old = saved(tmp_path, BY_HAND), tmp_path / "old"
+    first = normdeploy.check([path])
+    assert not first
+    old.write_text(first.json() if form == "json" else sarif(first))
+    again = normdeploy.check([path], baseline=old)
+    assert again
+    assert [p.known for p in again.files[0].findings] == [True]
+    two_norms(path)
+    worse = normdeploy.check([path], baseline=old)
+    assert not worse
+    assert sorted(p.known for p in worse.files[0].findings) == [False, True]
+    states = [r["baselineState"] for r in json.loads(sarif(worse))["runs"][0]["results"]]
+    assert sorted(states) == ["new", "unchanged"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"runs": [{"results": [{}]}]}', b"[" * 100_000, b'{"files": 3}', None])
+def test_a_baseline_that_is_none(tmp_path: Path, content: bytes | None) -> None:
+    old = tmp_path / "old.json"
+    if content is not None:
+        old.write_bytes(content)
+    with pytest.raises(InputError, match="baseline"):
+        normdeploy.check([saved(tmp_path, BY_HAND)], baseline=old)
+
+
+# ------------------------------------------------------------------ SARIF
+
+
+def validated(text: str) -> dict[str, Any]:
+    """The document; pydantic_sarif's classes were generated from the official schema and allow no key that it does not know."""
+    Sarif.model_validate_json(text, strict=True)
+    (run,) = json.loads(text)["runs"]
+    return dict(run)
+
+
+def everything(folder: Path) -> Check:
+    """Findings of most rules, an odd name, and a file that is none."""
+    odd = model(BY_HAND.replace("y = Div", "lost = Div") + " y = Mul(lost, big)", held=BIG, opset=21)
+    for node in odd.graph.node:
+        node.name = f"/head {node.op_type}\n\x1b[31m<ü>"
+        node.metadata_props.add(key="normdeploy.module", value="head.norm")
+    onnx.save(odd, folder / "a b%20ü.onnx")
+    (folder / "broken.onnx").write_bytes(b"\x08")
+    clamped = saved(folder, CLAMPED, "clamped.onnx")
+    return normdeploy.check([folder / "a b%20ü.onnx", folder / "broken.onnx", clamped])
+
+
+def test_sarif_is_valid_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checked = everything(tmp_path)
+    run = validated(sarif(checked))
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == list(IDS)
+    decomposed = next(r for r in run["results"] if r["ruleId"] == "decomposed")
+    assert decomposed["level"] == "error"
+    assert run["tool"]["driver"]["rules"][decomposed["ruleIndex"]]["id"] == "decomposed"
+    (at,) = decomposed["locations"]
+    assert at["physicalLocation"]["artifactLocation"] == {"uri": "a%20b%2520%C3%BC.onnx", "uriBaseId": "%SRCROOT%"}
+    assert {p["kind"]: p["name"] for p in at["logicalLocations"]} == {
+        "module": "head.norm",
+        "node": "/head Mul\n\x1b[31m<ü>",
+        "tensor": "y",
+    }
+    (invocation,) = run["invocations"]
+    assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, 1)
+    assert "broken.onnx" in invocation["toolExecutionNotifications"][0]["message"]["text"]
+    assert {r["level"] for r in run["results"]} == {"error", "warning", "note"}
+
+
+def test_the_validation_can_fail() -> None:
+    text = sarif(Check((), ()))
+    validated(text)
+    for wrong in (
+        text.replace("shortDescription", "short"),
+        text.replace('"2.1.0"', '"2.1"'),
+        text.replace('"exitCode": 0', '"exitCode": "0"'),
+    ):
+        assert wrong != text
+        with pytest.raises(ValueError, match="validation error"):
+            validated(wrong)
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def run(*args: str | Path) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["check", *map(str, args)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    hand, clean = saved(tmp_path, BY_HAND, "hand.onnx"), saved(tmp_path, "y = LayerNormalization(x, w)", "clean.onnx")
+    assert run(clean)[0] == 0
+    assert run(hand)[0] == 1
+    assert run(clean, hand)[0] == 1
+    assert run(hand, "--fail-on", "none")[0] == 0
+    assert run(hand, "--fail-on", "train-mode,refused")[0] == 0
+    assert run(hand, "--fail-on", "all")[0] == 1
+    with pytest.raises(InputError, match=r"no rule 'decompose'.*choose from decomposed"):
+        run(hand, "--fail-on", "decompose")
+
+
+def test_a_broken_file_fails_and_the_others_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    code, out, err = run(tmp_path / "broken.onnx", saved(tmp_path, BY_HAND), "--fail-on", "none")
+    assert code == 1
+    assert "broken.onnx: can not be checked" in out
+    assert "warning decomposed" in out
+    assert err.startswith("error: broken.onnx (8 bytes) is not an ONNX file")
+
+
+def test_forms_and_files(tmp_path: Path) -> None:
+    path, out = saved(tmp_path, BY_HAND), tmp_path / "out.sarif"
+    code, printed, _ = run(path, "--format", "sarif")
+    assert (code, validated(printed)["results"][0]["ruleId"]) == (1, "decomposed")
+    code, printed, _ = run(path, "--format", "json")
+    assert json.loads(printed)["files"][0]["findings"][0]["rule"] == "decomposed"
+    assert (json.loads(printed)["ok"], code) == (False, 1)
+    code, printed, _ = run(path, "--format", "sarif", "-o", out)
+    assert "error   decomposed" in printed  # the log of a CI run shows them too
+    assert validated(out.read_text())["invocations"][0]["exitCode"] == 1
+    assert run(path, "-q", "--format", "json", "-o", out)[1] == ""
+    with pytest.raises(normdeploy.errors.NormdeployError, match="would be lost"):
+        run(path, "-o", path)
+
+
+def test_names_do_not_reach_the_terminal_as_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    everything(tmp_path)
+    odd = onnx.load(tmp_path / "a b%20ü.onnx")
+    for node in odd.graph.node:
+        del node.metadata_props[:]
+    onnx.save(odd, "odd.onnx")
+    _, out, _ = run("odd.onnx")
+    assert "\x1b" not in out
+    assert "decomposed" in out
+
+
+def test_large_constants_are_seen_past_infinities(tmp_path: Path) -> None:
+    proto = model("y = Mul(x, big)", held=BIG, opset=21)
+    tensor = next(t for t in proto.graph.initializer if t.name == "big")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.array([np.inf, -np.inf, np.nan, 7e4, 1, 1, 1, 1], np.float32), "big"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    (problem,) = found(tmp_path / "m.onnx")
+    assert problem.message == "a constant of up to 70000 overflows in float16"
