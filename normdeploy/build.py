@@ -25,7 +25,7 @@ from .errors import BuildError, GraphError, InputError, RuntimeUnavailable
 from .files import atomic, load_onnx, save_onnx, write_bytes
 from .implement import Implementation
 from .model import InputSpec
-from .protos import scope
+from .protos import module
 from .record import recorded
 from .runtimes.profiles import Given, GraphInput, Shapes, profile
 from .runtimes.trt import PACKAGES, TITLES, missing, version_of
@@ -277,9 +277,8 @@ def _refused(answer: Mapping[str, Any], proto: onnx.ModelProto, name: str, runti
 
 def _parser_error(error: Mapping[str, Any], proto: onnx.ModelProto) -> str:
     node = next((n for n in proto.graph.node if error["node"] and n.name == error["node"]), None)
-    properties = {p.key: p.value for p in node.metadata_props} if node is not None else {}
-    module = properties.get("normdeploy.module") or scope(properties.get("pkg.torch.onnx.name_scopes", ""))
-    place = [f"module {module}"] if module else []
+    path = module(node) if node is not None else ""
+    place = [f"module {path}"] if path else []
     place += [f"in function {' > '.join(error['functions'])}"] if error["functions"] else []
     where = f" ({', '.join(place)})" if place else ""
     return f"node {error['node']!r}, {error['operator'] or 'unknown operator'}{where}: {_plain(error['reason'])}"

@@ -6,7 +6,6 @@ and in the file alike, is the same tensor; most boundaries of modules have one. 
 
 from __future__ import annotations
 
-import ast
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from .calibrate import copied, loadable
 from .model import Model
 from .parity import EAGER_MULTIPLE, ULPS, ulp
+from .protos import module, real
 from .runtimes import RunResult
 from .runtimes.arrays import to_numpy
 from .runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
@@ -55,17 +55,6 @@ class Point:
 
     def __bool__(self) -> bool:
         return not self.reason and self.error <= self.allowed
-
-
-def module_of(node: onnx.NodeProto) -> str:
-    """The qualified path of the module that a node comes from, "" where the file does not tell."""
-    held = {p.key: p.value for p in node.metadata_props}
-    if "normdeploy.module" in held:
-        return held["normdeploy.module"]
-    try:
-        return str(ast.literal_eval(held.get("pkg.torch.onnx.name_scopes", ""))[-2])
-    except (SyntaxError, ValueError, IndexError):
-        return ""
 
 
 def pairs(model: Model, proto: onnx.ModelProto) -> list[Pair]:
@@ -116,7 +105,7 @@ def _of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dict[str, int
     edges: list[tuple[str, str | None, str | None]] = []
     boundaries: dict[str, set[str]] = {}
     for place, node in enumerate(proto.graph.node):
-        path = module_of(node)
+        path = module(node)
         data = [name for name in node.input if name in paths]
         if not data:
             continue  # a constant
@@ -134,10 +123,10 @@ def _boundaries(edges: Iterable[tuple[str, str | None, str | None]], found: dict
     """What leaves and what enters each module; None is outside of all."""
     for tensor, maker, reader in edges:
         made, read = _around(maker), _around(reader)
-        for module in made - read:
-            found.setdefault(f"out of {module}", set()).add(tensor)
-        for module in read - made:
-            found.setdefault(f"into {module}", set()).add(tensor)
+        for path in made - read:
+            found.setdefault(f"out of {path}", set()).add(tensor)
+        for path in read - made:
+            found.setdefault(f"into {path}", set()).add(tensor)
 
 
 def _around(path: str | None) -> set[str]:
@@ -149,7 +138,7 @@ def _around(path: str | None) -> set[str]:
 
 def _path(node: torch.fx.Node) -> str:
     scopes = list(node.meta.get("nn_module_stack", {}).values())
-    return str(scopes[-1][0]) if scopes else ""
+    return real(str(scopes[-1][0])) if scopes else ""
 
 
 def _is_user_input(model: Model, name: str) -> bool:

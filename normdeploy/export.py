@@ -7,7 +7,6 @@ system stays in the file, and a dim that silently became fixed is an error.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import logging
@@ -24,6 +23,7 @@ import torch
 
 from .errors import ExportError, InputError
 from .model import Model
+from .protos import scope
 from .record import record, recorded
 
 __all__ = ["CLASS", "MODULE", "OPSETS", "record", "recorded", "to_onnx"]
@@ -163,18 +163,10 @@ def _tidy_metadata(model: ir.Model) -> None:
         if value.const_value is not None:
             value.const_value.metadata_props.clear()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        kept = {ours: scope for ours, theirs in _SCOPES.items() if (scope := _innermost(node.metadata_props.get(theirs)))}
+        kept = {ours: found for ours, theirs in _SCOPES.items() if (found := scope(node.metadata_props.get(theirs, "")))}
         node.metadata_props.clear()
         node.metadata_props.update(kept)
         node.doc_string = None
-
-
-def _innermost(scopes: str | None) -> str:
-    """The innermost module of ``"['', 'layers.0', 'layers.0.norm', 'add_3']"``, whose last entry is the node itself."""
-    try:
-        return ast.literal_eval(scopes or "")[-2]
-    except (SyntaxError, ValueError, IndexError):
-        return ""
 
 
 def _transpose_weights(graph: ir.Graph) -> None:

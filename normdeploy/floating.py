@@ -11,7 +11,8 @@ import onnx
 from onnx import TensorProto
 
 from .calibrate import Range
-from .protos import captured, scope
+from .protos import captured
+from .protos import module as module
 from .retype import Format
 
 
@@ -64,9 +65,3 @@ class View:
     def floats(self, i: int) -> bool:
         node = self.graph.node[i]
         return any(name in self.floating for name in (*node.input, *node.output))
-
-
-def module(node: onnx.NodeProto) -> str:
-    """The module path that ``normdeploy.export`` or torch's exporter wrote beside a node, "" where none."""
-    props = {p.key: p.value for p in node.metadata_props}
-    return props.get("normdeploy.module") or scope(props.get("pkg.torch.onnx.name_scopes", ""))

@@ -20,7 +20,7 @@ from .foreign_write import OLDEST, Op, Refused, Types, Writer
 from .nested import Nested, bodies
 from .nested_functions import functions, unopened
 from .opsets import nodes_of
-from .protos import copy_field, names, scope
+from .protos import copy_field, module, names
 from .records import Certificate, Finding
 
 
@@ -182,11 +182,9 @@ def _check(op: Op, node: onnx.NodeProto, opset: int) -> None:
 
 
 def _finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> Finding:
-    props = {p.key: p.value for p in node.metadata_props}
-    module = props.get("normdeploy.module") or scope(props.get("pkg.torch.onnx.name_scopes", ""))
     tensor = next((o for o in node.output if o), "")
     made = tuple(o for o in node.output if o)
-    return Finding(kind, status, tensor, module, spelling=_said(node), reason=reason, tensors=made)  # type: ignore[arg-type]
+    return Finding(kind, status, tensor, module(node), spelling=_said(node), reason=reason, tensors=made)  # type: ignore[arg-type]
 
 
 def _said(node: onnx.NodeProto) -> str:

@@ -27,7 +27,7 @@ from .graph import Graph
 from .plugin_nodes import Kept, Plan, Planner
 from .plugin_plans import NORMS, plan, said, scaled_and_shifted
 from .plugin_proof import disagreement
-from .protos import scope, subgraphs
+from .protos import module, subgraphs
 from .shapes import complete
 
 NORM_IMPLS = ("native", "plugin", "auto")
@@ -231,10 +231,8 @@ def _elsewhere(proto: onnx.ModelProto) -> Iterator[Implementation]:
     for node, place in (*bodies, *inside):
         op = f"{node.domain}.{node.op_type}" if node.domain == DOMAIN else node.op_type
         if op in TABLE and node.domain in ("", "ai.onnx", DOMAIN):
-            properties = {p.key: p.value for p in node.metadata_props}
-            module = properties.get("normdeploy.module") or scope(properties.get("pkg.torch.onnx.name_scopes", ""))
             form = "function body" if node.domain == DOMAIN else "native node"
-            yield Implementation(node.name or node.output[0], module, op, form, f"it is in {place}, which is left as it is")
+            yield Implementation(node.name or node.output[0], module(node), op, form, f"it is in {place}, which is left as it is")
 
 
 # ------------------------------------------------------------------ functions

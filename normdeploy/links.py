@@ -14,7 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from .protos import captured, inputs_without_defaults, require_order, scope
+from .protos import captured, inputs_without_defaults, module, require_order
 
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
@@ -90,10 +90,7 @@ class Links:
         for t in self._copied(node).outputs:
             source = self._metadata.get(t.name)
             if source is not None:
-                found = next((p.value for p in source.metadata_props if p.key == "normdeploy.module"), "")
-                if found:
-                    return found
-                return scope(next((p.value for p in source.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), ""))
+                return module(source)
         return ""
 
     def _copied(self, node: gs.Node) -> gs.Node:

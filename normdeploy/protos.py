@@ -87,13 +87,28 @@ def typed(v: onnx.ValueInfoProto) -> tuple[int | None, Dims | None]:
     return kind.elem_type or None, shape
 
 
+# torch's name for the module of a node that a pass inserted outside of all modules
+_MADE_UP = "_empty_nn_module_stack_from_metadata_hook"
+
+
+def module(node: onnx.NodeProto) -> str:
+    """The module path that ``normdeploy.export`` or torch's exporter wrote beside a node, "" where none."""
+    held = {p.key: p.value for p in node.metadata_props}
+    return real(held.get("normdeploy.module", "")) or scope(held.get("pkg.torch.onnx.name_scopes", ""))
+
+
+def real(path: str) -> str:
+    """A module path without the name that torch makes up for nodes of no module."""
+    return path.removesuffix(_MADE_UP).removesuffix(".")
+
+
 def scope(value: str) -> str:
     """The module path in torch's ``['', 'layers.0', 'layers.0.ln', 'layer_norm']``: the last but one."""
     try:
         names = ast.literal_eval(value) if value else []
     except (SyntaxError, ValueError):
         return ""
-    return str(names[-2]) if isinstance(names, list) and len(names) > 1 else ""
+    return real(str(names[-2])) if isinstance(names, list) and len(names) > 1 else ""
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

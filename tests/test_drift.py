@@ -11,6 +11,7 @@ from normdeploy.drift import drift, pairs
 from normdeploy.export import to_onnx
 from normdeploy.loading import from_module
 from normdeploy.model import Model
+from normdeploy.protos import module
 from normdeploy.runtimes.eager import HALVES, HalfRunner
 
 
@@ -47,3 +48,21 @@ def test_half_is_computed_in_half(model: Model) -> None:
     for precision, dtype in (("fp16", "float16"), ("bf16", "bfloat16")):
         (value,) = HalfRunner(model, HALVES[precision]).infer(feeds).values()
         assert value.dtype.name == dtype
+
+
+MADE_UP = "_empty_nn_module_stack_from_metadata_hook"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("normdeploy.module", f"layers.0.{MADE_UP}", "layers.0"),
+        ("normdeploy.module", MADE_UP, ""),
+        ("pkg.torch.onnx.name_scopes", str(["", f"layers.0.{MADE_UP}", "add"]), "layers.0"),
+        ("normdeploy.module", "layers.0.norm", "layers.0.norm"),
+    ],
+)
+def test_a_module_that_torch_made_up_is_not_shown(key: str, value: str, wanted: str) -> None:
+    node = onnx.NodeProto()
+    node.metadata_props.add(key=key, value=value)
+    assert module(node) == wanted

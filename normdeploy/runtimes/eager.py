@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import InputError, NormdeployError
 from ..model import Model
+from ..protos import real
 from . import RunResult
 from .arrays import check_feeds, to_numpy, to_torch
 from .widen import halved, widen, widened
@@ -181,7 +182,8 @@ class _Interpreter(torch.fx.Interpreter):
             return super().run_node(n)
         except Exception as error:
             scopes = list(n.meta.get("nn_module_stack", {}).values())
-            module = f" of module {scopes[-1][0]!r}" if scopes and scopes[-1][0] else ""
+            path = real(str(scopes[-1][0])) if scopes else ""
+            module = f" of module {path!r}" if path else ""
             lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
             raise _Failed(f"operator {n.target}{module} failed: {lines[0]}") from error
 
