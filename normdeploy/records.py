@@ -166,3 +166,5 @@ class Summary:
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> seconds
     explanations: tuple[Explanation, ...] = ()
     notes: tuple[str, ...] = ()  # of ``inspect``: which runtimes were not asked, and why
+    ops_before: dict[str, int] = field(default_factory=dict)  # op type -> nodes of the main graph
+    ops_after: dict[str, int] = field(default_factory=dict)

@@ -6,9 +6,12 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
     schema      "normdeploy/report/1"
     normdeploy  the version that wrote the report
     verb        "export" | "optimize" | "inspect" | "build" | "verify" | "run"
+    command     as it was typed, quoted for a POSIX shell; "" where Python was the caller
     files       role -> path as given; roles: "source", "output", "model", "onnx", "engines"
     opset       of the ONNX file
+    sizes       role -> bytes of that file and of the weights beside it; without what is no file
     nodes       {"before", "after"}: number of nodes
+    ops         {"before", "after"}: op type -> number of nodes in the main graph, the most frequent first
     norms       one object for each normalization of the model, in the graph's order:
         kind, status ("fused" | "folded" | "kept" | "refused" | "undone"), module (qualified path), place (the body or function that it is
         in, "" for the main graph), tensor, spelling (op types found), became, reason, axes, epsilon, dtype, notes,
@@ -48,8 +51,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -57,6 +62,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .atomic import siblings
 from .errors import printable
 from .groups import COLOURS, Group, found, grouped, proof, reason, unnumbered, where
 from .inspection import show_census, show_explanations
@@ -84,6 +90,7 @@ class Report:
     precision: Account | None = None
     inference: Inference | None = None
     notes: tuple[str, ...] = ()
+    command: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def json(self) -> str:
@@ -95,9 +102,12 @@ class Report:
             "schema": SCHEMA,
             "normdeploy": __version__,
             "verb": self.verb,
+            "command": self.command,
             "files": self.files,
+            "sizes": {role: size for role, path in self.files.items() if (size := _size(path))},
             "opset": summary.opset if summary else None,
             "nodes": {"before": summary.nodes_before, "after": summary.nodes_after} if summary else None,
+            "ops": {"before": summary.ops_before, "after": summary.ops_after} if summary else None,
             "norms": [_norm(finding) for finding in summary.findings] if summary else [],
             "explanations": [_explanation(e) for e in summary.explanations] if summary else [],
             "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
@@ -139,6 +149,13 @@ def _norm(finding: Finding) -> dict[str, Any]:
 
 def _explanation(explanation: Explanation) -> dict[str, Any]:
     return {**vars(explanation), "finding": None if explanation.finding is None else explanation.finding.tensor}
+
+
+def _size(path: str) -> int:
+    """Bytes of a file and of the weights that `save_onnx` put beside it."""
+    file = Path(path)
+    weights = siblings(file, rf"{re.escape(file.name)}\.[0-9a-f]{{16}}\.data") if file.is_file() and file.suffix == ".onnx" else ()
+    return sum(f.stat().st_size for f in (file, *weights) if f.is_file())
 
 
 def _printable(value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -88,7 +89,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool) -> tuple[onnx.ModelProto, Summary]:
-    nodes = len(proto.graph.node)
+    ops = op_counts(proto)
     proto, foreign = standardized(opened(ordered(proto), wanted.fuse))
     work, out = _file(proto, wanted)
     if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
@@ -108,7 +109,13 @@ def _optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool) -> tuple[on
     out = renumbered(out, work.opset)
     if wanted.fuse == "portable" or imports(out):
         attach(out, _opset(out))
-    return out, Summary(tuple(work.findings), nodes, len(out.graph.node), _opset(out), work.seconds)
+    found, nodes = tuple(work.findings), len(out.graph.node)
+    return out, Summary(found, sum(ops.values()), nodes, _opset(out), work.seconds, ops_before=ops, ops_after=op_counts(out))
+
+
+def op_counts(proto: onnx.ModelProto) -> dict[str, int]:
+    """Op type -> number of nodes in the main graph, the most frequent first."""
+    return dict(Counter(node.op_type for node in proto.graph.node).most_common())
 
 
 def _file(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelProto]:
