@@ -21,107 +21,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Unpack
-
-import numpy as np
-import onnx
+from typing import Any, Unpack
 
 from .deploy import Loading, opened
 from .errors import InputError, NormdeployError
-from .files import bodies, tensors
-from .floating import module
-from .opsets import nodes_of
-from .records import Finding
-from .runtimes.trt import TITLES
+from .files import bodies
+from .rules import IDS, RULES, Problem, constants, of_norm, training
 
 SCHEMA = "normdeploy/check/1"
 FINGERPRINT = "normdeploy/v1"  # its key in SARIF; another recipe is another key
 _MOST = 2**28  # bytes of a baseline
-_UNBOUNDED = float(np.finfo(np.float32).max)  # what exporters write for "no bound"; Inf says the same in float16
-_LARGEST_HALF = float(np.finfo(np.float16).max)
 
 Progress = Callable[[str, int, int], None]
-Level = Literal["error", "warning", "note"]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """``help`` says what is wrong with it and what to do."""
-
-    id: str
-    short: str
-    help: str
-    level: Level = "warning"  # where it does not fail the check
-
-
-RULES = (
-    Rule(
-        "decomposed",
-        "A normalization is written in several nodes, and one would do.",
-        "`normdeploy optimize` proves one node equal and writes it: fewer passes over memory, and an epsilon that nothing can lose.",
-    ),
-    Rule(
-        "unfolded",
-        "A BatchNorm could be folded into its neighbour.",
-        "`normdeploy optimize` folds its scale and shift into the weights of the linear op beside it: it then costs nothing.",
-    ),
-    Rule(
-        "train-mode",
-        "A node is in training mode.",
-        "Its result depends on the rest of the batch, or is random. Call `.eval()` on the model before the export.",
-    ),
-    Rule(
-        "eps-lost",
-        "An epsilon is zero in the type in which its norm computes.",
-        "Rows without variance become NaN or Inf. Keep the statistics in float32, or choose an epsilon that the type can hold "
-        "(float16 from 6e-8 on); `normdeploy optimize --precision` does the first.",
-    ),
-    Rule(
-        "fp16-overflow",
-        "A constant is larger than float16 can hold (65504).",
-        "It becomes Inf in float16. `normdeploy optimize --precision fp16` keeps such constants in float32 between Casts.",
-    ),
-    Rule(
-        "wrong-form",
-        "A norm is one node, but one that a runtime gets wrong or does not know.",
-        "Ops of one tool alone, GroupNormalization of one group (TensorRT takes it for InstanceNormalization), or another form than the "
-        "one that `--runtime` runs best: `normdeploy optimize` writes the better one.",
-    ),
-    Rule(
-        "missing-kernel",
-        "A runtime refuses a norm, or has no kernel of its own for it.",
-        "The runtimes that are installed were asked. `normdeploy optimize --runtime ...` chooses a form that the runtime has.",
-    ),
-    Rule(
-        "refused",
-        "Something like a norm is none that one standard node can hold.",
-        "`normdeploy inspect --explain NAME` shows what stops it.",
-        level="note",
-    ),
-)
-IDS = tuple(rule.id for rule in RULES)
 FAIL_ON = ("decomposed", "train-mode", "eps-lost")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One breach of one rule; the module's docstring says what the fields mean."""
-
-    rule: str
-    message: str
-    kind: str = ""
-    module: str = ""
-    place: str = ""
-    node: str = ""
-    tensor: str = ""
-    level: Level = "warning"
-    fingerprint: str = ""
-    known: bool = False
-
-    @property
-    def name(self) -> str:
-        """Where it is, as briefly as the file tells: the module path, the node, or the tensor."""
-        return self.module or self.node or self.tensor
 
 
 @dataclass(frozen=True)
@@ -204,106 +116,15 @@ def _of_file(
     proto, deployed = opened(source, loading=loading, progress=progress)
     summary = census(proto, runtime=runtime, fuse=fuse, progress=progress, chains=deployed)
     nodes = {name: node for body in bodies(proto) for node in body.node for name in node.output}
-    training = list(_training(proto))
-    random = {p.tensor for p in training}
-    found = [*training]
+    in_training = list(training(proto))
+    random = {p.tensor for p in in_training}
+    found = [*in_training]
     for finding in summary.findings:
         if finding.tensor not in random:
-            found += _of_norm(finding, deployed, runtime, precision)
+            found += of_norm(finding, deployed, runtime, precision)
     told = {name for f in summary.findings for h in f.half if h.dtype == "float16" for name in h.overflow}
-    found += _constants(proto, told)
+    found += constants(proto, told)
     return [replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in found], summary.notes
-
-
-# ------------------------------------------------------------------ the rules
-
-
-def _of_norm(f: Finding, deployed: bool, runtime: str, precision: str | None) -> Iterator[Problem]:
-    at = Problem("", "", f.kind, f.module, f.place, tensor=f.tensor)
-    ops = [word for word in f.spelling.split() if not word.startswith("(")]
-    if deployed and f.status == "fused" and len(ops) > 1:
-        yield replace(at, rule="decomposed", message=f"{f.kind} in {len(ops)} nodes ({f.spelling}) can be {f.became}")
-    elif deployed and f.status == "fused":
-        yield replace(at, rule="wrong-form", message=f"{f.kind} as {f.spelling} should be {f.became}")
-    elif deployed and f.status == "folded" and "folded into" in f.became:
-        yield replace(at, rule="unfolded", message=f"{f.kind} can be {f.became}")
-    elif f.status in ("refused", "undone"):
-        yield replace(at, rule="refused", message=f"{f.kind} is left as it is: {f.reason}")
-    if said := _lost(f, precision):
-        yield replace(at, rule="eps-lost", message=f"{f.kind}: {said}")
-    for half in f.half:
-        if half.dtype == "float16" and half.overflow:
-            yield replace(at, rule="fp16-overflow", message=f"{f.kind}: constants overflow in float16: {', '.join(half.overflow)}")
-    yield from _kernels(f, at, deployed, runtime)
-
-
-def _lost(f: Finding, precision: str | None) -> str:
-    """How the epsilon of a norm is lost, "" where it is not. An eval BatchNorm has none that could be: its root is a constant."""
-    epsilon = f.epsilon_as_written if f.epsilon_as_written is not None else f.epsilon
-    if epsilon is None or f.statistics in ("", "constant"):
-        return ""
-    if epsilon == 0:
-        return "its epsilon is 0"
-    kinds = {*f.statistics.split(" and "), {"fp16": "float16", "bf16": "bfloat16"}.get(precision or "", "")}
-    lost = [half.dtype for half in f.half if half.dtype in kinds and half.vanishes == "zero"]
-    return f"its epsilon {epsilon:.7g} is 0 in {' and '.join(lost)}" if lost else ""
-
-
-def _kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[Problem]:
-    """What runtimes refuse. Where none is named the bodies that they run for want of a kernel are no fault of the file."""
-    bad = ("missing",) if runtime == "any" else ("missing", "function")
-    form = "now" if deployed or not f.written else "optimized"
-    title = TITLES.get(runtime, runtime)
-    for s in f.runtimes:
-        asked = runtime == "any" or s.runtime.split()[0] == title
-        if asked and s.form == form and s.verdict in bad:
-            yield replace(at, rule="missing-kernel", message=f"{f.kind} ({' '.join(s.nodes)}) in {s.runtime}: {s.reason or s.verdict}")
-
-
-def _training(proto: onnx.ModelProto) -> Iterator[Problem]:
-    """Nodes in training mode, those of bodies and functions too (ONNX, BatchNormalization 1, 7, 9 and 14, Dropout 1, 7 and 12)."""
-    constants = {t.name: t for t in proto.graph.initializer}
-    for node, opset in nodes_of(proto):
-        if node.domain not in ("", "ai.onnx") or node.op_type not in ("BatchNormalization", "Dropout"):
-            continue
-        attributes = {a.name: a.i for a in node.attribute}
-        if node.op_type == "BatchNormalization":
-            by_outputs = sum(map(bool, node.output)) > 1
-            training = bool(attributes.get("training_mode", 0)) if opset >= 14 else by_outputs
-            training = not attributes.get("is_test", 0) if opset < 7 else training
-            said = "its statistics are of the batch"
-        else:
-            flag = constants.get(node.input[2]) if opset >= 12 and len(node.input) > 2 else None
-            training = bool(onnx.numpy_helper.to_array(flag).any()) if flag is not None else False
-            training = not attributes.get("is_test", 0) if opset < 7 else training
-            said = "its result is random"
-        if training:
-            kind = "BatchNorm" if node.op_type == "BatchNormalization" else ""
-            message = f"{node.op_type} in training mode: {said}"
-            yield Problem("train-mode", message, kind, module(node), node=node.name, tensor=next(iter(node.output), ""))
-
-
-def _constants(proto: onnx.ModelProto, told: set[str]) -> Iterator[Problem]:
-    """Constants outside of norms that float16 can't hold."""
-    names = {a.t.name or n.output[0]: n.output[0] for b in bodies(proto) for n in b.node if n.op_type == "Constant" for a in n.attribute}
-    for tensor in tensors(proto):
-        name = names.get(tensor.name, tensor.name)
-        if tensor.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE) or name in told or not tensor.dims:
-            continue
-        largest = _largest(onnx.numpy_helper.to_array(tensor))
-        if largest > _LARGEST_HALF:
-            yield Problem("fp16-overflow", f"a constant of up to {largest:.7g} overflows in float16", tensor=name)
-
-
-def _largest(values: np.ndarray) -> float:
-    """The largest finite magnitude that is a number, no bound."""
-    if not values.size:
-        return 0.0
-    ends = float(values.min()), float(values.max())
-    if all(abs(v) < _UNBOUNDED for v in ends):
-        return max(map(abs, ends))
-    magnitudes = np.abs(values)
-    return float(magnitudes[magnitudes < _UNBOUNDED].max(initial=0.0))
 
 
 # ------------------------------------------------------------------ fingerprints and the baseline

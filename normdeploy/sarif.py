@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from . import __version__
-from .check import FINGERPRINT, RULES, Check, Checked, Problem
+from .check import FINGERPRINT, Check, Checked
+from .rules import RULES, Problem
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 

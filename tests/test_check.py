@@ -13,9 +13,10 @@ from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonS
 from typer.testing import CliRunner
 
 import normdeploy
-from normdeploy.check import IDS, Check, Problem
+from normdeploy.check import Check
 from normdeploy.cli import app
 from normdeploy.errors import InputError
+from normdeploy.rules import IDS, Problem
 from normdeploy.sarif import sarif
 from tests.test_census import BIASED, model
 
