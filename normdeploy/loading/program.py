@@ -7,10 +7,10 @@ import importlib
 import importlib.util
 import logging
 import re
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from ..errors import LoadError, TrustError
 from .expressions import Guard, NotAllowed
 from .kinds import open_archive
 from .sanitise import Findings, sanitise
+from .spliced import Parts, Spliced
 
 _KNOWN_LIBRARIES = ("transformers", "diffusers")
 
@@ -31,14 +32,14 @@ def load_program(path: Path, trust: bool) -> tuple[torch.export.ExportedProgram,
         TrustError: parts of the file would run code; the message names each.
         LoadError: the file is broken, or needs operators or classes that are not imported.
     """
-    with tempfile.TemporaryDirectory(prefix="normdeploy-") as folder:
-        copy = Path(folder) / "model.pt2"
-        with open_archive(path) as archive:
-            findings = sanitise(path, archive, copy)
-        if findings.reasons and not trust:
-            raise TrustError(_refusal(path, findings))
-        _register_known_classes(findings.classes)
-        program = _torch_load(path if findings.reasons else copy, path)
+    copy = Parts()
+    with open_archive(path) as archive:
+        findings = sanitise(path, archive, copy)
+    if findings.reasons and not trust:
+        raise TrustError(_refusal(path, findings))
+    _register_known_classes(findings.classes)
+    with path.open("rb") if findings.reasons else Spliced(copy) as file:
+        program = _torch_load(file, path)
     return _on_cpu(program), findings.guards
 
 
@@ -80,11 +81,10 @@ def _captured_log(name: str) -> Iterator[_Causes]:
         logger.handlers, logger.propagate = handlers, propagate
 
 
-def _torch_load(source: Path, path: Path) -> torch.export.ExportedProgram:
+def _torch_load(file: Any, path: Path) -> torch.export.ExportedProgram:
     with (
         _captured_log("torch.export") as causes,
         _captured_log("torch._export.serde.serialize"),
-        source.open("rb") as file,
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch 2.11 reads weights without copying

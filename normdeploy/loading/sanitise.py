@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import mmap
 import re
-import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from .conformity import conforms
 from .expressions import Guard, NotAllowed, check_expression, words
 from .kinds import PROGRAM_JSON, read, root_folder
 from .pickled import foreign_globals, listed
+from .spliced import Parts
 
 _SAMPLES = "data/sample_inputs/model.pt"
 _WEIGHTS = "data/weights"
@@ -66,8 +69,10 @@ class Findings:
         self.reasons.append(f"{part} {does}")
 
 
-def sanitise(path: Path, archive: zipfile.ZipFile, copy: Path) -> Findings:
+def sanitise(path: Path, archive: zipfile.ZipFile, copy: Parts) -> Findings:
     """Write the checked parts of ``archive`` to ``copy``; nothing is written where there is a reason to refuse.
+
+    Weights are views of the mapped file, which must not be shortened while the copy is in use.
 
     Raises:
         LoadError: a part is missing, damaged, or not what torch's schema says.
@@ -95,24 +100,43 @@ def sanitise(path: Path, archive: zipfile.ZipFile, copy: Path) -> Findings:
         return findings
     written[PROGRAM_JSON] = json.dumps(_on_cpu(program) | {"guards_code": []}).encode()
     written |= {name: read(archive, f"{root}/{name}", path) for name in _CARRIED if f"{root}/{name}" in names}
-    with zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as out:
+    assert archive.fp is not None
+    mapped = memoryview(mmap.mmap(archive.fp.fileno(), 0, access=mmap.ACCESS_READ))
+    with zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as out:  # type: ignore[call-overload]  # it needs write and flush alone
         for name, data in written.items():
             out.writestr(f"model/{name}", data)
         for name in sorted(payloads):
-            _copy_entry(archive, f"{root}/{name}", out, f"model/{name}", path)
+            _share_entry(archive, mapped, f"{root}/{name}", out, f"model/{name}", path)
     return findings
 
 
-def _copy_entry(archive: zipfile.ZipFile, name: str, out: zipfile.ZipFile, target: str, path: Path) -> None:
+def _share_entry(archive: zipfile.ZipFile, mapped: memoryview, name: str, out: zipfile.ZipFile, target: str, path: Path) -> None:
+    """The bytes of an entry as they lie in the file; one that was compressed is unpacked into memory."""
     try:
-        with archive.open(name) as source, out.open(target, "w", force_zip64=True) as sink:
-            shutil.copyfileobj(source, sink, 1 << 20)
+        info = archive.getinfo(name)
     except KeyError:
         raise LoadError(
             f"{path} lacks {name.partition('/')[2]!r}, which its configuration names: it is incomplete; save it again"
         ) from None
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+    try:
+        data = memoryview(archive.read(name)) if info.compress_type != zipfile.ZIP_STORED else _stored(archive, mapped, info)
+        with out.open(target, "w", force_zip64=True) as sink:
+            sink.write(data)
+        if out.getinfo(target).CRC != info.CRC:
+            raise zipfile.BadZipFile("its checksum is another")
+    except (zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
         raise LoadError(f"{path}: the entry {name!r} can't be read ({error}): the file is damaged; copy or save it again") from error
+
+
+def _stored(archive: zipfile.ZipFile, mapped: memoryview, info: zipfile.ZipInfo) -> memoryview:
+    """The data of an uncompressed entry, behind its local header (APPNOTE.TXT 4.3.7: 30 bytes, the name, the extra field)."""
+    with archive.open(info):  # its local header is what the table of contents says
+        pass
+    lengths = struct.unpack_from("<HH", mapped, info.header_offset + 26)
+    start = info.header_offset + 30 + sum(lengths)
+    if start + info.file_size > mapped.nbytes:
+        raise EOFError(f"it ends at byte {start + info.file_size} of {mapped.nbytes}")
+    return mapped[start : start + info.file_size]
 
 
 def _json(archive: zipfile.ZipFile, root: str, name: str, path: Path) -> dict[str, Any]:
