@@ -1,0 +1,123 @@
+"""Draws ``norm.svg``: a layer norm by hand as torch exports it, and what normdeploy makes of it.
+
+    PYTHONPATH=. python docs/images/norm.py
+
+Boxes and arrows are the nodes and tensors of the two ONNX graphs; nothing is drawn by hand. A node stands one row below the lowest of its
+inputs. The colours follow the reader's light or dark mode.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import torch
+
+import normdeploy
+from models.layer import Norm
+from normdeploy.export import to_onnx
+from normdeploy.loading import from_module
+
+WIDTH, HEIGHT, ACROSS, DOWN = 128, 28, 150, 48  # of a box, and from one box to the next
+STYLE = """
+    svg { --ground: #ffffff; --line: #57606a; --text: #1f2328; --box: #f6f8fa; --norm: #ddf4ff; --edge: #0969da }
+    @media (prefers-color-scheme: dark) {
+      svg { --ground: #0d1117; --line: #8b949e; --text: #e6edf3; --box: #21262d; --norm: #12324f; --edge: #58a6ff }
+    }
+    .ground { fill: var(--ground) }
+    rect.box { fill: var(--box); stroke: var(--line) }
+    rect.norm { fill: var(--norm); stroke: var(--edge); stroke-width: 2 }
+    path { fill: none; stroke: var(--line) }
+    marker path { fill: var(--line); stroke: none }
+    text { fill: var(--text); font: 13px system-ui, sans-serif; text-anchor: middle }
+    text.small { font-size: 11px }
+    text.title { font-size: 15px; font-weight: 600 }"""
+
+Place = tuple[float, float]
+
+
+def rows_of(graph: onnx.GraphProto) -> tuple[dict[str, int], list[list[str]]]:
+    """The row of every tensor that is data, and the tensors of each row; the input of the graph stands in row 0."""
+    row = {graph.input[0].name: 0}
+    for node in graph.node:
+        above = [row[name] for name in node.input if name in row]
+        if above:
+            row[node.output[0]] = max(above) + 1
+    rows: list[list[str]] = [[] for _ in range(max(row.values()) + 1)]
+    for name, at in row.items():
+        rows[at].append(name)
+    return row, rows
+
+
+def drawn(graph: onnx.GraphProto, left: float, top: float, columns: int) -> list[str]:
+    """The graph as SVG, ``columns`` boxes wide."""
+    maker = {node.output[0]: node for node in graph.node}
+    _, rows = rows_of(graph)
+    place: dict[str, Place] = {}
+    for at, names in enumerate(rows):
+        start = left + (columns - len(names)) * ACROSS / 2 + ACROSS / 2
+        place |= {name: (start + i * ACROSS, top + at * DOWN) for i, name in enumerate(names)}
+    center = left + columns * ACROSS / 2
+    edges = [(name, to) for to, node in maker.items() if to in place for name in dict.fromkeys(node.input) if name in place]
+    lines = [arrow(place[name], place[to], center) for name, to in edges]
+    return lines + [box(maker[name].op_type if name in maker else name, *at, name in maker) for name, at in place.items()]
+
+
+def arrow(start: Place, end: Place, center: float) -> str:
+    """From the lower edge of one box to the upper edge of another; where rows lie between, around the outside of their boxes."""
+    (x, y), (to_x, to_y) = (start[0], start[1] + HEIGHT / 2), (end[0], end[1] - HEIGHT / 2 - 4)
+    side = 0.0 if to_y - y < DOWN else 1.0 if x + to_x > 2 * center else -1.0
+    to_x += side * WIDTH / 4
+    aside = side * WIDTH * 0.6
+    return f'<path d="M{x:g} {y:g} C{x + aside:g} {y + 22:g} {to_x + aside:g} {to_y - 22:g} {to_x:g} {to_y:g}" marker-end="url(#head)"/>'
+
+
+def box(text: str, x: float, y: float, node: bool) -> str:
+    if not node:
+        return f'<text x="{x:g}" y="{y + 5:g}">{text}</text>'
+    kind, wide = ("box norm", WIDTH + 22) if text.endswith("Normalization") else ("box", WIDTH)
+    frame = f'<rect class="{kind}" x="{x - wide / 2:g}" y="{y - HEIGHT / 2:g}" width="{wide}" height="{HEIGHT}" rx="6"/>'
+    return f'{frame}<text x="{x:g}" y="{y + 5:g}">{text}</text>'
+
+
+def picture(before: onnx.GraphProto, after: onnx.GraphProto, said: str) -> str:
+    rows = rows_of(before)[1]
+    columns, data, top = max(map(len, rows)), sum(map(len, rows)) - 1, 92
+    center, middle = columns * ACROSS / 2 + 20, columns * ACROSS + 40
+    right, height = middle + 2 * ACROSS, top - 16 + DOWN * len(rows)
+    body = [
+        f'<text class="title" x="{center:g}" y="28">torch\'s exporter: {len(before.node)} nodes</text>',
+        f'<text class="small" x="{center:g}" y="48">{data} on the data; {len(before.node) - data} constants and shapes not drawn</text>',
+        f'<text class="title" x="{middle + ACROSS:g}" y="28">normdeploy: {len(after.node)} node</text>',
+        *drawn(before, 20, top, columns),
+        *drawn(after, middle, top, 2),
+    ]
+    for i, line in enumerate(said.split("\n")):
+        body.append(f'<text class="small" x="{middle + ACROSS:g}" y="{top + 2 * DOWN + 4 + 18 * i}">{line}</text>')
+    head = 'viewBox="0 0 8 8" refX="4" refY="4" markerWidth="7" markerHeight="7" orient="auto"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right:g} {height:g}" width="{right:g}" height="{height:g}" role="img">',
+        "<title>A layer norm written by hand: the graph before and after</title>",
+        f"<style>{STYLE}\n</style>",
+        f'<defs><marker id="head" {head}><path d="M0 0L8 4L0 8z"/></marker></defs>',
+        '<rect class="ground" width="100%" height="100%" rx="8"/>',
+        *body,
+        "</svg>\n",
+    ]
+    return "\n".join(lines)
+
+
+def graphs() -> tuple[onnx.GraphProto, onnx.GraphProto, str]:
+    """The graph as torch exports it, what becomes of it, and what is said of the proof."""
+    model = from_module(Norm(24).eval(), (torch.randn(2, 5, 24),), {}, inputs=["x[batch,seq,24]"], dims=["batch=1:2:8", "seq=1:5:16"])
+    raw = to_onnx(model)
+    result = normdeploy.optimize(raw)
+    (finding,) = result.summary.findings
+    proof = finding.certificate
+    assert proof is not None
+    compared = f"compared in float64 on {proof.cases} inputs:\nlargest difference {proof.error:.0e}"
+    return raw.graph, result.proto.graph, f"epsilon {finding.epsilon:g}, scale and shift inside\n{compared}"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("norm.svg").write_text(picture(*graphs()))

@@ -1,0 +1,98 @@
+"""Runs the code and the commands of a page in an empty folder, and writes what the commands printed into the page.
+
+    python -m docs.refresh docs/custom-norm.md docs/unet-block.md ...
+
+A ```python block is run, all of a page in one namespace; one whose first line is a comment with the name of a file (``# net.py``) is saved
+under that name instead. In a ```console block each line that begins with ``$`` is run by bash, and what it prints takes the place of what
+stood below it. All in the order of the page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# ([\w.-]+\.py)\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page: its language, its text, and where that stands in the page."""
+
+    language: str
+    text: str
+    start: int
+    end: int
+
+    @property
+    def file(self) -> str:
+        """The name under which it is to be saved; "" where it is to be run."""
+        named = _FILE.match(self.text) if self.language == "python" else None
+        return named[1] if named else ""
+
+    @property
+    def commands(self) -> list[str]:
+        """Of a console block, without the prompts."""
+        return [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The fenced blocks of a page that begin at the left margin."""
+    return (Block(m[1], m[2], m.start(2), m.end(2)) for m in _FENCE.finditer(page))
+
+
+def run_python(block: Block, names: dict[str, Any], where: str) -> None:
+    """Run a block in the namespace ``names``, or save it in the working folder. ``where`` is what a traceback calls it."""
+    if block.file:
+        Path(block.file).write_text(block.text)
+    else:
+        exec(compile(block.text, where, "exec"), names)
+
+
+def refreshed(page: str, where: str) -> str:
+    """The page with what its commands print here and now; run in the working folder."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    parts, done = [], 0
+    for block in blocks(page):
+        if block.language == "python":
+            run_python(block, names, where)
+        if block.language == "console":
+            parts += [page[done : block.start], "".join(f"$ {c}\n{_output(c)}" for c in block.commands)]
+            done = block.end
+    return "".join([*parts, page[done:]])
+
+
+def _output(command: str) -> str:
+    """What a command prints, ended by a newline; nothing where it prints nothing."""
+    paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    own = {"PATH": os.pathsep.join(paths), "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": os.path.abspath(".state"), "OMP_NUM_THREADS": "1"}
+    shell = ["bash", "-c", command]
+    done = subprocess.run(shell, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    text = "\n".join(lines).strip("\n")
+    return f"{text}\n" if text else ""
+
+
+def main(pages: list[str]) -> None:
+    for name in pages:
+        path = Path(name).resolve()
+        with tempfile.TemporaryDirectory() as folder, chdir(folder):
+            sys.path.insert(0, folder)
+            text = refreshed(path.read_text(), name).replace(f"{folder}/", "")
+            sys.path.remove(folder)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
