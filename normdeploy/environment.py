@@ -1,0 +1,58 @@
+"""What a result was made with: the versions of everything that can change it, and the machine."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import platform
+import sys
+from pathlib import Path
+
+LIBRARIES = (
+    "normdeploy", "torch", "onnx", "onnx-ir", "onnxscript", "onnx-graphsurgeon", "onnxruntime", "onnxruntime-gpu", "tensorrt",
+    "tensorrt-rtx", "polygraphy", "triton", "numpy", "ml_dtypes", "protobuf",
+)  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """What -> its version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...; no library is imported."""
+    found = {}
+    for library in LIBRARIES:
+        try:
+            found[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    return found | {"python": platform.python_version(), "system": system, "cpu": _cpu()} | _gpus()
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _gpus() -> dict[str, str]:
+    """The driver and the GPUs, as NVIDIA's management library names them; {} where there is none."""
+    try:
+        nvml = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+    except OSError:
+        return {}
+    if nvml.nvmlInit_v2():
+        return {}
+    try:
+        text, count = ctypes.create_string_buffer(96), ctypes.c_uint(0)
+        found = {}
+        if not nvml.nvmlSystemGetDriverVersion(text, len(text)):
+            found["driver"] = text.value.decode(errors="replace")
+        if not nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            for index in range(count.value):
+                device = ctypes.c_void_p()
+                if not nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) and not nvml.nvmlDeviceGetName(
+                    device, text, len(text)
+                ):
+                    found[f"gpu {index}"] = text.value.decode(errors="replace")
+        return found
+    finally:
+        nvml.nvmlShutdown()
