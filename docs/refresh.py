@@ -74,11 +74,17 @@ def refreshed(page: str, where: str) -> str:
 
 
 def _output(command: str) -> str:
-    """What a command prints, ended by a newline; nothing where it prints nothing."""
+    """What a command prints, ended by a newline; nothing where it prints nothing.
+
+    Raises:
+        RuntimeError: it failed in a way that no page should show.
+    """
     paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
     own = {"PATH": os.pathsep.join(paths), "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": os.path.abspath(".state"), "OMP_NUM_THREADS": "1"}
     shell = ["bash", "-c", command]
     done = subprocess.run(shell, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if "Traceback (most recent call last)" in done.stdout:
+        raise RuntimeError(f"{command} failed:\n{done.stdout}")
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     text = "\n".join(lines).strip("\n")
     return f"{text}\n" if text else ""

@@ -61,6 +61,13 @@ def test_files_and_tests_that_are_named_exist(path: Path) -> None:
         assert f"def {name}(" in tests, f"{path.name} names {name}"
 
 
+@pytest.mark.parametrize("path", pages())
+def test_no_page_shows_a_traceback_or_this_machine(path: Path) -> None:
+    text = path.read_text()
+    assert "Traceback (most recent call last)" not in text
+    assert str(ROOT) not in text
+
+
 def commands(path: Path) -> list[str]:
     """Every line of code that calls normdeploy, up to what the shell does with it."""
     text = path.read_text()
