@@ -1,30 +1,32 @@
 """normdeploy: PyTorch models in onnxruntime and TensorRT with every normalization fused or folded, and proved.
 
-``export``, ``optimize``, ``inspect``, ``check``, ``build`` and ``verify`` are the verbs of the command line as functions. Importing this
-package imports none of the heavy libraries; the first use of a verb does.
+The verbs of the command line are functions here (``__all__``). Importing this package imports none of the heavy libraries; the first use
+of a verb does.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .check import check
     from .deploy import build, export, inspect, open_runner, optimize, run, verify
+    from .package import package
+    from .recheck import recheck
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "build", "check", "export", "inspect", "open_runner", "optimize", "run", "verify"]
+__all__ = ["__version__", "build", "check", "export", "inspect", "open_runner", "optimize", "package", "recheck", "run", "verify"]
 
 _VERBS = frozenset(__all__) - {"__version__"}
+_ELSEWHERE = {"check", "package", "recheck"}  # in modules of the same name; the others are in ``deploy``
 
 
 def __getattr__(name: str) -> Any:
-    if name == "check":
-        from .check import check
-
-        return check
+    if name in _ELSEWHERE:
+        return getattr(import_module(f".{name}", __name__), name)
     if name in _VERBS:
         from . import deploy
 

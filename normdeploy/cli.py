@@ -10,7 +10,7 @@ import typer
 
 from . import __version__
 from .errors import NormdeployError, printable
-from .verbs import build, check, export, inspect, optimize, run, verify
+from .verbs import build, check, export, inspect, optimize, package, recheck, run, verify
 
 app = typer.Typer(
     help="PyTorch models in onnxruntime and TensorRT, every normalization fused or folded, and proved.",
@@ -41,6 +41,8 @@ app.command()(inspect.inspect)
 app.command()(optimize.optimize)
 app.command()(run.run)
 app.command()(check.check)
+app.command()(package.package)
+app.command()(recheck.recheck)
 
 
 def main() -> None:
