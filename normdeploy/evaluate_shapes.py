@@ -68,6 +68,8 @@ def _unsqueeze(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
     shape = inputs[0].shape
     rank = len(shape) + len(axes)
     ones = {axis + rank if axis < 0 else axis for axis in axes}
+    if len(ones) != len(axes) or not all(0 <= axis < rank for axis in ones):
+        raise ValueError(f"Unsqueeze of a shape of {len(shape)} dims at {axes}: each must be another one of {rank}")
     kept = iter(shape)
     return inputs[0].reshape([1 if i in ones else next(kept) for i in range(rank)])
 

@@ -124,7 +124,7 @@ class FileGraph(Links):
     def _evaluated(self, node: gs.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
         try:
             return self.apply(node, inputs)
-        except (ValueError, TypeError, IndexError, ZeroDivisionError, KeyError, AssertionError, MemoryError) as e:
+        except (ValueError, TypeError, IndexError, ArithmeticError, KeyError, AssertionError, MemoryError) as e:
             raise evaluate.Unsupported(f"{node.op} {node.name!r}: {type(e).__name__}: {e}") from e
 
     def apply(self, node: gs.Node, inputs: Sequence[np.ndarray | None]) -> tuple[Any, ...]:
@@ -214,7 +214,10 @@ class FileGraph(Links):
         if known is None:
             node = self.producer(t)
             return self.dtype(node.inputs[0]) if node is not None and node.op in _SAME_TYPE and len(node.inputs) else None
-        return onnx.helper.tensor_dtype_to_np_dtype(known) if isinstance(known, int) else np.dtype(known)
+        try:
+            return onnx.helper.tensor_dtype_to_np_dtype(known) if isinstance(known, int) else np.dtype(known)
+        except (KeyError, TypeError):  # stated as of no type, or a sequence, a map or an optional
+            return None
 
     @cached_property
     def _inferred(self) -> dict[str, tuple[int | None, Dims | None]]:

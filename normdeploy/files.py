@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
 from .errors import GraphError
 from .ordering import sort
+from .wellformed import require
 
 __all__ = ["atomic", "bodies", "detached", "load_onnx", "refer", "save_onnx", "sha256", "tensors", "write_bytes"]
 
@@ -93,6 +94,7 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file, or was cut short: {error}") from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
+    require(proto, tensors(proto))
     outside = [t for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     places = [_place(t, source.parent) for t in outside]
     moved = sort(proto)
@@ -103,12 +105,20 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
         raise GraphError(f"{source.name} breaks the ONNX specification: {str(error).splitlines()[0]}") from error
     if external_data:
         for tensor, (file, offset, length) in zip(outside, places, strict=True):
-            with open(file, "rb") as stream:
-                stream.seek(offset)
-                tensor.raw_data = stream.read(length)
+            try:
+                with open(file, "rb") as stream:
+                    stream.seek(offset)
+                    tensor.raw_data = stream.read(length)
+            except (OSError, MemoryError, OverflowError) as error:
+                said = f"can't read the {length} bytes of the weight {tensor.name!r} from {file.name!r}"
+                raise GraphError(f"{said}: {_why(error)}") from error
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
     return proto
+
+
+def _why(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "they do not fit into memory"
 
 
 def _for_the_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:

@@ -16,6 +16,7 @@ from . import evaluate
 from .graph import Graph, value_inputs
 from .region import Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
 from .roots import VIEWS, narrowing
+from .sizes import affordable
 
 _STEPS = VIEWS | {"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"}
 _LONGEST = 24  # nodes in a scale and shift; BatchNorm by hand has about six
@@ -118,7 +119,7 @@ def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
         return NoMatch(f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name)
     for sizes in assignments(region.symbols):
         size = concrete(graph, z, sizes)
-        if size is None or 0 in size:
+        if size is None or 0 in size or not affordable(size):
             break
         try:
             with evaluate.quiet():

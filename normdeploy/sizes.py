@@ -21,6 +21,8 @@ from .region import Bound, EvaluationFailed, Region, assignments, concrete
 _LARGE = 2**16  # elements of x up to which static sizes are left as they are
 _LONG = 8  # an axis up to this is left as it is
 _FEW = (2, 3)  # in place of a longer one; never 1, which would broadcast
+_MOST = 2**26  # elements of an x: half a gigabyte
+_MOST_RANK = 64  # numpy's
 _TRIAL = 3  # while it is not known yet what is normalized: of two elements x̂ is ±1 and depends on neither
 
 
@@ -29,6 +31,7 @@ def bindings(region: Region, loose: tuple[int, ...] | None = None) -> Iterator[t
 
     ``loose``: the axes of x whose static size is replaced, those of `loose_axes` where it is None.
     """
+    any_size = loose is not None
     loose = loose_axes(region) if loose is None else loose
     tries = assignments(region.symbols)
     for turn, sizes in enumerate(tries * 2 if loose and len(tries) == 1 else tries):
@@ -38,9 +41,16 @@ def bindings(region: Region, loose: tuple[int, ...] | None = None) -> Iterator[t
         try:
             with evaluate.quiet():
                 few = {a: _FEW[(turn + i) % len(_FEW)] for i, a in enumerate(loose)}
-                yield region.bind(sizes), tuple(few.get(a, n) for a, n in enumerate(size))
+                taken = tuple(few.get(a, n) for a, n in enumerate(size))
+                if any_size or affordable(taken):
+                    yield region.bind(sizes), taken
         except EvaluationFailed:
             continue
+
+
+def affordable(shape: tuple[int, ...]) -> bool:
+    """Whether an x of this shape is made at all: a file can state any."""
+    return len(shape) <= _MOST_RANK and math.prod(shape) <= _MOST
 
 
 def loose_axes(region: Region) -> tuple[int, ...]:
@@ -65,6 +75,8 @@ def loose_axes(region: Region) -> tuple[int, ...]:
 def _place_by_place(bound: Bound, size: tuple[int, ...], long: list[int]) -> tuple[int, ...]:
     loose: tuple[int, ...] = ()
     for axis in long:
+        if not affordable(_tried(size, (*loose, axis))):
+            continue
         if _asked(bound, np.zeros(_tried(size, (*loose, axis)))) is not None:
             loose = (*loose, axis)
     if not loose:
