@@ -6,6 +6,7 @@ module: the program is a copy, so the user's object stays untouched, and its gra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ class Dim:
         return cls(None, size, size, size)
 
 
+MOST = 2**30  # random values of one input: 8 GiB while they are drawn
+
+
 @dataclass(frozen=True)
 class InputSpec:
     """One input tensor: its name in the ONNX file, dtype (numpy's name, or "bfloat16"), shape, and the values it may take.
@@ -57,9 +61,14 @@ class InputSpec:
         """Random values of this input at the given sizes.
 
         Raises:
-            InputError: an integer range is empty.
+            InputError: an integer range is empty, or there are too many values.
         """
         shape = self.sizes(dims or {})
+        if min(shape, default=0) < 0 or len(shape) > 64 or math.prod(shape) > MOST:  # 64: numpy's
+            raise InputError(
+                f"input {self.name!r} has the shape {list(shape)}, of which no values are generated: sizes are not negative, and at most "
+                f"{MOST} elements are made; give smaller sizes"
+            )
         if self.dtype == "bool":
             return rng.integers(0, 2, shape).astype(bool)
         kind = np.dtype("float32" if self.dtype == "bfloat16" else self.dtype)
