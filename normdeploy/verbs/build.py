@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from .console import bars, check_report, tell
-from .options import EngineRuntime, NormImpl, OnnxFile, Output, Quiet, ReportFile
+from .options import EngineRuntime, HtmlFile, NormImpl, OnnxFile, Output, Quiet, ReportFile
 
 
 class Spread(TyperCommand):
@@ -51,13 +51,14 @@ def build(
         typer.Option("--norm-impl", help="plugin: norms in our kernels, held by the engine (tensorrt only); auto: where that helps."),
     ] = NormImpl.native,
     report: ReportFile = None,
+    html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX needs no GPU for it."""
     from .. import deploy
     from ..report import Report
 
-    check_report(report)
+    check_report(report, html, (source, output))
     with bars(quiet) as progress:
         engine = deploy.build(
             source,
@@ -69,4 +70,4 @@ def build(
             progress=progress,
         )
     files = {"source": str(source), "output": str(output)}
-    tell(Report("build", files, engine=engine, seconds={"build": engine.seconds}), report, quiet)
+    tell(Report("build", files, engine=engine, seconds={"build": engine.seconds}), report, quiet, html)

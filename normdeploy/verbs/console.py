@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,28 +19,43 @@ if TYPE_CHECKING:
     from ..report import Report
 
 
-def check_report(file: Path | None) -> None:
-    """Before any work: the report can be written."""
-    if file is not None:
+def check_report(file: Path | None, html: Path | None = None, used: Iterable[Path] = ()) -> None:
+    """Before any work: the report and its page can be written, and replace nothing of ``used``, which the verb reads or writes."""
+    taken = {os.path.realpath(path): path for path in used}
+    for path in (file, html):
+        if path is None:
+            continue
         from ..atomic import writable
+        from ..errors import NormdeployError
 
-        writable(file)
+        target = os.fspath(writable(path))
+        if target in taken:
+            raise NormdeployError(f"the report {str(path)!r} would replace {str(taken[target])!r}; give it another name")
+        taken[target] = path
+    if html is not None:
+        from ..page import require
+
+        require()
 
 
-def tell(account: Report, file: Path | None, quiet: bool) -> None:
-    """Print the report and write its file."""
-    if file is not None:
+def tell(account: Report, file: Path | None, quiet: bool, html: Path | None = None) -> None:
+    """Print the report and write its files."""
+    if file is not None or html is not None:
         from ..atomic import write_bytes
 
-        write_bytes(file, account.json().encode())
+        text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).json()
+        if file is not None:
+            write_bytes(file, text.encode())
+        if html is not None:
+            from ..page import page
+
+            write_bytes(html, page(json.loads(text)).encode())
     if not quiet:
         account.show(_console())
 
 
 def _console() -> Console:
     """Standard output; wide enough for the tables where it is a file or a pipe."""
-    import os
-
     from rich.console import Console
 
     console = Console(highlight=False)

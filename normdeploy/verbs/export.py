@@ -15,6 +15,7 @@ from .options import (
     FactoryArgs,
     Fuse,
     FuseOption,
+    HtmlFile,
     Imports,
     Inputs,
     KeepIO,
@@ -51,6 +52,7 @@ def export(
     calibrate: Calibrate = None,
     keep_io: KeepIO = False,
     report: ReportFile = None,
+    html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
@@ -58,7 +60,7 @@ def export(
     from ..report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
-    check_report(report)
+    check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:
         result = deploy.export(
             source,
@@ -74,4 +76,5 @@ def export(
             **loading,
         )
     files = {"source": str(source), "output": str(output)}
-    tell(Report("export", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds), report, quiet)
+    account = Report("export", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds)
+    tell(account, report, quiet, html)

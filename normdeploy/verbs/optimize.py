@@ -7,6 +7,7 @@ from .options import (
     Calibrate,
     Fuse,
     FuseOption,
+    HtmlFile,
     KeepIO,
     OnnxFile,
     Output,
@@ -29,13 +30,14 @@ def optimize(
     calibrate: Calibrate = None,
     keep_io: KeepIO = False,
     report: ReportFile = None,
+    html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Fuse and fold the normalizations of an ONNX file from anywhere."""
     from .. import deploy
     from ..report import Report
 
-    check_report(report)
+    check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:
         result = deploy.optimize(
             source,
@@ -49,4 +51,5 @@ def optimize(
             progress=progress,
         )
     files = {"source": str(source), "output": str(output)}
-    tell(Report("optimize", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds), report, quiet)
+    account = Report("optimize", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds)
+    tell(account, report, quiet, html)

@@ -72,6 +72,9 @@ Strict = Annotated[
     bool, typer.Option("--strict", help="A rewrite that fails its certificate is an error; without it, the rewrite is undone.")
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE.json", help="Write the report as JSON too.")]
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE.html", help="Write the report as a page too: one file that needs no network.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress bars; errors are still printed.")]
 
 Factory = Annotated[
