@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .console import bars, check_report, tell
-from .options import Dims, Eval, Factory, FactoryArgs, Imports, Inputs, Key, ModelFile, OnnxFile, Quiet, ReportFile, Trust, loading_of
+from .options import Dims, Eval, Factory, FactoryArgs, HtmlFile, Imports, Inputs, Key, ModelFile, OnnxFile, Quiet, ReportFile, Trust, loading_of
 
 
 def verify(
@@ -27,6 +27,7 @@ def verify(
     dim: Dims = None,
     eval_mode: Eval = False,
     report: ReportFile = None,
+    html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare onnxruntime, and engines on a GPU, with the PyTorch model; exit code 1 where one is worse than rounding.
@@ -37,10 +38,10 @@ def verify(
     from ..report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
-    check_report(report)
+    check_report(report, html, (source, onnx, *(engine or ())))
     with bars(quiet) as progress:
         parity = deploy.verify(source, onnx, engines=engine or (), seeds=seeds, progress=progress, **loading)
     files = {"model": str(source), "onnx": str(onnx)} | ({"engines": ", ".join(map(str, engine))} if engine else {})
-    tell(Report("verify", files, parity=parity, seconds={"verify": parity.seconds}), report, quiet)
+    tell(Report("verify", files, parity=parity, seconds={"verify": parity.seconds}), report, quiet, html)
     if not parity:
         raise typer.Exit(1)
