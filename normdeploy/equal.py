@@ -23,7 +23,9 @@ _UNIT_ROUNDOFF = {
 _TYPE_ATTRIBUTES = {"to", "dtype"}  # of Cast and of what draws or counts
 
 
-def check_equal(before: onnx.ModelProto, after: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]]) -> None:
+def check_equal(
+    before: onnx.ModelProto, after: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]], shared: Mapping[str, str] | None = None
+) -> None:
     """Run both on each sample in onnxruntime, its own optimizer off, and compare every output.
 
     Cleaning up is meant to be exact, and mostly is, bit for bit. What may differ is the rounding of the nodes that were folded into
@@ -32,11 +34,18 @@ def check_equal(before: onnx.ModelProto, after: onnx.ModelProto, samples: Sequen
     1 − 3e-8·N. So the bound is 6·√N·u·max|before| for each output, u the unit roundoff of the coarsest floating type in the graph.
     Integers, and the places of NaN and Inf, must be equal.
 
+    Args:
+        shared: initializer of ``after`` -> large initializer of ``before``, whose data it has; ``after`` holds references in their place.
+
     Raises:
         ExportError: an output differs by more; the message names it and both values.
     """
     relative = 6 * math.sqrt(len(before.graph.node)) * _unit_roundoff(before)
-    expected, found = _outputs(before, samples), _outputs(after, samples)  # one after the other: only one copy of the weights at a time
+    light, weights = detached(before)
+    values = _values(weights)
+    expected = _outputs(light, values, samples)
+    light, weights = detached(after)
+    found = _outputs(light, _values(weights) | {name: values[theirs] for name, theirs in (shared or {}).items()}, samples)
     for (name, old), (_, new) in zip(expected, found, strict=True):
         difference = _difference(old, new)
         bound = relative * float(np.abs(old, where=np.isfinite(old), out=np.zeros(old.shape)).max(initial=0.0))
@@ -46,9 +55,16 @@ def check_equal(before: onnx.ModelProto, after: onnx.ModelProto, samples: Sequen
             )
 
 
-def _outputs(proto: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]:
+_Values = dict[str, ort.OrtValue]
+
+
+def _values(weights: Mapping[str, onnx.TensorProto]) -> _Values:
+    return {name: ort.OrtValue.ortvalue_from_numpy(_computable(onnx.numpy_helper.to_array(t))) for name, t in weights.items()}
+
+
+def _outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]:
     """(name, value) of every output for every sample."""
-    session = _session(proto)
+    session = _session(light, values)
     names = [o.name for o in session.get_outputs()]
     found: list[tuple[str, np.ndarray]] = []
     for sample in samples:
@@ -57,11 +73,9 @@ def _outputs(proto: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]]
     return found
 
 
-def _session(proto: onnx.ModelProto) -> ort.InferenceSession:
+def _session(light: onnx.ModelProto, values: _Values) -> ort.InferenceSession:
     """A session without optimizations, over the weights where they lie: neither serialized nor repacked."""
-    light, weights = detached(proto)
     _without_bfloat16(light)
-    values = {name: ort.OrtValue.ortvalue_from_numpy(_computable(onnx.numpy_helper.to_array(t))) for name, t in weights.items()}
     refer(light, {name: ("held by the session", 0, value.tensor_size_in_bytes()) for name, value in values.items()})
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,16 +88,14 @@ class InputSpec:
         return values.astype(kind)
 
 
-@dataclass(frozen=True)
-class Model:
-    """A PyTorch model in eval mode.
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What is known of a model besides what it computes.
 
-    ``program`` takes its tensors in the order of ``inputs`` (the flattened leaves of args and kwargs); ``outputs`` names the
-    flattened outputs. ``sha256`` is of the file, "" for a live module. ``recorded`` holds the flags (JSON values only) with which
-    ``load`` would come to the same model.
+    ``outputs`` names the flattened outputs. ``sha256`` is of the file, "" for a live module. ``recorded`` holds the flags (JSON values
+    only) with which ``load`` would come to the same model.
     """
 
-    program: torch.export.ExportedProgram
     inputs: tuple[InputSpec, ...]
     outputs: tuple[str, ...]
     kind: str
@@ -113,3 +111,15 @@ class Model:
         """One random input for each name, at the given sizes (opt where none is given)."""
         rng = np.random.default_rng(seed)
         return {spec.name: spec.sample(rng, dims) for spec in self.inputs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Signature):
+    """A PyTorch model in eval mode; ``program`` takes its tensors in the order of ``inputs`` (the flattened leaves of args and kwargs)."""
+
+    program: torch.export.ExportedProgram
+
+    @property
+    def signature(self) -> Signature:
+        """The same without the program and its weights."""
+        return Signature(**{f.name: getattr(self, f.name) for f in fields(Signature)})

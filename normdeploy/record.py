@@ -24,14 +24,14 @@ import onnx
 
 from .atomic import locked
 from .errors import GraphError
-from .model import Dim, InputSpec, Model
+from .model import Dim, InputSpec, Signature
 
 SCHEMA = 1
 _PROPERTY = "normdeploy"
 _KEY_BYTES = 32
 
 
-def record(proto: onnx.ModelProto, model: Model, flags: Mapping[str, Any]) -> None:
+def record(proto: onnx.ModelProto, model: Signature, flags: Mapping[str, Any]) -> None:
     """Write into ``proto``'s metadata how it came about, signed with this user's key.
 
     Args:

@@ -41,15 +41,7 @@ from .files import detached, refer
 
 __all__ = ["Simplified", "check_equal", "simplify"]
 
-_NORMS = frozenset(
-    {
-        "LayerNormalization",
-        "RMSNormalization",
-        "GroupNormalization",
-        "InstanceNormalization",
-        "MeanVarianceNormalization",
-    }
-)
+_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization"})
 _ROUNDS = 4  # each resolves what the one before made constant; the models seen settle in two or three
 
 
@@ -178,9 +170,10 @@ def simplify(
         progress: called with (stage, done, total).
     """
     try:
-        after = _cleaned(proto, progress)
+        after, untouched = _closed(_cleaned(proto, progress))
         if samples:
-            check_equal(proto, after, samples)
+            check_equal(proto, after, samples, {name: weight.name for name, weight in untouched.items()})
+        _fill(after, untouched)
     except Exception as error:
         # Cleaning up is a convenience: whatever goes wrong in it must not cost the user the export.
         return Simplified(proto, f"the graph was left unsimplified: {str(error).strip() or type(error).__name__}")
@@ -206,21 +199,30 @@ def _opened(proto: onnx.ModelProto) -> ir.Model:
     return model
 
 
-def _closed(model: ir.Model) -> onnx.ModelProto:
-    """As a proto. The weights that no pass touched are copied once, at the end."""
+def _closed(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """As a proto, with references to the weights that no pass touched, and these by the names that they have now."""
     untouched = {name: v.const_value.proto for name, v in model.graph.initializers.items() if isinstance(v.const_value, _Weight)}
     for name in untouched:
         model.graph.initializers[name].const_value = ir.tensor(0, name=name)
     proto = ir.serde.serialize_model(model)
     for initializer in proto.graph.initializer:
-        if initializer.name in untouched:
+        if (weight := untouched.get(initializer.name)) is not None:
+            reference = onnx.TensorProto(name=initializer.name, dims=weight.dims, data_type=weight.data_type)
+            reference.data_location = onnx.TensorProto.EXTERNAL
+            initializer.CopyFrom(reference)
+    return proto, untouched
+
+
+def _fill(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> None:
+    """Put copies of the weights in the place of the references."""
+    for initializer in proto.graph.initializer:
+        if initializer.name in weights:
             name = initializer.name
-            initializer.CopyFrom(untouched[name])
+            initializer.CopyFrom(weights[name])
             initializer.name = name
-    return proto
 
 
-def _cleaned(proto: onnx.ModelProto, progress: Callable[[str, int, int], None] | None) -> onnx.ModelProto:
+def _cleaned(proto: onnx.ModelProto, progress: Callable[[str, int, int], None] | None) -> ir.Model:
     model = _opened(proto)
     before = _metadata(model)
     imports = dict(model.opset_imports)
@@ -237,7 +239,7 @@ def _cleaned(proto: onnx.ModelProto, progress: Callable[[str, int, int], None] |
     _tidy_metadata(model, before)
     if progress is not None:
         progress("simplify", _ROUNDS, _ROUNDS)
-    return _closed(model)
+    return model
 
 
 def _round(model: ir.Model) -> bool:
@@ -274,7 +276,7 @@ def _metadata(model: ir.Model) -> dict[tuple[str, str], dict[str, str]]:
     for node in model.graph:
         for kind, values in (("made", node.outputs), ("read", node.inputs[:1])):
             for value in values:
-                if value is not None and value.name and node.metadata_props:
+                if value is not None and value.name and (node.metadata_props or kind == "made"):  # a node of no module stays one
                     found.setdefault((kind, value.name), dict(node.metadata_props))
     return found
 

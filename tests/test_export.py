@@ -39,7 +39,8 @@ def model(module: nn.Module, *inputs: InputSpec, outputs: tuple[str, ...] = ("ou
     args = tuple(torch.ones(i.sizes({}), dtype=getattr(torch, i.dtype)) for i in inputs)
     dims = {d.name: TorchDim.AUTO if auto else TorchDim(d.name, min=d.min, max=d.max) for i in inputs for d in i.shape if d.name}
     shapes = tuple({axis: dims[d.name] for axis, d in enumerate(i.shape) if d.name} for i in inputs)
-    return Model(torch.export.export(module.eval(), args, dynamic_shapes=shapes), inputs, outputs, "module", "12ab")
+    program = torch.export.export(module.eval(), args, dynamic_shapes=shapes)
+    return Model(program=program, inputs=inputs, outputs=outputs, kind="module", sha256="12ab")
 
 
 def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -99,7 +100,7 @@ def test_opset(opset: int) -> None:
 
 @pytest.mark.parametrize("opset", [17, 26, 0, -1, "21", 21.0, None])
 def test_opset_out_of_range(opset: object) -> None:
-    made = Model(None, (), (), "module")  # type: ignore[arg-type]  # refused before anything is touched
+    made = Model(program=None, inputs=(), outputs=(), kind="module")  # type: ignore[arg-type]  # refused before anything is touched
     with pytest.raises(ExportError, match=rf"opset {opset!r} can't be exported; .* 18 to 25"):
         to_onnx(made, opset=opset)  # type: ignore[arg-type]
 
@@ -112,7 +113,7 @@ def test_names_and_dims_are_the_users(tmp_path: Path, loaded: bool) -> None:
     made = model(Net(), spec("hidden states", BATCH, SEQ, 8), outputs=("result",))
     if loaded:
         torch.export.save(made.program, tmp_path / "m.pt2")
-        made = Model(torch.export.load(tmp_path / "m.pt2"), made.inputs, made.outputs, made.kind)
+        made = Model(program=torch.export.load(tmp_path / "m.pt2"), inputs=made.inputs, outputs=made.outputs, kind=made.kind)
     proto = to_onnx(made)
     assert [i.name for i in proto.graph.input] == ["hidden states"]
     assert [o.name for o in proto.graph.output] == ["result"]
@@ -129,7 +130,7 @@ class TwoAxes(nn.Module):
 def test_dim_names_may_be_torchs_own_swapped() -> None:
     program = model(TwoAxes(), spec("x", BATCH, SEQ)).program
     first, second = (str(s) for s in next(n for n in program.graph.nodes if n.name == "x").meta["val"].shape)
-    made = Model(program, (spec("x", Dim(second, 1, 2, 8), Dim(first, 2, 5, 16)),), ("out",), "module")
+    made = Model(program=program, inputs=(spec("x", Dim(second, 1, 2, 8), Dim(first, 2, 5, 16)),), outputs=("out",), kind="module")
     proto = to_onnx(made)
     assert [d.dim_param for d in proto.graph.input[0].type.tensor_type.shape.dim] == [second, first]
     concat = next(n for n in proto.graph.node if n.op_type == "Concat" and n.input[0] == "x")
@@ -155,7 +156,7 @@ def test_a_dim_that_came_out_fixed_is_an_error() -> None:
 def test_a_dim_with_one_size_is_static() -> None:
     five = Dim("seq", 5, 5, 5)
     made = model(ChannelsByPosition(), spec("x", BATCH, 5, 8), auto=True)
-    proto = to_onnx(Model(made.program, (spec("x", BATCH, five, 8),), made.outputs, made.kind))
+    proto = to_onnx(Model(program=made.program, inputs=(spec("x", BATCH, five, 8),), outputs=made.outputs, kind=made.kind))
     assert symbols(proto) == {"batch"}
 
 
@@ -197,11 +198,11 @@ def test_an_output_of_an_input_s_name() -> None:
 
 def test_names_that_the_exporter_uses_itself() -> None:
     made = model(Net(), spec("val_0", BATCH, SEQ, 8), outputs=("layers.0.up.weight",))
-    taken = to_onnx(Model(made.program, (spec("x", BATCH, SEQ, 8),), ("y",), "module"))
+    taken = to_onnx(Model(program=made.program, inputs=(spec("x", BATCH, SEQ, 8),), outputs=("y",), kind="module"))
     inside = next(o for n in taken.graph.node for o in n.output)
-    proto = to_onnx(Model(made.program, (spec(inside, BATCH, SEQ, 8),), made.outputs, "module"))
+    proto = to_onnx(Model(program=made.program, inputs=(spec(inside, BATCH, SEQ, 8),), outputs=made.outputs, kind="module"))
     assert [i.name for i in proto.graph.input] == [inside]
-    agrees(proto, Model(made.program, (spec(inside, BATCH, SEQ, 8),), made.outputs, "module"), batch=2)
+    agrees(proto, Model(program=made.program, inputs=(spec(inside, BATCH, SEQ, 8),), outputs=made.outputs, kind="module"), batch=2)
 
 
 # ------------------------------------------------------------------ what is in the file
@@ -259,7 +260,7 @@ def test_functions_are_inlined_with_their_defaults(monkeypatch: pytest.MonkeyPat
     scopes = {"pkg.torch.onnx.name_scopes": "['', 'act', 'leaky']", "pkg.torch.onnx.class_hierarchy": "['Net', 'pkg.Act', 'aten.leaky']"}
     onnx.helper.set_model_props(calls.graph.node[0], scopes)  # type: ignore[arg-type]
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(model=ir.from_proto(calls)))
-    proto = to_onnx(Model(None, (spec("x", BATCH, 4),), ("out",), "module"))  # type: ignore[arg-type]
+    proto = to_onnx(Model(program=None, inputs=(spec("x", BATCH, 4),), outputs=("out",), kind="module"))  # type: ignore[arg-type]
     assert not proto.functions
     assert [o.domain for o in proto.opset_import] == [""]
     assert [metadata(n) for n in proto.graph.node] == [{MODULE: "act", CLASS: "pkg.Act"}] * 2
@@ -344,7 +345,7 @@ def written(**load: object) -> onnx.ModelProto:
     proto = onnx.helper.make_model(onnx.GraphProto(name="g"))
     onnx.helper.set_model_props(proto, {"other": "kept"})
     inputs = (spec("ids", BATCH, SEQ, dtype="int64"), InputSpec("x", "bfloat16", (BATCH, Dim.static(3)), (-0.5, 0.1)))
-    record(proto, Model(None, inputs, ("y",), "state_dict", "12ab", dict(load)), {"opset": 21})  # type: ignore[arg-type]
+    record(proto, Model(program=None, inputs=inputs, outputs=("y",), kind="state_dict", sha256="12ab", recorded=dict(load)), {"opset": 21})  # type: ignore[arg-type]
     return proto
 
 

@@ -171,7 +171,7 @@ def test_float64_of_a_decomposed_program() -> None:
     program = model.program.run_decompositions()
     called = {str(n.target) for n in program.graph.nodes}
     assert {"aten._softmax.default", "aten._to_copy.default"} <= called
-    feeds, found = float64(Model(program, model.inputs, model.outputs, model.kind))
+    feeds, found = float64(Model(program=program, inputs=model.inputs, outputs=model.outputs, kind=model.kind))
     scores = np.exp(feeds["x"])
     assert close(found["output"], scores / scores.sum(-1, keepdims=True))
 

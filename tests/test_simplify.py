@@ -23,7 +23,7 @@ from normdeploy.errors import ExportError
 from normdeploy.export import CLASS, MODULE, to_onnx
 from normdeploy.loading import from_module
 from normdeploy.model import Dim, InputSpec, Model
-from normdeploy.simplify import _closed, _opened, check_equal, simplify
+from normdeploy.simplify import _closed, _fill, _opened, check_equal, simplify
 from tests.support import run_onnxruntime
 from tests.test_rows import specs
 
@@ -203,7 +203,7 @@ def exported(name: str, dtype: str, dynamic: bool) -> tuple[Model, onnx.ModelPro
         args.append(torch.ones(sizes, dtype=torch.int64) if kind == "int64" else torch.randn(sizes).to(getattr(torch, dtype)))
         dims.append({i: torch.export.Dim(d.name, min=d.min, max=d.max) for i, d in enumerate(named) if d.name})
     program = torch.export.export(module, tuple(args), dynamic_shapes=tuple(dims) if dynamic else None)
-    model = Model(program, tuple(specs), ("out",), "module")
+    model = Model(program=program, inputs=tuple(specs), outputs=("out",), kind="module")
     return model, to_onnx(model)
 
 
@@ -274,7 +274,7 @@ def test_names_and_module_paths_survive(name: str, dtype: str, dynamic: bool) ->
 def test_epsilon_of_an_all_zero_row_lives() -> None:
     torch.manual_seed(0)
     program = torch.export.export(HandNorm(32).eval(), (torch.randn(2, 32),))
-    model = Model(program, (InputSpec("x", "float32", (Dim.static(2), Dim.static(32))),), ("out",), "module")
+    model = Model(program=program, inputs=(InputSpec("x", "float32", (Dim.static(2), Dim.static(32))),), outputs=("out",), kind="module")
     zeros = {"x": np.zeros((2, 32), np.float32)}
     theirs = torch.onnx.export(program, dynamo=True, opset_version=21, verbose=False, input_names=["x"]).model_proto
     assert np.isnan(run(theirs, zeros)).all()  # the trap is still there
@@ -362,7 +362,9 @@ def test_a_weight_renamed_in_the_copy_keeps_its_name_in_the_model_given() -> Non
     proto = one([helper.make_node("Add", ["x", "w"], ["y"])], ("n", 512), weights, ["y"])
     opened = _opened(proto)
     opened.graph.initializers["w"].name = "v"
-    closed = _closed(opened)
+    closed, untouched = _closed(opened)
+    check_equal(proto, closed, [{"x": np.ones((2, 512), np.float32)}], {name: weight.name for name, weight in untouched.items()})
+    _fill(closed, untouched)
     assert [i.name for i in proto.graph.initializer] == ["w"]
     assert [i.name for i in closed.graph.initializer] == ["v"]
     np.testing.assert_array_equal(numpy_helper.to_array(closed.graph.initializer[0]), weights["w"])
@@ -399,7 +401,7 @@ def test_check_compares_the_places_of_nan() -> None:
 
 def test_a_failed_cleanup_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     proto, sample = scaled(4.0), {"x": np.ones(3, np.float32)}
-    monkeypatch.setattr("normdeploy.simplify._cleaned", lambda proto, progress: scaled(5.0))
+    monkeypatch.setattr("normdeploy.simplify._cleaned", lambda proto, progress: _opened(scaled(5.0)))
     result = simplify(proto, [sample])
     assert result.proto is proto
     assert "left unsimplified: simplifying changed the output 'y'" in result.note

@@ -144,7 +144,8 @@ def _from_program(path: Path, trust: bool, wishes: Wishes, eval_mode: bool) -> M
     names = [tensor.name for tensor in placeholders(program)[0]]
     matched = match_wishes(names, wishes.inputs, "the program's inputs") if wishes.inputs else [None] * len(names)
     specs = describe_inputs(program, guards, matched, wishes, fresh=False)
-    return Model(program, specs, output_names(program, [spec.name for spec in specs]), Kind.PROGRAM)
+    outputs = output_names(program, [spec.name for spec in specs])
+    return Model(program=program, inputs=specs, outputs=outputs, kind=Kind.PROGRAM)
 
 
 def _from_weights(

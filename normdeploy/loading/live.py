@@ -119,7 +119,8 @@ def trace(
     require_eval_graph(program, eval_mode)
     names = dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
     specs = describe_inputs(program, live_guards(program), call.wished(wishes), wishes, fresh=True, names=names)
-    return Model(program, specs, output_names(program, [spec.name for spec in specs]), kind)
+    outputs = output_names(program, [spec.name for spec in specs])
+    return Model(program=program, inputs=specs, outputs=outputs, kind=kind)
 
 
 class _DoesNotRun(InputError):
