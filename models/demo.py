@@ -81,7 +81,7 @@ def main() -> None:
     names = [f"{name}:int64[batch,seq]" for name in ("input_ids", "attention_mask")]  # torch saves the ranges of dims, not their names
     normdeploy("export", source, "-o", model, "--input", names[0], "--input", names[1], "--report", str(FOLDER / "export.json"))
     normdeploy("build", model, "-o", engine, "--compute-capability", "8.6", "8.9", "12.0")
-    normdeploy("verify", source, model, "--engine", engine, "--report", str(FOLDER / "verify.json"))
+    normdeploy("verify", source, model, engine, "--report", str(FOLDER / "verify.json"))
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     names = [spec.name for spec in session.get_inputs()]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from ml_dtypes import bfloat16
 
-from .model import Dim, InputSpec, Model
+from .archive import read_npz
+from .errors import InputError
+from .model import Dim, InputSpec, Signature
+from .runtimes.arrays import check_feeds
 
 SMALL = 1e-4  # scale at which an epsilon of 1e-5 outweighs the variance, so that a changed one shows in every type
 _AFFORDABLE = 8  # times the input elements at the opt sizes
@@ -30,7 +35,7 @@ class Case:
 
 
 def given(inputs: Iterable[Mapping[str, np.ndarray]]) -> list[Case]:
-    """The user's own inputs."""
+    """The user's own inputs, as they are."""
 
     def case(number: int, feeds: Mapping[str, np.ndarray]) -> Case:
         return Case(f"given input {number}", "given", lambda: dict(feeds))
@@ -38,7 +43,69 @@ def given(inputs: Iterable[Mapping[str, np.ndarray]]) -> list[Case]:
     return [case(number, feeds) for number, feeds in enumerate(inputs)]
 
 
-def generated(model: Model, seeds: int) -> tuple[list[Case], list[str]]:
+@dataclass(frozen=True)
+class Given:
+    """One of the user's inputs, and what it is called."""
+
+    name: str
+    feeds: Mapping[str, np.ndarray]
+
+
+Feeds = Mapping[str, np.ndarray] | str | os.PathLike[str] | Given
+Inputs = Feeds | Sequence[Feeds]
+
+
+def read(inputs: Inputs) -> list[Given]:
+    """The user's inputs, .npz files read.
+
+    Raises:
+        InputError: there is no such file, or it is no .npz of arrays.
+    """
+    found = []
+    for number, feeds in enumerate([inputs] if isinstance(inputs, Mapping | str | os.PathLike | Given) else inputs):
+        if isinstance(feeds, Mapping):
+            feeds = Given(f"given input {number}", feeds)
+        found.append(feeds if isinstance(feeds, Given) else Given(os.fspath(feeds), read_npz(feeds)))
+    return found
+
+
+def given_to(model: Signature, inputs: Iterable[Given], also: Mapping[str, Collection[np.dtype]]) -> list[Case]:
+    """The user's own inputs, checked before anything is run on them.
+
+    Args:
+        also: input -> half types in which a file takes it; such arrays are widened to the model's type, which is exact.
+
+    Raises:
+        InputError: an input is missing or unknown, or has another dtype, rank, static size, or two sizes for one dim.
+    """
+
+    def case(name: str, feeds: dict[str, np.ndarray]) -> Case:
+        check_feeds(name, feeds, model.inputs)
+        _one_size(name, feeds, model.inputs)
+        return Case(name, "given", lambda: dict(feeds))
+
+    types = {spec.name: np.dtype(bfloat16 if spec.dtype == "bfloat16" else spec.dtype) for spec in model.inputs}
+    return [case(g.name, {n: _own(value, types.get(n), also.get(n, ())) for n, value in g.feeds.items()}) for g in inputs]
+
+
+def _own(value: np.ndarray, wanted: np.dtype | None, also: Collection[np.dtype]) -> np.ndarray:
+    value = np.asarray(value)
+    value = value.astype(value.dtype.newbyteorder("="), copy=False)
+    if value.dtype.str[1:] == "V2" and bfloat16 in (wanted, *also):  # .npy files can't name it
+        value = value.view(bfloat16)
+    return value.astype(wanted) if wanted is not None and value.dtype in also else value
+
+
+def _one_size(case: str, feeds: Mapping[str, np.ndarray], specs: Iterable[InputSpec]) -> None:
+    seen: dict[str, tuple[int, str]] = {}
+    for spec in specs:
+        for dim, size in zip(spec.shape, feeds[spec.name].shape, strict=True):
+            if dim.name is not None and seen.setdefault(dim.name, (size, spec.name))[0] != size:
+                other, first = seen[dim.name]
+                raise InputError(f"{case}: the dim {dim.name!r} is {other} in input {first!r} and {size} in input {spec.name!r}")
+
+
+def generated(model: Signature, seeds: int) -> tuple[list[Case], list[str]]:
     """Random, small and all-zero inputs at the sizes that ``model``'s dims may take, and a note for each size left out.
 
     Several seeds at the opt sizes; the min sizes (where a broadcast hides a wrong axis), an odd one (where a kernel's blocks do not
@@ -64,11 +131,11 @@ def generated(model: Model, seeds: int) -> tuple[list[Case], list[str]]:
     return cases, notes
 
 
-def _random(model: Model, sizes: dict[str, int], seed: int, promised: bool) -> Case:
+def _random(model: Signature, sizes: dict[str, int], seed: int, promised: bool) -> Case:
     return Case(f"seed {seed}{_said(sizes)}", "random", lambda: model.samples(seed, sizes), promised)
 
 
-def _largest(model: Model) -> tuple[list[dict[str, int]], list[str]]:
+def _largest(model: Signature) -> tuple[list[dict[str, int]], list[str]]:
     dims = model.dims
     limit = max(_ALWAYS, _AFFORDABLE * _elements(model, {name: d.opt for name, d in dims.items()}))
     every = {name: d.max for name, d in dims.items()}
@@ -81,7 +148,7 @@ def _largest(model: Model) -> tuple[list[dict[str, int]], list[str]]:
     return kept, [f"not run at {_listed(sizes)}: {_elements(model, sizes)} input elements, more than {limit}" for sizes in left_out]
 
 
-def _elements(model: Model, sizes: Mapping[str, int]) -> int:
+def _elements(model: Signature, sizes: Mapping[str, int]) -> int:
     return sum(prod(spec.sizes(sizes)) for spec in model.inputs)
 
 

@@ -9,7 +9,7 @@ sums in another order and fuses other operators, so its error is another draw of
 between two such draws (in 560 exports of the project's own models, in float32 and float16, onnxruntime's error was at most 0.41 of
 what is allowed), the 4 ulp are for outputs that eager happens to get exactly. There is no tolerance besides. NaN and infinities must
 stand where the reference has them once it is rounded to the output's type. A file in half precision (``--precision``) is compared with
-eager run in half, both on inputs that are half numbers.
+eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at once, each by its own eager.
 
 Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or what the
 reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are counted and reported.
@@ -19,88 +19,71 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import ml_dtypes
 import numpy as np
-import onnx
-import torch
 
 from .build import Engine
-from .candidates import OFF, ON, Candidate, NotRun, candidates_for
-from .cases import Case, generated, given
+from .candidates import FLOATS, Candidate, File, NotRun, Subject, candidates_of, subjects
+from .cases import Case, Inputs, generated, given_to, read
+from .culprit import accuse
+from .drift import Point
+from .drift_files import drift_of_file
 from .errors import InputError
-from .files import load_onnx
+from .judging import COLUMNS, OutputResult, Reference, Trial
 from .model import Model
-from .parity import EAGER_MULTIPLE, ULPS, Tally, Ties
-from .precision import asked
-from .runtimes import RunResult
-from .runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
+from .parity import EAGER_MULTIPLE, ULPS
+from .runtimes.eager import EagerRunner, Float64Runner
+
+__all__ = ["COLUMNS", "Comparison", "Inputs", "NotRun", "OutputResult", "verify"]
 
 Progress = Callable[[str, int, int], None]
-Inputs = Mapping[str, np.ndarray] | Sequence[Mapping[str, np.ndarray]]
-
-COLUMNS = ("output", "runtime", "max abs error", "max rel error", "allowed", "verdict", "worst case")
-
-
-@dataclass(frozen=True)
-class OutputResult:
-    """One output in one runtime; true where it passes.
-
-    ``max_abs_error`` and ``allowed`` are of the kind of cases in which it came nearest to failing, ``case`` the worst of these;
-    ``max_rel_error`` is relative to each element, and informs only. ``near_ties`` counts integers that differ on a rounding.
-    """
-
-    output: str
-    runtime: str
-    dtype: str
-    max_abs_error: float
-    max_rel_error: float
-    allowed: float
-    verdict: Literal["pass", "fail"]
-    case: str
-    near_ties: int = 0
-    reason: str = ""
-
-    def __bool__(self) -> bool:
-        return self.verdict == "pass"
-
-    def row(self) -> tuple[str, ...]:
-        """The cells under COLUMNS."""
-        said = self.reason or (f"{self.near_ties} near-ties" if self.near_ties else "")
-        numbers = (f"{self.max_abs_error:.2e}", f"{self.max_rel_error:.2e}", f"{self.allowed:.2e}")
-        return (self.output, self.runtime, *numbers, f"{self.verdict}: {said}" if said else self.verdict, self.case)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``verify`` found."""
+    """What ``verify`` found. ``drift``: in the files' order, one runtime after the other; None where it was not asked for."""
 
     results: tuple[OutputResult, ...]
     not_run: tuple[NotRun, ...]
     cases: tuple[str, ...]  # that were run
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    drift: tuple[Point, ...] | None = None
 
     @property
     def ok(self) -> bool:
-        """Something besides eager was run, and all of it passes. Where eager itself fails, the model leaves its type's range: its row
-        and a note say so, but what was made of the model may be right all the same."""
+        """Something besides eager was run, every ONNX file in some runtime, and all of it passes; engines are not run without a GPU. Where
+        eager itself fails, the model leaves its type's range: its row and a note say so, but what was made of it may be right."""
         made = [r for r in self.results if r.runtime != EagerRunner.name]
-        return bool(made) and all(made)
+        ran = {r.file for r in made} | {""}
+        return bool(made) and all(made) and all(m.file in ran for m in self.not_run if m.runtime.startswith("onnxruntime"))
 
     def __bool__(self) -> bool:
         return self.ok
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The heads of ``table``; where there are several files, each row names its own."""
+        return ("file", *COLUMNS) if self._several else COLUMNS
+
+    @property
+    def _several(self) -> bool:
+        return len(({r.file for r in self.results} | {m.file for m in self.not_run}) - {""}) > 1
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One row for each output and runtime, under ``columns``."""
+        if not self._several:
+            return [r.row() for r in self.results]
+        return [(r.file or (f"(in {FLOATS[r.precision]})" if r.precision else ""), *r.row()) for r in self.results]
+
     def table(self) -> list[tuple[str, ...]]:
-        """One row for each output and runtime, under COLUMNS; runtimes that were not run last."""
-        rows = [result.row() for result in self.results]
-        return rows + [("", missed.runtime, "", "", "", f"not run: {missed.reason}", "") for missed in self.not_run]
+        """``rows``, and the runtimes that were not run last."""
+        missed = [(m.file, "", m.runtime, "", "", "", f"not run: {m.reason}", "") for m in self.not_run]
+        return self.rows() + (missed if self._several else [row[1:] for row in missed])
 
     def to_json(self) -> dict[str, Any]:
         """The same as values of JSON."""
@@ -110,187 +93,141 @@ class Comparison:
 
 def verify(
     model: Model,
-    onnx_path: str | os.PathLike[str],
+    files: File | Iterable[File],
     *,
-    engines: Sequence[Engine | str | os.PathLike[str]] = (),
+    engines: Iterable[File] = (),
     seeds: int = 3,
     inputs: Inputs | None = None,
+    drift: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare what the runtimes make of ``onnx_path`` and of ``engines`` with ``model`` in float64.
+    """Compare what the runtimes make of ``files`` with ``model`` in float64.
 
-    Run are: eager in the model's own type, onnxruntime with its optimizer off and on, on the CPU and on CUDA where that works, and
-    each engine where a GPU is present. What is not run is listed with the reason.
+    Run are: eager in the model's own type (and in half precision where a file is), onnxruntime with its optimizer off and on, on the CPU
+    and on CUDA where that works, and each engine where a GPU is present. What is not run is listed with the reason. Where only
+    onnxruntime's optimizer breaks a file, the optimizers to blame are searched for and named.
 
     Args:
+        files: ONNX files and engines, told apart by their content.
+        engines: more of them.
         seeds: random inputs at the opt sizes, besides those at other sizes, small ones and zeros.
-        inputs: the user's own, one mapping or several; only these are run then.
+        inputs: the user's own, name -> array or an .npz file, one or several; only these are run then.
+        drift: look into the ONNX files too: the error of every tensor that a file and the model share.
         progress: called with (stage, done, total).
 
     Raises:
-        GraphError: the ONNX file is broken.
-        InputError: the file has other inputs than the model, the model does not run on an input that it was said to take, or an
-            engine file is none.
+        GraphError: an ONNX file is broken.
+        InputError: a file is missing or has other inputs than the model, an input does not fit the model, or it does not run on it.
         NormdeployError: an operator of the model does not run in float64.
     """
     start = time.perf_counter()
-    proto = load_onnx(onnx_path, external_data=False)
-    notes = _check_file(model, proto.graph, Path(onnx_path).name)
-    half = HALVES.get(asked(proto))
-    if half is not None:
-        notes.append(f"the file is in half precision: eager was run in {str(half).removeprefix('torch.')} too, on inputs rounded to it")
-    if inputs is not None:
-        cases = given([inputs] if isinstance(inputs, Mapping) else inputs)
-    else:
-        cases, left_out = generated(model, seeds)
-        notes += left_out
+    tell = progress or (lambda stage, done, total: None)
+    own = None if inputs is None else read(inputs)
+    found, notes = subjects([*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines], model)
+    cases, left_out = generated(model, seeds) if own is None else (given_to(model, own, _halves(found)), [])
     if not cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
-    with ExitStack() as stack:
-        candidates, not_run = candidates_for(Path(onnx_path), engines, None if half is None else _types(proto.graph))
-        for candidate in candidates:
+    candidates, not_run = candidates_of(found)
+    trials = _tried(model, candidates, _usual(found), cases, tell)
+    results = _ordered(model, trials, candidates)
+    not_run += [NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable]
+    notes += left_out + _remarks(trials, candidates, results)
+    points = None
+    if drift:
+        points, more = _drifts(model, found, trials, results, tell)
+        notes += more
+    done = dict.fromkeys(answer.case.name for trial in trials.values() for answer in trial.answers)
+    seconds = time.perf_counter() - start
+    return Comparison(tuple(results), tuple(not_run), tuple(done), tuple(notes), seconds, None if points is None else tuple(points))
+
+
+def _halves(found: Sequence[Subject]) -> dict[str, set[np.dtype]]:
+    """Input -> the half types in which a file takes it."""
+    kinds: dict[str, set[np.dtype]] = {}
+    for name, kind in (pair for subject in found for pair in subject.types.items()):
+        if kind.name in FLOATS.values():
+            kinds.setdefault(name, set()).add(kind)
+    return kinds
+
+
+def _usual(found: Sequence[Subject]) -> str:
+    """The precision of an engine of which nothing else tells it: that of the ONNX files, where they agree."""
+    kinds = {s.precision for s in found if not s.runtime}
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _tried(model: Model, candidates: Sequence[Candidate], usual: str, cases: Sequence[Case], tell: Progress) -> dict[str, Trial]:
+    """Precision -> its trial. Of the reference and the runtimes one at a time is in memory: each may be as large as the model."""
+    reference = Reference(model)
+    trials: dict[str, Trial] = {}
+
+    def trial_in(precision: str) -> Trial:
+        if precision not in trials:
+            trials[precision] = Trial(model, reference, precision)
+            for done, _ in enumerate(trials[precision].prepare(cases)):
+                tell("reference", done, len(cases))
+            reference.free()
+        return trials[precision]
+
+    for precision in dict.fromkeys(c.precision(usual) for c in candidates) or [usual]:
+        trial_in(precision)
+    for done, candidate in enumerate(candidates):
+        tell("verify", done, len(candidates))
+        with ExitStack() as stack:
             candidate.load(stack)
-        trial = _Trial(model, candidates, notes, half)
-        for done, case in enumerate(cases):
-            if progress is not None:
-                progress("verify", done, len(cases))
-            trial.run(case)
-    results = _with_culprit(trial.results())
-    not_run += [NotRun(c.name, c.unavailable) for c in candidates if c.unavailable]
+            trial = trial_in(candidate.precision(usual))
+            trial.take(candidate)
+    for trial in trials.values():
+        accuse(trial, tell)
+    return trials
+
+
+def _ordered(model: Model, trials: Mapping[str, Trial], candidates: Sequence[Candidate]) -> list[OutputResult]:
+    """Output by output: eager first, then the files as they were given."""
+    eager = [result for _, trial in sorted(trials.items()) for result in trial.results(trial.eager)]
+    of = {id(candidate): trial for trial in trials.values() for candidate in trial.candidates}
+    every = eager + [result for candidate in candidates for result in of[id(candidate)].results(candidate)]
+    return [result for output in model.outputs for result in every if result.output == output]
+
+
+def _remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], results: Sequence[OutputResult]) -> list[str]:
+    notes = []
+    for precision, trial in trials.items():
+        if precision and trial.candidates:
+            files = ", ".join(dict.fromkeys(c.file for c in trial.candidates))
+            notes.append(f"{files}: in half precision; eager was run in {FLOATS[precision]} too, on inputs rounded to it")
+        notes += trial.notes
+        for candidate in trial.candidates:
+            if candidate.skipped and candidate.ran:
+                of = f"{candidate.skipped} of {len(trial.answers)} cases"
+                notes.append(f"{candidate.name}: {of} lie outside the engine's profile and were not run")
     notes += [
         f"the model itself leaves the range of {r.dtype}, {r.case}: {r.output} is {r.reason}"
         for r in results
-        if r.runtime == "eager" and not r
+        if r.runtime == EagerRunner.name and not r
     ]
-    if all(r.runtime == "eager" for r in results):
-        notes.append("no runtime could be run on the file: nothing is shown about it")
-    return Comparison(tuple(results), tuple(not_run), tuple(trial.done), tuple(notes), time.perf_counter() - start)
+    for names in dict.fromkeys(c.culprit for c in candidates if c.culprit):
+        setting = f'add_session_config_entry("optimization.disable_specified_optimizers", "{";".join(names)}")'
+        notes.append(f"to run it in onnxruntime without {', '.join(names)}: SessionOptions.{setting}")
+    made = {r.file for r in results if r.runtime != EagerRunner.name}
+    for file in dict.fromkeys(c.file for c in candidates if c.file not in made):
+        notes.append(f"no runtime could be run on {file}: nothing is shown about it")
+    return notes
 
 
-def _types(graph: onnx.GraphProto) -> dict[str, np.dtype]:
-    """The types of the file's inputs."""
-    return {v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in graph.input}
-
-
-def _check_file(model: Model, graph: onnx.GraphProto, file: str) -> list[str]:
-    """Notes on the file; raises where it can't be one of this model."""
-    initializers = {t.name for t in graph.initializer}
-    found, wanted = [v.name for v in graph.input if v.name not in initializers], [spec.name for spec in model.inputs]
-    if set(found) != set(wanted):
-        raise InputError(f"{file} takes the inputs {found}, the model takes {wanted}; is it a file of this model?")
-    extra = [v.name for v in graph.output if v.name not in model.outputs]
-    return [f"{file} has outputs that the model has not, which nothing can be compared with: {extra}"] if extra else []
-
-
-# ------------------------------------------------------------------ the trial
-
-
-class _Trial:
-    """Runs case after case, the reference and eager first, and keeps the tallies.
-
-    ``half``: the type of a file in half precision. Inputs are rounded to it, for the reference too.
-    """
-
-    def __init__(self, model: Model, candidates: Sequence[Candidate], notes: list[str], half: torch.dtype | None) -> None:
-        self._model, self._candidates, self._notes = model, candidates, notes
-        self._reference = Float64Runner(model)
-        make = partial(EagerRunner, model) if half is None else partial(HalfRunner, model, half)
-        self._eager = Candidate(EagerRunner.name, make, make())
-        self._half = None if half is None else np.dtype(ml_dtypes.bfloat16 if half == torch.bfloat16 else np.float16)
-        self._unit = 4 * (_unit(model) if half is None else torch.finfo(half).eps / 2)
-        self.done: list[str] = []
-
-    def run(self, case: Case) -> None:
-        feeds = case.make()
-        if self._half is not None:
-            half = self._half
-            feeds = {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
-        assert self._eager.runner is not None
-        try:
-            eager = self._eager.runner.infer(feeds)
-        except InputError as error:
-            if case.promised:
-                raise InputError(f"{case.name}: {error}") from error
-            self._notes.append(f"not run at {case.name}: {error}")
-            return
-        reference = self._reference.infer(feeds)
-        ties = Ties(lambda seed: self._reference.perturbed(feeds, self._unit, seed), reference, eager)
-        self._take(self._eager, case, eager, eager, reference, ties)
-        for candidate in self._candidates:
-            result = candidate.infer(case, feeds)
-            if result is not None and self._half is not None:  # inputs and outputs may have been kept in float32
-                result = {n: v.astype(eager[n].dtype) if n in eager and eager[n].dtype == self._half else v for n, v in result.items()}
-            if result is not None:
-                self._take(candidate, case, result, eager, reference, ties)
-        self.done.append(case.name)
-
-    def _take(self, candidate: Candidate, case: Case, result: RunResult, eager: RunResult, reference: RunResult, ties: Ties) -> None:
-        for output in self._model.outputs:
-            tally = candidate.tallies.setdefault((output, case.kind), Tally(eager[output].dtype))
-            tally.add(case.name, result.get(output), reference[output], partial(ties.explained, output))
-
-    def results(self) -> list[OutputResult]:
-        """One for each output and runtime that was run."""
-        results = []
-        for output in self._model.outputs:
-            eager = {kind: tally for (name, kind), tally in self._eager.tallies.items() if name == output}
-            for candidate in (self._eager, *self._candidates):
-                mine = {kind: tally for (name, kind), tally in candidate.tallies.items() if name == output}
-                if candidate.failure:
-                    dtype = str(next(iter(eager.values())).dtype)
-                    results.append(
-                        OutputResult(output, candidate.name, dtype, 0.0, 0.0, 0.0, "fail", candidate.where, reason=candidate.failure)
-                    )
-                elif mine and not candidate.unavailable:
-                    results.append(_judged(output, candidate.name, mine, eager))
-        for candidate in self._candidates:
-            if candidate.skipped and candidate.tallies:
-                self._notes.append(
-                    f"{candidate.name}: {candidate.skipped} of {len(self.done)} cases lie outside the engine's profile and were not run"
-                )
-            elif candidate.skipped:
-                candidate.unavailable = "every case lies outside the engine's profile; build it for the sizes that the model takes"
-        return results
-
-
-def _judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[str, Tally]) -> OutputResult:
-    """The kind of cases that comes nearest to failing, or fails most, speaks for the output."""
-
-    def badness(kind: str) -> float:
-        allowed = mine[kind].allowed(eager[kind])
-        return np.inf if mine[kind].broken else mine[kind].absolute / allowed if allowed else 0.0
-
-    kind = max(mine, key=badness)
-    tally = mine[kind]
-    reason = tally.broken
-    if reason and runtime != EagerRunner.name and eager[kind].broken:
-        reason += f"; eager fails here too ({eager[kind].broken}): the model itself leaves the range of {tally.dtype}"
-    return OutputResult(
-        output,
-        runtime,
-        str(tally.dtype),
-        tally.absolute,
-        max(t.relative for t in mine.values()),
-        tally.allowed(eager[kind]),
-        "fail" if badness(kind) > 1 else "pass",
-        tally.case,
-        sum(t.ties for t in mine.values()),
-        reason,
-    )
-
-
-def _with_culprit(results: Sequence[OutputResult]) -> list[OutputResult]:
-    """Where the same file is right with onnxruntime's optimizer off, the optimizer is what broke it."""
-    right = {r.output for r in results if r.runtime == OFF and r}
-    blame = "onnxruntime's optimizer is the culprit: with it off the same file passes"
-    return [
-        replace(r, reason=f"{r.reason}; {blame}" if r.reason else blame) if r.runtime == ON and not r and r.output in right else r
-        for r in results
-    ]
-
-
-def _unit(model: Model) -> float:
-    """The unit roundoff of the coarsest floating type in the model's graph; 0 where it has none."""
-    values = [node.meta.get("val") for node in model.program.graph.nodes]
-    dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
-    return max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
+def _drifts(
+    model: Model, found: Sequence[Subject], trials: Mapping[str, Trial], results: Sequence[OutputResult], tell: Progress
+) -> tuple[list[Point], list[str]]:
+    """The inner tensors of each ONNX file, on the case in which it fails, else on the first."""
+    points, notes = list[Point](), list[str]()
+    for subject in found:
+        if subject.runtime:
+            notes.append(f"no drift of {subject.label}: an engine can't be looked into")
+            continue
+        failed = [r.case for r in results if r.file == subject.label and not r]
+        answers = trials[subject.precision].answers
+        answer = next((a for a in answers if a.case.name in failed), answers[0])
+        seen, more = drift_of_file(model, subject.path, answer.feeds, subject.precision, subject.label, tell)
+        points += seen
+        notes += [f"drift of {subject.label}: seen at {answer.case.name}", *more]
+    return points, notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +26,11 @@ from .records import Summary
 if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
     import torch
 
+    from .bench import Race
     from .compare import Comparison, Inputs
-    from .model import Model
+    from .model import Model, Signature
 
-__all__ = ["ExportResult", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
+__all__ = ["ExportResult", "bench", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
 
 Progress = Callable[[str, int, int], None]
 PathLike = str | os.PathLike[str]
@@ -130,17 +132,21 @@ def export(
         model = _load(source, args, kwargs, loading)
     with stage("export"):
         proto = to_onnx(model, opset=opset or OPSET, progress=progress)
+    signature = model.signature
+    del model  # and its weights, of which the proto holds a copy
+    gc.collect()
     with stage("norms"):
         proto, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, strict=strict, progress=progress)
     with stage("simplify"):
-        simplified = simplify(proto, _samples(model), progress=progress)
+        simplified = simplify(proto, _samples(signature), progress=progress)
     proto, account = simplified.proto, None
     if precision is not None:
         with stage("precision"):
-            proto, account = half.converted(proto, precision, samples, inputs=model.inputs, keep_io=keep_io, progress=progress)
-        model, summary = replace(model, inputs=half.recast(model.inputs, account)), replace(summary, opset=half.opset_of(proto))
+            proto, account = half.converted(proto, precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress)
+        signature = replace(signature, inputs=half.recast(signature.inputs, account))
+        summary = replace(summary, opset=half.opset_of(proto))
     flags = {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)}
-    record(proto, model, flags | ({"precision": precision} if precision is not None else {}))
+    record(proto, signature, flags | ({"precision": precision} if precision is not None else {}))
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
@@ -234,27 +240,29 @@ def inspect(
 
 def verify(
     source: PathLike | torch.nn.Module,
-    onnx_path: PathLike,
+    files: PathLike | Sequence[PathLike],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     engines: Sequence[PathLike] = (),
     seeds: int = 3,
     feeds: Inputs | None = None,
+    drift: bool = False,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Comparison:
-    """Compare what the runtimes make of an ONNX file and of engines with the PyTorch model in float64 (the rule: ``normdeploy.compare``).
+    """Compare what the runtimes make of files with the PyTorch model in float64 (the rule: ``normdeploy.compare``).
 
     How the model is to be loaded need not be said again for a file that this user exported on this machine from this very model file.
 
     Args:
         source: the model file or folder, or the live module.
-        onnx_path: what ``export`` made of it.
+        files: what ``export``, ``optimize`` and ``build`` made of it, told apart by content; engines are run where a GPU is.
         args, kwargs: example arguments of a live module.
-        engines: what ``build`` made of it; they are run where a GPU is.
+        engines: more files.
         seeds: random inputs at the usual sizes, besides those at other sizes, small ones and zeros.
-        feeds: own inputs, name -> array, one mapping or several; only these are run then.
+        feeds: own inputs, name -> array or an .npz file, one or several; only these are run then.
+        drift: also compare the inner tensors of ONNX files, one case each, with the model's; it takes about as long again.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: as for ``export``.
 
@@ -262,14 +270,93 @@ def verify(
         NormdeployError: one of ``normdeploy.errors``. A candidate that is wrong is no error but a result that is false.
     """
     from . import compare
+    from .cases import read
 
     stage = _Stages(progress)
+    every = [*([files] if isinstance(files, str | os.PathLike) else files), *engines]
+    own = None if feeds is None else read(feeds)
     with stage("load"):
-        loading, notes = _remembered(source, onnx_path, loading)
+        loading, notes = _remembered_by_any(source, every, loading)
         model = _load(source, args, kwargs, loading)
     with stage("verify"):
-        comparison = compare.verify(model, onnx_path, engines=engines, seeds=seeds, inputs=feeds, progress=progress)
+        comparison = compare.verify(model, every, seeds=seeds, inputs=own, drift=drift, progress=progress)
     return replace(comparison, notes=(*notes, *comparison.notes))
+
+
+def bench(
+    sources: Sequence[PathLike | torch.nn.Module],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    feeds: PathLike | Mapping[str, Any] | None = None,
+    sizes: Sequence[str] | Mapping[str, int] = (),
+    threads: int = 1,
+    rounds: int = 100,
+    seed: int = 0,
+    norm_impl: Sequence[str] = (),
+    norms: str | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> Race:
+    """Race a model in eager and torch.compile, ONNX files and engines, in turns (``normdeploy.bench``), or the forms of norms.
+
+    Args:
+        sources: ONNX files, engines and at most one model: a file or folder, or a live module.
+        args, kwargs: example arguments of a live module.
+        feeds: the inputs, an .npz file or name -> array; None generates them.
+        sizes: of dynamic dims of generated inputs: {"batch": 8}, or texts such as "batch=8"; the usual ones of the others.
+        threads: of torch and of onnxruntime on the CPU.
+        rounds: in each every contestant has its turn.
+        seed: of generated inputs, and of the order in each round.
+        norm_impl: race the norms of the one ONNX file given, each in these forms (``normdeploy.bench_norms``); ["all"]: in all.
+        norms: race usual norms of this kind, or "all"; no file is needed then.
+        progress: called with (stage, done, total); total is 0 where it is not known.
+        loading: as for ``export``.
+
+    Raises:
+        NormdeployError: one of ``normdeploy.errors``. A wrong answer is no error but a result that is false.
+    """
+    from .archive import read_npz
+    from .bench import bench as raced
+    from .bench_norms import race_norms
+    from .infer import is_engine, sizes_of
+
+    if norm_impl or norms is not None:
+        return race_norms(sources, norm_impl, norms, sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
+    paths = [s for s in sources if isinstance(s, str | os.PathLike)]
+    files = [p for p in paths if _is_onnx(p) or (os.path.isfile(p) and is_engine(p))]
+    models = [s for s in sources if s not in files]
+    if len(models) > 1:
+        raise InputError(f"{len(models)} of {len(sources)} sources are models; give one, and the others as ONNX files")
+    model, notes = None, list[str]()
+    if models:
+        with _Stages(progress)("load"):
+            for file in [f for f in files if _is_onnx(f)][:1]:
+                loading, notes = _remembered(models[0], file, loading)
+            model = _load(models[0], args, kwargs, loading)
+    given = read_npz(feeds) if isinstance(feeds, str | os.PathLike) else feeds
+    race = raced(model, files, inputs=given, sizes=sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
+    return replace(race, notes=(*notes, *race.notes))
+
+
+def _remembered_by_any(source: PathLike | torch.nn.Module, files: Sequence[PathLike], given: Loading) -> tuple[Loading, list[str]]:
+    """``_remembered`` by the first of the ONNX files whose record may be followed; the refusal of another does not matter then."""
+    from .runtimes.trt import is_engine
+
+    refused, notes = None, []
+    for file in files:
+        if not is_engine(Path(file)):
+            try:
+                loading, said = _remembered(source, file, given)
+            except InputError as error:
+                refused = refused or error
+                continue
+            notes += said
+            if loading is not given:
+                return loading, notes
+    if refused is not None:
+        raise refused
+    return given, notes
 
 
 def _remembered(source: PathLike | torch.nn.Module, onnx_path: PathLike, given: Loading) -> tuple[Loading, list[str]]:
@@ -346,7 +433,7 @@ def _calibration(calibrate: Calibration, precision: str | None, keep_io: bool) -
     return [sample for c in calibrate for sample in ([c] if isinstance(c, Mapping) else given([c]))]
 
 
-def _samples(model: Model) -> list[dict[str, Any]]:
+def _samples(model: Signature) -> list[dict[str, Any]]:
     """Random inputs at the usual and at the smallest sizes."""
     return [model.samples(0), model.samples(1, {name: dim.min for name, dim in model.dims.items()})]
 

@@ -7,8 +7,11 @@ and in the file alike, is the same tensor; most boundaries of modules have one. 
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -42,7 +45,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Point:
-    """One pair in one runtime: largest errors against float64, and what is allowed (the rule of ``verify``)."""
+    """One pair in one runtime: largest errors against float64, and what is allowed (the rule of ``verify``).
+
+    ``scale`` is the largest |value| that float64 has there; ``reason`` says what no error can express (a NaN).
+    """
 
     module: str
     tensor: str
@@ -52,6 +58,8 @@ class Point:
     allowed: float
     scale: float
     reason: str = ""
+    runtime: str = ""
+    file: str = ""
 
     def __bool__(self) -> bool:
         return not self.reason and self.error <= self.allowed
@@ -154,20 +162,23 @@ class Watched:
     def __init__(self, runner: EagerRunner | HalfRunner | Float64Runner, nodes: Iterable[str]) -> None:
         self.values: dict[str, np.ndarray] = {}
         self._runner = runner
-        graph = copy.copy(runner._graph)
-        graph.graph = copy.deepcopy(runner._graph.graph)
+        self._graph = copy.copy(runner._graph)
+        self._graph.graph = copy.deepcopy(runner._graph.graph)
         wanted = set(nodes)
-        for node in list(graph.graph.nodes):
+        for node in list(self._graph.graph.nodes):
             if node.name in wanted:
-                with graph.graph.inserting_after(node):
-                    graph.graph.call_function(self._take, (node, node.name))
-        runner._graph = graph
+                with self._graph.graph.inserting_after(node):
+                    self._graph.graph.call_function(self._take, (node, node.name))
 
     def _take(self, value: torch.Tensor, name: str) -> None:
         self.values[name] = to_numpy(value)
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        self._runner.infer(feeds)
+        plain, self._runner._graph = self._runner._graph, self._graph
+        try:
+            self._runner.infer(feeds)
+        finally:
+            self._runner._graph = plain
         return self.values
 
 
@@ -184,6 +195,14 @@ class Laboratory:
         types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
         self._ours = {name: value.astype(types[name]) if name in types else value for name, value in feeds.items()}
 
+    @cached_property
+    def _wide(self) -> Float64Runner:
+        return Float64Runner(self.model)
+
+    @cached_property
+    def _eager(self) -> EagerRunner | HalfRunner:
+        return HalfRunner(self.model, HALVES[self.precision]) if self.precision else EagerRunner(self.model)
+
     def fetch(self, tensors: Sequence[str]) -> RunResult:
         """What the runtime has in ``tensors``."""
         probed = copied(self.proto)
@@ -196,12 +215,11 @@ class Laboratory:
 
     def references(self, nodes: Iterable[str]) -> dict[str, np.ndarray]:
         """float64 values of nodes of the PyTorch graph."""
-        return Watched(Float64Runner(self.model), nodes).infer(self.feeds)
+        return Watched(self._wide, nodes).infer(self.feeds)
 
     def eager(self, nodes: Iterable[str]) -> dict[str, np.ndarray]:
         """The same in the precision of the file."""
-        runner = HalfRunner(self.model, HALVES[self.precision]) if self.precision else EagerRunner(self.model)
-        return Watched(runner, nodes).infer(self.feeds)
+        return Watched(self._eager, nodes).infer(self.feeds)
 
     def points(self, chosen: Sequence[Pair]) -> list[Point | None]:
         """Each pair judged; None where the two are no floating tensors of one size."""
@@ -234,13 +252,39 @@ def distance(value: np.ndarray, reference: np.ndarray) -> tuple[float, float, st
 
 
 def drift(
-    model: Model, proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], precision: str = "", progress: Progress | None = None
+    model: Model,
+    proto: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+    precision: str = "",
+    progress: Progress | None = None,
+    *,
+    ran: onnx.ModelProto | None = None,
 ) -> list[Point]:
-    """The error of every corresponding tensor in onnxruntime, its optimizer off, in the file's order; 16 are fetched at a time."""
-    laboratory = Laboratory(model, proto, feeds, precision)
-    found, every = [], pairs(model, proto)
+    """The error of every corresponding tensor in onnxruntime, its optimizer off, in the file's order.
+
+    ``ran``: another form of the file, which is run in its place; tensors that it does not have are left out.
+
+    Raises:
+        RuntimeUnavailable: onnxruntime has no kernel for one of the nodes.
+    """
+    every = pairs(model, proto)
+    if ran is not None:
+        held = {name for node in ran.graph.node for name in node.output} | {v.name for v in ran.graph.input}
+        every = [pair for pair in every if pair.tensor in held]
+    laboratory, found = Laboratory(model, proto if ran is None else ran, feeds, precision), list[Point]()
     for start in range(0, len(every), AT_ONCE):
         if progress is not None:
             progress("drift", start, len(every))
         found += [point for point in laboratory.points(every[start : start + AT_ONCE]) if point is not None]
     return found
+
+
+def optimized(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """What onnxruntime's optimizer makes of a model for this machine's CPU, in ops that only onnxruntime knows.
+
+    A tensor that is asked for is not fused away, so the optimizer is watched in what it wrote, which is run as it is.
+    """
+    with tempfile.TemporaryDirectory() as folder, loadable(proto) as source:
+        target = Path(folder) / "optimized.onnx"
+        with OrtRunner(proto if isinstance(source, bytes) else source, saved=target):
+            return onnx.load(target)

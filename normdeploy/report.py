@@ -5,9 +5,9 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
 
     schema      "normdeploy/report/1"
     normdeploy  the version that wrote the report
-    verb        "export" | "optimize" | "inspect" | "build" | "verify" | "run"
+    verb        "export" | "optimize" | "inspect" | "build" | "verify" | "run" | "bench"
     command     as it was typed, quoted for a POSIX shell; "" where Python was the caller
-    files       role -> path as given; roles: "source", "output", "model", "onnx", "engines"
+    files       role -> path as given; roles: "source", "output", "model", "onnx", "engine", "onnx 2", ...
     opset       of the ONNX file
     sizes       role -> bytes of that file and of the weights beside it; without what is no file
     nodes       {"before", "after"}: number of nodes
@@ -39,8 +39,19 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
         nodes: their outputs), nodes (floating ones), kept (of them, in float32), casts (inserted), bytes (of the weights, before and
         after), calibrated ("given" | "generated" | ""), samples, inputs and outputs (name -> type), notes. The certificates of norms
         speak of the model before
-    parity      ok, rule (reference, eager_multiple, ulps), cases (names), notes, seconds, not_run (runtime, reason), and results:
-        output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict ("pass" | "fail"), case (the worst), near_ties, reason
+    parity      ok, rule (reference, eager_multiple, ulps), cases (names), notes, seconds, not_run (runtime, reason, file: "" where it is so
+        for every file), results: output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict ("pass" | "fail"), case (the
+        worst), near_ties, reason, file (its name, the path where two have one name; "" of eager), precision ("" | "fp16" | "bf16": of
+        the eager run that it was judged by), culprit (onnxruntime's optimizers without which the file passes),
+        and drift: null where it was not asked for, or the tensors that a file and the model share, in the file's order, one runtime after
+        the other: runtime, file, module, tensor, where ("out of MODULE" | "into MODULE" | "output NAME"), error (absolute, against
+        float64), eager (eager's), allowed, scale (the largest magnitude in float64), reason (of what no error can express)
+    race        null, or threads, warmup and rounds (counts), seed, shapes (input, or norm -> shape), reference (whose outputs the others
+        were compared with), machine (cpu, cores, load, system, versions: library -> version), load (of the machine afterwards), notes,
+        not_run (runtime, reason), and entries: runtime, file, form, norm ("" where whole models are raced), median, p95 and p99
+        (milliseconds), samples (at most 400 of the times, in ms, in the order run), ratio (median of this one's time over that of the
+        first entry, of the same norm, in the same round), interval (95 %, of the ratio), error (relative; of a norm absolute), far_error
+        (of a norm, around an offset of 1000), reason ("", or why it was not timed: then the times are null)
     inference   null, or runner, inputs and outputs (name -> "dtype[shape]")
     notes       what else the user should know, one string each
     seconds     stage -> seconds
@@ -69,6 +80,7 @@ from .inspection import show_census, show_explanations
 from .records import Explanation, Finding, Summary
 
 if TYPE_CHECKING:
+    from .bench import Race
     from .build import Engine
     from .compare import Comparison
     from .implement import Implementation
@@ -89,6 +101,7 @@ class Report:
     parity: Comparison | None = None
     precision: Account | None = None
     inference: Inference | None = None
+    race: Race | None = None
     notes: tuple[str, ...] = ()
     command: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -113,6 +126,7 @@ class Report:
             "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
             "precision": self.precision,
             "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
+            "race": None if self.race is None else vars(self.race),  # a race with a wrong answer is false
             "inference": self.inference and {name: getattr(self.inference, name) for name in ("runner", "inputs", "outputs")},
             "notes": [*self.notes, *(summary.notes if summary else ())],
             "seconds": self.seconds,
@@ -135,6 +149,10 @@ class Report:
             show_engine(console, _printable(self.engine))
         if self.parity is not None:
             show_parity(console, self.parity)
+        if self.race is not None:
+            from .bench_table import show_race
+
+            show_race(console, _printable(self.race))
         if self.inference is not None:
             show_inference(console, self.inference)
         for note in (*self.notes, *(summary.notes if summary is not None and not summary.explanations else ())):
@@ -236,13 +254,18 @@ def show_forms(console: Console, norms: Sequence[Implementation]) -> None:
 
 
 def show_parity(console: Console, parity: Comparison) -> None:
-    """One line for each output and runtime, what was not run with the reason, and the verdict."""
-    from .compare import COLUMNS
-
-    table = _table(*COLUMNS)
-    for result in parity.results:
-        table.add_row(*map(Text, result.row()), style="" if result else "red")
+    """One line for each output and runtime, where the error grows, what was not run with the reason, and the verdict."""
+    table = _table(*parity.columns)
+    for result, row in zip(parity.results, parity.rows(), strict=True):
+        table.add_row(*map(Text, row), style="" if result else "red")
     console.print(table)
+    if parity.drift:
+        from .drift_files import DRIFT, outline
+
+        table = _table("file", *DRIFT)
+        for row in outline(parity.drift):
+            table.add_row(*map(Text, row))
+        console.print(table)
     for missed in parity.not_run:
         console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
     for note in parity.notes:

@@ -167,7 +167,7 @@ def test_export_build_verify(project: Path) -> None:
     done = run("build", "model.onnx", "-o", "model.engine", "--compute-capability", "8.6", cwd=project)
     assert done.returncode == 0, done.stderr
 
-    done = run("verify", "model.pt", "model.onnx", "--engine", "model.engine", "--seeds", "2", "--report", "verify.json", cwd=project)
+    done = run("verify", "model.pt", "model.onnx", "model.engine", "--seeds", "2", "--report", "verify.json", cwd=project)
     assert done.returncode == 0, done.stderr
     parity = json.loads((project / "verify.json").read_text())["parity"]
     ran = {r["runtime"] for r in parity["results"]}

@@ -82,7 +82,7 @@ def test_a_correct_file_passes(net: Model, proto: onnx.ModelProto, tmp_path: Pat
     assert 0 < logits.max_abs_error < logits.allowed < 1e-4
     assert logits.dtype == "float32"
     assert (of(comparison, "label", ON).dtype, of(comparison, "label", ON).allowed) == ("int64", 0.0)
-    assert steps == [("verify", i, len(comparison.cases)) for i in range(len(comparison.cases))]
+    assert steps == [("reference", i, len(comparison.cases)) for i in range(len(comparison.cases))] + [("verify", i, 2) for i in range(2)]
     assert comparison.seconds > 0
 
 
@@ -375,12 +375,10 @@ def test_what_was_not_run_is_said_and_never_passes(
     )
     (tmp_path / "m.engine").write_bytes(b"vtrt and more")
     comparison = verified(net, proto, tmp_path, engines=[tmp_path / "m.engine"])
-    missed = NotRun("TensorRT-RTX (m.engine)", "no GPU: none here")
+    missed = NotRun("TensorRT-RTX (m.engine)", "no GPU: none here", "m.engine")
     assert missed in comparison.not_run
     assert missed.runtime not in {r.runtime for r in comparison.results}
-    assert ("", missed.runtime, "", "", "", "not run: no GPU: none here", "") in comparison.table()
-    with pytest.raises(InputError, match="is no TensorRT engine"):
-        verified(net, proto, tmp_path, engines=[tmp_path / "m.onnx"])
+    assert ("m.engine", "", missed.runtime, "", "", "", "not run: no GPU: none here", "") in comparison.table()
 
 
 def test_an_engine_is_run_within_its_profile(net: Model, proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,6 +389,12 @@ def test_an_engine_is_run_within_its_profile(net: Model, proto: onnx.ModelProto,
 
         def __init__(self, path: Path) -> None:
             super().__init__(path.with_suffix(".onnx"))
+
+        def types(self) -> dict[str, np.dtype]:
+            return {"x": np.dtype(np.float32)}
+
+        def floats(self) -> set[str]:
+            return {"float32"}
 
         def fits(self, feeds: Mapping[str, np.ndarray]) -> bool:
             return len(feeds["x"]) <= self.largest
@@ -407,7 +411,10 @@ def test_an_engine_is_run_within_its_profile(net: Model, proto: onnx.ModelProto,
     monkeypatch.setattr(Engine, "largest", 0)
     comparison = verified(net, proto, tmp_path, engines=[tmp_path / "m.engine"])
     assert name not in {r.runtime for r in comparison.results}
-    assert NotRun(name, "every case lies outside the engine's profile; build it for the sizes that the model takes") in comparison.not_run
+    assert (
+        NotRun(name, "every case lies outside the engine's profile; build it for the sizes that the model takes", "m.engine")
+        in comparison.not_run
+    )
 
 
 def test_where_nothing_but_eager_ran_nothing_is_shown(tmp_path: Path) -> None:
@@ -417,7 +424,7 @@ def test_where_nothing_but_eager_ran_nothing_is_shown(tmp_path: Path) -> None:
     assert all(comparison.results)
     assert not comparison
     assert [m.runtime for m in comparison.not_run if "Could not find an implementation" in m.reason] == [OFF, ON]
-    assert "no runtime could be run on the file: nothing is shown about it" in comparison.notes
+    assert "no runtime could be run on m.onnx: nothing is shown about it" in comparison.notes
 
 
 def test_a_file_that_onnxruntime_refuses_fails(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from .arrays import check_names
 from .trt import no_gpu
 
 _SILENT, _WARNINGS = 4, 2  # onnxruntime's severities
+_ALL_WEIGHTS = "0"  # bytes: a file of more than 2 GB can't hold them
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
@@ -31,22 +33,37 @@ class OrtRunner:
         source: a path (needed where the weights are external or above 2 GB), or a model with its weights inside.
         optimize: onnxruntime's own optimizer: all of it, or none.
         provider: "cpu" or "cuda"; on CUDA without TF32, whose products have float16's precision.
+        disabled: names of optimizers that are left out.
+        saved: where to write the optimized graph, weights beside it.
 
     Raises:
         GraphError: onnxruntime refuses the model.
         RuntimeUnavailable: it has no kernel for one of the model's operators in its type, or the provider does not work here.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | onnx.ModelProto, *, optimize: bool = True, provider: str = "cpu") -> None:
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | onnx.ModelProto,
+        *,
+        optimize: bool = True,
+        provider: str = "cpu",
+        disabled: Sequence[str] = (),
+        saved: Path | None = None,
+    ) -> None:
         if provider == "cuda" and (reason := no_cuda()):
             raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
-        where = "" if provider == "cpu" else " CUDA"
-        self.name = f"onnxruntime{where} (optimizer {'on' if optimize else 'off'})"
+        self.name = title(provider, optimize=optimize)
         options = ort.SessionOptions()
         options.log_severity_level = _SILENT
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # its idle threads would take torch's time
         level = ort.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        if disabled:
+            options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(disabled))
+        if saved is not None:
+            options.optimized_model_filepath = os.fspath(saved)
+            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{saved.name}.data")
+            options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _ALL_WEIGHTS)
         settings: dict[str, Any] = {"use_tf32": "0"} if provider == "cuda" else {}
         try:
             self._session = ort.InferenceSession(_model(source), options, providers=[(PROVIDERS[provider], settings)])
@@ -71,6 +88,11 @@ class OrtRunner:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         del self._session
+
+
+def title(provider: str, *, optimize: bool) -> str:
+    """What onnxruntime is called in every table."""
+    return f"onnxruntime{'' if provider == 'cpu' else ' CUDA'} (optimizer {'on' if optimize else 'off'})"
 
 
 def no_cuda() -> str:

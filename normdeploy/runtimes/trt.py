@@ -17,10 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import ml_dtypes
 import numpy as np
 
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from . import RunResult
+from .types import FLOATS
 
 PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}  # runtime -> its Python package
 TITLES = {"tensorrt-rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
@@ -70,6 +72,16 @@ class TrtRunner:
                 return False
         return True
 
+    def types(self) -> dict[str, np.dtype]:
+        """Of the inputs."""
+        return {name: _numpy(self._runner.engine.get_tensor_dtype(name).name) for name in self._runner.get_input_metadata()}
+
+    def floats(self) -> set[str]:
+        """The floating types of inputs and outputs: "float32", "float16", "bfloat16"."""
+        engine = self._runner.engine
+        kinds = {engine.get_tensor_dtype(engine.get_tensor_name(i)).name for i in range(engine.num_io_tensors)}
+        return {FLOATS[kind] for kind in kinds if kind in FLOATS}
+
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
         """
         Raises:
@@ -89,6 +101,11 @@ class TrtRunner:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._runner.deactivate()
+
+
+def _numpy(kind: str) -> np.dtype:
+    name = FLOATS.get(kind, kind.lower())
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 class _Log(logging.Handler):
@@ -115,6 +132,18 @@ class _Log(logging.Handler):
 @functools.cache
 def _log() -> _Log:
     return _Log()
+
+
+def is_engine(path: Path) -> bool:
+    """Told from the first bytes, which TensorRT and TensorRT-RTX share but for the first.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    if not path.is_file():
+        raise InputError(f"there is no file {str(path)!r}; give an ONNX file or an engine")
+    with path.open("rb") as file:
+        return file.read(4)[1:] == _RTX_MAGIC[1:]
 
 
 def runtime_of(engine: Path) -> str:
