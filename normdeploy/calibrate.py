@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from .archive import read_npz
 from .errors import InputError, NormdeployError
 from .files import save_onnx
 from .files import tensors as tensors_of
@@ -164,16 +164,7 @@ def given(files: Sequence[str | os.PathLike[str]]) -> list[dict[str, np.ndarray]
     Raises:
         InputError: one is no such file, or holds something else than arrays.
     """
-    found = []
-    for file in files:
-        try:
-            with np.load(file, allow_pickle=False) as held:
-                found.append({name: held[name] for name in held.files})
-        except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-            raise InputError(
-                f"{os.fspath(file)!r} is no .npz file of arrays ({error}); write it with numpy.savez(file, name=array)"
-            ) from error
-    return found
+    return [read_npz(file) for file in files]
 
 
 def fitted(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
@@ -222,7 +213,8 @@ def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
         kind, dims = typed(v)
         if v.name not in initializers and kind is not None:
             shape = tuple(
-                Dim.static(d) if isinstance(d, int) else Dim(str(d or f"{v.name}_{i}"), _FEW, _FEW, _FEW) for i, d in enumerate(dims or ())
+                Dim.static(d) if isinstance(d, int) and d >= 0 else Dim(str(d or f"{v.name}_{i}"), _FEW, _FEW, _FEW)  # some write -1
+                for i, d in enumerate(dims or ())
             )
             specs.append(InputSpec(v.name, onnx.helper.tensor_dtype_to_np_dtype(kind).name, shape))
     return specs
