@@ -53,6 +53,7 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
         first entry, of the same norm, in the same round), interval (95 %, of the ratio), error (relative; of a norm absolute), far_error
         (of a norm, around an offset of 1000), reason ("", or why it was not timed: then the times are null)
     inference   null, or runner, inputs and outputs (name -> "dtype[shape]")
+    environment what -> its version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...
     notes       what else the user should know, one string each
     seconds     stage -> seconds
 """
@@ -109,6 +110,7 @@ class Report:
     def json(self) -> str:
         """The document described at the top of this module."""
         from . import __version__
+        from .environment import environment
 
         summary = self.summary
         document = {
@@ -128,6 +130,7 @@ class Report:
             "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
             "race": None if self.race is None else vars(self.race),  # a race with a wrong answer is false
             "inference": self.inference and {name: getattr(self.inference, name) for name in ("runner", "inputs", "outputs")},
+            "environment": environment(),
             "notes": [*self.notes, *(summary.notes if summary else ())],
             "seconds": self.seconds,
         }
