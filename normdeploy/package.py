@@ -86,8 +86,8 @@ def package(
 ) -> Package:
     """Write an evidence bundle: a repository for Triton, samples with expected outputs, report, certificates, versions and hashes.
 
-    The ONNX file, its weights and engines are hard links where the file system allows it, else one copy. The folder ``output`` appears,
-    or is replaced, only when all of it is written.
+    The ONNX file and engines are hard links where the file system allows it; weights outside the file are copied once. The folder
+    ``output`` appears, or is replaced, only when all of it is written.
 
     Args:
         source: the PyTorch model file, whose float64 answers are then the expected outputs; without it they are onnxruntime's, its

@@ -1,4 +1,8 @@
-"""The model's files put into a bundle: hard links where the file system allows it, else one copy, under names that are ours."""
+"""The model's files put into a bundle, under names that are ours.
+
+ONNX files and engines are hard links where the file system allows it, else copies. Weights outside the ONNX file are copied, once: onnx's
+checker refuses weights with several links, those of the user's own file too ("potential hardlink attack").
+"""
 
 from __future__ import annotations
 
@@ -83,7 +87,7 @@ def place_onnx(path: Path, proto: onnx.ModelProto, folder: Path) -> Path:
     if all(_PLAIN.fullmatch(location) and location != target.name for location in locations):
         linked(path, target)
         for location in locations:
-            linked(path.parent / location, folder / location)
+            shutil.copyfile(path.parent / location, folder / location)
         return target
     names = {location: f"weights_{index}.data" for index, location in enumerate(locations)}
     for entry in entries:
@@ -91,7 +95,7 @@ def place_onnx(path: Path, proto: onnx.ModelProto, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target.write_bytes(proto.SerializeToString())
     for location, name in names.items():
-        linked(path.parent / location, folder / name)
+        shutil.copyfile(path.parent / location, folder / name)
     return target
 
 

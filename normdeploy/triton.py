@@ -42,12 +42,13 @@ DEFAULT_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
 _UNOPTIMIZED = 2  # onnxruntime's optimizer off
 
 _ENUMS = {
-    "DataType": ("TYPE_INVALID", *TYPES.values()),
+    "DataType": ("TYPE_INVALID", *list(TYPES.values())[:-1], "TYPE_STRING", "TYPE_BF16"),
     "Kind": ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"),
 }
 _MESSAGES = {
     "Reshape": "repeated int64 shape = 1",
-    "Tensor": "string name = 1; DataType data_type = 2; repeated int64 dims = 3; Reshape reshape = 5",
+    "Input": "string name = 1; DataType data_type = 2; repeated int64 dims = 4; Reshape reshape = 5",
+    "Output": "string name = 1; DataType data_type = 2; repeated int64 dims = 3; Reshape reshape = 5",
     "Graph": "int32 level = 1",
     "Optimization": "Graph graph = 1",
     "Batching": "repeated int32 preferred_batch_size = 1; uint64 max_queue_delay_microseconds = 2",
@@ -56,7 +57,7 @@ _MESSAGES = {
     "Data": "DataType data_type = 1; repeated int64 dims = 2; bool zero_data = 3; bool random_data = 4; string input_data_file = 5",
     "Named": "string key = 1; Data value = 2",
     "Warmup": "string name = 1; uint32 batch_size = 2; repeated Named inputs = 3; uint32 count = 4",
-    "ModelConfig": "string name = 1; string platform = 2; int32 max_batch_size = 4; repeated Tensor input = 5; repeated Tensor output = 6; "
+    "ModelConfig": "string name = 1; string platform = 2; int32 max_batch_size = 4; repeated Input input = 5; repeated Output output = 6; "
     "repeated Group instance_group = 7; string default_model_filename = 8; repeated File cc_model_filenames = 9; "
     "Batching dynamic_batching = 11; Optimization optimization = 12; repeated Warmup model_warmup = 16; string backend = 17",
 }
