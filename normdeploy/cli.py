@@ -10,7 +10,7 @@ import typer
 
 from . import __version__
 from .errors import NormdeployError, printable
-from .verbs import build, check, export, inspect, optimize, package, recheck, run, verify
+from .verbs import bench, build, check, export, inspect, optimize, package, recheck, run, verify
 
 app = typer.Typer(
     help="PyTorch models in onnxruntime and TensorRT, every normalization fused or folded, and proved.",
@@ -41,6 +41,7 @@ app.command()(inspect.inspect)
 app.command()(optimize.optimize)
 app.command()(run.run)
 app.command()(check.check)
+app.command()(bench.bench)
 app.command()(package.package)
 app.command()(recheck.recheck)
 

@@ -147,7 +147,7 @@ def lacking(op: str, inputs: Sequence[str], attributes: Collection[str]) -> list
 
 
 def reference(
-    op: str, x: np.ndarray, scale: np.ndarray, bias: np.ndarray | float = 0.0, *, axes: Sequence[int], epsilon: float, ddof: int = 0
+    op: str, x: np.ndarray, scale: np.ndarray | float, bias: np.ndarray | float = 0.0, *, axes: Sequence[int], epsilon: float, ddof: int = 0
 ) -> np.ndarray:
     """RMSNorm, LayerNorm or StdNorm by its formula, in float64. ``x``: any shape; ``axes``: negative; scale and bias broadcast to x."""
     x = np.asarray(x, np.float64)

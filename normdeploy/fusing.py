@@ -11,6 +11,7 @@ from . import certify, rounding, traits
 from .facts import Candidate, Norm
 from .functions import DOMAIN
 from .graph import Graph
+from .norm_forms import measured
 from .passes import write
 from .passes.form import Form
 from .readings import candidate, readings
@@ -69,7 +70,10 @@ def _wider(work: Work, finding: Finding, form: Form) -> Finding:
 
 
 def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list[_Refusal]]:
-    """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost."""
+    """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost.
+
+    For a runtime whose forms were measured, of equals the outermost: a part of the norm has a form of its own, but not the one measured.
+    """
     found: list[tuple[int, Norm, Form]] = []
     refusals: list[_Refusal] = []
     for reading in readings(work.graph, around):
@@ -82,12 +86,14 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
         if isinstance(made, NoMatch):
             refusals.append((replace(made, start=reading.x.name, end=reading.y.name), reading))
             continue
-        found.append((len(made.nodes) - len(_data_nodes(work.graph, reading)), reading, made))
+        written = sum(node.op != "Shape" for node in made.nodes)
+        found.append((written - len(_data_nodes(work.graph, reading)), reading, made))
         if len(made.nodes) == 1 or len(found) == 4:
             break
     if not found:
         return None, refusals
-    _, norm, form = min(found, key=lambda f: (f[0], len(f[2].nodes)))
+    outermost = measured(work.wanted.runtime)
+    _, norm, form = min(found, key=lambda f: (f[0], 0 if outermost else len(f[2].nodes)))
     return (norm, form), refusals
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ def open_runner(
     profile: int | None = None,
     stream: Any = None,
     cuda_graph: bool = False,
+    threads: int = 0,
 ) -> LiveRunner:
     """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
 
@@ -50,6 +51,7 @@ def open_runner(
         profile: which optimization profile of an engine; None takes the first that holds the shapes, at each call.
         stream: the CUDA stream to run on: a torch or cupy stream, its handle, or what speaks ``__cuda_stream__``.
         cuda_graph: record the run as a CUDA graph and replay it.
+        threads: of one operator in onnxruntime on the CPU; 0 takes one for each core.
 
     Raises:
         InputError: there is no such file, it is neither kind, or the options do not fit it.
@@ -61,7 +63,7 @@ def open_runner(
         raise InputError(f"there is no provider {provider!r}; choose one of {', '.join(PROVIDERS)}")
     if device < 0:
         raise InputError(f"the device is {device}; GPUs are counted from 0")
-    if _is_engine(path):
+    if is_engine(path):
         if provider == "cpu":
             raise InputError(f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; leave the provider out")
         from .runtimes.engine import EngineRunner
@@ -73,7 +75,7 @@ def open_runner(
         raise InputError("device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'")
     from .runtimes.session import SessionRunner
 
-    return SessionRunner(path, provider or "cpu", device, stream, cuda_graph)
+    return SessionRunner(path, provider or "cpu", device, stream, cuda_graph, threads)
 
 
 def run(
@@ -109,7 +111,7 @@ def run(
     with open_runner(source, provider=provider, device=device, profile=profile) as runner:
         loaded = time.perf_counter()
         if inputs is None:
-            feeds, notes = _generated(runner.inputs, _recorded(source), seed, profile or 0)
+            feeds, notes = generated(runner.inputs, recorded_inputs(source), seed, profile or 0)
         else:
             feeds = dict(inputs) if isinstance(inputs, Mapping) else _bfloat16(read_npz(inputs), runner.inputs)
         ready = time.perf_counter()
@@ -123,7 +125,29 @@ def run(
     return Inference(runner.name, _said(feeds), _said(outputs), outputs, tuple(notes), seconds)
 
 
-def _is_engine(path: PathLike) -> bool:
+def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+    """Sizes of dims by name, from texts such as "batch=8" too.
+
+    Raises:
+        InputError: a text can't be read, or a size is below 1.
+    """
+    texts = [f"{name}={size}" for name, size in given.items()] if isinstance(given, Mapping) else given
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isdecimal() or int(size) < 1:
+            raise InputError(f"the size {text!r} can't be read; write name=size, such as batch=8")
+        if found.setdefault(name, int(size)) != int(size):
+            raise InputError(f"the dim {name!r} is given the sizes {found[name]} and {size}; give it one")
+    return found
+
+
+def is_engine(path: PathLike) -> bool:
+    """Whether the file begins as TensorRT's and TensorRT-RTX's engines do.
+
+    Raises:
+        InputError: there is no such file.
+    """
     if not os.path.isfile(path):
         raise InputError(f"there is no file {os.fspath(path)!r}; give an ONNX file or an engine")
     with open(path, "rb") as file:
@@ -138,9 +162,9 @@ def _apart(target: Path, sources: list[PathLike]) -> None:
             )
 
 
-def _recorded(source: PathLike) -> dict[str, Any]:
+def recorded_inputs(source: PathLike) -> dict[str, Any]:
     """Name -> InputSpec as the export recorded it; none for an engine, or a file from elsewhere."""
-    if _is_engine(source):
+    if is_engine(source):
         return {}
     from .files import load_onnx
     from .record import recorded
@@ -151,7 +175,19 @@ def _recorded(source: PathLike) -> dict[str, Any]:
         return {}
 
 
-def _generated(specs: tuple[TensorSpec, ...], known: Mapping[str, Any], seed: int, profile: int) -> tuple[dict[str, Any], list[str]]:
+def generated(
+    specs: tuple[TensorSpec, ...], known: Mapping[str, Any], seed: int, profile: int, sizes: Mapping[str, int] | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Random inputs, and a note where nothing says which values they may take.
+
+    Args:
+        known: name -> InputSpec, of some.
+        profile: the engine's whose usual sizes are taken.
+        sizes: of dynamic dims, by name.
+
+    Raises:
+        InputError: nothing says which sizes an input takes.
+    """
     import numpy as np
 
     from .model import Dim, InputSpec
@@ -160,12 +196,14 @@ def _generated(specs: tuple[TensorSpec, ...], known: Mapping[str, Any], seed: in
     for spec in specs:
         recipe = known.get(spec.name)
         if recipe is None or recipe.dtype != spec.dtype or len(recipe.shape) != len(spec.shape):
-            shape = spec.profiles[profile][1] if spec.profiles else spec.shape
+            shape = (
+                spec.profiles[profile][1] if spec.profiles else [(sizes or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
+            )
             if not all(isinstance(n, int) for n in shape):
                 raise InputError(f"nothing says which sizes the input {spec} takes, so none can be generated; give it with --inputs")
             recipe = InputSpec(spec.name, spec.dtype, tuple(Dim.static(int(n or 0)) for n in shape))
             guessed.append(spec.name)
-        feeds[spec.name] = recipe.sample(rng)
+        feeds[spec.name] = recipe.sample(rng, sizes)
     told = f"the file does not say which values {', '.join(guessed)} may take: generated are standard normal ones, integers 0 and 1"
     return feeds, [told] if guessed else []
 

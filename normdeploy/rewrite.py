@@ -29,6 +29,7 @@ from .graph import Graph
 from .joining import join
 from .nested import Nested, bodies
 from .nested_functions import functions
+from .norm_forms import best
 from .opsets import converted, needs_conversion, renumbered
 from .ordering import ordered
 from .protos import names, without_unused
@@ -189,11 +190,11 @@ def _rounding(work: Work) -> None:
             if certificate.rounding_after is not None:
                 proved = (*proved, "onnxruntime run")
             if certificate.rounding_ok is False:
-                notes = (
-                    *notes,
-                    f"onnxruntime's kernel is inaccurate here: error {certificate.rounding_after:.2g}, "
-                    f"expected at most {certificate.rounding_bound:.2g}; --runtime onnxruntime writes another form",
-                )
+                found, most = certificate.rounding_after, certificate.rounding_bound
+                said = f"onnxruntime's kernel is inaccurate here: error {found:.2g}, expected at most {most:.2g}"
+                better = best(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
+                hint = "; --runtime onnxruntime writes another form" if better and work.wanted.runtime != "onnxruntime" else ""
+                notes = (*notes, said + hint)
             work.findings[place] = replace(finding, certificate=certificate, notes=notes, proved=proved)
     for likes in work.kinds.values():
         for place in likes[rounding.OF_A_KIND :]:

@@ -13,7 +13,11 @@ import onnx_graphsurgeon as gs
 from ..facts import Norm
 from ..functions import DOMAIN
 from ..graph import Graph
+from ..norm_forms import best
 from ..parameters import Param
+
+SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/norm_forms.json)"
+WIDEST = 2**20  # elements of a scale that is written out only because the runtime is faster with one for each element
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,24 @@ def trailing(norm: Norm) -> int | None:
     """The axis from which on everything is normalized (axes of size 1 don't matter); None where other axes lie between or behind."""
     first = min(norm.axes)
     return first if all(a in norm.axes or norm.shape[a] == 1 for a in range(first, len(norm.shape))) else None
+
+
+def written_out(norm: Norm, runtime: str, axes: Sequence[int]) -> bool:
+    """Whether scale and shift are to hold one number for each element of ``axes``, even where fewer would say the same."""
+    sizes = [norm.shape[a] for a in axes]
+    static = all(isinstance(n, int) for n in sizes) and math.prod(n for n in sizes if isinstance(n, int)) <= WIDEST
+    kind = "LayerNorm" if norm.fit.centered else "RMSNorm"
+    return static and best(kind, runtime, norm.dtype.name, ("narrow", "standard")) == "standard"
+
+
+def by_instances(norm: Norm, runtime: str) -> bool:
+    """Whether it is a layer norm whose scale is narrower than its rows and can't be written out, and instances run faster then."""
+    axis = trailing(norm)
+    if norm.fit.split is not None or not norm.fit.centered or axis is None or written_out(norm, runtime, range(axis, len(norm.shape))):
+        return False
+    filled = {a for p in (norm.gamma, norm.beta) if p is not None for a in p.varies}
+    narrow = not filled >= {a for a in range(axis, len(norm.shape)) if norm.shape[a] != 1}
+    return narrow and best("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance")) == "instance"
 
 
 def inside(param: Param | None, axes: Sequence[int]) -> bool:

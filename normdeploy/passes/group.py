@@ -3,10 +3,12 @@
     GroupNormalization(x, scale, bias; num_groups, epsilon): x of (N, C, d1, …), mean and variance over C/num_groups channels and d1, …
 
 One group is LayerNormalization over everything but the batch (TensorRT takes the GroupNormalization for an instance norm, TensorRT#4756),
-as many groups as channels is InstanceNormalization: neither comes here, because neither cuts the channel axis.
+as many groups as channels is InstanceNormalization: neither cuts the channel axis. A layer norm over everything but the batch comes here
+only where its scale would be narrower than its rows and the runtime is slow with that.
 
-onnxruntime has no kernel for it and computes E[x²] − E[x]² by a function; there it is written as Reshape to (N, G, −1),
-LayerNormalization over the last axis, Reshape back, Mul and Add, which is the most accurate form and faster.
+onnxruntime has no kernel for it and computes E[x²] − E[x]² by a function. The other forms are Reshape to (N, G, −1), then
+InstanceNormalization, or LayerNormalization over the last axis, Reshape back, Mul and Add; which one a runtime gets was measured
+(`normdeploy.norm_forms`).
 """
 
 from __future__ import annotations
@@ -15,28 +17,34 @@ import numpy as np
 
 from ..facts import Norm
 from ..graph import Graph
+from ..norm_forms import best
 from ..parameters import Param
 from ..region import NoMatch
-from .form import Form, Writer, inverse, written
+from .form import Form, Writer, by_instances, inverse, written
 
 
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     channel, rank = norm.fit.split, len(norm.shape)
+    if by_instances(norm, runtime) and norm.axes == tuple(range(1, rank)) and not any(p and p.data for p in (norm.gamma, norm.beta)):
+        return _regrouped(graph, norm, Writer(graph, norm), 1, list(range(rank)), "InstanceNormalization")
     if channel is None or not norm.fit.centered:
         return NoMatch("no group norm" if channel is None else "groups without a mean: no standard node computes it", norm.y.name)
     size = norm.shape[channel]
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
         return NoMatch("its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name)
-    by_layer_norm = runtime == "onnxruntime" or rank == 2
-    if not all(_per_channel(graph, p, channel, by_layer_norm) for p in (norm.gamma, norm.beta)):
+    chosen = best("GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"))
+    if chosen == "standard" and rank == 2:
+        chosen = "layer"
+    core = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]
+    if not all(_per_channel(graph, p, channel, bool(core)) for p in (norm.gamma, norm.beta)):
         return NoMatch("its scale or shift is not one value for each channel", norm.y.name)
     groups = size // norm.fit.block
     perm = [outside[0], channel, *(a for a in norm.axes if a != channel)]
     writer = Writer(graph, norm)
     writer.transpose(perm)
-    if by_layer_norm:
-        result = _as_layer_norm(graph, norm, writer, groups, perm)
+    if core:
+        result = _regrouped(graph, norm, writer, groups, perm, core)
     else:
         scale = writer.parameter(norm.gamma, (size,), 1.0, "scale")
         bias = writer.parameter(norm.beta, (size,), 0.0, "bias")
@@ -46,14 +54,14 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     return result
 
 
-def _per_channel(graph: Graph, param: Param | None, channel: int, by_layer_norm: bool) -> bool:
-    """Data is one as a vector, and not where it has to be multiplied behind a LayerNormalization."""
+def _per_channel(graph: Graph, param: Param | None, channel: int, regrouped: bool) -> bool:
+    """Data is one as a vector, and not where it has to be multiplied behind a norm of groups."""
     if param is None or not param.data:
         return param is None or set(param.varies) <= {channel}
-    return not by_layer_norm and param.varies == (channel,) and param.tensor is not None and len(graph.shape(param.tensor) or ()) == 1
+    return not regrouped and param.varies == (channel,) and param.tensor is not None and len(graph.shape(param.tensor) or ()) == 1
 
 
-def _as_layer_norm(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list[int]) -> Form | NoMatch:
+def _regrouped(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list[int], core: str) -> Form | NoMatch:
     dynamic = [a for a in perm[1:] if not isinstance(norm.shape[a], int)]
     if perm != sorted(perm) and dynamic:
         return NoMatch("transposed dynamic sizes can't be put back by a Reshape", norm.y.name)
@@ -63,8 +71,11 @@ def _as_layer_norm(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: 
 
     start = writer.t
     writer.then("Reshape", ints([0, groups, -1], "groups"))
-    one = graph.constant(f"{norm.y.name}_one", np.ones(1), norm.dtype)
-    writer.then("LayerNormalization", one, axis=-1, epsilon=norm.epsilon)
+    if core == "LayerNormalization":
+        writer.then(core, graph.constant(f"{norm.y.name}_one", np.ones(1), norm.dtype), axis=-1, epsilon=norm.epsilon)
+    else:
+        unit, zero = (graph.constant(f"{norm.y.name}_{n}", np.full(groups, v), norm.dtype) for n, v in (("unit", 1.0), ("zero", 0.0)))
+        writer.then(core, unit, zero, epsilon=norm.epsilon)
     if len(dynamic) <= 1:
         back = [0, *(-1 if a in dynamic else int(norm.shape[a]) for a in perm[1:])]  # type: ignore[arg-type]
         writer.then("Reshape", ints(back, "shape"))
@@ -75,6 +86,5 @@ def _as_layer_norm(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: 
         writer.then("Reshape", shape.outputs[0])
     writer.transpose(inverse(perm))
     writer.affine(norm.gamma, norm.beta)
-    return writer.form(
-        "LayerNormalization", f"Reshape to {groups} groups, LayerNormalization(axis=-1, epsilon={written(norm.epsilon)})", 17
-    )
+    over = "axis=-1, " if core == "LayerNormalization" else ""
+    return writer.form(core, f"Reshape to {groups} groups, {core}({over}epsilon={written(norm.epsilon)})", 17 if over else 6)

@@ -3,23 +3,27 @@
     InstanceNormalization(x, scale, B; epsilon): x of (N, C, d1, …), mean and variance over d1, … for each n and c, scale and B of (C,)
 
 It shares x̂ with LayerNormalization over the same axes: the shape of the scale decides (one for each channel here). Channels that don't
-stand at axis 1 are brought there by Transpose. On onnxruntime the kernel loses digits where the mean is large against the deviation
-(an offset of 1e3 costs three of them), LayerNormalization does not, so there it is written as that one.
+stand at axis 1 are brought there by Transpose. On onnxruntime the kernel loses digits where the mean is large against the deviation, as
+the primitives do (an offset of 1e3 costs three), and LayerNormalization does not, but that one takes several times as long: which one a
+runtime gets was measured (`normdeploy.norm_forms`).
 """
 
 from __future__ import annotations
 
 from ..facts import Norm
 from ..graph import Graph
+from ..norm_forms import best
 from ..parameters import Param
 from ..region import NoMatch
-from .form import Form, Writer, inverse, written
+from .form import Form, Writer, by_instances, inverse, written
 
 
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     rank = len(norm.shape)
     outside = [a for a in range(rank) if a not in norm.axes]
-    if norm.kind != "InstanceNorm" or len(outside) != 2 or runtime == "onnxruntime":
+    chosen = norm.kind == "InstanceNorm" and best("InstanceNorm", runtime, norm.dtype.name, ("standard", "layer")) == "standard"
+    plain = norm.gamma is None and norm.beta is None and outside == [0, 1] and by_instances(norm, runtime)
+    if len(outside) != 2 or not (chosen or plain):
         return NoMatch("no instance norm", norm.y.name)
     batch, channel = outside
     size = norm.shape[channel]

@@ -7,7 +7,8 @@ over the axes from ``axis`` to the last; scale and bias broadcast to x. Axes tha
 scale or shift that varies along other axes (one for each channel of an instance norm) stays outside as Mul and Add. Without gamma the scale
 is a one of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and it fits dynamic sizes. Over one axis it is never of shape (1,):
 onnxruntime makes SkipLayerNormalization of an Add before it, which then refuses to run (1.31: "Last dimension of gamma and input does not
-match"); it is as long as the row, or of shape (1, 1) where that is dynamic, which is not taken for a gamma.
+match"); it is as long as the row, or of shape (1, 1) where that is dynamic, which is not taken for a gamma. onnxruntime's kernel is several
+times as fast with one number for each element: there scale and shift are written out where the sizes are static (`normdeploy.norm_forms`).
 
 Unbiased variance is no other form: its factor is in gamma and epsilon already (`normdeploy.probe`).
 """
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 from ..facts import Norm
 from ..graph import Graph
+from ..norm_forms import best
 from ..parameters import Param
 from ..region import NoMatch
-from .form import Form, Writer, inside, inverse, to_the_end, trailing, written
+from .form import SLOWER, Form, Writer, inside, inverse, to_the_end, trailing, written, written_out
 
 
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
@@ -32,6 +34,8 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     if axis is None:
         perm = to_the_end(norm)
         axis = len(perm) - len(norm.axes)
+    if perm != sorted(perm) and best(_across(norm), runtime, norm.dtype.name, ("standard", "decomposed")) == "decomposed":
+        return NoMatch(SLOWER, norm.y.name)
     behind = perm[axis:]
     fits = all(inside(p, behind) or _modulates(norm, p) for p in (norm.gamma, norm.beta))
     gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
@@ -47,6 +51,8 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     if shape == [1]:
         row = norm.shape[behind[0]]
         shape = [row] if isinstance(row, int) else [1, 1]
+    if written_out(norm, runtime, behind):
+        shape = [int(norm.shape[a]) for a in behind]  # type: ignore[arg-type]
     inputs = [writer.parameter(gamma, shape, 1.0, "scale")]
     if beta is not None and centered:
         inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
@@ -54,6 +60,11 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     writer.transpose(inverse(perm))
     writer.affine(None if fits else norm.gamma, None if fits and centered else norm.beta)
     return writer.form(core, f"{core}(axis={axis - len(perm)}, epsilon={written(norm.epsilon)})", opset)
+
+
+def _across(norm: Norm) -> str:
+    """Its name in the table of forms."""
+    return "BatchLayerNorm" if 0 in norm.axes else "ChannelLayerNorm"
 
 
 def _broadcasts(graph: Graph, norm: Norm, param: Param | None) -> bool:

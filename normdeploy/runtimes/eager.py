@@ -44,19 +44,23 @@ class _TorchRunner:
         return [to_torch(feeds[spec.name]) for spec in self._model.inputs]
 
     def _call(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
-        signature, tensors = self._model.program.graph_signature, iter(inputs)
-        arguments = []
-        for spec in signature.input_specs:
+        with torch.no_grad():
+            return self._named(self._interpreter(self._graph).run(*self._arguments(inputs, lifted)))
+
+    def _arguments(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> list[Any]:
+        tensors, arguments = iter(inputs), []
+        for spec in self._model.program.graph_signature.input_specs:
             if spec.kind == InputKind.USER_INPUT:
                 arguments.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors))
             else:
                 value = lifted[spec.arg.name]  # as it was loaded, whatever the graph does to it: every call begins from the same state
                 arguments.append(value.clone() if self._mutates and isinstance(value, torch.Tensor) else value)
-        with torch.no_grad():
-            returned = self._interpreter(self._graph).run(*arguments)
+        return arguments
+
+    def _named(self, returned: Sequence[Any]) -> RunResult:
         kept = [
             value
-            for value, spec in zip(returned, signature.output_specs, strict=True)
+            for value, spec in zip(returned, self._model.program.graph_signature.output_specs, strict=True)
             if spec.kind == OutputKind.USER_OUTPUT and not isinstance(spec.arg, ConstantArgument)
         ]
         return {name: to_numpy(value) for name, value in zip(self._model.outputs, kept, strict=True)}

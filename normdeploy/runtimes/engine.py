@@ -115,6 +115,19 @@ class EngineRunner(LiveRunner):
             self._cuda.synchronize()  # host memory must outlast the work
             return results
 
+    def _prepared(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+        profile = chosen(self.name, tensors, self.inputs, self._engine.num_optimization_profiles, self._named)
+        with self._cuda.running():
+            held = {n: t.to("cpu" if n in self._host else self._cuda.device).contiguous() for n, t in tensors.items()}
+            outputs = self._prepare(profile, held)
+
+        def once() -> None:
+            self._execute()
+            self._cuda.synchronize()
+
+        once.held = held, outputs  # type: ignore[attr-defined]  # the context holds addresses alone
+        return once
+
     def _once(self, profile: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         held = {n: t.to("cpu" if n in self._host else self._cuda.device).contiguous() for n, t in tensors.items()}
         outputs = self._prepare(profile, held)

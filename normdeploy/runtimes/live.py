@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,6 +46,20 @@ class LiveRunner:
         with self._lock:
             self._alive()
             return given_as(feeds, self._run(checked(self.name, feeds, self.inputs)))
+
+    def prepare(self, feeds: Mapping[str, Any]) -> Callable[[], None]:
+        """The run alone, of inputs that are checked and bound once: what is timed. It ends when the outputs stand on the runner's device.
+
+        Raises:
+            InputError: as ``infer``.
+            NormdeployError: the runner is closed.
+        """
+        with self._lock:
+            self._alive()
+            return self._prepared(checked(self.name, feeds, self.inputs))
+
+    def _prepared(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+        raise NotImplementedError
 
     def _run(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         raise NotImplementedError

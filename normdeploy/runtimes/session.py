@@ -34,6 +34,7 @@ class SessionRunner(LiveRunner):
         device: which GPU.
         stream: the CUDA stream to run on (see ``Cuda``).
         cuda_graph: record the run as a CUDA graph, one for each combination of input shapes, kept until the runner is closed.
+        threads: of one operator on the CPU; 0: onnxruntime's choice, a thread for each core.
 
     Raises:
         GraphError: onnxruntime refuses the file.
@@ -41,7 +42,7 @@ class SessionRunner(LiveRunner):
         InputError: the model takes or gives what is no tensor of numbers.
     """
 
-    def __init__(self, path: str | os.PathLike[str], provider: str, device: int, stream: Any, cuda_graph: bool) -> None:
+    def __init__(self, path: str | os.PathLike[str], provider: str, device: int, stream: Any, cuda_graph: bool, threads: int = 0) -> None:
         super().__init__()
         self.name = f"onnxruntime{' CUDA' if provider == 'cuda' else ''} ({os.path.basename(path)})"
         if provider == "cuda" and (reason := no_cuda()):
@@ -53,6 +54,8 @@ class SessionRunner(LiveRunner):
             settings = {"device_id": str(device), "user_compute_stream": str(self._cuda.handle), "enable_cuda_graph": str(int(cuda_graph))}
         options = ort.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
+        options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # between runs its threads would take others' cores
         try:
             self._session = ort.InferenceSession(os.fspath(path), options, providers=[(PROVIDERS[provider], settings)])
         except Exception as error:  # onnxruntime's exceptions share no base class
@@ -77,17 +80,35 @@ class SessionRunner(LiveRunner):
             self._cuda.share([*tensors.values(), *found.values()])
             return found if stays else {name: tensor.cpu() for name, tensor in found.items()}
 
+    def _prepared(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+        cuda = self._cuda
+        where = "cpu" if cuda is None else "cuda"
+        held = {name: tensor.to(cuda.device if cuda else "cpu").contiguous() for name, tensor in tensors.items()}
+        binding = self._binding(held, where)
+
+        def once() -> None:
+            self._execute(binding, _NO_GRAPH)
+            if cuda is not None:
+                cuda.synchronize()
+
+        once.held = held  # type: ignore[attr-defined]  # the binding holds addresses alone
+        return once
+
     def _bound(self, tensors: dict[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
         """One run; onnxruntime allocates the outputs and they are handed on as they are."""
-        binding = self._session.io_binding()
         held = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        binding = self._binding(held, where)
+        self._execute(binding, _NO_GRAPH)
+        values = zip(self.outputs, binding.get_outputs(), strict=True)
+        return {spec.name: _tensor(value, spec) for spec, value in values}
+
+    def _binding(self, held: dict[str, torch.Tensor], where: str) -> ort.IOBinding:
+        binding = self._session.io_binding()
         for spec in self.inputs:
             self._bind(binding.bind_input, spec, held[spec.name])
         for spec in self.outputs:
             binding.bind_output(spec.name, where, (self._cuda.device.index or 0) if where == "cuda" and self._cuda else 0)
-        self._execute(binding, _NO_GRAPH)
-        values = zip(self.outputs, binding.get_outputs(), strict=True)
-        return {spec.name: _tensor(value, spec) for spec, value in values}
+        return binding
 
     def _replayed(self, tensors: dict[str, torch.Tensor], graphs: dict[tuple[torch.Size, ...], _Graph]) -> dict[str, torch.Tensor]:
         """A run in the fixed buffers that a graph needs; the outputs are copied out of them on the GPU."""

@@ -1,0 +1,76 @@
+"""``normdeploy bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import bars, check_report, tell
+from .options import Dims, Eval, Factory, FactoryArgs, HtmlFile, Imports, Inputs, Key, Quiet, ReportFile, Trust, loading_of
+
+
+def bench(
+    sources: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE...", help="A model, ONNX files and engines, told apart by their content.")
+    ] = None,
+    profile: Annotated[
+        list[str] | None, typer.Option("--profile", metavar="NAME=SIZE", help="The size of a dynamic dim in the race. Repeatable.")
+    ] = None,
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; without it some are generated.")
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Of torch and of onnxruntime on the CPU.")] = 1,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="In each of them every contestant has its turn.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of generated inputs, and of the order in each round.")] = 0,
+    norm_impl: Annotated[
+        str | None,
+        typer.Option(
+            "--norm-impl",
+            metavar="FORMS",
+            help="Race each norm of one ONNX file by itself in these forms, by comma: standard, decomposed, instance, layer, narrow, "
+            "plugin; or all.",
+        ),
+    ] = None,
+    norms: Annotated[
+        str | None, typer.Option("--norms", metavar="KIND", help="Race usual norms of this kind, such as GroupNorm, in all forms; or all.")
+    ] = None,
+    model: Factory = None,
+    model_arg: FactoryArgs = None,
+    key: Key = None,
+    trust: Trust = False,
+    import_: Imports = None,
+    input_: Inputs = None,
+    dim: Dims = None,
+    eval_mode: Eval = False,
+    report: ReportFile = None,
+    html: HtmlFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Race a model in eager and torch.compile, ONNX files and engines, in turns; exit code 1 where one gives a wrong answer.
+
+    Options that were given to export need not be given again, unless the files come from somebody else.
+    """
+    from .. import deploy
+    from ..report import Report
+
+    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
+    check_report(report, html, (*(sources or ()), *([inputs] if inputs else ())))
+    with bars(quiet) as progress:
+        race = deploy.bench(
+            sources or (),
+            feeds=inputs,
+            sizes=profile or (),
+            threads=threads,
+            rounds=rounds,
+            seed=seed,
+            norm_impl=norm_impl.split(",") if norm_impl else (),
+            norms=norms,
+            progress=progress,
+            **loading,
+        )
+    files = {"source": ", ".join(map(str, sources))} if sources else {}
+    tell(Report("bench", files, race=race), report, quiet, html)
+    if not race:
+        raise typer.Exit(1)

@@ -1,0 +1,163 @@
+"""The forms of norms: each computes its norm, and ``--runtime`` writes the one that the measured table says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+
+import numpy as np
+import onnx
+import pytest
+
+from normdeploy import norm_forms, rewrite
+from normdeploy.norm_cases import KINDS, NormCase
+from normdeploy.norm_forms import Row, best
+
+from .support import run_onnxruntime
+
+SMALL = {
+    "LayerNorm": NormCase("LayerNorm", (2, 3, 5, 7), axis=2),
+    "RMSNorm": NormCase("RMSNorm", (2, 3, 7)),
+    "ChannelLayerNorm": NormCase("ChannelLayerNorm", (2, 6, 5, 3)),
+    "BatchLayerNorm": NormCase("BatchLayerNorm", (4, 6, 5, 3)),
+    "GroupNorm": NormCase("GroupNorm", (2, 6, 5, 3), groups=3),
+    "InstanceNorm": NormCase("InstanceNorm", (2, 6, 5, 3)),
+}
+ROWS = norm_forms.table()
+
+
+def written(case: NormCase, dims: dict[int, str] | None = None, runtime: str = "onnxruntime") -> tuple[onnx.ModelProto, rewrite.Summary]:
+    """What becomes of the decomposed form; ``dims``: axes that are dynamic."""
+    proto = case.model("decomposed")
+    for axis, name in (dims or {}).items():
+        for value in (proto.graph.input[0], proto.graph.output[0]):
+            value.type.tensor_type.shape.dim[axis].dim_param = name
+        whole = next((t for t in proto.graph.initializer if t.name == "whole"), None)
+        if whole is not None:
+            sizes = onnx.numpy_helper.to_array(whole).copy()
+            sizes[axis] = -1 if axis else 0
+            whole.CopyFrom(onnx.numpy_helper.from_array(sizes, "whole"))
+    return rewrite.optimize(proto, runtime=runtime)
+
+
+def ops(proto: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in proto.graph.node]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_form_computes_its_norm(kind: str) -> None:
+    """Against float64; GroupNormalization is held to nothing far from 0, where onnxruntime loses it."""
+    case = SMALL[kind]
+    feeds = case.feeds(0.5)
+    for form in case.forms:
+        (found,) = run_onnxruntime(case.model(form), feeds)
+        assert np.abs(found - case.reference(feeds["x"])).max() <= case.allowed(feeds["x"]), form
+
+
+def test_a_wrong_norm_is_outside_what_is_allowed() -> None:
+    """The allowance tells a norm from one of other groups, of another epsilon, and without its shift."""
+    case = SMALL["GroupNorm"]
+    feeds = case.feeds()
+    for other in (replace(case, groups=2), replace(case, epsilon=1e-3), replace(case, kind="InstanceNorm")):
+        (found,) = run_onnxruntime(other.model("decomposed"), feeds)
+        assert np.abs(found - case.reference(feeds["x"])).max() > case.allowed(feeds["x"]), other
+    with pytest.raises(ValueError, match="no form 'narrow'"):
+        case.model("narrow")
+
+
+def test_the_table_is_whole() -> None:
+    """A row for each float32 form, the decomposed one as the measure, and where it was measured."""
+    held = json.loads(resources.files("normdeploy").joinpath("norm_forms.json").read_text())
+    assert "onnxruntime" in held["measured"]
+    for kind, case in SMALL.items():
+        rows = {r.form: r for r in ROWS if (r.kind, r.dtype) == (kind, "float32")}
+        assert rows.keys() == set(case.forms)
+        assert rows["decomposed"].time == 1
+        assert rows["decomposed"].excess <= 1
+    assert {r.runtime for r in ROWS} == {"onnxruntime"}
+
+
+def test_the_fastest_of_the_accurate_is_best() -> None:
+    def row(form: str, time: float, excess: float) -> Row:
+        return Row("here", "GroupNorm", "float32", form, time, excess)
+
+    rows = [row("standard", 0.1, 1.01), row("instance", 0.7, 1.0), row("layer", 0.9, 0.1)]
+    forms = ("standard", "instance", "layer")
+    assert best("GroupNorm", "here", "float32", forms, rows) == "instance"
+    assert best("GroupNorm", "here", "float32", ("standard", "layer"), rows) == "layer"
+    assert best("GroupNorm", "here", "float32", ("standard",), rows) == "standard"
+    for runtime, kind, dtype in (("there", "GroupNorm", "float32"), ("here", "LayerNorm", "float32"), ("here", "GroupNorm", "float16")):
+        assert best(kind, runtime, dtype, forms, rows) == "standard"
+
+
+@pytest.mark.parametrize(
+    ("kind", "forms"),
+    [("GroupNorm", ("standard", "instance", "layer")), ("InstanceNorm", ("standard", "layer"))],
+    ids=["group", "instance"],
+)
+def test_what_is_written_follows_the_table(kind: str, forms: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever form the table names is the one that is written, certified, for the runtime named and no other."""
+    case = SMALL[kind]
+    standard = {"GroupNorm": "GroupNormalization", "InstanceNorm": "InstanceNormalization"}[kind]
+    core = {"standard": standard, "instance": "InstanceNormalization", "layer": "LayerNormalization"}
+    for form in (None, *forms):
+        if form is not None:
+            table = tuple(replace(r, time=0.01 if r.form == form else 2.0, excess=0.5) for r in ROWS)
+            monkeypatch.setattr(norm_forms, "table", lambda table=table: table)
+        chosen = form or best(kind, "onnxruntime", "float32", forms)
+        proto, summary = written(case)
+        assert [op for op in ops(proto) if op.endswith("Normalization")] == [core[chosen]]
+        assert summary.findings[0].status == "fused"
+        assert summary.findings[0].certificate
+        for runtime in ("any", "tensorrt", "tensorrt-rtx"):
+            assert standard in ops(written(case, runtime=runtime)[0])
+
+
+def test_a_norm_over_the_batch_stays_where_transposing_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = SMALL["BatchLayerNorm"]
+    for form in ("standard", "decomposed"):
+        table = tuple(replace(r, time=0.01 if r.form == form else 2.0, excess=0.5) for r in ROWS)
+        monkeypatch.setattr(norm_forms, "table", lambda table=table: table)
+        proto, summary = written(case)
+        assert ("Transpose" in ops(proto)) == (form == "standard")
+        assert ("norm_forms.json" in summary.findings[0].reason) == (form == "decomposed")
+        assert "Transpose" in ops(written(case, runtime="any")[0])
+
+
+def test_scales_are_written_out_for_onnxruntime() -> None:
+    """Its kernel is several times as fast with one number for each element; any other runtime gets the shortest scale."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[N, 4, 3, 5] x) => (float[N, 4, 3, 5] y) <float[4] s = {1.0, 2.0, 3.0, 4.0}, float[4] b = {0.0, 1.0, 2.0, 3.0}>
+        { y = GroupNormalization <num_groups = 1, epsilon = 1e-5> (x, s, b) }"""
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 4, 3, 5)).astype(np.float32)}
+    outputs = []
+    for runtime, shape in (("any", [4, 1, 1]), ("onnxruntime", [4, 3, 5])):
+        proto, _ = rewrite.optimize(onnx.parser.parse_model(text), runtime=runtime)
+        (node,) = proto.graph.node
+        held = {t.name: list(t.dims) for t in proto.graph.initializer}
+        assert [held[name] for name in node.input[1:]] == [shape, shape]
+        outputs += run_onnxruntime(proto, feeds)
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=0, atol=4e-6)  # 8 units of the largest value, which is below 8
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "expected"),
+    [((2, 3, 40), 2, ["InstanceNormalization"]), ((2, 3, 40), 1, ["Reshape", "InstanceNormalization", "Reshape"])],
+)
+def test_rows_of_dynamic_length_are_instances_on_onnxruntime(shape: tuple[int, ...], axis: int, expected: list[str]) -> None:
+    """No scale can be written out for them, and onnxruntime's layer norm is slow with a narrow one."""
+    over = ", ".join(map(str, range(axis, 3)))
+    text = f"""
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[N, 3, L] x) => (float[N, 3, L] y) <int64[{3 - axis}] axes = {{{over}}}, float eps = {{1e-5}}>
+        {{ u = ReduceMean(x, axes) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, axes) e = Add(v, eps) r = Sqrt(e) y = Div(d, r) }}"""
+    proto, summary = rewrite.optimize(onnx.parser.parse_model(text), runtime="onnxruntime")
+    assert [op for op in ops(proto) if op not in ("Shape", "Concat")] == expected
+    assert summary.findings[0].certificate
+    for runtime in ("any", "tensorrt"):
+        assert ops(rewrite.optimize(onnx.parser.parse_model(text), runtime=runtime)[0]) == ["LayerNormalization"]
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    before, after = (run_onnxruntime(p, {"x": x})[0] for p in (onnx.parser.parse_model(text), proto))
+    np.testing.assert_allclose(after, before, rtol=0, atol=4e-6)
