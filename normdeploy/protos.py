@@ -17,6 +17,7 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 # Inference of shapes and types reads the values of small integer constants only.
 _INFERENCE_SIZE = 512
+_LONGEST = 2**20  # elements of a vector whose values it may write out
 
 
 def inferred(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> dict[str, tuple[int | None, Dims | None]]:
@@ -42,11 +43,27 @@ def inferred(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = No
         elif tensor.name not in listed:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     try:
-        result = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
+        result = onnx.shape_inference.infer_shapes(skeleton, data_prop=not _endless(graph))
     except Exception:  # a file that inference refuses is still readable where it states its shapes itself
         result = skeleton
     held = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
     return held | {v.name: typed(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]}
+
+
+def _endless(graph: onnx.GraphProto) -> bool:
+    """Whether inference would write out values without end: those of a Range, or one for each element of a vector."""
+    shapes = [v.type.tensor_type.shape for v in (*graph.input, *graph.output, *graph.value_info)]
+    if any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes):
+        return True
+    held = {t.name: t for t in graph.initializer}
+    held |= {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"}
+    for node in graph.node:
+        ends = [held[name] for name in node.input if name in held] if node.op_type == "Range" else []
+        if len(ends) == 3:
+            start, limit, step = (float(onnx.numpy_helper.to_array(t).ravel()[:1].sum()) for t in ends)
+            if not abs(limit - start) <= _LONGEST * abs(step):
+                return True
+    return False
 
 
 def require_order(graph: onnx.GraphProto) -> None:

@@ -42,24 +42,22 @@ def require(proto: onnx.ModelProto, tensors: Iterator[onnx.TensorProto]) -> None
 
 
 def _require_texts(proto: onnx.ModelProto) -> None:
+    """Protobuf gives what is no UTF-8 as bytes."""
     stack: list[Any] = [proto]
     while stack:
         message = stack.pop()
-        try:
-            if isinstance(message, onnx.TensorProto):  # its data would be copied
-                _ = message.name, message.doc_string
-                continue
-            fields = message.ListFields()
-            for field, value in fields:
-                if field.type == field.TYPE_STRING and not isinstance(value, str):
-                    list(value)
+        texts: list[str | bytes] = []
+        if isinstance(message, onnx.TensorProto):  # its data would be copied
+            texts = [message.name, message.doc_string]
+        else:
+            for field, value in message.ListFields():
+                if field.type == field.TYPE_STRING:
+                    texts.extend([value] if isinstance(value, str | bytes) else value)
                 elif field.type == field.TYPE_MESSAGE:
                     stack.extend([value] if isinstance(value, Message) else value)
-        except UnicodeDecodeError as error:
+        if (wrong := next((text for text in texts if isinstance(text, bytes)), None)) is not None:
             kind = message.DESCRIPTOR.name.removesuffix("Proto")
-            raise GraphError(
-                f"a text in a {kind} of the file is not UTF-8, which ONNX asks for ({error.object[:40]!r}); the file is damaged"
-            ) from error
+            raise GraphError(f"a text in a {kind} of the file is not UTF-8, as ONNX asks for, but {wrong[:40]!r}; the file is damaged")
 
 
 def _require_tensor(tensor: onnx.TensorProto) -> None:
