@@ -20,6 +20,9 @@ _UNIT_ROUNDOFF = {
     onnx.TensorProto.DOUBLE: 2.0**-53,
 }
 
+_LARGE = 1 << 20  # bytes of a weight that is not copied where that can be avoided
+_FED = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Transpose", "Add", "Mul"}
+
 _TYPE_ATTRIBUTES = {"to", "dtype"}  # of Cast and of what draws or counts
 
 
@@ -64,18 +67,21 @@ def _values(weights: Mapping[str, onnx.TensorProto]) -> _Values:
 
 def _outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]:
     """(name, value) of every output for every sample."""
-    session = _session(light, values)
+    given = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
+    session, fed = _session(light, values)
     names = [o.name for o in session.get_outputs()]
     found: list[tuple[str, np.ndarray]] = []
     for sample in samples:
-        feeds = {i.name: _computable(sample[i.name]) for i in session.get_inputs()}
-        found += zip(names, session.run(names, feeds), strict=True)
+        feeds = fed | {name: ort.OrtValue.ortvalue_from_numpy(_computable(sample[name])) for name in given}
+        found += zip(names, (value.numpy() for value in session.run_with_ort_values(names, feeds)), strict=True)
     return found
 
 
-def _session(light: onnx.ModelProto, values: _Values) -> ort.InferenceSession:
-    """A session without optimizations, over the weights where they lie: neither serialized nor repacked."""
+def _session(light: onnx.ModelProto, values: _Values) -> tuple[ort.InferenceSession, _Values]:
+    """A session without optimizations, and the weights to feed it: onnxruntime copies an initializer, but takes an input where it lies."""
     _without_bfloat16(light)
+    fed = _fed(light, values)
+    values = {name: value for name, value in values.items() if name not in fed}
     refer(light, {name: ("held by the session", 0, value.tensor_size_in_bytes()) for name, value in values.items()})
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -83,7 +89,30 @@ def _session(light: onnx.ModelProto, values: _Values) -> ort.InferenceSession:
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # one short run: waiting threads only take cores from others
     options.add_external_initializers(list(values), list(values.values()))
-    return ort.InferenceSession(light.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(light.SerializeToString(), options, providers=["CPUExecutionProvider"]), fed
+
+
+def _fed(light: onnx.ModelProto, values: _Values) -> _Values:
+    """The large weights that every reader takes from an input too; they become inputs of ``light``."""
+    readers: dict[str, set[str]] = {}
+    for body in bodies(light):
+        for node in body.node:
+            for name in node.input:
+                readers.setdefault(name, set()).add(node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}")
+    named = {v.name for v in (*light.graph.input, *light.graph.output)}
+    fed = {}
+    for tensor in list(light.graph.initializer):
+        value = values.get(tensor.name)
+        if (
+            value is not None
+            and value.tensor_size_in_bytes() >= _LARGE
+            and readers.get(tensor.name, {""}) <= _FED
+            and tensor.name not in named
+        ):
+            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+            light.graph.initializer.remove(tensor)
+            fed[tensor.name] = value
+    return fed
 
 
 def _computable(array: np.ndarray) -> np.ndarray:

@@ -472,3 +472,31 @@ def test_batch_statistics_of_a_weight_are_computed_once() -> None:
         want = module.double()(x[0].double()).numpy()
     # 27 products summed up in float32, of weights that are rounded some five times
     assert np.abs(got - want).max() <= 32 * 2.0**-24 * 27 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_weights_are_fed_and_still_told_apart(dtype: str) -> None:
+    """A weight of more than 1 MB that MatMul reads becomes an input of the session; one that Reshape reads beside it does not."""
+    rng = np.random.default_rng(0)
+    wide = np.dtype(dtype)
+    held = {"w": rng.standard_normal((512, 1200)).astype(wide), "v": rng.standard_normal((512, 1200)).astype(wide)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Reshape", ["v", "shape"], ["turned"]),
+        helper.make_node("MatMul", ["a", "turned"], ["y"]),
+    ]
+
+    def model(weights: dict[str, np.ndarray]) -> onnx.ModelProto:
+        made = one(nodes, ("n", 512), {**weights, "shape": np.array([1200, 512])}, ["y"])
+        for value in (*made.graph.input, *made.graph.output):
+            value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(wide)
+        return made
+
+    sample = {"x": rng.standard_normal((2, 512)).astype(wide)}
+    before = model(held)
+    assert {t.name for t in before.graph.initializer} == {"w", "v", "shape"}
+    check_equal(before, model(held), [sample])
+    for name in held:
+        with pytest.raises(ExportError, match="simplifying changed the output 'y'"):
+            check_equal(before, model({**held, name: -held[name]}), [sample])
+    assert {t.name for t in before.graph.initializer} == {"w", "v", "shape"}
