@@ -34,15 +34,6 @@ class Case:
     promised: bool = True
 
 
-def given(inputs: Iterable[Mapping[str, np.ndarray]]) -> list[Case]:
-    """The user's own inputs, as they are."""
-
-    def case(number: int, feeds: Mapping[str, np.ndarray]) -> Case:
-        return Case(f"given input {number}", "given", lambda: dict(feeds))
-
-    return [case(number, feeds) for number, feeds in enumerate(inputs)]
-
-
 @dataclass(frozen=True)
 class Given:
     """One of the user's inputs, and what it is called."""
@@ -69,6 +60,11 @@ def read(inputs: Inputs) -> list[Given]:
     return found
 
 
+def given(inputs: Inputs) -> list[Case]:
+    """The user's own inputs, as they are."""
+    return [_case(one.name, dict(one.feeds)) for one in read(inputs)]
+
+
 def given_to(model: Signature, inputs: Iterable[Given], also: Mapping[str, Collection[np.dtype]]) -> list[Case]:
     """The user's own inputs, checked before anything is run on them.
 
@@ -82,10 +78,14 @@ def given_to(model: Signature, inputs: Iterable[Given], also: Mapping[str, Colle
     def case(name: str, feeds: dict[str, np.ndarray]) -> Case:
         check_feeds(name, feeds, model.inputs)
         _one_size(name, feeds, model.inputs)
-        return Case(name, "given", lambda: dict(feeds))
+        return _case(name, feeds)
 
     types = {spec.name: np.dtype(bfloat16 if spec.dtype == "bfloat16" else spec.dtype) for spec in model.inputs}
     return [case(g.name, {n: _own(value, types.get(n), also.get(n, ())) for n, value in g.feeds.items()}) for g in inputs]
+
+
+def _case(name: str, feeds: dict[str, np.ndarray]) -> Case:
+    return Case(name, "given", lambda: dict(feeds))
 
 
 def _own(value: np.ndarray, wanted: np.dtype | None, also: Collection[np.dtype]) -> np.ndarray:
