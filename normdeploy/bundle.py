@@ -95,8 +95,8 @@ def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
         raise InputError(f"{MANIFEST} has {size} bytes, more than the {_MANIFEST_BYTES} that are read; make the bundle again")
     try:
         manifest = json.loads(path.read_bytes(), parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{MANIFEST} is no JSON ({error}); make the bundle again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{MANIFEST} can't be read as JSON ({error}); make the bundle again") from error
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
         raise InputError(f"{MANIFEST} has the schema {str(schema)[:100]!r}, this version reads {SCHEMA!r}; make the bundle again")

@@ -116,7 +116,7 @@ def hashes(folder: Path, progress: Progress | None) -> dict[str, dict[str, Any]]
 
 def write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")  # ASCII: a file's name may be no text
 
 
 def _path(index: int, part: str) -> str:

@@ -191,8 +191,9 @@ def _configure(
 def _warm(folder: Path, job: Job, serving: Serving, samples: Samples) -> list[Warmup]:
     """Requests of real samples: one row at the batch sizes that count, or whole samples where Triton does not batch."""
     folder.mkdir()
-    real = [s for s in samples.cases if s.kind in ("random", "given")] or list(samples.cases)
-    if serving.max_batch:
+    whole = [s for s in samples.cases if all(a.size for a in s.inputs.values())]
+    real = [s for s in whole if s.kind in ("random", "given")] or whole
+    if serving.max_batch and real:
         files, shapes = _raw(folder, 0, {n: a[0] for n, a in real[0].inputs.items()}, job)
         sizes = sorted({1, *serving.preferred, serving.max_batch})
         return [Warmup(f"batch {size}", size, files, shapes) for size in sizes]
@@ -210,8 +211,8 @@ def _raw(folder: Path, number: int, arrays: Mapping[str, np.ndarray], job: Job) 
 
 def _write_report(folder: Path, report: Report) -> None:
     text = report.json()
-    (folder / "report.json").write_text(text, encoding="utf-8")
+    (folder / "report.json").write_bytes(text.encode(errors="replace"))
     with suppress(ImportError):  # jinja2 and matplotlib are an extra
         from .page import page
 
-        (folder / "report.html").write_text(page(json.loads(text)), encoding="utf-8")
+        (folder / "report.html").write_bytes(page(json.loads(text)).encode(errors="replace"))

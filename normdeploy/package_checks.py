@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # torch takes seconds to import
 Progress = Callable[[str, int, int], None]
 PathLike = str | os.PathLike[str]
 _REPORT_BYTES = 2**28
+_INSTANCES = 1024
+_LARGEST = 2**31 - 1  # what Triton's int32 holds
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,9 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.provider not in PROVIDERS:
             raise InputError(f"there is no provider {self.provider!r}; choose one of {', '.join(PROVIDERS)}")
-        if self.instances < 1 or (self.max_batch or 0) < 0:
-            raise InputError(
-                f"instances is {self.instances} and the largest batch {self.max_batch}; give at least one instance, and no negative batch"
-            )
+        if not 1 <= self.instances <= _INSTANCES or (self.max_batch or 0) < 0:
+            said = f"instances is {self.instances} and the largest batch {self.max_batch}"
+            raise InputError(f"{said}; give 1 to {_INSTANCES} instances, and no negative batch")
 
 
 @dataclass
@@ -165,9 +166,10 @@ def batch_range(job: Job, batch: str, samples: Samples) -> tuple[int, int, int]:
     for spec in recorded(job.proto).get("inputs", ()):
         for dim in spec.shape:
             if batch and dim.name == batch:
-                return dim.min, dim.opt, dim.max
+                return dim.min, dim.opt, min(dim.max, _LARGEST)
     sizes = [len(a) for s in samples.cases for a in s.inputs.values() if a.ndim]
-    return (1, max(sizes), max(sizes)) if sizes else (1, 1, 1)
+    most = max([1, *sizes])
+    return 1, most, most
 
 
 def serving_of(batch: str, why: str, wanted: Wanted, sizes: tuple[int, int, int]) -> Serving:

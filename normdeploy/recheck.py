@@ -127,14 +127,21 @@ def _files(bundle: Bundle, known: Mapping[str, tuple[str, int]], progress: Progr
             found = "missing"
         elif present[path] != size:
             found = f"{present[path]} bytes"
-        elif (now := sha256(bundle.file(path))) != digest:
-            found = f"sha256 {now[:16]}"
+        elif (now := _digest(bundle.file(path))) != digest:
+            found = now if " " in now else f"sha256 {now[:16]}"
         if found:
             damaged.add(path)
             changes.append(Change("file", path, f"{size} bytes, sha256 {digest[:16]}", found, True))
     for path in sorted(present.keys() - known.keys() - {MANIFEST}):
         changes.append(Change("file", path, "", "new: not in the manifest", path.startswith(f"{REPOSITORY}/")))
     return changes, damaged
+
+
+def _digest(file: Path) -> str:
+    try:
+        return sha256(file)
+    except OSError as error:
+        return f"it can't be read: {error.strerror}"
 
 
 def _versions(before: Mapping[str, str]) -> list[Change]:

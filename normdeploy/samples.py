@@ -139,7 +139,7 @@ def from_file(
         largest: batch of a file without a record; 0: not known.
 
     Raises:
-        InputError: nothing says which sizes an input takes, or the file does not run on the inputs.
+        InputError: nothing says which sizes an input takes, the file does not run on the inputs, or its outputs are random.
         GraphError: onnxruntime refuses the file.
         RuntimeUnavailable: it has no kernel for one of its operators.
     """
@@ -161,6 +161,8 @@ def from_file(
                 progress("samples", done, len(cases))
             feeds = case.make()
             expected = runner.infer(feeds)
+            if done == 0 and not _same(runner.infer(feeds), expected):
+                raise InputError(f"{path.name} gives other outputs each time it is run on the same inputs: nothing can be expected of it")
             others = [other.infer(_shaken(feeds, unit, seed)) for seed, other in enumerate(disturbed)]
             whole = {name: value for name, value in expected.items() if value.dtype.kind in "iub"}
             _keep(samples, Sample(case.name, case.kind, feeds, expected, _free(whole, others)), notes)
@@ -292,6 +294,10 @@ def _off(value: np.ndarray, unit: float, rng: np.random.Generator) -> np.ndarray
 
 def is_floating(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or dtype == ml_dtypes.bfloat16
+
+
+def _same(one: RunResult, other: RunResult) -> bool:
+    return all(a.shape == other[name].shape and a.tobytes() == other[name].tobytes() for name, a in one.items())
 
 
 def _largest(value: np.ndarray) -> float:

@@ -351,6 +351,7 @@ def test_a_bundle_appears_whole_or_not_at_all(bundle: Path, tmp_path: Path, monk
         ({"max_batch": 9}, "--max-batch is 9, but the dim 'n' goes from 1 to 3"),
         ({"provider": "tpu"}, "no provider 'tpu'"),
         ({"instances": 0}, "instances is 0"),
+        ({"instances": 2**40}, "give 1 to 1024 instances"),
         ({"engines": ["none.engine"]}, "no engine 'none.engine'"),
         ({"report_from": __file__}, "is no report of normdeploy"),
         ({"output": "no/folder"}, "there is no folder 'no'"),
@@ -362,6 +363,12 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Path, opt
     with pytest.raises(InputError, match=said):
         normdeploy.package(written(tmp_path, ADD), options.pop("output"), **options)
     assert os.listdir(tmp_path) == ["model.onnx"]
+
+
+def test_random_outputs_are_no_evidence(tmp_path: Path) -> None:
+    path = written(tmp_path, "g (float[n, 3] x) => (float[n, 3] y) { z = RandomNormalLike(x) y = Add(x, z) }")
+    with pytest.raises(InputError, match="gives other outputs each time"):
+        normdeploy.package(path, tmp_path / "b", feeds=given())
 
 
 def test_a_report_of_another_file_gives_no_certificates(made: Path, tmp_path: Path) -> None:
@@ -481,7 +488,7 @@ def test_a_hostile_folder_is_refused(bundle: Path, tmp_path: Path) -> None:
             normdeploy.recheck(path)
     for text in ("[" * 100_000, "{", "[]", '"x"'):
         (bundle / "manifest.json").write_text(text)
-        with pytest.raises(InputError, match=r"no JSON|has the schema 'None'"):
+        with pytest.raises(InputError, match=r"as JSON|has the schema 'None'"):
             normdeploy.recheck(bundle)
     (bundle / "manifest.json").unlink()
     (bundle / "manifest.json").symlink_to("/dev/zero")

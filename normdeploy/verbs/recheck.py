@@ -29,7 +29,7 @@ def recheck(
     with bars(quiet) as progress:
         found = rechecked(bundle, onnx=onnx, progress=progress)
     if report is not None:
-        write_bytes(report, (json.dumps(found.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        write_bytes(report, (json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n").encode())
     if not quiet:
         show_recheck(_console(), found)
     if not found:
