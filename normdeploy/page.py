@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 NEEDED = ("jinja2", "matplotlib")
 _LONGEST = 300  # letters of one text
 _COMMAND = 4000
-_RUNTIMES = 4  # of which the error by layer is drawn
-_ENTRIES = 12  # of a race that are drawn
+_DRAWN = 6  # runtimes of which the error by layer is drawn, and norms of which the race is
+_ENTRIES = 12  # of one race that are drawn
 _LEFT = ("refused", "undone")
 _MACHINE = ("cpu", "system", "driver")  # of the environment; the rest are versions
 _OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "race", "seconds")
@@ -112,17 +112,23 @@ def _plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
         drawn += [("certificates", plots.identity(certificates)), ("certificates", plots.rounding(certificates))]
     if ops.get("before") and ops.get("after"):
         drawn.append(("ops", plots.ops(ops["before"], ops["after"])))
-    runtimes: dict[str, list[Mapping[str, Any]]] = {}
-    for point in (report.get("parity") or {}).get("drift") or ():
-        runtimes.setdefault(point["runtime"], []).append(point)
-    drawn += [("drift", plots.drift(name, points, i)) for i, (name, points) in enumerate(list(runtimes.items())[:_RUNTIMES])]
-    if ran := [e for e in race["entries"] if not e.get("reason")][:_ENTRIES]:
-        drawn.append(("race", plots.race(ran)))
+    runs = _by((report.get("parity") or {}).get("drift") or (), lambda p: " · ".join(filter(None, (p["runtime"], p.get("file")))))
+    drawn += [("drift", plots.drift(name, points, i)) for i, (name, points) in enumerate(list(runs.items())[:_DRAWN])]
+    races = _by([e for e in race["entries"] if not e.get("reason")], lambda e: e.get("norm") or "")
+    drawn += [("race", plots.race(norm, ran[:_ENTRIES], i)) for i, (norm, ran) in enumerate(list(races.items())[:_DRAWN])]
     kept: dict[str, list[Plot]] = {"certificates": [], "ops": [], "drift": [], "race": []}
     for section, plot in drawn:
         if plot is not None:
             kept[section].append(plot)
     return kept
+
+
+def _by(values: Iterable[Mapping[str, Any]], name: Callable[[Mapping[str, Any]], str]) -> dict[str, list[Mapping[str, Any]]]:
+    """Name -> its values, in the order of the first ones."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for value in values:
+        groups.setdefault(name(value), []).append(value)
+    return groups
 
 
 def _exceeding(parity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -149,7 +155,7 @@ def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if engine := report.get("engine"):
         stats.append((_size(engine["bytes"]), f"engine for {engine['runtime']} {engine['version']}", ""))
     if race := report.get("race"):
-        ran = [e for e in race["entries"] if not e.get("reason")]
+        ran = [e for e in race["entries"] if not e.get("reason") and not e.get("norm")]
         best = min(ran, key=lambda e: float(e["median"]), default=None)
         if best is not None:
             stats.append((f"{_num(best['median'])} ms", f"fastest: {' · '.join(filter(None, (best['runtime'], best.get('file'))))}", ""))
