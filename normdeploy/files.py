@@ -94,7 +94,7 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file, or was cut short: {error}") from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
-    require(proto, tensors(proto))
+    require(proto, list(bodies(proto)), tensors(proto))
     outside = [t for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     places = [_place(t, source.parent) for t in outside]
     moved = sort(proto)

@@ -12,7 +12,7 @@ from .facts import Candidate, Norm
 from .fitting import read_region
 from .graph import Graph, value_inputs
 from .region import NoMatch, Region, assignments, compile_region, tensor_symbols
-from .roots import INSIDE, NORMS, REDUCTIONS, entries, is_root, narrowing, results
+from .roots import FLOATING, INSIDE, NORMS, REDUCTIONS, entries, is_root, narrowing, results
 
 
 def candidate(graph: Graph, root: gs.Node) -> Candidate | None:
@@ -48,6 +48,8 @@ def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMa
     shape, dtype = graph.shape(x), graph.dtype(x)
     if shape is None or dtype is None:
         return NoMatch(f"the type or shape of {x.name!r} is not known", x.name, clarity=1)
+    if dtype.name not in FLOATING:
+        return NoMatch(f"{x.name!r} is of {dtype.name}, in which no norm computes", x.name, clarity=0)
     if (graph.dtype(y) or dtype) != dtype:
         return NoMatch(f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=0)
     if _differ(graph, x, y):

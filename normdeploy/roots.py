@@ -130,6 +130,11 @@ def _walkable(graph: Graph, node: gs.Node) -> bool:
     return _standard(node) and node.op in INSIDE
 
 
+FLOATING = frozenset(
+    {"float16", "bfloat16", "float32", "float64"}
+)  # what norms and scales compute in; integers of 4 bits are a kind "V" too
+
+
 def narrowing(graph: Graph, nodes: Iterable[gs.Node], dtype: np.dtype | None) -> gs.Node | None:
     """A Cast of data among ``nodes`` to a floating type with fewer bits than ``dtype``."""
     if dtype is None:

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from . import evaluate
 from .graph import Graph, value_inputs
 from .region import Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
-from .roots import VIEWS, narrowing
+from .roots import FLOATING, VIEWS, narrowing
 from .sizes import affordable
 
 _STEPS = VIEWS | {"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"}
@@ -115,7 +115,7 @@ def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
     if not dtypes or graph.shape(z) is None:
         return NoMatch(f"the type or shape of {z.name!r} is not known", z.name)
     dtype = dtypes[0]
-    if dtype.kind not in "fV" or dtypes[-1] != dtype:
+    if dtype.name not in FLOATING or dtypes[-1] != dtype:
         return NoMatch(f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name)
     for sizes in assignments(region.symbols):
         size = concrete(graph, z, sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -19,13 +19,14 @@ _MOST_RANK = 64  # numpy's
 _MOST_NODES = 2**24  # of all calls of functions written out; 40 functions that each call the one before twice are 2**40
 _MOST_SPARSE = 2**28  # elements of a sparse tensor, which is made dense
 
+Body = onnx.GraphProto | onnx.FunctionProto
 Function = tuple[str, str, str]  # domain, name, overload
 
 
-def require(proto: onnx.ModelProto, tensors: Iterator[onnx.TensorProto]) -> None:
+def require(proto: onnx.ModelProto, bodies: Sequence[Body], tensors: Iterable[onnx.TensorProto]) -> None:
     """Texts are UTF-8, types exist, tensors hold what their shape says, functions neither call themselves nor multiply without end.
 
-    ``tensors``: all that the model holds. Those outside the file are looked at but for their data.
+    ``bodies``, ``tensors``: all that the model holds. Of tensors outside the file the data is not looked at.
 
     Raises:
         GraphError: one is not so.
@@ -33,7 +34,12 @@ def require(proto: onnx.ModelProto, tensors: Iterator[onnx.TensorProto]) -> None
     _require_texts(proto)
     for tensor in tensors:
         _require_tensor(tensor)
-    _require_types(proto.graph)
+    for holder in (proto, *proto.functions):
+        domains = [o.domain if o.domain != "ai.onnx" else "" for o in holder.opset_import]
+        if (twice := next((d for d in domains if domains.count(d) > 1), None)) is not None:
+            raise GraphError(f"the opset of the domain {twice!r} is stated twice; which of them counts depends on the reader")
+    for body in bodies:
+        _require_types(body)
     for sparse in proto.graph.sparse_initializer:
         if min(sparse.dims, default=0) < 0 or math.prod(sparse.dims) > _MOST_SPARSE:
             shape = list(sparse.dims)
@@ -84,13 +90,21 @@ def _require_tensor(tensor: onnx.TensorProto) -> None:
         raise GraphError(f"{said} of shape {list(tensor.dims)} needs {needed} numbers and holds {held}; the file is damaged")
 
 
-def _require_types(graph: onnx.GraphProto) -> None:
-    for value in (*graph.input, *graph.output, *graph.value_info):
+def _require_types(body: Body) -> None:
+    for value in (*body.input, *body.output, *body.value_info) if isinstance(body, onnx.GraphProto) else body.value_info:
         kind = value.type.tensor_type
         if kind.elem_type not in _TYPES | {onnx.TensorProto.UNDEFINED}:
             raise GraphError(f"{value.name!r} is of the type {kind.elem_type}, which ONNX does not have; the file is damaged")
         if len(kind.shape.dim) > _MOST_RANK:
             raise GraphError(f"{value.name!r} has {len(kind.shape.dim)} dims; at most {_MOST_RANK} are read")
+    for node in body.node:
+        to = (
+            next((a.i for a in node.attribute if a.name == "to" and a.type == a.INT and not a.ref_attr_name), None)
+            if node.op_type == "Cast"
+            else None
+        )
+        if to is not None and to not in _TYPES:
+            raise GraphError(f"Cast {node.name!r} makes the type {to}, which ONNX does not have; the file is damaged")
 
 
 def _require_calls(proto: onnx.ModelProto) -> None:
@@ -120,12 +134,12 @@ def _require_calls(proto: onnx.ModelProto) -> None:
         raise GraphError(f"the calls of the file's functions are more than {_MOST_NODES} nodes when written out; that can't be read")
 
 
-def _calls(body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]) -> Iterator[Function]:
+def _calls(body: Body, functions: dict[Function, onnx.FunctionProto]) -> Iterator[Function]:
     keys = ((node.domain, node.op_type, node.overload) for node in _nodes(body))
     return (key for key in keys if key in functions)
 
 
-def _nodes(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+def _nodes(body: Body) -> Iterator[onnx.NodeProto]:
     for node in body.node:
         yield node
         for inner in subgraphs(node):
