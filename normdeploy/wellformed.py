@@ -19,11 +19,10 @@ _MOST_RANK = 64  # numpy's
 _MOST_NODES = 2**24  # of all calls of functions written out; 40 functions that each call the one before twice are 2**40
 _MOST_SPARSE = 2**28  # elements of a sparse tensor, which is made dense
 
-Body = onnx.GraphProto | onnx.FunctionProto
 Function = tuple[str, str, str]  # domain, name, overload
 
 
-def require(proto: onnx.ModelProto, bodies: Sequence[Body], tensors: Iterable[onnx.TensorProto]) -> None:
+def require(proto: onnx.ModelProto, bodies: Sequence[onnx.GraphProto | onnx.FunctionProto], tensors: Iterable[onnx.TensorProto]) -> None:
     """Texts are UTF-8, types exist, tensors hold what their shape says, functions neither call themselves nor multiply without end.
 
     ``bodies``, ``tensors``: all that the model holds. Of tensors outside the file the data is not looked at.
@@ -90,7 +89,7 @@ def _require_tensor(tensor: onnx.TensorProto) -> None:
         raise GraphError(f"{said} of shape {list(tensor.dims)} needs {needed} numbers and holds {held}; the file is damaged")
 
 
-def _require_types(body: Body) -> None:
+def _require_types(body: onnx.GraphProto | onnx.FunctionProto) -> None:
     for value in (*body.input, *body.output, *body.value_info) if isinstance(body, onnx.GraphProto) else body.value_info:
         kind = value.type.tensor_type
         if kind.elem_type not in _TYPES | {onnx.TensorProto.UNDEFINED}:
@@ -134,12 +133,12 @@ def _require_calls(proto: onnx.ModelProto) -> None:
         raise GraphError(f"the calls of the file's functions are more than {_MOST_NODES} nodes when written out; that can't be read")
 
 
-def _calls(body: Body, functions: dict[Function, onnx.FunctionProto]) -> Iterator[Function]:
+def _calls(body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]) -> Iterator[Function]:
     keys = ((node.domain, node.op_type, node.overload) for node in _nodes(body))
     return (key for key in keys if key in functions)
 
 
-def _nodes(body: Body) -> Iterator[onnx.NodeProto]:
+def _nodes(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     for node in body.node:
         yield node
         for inner in subgraphs(node):
