@@ -13,12 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .check import check
-    from .deploy import bench, build, export, inspect, open_runner, optimize, run, verify
+    from .deploy import bench, bisect, build, export, inspect, open_runner, optimize, run, verify
     from .package import package
     from .recheck import recheck
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "bench", "build", "check", "export", "inspect", "open_runner", "optimize", "package", "recheck", "run", "verify"]
+__all__ = [
+    "__version__",
+    "bench",
+    "bisect",
+    "build",
+    "check",
+    "export",
+    "inspect",
+    "open_runner",
+    "optimize",
+    "package",
+    "recheck",
+    "run",
+    "verify",
+]
 
 _VERBS = frozenset(__all__) - {"__version__"}
 _ELSEWHERE = {"check", "package", "recheck"}  # in modules of the same name; the others are in ``deploy``

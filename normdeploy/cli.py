@@ -10,7 +10,7 @@ import typer
 
 from . import __version__
 from .errors import NormdeployError, printable
-from .verbs import bench, build, check, export, inspect, optimize, package, recheck, run, verify
+from .verbs import bench, bisect, build, check, export, inspect, optimize, package, recheck, run, verify
 
 app = typer.Typer(
     help="PyTorch models in onnxruntime and TensorRT, every normalization fused or folded, and proved.",
@@ -37,6 +37,7 @@ def _root(
 app.command()(export.export)
 app.command(cls=build.Spread)(build.build)
 app.command()(verify.verify)
+app.command()(bisect.bisect)
 app.command()(inspect.inspect)
 app.command()(optimize.optimize)
 app.command()(run.run)

@@ -27,10 +27,11 @@ if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX nee
     import torch
 
     from .bench import Race
+    from .bisect import Bisection
     from .compare import Comparison, Inputs
     from .model import Model, Signature
 
-__all__ = ["ExportResult", "bench", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
+__all__ = ["ExportResult", "bench", "bisect", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
 
 Progress = Callable[[str, int, int], None]
 PathLike = str | os.PathLike[str]
@@ -262,7 +263,7 @@ def verify(
         engines: more files.
         seeds: random inputs at the usual sizes, besides those at other sizes, small ones and zeros.
         feeds: own inputs, name -> array or an .npz file, one or several; only these are run then.
-        drift: also compare the inner tensors of ONNX files, one case each, with the model's; it takes about as long again.
+        drift: also compare the inner tensors of ONNX files, one case each, with the model's; it takes two to three times as long.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: as for ``export``.
 
@@ -281,6 +282,48 @@ def verify(
     with stage("verify"):
         comparison = compare.verify(model, every, seeds=seeds, inputs=own, drift=drift, progress=progress)
     return replace(comparison, notes=(*notes, *comparison.notes))
+
+
+def bisect(
+    source: PathLike | torch.nn.Module,
+    onnx_path: PathLike,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    output: PathLike | None = None,
+    engines: Sequence[PathLike] = (),
+    seeds: int = 3,
+    feeds: Inputs | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> Bisection:
+    """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why (``normdeploy.bisect``).
+
+    Args:
+        output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.
+        engines: compared too, at their outputs only.
+        source, onnx_path, args, kwargs, seeds, feeds, progress, loading: as for ``verify``.
+
+    Raises:
+        NormdeployError: one of ``normdeploy.errors``. A fault is no error but a result that is false.
+    """
+    from .bisect import bisect as search
+    from .cases import read
+    from .reproduce import vacant
+
+    stage = _Stages(progress)
+    if output is not None:
+        vacant(output)
+    own = None if feeds is None else read(feeds)
+    with stage("load"):
+        loading, notes = _remembered_by_any(source, [onnx_path], loading)
+        model = _load(source, args, kwargs, loading)
+    with stage("bisect"):
+        found = search(model, onnx_path, engines=engines, seeds=seeds, inputs=own, progress=progress)
+    if output is not None:
+        with stage("write"):
+            found.write(output)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def bench(

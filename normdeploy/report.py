@@ -5,7 +5,7 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
 
     schema      "normdeploy/report/1"
     normdeploy  the version that wrote the report
-    verb        "export" | "optimize" | "inspect" | "build" | "verify" | "run" | "bench"
+    verb        "export" | "optimize" | "inspect" | "build" | "verify" | "bisect" | "run" | "bench"
     command     as it was typed, quoted for a POSIX shell; "" where Python was the caller
     files       role -> path as given; roles: "source", "output", "model", "onnx", "engine", "onnx 2", ...
     opset       of the ONNX file
@@ -46,6 +46,14 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
         and drift: null where it was not asked for, or the tensors that a file and the model share, in the file's order, one runtime after
         the other: runtime, file, module, tensor, where ("out of MODULE" | "into MODULE" | "output NAME"), error (absolute, against
         float64), eager (eager's), allowed, scale (the largest magnitude in float64), reason (of what no error can express)
+    bisection   null, or ok, notes, seconds, not_searched (runtime, reason, file: what is wrong and could not be looked into), and faults:
+        runtime, case (the input it was found on), module ("" where unknown), tensor, nodes ("op name" of each that it may be), operator
+        (the model's), wrong ("file": it computes something else than the model | "runtime": it computes otherwise than ONNX defines |
+        "between": small errors grow), error (of the tensor, on right inputs), allowed, scale (its largest right value), reason (what no
+        error can say), kind ("weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "overflow" | "underflow" |
+        "factor" | "accuracy" | "optimizer" | "unknown"), cause, widened: mends (null where it can't be asked), nodes (in the island of
+        float32), error (of the output then, or null) and reason; output, output_error, output_allowed, output_reason (as the file is),
+        mended_error (with the tensor at its right value, null where that can't be run) and mended
     race        null, or threads, warmup and rounds (counts), seed, shapes (input, or norm -> shape), reference (whose outputs the others
         were compared with), machine (cpu, cores, load, system, versions: library -> version), load (of the machine afterwards), notes,
         not_run (runtime, reason), and entries: runtime, file, form, norm ("" where whole models are raced), median, p95 and p99
@@ -82,6 +90,7 @@ from .records import Explanation, Finding, Summary
 
 if TYPE_CHECKING:
     from .bench import Race
+    from .bisect import Bisection
     from .build import Engine
     from .compare import Comparison
     from .implement import Implementation
@@ -102,6 +111,7 @@ class Report:
     parity: Comparison | None = None
     precision: Account | None = None
     inference: Inference | None = None
+    bisection: Bisection | None = None
     race: Race | None = None
     notes: tuple[str, ...] = ()
     command: str = ""
@@ -128,6 +138,7 @@ class Report:
             "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
             "precision": self.precision,
             "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
+            "bisection": None if self.bisection is None else self.bisection.to_json(),
             "race": None if self.race is None else vars(self.race),  # a race with a wrong answer is false
             "inference": self.inference and {name: getattr(self.inference, name) for name in ("runner", "inputs", "outputs")},
             "environment": environment(),
@@ -152,6 +163,10 @@ class Report:
             show_engine(console, _printable(self.engine))
         if self.parity is not None:
             show_parity(console, self.parity)
+        if self.bisection is not None:
+            from .bisect_table import show_bisection
+
+            show_bisection(console, self.bisection)
         if self.race is not None:
             from .bench_table import show_race
 

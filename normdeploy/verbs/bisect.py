@@ -1,0 +1,73 @@
+"""``normdeploy bisect``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import bars, check_report, tell
+from .options import (
+    Dims,
+    Eval,
+    Factory,
+    FactoryArgs,
+    HtmlFile,
+    Imports,
+    Inputs,
+    Key,
+    ModelFile,
+    OnnxFile,
+    Quiet,
+    ReportFile,
+    Trust,
+    loading_of,
+)
+
+
+def bisect(
+    source: ModelFile,
+    onnx: OnnxFile,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Write the smallest failing model, its inputs and a script; a new folder."),
+    ] = None,
+    engine: Annotated[list[Path] | None, typer.Option("--engine", help="Compare an engine too, at its outputs only. Repeatable.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")] = 3,
+    given: Annotated[
+        list[Path] | None,
+        typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; only these are run instead of generated ones. Repeatable."),
+    ] = None,
+    model: Factory = None,
+    model_arg: FactoryArgs = None,
+    key: Key = None,
+    trust: Trust = False,
+    import_: Imports = None,
+    input_: Inputs = None,
+    dim: Dims = None,
+    eval_mode: Eval = False,
+    report: ReportFile = None,
+    html: HtmlFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find the first tensor that leaves the bound of verify, the node that makes it so, and why; exit code 1 where there is one.
+
+    Options that were given to export need not be given again, unless the files come from somebody else.
+    """
+    from .. import deploy
+    from ..report import Report
+
+    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
+    check_report(report, html, (source, onnx, *(engine or ())))
+    with bars(quiet) as progress:
+        found = deploy.bisect(
+            source, onnx, output=output, engines=engine or (), seeds=seeds, feeds=given or None, progress=progress, **loading
+        )
+    files = {"model": str(source), "onnx": str(onnx)} | ({"engines": ", ".join(map(str, engine))} if engine else {})
+    if found.reproduction is not None and output is not None:
+        files["reproduction"] = str(output)
+    account = Report("bisect", files, parity=found.parity, bisection=found, seconds={"bisect": found.seconds})
+    tell(account, report, quiet, html)
+    if not found:
+        raise typer.Exit(1)
