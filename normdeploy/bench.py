@@ -40,6 +40,7 @@ from .runtimes.trt import TITLES, missing, runtime_of
 
 PathLike = str | os.PathLike[str]
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+UNSTEADY = "{}: the times still moved after {} rounds of warm-up; something else keeps the machine busy"
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -150,10 +151,7 @@ def bench(
         present = [c for c in contestants if c.call is not _ABSENT]
         running = [c for c in present if not c.reason]
         timing = race([c.call for c in running], rounds=rounds, seed=seed, progress=progress)
-    notes += [
-        f"{_title(running[i])} was not steady after {timing.warmup} rounds of warm-up: something else keeps the machine busy"
-        for i in timing.unsteady
-    ]
+    notes += [UNSTEADY.format(_title(running[i]), timing.warmup) for i in timing.unsteady]
     places = iter(range(len(running)))
     entries = [Entry(c.runtime, c.file, error=c.error, reason=c.reason) for c in present]
     entries = [e if e.reason else timed(e, timing, next(places)) for e in entries]

@@ -12,21 +12,23 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 
 from . import rewrite
-from .bench import UNITS, Entry, Race, disagreement, timed
+from .bench import UNITS, UNSTEADY, Entry, Race, disagreement, timed
 from .bench_machine import machine
-from .bench_timing import Progress, race
+from .bench_timing import Progress, Timing, race
 from .build import build
 from .candidates import NotRun
 from .errors import InputError, NormdeployError
 from .files import load_onnx
+from .graph import Graph
 from .infer import open_runner
 from .norm_cases import FORMS, NormCase
-from .protos import inferred
 from .record import recorded
 from .runtimes.live import LiveRunner
 from .runtimes.trt import missing
+from .shapes import complete
 
 PLUGIN = "plugin"
 IMPLEMENTATIONS = (*FORMS, PLUGIN)
@@ -45,7 +47,6 @@ _KINDS = {
     "GroupNormalization": "GroupNorm",
     "InstanceNormalization": "InstanceNorm",
 }
-_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.DOUBLE: "float64"}
 
 
 def bench_norms(
@@ -70,16 +71,20 @@ def bench_norms(
         raise InputError(f"there is no form {unknown[0]!r} of a norm; there are {', '.join(IMPLEMENTATIONS)}")
     if not cases:
         raise InputError("there is no norm to race: the file holds none as one node, and `inspect` says why")
-    before, entries, warmup = machine(), list[Entry](), 0
-    absent = missing("tensorrt") if PLUGIN in wanted else ""
+    before, entries, warmup, notes = machine(), list[Entry](), 0, list[str]()
+    engines = PLUGIN in wanted
+    absent = missing("tensorrt") if engines else ""
     not_run = [NotRun("TensorRT", absent)] if absent else []
     for done, case in enumerate(cases):
         if progress is not None:
             progress(str(case), done, len(cases))
-        found, rest = _raced(case, wanted, not absent, threads, rounds, seed, progress)
-        entries, warmup = [*entries, *found], max(warmup, rest)
+        found, timing = _raced(case, wanted, engines and not absent, threads, rounds, seed, progress)
+        entries += found
+        if timing is not None:
+            warmup = max(warmup, timing.warmup)
+            notes += [UNSTEADY.format(str(case), timing.warmup)] if timing.unsteady else []
     shapes = {str(case): case.shape for case in cases}
-    return Race(threads, warmup, rounds, seed, shapes, "float64", tuple(entries), tuple(not_run), before, machine().load)
+    return Race(threads, warmup, rounds, seed, shapes, "float64", tuple(entries), tuple(not_run), before, machine().load, tuple(notes))
 
 
 def race_norms(
@@ -133,35 +138,38 @@ def norms_of(source: str | os.PathLike[str] | onnx.ModelProto, sizes: Mapping[st
                 dim.dim_value = size
     for value in fixed.graph.output:
         value.type.tensor_type.ClearField("shape")
-    known, found, notes = inferred(fixed), dict[NormCase, None](), list[str]()
-    for node in fixed.graph.node:
-        if node.op_type not in _KINDS or node.domain not in ("", "ai.onnx"):
+    graph, found, notes = Graph(fixed), dict[NormCase, None](), list[str]()
+    graph.completer = complete
+    for node in graph.nodes:
+        if node.op not in _KINDS or (node.domain or "") not in ("", "ai.onnx"):
             continue
-        case = _case(node, *known.get(node.input[0], (None, None)))
+        case = _case(graph, node)
         if isinstance(case, str):
-            notes.append(f"{node.name or node.output[0]} was not raced: {case}")
+            notes.append(f"{node.name or node.outputs[0].name} was not raced: {case}")
         else:
             found[case] = None
     return [*found], notes
 
 
-def _case(node: onnx.NodeProto, kind: int | None, dims: Sequence[Any] | None) -> NormCase | str:
-    if kind not in _TYPES:
+def _case(graph: Graph, node: gs.Node) -> NormCase | str:
+    """The norm that a standard node is, or why it can't be raced."""
+    kind, dims, given = graph.dtype(node.inputs[0]), graph.shape(node.inputs[0]), graph.attrs(node)
+    if kind is None or kind.name not in UNITS or kind.name == "bfloat16":
         return "its type is not float32, float16 or float64"
     if dims is None or not all(isinstance(d, int) and d > 0 for d in dims):
         return f"its shape is {list(dims) if dims is not None else 'not known'}; give the sizes with --profile"
-    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    case = NormCase(_KINDS[node.op_type], tuple(dims), epsilon=given.get("epsilon", 1e-5), dtype=_TYPES[kind])
+    shape = tuple(d for d in dims if isinstance(d, int))
+    case = NormCase(_KINDS[node.op], shape, epsilon=given.get("epsilon", 1e-5), dtype=kind.name)
     if case.kind in ("LayerNorm", "RMSNorm"):
-        axis = given.get("axis", -1)
+        axis = int(given.get("axis", -1))
         return replace(case, axis=axis - len(dims) if axis >= 0 else axis)
-    return replace(case, groups=given["num_groups"]) if case.kind == "GroupNorm" else case
+    return replace(case, groups=int(given["num_groups"])) if case.kind == "GroupNorm" else case
 
 
 def _raced(
     case: NormCase, wanted: Sequence[str], engines: bool, threads: int, rounds: int, seed: int, progress: Progress | None
-) -> tuple[list[Entry], int]:
-    """The entries of one norm, and the length of its warm-up."""
+) -> tuple[list[Entry], Timing | None]:
+    """The entries of one norm, and their times; None where no form could be timed."""
     entries, running = list[Entry](), list[LiveRunner]()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for runtime, form in _contestants(case, wanted, engines):
@@ -175,10 +183,10 @@ def _raced(
                 entry = replace(entry, reason=str(error))
             entries.append(entry)
         if not running:
-            return entries, 0
+            return entries, None
         timing = race([r.prepare(case.feeds()) for r in running], rounds=rounds, seed=seed, progress=progress)
         places = iter(range(len(running)))
-        return [e if e.reason else timed(e, timing, next(places)) for e in entries], timing.warmup
+        return [e if e.reason else timed(e, timing, next(places)) for e in entries], timing
 
 
 def _contestants(case: NormCase, wanted: Sequence[str], engines: bool) -> Iterator[tuple[str, str]]:

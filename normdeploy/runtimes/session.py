@@ -34,7 +34,7 @@ class SessionRunner(LiveRunner):
         device: which GPU.
         stream: the CUDA stream to run on (see ``Cuda``).
         cuda_graph: record the run as a CUDA graph, one for each combination of input shapes, kept until the runner is closed.
-        threads: of one operator on the CPU; 0: onnxruntime's choice, a thread for each core.
+        threads: of one operator on the CPU, which do not spin between runs; 0: onnxruntime's choice, a thread for each core.
 
     Raises:
         GraphError: onnxruntime refuses the file.
@@ -55,7 +55,8 @@ class SessionRunner(LiveRunner):
         options = ort.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
         options.intra_op_num_threads = threads
-        options.add_session_config_entry("session.force_spinning_stop", "1")  # between runs its threads would take others' cores
+        if threads:
+            options.add_session_config_entry("session.force_spinning_stop", "1")  # between runs they would take the cores of others
         try:
             self._session = ort.InferenceSession(os.fspath(path), options, providers=[(PROVIDERS[provider], settings)])
         except Exception as error:  # onnxruntime's exceptions share no base class
@@ -84,10 +85,13 @@ class SessionRunner(LiveRunner):
         cuda = self._cuda
         where = "cpu" if cuda is None else "cuda"
         held = {name: tensor.to(cuda.device if cuda else "cpu").contiguous() for name, tensor in tensors.items()}
-        binding = self._binding(held, where)
+        binding, options = self._binding(held, where), ort.RunOptions()
+        if self._graphs is not None:
+            options.add_run_config_entry("gpu_graph_id", _NO_GRAPH)
+        run = self._session.run_with_iobinding
 
         def once() -> None:
-            self._execute(binding, _NO_GRAPH)
+            run(binding, options)
             if cuda is not None:
                 cuda.synchronize()
 
