@@ -29,7 +29,8 @@ from .runtimes.ort import OrtRunner
 
 Progress = Callable[[str, int, int], None]
 
-AT_ONCE = 16  # tensors fetched in one run
+AT_ONCE = 16  # tensors fetched in one run, at least
+_BYTES = 1 << 28  # that those of one run take in float64, about
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def pairs(model: Model, proto: onnx.ModelProto) -> list[Pair]:
     theirs, makers = _of_program(model)
     ours, order = _of_file(proto)
     found: dict[tuple[str, str], Pair] = {}
-    for where in theirs.keys() & ours.keys():
+    for where in sorted(theirs.keys() & ours.keys()):  # of several boundaries the last is told: an output, or the innermost module
         if len(theirs[where]) == len(ours[where]) == 1:
             (node,), (tensor,) = theirs[where], ours[where]
             if tensor in order and node in makers:
@@ -192,6 +193,7 @@ class Laboratory:
         self, model: Model, proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], precision: str, optimize: bool = False
     ) -> None:
         self.model, self.proto, self.feeds, self.precision, self.optimize = model, proto, feeds, precision, optimize
+        self.largest = 0  # bytes, of the references of the last points
         types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
         self._ours = {name: value.astype(types[name]) if name in types else value for name, value in feeds.items()}
 
@@ -209,7 +211,7 @@ class Laboratory:
         ends = {v.name for v in probed.graph.output}
         given = {v.name for v in probed.graph.input}
         probed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in ends | given)
-        with loadable(probed) as source, OrtRunner(probed if isinstance(source, bytes) else source, optimize=self.optimize) as runner:
+        with loadable(probed) as source, OrtRunner(source, optimize=self.optimize) as runner:
             values = runner.infer(self._ours)
         return {name: self._ours[name] if name in given else values[name] for name in tensors}
 
@@ -225,6 +227,7 @@ class Laboratory:
         """Each pair judged; None where the two are no floating tensors of one size."""
         nodes = [pair.node for pair in chosen]
         wide, own, values = self.references(nodes), self.eager(nodes), self.fetch([pair.tensor for pair in chosen])
+        self.largest = max((value.nbytes for value in wide.values()), default=0)
         return [self._point(pair, values[pair.tensor], wide[pair.node], own[pair.node]) for pair in chosen]
 
     def _point(self, pair: Pair, value: np.ndarray, reference: np.ndarray, eager: np.ndarray) -> Point | None:
@@ -271,11 +274,12 @@ def drift(
     if ran is not None:
         held = {name for node in ran.graph.node for name in node.output} | {v.name for v in ran.graph.input}
         every = [pair for pair in every if pair.tensor in held]
-    laboratory, found = Laboratory(model, proto if ran is None else ran, feeds, precision), list[Point]()
-    for start in range(0, len(every), AT_ONCE):
+    laboratory, found, start, size = Laboratory(model, proto if ran is None else ran, feeds, precision), list[Point](), 0, AT_ONCE
+    while chosen := every[start : start + size]:
         if progress is not None:
             progress("drift", start, len(every))
-        found += [point for point in laboratory.points(every[start : start + AT_ONCE]) if point is not None]
+        found += [point for point in laboratory.points(chosen) if point is not None]
+        start, size = start + size, max(AT_ONCE, _BYTES // max(laboratory.largest, 1))
     return found
 
 
@@ -286,5 +290,5 @@ def optimized(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     with tempfile.TemporaryDirectory() as folder, loadable(proto) as source:
         target = Path(folder) / "optimized.onnx"
-        with OrtRunner(proto if isinstance(source, bytes) else source, saved=target):
+        with OrtRunner(source, saved=target):
             return onnx.load(target)

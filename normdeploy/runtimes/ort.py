@@ -30,7 +30,7 @@ class OrtRunner:
     """An ONNX file or model in onnxruntime.
 
     Args:
-        source: a path (needed where the weights are external or above 2 GB), or a model with its weights inside.
+        source: a path (needed where the weights are external or above 2 GB), or a model with its weights inside, or its bytes.
         optimize: onnxruntime's own optimizer: all of it, or none.
         provider: "cpu" or "cuda"; on CUDA without TF32, whose products have float16's precision.
         disabled: names of optimizers that are left out.
@@ -43,7 +43,7 @@ class OrtRunner:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | onnx.ModelProto,
+        source: str | os.PathLike[str] | onnx.ModelProto | bytes,
         *,
         optimize: bool = True,
         provider: str = "cpu",
@@ -114,7 +114,9 @@ def no_cuda() -> str:
     return ""
 
 
-def _model(source: str | os.PathLike[str] | onnx.ModelProto) -> str | bytes:
+def _model(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> str | bytes:
+    if isinstance(source, bytes):
+        return source
     if not isinstance(source, onnx.ModelProto):
         if not os.path.isfile(source):
             raise GraphError(f"there is no file {os.fspath(source)!r}")
