@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from .errors import NormdeployError, printable
 from .page_rows import Cut, Row, islands, norms
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from .plots import Plot
 
 NEEDED = ("jinja2", "matplotlib")
@@ -65,7 +68,7 @@ def page(document: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(num=_num, size=_size, shape=_shape)
+    environment.filters.update(num=_num, size=_size, shape=_shape, whole=_whole)
     report = {name: _safe(value, _COMMAND if name == "command" else _LONGEST) for name, value in document.items()}
     return environment.get_template("report.html").render(_told(report))
 
@@ -89,6 +92,7 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
         "forms": Cut.of(report["engine"]["norms"]) if report.get("engine") else None,
         "results": Cut.of(parity["results"]) if parity else None,
         "drift": Cut.of(_exceeding(parity)) if parity else None,
+        "points": Cut.of(parity.get("drift") or ()) if parity else None,
         "entries": Cut.of(race["entries"]) if race else None,
         "plots": _plots(report),
     }
@@ -180,6 +184,14 @@ def _num(value: Any) -> str:
     if not math.isfinite(held) or held == 0 or 1e-2 <= abs(held) < 1e4:
         return f"{held:.3g}" if not abs(held) >= 1000 else f"{held:.0f}"
     return f"{held:.1e}"
+
+
+def _whole(text: str) -> Markup:
+    """``text`` with its numbers kept in one line: browsers break 1e-07 behind the hyphen."""
+    from markupsafe import Markup, escape
+
+    pieces = re.split(r"([^\s,()]{0,20}-\d[^\s,()]{0,9})", text)
+    return Markup("").join(Markup('<span class="whole">{}</span>').format(p) if i % 2 else escape(p) for i, p in enumerate(pieces))
 
 
 def _size(count: int) -> str:
