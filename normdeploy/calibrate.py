@@ -174,6 +174,8 @@ def fitted(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarra
         InputError: a name is missing or unknown, or integers are given for floats or the other way round.
     """
     initializers = {t.name for t in proto.graph.initializer}
+    if other := next((v.name for v in proto.graph.input if not v.type.tensor_type.elem_type), None):
+        raise InputError(f"input {other!r} is a sequence, an optional or of no type, and no samples of it can be taken; make it a tensor")
     wanted = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
     optional = initializers & set(wanted)
     found = []

@@ -110,6 +110,8 @@ def _require_calls(proto: onnx.ModelProto) -> None:
     functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
     if not functions:
         return
+    for body in (proto.graph, *proto.functions):
+        _require_arity(body, functions)
     called = {key: list(_calls(f, functions)) for key, f in functions.items()}
     size = {key: sum(1 for _ in _nodes(f)) for key, f in functions.items()}
     done: dict[Function, int] = {}
@@ -131,6 +133,14 @@ def _require_calls(proto: onnx.ModelProto) -> None:
     total = sum(done[key] for key in _calls(proto.graph, functions))
     if total > _MOST_NODES:
         raise GraphError(f"the calls of the file's functions are more than {_MOST_NODES} nodes when written out; that can't be read")
+
+
+def _require_arity(body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]) -> None:
+    for node in _nodes(body):
+        f = functions.get((node.domain, node.op_type, node.overload))
+        if f is not None and (len(node.input) > len(f.input) or len(node.output) > len(f.output)):
+            given, wanted = f"{len(node.input)} inputs and {len(node.output)} outputs", f"{len(f.input)} and {len(f.output)}"
+            raise GraphError(f"{node.op_type} {node.name!r} calls the file's function with {given}, which has {wanted}")
 
 
 def _calls(body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]) -> Iterator[Function]:

@@ -1,0 +1,313 @@
+"""Every verb on broken, hostile and huge files: one message, exit code 1, nothing half-written, memory bounded.
+
+Each run is a process of its own with a limit on its memory, forked from one that has everything imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from normdeploy.files import load_onnx
+from tests.forked import ROOT, Done, Server, server
+from tests.test_census import BIASED, model
+
+GB = 1 << 30
+BY_HAND = f"{BIASED} e = Add(v, eps) r = Sqrt(e) y = Div(c, r)"
+VERBS = {
+    "inspect": ["inspect", "m.onnx", "-q"],
+    "check": ["check", "m.onnx", "-q"],
+    "optimize": ["optimize", "m.onnx", "-o", "out", "-q"],
+    "optimize --precision": ["optimize", "m.onnx", "-o", "out", "-q", "--precision", "fp16"],
+    "build": ["build", "m.onnx", "-o", "out", "-q"],
+    "run": ["run", "m.onnx", "-o", "out", "-q"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Server]:
+    with server() as warm:
+        yield warm
+
+
+def by_hand(**given: object) -> onnx.ModelProto:
+    return model(BY_HAND, **{"opset": 21} | given)  # type: ignore[arg-type]
+
+
+def asked(runs: Server, folder: Path, verb: str, proto: onnx.ModelProto | bytes) -> Done:
+    """One verb on one file, in at most 3 GB more than the imports take; what it printed and left is looked at."""
+    (folder / "m.onnx").write_bytes(proto if isinstance(proto, bytes) else proto.SerializeToString())
+    done = runs.run(*VERBS[verb], cwd=folder, memory=3 * GB, timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode in (0, 1), done
+    assert not re.search("[\x00\x07\x1b]", done.stdout + done.stderr)
+    assert done.memory < GB
+    left = {entry.name for entry in folder.iterdir()} - {"m.onnx"}
+    if done.returncode:
+        assert re.search("^error: ", done.stderr, re.MULTILINE) or verb == "check"
+        assert left <= {"out.log"}  # of a build
+    return done
+
+
+def refused(runs: Server, folder: Path, verb: str, proto: onnx.ModelProto | bytes, said: str) -> None:
+    done = asked(runs, folder, verb, proto)
+    assert done.returncode == 1
+    assert re.search(said, done.stderr), done.stderr
+
+
+# ------------------------------------------------------------------ files that are refused
+
+
+def recursive(*calls: tuple[str, str]) -> onnx.ModelProto:
+    """``calls``: functions, each with the one that it calls."""
+    proto = model("y = custom.f(x)", opset=21)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("custom", 1)]
+    for name, called in calls:
+        node = helper.make_node(called, ["a"], ["b"], domain="custom")
+        proto.functions.append(helper.make_function("custom", name, ["a"], ["b"], [node], opsets))
+    return proto
+
+
+def function_bomb() -> onnx.ModelProto:
+    """2**40 nodes in 40 functions."""
+    proto = model("y = custom.f39(x)", opset=21)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("custom", 1)]
+    for i in range(40):
+        twice = [(f"f{i - 1}", "custom")] * 2 if i else [("Neg", "")] * 2
+        nodes = [helper.make_node(op, [a], [b], domain=d) for (op, d), a, b in zip(twice, "at", "tb", strict=True)]
+        proto.functions.append(helper.make_function("custom", f"f{i}", ["a"], ["b"], nodes, opsets))
+    return proto
+
+
+def with_weight(tensor: TensorProto) -> onnx.ModelProto:
+    proto = by_hand()
+    proto.graph.initializer.append(tensor)
+    proto.graph.node.append(helper.make_node("Mul", ["y", tensor.name], ["z"]))
+    return proto
+
+
+def raw(**fields: object) -> TensorProto:
+    return TensorProto(name="h", **fields)  # type: ignore[arg-type]
+
+
+def typed(elem_type: int) -> onnx.ModelProto:
+    return with_change(lambda proto: setattr(proto.graph.input[0].type.tensor_type, "elem_type", elem_type))
+
+
+def with_change(change: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
+    proto = by_hand()
+    change(proto)
+    return proto
+
+
+def sparse() -> onnx.ModelProto:
+    proto = by_hand()
+    held = proto.graph.sparse_initializer.add(dims=[2**40])
+    held.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "h"))
+    held.indices.CopyFrom(numpy_helper.from_array(np.array([2**39]), "i"))
+    proto.graph.node.append(helper.make_node("Mul", ["y", "h"], ["z"]))
+    return proto
+
+
+def segment() -> TensorProto:
+    tensor = numpy_helper.from_array(np.ones(8, np.float32), "h")
+    tensor.segment.end = 2**60
+    return tensor
+
+
+REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto | bytes], str]] = {
+    "empty": (lambda: b"", "holds no graph"),
+    "cut short": (lambda: by_hand().SerializeToString()[:200], "was cut short"),
+    "of another kind": (lambda: b"PK\x03\x04" + bytes(100), "not an ONNX file"),
+    "nested without end": (lambda: b"\x08\x08" + b"\x3b" * 200_000, "not an ONNX file"),
+    "a function that calls itself": (lambda: recursive(("f", "f")), "'f' calls itself"),
+    "functions that call each other": (lambda: recursive(("f", "g"), ("g", "f")), "calls itself by way of"),
+    "a function bomb": (function_bomb, "nodes when written out"),
+    "a circle": (lambda: with_change(lambda p: p.graph.node[0].input.__setitem__(0, "y")), "circle"),
+    "names that are no text": (lambda: by_hand().SerializeToString().replace(b"Sqrt", b"S\xff\xfet"), "not UTF-8"),
+    "a declared weight that is not there": (lambda: with_weight(raw(data_type=1, dims=[2**40])), "needs 1099511627776 .* holds 0"),
+    "sizes whose product overflows": (lambda: with_weight(raw(data_type=1, dims=[2**62, 4], raw_data=b"\0" * 16)), "holds 16"),
+    "a negative size": (lambda: with_weight(raw(data_type=1, dims=[-4, -4], raw_data=b"\0" * 64)), "not negative"),
+    "a weight of too many bytes": (lambda: with_weight(raw(data_type=1, dims=[8], raw_data=b"\0" * 64)), "needs 32 bytes and holds 64"),
+    "a weight of an unknown type": (lambda: with_weight(raw(data_type=99, dims=[1], raw_data=b"\0")), "type 99"),
+    "a segment": (lambda: with_weight(segment()), "one segment"),
+    "a sparse giant": (sparse, "sparse weight 'h'"),
+    "an input of an unknown type": (lambda: typed(999), "type 999"),
+    "a thousand dims": (lambda: by_hand(x=",".join(["1"] * 1000)), "1000 dims"),
+    "two opsets": (lambda: with_change(lambda p: p.opset_import.add(domain="ai.onnx", version=7)), "stated twice"),
+    "a node that reads nothing": (lambda: with_change(lambda p: p.graph.node[1].input.__setitem__(0, "nowhere")), "specification"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_broken_file_is_refused(runs: Server, tmp_path: Path, what: str) -> None:
+    make, said = REFUSED[what]
+    refused(runs, tmp_path, "optimize", make(), said)
+
+
+@pytest.mark.parametrize("verb", [v for v in VERBS if v not in ("optimize", "run")])
+@pytest.mark.parametrize("what", ["a function bomb", "names that are no text", "a declared weight that is not there", "a circle"])
+def test_every_verb_reads_with_the_same_reader(runs: Server, tmp_path: Path, verb: str, what: str) -> None:
+    make, said = REFUSED[what]
+    refused(runs, tmp_path, verb, make(), said)
+
+
+# ------------------------------------------------------------------ files that can be read
+
+NAMES = "/a/b\n\x1b[31m\x07\"'<ü>‮{}"
+HUGE = ", int64[1] many = {1099511627776}, int64 last = {1099511627776}, int64 first = {0}, int64 step = {1}"
+
+
+def odd_names() -> onnx.ModelProto:
+    proto = by_hand()
+    renamed = {o: NAMES.format(o) for n in proto.graph.node for o in n.output if o != "y"}
+    for node in proto.graph.node:
+        node.name = NAMES.format(node.op_type)
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(name, name) for name in names]
+    return proto
+
+
+def filled(value: float) -> onnx.ModelProto:
+    kernel = ", float[8,8,3] kernel = {" + ", ".join(["0.5"] * 192) + "}"
+    proto = model("k = Conv(x, kernel) y = BatchNormalization(k, w, b, b, w)", x="4,8,6", opset=21, held=kernel)
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.CopyFrom(numpy_helper.from_array(np.full(list(tensor.dims), value, np.float32), tensor.name))
+    return proto
+
+
+def scaled(body: str) -> onnx.ModelProto:
+    """A norm by hand of x · k, where k is a constant that ``body`` makes."""
+    return model(f"{body} xk = Mul(x, k) {BY_HAND.replace('(x,', '(xk,')}", opset=21, held=HUGE)
+
+
+def state(shape: list[int]) -> Callable[[onnx.ModelProto], None]:
+    def change(proto: onnx.ModelProto) -> None:
+        for value in (*proto.graph.input, *proto.graph.output):
+            value.type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, shape))
+
+    return change
+
+
+def sequence(proto: onnx.ModelProto) -> None:
+    proto.graph.input[0].type.CopyFrom(helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [None])))
+
+
+READ: dict[str, Callable[[], onnx.ModelProto]] = {
+    "odd names": odd_names,
+    "NaN weights": lambda: filled(float("nan")),
+    "Inf weights": lambda: filled(float("inf")),
+    "an input without end": lambda: with_change(state([2**40, 8])),
+    "an input whose size overflows": lambda: with_change(state([2**62, 2**62, 8])),
+    "an input of a negative size": lambda: with_change(state([-5, 8])),
+    "an input of size 0": lambda: with_change(state([0, 8])),
+    "a stated shape that is wrong": lambda: with_change(
+        lambda p: p.graph.value_info.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, [2**40]))
+    ),
+    "a sequence as input": lambda: with_change(sequence),
+    "an endless Range": lambda: scaled("i = Range(first, last, step) k = Cast<to = 1>(i)"),
+    "an endless ConstantOfShape": lambda: scaled("k = ConstantOfShape(many)"),
+    "an endless Expand": lambda: scaled("k = Expand(one, many)"),
+    "an endless Tile": lambda: scaled("k = Tile(b, many)"),
+    "an Unsqueeze far away": lambda: scaled("k = Unsqueeze(b, many)"),
+}
+
+
+@pytest.mark.parametrize("what", READ)
+def test_what_can_be_read_takes_no_more_memory_for_it(runs: Server, tmp_path: Path, what: str) -> None:
+    done = asked(runs, tmp_path, "optimize", READ[what]())
+    if done.returncode == 0:
+        load_onnx(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("verb", "what"),
+    [
+        ("inspect", "odd names"),
+        ("check", "odd names"),
+        ("build", "odd names"),
+        ("run", "an input without end"),
+        ("run", "an input of a negative size"),
+        ("optimize --precision", "an input without end"),
+        ("optimize --precision", "an input of a negative size"),
+        ("optimize --precision", "a sequence as input"),
+        ("optimize --precision", "NaN weights"),
+    ],
+)
+def test_other_verbs_on_what_can_be_read(runs: Server, tmp_path: Path, verb: str, what: str) -> None:
+    asked(runs, tmp_path, verb, READ[what]())
+
+
+def test_external_data_without_end(runs: Server, tmp_path: Path) -> None:
+    tensor = TensorProto(name="h", data_type=TensorProto.FLOAT, dims=[2**40], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="big")
+    with open(tmp_path / "big", "wb") as file:
+        try:
+            os.truncate(file.fileno(), 2**42)  # a hole: it takes no room
+        except OSError:
+            pytest.skip("the file system holds no file of 4 TB")
+    (tmp_path / "m.onnx").write_bytes(with_weight(tensor).SerializeToString())
+    done = runs.run(*VERBS["optimize"], cwd=tmp_path, memory=3 * GB)
+    assert (done.returncode, "do not fit into memory" in done.stderr) == (1, True), done.stderr
+
+
+# ------------------------------------------------------------------ full disks, and two at once
+
+
+@pytest.mark.parametrize("verb", ["optimize", "run", "check"])
+def test_a_full_disk_is_said_and_the_old_output_stays(runs: Server, tmp_path: Path, verb: str) -> None:
+    onnx.save(with_weight(numpy_helper.from_array(np.ones((64, 8), np.float32), "h")), tmp_path / "m.onnx")
+    np.savez(tmp_path / "in.npz", x=np.ones((64, 8), np.float32))
+    (tmp_path / "out").write_bytes(b"old")
+    arguments = {"run": ["--inputs", "in.npz"], "check": ["--format", "sarif", "-o", "out"]}.get(verb, [])
+    before = {entry.name for entry in tmp_path.iterdir()}
+    done = runs.run(*VERBS[verb], *arguments, cwd=tmp_path, file_size=1500)
+    assert done.returncode == 1
+    assert re.match(r"error: can't write 'out': .* What stood there before is untouched", done.stderr), done.stderr
+    assert (tmp_path / "out").read_bytes() == b"old"
+    assert {entry.name for entry in tmp_path.iterdir()} == before
+
+
+def test_two_runs_into_one_file_do_no_harm(tmp_path: Path) -> None:
+    """Several at once, each with another weight: at the end stands the whole output of one of them, and nothing beside it."""
+    command = (
+        "import sys\nfrom normdeploy.files import load_onnx, save_onnx\n"
+        "m = load_onnx(sys.argv[1])\nfor _ in range(20):\n    save_onnx(m, 'out', external=True)"
+    )
+    wanted = []
+    for value in range(3):
+        weight = numpy_helper.from_array(np.full(4096, value, np.float32), "h")
+        onnx.save(with_weight(weight), tmp_path / f"{value}.onnx")
+        wanted.append(float(value))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    writers = [subprocess.Popen([sys.executable, "-c", command, f"{v}.onnx"], cwd=tmp_path, env=environment) for v in range(3)]
+    while any(writer.poll() is None for writer in writers):
+        if (tmp_path / "out").exists():
+            held = whole(tmp_path / "out")
+            assert held is None or held in wanted
+    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    assert whole(tmp_path / "out") in wanted
+    left = {entry.name for entry in tmp_path.iterdir()} - {"out", "0.onnx", "1.onnx", "2.onnx"}
+    assert len(left) == 1  # its weights
+
+
+def whole(path: Path) -> float | None:
+    """The one number that the weight holds; None where the model was replaced between its reading and that of its weights."""
+    before = path.read_bytes()
+    try:
+        proto = load_onnx(path)
+    except Exception:
+        assert path.read_bytes() != before
+        return None
+    (value,) = set(numpy_helper.to_array(next(t for t in proto.graph.initializer if t.name == "h")).tolist())
+    return float(value)
