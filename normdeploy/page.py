@@ -81,7 +81,7 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
     held = report.get("environment") or {"normdeploy": report["normdeploy"]}
     return {
         "report": dict.fromkeys(_OPTIONAL) | {"files": {}, "sizes": {}} | {k: v for k, v in report.items() if v is not None},
-        "subject": Path(next((files[role] for role in _SUBJECT if role in files), "")).name,
+        "subject": Path(next((files[role] for role in _SUBJECT if role in files), report["verb"])).name,
         "stats": _stats(report),
         "done": Cut.of([row for row in rows if row.status not in _LEFT]),
         "left": Cut.of([row for row in rows if row.status in _LEFT]),
@@ -93,6 +93,7 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
         "results": Cut.of(parity["results"]) if parity else None,
         "drift": Cut.of(_exceeding(parity)) if parity else None,
         "points": Cut.of(parity.get("drift") or ()) if parity else None,
+        "faults": Cut.of(report["bisection"]["faults"]) if report.get("bisection") else None,
         "entries": Cut.of(race["entries"]) if race else None,
         "plots": _plots(report),
     }
@@ -154,6 +155,8 @@ def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if parity := report.get("parity"):
         verdict = ("verified", "good") if parity["ok"] else ("not verified", "bad")
         stats.append((verdict[0], f"on {len(parity['cases'])} inputs", verdict[1]))
+    if faults := (report.get("bisection") or {}).get("faults"):
+        stats.append((str(len(faults)), "fault" if len(faults) == 1 else "faults", "bad"))
     if precision := report.get("precision"):
         stats.append((precision["to"], f"{precision['kept']} of {precision['nodes']} nodes in float32", ""))
     if engine := report.get("engine"):

@@ -14,6 +14,7 @@ from .svg import FIRST, INK, MUTED, SECOND, dots, drawn, in_order, inline, legen
 _OPS = 12  # op types shown one by one
 _NAME = 28  # letters of a name
 _CERTIFICATES = 10_000  # that are drawn; more would make the page large
+_FARTHEST = 3  # times the slowest median ends a race's axis at the latest, or a busy machine's outliers take all the room
 _POINTS = 1000  # of one runtime's drift
 
 
@@ -114,13 +115,14 @@ def race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
     """Median latencies as bars, every sample a dot, the 95th percentile a line; milliseconds. ``norm``: the one that is raced, "" where
     whole models are."""
     with drawn(0.6 + 0.62 * len(entries)) as (figure, axes):
-        right = max(number(e["p99"]) for e in entries) * 1.1
+        right = min(max(number(e["p99"]) for e in entries) * 1.1, max(number(e["median"]) for e in entries) * _FARTHEST)
         for row, entry in enumerate(entries):
             median, p95 = number(entry["median"]), number(entry["p95"])
             axes.barh(-row, median, 0.4, color=FIRST, alpha=0.35, linewidth=0)
             shown = [(number(t), -row + _jitter(i)) for i, t in enumerate(entry["samples"]) if number(t) <= right]
             points_at(axes, [t for t, _ in shown], [y for _, y in shown], FIRST, 1.6)
-            segments(axes, [median, p95], [-row - 0.27] * 2, [median, p95], [-row + 0.27] * 2, INK, 1.2)
+            lines = [t for t in (median, p95) if t <= right]
+            segments(axes, lines, [-row - 0.27] * len(lines), lines, [-row + 0.27] * len(lines), INK, 1.2)
             said = f"{_short(_entry(entry), 48)}: {median:.3g} ms"
             axes.annotate(said, (0, -row + 0.27), (2, 2), textcoords="offset points", va="bottom", fontsize=9, color=INK)
         axes.set_xlim(0, right)
@@ -129,7 +131,8 @@ def race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("ms; lines at the median and at 95 %")
         said = "; ".join(f"{_entry(e)}: median {number(e['median']):.3g} ms, 95 % below {number(e['p95']):.3g} ms" for e in entries)
-        caption = f"{norm or 'Latency'}, each call a dot; the slowest one in a hundred may lie outside."
+        outside = sum(number(t) > right for e in entries for t in e["samples"])
+        caption = f"{norm or 'Latency'}, each call a dot" + (f"; {outside} slower ones are not shown." if outside else ".")
         return Plot(caption, said, inline(figure, f"race{place}"))
 
 

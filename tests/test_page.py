@@ -77,10 +77,23 @@ def document(*findings: Finding, **changes: Any) -> dict[str, Any]:
         "notes": [],
         "reference": "the model in float64",
     }
+    fault = {"runtime": "onnxruntime", "case": "zeros", "module": "layers.3", "tensor": "t", "nodes": ["Sqrt n"], "operator": "aten.sqrt"}
+    fault |= {
+        "wrong": "file",
+        "error": "nan",
+        "allowed": 1e-6,
+        "scale": 2.0,
+        "reason": "",
+        "kind": "epsilon",
+        "cause": "ε is 1e-5, not 1e-12",
+    }
+    fault |= {"widened": {"mends": None, "nodes": [], "error": None, "reason": "not half"}, "output": "y", "output_error": 0.1}
+    fault |= {"output_allowed": 1e-6, "output_reason": "", "mended_error": None, "mended": False}
+    bisection = {"ok": False, "faults": [fault], "not_searched": [], "notes": [], "seconds": 1.0}
     norms = {"op": "LayerNormalization", "node": "n", "module": "m", "form": "native node", "reason": "", "types": {}}
     engine = {"path": "e", "bytes": 12_300_000, "runtime": "tensorrt-rtx", "version": "1.7", "compute_capabilities": [], "layers": 4}
     engine |= {"profile": {"x": [[1, 8], [4, 8], [8, 8]]}, "seconds": 1.0, "norm_impl": "native", "norms": [norms], "types": {"float": 4}}
-    return made | {"parity": parity, "race": race, "engine": engine | {"proved": "built only"}} | changes
+    return made | {"bisection": bisection, "parity": parity, "race": race, "engine": engine | {"proved": "built only"}} | changes
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +102,7 @@ def hostile() -> dict[str, Any]:
 
     def poisoned(value: Any, fixed: bool = False) -> Any:
         if isinstance(value, dict):
-            words = ("schema", "verb", "status", "verdict", "proved", "dtype")
+            words = ("schema", "verb", "status", "verdict", "proved", "dtype", "wrong")
             return {k: poisoned(v, k in words) for k, v in value.items()}
         if isinstance(value, list):
             return [poisoned(v, fixed) for v in value]
@@ -266,6 +279,13 @@ def test_every_sample_is_drawn() -> None:
     median, p95 = max(paths(svg, "ink"), key=len)
     assert median[0] == pytest.approx(right)
     assert p95[0] > median[0]
+
+
+def test_calls_that_are_not_shown_are_counted() -> None:
+    entry = document(LAYERS)["race"]["entries"][0] | {"p95": 40.0, "p99": 90.0, "samples": [2.0] * 90 + [50.0] * 10}
+    drawn = plots.race("", [entry], 0)
+    assert "10 slower ones are not shown" in drawn.caption
+    assert len(max(paths(drawn.svg, "first"), key=len)) == 90
 
 
 def test_every_node_is_counted_in_the_graph() -> None:
