@@ -104,7 +104,7 @@ def kill(runs: Server, folder: Path, verb: str, kills: int, rng: random.Random) 
     for number in itertools.count(-4):
         if number < 0 or number % 25 == 0:  # left alone: the machine's load changes
             done = runs.run(*commands[number % 2], cwd=folder, watch=output.parent)
-            if done.returncode or done.appeared is None:
+            if done.returncode:
                 raise SystemExit(f"{verb} fails without a kill: {done.stderr[-2000:]}")
             measured.append(done)
             whole.add(state(output))
@@ -118,7 +118,7 @@ def kill(runs: Server, folder: Path, verb: str, kills: int, rng: random.Random) 
         if number % 4 < 2:
             done = runs.run(*commands[number % 2], cwd=folder, kill_after=rng.uniform(0, 1.1 * last.seconds))
         else:
-            writing = last.seconds - (last.appeared or 0)
+            writing = last.seconds - (last.appeared or 0.9 * last.seconds)  # the temporary may be gone before it is looked for
             done = runs.run(*commands[number % 2], cwd=folder, kill_after=rng.uniform(0, writing), watch=output.parent)
         after = state(output)
         if done.returncode not in (0, -signal.SIGKILL):
