@@ -154,7 +154,7 @@ def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         stats.append((str(report["opset"]), "opset", ""))
     if parity := report.get("parity"):
         verdict = ("verified", "good") if parity["ok"] else ("not verified", "bad")
-        stats.append((verdict[0], f"on {len(parity['cases'])} inputs", verdict[1]))
+        stats.append((verdict[0], f"on {len(parity['cases'])} {'input' if len(parity['cases']) == 1 else 'inputs'}", verdict[1]))
     if faults := (report.get("bisection") or {}).get("faults"):
         stats.append((str(len(faults)), "fault" if len(faults) == 1 else "faults", "bad"))
     if precision := report.get("precision"):
