@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from .deploy import Loading, opened
 from .errors import InputError, NormdeployError
 from .files import bodies
 from .rules import IDS, RULES, Problem, constants, of_norm, training
+from .sources import Loading, opened
 
 SCHEMA = "normdeploy/check/1"
 FINGERPRINT = "normdeploy/v1"  # its key in SARIF; another recipe is another key

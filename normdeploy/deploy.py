@@ -5,23 +5,23 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import onnx
 
 from . import precision as half
 from . import rewrite
-from .atomic import writable
 from .build import build
-from .errors import InputError, NormdeployError
+from .errors import InputError
 from .files import load_onnx, save_onnx
 from .infer import open_runner, run
 from .precision import Account
 from .records import Summary
+from .sources import Loading, PathLike, Progress, check_output, is_onnx, loaded, opened, remembered, remembered_by_any
 
 if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
     import torch
@@ -29,12 +29,10 @@ if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX nee
     from .bench import Race
     from .bisect import Bisection
     from .compare import Comparison, Inputs
-    from .model import Model, Signature
+    from .model import Signature
 
 __all__ = ["ExportResult", "bench", "bisect", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
 
-Progress = Callable[[str, int, int], None]
-PathLike = str | os.PathLike[str]
 Calibration = Sequence[PathLike | Mapping[str, Any]]
 
 
@@ -68,20 +66,6 @@ class _Stages:
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
-
-
-class Loading(TypedDict, total=False):
-    """How to load a model; ``normdeploy.loading.load`` says what each means, ``from_module`` which of them a live module takes."""
-
-    model: str | None
-    model_args: Mapping[str, Any] | None
-    key: str | None
-    trust: bool
-    imports: Sequence[str]
-    inputs: Sequence[str]
-    dims: Sequence[str]
-    eval_mode: bool
-    dynamic_shapes: Any
 
 
 OPSET = 21  # the first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build
@@ -130,7 +114,7 @@ def export(
         check_output(output, source)
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
-        model = _load(source, args, kwargs, loading)
+        model = loaded(source, args, kwargs, loading)
     with stage("export"):
         proto = to_onnx(model, opset=opset or OPSET, progress=progress)
     signature = model.signature
@@ -277,8 +261,8 @@ def verify(
     every = [*([files] if isinstance(files, str | os.PathLike) else files), *engines]
     own = None if feeds is None else read(feeds)
     with stage("load"):
-        loading, notes = _remembered_by_any(source, every, loading)
-        model = _load(source, args, kwargs, loading)
+        loading, notes = remembered_by_any(source, every, loading)
+        model = loaded(source, args, kwargs, loading)
     with stage("verify"):
         comparison = compare.verify(model, every, seeds=seeds, inputs=own, drift=drift, progress=progress)
     return replace(comparison, notes=(*notes, *comparison.notes))
@@ -316,8 +300,8 @@ def bisect(
         vacant(output)
     own = None if feeds is None else read(feeds)
     with stage("load"):
-        loading, notes = _remembered_by_any(source, [onnx_path], loading)
-        model = _load(source, args, kwargs, loading)
+        loading, notes = remembered_by_any(source, [onnx_path], loading)
+        model = loaded(source, args, kwargs, loading)
     with stage("bisect"):
         found = search(model, onnx_path, engines=engines, seeds=seeds, inputs=own, progress=progress)
     if output is not None:
@@ -367,98 +351,19 @@ def bench(
     if norm_impl or norms is not None:
         return race_norms(sources, norm_impl, norms, sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
     paths = [s for s in sources if isinstance(s, str | os.PathLike)]
-    files = [p for p in paths if _is_onnx(p) or (os.path.isfile(p) and is_engine(p))]
+    files = [p for p in paths if is_onnx(p) or (os.path.isfile(p) and is_engine(p))]
     models = [s for s in sources if s not in files]
     if len(models) > 1:
         raise InputError(f"{len(models)} of {len(sources)} sources are models; give one, and the others as ONNX files")
     model, notes = None, list[str]()
     if models:
         with _Stages(progress)("load"):
-            for file in [f for f in files if _is_onnx(f)][:1]:
-                loading, notes = _remembered(models[0], file, loading)
-            model = _load(models[0], args, kwargs, loading)
+            for file in [f for f in files if is_onnx(f)][:1]:
+                loading, notes = remembered(models[0], file, loading)
+            model = loaded(models[0], args, kwargs, loading)
     given = read_npz(feeds) if isinstance(feeds, str | os.PathLike) else feeds
     race = raced(model, files, inputs=given, sizes=sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
     return replace(race, notes=(*notes, *race.notes))
-
-
-def _remembered_by_any(source: PathLike | torch.nn.Module, files: Sequence[PathLike], given: Loading) -> tuple[Loading, list[str]]:
-    """``_remembered`` by the first of the ONNX files whose record may be followed; the refusal of another does not matter then."""
-    from .runtimes.trt import is_engine
-
-    refused, notes = None, []
-    for file in files:
-        if not is_engine(Path(file)):
-            try:
-                loading, said = _remembered(source, file, given)
-            except InputError as error:
-                refused = refused or error
-                continue
-            notes += said
-            if loading is not given:
-                return loading, notes
-    if refused is not None:
-        raise refused
-    return given, notes
-
-
-def _remembered(source: PathLike | torch.nn.Module, onnx_path: PathLike, given: Loading) -> tuple[Loading, list[str]]:
-    """``given`` completed by what the ONNX file recorded at its export, and notes.
-
-    Raises:
-        GraphError: the file is no valid ONNX, or its record is malformed.
-        InputError: flags are recorded, but not by this user for this model file: they are not followed, since some of them run code.
-    """
-    from .loading.kinds import sha256
-    from .record import recorded
-
-    record = recorded(load_onnx(onnx_path, external_data=False))
-    if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):
-        return given, []
-    same = record["model"].get("sha256") == sha256(Path(source))
-    stated = {name for name, value in given.items() if value}
-    if record["signed"] and same:
-        flags = {**record["load"], "trust": record["export"].get("trust", False)}
-        return {**given, **{name: value for name, value in flags.items() if name not in stated}}, []  # type: ignore[typeddict-item]
-    missing = {name: value for name, value in record["load"].items() if name not in stated}
-    if missing:
-        said = ", ".join(f"{name}={value!r}" for name, value in sorted(missing.items()))
-        why = (
-            "it was exported on another machine or by another user" if same else f"{os.fspath(source)!r} is not the file that was exported"
-        )
-        raise InputError(
-            f"{os.fspath(onnx_path)!r} says that its model was loaded with {said}, which is not followed because {why}; "
-            "give these here, if you trust them"
-        )
-    return given, [] if same else [f"{os.fspath(onnx_path)} was exported from another file than {os.fspath(source)}"]
-
-
-def opened(
-    source: PathLike | onnx.ModelProto | torch.nn.Module,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    loading: Loading,
-    progress: Progress | None = None,
-) -> tuple[onnx.ModelProto, bool]:
-    """The ONNX model that is meant, and whether it is one already: nobody deploys the raw export of a PyTorch model."""
-    if isinstance(source, onnx.ModelProto):
-        return source, True
-    if isinstance(source, str | os.PathLike) and _is_onnx(source):
-        return load_onnx(source), True
-    from .export import to_onnx
-
-    return to_onnx(_load(source, args, kwargs, loading), progress=progress), False
-
-
-def _load(source: PathLike | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, loading: Loading) -> Model:
-    from .loading import from_module, load
-
-    if not isinstance(source, str | os.PathLike):
-        return from_module(source, args, kwargs, **loading)  # type: ignore[misc]  # it refuses what only files have
-    if args or kwargs:
-        raise InputError(f"example arguments were given with the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
-    return load(os.fspath(source), **loading)  # type: ignore[misc]
 
 
 def _calibration(calibrate: Calibration, precision: str | None, keep_io: bool) -> Sequence[Mapping[str, Any]] | None:
@@ -479,23 +384,3 @@ def _calibration(calibrate: Calibration, precision: str | None, keep_io: bool) -
 def _samples(model: Signature) -> list[dict[str, Any]]:
     """Random inputs at the usual and at the smallest sizes."""
     return [model.samples(0), model.samples(1, {name: dim.min for name, dim in model.dims.items()})]
-
-
-def _is_onnx(path: PathLike) -> bool:
-    """Told from the name, or from the first field that writers of protobuf give a model (safetensors start with a length)."""
-    if os.fspath(path).endswith(".onnx"):
-        return True
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        head = file.read(9)
-    return head.startswith(b"\x08") and head[8:] != b"{"
-
-
-def check_output(output: PathLike, source: object) -> None:
-    """Before any work: the output can be written, and is not the input."""
-    target = writable(output)
-    if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.fspath(target):
-        raise NormdeployError(
-            f"the output {os.fspath(output)!r} is the input {os.fspath(source)!r}, which would be lost; give another name with -o"
-        )

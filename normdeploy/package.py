@@ -36,9 +36,9 @@ from .triton import Serving, Warmup
 if TYPE_CHECKING:  # torch takes seconds to import
     import numpy as np
 
-    from .deploy import Loading
     from .sample_runs import Judgement
     from .samples import Samples
+    from .sources import Loading
 
 Progress = Callable[[str, int, int], None]
 PathLike = str | os.PathLike[str]

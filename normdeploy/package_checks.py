@@ -20,8 +20,8 @@ from .report import SCHEMA
 from .triton import Port, Serving
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from .deploy import Loading
     from .samples import Samples
+    from .sources import Loading
 
 Progress = Callable[[str, int, int], None]
 PathLike = str | os.PathLike[str]
@@ -147,12 +147,12 @@ def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | 
     if wanted.source is None:
         made = from_file(job.path, job.proto, job.inputs, batch=batch, largest=wanted.max_batch or 0, inputs=given, progress=progress)
         return made, batch, why
-    from .deploy import _load, _remembered
+    from .sources import loaded, remembered
 
     if progress is not None:
         progress("load", 0, 0)
-    loading, notes = _remembered(wanted.source, job.path, loading)
-    model = _load(wanted.source, (), None, loading)
+    loading, notes = remembered(wanted.source, job.path, loading)
+    model = loaded(wanted.source, (), None, loading)
     job.notes += notes
     job.model = {"kind": model.kind, "sha256": model.sha256}
     theirs, ours = {spec.name for spec in model.inputs}, {p.name for p in job.inputs}

@@ -13,7 +13,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-HEAVY = ("torch", "onnx", "onnxruntime", "onnx_graphsurgeon", "polygraphy", "numpy", "tensorrt_rtx", "normdeploy.deploy")
+HEAVY = (
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "onnx_graphsurgeon",
+    "polygraphy",
+    "numpy",
+    "tensorrt_rtx",
+    "normdeploy.deploy",
+    "normdeploy.sources",
+)
 
 
 def run(*args: str | Path, cwd: Path | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:

@@ -73,9 +73,9 @@ def check(
     """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be read."""
     from ..atomic import write_bytes
     from ..check import check as checked
-    from ..deploy import check_output
     from ..errors import printable
     from ..sarif import sarif
+    from ..sources import check_output
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     check_report(output)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..deploy import Loading
+    from ..sources import Loading
 
 
 class Runtime(StrEnum):
