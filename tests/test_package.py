@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import normdeploy
 from normdeploy import atomic_folder, manifest, samples, triton
+from normdeploy.bundle import open_bundle
 from normdeploy.cli import app
 from normdeploy.errors import InputError, NormdeployError
 from normdeploy.judging import OutputResult
@@ -518,3 +519,5 @@ def test_links_in_the_place_of_files_are_not_followed(bundle: Path, tmp_path: Pa
     assert not found
     assert found.judgement is None
     assert ("samples", True) in {(c.name, c.worse) for c in found.changes}
+    with pytest.raises(InputError, match="leads through a link"):
+        open_bundle(bundle).file("samples/000.inputs.npz")
