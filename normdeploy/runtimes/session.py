@@ -85,10 +85,7 @@ class SessionRunner(LiveRunner):
         cuda = self._cuda
         where = "cpu" if cuda is None else "cuda"
         held = {name: tensor.to(cuda.device if cuda else "cpu").contiguous() for name, tensor in tensors.items()}
-        binding, options = self._binding(held, where), ort.RunOptions()
-        if self._graphs is not None:
-            options.add_run_config_entry("gpu_graph_id", _NO_GRAPH)
-        run = self._session.run_with_iobinding
+        binding, options, run = self._binding(held, where), self._options(_NO_GRAPH), self._session.run_with_iobinding
 
         def once() -> None:
             run(binding, options)
@@ -127,13 +124,18 @@ class SessionRunner(LiveRunner):
         bind(spec.name, tensor.device.type, tensor.device.index or 0, _ELEMENTS[spec.dtype], list(tensor.shape), tensor.data_ptr())
 
     def _execute(self, binding: ort.IOBinding, graph: str) -> None:
-        options = ort.RunOptions()
-        if self._graphs is not None:
-            options.add_run_config_entry("gpu_graph_id", graph)
         try:
-            self._session.run_with_iobinding(binding, options)
+            self._session.run_with_iobinding(binding, self._options(graph))
         except Exception as error:
             raise InputError(f"{self.name} does not run the model on these inputs: {short(error)}") from error
+
+    def _options(self, graph: str) -> ort.RunOptions | None:
+        """None where there is nothing to say: a run with options takes 50 µs longer (1.31)."""
+        if self._graphs is None:
+            return None
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", graph)
+        return options
 
     def _free(self) -> None:
         self._graphs = None
