@@ -72,11 +72,13 @@ def given_to(model: Signature, inputs: Iterable[Given], also: Mapping[str, Colle
         also: input -> half types in which a file takes it; such arrays are widened to the model's type, which is exact.
 
     Raises:
-        InputError: an input is missing or unknown, or has another dtype, rank, static size, or two sizes for one dim.
+        InputError: an input is missing or unknown, or has another dtype, rank, static size, or two sizes for one dim; or all are empty.
     """
 
     def case(name: str, feeds: dict[str, np.ndarray]) -> Case:
         check_feeds(name, feeds, model.inputs)
+        if feeds and not any(value.size for value in feeds.values()):
+            raise InputError(f"{name}: no input has an element, so there is nothing to compare on; give larger ones")
         _one_size(name, feeds, model.inputs)
         return _case(name, feeds)
 

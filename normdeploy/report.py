@@ -289,7 +289,8 @@ def show_parity(console: Console, parity: Comparison) -> None:
     for note in parity.notes:
         console.print(Text(f"note: {note}", style="yellow"))
     verdict = Text("verified", style="green") if parity else Text("NOT verified", style="red")
-    console.print(verdict.append(f" on {len(parity.cases)} inputs against the model in float64", style="default"))
+    count = len(parity.cases)
+    console.print(verdict.append(f" on {count} input{'' if count == 1 else 's'} against the model in float64", style="default"))
 
 
 def _shape(sizes: Sequence[int]) -> str:
