@@ -306,7 +306,8 @@ def bisect(
         found = search(model, onnx_path, engines=engines, seeds=seeds, inputs=own, progress=progress)
     if output is not None:
         with stage("write"):
-            found.write(output)
+            if found.write(output) is None and not found:
+                notes.append(f"nothing was written to {os.fspath(output)}: no nodes were found that fail by themselves")
     return replace(found, notes=(*notes, *found.notes))
 
 

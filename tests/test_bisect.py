@@ -138,6 +138,18 @@ def test_without_module_names_the_values_tell(opset: int, tmp_path: Path) -> Non
     assert first.nodes == (node.op_type,)
 
 
+def test_in_a_file_that_onnxruntime_has_fused(exported: onnx.ModelProto, tmp_path: Path) -> None:
+    """It leaves the modules of some nodes on others, and has ops that only the evaluator and onnxruntime know."""
+    with OrtRunner(exported, saved=tmp_path / "fused.onnx"):
+        proto = onnx.load(tmp_path / "fused.onnx")
+    node = [n for n in proto.graph.node if n.op_type == "SkipLayerNormalization"][2]
+    next(a for a in node.attribute if a.name == "epsilon").f = 1e-3
+    onnx.save(proto, tmp_path / "fused.onnx")
+    (first,) = looked_for(encoder(), tmp_path / "fused.onnx").faults
+    assert (first.module, first.kind) == ("layers.1.attention_norm", "epsilon")
+    assert first.nodes == (f"SkipLayerNormalization {node.name}",)
+
+
 def test_a_kernel_that_loses_digits_is_the_runtimes_fault(tmp_path: Path) -> None:
     """GroupNormalization is E[x²] − E[x]² in onnxruntime: around 3000 nothing is left of it in float32."""
 
