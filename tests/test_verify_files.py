@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import normdeploy
 from normdeploy.candidates import OFF, ON
 from normdeploy.cli import app
-from normdeploy.compare import Comparison, OutputResult, verify
+from normdeploy.compare import Comparison, NotRun, OutputResult, verify
 from normdeploy.culprit import RULES, _fewest, applied
 from normdeploy.drift_files import outline
 from normdeploy.errors import InputError
@@ -114,6 +114,12 @@ def test_an_onnx_file_that_runs_nowhere_does_not_pass_beside_one_that_does(net: 
     comparison = verify(net, [folder / "right.onnx", tmp_path / "strange.onnx"], seeds=1)
     assert not comparison
     assert verdicts(comparison)["right.onnx", ON] == "pass"
+
+
+def test_an_engine_may_lack_its_gpu_and_an_onnx_file_may_not_lack_every_runtime() -> None:
+    right = OutputResult("y", ON, "float32", 0.0, 0.0, 1.0, "pass", "zeros", file="right.onnx")
+    assert Comparison((right,), (NotRun("TensorRT (plan)", "no GPU", "plan"),), ("zeros",))
+    assert not Comparison((right,), (NotRun(ON, "no kernel", "other.onnx"),), ("zeros",))
 
 
 def test_what_is_no_file_of_the_model_is_told_before_anything_runs(net: Model, folder: Path, tmp_path: Path, no_runs: None) -> None:
