@@ -1,8 +1,8 @@
 """Faults planted in a 12-layer encoder of MiniLM's size, and whether ``bisect`` names the right module, with its time.
 
-``python -m benchmarks.planted_faults`` writes ``benchmarks/results/planted_faults.md``. Each fault is written into the exported file, in layer 5
-of 0 to 11. The seconds are those of ``bisect`` and of writing the reproduction, one thread, on a machine that others used at the same
-time; beside them the processor's own.
+``python -m benchmarks.planted_faults`` writes ``benchmarks/results/planted_faults.md``. Each fault is written into the exported file, in
+layer 5 of 0 to 11. The seconds are those of ``bisect`` and of writing the reproduction, one thread, on a machine that others used at the
+same time; beside them the processor's own.
 """
 
 from __future__ import annotations
