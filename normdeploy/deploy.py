@@ -94,7 +94,7 @@ def export(
         args, kwargs: example arguments of a live module.
         output: where to write the ONNX file.
         opset: 18 to 25; None is 21. The file is raised above it only where a norm's node needs that, which a note tells.
-        runtime: which of equal standard forms to write: "any", "onnxruntime", "tensorrt" or "tensorrt-rtx".
+        runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or "tensorrt-rtx".
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
         precision: "fp16" or "bf16": the file computes in it, but for what it can't hold (``normdeploy.precision``).
@@ -159,7 +159,7 @@ def optimize(
     Args:
         source: a file, or a model with its weights loaded; neither is changed.
         output: where to write the result.
-        runtime: which of equal standard forms to write: "any", "onnxruntime", "tensorrt" or "tensorrt-rtx".
+        runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or "tensorrt-rtx".
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
         precision, calibrate, keep_io: as for ``export``. Inputs are generated from what ``export`` recorded in the file, if it did.

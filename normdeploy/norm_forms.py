@@ -4,7 +4,8 @@
 (`normdeploy.norm_cases`):
 ``time`` over that of the decomposed form (geometric mean over the sizes measured), and ``excess``, the largest error against float64 over
 what is allowed, which is the rule of certificates (`normdeploy.rounding`): twice the error of the nodes that exporters write, or what
-statistics with a few units of the largest element cost. The best form is the fastest of those whose excess is at most 1.
+statistics with a few units of the largest element cost. The best form is the fastest of those whose excess is at most 1; for a runtime's
+name with ``-accurate`` behind it, the one of least excess.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+
+ACCURATE = "-accurate"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def table() -> tuple[Row, ...]:
 
 def measured(runtime: str) -> bool:
     """Whether the table has forms of this runtime."""
-    return any(row.runtime == runtime for row in table())
+    return any(row.runtime == runtime.removesuffix(ACCURATE) for row in table())
 
 
 def best(
@@ -48,6 +51,7 @@ def best(
     rows: Sequence[Row] | None = None,
 ) -> str:
     """The form to write of those in ``among``, its first one where nothing was measured. ``rows``: another table than the measured one."""
-    own = [r for r in (table() if rows is None else rows) if (r.runtime, r.kind, r.dtype) == (runtime, kind, dtype)]
+    key = (runtime.removesuffix(ACCURATE), kind, dtype)
+    own = [r for r in (table() if rows is None else rows) if (r.runtime, r.kind, r.dtype) == key]
     sound = [r for r in own if r.form in among and r.excess <= 1]
-    return min(sound, key=lambda r: r.time).form if sound else among[0]
+    return min(sound, key=lambda r: r.excess if runtime.endswith(ACCURATE) else r.time).form if sound else among[0]

@@ -29,7 +29,7 @@ from .graph import Graph
 from .joining import join
 from .nested import Nested, bodies
 from .nested_functions import functions
-from .norm_forms import best
+from .norm_forms import ACCURATE, best
 from .opsets import converted, needs_conversion, renumbered
 from .ordering import ordered
 from .protos import names, without_unused
@@ -38,7 +38,7 @@ from .shapes import complete
 from .unopened import closed_norms
 from .work import Progress, Wanted, Work
 
-RUNTIMES = ("any", "onnxruntime", "tensorrt", "tensorrt-rtx")
+RUNTIMES = ("any", "onnxruntime", f"onnxruntime{ACCURATE}", "tensorrt", "tensorrt-rtx")
 FUSES = ("standard", "portable")
 
 
@@ -55,7 +55,8 @@ def optimize(
 
     Args:
         proto: the model, weights included; it is not changed.
-        runtime: which of equal standard forms to write: "any" (one standard node wherever there is one) or the name of a runtime.
+        runtime: which of equal standard forms to write: "any" (one standard node wherever there is one) or the name of a runtime;
+            "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most accurate (`normdeploy.norm_forms`).
         fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies (`normdeploy.functions`) where no
             standard one says a norm.
         strict: a failed certificate is an error.
@@ -193,7 +194,7 @@ def _rounding(work: Work) -> None:
                 found, most = certificate.rounding_after, certificate.rounding_bound
                 said = f"onnxruntime's kernel is inaccurate here: error {found:.2g}, expected at most {most:.2g}"
                 better = best(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
-                hint = "; --runtime onnxruntime writes another form" if better and work.wanted.runtime != "onnxruntime" else ""
+                hint = "; --runtime onnxruntime writes another form" if better and not work.wanted.runtime.startswith("onnxruntime") else ""
                 notes = (*notes, said + hint)
             work.findings[place] = replace(finding, certificate=certificate, notes=notes, proved=proved)
     for likes in work.kinds.values():

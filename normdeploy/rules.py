@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from .files import bodies, tensors
+from .norm_forms import ACCURATE
 from .opsets import nodes_of
 from .protos import module
 from .records import Finding
@@ -139,6 +140,7 @@ def _kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[
     """What runtimes refuse. Where none is named the bodies that they run for want of a kernel are no fault of the file."""
     bad = ("missing",) if runtime == "any" else ("missing", "function")
     form = "now" if deployed or not f.written else "optimized"
+    runtime = runtime.removesuffix(ACCURATE)
     title = TITLES.get(runtime, runtime)
     for s in f.runtimes:
         asked = runtime == "any" or s.runtime.split()[0] == title

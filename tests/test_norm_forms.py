@@ -89,6 +89,21 @@ def test_the_fastest_of_the_accurate_is_best() -> None:
     assert best("GroupNorm", "here", "float32", ("standard",), rows) == "standard"
     for runtime, kind, dtype in (("there", "GroupNorm", "float32"), ("here", "LayerNorm", "float32"), ("here", "GroupNorm", "float16")):
         assert best(kind, runtime, dtype, forms, rows) == "standard"
+    assert best("GroupNorm", "here-accurate", "float32", forms, rows) == "layer"
+
+
+def test_accuracy_before_speed() -> None:
+    """Constant groups: x·s − mean·s, which InstanceNormalization computes, loses what LayerNormalization's x − mean does not."""
+    case = SMALL["GroupNorm"]
+    x = np.full(case.shape, 0.3, np.float32)
+    errors = {}
+    for runtime in ("onnxruntime", "onnxruntime-accurate"):
+        proto, summary = written(case, runtime=runtime)
+        assert summary.findings[0].certificate
+        (found,) = run_onnxruntime(proto, {**case.feeds(), "x": x})
+        errors[runtime] = float(np.abs(found - case.reference(x)).max())
+    assert "LayerNormalization" in ops(proto)
+    assert errors["onnxruntime-accurate"] < errors["onnxruntime"] / 4, errors
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ class Runtime(StrEnum):
 
     any = "any"
     onnxruntime = "onnxruntime"
+    onnxruntime_accurate = "onnxruntime-accurate"
     tensorrt = "tensorrt"
     tensorrt_rtx = "tensorrt-rtx"
 
