@@ -58,7 +58,7 @@ class OutputResult:
 
 
 class Reference:
-    """The model in float64, twice its size in memory: made when asked for, and given up when not needed for a while."""
+    """The model in float64: made when asked for, and given up when not needed for a while."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -34,11 +34,12 @@ def require(proto: onnx.ModelProto, bodies: Sequence[onnx.GraphProto | onnx.Func
     for tensor in tensors:
         _require_tensor(tensor)
     for holder in (proto, *proto.functions):
-        domains = [o.domain if o.domain != "ai.onnx" else "" for o in holder.opset_import]
+        stated = {(o.domain if o.domain != "ai.onnx" else "", o.version) for o in holder.opset_import}  # onnx.compose says the same twice
+        domains = [domain for domain, _ in stated]
         if (low := next((o.version for o in holder.opset_import if o.domain in ("", "ai.onnx") and o.version < 1), None)) is not None:
             raise GraphError(f"the file states opset {low}; the first is 1")
         if (twice := next((d for d in domains if domains.count(d) > 1), None)) is not None:
-            raise GraphError(f"the opset of the domain {twice!r} is stated twice; which of them counts depends on the reader")
+            raise GraphError(f"the domain {twice!r} has two opsets; which of them counts depends on the reader")
     for body in bodies:
         _require_types(body)
     for sparse in proto.graph.sparse_initializer:

@@ -343,7 +343,7 @@ def test_the_forms_of_a_norm_race(files: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_command_line(files: Path, tmp_path: Path) -> None:
     report = tmp_path / "race.json"
     command = ["bench", str(files / "right.onnx"), "--rounds", "2", "--profile", "batch=3", "--report", str(report)]
-    done = CliRunner().invoke(app, command)
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "onnxruntime CPU" in done.output
     assert "2 counted" in done.output
@@ -354,9 +354,11 @@ def test_the_command_line(files: Path, tmp_path: Path) -> None:
     (entry,) = held["entries"]
     assert {"runtime", "file", "form", "median", "p95", "p99", "samples", "ratio", "reason"} <= entry.keys()
     assert all({"runtime", "reason"} <= missed.keys() for missed in held["not_run"])
-    done = CliRunner().invoke(app, ["bench", str(files / "right.onnx"), str(files / "wrong.onnx"), "--rounds", "1"])
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", str(files / "right.onnx"), str(files / "wrong.onnx"), "--rounds", "1"])
     assert done.exit_code == 1
     assert "not timed" in done.output
-    done = CliRunner().invoke(app, ["bench", "--norms", "InstanceNorm", "--norm-impl", "standard,layer", "--rounds", "1"])
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["bench", "--norms", "InstanceNorm", "--norm-impl", "standard,layer", "--rounds", "1"]
+    )
     assert done.exit_code == 0, done.output
     assert "InstanceNorm of 1×64×64×64" in done.output

@@ -369,7 +369,7 @@ def test_the_command_takes_them_all(folder: Path, tmp_path: Path, monkeypatch: p
     torch.export.save(program, "model.pt2")
     saved(tmp_path / "in.npz", x=ONES[:2], y=ONES[:2])
     command = ["verify", "model.pt2", str(folder / "right.onnx"), str(folder / "wrong.onnx"), "--inputs", "in.npz", "--drift"]
-    done = CliRunner().invoke(app, [*command, "--report", "v.json"])
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command, "--report", "v.json"])
     assert done.exit_code == 1, done.output
     document = json.loads(Path("v.json").read_text())
     assert document["files"] == {"model": "model.pt2", "onnx": str(folder / "right.onnx"), "onnx 2": str(folder / "wrong.onnx")}

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -127,7 +128,7 @@ class Float64Runner(_TorchRunner):
     """The reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set to float64.
 
     Inputs are upcast, so they keep the values that the model in its own type gets. Outputs that are floating come as float64.
-    ``model`` itself is not changed.
+    ``model`` itself is not changed; its parameters are upcast where they are used, one at a time.
 
     Raises:
         NormdeployError: the graph reads the bits of a floating tensor, which float64 has others of.
@@ -136,8 +137,9 @@ class Float64Runner(_TorchRunner):
     name = "float64 reference"
 
     def __init__(self, model: Model) -> None:
-        lifted = {name: widen(value) for name, value in _lifted(model.program).items()}
-        super().__init__(model, widened(copy.deepcopy(model.program.graph_module)), lifted)
+        super().__init__(model, widened(copy.deepcopy(model.program.graph_module)), _lifted(model.program))
+        if self._mutates:  # what is written to is one tensor for the whole run
+            self._lifted = {name: widen(value) for name, value in self._lifted.items()}
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
         """
@@ -145,7 +147,8 @@ class Float64Runner(_TorchRunner):
             InputError: the feeds do not fit the model's inputs.
             NormdeployError: an operator does not run in float64.
         """
-        return self._widely([widen(tensor) for tensor in self._inputs(feeds)], self._lifted)
+        lifted = {n: _Narrow(v) if isinstance(v, torch.Tensor) and not self._mutates else v for n, v in self._lifted.items()}
+        return self._widely([widen(tensor) for tensor in self._inputs(feeds)], lifted)
 
     def perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
         """The same with every parameter, buffer, constant and input off by up to ``unit``, relative: what changes is ill-conditioned."""
@@ -157,7 +160,7 @@ class Float64Runner(_TorchRunner):
             return value * (1 + unit * (2 * torch.rand(value.shape, generator=rng, dtype=torch.float64) - 1))
 
         inputs = [shifted(widen(tensor)) for tensor in self._inputs(feeds)]
-        return self._widely(inputs, {name: shifted(value) for name, value in self._lifted.items()})
+        return self._widely(inputs, {name: shifted(widen(value)) for name, value in self._lifted.items()})
 
     def _widely(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
         try:
@@ -208,7 +211,20 @@ class _Rounding(_Interpreter):
             return tree_map(lambda v: widen(v, halved(half)), found)
 
 
-_TorchRunner._interpreter, HalfRunner._interpreter = _Interpreter, _Rounding
+@dataclass(frozen=True)
+class _Narrow:
+    """A parameter that is to be float64 where it is read."""
+
+    tensor: torch.Tensor
+
+
+class _Widening(_Interpreter):
+    def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = super().fetch_args_kwargs_from_env(n)
+        return tree_map(lambda v: widen(v.tensor) if isinstance(v, _Narrow) else v, found)
+
+
+_TorchRunner._interpreter, HalfRunner._interpreter, Float64Runner._interpreter = _Interpreter, _Rounding, _Widening
 
 
 def _lifted(program: torch.export.ExportedProgram) -> dict[str, Any]:
