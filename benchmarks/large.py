@@ -76,7 +76,6 @@ def watch(arguments: list[str]) -> Seen:
         [sys.executable, "-m", "normdeploy", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT
     )
     os.close(theirs)
-    written: dict[int, int] = {}
     shown, text = "", ""
     while True:
         ready, _, _ = select.select([ours], [], [], 0.05)
@@ -93,24 +92,24 @@ def watch(arguments: list[str]) -> Seen:
                 shown, last = bar, now
             if line[0] not in seen.stages:
                 seen.stages.append(line[0])
-        _sample(process.pid, seen, written)
+        _sample(process.pid, seen)
     seen.status = process.wait()
-    seen.seconds, seen.written = time.perf_counter() - start, sum(written.values())
+    seen.seconds = time.perf_counter() - start
     seen.tail = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", text)[-1500:]
     return seen
 
 
-def _sample(pid: int, seen: Seen, written: dict[int, int]) -> None:
-    owned = mapped = 0
+def _sample(pid: int, seen: Seen) -> None:
+    owned = mapped = written = 0
     for one in _tree(pid):
         try:
             sizes = dict(re.findall(r"^(Pss\w*):\s+(\d+) kB", Path(f"/proc/{one}/smaps_rollup").read_text(), re.M))
-            written[one] = int(re.findall(r"^wchar: (\d+)", Path(f"/proc/{one}/io").read_text(), re.M)[0])
+            written += int(re.findall(r"^wchar: (\d+)", Path(f"/proc/{one}/io").read_text(), re.M)[0])  # with children that ended
         except (OSError, IndexError):  # it has just ended
             continue
         owned += 1024 * (int(sizes.get("Pss_Anon", 0)) + int(sizes.get("Pss_Shmem", 0)))
         mapped += 1024 * int(sizes.get("Pss", 0))
-    seen.owned, seen.mapped = max(seen.owned, owned), max(seen.mapped, mapped)
+    seen.owned, seen.mapped, seen.written = max(seen.owned, owned), max(seen.mapped, mapped), max(seen.written, written)
 
 
 def _tree(pid: int) -> list[int]:
