@@ -129,7 +129,9 @@ def package(
         optimize = not judgement.optimizer_is_wrong
         configs = _configure(job, repository, placed, serving, samples, gpu=provider == "cuda", optimize=optimize)
         models = tuple(Path(config).parent.name for config in configs)
-        notes = words.notes(job.notes, serving, placed, judgement, optimize=optimize, certificates=bool(certificates))
+        notes = words.notes(
+            job.notes, serving, placed, judgement, optimize=optimize, certificates=None if report_from is None else len(certificates)
+        )
         summary = census(load_onnx(onnx_file), progress=progress)
         manifest.write_samples(folder, samples, manifest.keys_of([*job.inputs, *job.outputs]))
         for index, certificate in enumerate(certificates):

@@ -76,7 +76,7 @@ def _flags(loading: Mapping[str, Any]) -> list[str]:
 
 
 def notes(
-    before: Sequence[str], serving: Serving, engines: Sequence[Engine], judgement: Comparison, *, optimize: bool, certificates: bool
+    before: Sequence[str], serving: Serving, engines: Sequence[Engine], judgement: Comparison, *, optimize: bool, certificates: int | None
 ) -> list[str]:
     """What the user should know of the bundle."""
     said = [*before]
@@ -89,7 +89,9 @@ def notes(
         )
     if not optimize:
         said.append("onnxruntime's optimizer breaks this file, and the configuration turns it off (optimization.graph.level 2)")
-    if not certificates:
+    if certificates == 0:
+        said.append("the report given holds no certificate: nothing was rewritten")
+    elif certificates is None:
         said.append("there are no certificates: give the report that export or optimize wrote (--report) with --report-from")
     return [*said, *judgement.notes]
 

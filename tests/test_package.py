@@ -21,7 +21,7 @@ from google.protobuf import text_format
 from typer.testing import CliRunner
 
 import normdeploy
-from normdeploy import atomic_folder, manifest, samples, triton
+from normdeploy import atomic_folder, manifest, package_text, samples, triton
 from normdeploy.bundle import open_bundle
 from normdeploy.cli import app
 from normdeploy.errors import InputError, NormdeployError
@@ -521,3 +521,12 @@ def test_links_in_the_place_of_files_are_not_followed(bundle: Path, tmp_path: Pa
     assert ("samples", True) in {(c.name, c.worse) for c in found.changes}
     with pytest.raises(InputError, match="leads through a link"):
         open_bundle(bundle).file("samples/000.inputs.npz")
+
+
+@pytest.mark.parametrize(("found", "said"), [(None, "--report-from"), (0, "the report given holds no certificate"), (2, "")])
+def test_what_is_said_of_certificates(found: int | None, said: str) -> None:
+    """A hint to give the report only where none was given."""
+    judged = Mock(notes=())
+    notes = package_text.notes([], Serving(16, (), 1), [], judged, optimize=True, certificates=found)
+    assert ("certificate" in " ".join(notes)) == bool(said)
+    assert said in " ".join(notes)
