@@ -82,7 +82,7 @@ def surgeon(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def normdeploy(proto: onnx.ModelProto) -> onnx.ModelProto:
-    from normdeploy.rewrite import optimize
+    from normdeploy.rewriting.rewrite import optimize
 
     return optimize(proto)[0]
 

@@ -24,8 +24,8 @@ from onnx import numpy_helper
 from torch import nn
 
 import normdeploy
-from normdeploy.precision import converted
-from normdeploy.protos import module as module_of
+from normdeploy.graphs.protos import module as module_of
+from normdeploy.precision.precision import converted
 
 RESULTS = Path(__file__).with_name("results") / "planted_faults.md"
 LAYER = 5

@@ -27,11 +27,11 @@ import normdeploy
 from models import minilm
 from models.demo import SENTENCES
 from models.registry import CASES, LOOKALIKES, SMALL, samples
-from normdeploy.precision import converted, request
-from normdeploy.retype import FORMATS
+from normdeploy.precision.precision import converted, request
+from normdeploy.precision.retype import FORMATS
+from normdeploy.precision.stepwise import stepwise
 from normdeploy.runtimes.ort import OrtRunner
 from normdeploy.runtimes.types import check
-from normdeploy.stepwise import stepwise
 
 RESULTS = Path(__file__).with_name("results") / "precision.md"
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}

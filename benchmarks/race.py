@@ -1,7 +1,7 @@
 """What ``--runtime onnxruntime`` writes against the exporter's own optimized file, in onnxruntime on the CPU with one thread.
 
 ``python -m benchmarks.race`` exports every model of ``models/`` twice, by ``torch.onnx.export(dynamo=True, optimize=True)`` and by
-``normdeploy.export``, compares both with the model in float64, and times them in turns in random order (`normdeploy.bench_timing`). It
+``normdeploy.export``, compares both with the model in float64, and times them in turns in random order (`normdeploy.race.timing`). It
 writes ``benchmarks/results/race.json``, ``race.md`` and, where matplotlib is at hand, ``race.png``; with ``--only`` the other models stay
 in them. "faster" is the median over the rounds of the exporter's time over ours in the same round, with its 95 % interval. Times are
 processor time of the one thread, which other work on the machine lengthens less than time by the clock. Three norms are also raced alone at
@@ -34,9 +34,9 @@ from models.group import GroupNorm
 from models.layer import UnbiasedLayerNorm
 from models.registry import CASES, LOOKALIKES, SMALL, export_args, samples, seeded
 from models.rms import LlamaRMSNorm
-from normdeploy.bench import disagreement
-from normdeploy.bench_machine import Machine, machine
-from normdeploy.bench_timing import race
+from normdeploy.race.bench import disagreement
+from normdeploy.race.machine import Machine, machine
+from normdeploy.race.timing import race
 
 RESULTS = Path(__file__).with_name("results")
 SLOWEST = 0.97  # of any model of the list

@@ -6,16 +6,14 @@ of a verb does.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .check import check
+    from .bundles.package import package
+    from .bundles.recheck import recheck
     from .deploy import bench, bisect, build, export, inspect, open_runner, optimize, run, verify
-    from .package import package
-    from .recheck import recheck
+    from .guard.check import check
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,26 +32,10 @@ __all__ = [
     "verify",
 ]
 
-_VERBS = frozenset(__all__) - {"__version__"}
-_ELSEWHERE = {"check", "package", "recheck"}  # in modules of the same name; the others are in ``deploy``
+_ELSEWHERE = {"check": "guard.check", "package": "bundles.package", "recheck": "bundles.recheck"}  # the others are in ``deploy``
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ELSEWHERE:
-        return getattr(import_module(f".{name}", __name__), name)
-    if name in _VERBS:
-        from . import deploy
-
-        return getattr(deploy, name)
+    if name in __all__:
+        return getattr(import_module(f".{_ELSEWHERE.get(name, 'deploy')}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class _Package(ModuleType):
-    """Keeps ``normdeploy.export`` the verb: importing the submodule of the same name would bind that name to the submodule."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _VERBS and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -8,12 +8,14 @@ from typing import Literal
 
 import onnx
 
-from . import cuts, kernels, rewrite
+from . import kernels
 from .errors import InputError
-from .explain import explain as explained
-from .lookalikes import lookalikes
-from .ordering import ordered
+from .graphs import cuts
+from .graphs.ordering import ordered
+from .recognition.explain import explain as explained
+from .recognition.lookalikes import lookalikes
 from .records import Finding, Summary, Support
+from .rewriting import rewrite
 
 Progress = Callable[[str, int, int], None]
 Form = tuple[int, Literal["now", "optimized"], onnx.ModelProto]  # place of the finding, which form of it

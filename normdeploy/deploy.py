@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import onnx
 
-from . import precision as half
-from . import rewrite
-from .build import build
+from .engines.build import build
 from .errors import InputError
-from .files import load_onnx, save_onnx
 from .infer import open_runner, run
-from .precision import Account
+from .precision import precision as half
+from .precision.precision import Account
 from .records import Summary
+from .rewriting import rewrite
 from .sources import Loading, PathLike, Progress, check_output, is_onnx, loaded, opened, remembered, remembered_by_any
+from .storage.files import load_onnx, save_onnx
 
 if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
     import torch
 
-    from .bench import Race
-    from .bisect import Bisection
-    from .compare import Comparison, Inputs
+    from .bisection.bisect import Bisection
     from .model import Signature
+    from .parity.compare import Comparison, Inputs
+    from .race.bench import Race
 
 __all__ = ["ExportResult", "bench", "bisect", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
 
@@ -97,7 +97,7 @@ def export(
         runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or "tensorrt-rtx".
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
-        precision: "fp16" or "bf16": the file computes in it, but for what it can't hold (``normdeploy.precision``).
+        precision: "fp16" or "bf16": the file computes in it, but for what it can't hold (``normdeploy.precision.precision``).
         calibrate: inputs to see that on: .npz files, or mappings name -> array; empty: some are generated.
         keep_io: inputs and outputs of a half-precision file stay float32.
         progress: called with (stage, done, total); total is 0 where it is not known.
@@ -106,8 +106,8 @@ def export(
     Raises:
         NormdeployError: one of ``normdeploy.errors``; the message says what to do.
     """
-    from .export import record, to_onnx
-    from .simplify import simplify
+    from .exporter import record, to_onnx
+    from .graphs.simplify import simplify
 
     stage = _Stages(progress)
     if output is not None:
@@ -181,7 +181,7 @@ def optimize(
         proto, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, strict=strict, progress=progress)
     account = None
     if precision is not None:
-        from .record import amend, recorded
+        from .storage.record import amend, recorded
 
         with stage("precision"):
             inputs = recorded(proto).get("inputs", ())
@@ -236,7 +236,7 @@ def verify(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Comparison:
-    """Compare what the runtimes make of files with the PyTorch model in float64 (the rule: ``normdeploy.compare``).
+    """Compare what the runtimes make of files with the PyTorch model in float64 (the rule: ``normdeploy.parity.compare``).
 
     How the model is to be loaded need not be said again for a file that this user exported on this machine from this very model file.
 
@@ -254,8 +254,8 @@ def verify(
     Raises:
         NormdeployError: one of ``normdeploy.errors``. A candidate that is wrong is no error but a result that is false.
     """
-    from . import compare
-    from .cases import read
+    from .parity import compare
+    from .parity.cases import read
 
     stage = _Stages(progress)
     every = [*([files] if isinstance(files, str | os.PathLike) else files), *engines]
@@ -281,7 +281,7 @@ def bisect(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Bisection:
-    """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why (``normdeploy.bisect``).
+    """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why (``bisection.bisect``).
 
     Args:
         output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.
@@ -291,9 +291,9 @@ def bisect(
     Raises:
         NormdeployError: one of ``normdeploy.errors``. A fault is no error but a result that is false.
     """
-    from .bisect import bisect as search
-    from .cases import read
-    from .reproduce import vacant
+    from .bisection.bisect import bisect as search
+    from .bisection.reproduce import vacant
+    from .parity.cases import read
 
     stage = _Stages(progress)
     if output is not None:
@@ -326,7 +326,7 @@ def bench(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Race:
-    """Race a model in eager and torch.compile, ONNX files and engines, in turns (``normdeploy.bench``), or the forms of norms.
+    """Race a model in eager and torch.compile, ONNX files and engines, in turns (``normdeploy.race.bench``), or the forms of norms.
 
     Args:
         sources: ONNX files, engines and at most one model: a file or folder, or a live module.
@@ -336,7 +336,7 @@ def bench(
         threads: of torch and of onnxruntime on the CPU.
         rounds: in each every contestant has its turn.
         seed: of generated inputs, and of the order in each round.
-        norm_impl: race the norms of the one ONNX file given, each in these forms (``normdeploy.bench_norms``); ["all"]: in all.
+        norm_impl: race the norms of the one ONNX file given, each in these forms (``normdeploy.race.norms``); ["all"]: in all.
         norms: race usual norms of this kind, or "all"; no file is needed then.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: as for ``export``.
@@ -344,10 +344,10 @@ def bench(
     Raises:
         NormdeployError: one of ``normdeploy.errors``. A wrong answer is no error but a result that is false.
     """
-    from .archive import read_npz
-    from .bench import bench as raced
-    from .bench_norms import race_norms
     from .infer import is_engine, sizes_of
+    from .race.bench import bench as raced
+    from .race.norms import race_norms
+    from .storage.archive import read_npz
 
     if norm_impl or norms is not None:
         return race_norms(sources, norm_impl, norms, sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
@@ -377,7 +377,7 @@ def _calibration(calibrate: Calibration, precision: str | None, keep_io: bool) -
         raise InputError(f"there is no precision {precision!r}; choose one of {', '.join(half.FORMATS)}")
     if not calibrate:
         return None
-    from .calibrate import given
+    from .precision.calibrate import given
 
     return [sample for c in calibrate for sample in ([c] if isinstance(c, Mapping) else given([c]))]
 

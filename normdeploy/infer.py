@@ -101,8 +101,8 @@ def run(
         InputError: the inputs do not fit, or can't be generated.
         NormdeployError: as ``open_runner``; or ``output`` can't be written.
     """
-    from .archive import read_npz, write_npz
-    from .atomic import writable
+    from .storage.archive import read_npz, write_npz
+    from .storage.atomic import writable
 
     beside = None if output is None else Path(output).with_suffix(".inputs.npz")
     for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
@@ -166,8 +166,8 @@ def recorded_inputs(source: PathLike) -> dict[str, Any]:
     """Name -> InputSpec as the export recorded it; none for an engine, or a file from elsewhere."""
     if is_engine(source):
         return {}
-    from .files import load_onnx
-    from .record import recorded
+    from .storage.files import load_onnx
+    from .storage.record import recorded
 
     try:
         return {spec.name: spec for spec in recorded(load_onnx(source, external_data=False)).get("inputs", ())}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import onnx
 
-from .atomic import writable
 from .errors import InputError, NormdeployError
-from .files import load_onnx
+from .storage.atomic import writable
+from .storage.files import load_onnx
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch
@@ -59,7 +59,7 @@ def opened(
         return source, True
     if isinstance(source, str | os.PathLike) and is_onnx(source):
         return load_onnx(source), True
-    from .export import to_onnx
+    from .exporter import to_onnx
 
     return to_onnx(loaded(source, args, kwargs, loading), progress=progress), False
 
@@ -92,7 +92,7 @@ def remembered(source: PathLike | torch.nn.Module, onnx_path: PathLike, given: L
         InputError: flags are recorded, but not by this user for this model file: they are not followed, since some of them run code.
     """
     from .loading.kinds import sha256
-    from .record import recorded
+    from .storage.record import recorded
 
     record = recorded(load_onnx(onnx_path, external_data=False))
     if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from normdeploy import rewrite
+from normdeploy.rewriting import rewrite
 
 DTYPES: dict[str, Any] = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "double": np.float64}
 SIZES = {"b": 2, "s": 7, "h": 5, "w": 6}  # of the dynamic dims, where a test runs a model

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from normdeploy.records import Summary
-from normdeploy.rewrite import optimize
+from normdeploy.rewriting.rewrite import optimize
 
 UNIT = 2.0**-24
 Node = tuple[str, list[str], str] | tuple[str, list[str], str, dict[str, object]]

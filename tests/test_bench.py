@@ -14,13 +14,14 @@ import torch
 from typer.testing import CliRunner
 
 import normdeploy
-from normdeploy import bench_norms, bench_timing
-from normdeploy.bench import disagreement
-from normdeploy.bench_norms import norms_of
-from normdeploy.bench_timing import Timing, interval, race, steady
 from normdeploy.cli import app
 from normdeploy.errors import InputError, NormdeployError, RuntimeUnavailable
-from normdeploy.norm_cases import NormCase
+from normdeploy.race import norms as bench_norms
+from normdeploy.race import timing as bench_timing
+from normdeploy.race.bench import disagreement
+from normdeploy.race.norm_cases import NormCase
+from normdeploy.race.norms import norms_of
+from normdeploy.race.timing import Timing, interval, race, steady
 
 
 class Clock:

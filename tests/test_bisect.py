@@ -17,9 +17,10 @@ from torch import nn
 
 import normdeploy
 from benchmarks.planted_faults import DIMS, FAULTS, Encoder, Fault, planted, specs
-from normdeploy import bisect_lab, candidates
-from normdeploy.bisect import Bisection
+from normdeploy.bisection import lab as bisect_lab
+from normdeploy.bisection.bisect import Bisection
 from normdeploy.errors import NormdeployError
+from normdeploy.parity import candidates
 from normdeploy.runtimes.ort import OrtRunner
 
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "inner": 64, "vocabulary": 50}

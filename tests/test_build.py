@@ -22,7 +22,7 @@ import onnx.compose
 import pytest
 from onnx import helper
 
-from normdeploy.build import Engine, build
+from normdeploy.engines.build import Engine, build
 from normdeploy.errors import BuildError, GraphError, InputError, RuntimeUnavailable
 from normdeploy.model import Dim, InputSpec
 from normdeploy.runtimes import trt
@@ -115,9 +115,9 @@ def test_a_static_model_needs_no_profile_and_external_weights_are_read_by_path(t
 def test_the_ranges_that_the_file_recorded_are_the_profile(tmp_path: Path) -> None:
     import torch
 
-    from normdeploy.export import record, to_onnx
-    from normdeploy.files import save_onnx
+    from normdeploy.exporter import record, to_onnx
     from normdeploy.loading import from_module
+    from normdeploy.storage.files import save_onnx
 
     model = from_module(torch.nn.LayerNorm(8).eval(), inputs=["x:float32[batch=1:3:9,8]"])
     proto = to_onnx(model)
@@ -242,7 +242,7 @@ def test_a_failed_build_leaves_the_old_engine_and_a_good_one_removes_the_old_log
 
 def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Let the worker be this Python program."""
-    monkeypatch.setattr(importlib.import_module("normdeploy.build"), "_COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr(importlib.import_module("normdeploy.engines.build"), "_COMMAND", (sys.executable, "-c", code))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have no signals")
@@ -433,7 +433,7 @@ def test_a_rewritten_model_above_protobuf_s_limit(tmp_path: Path, monkeypatch: p
     """Its weights go to a file beside it, and both are gone afterwards."""
     proto = NODES["LayerNormalization over two dims"].proto(static=True)
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=1024)
-    monkeypatch.setattr(importlib.import_module("normdeploy.files"), "PROTOBUF_LIMIT", 1500)
+    monkeypatch.setattr(importlib.import_module("normdeploy.storage.files"), "PROTOBUF_LIMIT", 1500)
     engine = build(tmp_path / "m.onnx", tmp_path / "m.engine", norm_impl="auto")
     assert [n.form for n in engine.norms] == ["native node"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine", "m.onnx", "w.bin"]

@@ -15,10 +15,11 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from typer.testing import CliRunner
 
 import normdeploy
-from normdeploy import cuts, kernels
+from normdeploy import kernels
 from normdeploy.census import census
 from normdeploy.cli import app
 from normdeploy.errors import InputError
+from normdeploy.graphs import cuts
 from normdeploy.records import Finding, Half, Parameter
 
 MEAN = "m = ReduceMean(x, ax)  c = Sub(x, m)  s = Mul(c, c)"

@@ -10,16 +10,16 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 
-from normdeploy import certify, rewrite
 from normdeploy.errors import CertificateError
-from normdeploy.facts import Norm
-from normdeploy.graph import Graph
-from normdeploy.parameters import Param
+from normdeploy.graphs.graph import Graph
 from normdeploy.passes import layer, write
 from normdeploy.passes.form import Form
-from normdeploy.readings import candidate, readings
+from normdeploy.recognition.facts import Norm
+from normdeploy.recognition.parameters import Param
+from normdeploy.recognition.readings import candidate, readings
+from normdeploy.recognition.roots import is_root
 from normdeploy.records import Certificate
-from normdeploy.roots import is_root
+from normdeploy.rewriting import certify, rewrite
 
 AXES = {"last": "-1", "channel": "1"}
 

@@ -13,11 +13,11 @@ from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonS
 from typer.testing import CliRunner
 
 import normdeploy
-from normdeploy.check import Check
 from normdeploy.cli import app
 from normdeploy.errors import InputError
-from normdeploy.rules import IDS, Problem
-from normdeploy.sarif import sarif
+from normdeploy.guard.check import Check
+from normdeploy.guard.rules import IDS, Problem
+from normdeploy.guard.sarif import sarif
 from tests.test_census import BIASED, model
 
 BY_HAND = f"{BIASED} e = Add(v, eps) r = Sqrt(e) y = Div(c, r)"

@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import nn
 
-from normdeploy.compare import COLUMNS, Comparison, NotRun, OutputResult, verify
 from normdeploy.errors import GraphError, InputError
-from normdeploy.export import to_onnx
-from normdeploy.files import save_onnx
+from normdeploy.exporter import to_onnx
 from normdeploy.loading import from_module
 from normdeploy.model import Model
-from normdeploy.parity import Tally, Ties, ulp
+from normdeploy.parity.compare import COLUMNS, Comparison, NotRun, OutputResult, verify
+from normdeploy.parity.parity import Tally, Ties, ulp
 from normdeploy.runtimes import RunResult, trt
 from normdeploy.runtimes.ort import OrtRunner
+from normdeploy.storage.files import save_onnx
 
 OFF, ON = "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"
 
@@ -100,7 +100,7 @@ def test_the_cases_are_seeds_sizes_small_ones_and_zeros(net: Model, proto: onnx.
 
 
 def test_sizes_that_cost_too_much_are_said() -> None:
-    from normdeploy.cases import generated
+    from normdeploy.parity.cases import generated
 
     model = from_module(nn.ReLU().eval(), inputs=["x:float32[batch=1:8:64,seq=8:64:512,16]"])
     cases, notes = generated(model, 1)
@@ -254,7 +254,7 @@ class Meddling(OrtRunner):
 def meddle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Meddling, RunResult], None]], None]:
     def install(function: Callable[[Meddling, RunResult], None]) -> None:
         monkeypatch.setattr(Meddling, "meddle", function, raising=False)
-        monkeypatch.setattr(importlib.import_module("normdeploy.candidates"), "OrtRunner", Meddling)
+        monkeypatch.setattr(importlib.import_module("normdeploy.parity.candidates"), "OrtRunner", Meddling)
 
     return install
 
@@ -367,7 +367,7 @@ def test_a_tie_that_eager_happens_to_get_right_is_found_by_disturbing_the_refere
 def test_what_was_not_run_is_said_and_never_passes(
     net: Model, proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("normdeploy.candidates"), "no_cuda", lambda: "no GPU: none here")
+    monkeypatch.setattr(importlib.import_module("normdeploy.parity.candidates"), "no_cuda", lambda: "no GPU: none here")
     monkeypatch.setattr(trt, "no_gpu", lambda: "no GPU: none here")
     assert verified(net, proto, tmp_path).not_run == (
         NotRun("onnxruntime CUDA", "no GPU: none here"),
@@ -399,7 +399,7 @@ def test_an_engine_is_run_within_its_profile(net: Model, proto: onnx.ModelProto,
         def fits(self, feeds: Mapping[str, np.ndarray]) -> bool:
             return len(feeds["x"]) <= self.largest
 
-    candidates = importlib.import_module("normdeploy.candidates")
+    candidates = importlib.import_module("normdeploy.parity.candidates")
     monkeypatch.setattr(candidates, "TrtRunner", Engine)
     monkeypatch.setattr(candidates, "missing", lambda runtime: "")
     (tmp_path / "m.engine").write_bytes(b"vtrt and more")

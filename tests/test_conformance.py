@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx.backend.test.case.node import collect_testcases
 
-from normdeploy.rewrite import optimize
+from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
 
 NAMES = ("layer_normalization", "rms_normalization", "group_normalization", "mvn")

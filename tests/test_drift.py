@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from normdeploy.drift import drift, pairs
-from normdeploy.export import to_onnx
+from normdeploy.exporter import to_onnx
+from normdeploy.graphs.protos import module
 from normdeploy.loading import from_module
 from normdeploy.model import Model
-from normdeploy.protos import module
+from normdeploy.parity.drift import drift, pairs
 from normdeploy.runtimes.eager import HALVES, HalfRunner
 
 

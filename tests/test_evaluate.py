@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from normdeploy.evaluate import Unsupported, apply, quiet, supported
+from normdeploy.evaluate.evaluate import Unsupported, apply, quiet, supported
 
 RNG = np.random.default_rng(0)
 X, IMAGE = RNG.standard_normal((2, 3, 4)), RNG.standard_normal((2, 4, 5, 6))

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from normdeploy import functions
-from normdeploy.evaluate import OPS, Unsupported, apply, quiet, supported
+from normdeploy.evaluate.evaluate import OPS, Unsupported, apply, quiet, supported
+from normdeploy.graphs import functions
 
 # u, the largest relative error of storing a number
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -148,7 +148,7 @@ def test_onnx_cases():
     assert refused == REFUSED
     assert nodes["one"] >= 565
     assert nodes["many"] >= 324
-    others = {op for op in OPS if op[0] != functions.DOMAIN}  # normdeploy.functions adds its own, which have tests of their own
+    others = {op for op in OPS if op[0] != functions.DOMAIN}  # normdeploy.graphs.functions adds its own, which have tests of their own
     assert others - ops == ONNXRUNTIME_ONLY
 
 

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim as TorchDim
 
-import normdeploy.record
+import normdeploy.storage.record
 from normdeploy.errors import ExportError, GraphError, InputError
-from normdeploy.export import CLASS, MODULE, record, recorded, to_onnx
+from normdeploy.exporter import CLASS, MODULE, record, recorded, to_onnx
+from normdeploy.graphs.simplify import simplify
 from normdeploy.loading import from_module
 from normdeploy.model import Dim, InputSpec, Model
-from normdeploy.simplify import simplify
 
 BATCH, SEQ = Dim("batch", 1, 2, 8), Dim("seq", 2, 5, 16)
 
@@ -406,7 +406,7 @@ def test_a_strangers_record_is_not_signed(state: Path, monkeypatch: pytest.Monke
 
 def test_the_key_is_private_and_made_once(state: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        keys = set(pool.map(lambda _: normdeploy.record._key(create=True), range(32)))
+        keys = set(pool.map(lambda _: normdeploy.storage.record._key(create=True), range(32)))
     assert len(keys) == 1
     key = state / "normdeploy" / "key"
     assert {p.name for p in key.parent.iterdir()} == {"key"}

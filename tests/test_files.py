@@ -16,9 +16,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from normdeploy import files
 from normdeploy.errors import GraphError, NormdeployError
-from normdeploy.files import atomic, detached, load_onnx, save_onnx, sha256, write_bytes
+from normdeploy.storage import files
+from normdeploy.storage.files import atomic, detached, load_onnx, save_onnx, sha256, write_bytes
 
 
 def model(value: float = 1.0, size: int = 4096) -> onnx.ModelProto:
@@ -144,7 +144,7 @@ def test_a_living_writer_keeps_its_temporary(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_so(tmp_path: Path) -> None:
     write_bytes(tmp_path / "out", b"old")
     script = (
-        "import resource, sys; from normdeploy.files import write_bytes; from normdeploy.errors import NormdeployError\n"
+        "import resource, sys; from normdeploy.storage.files import write_bytes; from normdeploy.errors import NormdeployError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"  # the kernel refuses the write as it does on a full disk
         "try: write_bytes(sys.argv[1], bytes(100000))\n"
         "except NormdeployError as error: print(error)"

@@ -14,11 +14,13 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from normdeploy import evaluate, foreign_ops, rewrite
-from normdeploy.evaluate_foreign import TABLE
-from normdeploy.foreign_proof import SKIPS
-from normdeploy.foreign_write import Writer
+from normdeploy.evaluate import evaluate
+from normdeploy.evaluate.foreign import TABLE
+from normdeploy.foreign import ops as foreign_ops
+from normdeploy.foreign.proof import SKIPS
+from normdeploy.foreign.write import Writer
 from normdeploy.records import Finding
+from normdeploy.rewriting import rewrite
 from tests.support import run_onnxruntime
 
 U = {"float32": 2.0**-24, "float16": 2.0**-11}

@@ -10,11 +10,12 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, parser
 
-from normdeploy import evaluate, functions
-from normdeploy.build import build
-from normdeploy.calls import _ours, attach
+from normdeploy.engines.build import build
 from normdeploy.errors import GraphError
-from normdeploy.rewrite import optimize
+from normdeploy.evaluate import evaluate
+from normdeploy.graphs import functions
+from normdeploy.graphs.calls import _ours, attach
+from normdeploy.rewriting.rewrite import optimize
 from normdeploy.runtimes.trt import missing
 
 CONSTANTS = "float eps = {1e-5}, float[6] g = {1,2,3,4,5,6}, float[6] s = {1,0,-1,2,0,1}, float one = {1}, float much = {0.01}"

@@ -24,8 +24,8 @@ from onnx import helper, parser
 
 from normdeploy import census, kernels
 from normdeploy.errors import NormdeployError
-from normdeploy.files import load_onnx, save_onnx
-from normdeploy.rewrite import optimize
+from normdeploy.rewriting.rewrite import optimize
+from normdeploy.storage.files import load_onnx, save_onnx
 from tests.test_census import BIASED, model
 
 EXAMPLES = int(os.environ.get("NORMDEPLOY_FUZZ", "250"))

@@ -15,9 +15,10 @@ from normdeploy_plugins.ops import BY_NAME
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from normdeploy import functions, implement
+from normdeploy.engines import implement
+from normdeploy.engines.implement import TABLE, Implementation, changes, implemented, number
 from normdeploy.errors import InputError, RuntimeUnavailable
-from normdeploy.implement import TABLE, Implementation, changes, implemented, number
+from normdeploy.graphs import functions
 
 from .norm_nodes import DTYPES, MODELS, SIZES, Model, feeds
 from .support import run_onnxruntime

@@ -12,10 +12,11 @@ import pytest
 from normdeploy_plugins.ops import BY_NAME
 from onnx import helper, numpy_helper, parser
 
-from normdeploy import evaluate, functions
-from normdeploy.build import build
-from normdeploy.calls import attach
-from normdeploy.rewrite import optimize
+from normdeploy.engines.build import build
+from normdeploy.evaluate import evaluate
+from normdeploy.graphs import functions
+from normdeploy.graphs.calls import attach
+from normdeploy.rewriting.rewrite import optimize
 from normdeploy.runtimes.trt import missing
 
 D = 12

@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from normdeploy import fitting
-from normdeploy.facts import Norm
-from normdeploy.graph import Graph
+from normdeploy.graphs.graph import Graph
+from normdeploy.recognition import fitting
+from normdeploy.recognition.facts import Norm
+from normdeploy.recognition.region import Region, compile_region
 from normdeploy.records import Summary
-from normdeploy.region import Region, compile_region
-from normdeploy.rewrite import optimize
-from normdeploy.rounding import OF_A_KIND
+from normdeploy.rewriting.rewrite import optimize
+from normdeploy.rewriting.rounding import OF_A_KIND
 from tests.support import run_onnxruntime
 
 WIDTH = 6

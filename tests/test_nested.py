@@ -9,7 +9,7 @@ import pytest
 from onnx import parser
 
 from normdeploy.records import Summary
-from normdeploy.rewrite import optimize
+from normdeploy.rewriting.rewrite import optimize
 
 LAYER_NORM = """u = ReduceMean<axes=[-1]>(h) d = Sub(h, u) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q)
     e = Add(v, eps) r = Sqrt(e) n = Div(d, r) m = Mul(n, g) {out} = Add(m, s)"""

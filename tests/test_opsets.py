@@ -7,8 +7,10 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from normdeploy import evaluate, opsets, rewrite
-from normdeploy.foreign_proof import attributes
+from normdeploy.evaluate import evaluate
+from normdeploy.foreign.proof import attributes
+from normdeploy.graphs import opsets
+from normdeploy.rewriting import rewrite
 from tests.support import run_onnxruntime
 
 NEWEST = 23

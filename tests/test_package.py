@@ -21,13 +21,15 @@ from google.protobuf import text_format
 from typer.testing import CliRunner
 
 import normdeploy
-from normdeploy import atomic_folder, manifest, package_text, samples, triton
-from normdeploy.bundle import open_bundle
+from normdeploy.bundles import manifest, samples, triton
+from normdeploy.bundles import text as package_text
+from normdeploy.bundles.bundle import open_bundle
+from normdeploy.bundles.sample_runs import Judgement
+from normdeploy.bundles.triton import Port, Serving, Warmup
 from normdeploy.cli import app
 from normdeploy.errors import InputError, NormdeployError
-from normdeploy.judging import OutputResult
-from normdeploy.sample_runs import Judgement
-from normdeploy.triton import Port, Serving, Warmup
+from normdeploy.parity.judging import OutputResult
+from normdeploy.storage import folder as atomic_folder
 
 
 def _tritonclient() -> ModuleType:
@@ -246,7 +248,7 @@ def test_where_onnxruntimes_optimizer_is_wrong_it_is_off(tmp_path: Path, monkeyp
         verdicts: Any = (("optimizer off", "pass"), ("optimizer on", "fail"))
         return Judgement(tuple(OutputResult("y", f"onnxruntime ({name})", *row, verdict, "") for name, verdict in verdicts), (), ())
 
-    monkeypatch.setattr("normdeploy.sample_runs.judge", judge)
+    monkeypatch.setattr("normdeploy.bundles.sample_runs.judge", judge)
     found = normdeploy.package(written(tmp_path, ADD), tmp_path / "b", feeds=given())
     assert found  # as it is configured
     assert parsed((tmp_path / "b/model_repository/model_onnx/config.pbtxt").read_text()).optimization.graph.level == 2
@@ -505,7 +507,7 @@ def test_pickles_are_never_loaded(bundle: Path, tmp_path: Path) -> None:
     path = "samples/000.inputs.npz"
     (bundle / path).unlink()
     np.savez(bundle / path, x=np.array([Touch()], object))
-    entry = {"sha256": normdeploy.files.sha256(bundle / path), "bytes": (bundle / path).stat().st_size}
+    entry = {"sha256": normdeploy.storage.files.sha256(bundle / path), "bytes": (bundle / path).stat().st_size}
     edited(bundle, lambda m: m["files"].update({path: entry}))
     with pytest.raises(NormdeployError, match="pickled objects, which are never loaded"):
         normdeploy.recheck(bundle)

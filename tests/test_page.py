@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from normdeploy import plots
 from normdeploy.errors import NormdeployError
-from normdeploy.islands import Island
-from normdeploy.page import page
-from normdeploy.precision import Account
+from normdeploy.precision.islands import Island
+from normdeploy.precision.precision import Account
 from normdeploy.records import Certificate, Finding, Summary
-from normdeploy.report import Report
+from normdeploy.reports import plots
+from normdeploy.reports.page import page
+from normdeploy.reports.report import Report
 from normdeploy.verbs.console import check_report
 
 from .test_cli import layer_norm_by_hand, run

@@ -24,14 +24,14 @@ from torch import nn
 
 import normdeploy
 from models.registry import CASES, LOOKALIKES, SMALL, Bank, samples
-from normdeploy import precision
-from normdeploy.calibrate import Range, fed, fitted, generated, given, ranges
 from normdeploy.errors import GraphError, InputError
 from normdeploy.loading import from_module
-from normdeploy.precision import Account, converted
-from normdeploy.record import recorded
-from normdeploy.retype import FORMATS
-from normdeploy.stepwise import stepwise
+from normdeploy.precision import precision
+from normdeploy.precision.calibrate import Range, fed, fitted, generated, given, ranges
+from normdeploy.precision.precision import Account, converted
+from normdeploy.precision.retype import FORMATS
+from normdeploy.precision.stepwise import stepwise
+from normdeploy.storage.record import recorded
 from tests.support import run_onnxruntime
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -492,7 +492,7 @@ def test_ranges_are_the_same_in_one_run_and_in_many(monkeypatch: pytest.MonkeyPa
     steps: list[tuple[str, int, int]] = []
     once = ranges(proto, ["h", "g", "y"], [{"x": X}], lambda *step: steps.append(step))
     assert steps == [("calibrate", 0, 1)]
-    monkeypatch.setattr("normdeploy.calibrate._AT_ONCE", X.nbytes)
+    monkeypatch.setattr("normdeploy.precision.calibrate._AT_ONCE", X.nbytes)
     assert ranges(proto, ["h", "g", "y"], [{"x": X}], lambda *step: steps.append(step)) == once
     assert steps[1:] == [("calibrate", i, 3) for i in range(3)]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 from normdeploy.records import Summary
-from normdeploy.rewrite import optimize
+from normdeploy.rewriting.rewrite import optimize
 from tests.norm_generator import NORM_OPS, Example, generate
 from tests.norm_generator_heldout import HELD_OUT
 from tests.norm_lookalikes import generate_lookalike

@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
-from normdeploy.dims import evaluate_dim, symbols
-from normdeploy.graph import Graph
-from normdeploy.probe import Fit, fit
-from normdeploy.region import NoMatch, compile_region
-from normdeploy.rewrite import optimize
-from normdeploy.roots import entries, is_root, results
+from normdeploy.graphs.dims import evaluate_dim, symbols
+from normdeploy.graphs.graph import Graph
+from normdeploy.recognition.probe import Fit, fit
+from normdeploy.recognition.region import NoMatch, compile_region
+from normdeploy.recognition.roots import entries, is_root, results
+from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
 
 

@@ -11,11 +11,11 @@ from typing import Literal
 
 from rich.console import Console
 
-from normdeploy.build import Engine
-from normdeploy.compare import Comparison, NotRun, OutputResult
-from normdeploy.groups import grouped
+from normdeploy.engines.build import Engine
+from normdeploy.parity.compare import Comparison, NotRun, OutputResult
 from normdeploy.records import Certificate, Finding, Half, Parameter, Summary, Support
-from normdeploy.report import SCHEMA, Report
+from normdeploy.reports.groups import grouped
+from normdeploy.reports.report import SCHEMA, Report
 
 PROOF = Certificate(True, 2e-9, 1e-7, 14, "constant", rounding_before=2e-6, rounding_after=1e-6, rounding_bound=4e-6)
 

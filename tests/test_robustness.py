@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from normdeploy.files import load_onnx
+from normdeploy.storage.files import load_onnx
 from tests.forked import ROOT, Done, Server, server
 from tests.test_census import BIASED, model
 
@@ -281,7 +281,7 @@ def test_a_full_disk_is_said_and_the_old_output_stays(runs: Server, tmp_path: Pa
 def test_two_runs_into_one_file_do_no_harm(tmp_path: Path) -> None:
     """Several at once, each with another weight: at the end stands the whole output of one of them, and nothing beside it."""
     command = (
-        "import sys\nfrom normdeploy.files import load_onnx, save_onnx\n"
+        "import sys\nfrom normdeploy.storage.files import load_onnx, save_onnx\n"
         "m = load_onnx(sys.argv[1])\nfor _ in range(20):\n    save_onnx(m, 'out', external=True)"
     )
     wanted = []

@@ -13,11 +13,11 @@ import torch
 
 from models import registry
 from models.case import Case
-from normdeploy.export import to_onnx
+from normdeploy.exporter import to_onnx
+from normdeploy.graphs.simplify import simplify
 from normdeploy.loading import from_module
 from normdeploy.records import Summary
-from normdeploy.rewrite import optimize
-from normdeploy.simplify import simplify
+from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}

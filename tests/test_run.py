@@ -19,10 +19,10 @@ import pytest
 import torch
 
 import normdeploy
-from normdeploy import archive
 from normdeploy.errors import InputError, NormdeployError
 from normdeploy.runtimes import engine
 from normdeploy.runtimes.tensors import as_numpy, as_tensor
+from normdeploy.storage import archive
 
 
 @pytest.fixture

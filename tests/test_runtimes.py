@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from normdeploy.build import build
+from normdeploy.engines.build import build
 from normdeploy.errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from normdeploy.loading import from_module
 from normdeploy.model import Model

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from normdeploy.records import Summary
-from normdeploy.rewrite import optimize
+from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
 
 UNIT = 2.0**-24

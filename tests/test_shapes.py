@@ -8,9 +8,9 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from normdeploy.graph import Graph
-from normdeploy.rewrite import optimize
-from normdeploy.shapes import complete
+from normdeploy.graphs.graph import Graph
+from normdeploy.graphs.shapes import complete
+from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
 
 NORM = """u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q)

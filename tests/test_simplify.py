@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from models import registry
 from models.case import samples
 from normdeploy.errors import ExportError
-from normdeploy.export import CLASS, MODULE, to_onnx
+from normdeploy.exporter import CLASS, MODULE, to_onnx
+from normdeploy.graphs.simplify import _closed, _fill, _opened, check_equal, simplify
 from normdeploy.loading import from_module
 from normdeploy.model import Dim, InputSpec, Model
-from normdeploy.simplify import _closed, _fill, _opened, check_equal, simplify
 from tests.support import run_onnxruntime
 from tests.test_rows import specs
 
@@ -401,7 +401,7 @@ def test_check_compares_the_places_of_nan() -> None:
 
 def test_a_failed_cleanup_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     proto, sample = scaled(4.0), {"x": np.ones(3, np.float32)}
-    monkeypatch.setattr("normdeploy.simplify._cleaned", lambda proto, progress: _opened(scaled(5.0)))
+    monkeypatch.setattr("normdeploy.graphs.simplify._cleaned", lambda proto, progress: _opened(scaled(5.0)))
     result = simplify(proto, [sample])
     assert result.proto is proto
     assert "left unsimplified: simplifying changed the output 'y'" in result.note
@@ -409,7 +409,7 @@ def test_a_failed_cleanup_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyP
     def broken(proto: onnx.ModelProto, progress: object) -> onnx.ModelProto:
         raise KeyError("no such thing")
 
-    monkeypatch.setattr("normdeploy.simplify._cleaned", broken)
+    monkeypatch.setattr("normdeploy.graphs.simplify._cleaned", broken)
     assert simplify(proto).proto is proto
     assert "no such thing" in simplify(proto).note
 

@@ -8,15 +8,15 @@ import numpy as np
 import onnx
 import pytest
 
-from normdeploy import certify
-from normdeploy.facts import Norm
-from normdeploy.graph import Graph
+from normdeploy.graphs.graph import Graph
 from normdeploy.passes import write
 from normdeploy.passes.form import Form
-from normdeploy.readings import candidate, readings
-from normdeploy.rewrite import optimize
-from normdeploy.roots import is_root
-from normdeploy.sizes import loose_axes
+from normdeploy.recognition.facts import Norm
+from normdeploy.recognition.readings import candidate, readings
+from normdeploy.recognition.roots import is_root
+from normdeploy.recognition.sizes import loose_axes
+from normdeploy.rewriting import certify
+from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
 
 SHAPE = (24, 64, 56)  # axis 1 holds the channels

@@ -16,9 +16,9 @@ import torch
 
 from models import registry
 from models.case import Case
-from normdeploy.export import MODULE
+from normdeploy.exporter import MODULE
 from normdeploy.records import Finding, Summary
-from normdeploy.rewrite import optimize
+from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
 
 BANK = (*registry.SPELLINGS, *registry.SMALL)

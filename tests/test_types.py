@@ -13,9 +13,9 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
-from normdeploy import precision
-from normdeploy.build import build
+from normdeploy.engines.build import build
 from normdeploy.errors import BuildError
+from normdeploy.precision import precision
 from normdeploy.runtimes.types import check
 
 BODY = "h = MatMul(x, w) n = LayerNormalization<axis = -1>(h, g) s = Add(x, n) y = Softmax<axis = -1>(s)"

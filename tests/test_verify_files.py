@@ -19,18 +19,18 @@ from torch import nn
 from typer.testing import CliRunner
 
 import normdeploy
-from normdeploy.candidates import OFF, ON
 from normdeploy.cli import app
-from normdeploy.compare import Comparison, NotRun, OutputResult, verify
-from normdeploy.culprit import RULES, _fewest, applied
-from normdeploy.drift_files import outline
 from normdeploy.errors import InputError
-from normdeploy.export import to_onnx
-from normdeploy.files import save_onnx
+from normdeploy.exporter import to_onnx
 from normdeploy.loading import from_module
 from normdeploy.model import Model
+from normdeploy.parity.candidates import OFF, ON
+from normdeploy.parity.compare import Comparison, NotRun, OutputResult, verify
+from normdeploy.parity.culprit import RULES, _fewest, applied
+from normdeploy.parity.drift_files import outline
 from normdeploy.runtimes import trt
 from normdeploy.runtimes.eager import Float64Runner
+from normdeploy.storage.files import save_onnx
 
 SPECS = ["x:float32[batch=1:2:4,48]", "y:float32[batch,48]"]
 
@@ -138,7 +138,7 @@ class Engine:
     kinds: set[str]
 
     def __init__(self, path: Path) -> None:
-        self._runner = importlib.import_module("normdeploy.candidates").OrtRunner(path.with_suffix(".onnx"))
+        self._runner = importlib.import_module("normdeploy.parity.candidates").OrtRunner(path.with_suffix(".onnx"))
         self.name = "engine"
 
     def types(self) -> dict[str, np.dtype]:
@@ -166,7 +166,7 @@ class Engine:
 def test_an_engine_is_judged_by_the_types_that_it_states(
     net: Model, folder: Path, monkeypatch: pytest.MonkeyPatch, stem: str, kinds: set[str], beside: str, wanted: str
 ) -> None:
-    candidates = importlib.import_module("normdeploy.candidates")
+    candidates = importlib.import_module("normdeploy.parity.candidates")
     monkeypatch.setattr(candidates, "TrtRunner", Engine)
     monkeypatch.setattr(candidates, "missing", lambda runtime: "")
     monkeypatch.setattr(Engine, "kinds", kinds, raising=False)

@@ -12,10 +12,10 @@ from onnx import numpy_helper
 from torch import nn
 
 import normdeploy
-from normdeploy.candidates import OFF, ON, STEPWISE
-from normdeploy.compare import Comparison, verify
 from normdeploy.loading import from_module
-from normdeploy.retype import values
+from normdeploy.parity.candidates import OFF, ON, STEPWISE
+from normdeploy.parity.compare import Comparison, verify
+from normdeploy.precision.retype import values
 from normdeploy.runtimes.eager import HalfRunner
 
 HALVES = {"fp16": "float16", "bf16": "bfloat16"}

@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 
 from normdeploy.errors import GraphError
 from normdeploy.records import Summary
-from normdeploy.rewrite import optimize
+from normdeploy.rewriting.rewrite import optimize
 
 NORM = """u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q)
     e = Add(v, eps) r = Sqrt(e) n = Div(d, r) m = Mul(n, g) y = Add(m, s)"""

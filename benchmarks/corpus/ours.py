@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import onnx
 
-from normdeploy.rewrite import optimize
-from normdeploy.simplify import simplify
+from normdeploy.graphs.simplify import simplify
+from normdeploy.rewriting.rewrite import optimize
 
 from .entry import Entry, nodes
 from .judge import NORMS, Truth, fits, ops, valid
@@ -33,7 +33,7 @@ class Row:
 
 
 def measured(entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> Row:
-    """``normdeploy.rewrite.optimize`` on the file, then ``simplify``, with everything that is promised of them."""
+    """``normdeploy.rewriting.rewrite.optimize`` on the file, then ``simplify``, with everything that is promised of them."""
     start = time.perf_counter()
     result, summary = optimize(original)
     seconds = time.perf_counter() - start

@@ -15,7 +15,7 @@ import torch
 
 import normdeploy
 from models.layer import Norm
-from normdeploy.export import to_onnx
+from normdeploy.exporter import to_onnx
 from normdeploy.loading import from_module
 
 WIDTH, HEIGHT, ACROSS, DOWN = 128, 28, 150, 48  # of a box, and from one box to the next

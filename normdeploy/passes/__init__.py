@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..facts import Norm
-from ..functions import DOMAIN
-from ..graph import Graph
-from ..region import NoMatch
-from . import group, instance, layer, mean_variance, portable
+from ..graphs.functions import DOMAIN
+from ..graphs.graph import Graph
+from ..passes import group, instance, layer, mean_variance, portable
+from ..recognition.facts import Norm
+from ..recognition.region import NoMatch
 from .form import Form
 
 _HALF_ULP = 2.0**-24  # of a float32 number that is not subnormal, relative to it

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from .. import evaluate
-from ..graph import Graph
-from ..region import NoMatch
-from ..scales import Affine
+from ..evaluate import evaluate
+from ..graphs.graph import Graph
+from ..recognition.region import NoMatch
+from ..recognition.scales import Affine
 from .channels import input_vector, maker, output_vector, private, readers, views_above, views_below
 from .linear import Linear, along, linear_of, representable, with_added_bias
 

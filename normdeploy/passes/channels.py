@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from .. import evaluate
-from ..graph import Graph
-from ..region import EvaluationFailed, NoMatch, assignments, compile_region, concrete
-from ..roots import VIEWS
+from ..evaluate import evaluate
+from ..graphs.graph import Graph
+from ..recognition.region import EvaluationFailed, NoMatch, assignments, compile_region, concrete
+from ..recognition.roots import VIEWS
 from .linear import Linear, along
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ..facts import Norm
-from ..functions import DOMAIN
-from ..graph import Graph
-from ..norm_forms import best
-from ..parameters import Param
+from ..graphs.functions import DOMAIN
+from ..graphs.graph import Graph
+from ..recognition.facts import Norm
+from ..recognition.parameters import Param
+from ..rewriting.norm_forms import best
 
-SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/norm_forms.json)"
+SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/rewriting/norm_forms.json)"
 WIDEST = 2**20  # elements of a scale that is written out only because the runtime is faster with one for each element
 
 

@@ -8,18 +8,18 @@ only where its scale would be narrower than its rows and the runtime is slow wit
 
 onnxruntime has no kernel for it and computes E[x²] − E[x]² by a function. The other forms are Reshape to (N, G, −1), then
 InstanceNormalization, or LayerNormalization over the last axis, Reshape back, Mul and Add; which one a runtime gets was measured
-(`normdeploy.norm_forms`).
+(`normdeploy.rewriting.norm_forms`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..facts import Norm
-from ..graph import Graph
-from ..norm_forms import best
-from ..parameters import Param
-from ..region import NoMatch
+from ..graphs.graph import Graph
+from ..recognition.facts import Norm
+from ..recognition.parameters import Param
+from ..recognition.region import NoMatch
+from ..rewriting.norm_forms import best
 from .form import Form, Writer, by_instances, inverse, written
 
 

@@ -5,16 +5,16 @@
 It shares x̂ with LayerNormalization over the same axes: the shape of the scale decides (one for each channel here). Channels that don't
 stand at axis 1 are brought there by Transpose. On onnxruntime the kernel loses digits where the mean is large against the deviation, as
 the primitives do (an offset of 1e3 costs three), and LayerNormalization does not, but that one takes several times as long: which one a
-runtime gets was measured (`normdeploy.norm_forms`).
+runtime gets was measured (`normdeploy.rewriting.norm_forms`).
 """
 
 from __future__ import annotations
 
-from ..facts import Norm
-from ..graph import Graph
-from ..norm_forms import best
-from ..parameters import Param
-from ..region import NoMatch
+from ..graphs.graph import Graph
+from ..recognition.facts import Norm
+from ..recognition.parameters import Param
+from ..recognition.region import NoMatch
+from ..rewriting.norm_forms import best
 from .form import Form, Writer, by_instances, inverse, written
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from .. import evaluate
-from ..graph import Graph
-from ..region import NoMatch
+from ..evaluate import evaluate
+from ..graphs.graph import Graph
+from ..recognition.region import NoMatch
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 

@@ -5,9 +5,9 @@ With any other epsilon outside the root ("annotated transformer" form) no standa
 
 from __future__ import annotations
 
-from ..facts import Norm
-from ..graph import Graph
-from ..region import NoMatch
+from ..graphs.graph import Graph
+from ..recognition.facts import Norm
+from ..recognition.region import NoMatch
 from .form import Form, Writer, written
 
 _EPSILON = 1e-9

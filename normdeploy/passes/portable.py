@@ -1,13 +1,13 @@
-"""Norms as this project's own ops with a function body (`normdeploy.functions`): what no standard node of the file's opset can say."""
+"""Norms as this project's own ops with a function body (`graphs.functions`): what no standard node of the file's opset can say."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..facts import Norm
-from ..functions import DOMAIN, OLDEST
-from ..graph import Graph
-from ..region import NoMatch
+from ..graphs.functions import DOMAIN, OLDEST
+from ..graphs.graph import Graph
+from ..recognition.facts import Norm
+from ..recognition.region import NoMatch
 from .form import Form, Writer, inside, inverse, to_the_end, trailing, written
 
 RMS = 23  # the opset that has an RMSNormalization of its own

@@ -1,4 +1,4 @@
-"""The process in which an engine is built: ``python -m normdeploy.runtimes.builder``, called by ``normdeploy.build``.
+"""The process in which an engine is built: ``python -m normdeploy.runtimes.builder``, called by ``normdeploy.engines.build``.
 
 It takes a request as JSON on standard input and answers with one JSON object a line on standard output: {"progress": [done, total]},
 then {"built": {...}} or {"refused": kind, ...}. Everything that the libraries print goes to standard error, which is the log: some of

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import InputError, RuntimeUnavailable
 from ..model import Model
-from . import RunResult
+from ..runtimes import RunResult
 from .eager import EagerRunner, _without_amx
 
 

@@ -21,9 +21,9 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import InputError, NormdeployError
+from ..graphs.protos import real
 from ..model import Model
-from ..protos import real
-from . import RunResult
+from ..runtimes import RunResult
 from .arrays import check_feeds, to_numpy, to_torch
 from .widen import halved, widen, widened
 

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
-from . import RunResult
+from ..runtimes import RunResult
 from .types import FLOATS
 
 PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}  # runtime -> its Python package

@@ -53,7 +53,7 @@ def bench(
     Options that were given to export need not be given again, unless the files come from somebody else.
     """
     from .. import deploy
-    from ..report import Report
+    from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     check_report(report, html, (*(sources or ()), *([inputs] if inputs else ())))

@@ -56,7 +56,7 @@ def bisect(
     Options that were given to export need not be given again, unless the files come from somebody else.
     """
     from .. import deploy
-    from ..report import Report
+    from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     check_report(report, html, (source, onnx, *(engine or ())))

@@ -56,7 +56,7 @@ def build(
 ) -> None:
     """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX needs no GPU for it."""
     from .. import deploy
-    from ..report import Report
+    from ..reports.report import Report
 
     check_report(report, html, (source, output))
     with bars(quiet) as progress:

@@ -28,7 +28,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..check import Check, Checked
+    from ..guard.check import Check, Checked
 
 
 class Format(StrEnum):
@@ -71,11 +71,11 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be read."""
-    from ..atomic import write_bytes
-    from ..check import check as checked
     from ..errors import printable
-    from ..sarif import sarif
+    from ..guard.check import check as checked
+    from ..guard.sarif import sarif
     from ..sources import check_output
+    from ..storage.atomic import write_bytes
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     check_report(output)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..report import Report
+    from ..reports.report import Report
     from ..sources import Progress
 
 
@@ -25,15 +25,15 @@ def check_report(file: Path | None, html: Path | None = None, used: Iterable[Pat
     for path in (file, html):
         if path is None:
             continue
-        from ..atomic import writable
         from ..errors import NormdeployError
+        from ..storage.atomic import writable
 
         target = os.fspath(writable(path))
         if target in taken:
             raise NormdeployError(f"the report {str(path)!r} would replace {str(taken[target])!r}; give it another name")
         taken[target] = path
     if html is not None:
-        from ..page import require
+        from ..reports.page import require
 
         require()
 
@@ -41,13 +41,13 @@ def check_report(file: Path | None, html: Path | None = None, used: Iterable[Pat
 def tell(account: Report, file: Path | None, quiet: bool, html: Path | None = None) -> None:
     """Print the report and write its files."""
     if file is not None or html is not None:
-        from ..atomic import write_bytes
+        from ..storage.atomic import write_bytes
 
         text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).json()
         if file is not None:
             write_bytes(file, text.encode())
         if html is not None:
-            from ..page import page
+            from ..reports.page import page
 
             write_bytes(html, page(json.loads(text)).encode())
     if not quiet:

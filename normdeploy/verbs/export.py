@@ -57,7 +57,7 @@ def export(
 ) -> None:
     """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
     from .. import deploy
-    from ..report import Report
+    from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     check_report(report, html, (source, output, *(calibrate or ())))

@@ -47,7 +47,7 @@ def inspect(
 ) -> None:
     """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it; changes nothing."""
     from .. import deploy
-    from ..report import Report
+    from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     check_report(report)

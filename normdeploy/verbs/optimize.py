@@ -35,7 +35,7 @@ def optimize(
 ) -> None:
     """Fuse and fold the normalizations of an ONNX file from anywhere."""
     from .. import deploy
-    from ..report import Report
+    from ..reports.report import Report
 
     check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:

@@ -48,8 +48,8 @@ def package(
 
     Exit code 1 where a runtime is wrong on the samples, as the models are configured; the bundle is written then too.
     """
-    from ..package import package as made_of
-    from ..package_table import show_package
+    from ..bundles.package import package as made_of
+    from ..bundles.table import show_package
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
     with bars(quiet) as progress:

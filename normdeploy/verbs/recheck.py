@@ -21,9 +21,9 @@ def recheck(
     quiet: Quiet = False,
 ) -> None:
     """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got worse."""
-    from ..atomic import write_bytes
-    from ..package_table import show_recheck
-    from ..recheck import recheck as rechecked
+    from ..bundles.recheck import recheck as rechecked
+    from ..bundles.table import show_recheck
+    from ..storage.atomic import write_bytes
 
     check_report(report)
     with bars(quiet) as progress:

@@ -28,7 +28,7 @@ def run(
 ) -> None:
     """Run an ONNX file or an engine once; outputs, and inputs that were generated, go to .npz files."""
     from .. import deploy
-    from ..report import Report
+    from ..reports.report import Report
 
     check_report(report)
     done = deploy.run(source, inputs, output, provider=provider, device=device, profile=profile, seed=seed)

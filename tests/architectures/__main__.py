@@ -28,7 +28,7 @@ ABOUT = """# Real architectures, random weights, every gamma, beta and statistic
 
 Norms run: calls of norm modules in one run of the model. Left: norm-like subgraphs that are no standard node; each is refused with its
 reason. Parity: onnxruntime, optimizer off and on, against PyTorch in float64 at batches 1, 2 and 3, small inputs and zeros, by the rule of
-`normdeploy/compare.py`. With own ops: `--fuse portable`, parity and engine as well.
+`normdeploy/parity/compare.py`. With own ops: `--fuse portable`, parity and engine as well.
 Exporter: `torch.onnx.export(dynamo=True, optimize=True)`, opset 21. Written by `python -m tests.architectures`.
 
 """

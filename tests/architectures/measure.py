@@ -18,13 +18,14 @@ import onnx
 import torch
 from torch import nn
 
-from normdeploy import build, compare, deploy, errors
-from normdeploy.export import to_onnx
-from normdeploy.files import save_onnx
-from normdeploy.functions import DOMAIN
+from normdeploy import build, deploy, errors
+from normdeploy.exporter import to_onnx
+from normdeploy.graphs.functions import DOMAIN
 from normdeploy.loading import from_module
 from normdeploy.model import Model
+from normdeploy.parity import compare
 from normdeploy.records import Finding
+from normdeploy.storage.files import save_onnx
 
 from .catalogue import BATCH, Architecture, made
 from .leftovers import decomposed
@@ -183,7 +184,7 @@ def _fill(result: Result, proto: onnx.ModelProto, findings: tuple[Finding, ...])
 
 
 def _parity(result: Result, model: Model, path: Path) -> None:
-    """`verify`: two seeds at the usual batch, others at 1 and 3, small inputs and zeros, by the rule of normdeploy.compare."""
+    """`verify`: two seeds at the usual batch, others at 1 and 3, small inputs and zeros, by the rule of normdeploy.parity.compare."""
     try:
         result.parity = _worst(model, path)
     except errors.NormdeployError as error:

@@ -15,9 +15,9 @@ from normdeploy_plugins import qdp
 from normdeploy_plugins.ops import BY_NAME
 
 from normdeploy import deploy
+from normdeploy.engines.implement import implemented
 from normdeploy.errors import BuildError, RuntimeUnavailable
-from normdeploy.files import save_onnx
-from normdeploy.implement import implemented
+from normdeploy.storage.files import save_onnx
 
 from ..norm_nodes import MODELS, SIZES
 from . import library, standin
@@ -107,7 +107,7 @@ def engine_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "__init__.py").write_text("from tests.plugins.library import install\ninstall()\n")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     monkeypatch.setenv("STANDIN_SIZES", json.dumps(SIZES))
-    build_module = importlib.import_module("normdeploy.build")
+    build_module = importlib.import_module("normdeploy.engines.build")
     monkeypatch.setattr(build_module, "missing", lambda runtime, gpu: "")
     monkeypatch.setattr(build_module, "version_of", lambda runtime: "11.4.0.106")
     (tmp_path / "work").mkdir()

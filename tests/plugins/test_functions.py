@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from normdeploy_plugins.ops import BY_NAME
 
-from normdeploy import evaluate, functions
+from normdeploy.evaluate import evaluate
+from normdeploy.graphs import functions
 
 rng = np.random.default_rng(0)
 

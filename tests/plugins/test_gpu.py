@@ -24,7 +24,7 @@ from normdeploy_plugins._launch import Tensor, Tile
 from normdeploy_plugins.driver import Kernel
 from normdeploy_plugins.ops import BY_NAME
 
-from normdeploy.build import build
+from normdeploy.engines.build import build
 from normdeploy.errors import RuntimeUnavailable
 from normdeploy.runtimes.ort import OrtRunner
 from normdeploy.runtimes.trt import TrtRunner

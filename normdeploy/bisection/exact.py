@@ -1,0 +1,242 @@
+"""A file's nodes in float64, any part of them, with anything in their way replaced: what ``bisection.bisect`` asks its questions of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+
+from ..errors import GraphError, InputError, RuntimeUnavailable
+from ..evaluate import evaluate
+from ..graphs.file_graph import widen
+from ..graphs.functions import DOMAIN
+from ..graphs.protos import captured
+from ..precision.calibrate import copied
+from ..precision.prepare import opset_of
+from ..precision.retype import values
+from ..runtimes.ort import OrtRunner
+
+Array = np.ndarray[Any, Any]
+Values = Mapping[str, Array]
+_OF_SHAPES = ("Shape", "Size")
+
+
+class NotEvaluated(Exception):
+    """A node can't be computed in float64, nor by onnxruntime alone."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Nodes that take the place of others, and what becomes of single inputs on their way into a node: (place, index) -> function."""
+
+    nodes: Mapping[int, onnx.NodeProto] = field(default_factory=dict)
+    inputs: Mapping[tuple[int, int], Callable[[Array], Array]] = field(default_factory=dict)
+
+
+def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto`` without functions but this project's own, which the evaluator knows."""
+    foreign = [(f.domain, f.name) for f in proto.functions if f.domain != DOMAIN]
+    return onnx.inliner.inline_selected_functions(proto, foreign) if foreign else proto
+
+
+class Exact:
+    """The main graph of ``proto``, its nodes named by their places.
+
+    Args:
+        types: tensor -> dtype in the file, for nodes that only onnxruntime can run.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, types: Mapping[str, np.dtype]) -> None:
+        self.proto, self.types = proto, types
+        self.nodes = list(proto.graph.node)
+        self.makers = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
+        self.weights = {t.name: t for t in proto.graph.initializer}
+        self.inputs = {v.name for v in proto.graph.input} - set(self.weights)
+        self.constants = set(self.weights)  # fixed by the file
+        self.sizes = set(self.weights)  # constants, and what is computed from shapes and constants alone
+        for node in self.nodes:
+            read = self.reads(node)
+            if all(name in self.constants for name in read):
+                self.constants.update(node.output)
+            if node.op_type in _OF_SHAPES or all(name in self.sizes for name in read):
+                self.sizes.update(node.output)
+        self._wide: dict[str, Array] = {}
+
+    def reads(self, node: onnx.NodeProto) -> list[str]:
+        """Names of tensors of the main graph, those that the node's bodies see among them."""
+        outer = self.makers.keys() | self.weights.keys() | self.inputs if node.attribute else ()
+        return list(dict.fromkeys([*filter(None, node.input), *sorted(name for name in captured(node) if name in outer)]))
+
+    def before(self, ends: Iterable[str], stops: Collection[str] = ()) -> list[int]:
+        """The places of the nodes that ``ends`` are computed by from ``stops``, in order."""
+        found: set[int] = set()
+        stack = list(ends)
+        while stack:
+            name = stack.pop()
+            place = self.makers.get(name)
+            if place is not None and place not in found and name not in stops:
+                found.add(place)
+                stack += self.reads(self.nodes[place])
+        return sorted(found)
+
+    def run(self, places: Sequence[int], known: Values, change: Change | None = None) -> dict[str, Array]:
+        """Values in float64 (integers as they are) of everything that ``places`` write, and ``known``, which is not computed anew.
+
+        Raises:
+            NotEvaluated: something that is read can't be computed.
+        """
+        change = change or Change()
+        found = dict(known)
+        with evaluate.quiet():
+            for place in places:
+                node = change.nodes.get(place, self.nodes[place])
+                if all(name in found for name in node.output if name):
+                    continue
+                inputs = [self.value(name, found) if name else None for name in node.input]
+                for (where, i), function in change.inputs.items():
+                    if where == place:
+                        inputs[i] = function(np.asarray(inputs[i]))
+                for name, value in zip(node.output, self._apply(node, inputs, found), strict=False):
+                    if name and name not in known and value is not None:
+                        found[name] = value
+        return found
+
+    def value(self, name: str, found: Values) -> Array:
+        if name in found:
+            return found[name]
+        if name not in self._wide:
+            if name in self.weights:
+                self._wide[name] = widen(values(self.weights[name]))
+            elif name in self.constants:
+                self._wide |= self.run(self.before([name], self._wide), self._wide)
+            else:
+                raise NotEvaluated(f"the value of {name!r} is not known")
+        return self._wide[name]
+
+    def _apply(self, node: onnx.NodeProto, inputs: Sequence[Any], found: Values) -> Sequence[Array | None]:
+        try:
+            if node.op_type == "CastLike":
+                kind = widen(self.rounded(node.input[1], np.asarray(inputs[1]))).dtype
+                return (np.asarray(inputs[0]).astype(kind),)
+            attrs = {a.name: _plain(onnx.helper.get_attribute_value(a)) for a in node.attribute}
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            return evaluate.apply(node.op_type, inputs, attrs, opset=opset_of(self.proto), domain=domain, outputs=len(node.output))
+        except evaluate.Unsupported:
+            return self._by_runtime(node, inputs, found)
+        except (ValueError, TypeError, IndexError, ZeroDivisionError, KeyError, AssertionError, MemoryError, AttributeError) as error:
+            raise NotEvaluated(f"{node.op_type} {node.name!r}: {type(error).__name__}: {error}") from error
+
+    def _by_runtime(self, node: onnx.NodeProto, inputs: Sequence[Array | None], found: Values) -> list[Array | None]:
+        given = {name: value for name, value in zip(node.input, inputs, strict=True) if name and value is not None}
+        given |= {name: self.value(name, found) for name in self.reads(node) if name not in given}
+        feeds = {name: self.rounded(name, value) for name, value in given.items()}
+        ends = [name for name in node.output if name]
+        try:
+            with OrtRunner(cut(self, [node], ends, feeds), optimize=False) as runner:
+                ran = runner.infer({name: feeds[name] for name in feeds if name not in self.constants})
+        except (GraphError, InputError, RuntimeUnavailable) as error:
+            raise NotEvaluated(f"{node.op_type} {node.name!r} has no float64 form, and alone: {error}") from error
+        return [widen(ran[name]) if name else None for name in node.output]
+
+    def rounded(self, name: str, value: Array) -> Array:
+        """``value`` in the type that ``name`` has in the file."""
+        with np.errstate(all="ignore"):
+            dtype = self.types.get(name, np.dtype(np.float32) if value.dtype == np.float64 else value.dtype)
+            return np.asarray(value).astype(dtype)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, onnx.TensorProto):
+        return values(value)
+    return value
+
+
+def cut(exact: Exact, nodes: Sequence[onnx.NodeProto], ends: Sequence[str], given: Values) -> onnx.ModelProto:
+    """``nodes`` of a file as a model of their own that returns ``ends``.
+
+    ``given``: in the file's types, what they read and do not write. Constants among it become initializers, the rest inputs of
+    these very shapes. Weights and the functions that are called come along.
+    """
+    model = onnx.ModelProto(ir_version=exact.proto.ir_version, opset_import=exact.proto.opset_import)
+    model.producer_name = "normdeploy bisect"
+    graph = model.graph
+    graph.name = "cut"
+    graph.node.extend(nodes)
+    written = {name for node in nodes for name in node.output}
+    for name in dict.fromkeys(name for node in nodes for name in exact.reads(node) if name not in written):
+        if name in exact.constants and name in given:
+            graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(given[name]), name))
+        elif name in exact.weights:
+            graph.initializer.append(exact.weights[name])
+        else:
+            graph.input.append(onnx.helper.make_tensor_value_info(name, _kind(given[name].dtype), given[name].shape))
+    for name in ends:
+        dtype = exact.types.get(name)
+        graph.output.append(
+            onnx.ValueInfoProto(name=name) if dtype is None else onnx.helper.make_tensor_value_info(name, _kind(dtype), None)
+        )
+    model.functions.extend(_called(exact.proto, nodes))
+    return model
+
+
+def _kind(dtype: np.dtype) -> int:
+    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+def _called(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
+    """The functions that ``nodes`` and their bodies call, and those that these call."""
+    held = {(f.domain, f.name): f for f in proto.functions}
+    called: dict[tuple[str, str], onnx.FunctionProto] = {}
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        key = (node.domain, node.op_type)
+        if key in held and key not in called:
+            called[key] = held[key]
+            stack += held[key].node
+        stack += [inner for a in node.attribute for body in (a.g, *a.graphs) for inner in body.node]
+    return list(called.values())
+
+
+def island(proto: onnx.ModelProto, places: Collection[int], types: Mapping[str, np.dtype]) -> onnx.ModelProto:
+    """A copy in which the nodes at ``places`` compute in float32 what they computed in half precision, between Casts.
+
+    What one of them gives another stays float32; what others read, and outputs of the graph, has its own type as before.
+
+    Raises:
+        GraphError: one of them has a body that holds half precision.
+    """
+    from ..precision.retype import FORMATS
+    from ..precision.stepwise import widened
+
+    halves = {form.dtype: form.onnx for form in FORMATS.values()}
+    proto = copied(proto)
+    nodes = list(proto.graph.node)
+    outside = {i for p, node in enumerate(nodes) if p not in places for i in (*node.input, *captured(node))}
+    outside |= {v.name for v in proto.graph.output}
+    wide: dict[str, str] = {}
+    written: list[onnx.NodeProto] = []
+    for place, node in enumerate(nodes):
+        if place not in places:
+            written.append(node)
+            continue
+        widened(node)
+        for i, name in enumerate(node.input):
+            if types.get(name) in halves:
+                if name not in wide:
+                    wide[name] = f"{name}_in_float32"
+                    written.append(onnx.helper.make_node("Cast", [name], [wide[name]], to=onnx.TensorProto.FLOAT))
+                node.input[i] = wide[name]
+        written.append(node)
+        for i, name in enumerate(node.output):
+            if name and types.get(name) in halves:
+                node.output[i] = wide[name] = f"{name}_in_float32"
+                if name in outside:
+                    written.append(onnx.helper.make_node("Cast", [wide[name]], [name], to=halves[types[name]]))
+    del proto.graph.node[:]
+    proto.graph.node.extend(written)
+    return proto

@@ -1,0 +1,1 @@
+"""ONNX → engine: the build in a process of its own, and the form of each norm in it."""

@@ -1,0 +1,316 @@
+"""ONNX → engine, in a process of its own: where the library aborts, the user gets an error with its reason, not a dead program."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import onnx
+
+from ..errors import BuildError, GraphError, InputError, RuntimeUnavailable
+from ..graphs.protos import module
+from ..model import InputSpec
+from ..precision import precision
+from ..rewriting import rewrite
+from ..runtimes.profiles import Given, GraphInput, Shapes, profile
+from ..runtimes.trt import PACKAGES, TITLES, missing, version_of
+from ..storage.atomic import writable
+from ..storage.files import atomic, load_onnx, save_onnx, write_bytes
+from ..storage.record import recorded
+from . import implement
+from .implement import Implementation
+
+Progress = Callable[[str, int, int], None]
+_SHOWN = 5  # errors of the parser; the log has all
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A built engine.
+
+    ``compute_capabilities`` is empty where none were asked for: TensorRT-RTX then builds for all GPUs from 8.0 on, TensorRT for the one
+    in this machine. ``profile`` holds (min, opt, max) shapes of each dynamic input; ``layers`` counts the network as it was parsed.
+    ``norms`` says in which form each norm was built; it is empty where the file was parsed as it is. ``types`` counts the layers of a
+    half-precision file by floating type, all of them as the file says; it is empty where the file was not made half precision here.
+    """
+
+    path: Path
+    bytes: int
+    runtime: str  # "tensorrt-rtx" or "tensorrt"
+    version: str  # of the library that built it
+    compute_capabilities: tuple[str, ...]
+    profile: dict[str, Shapes]
+    layers: int
+    seconds: float
+    norm_impl: str = "native"
+    norms: tuple[Implementation, ...] = ()
+    types: dict[str, int] = field(default_factory=dict)
+
+
+def build(
+    onnx_path: str | os.PathLike[str],
+    engine_path: str | os.PathLike[str],
+    *,
+    runtime: str = "tensorrt-rtx",
+    compute_capabilities: Sequence[str] = (),
+    profiles: Given = (),
+    norm_impl: str = "native",
+    progress: Progress | None = None,
+    timeout: float | None = None,
+) -> Engine:
+    """Build an engine from an ONNX file. TensorRT-RTX needs no GPU for it; TensorRT needs the one that the engine is to run on.
+
+    Products of float32 are computed in float32, not in TF32. The engine replaces ``engine_path`` only when it is whole. Where the build
+    fails, the libraries' log is kept beside it as ``<engine_path>.log``.
+
+    Args:
+        runtime: "tensorrt-rtx" or "tensorrt".
+        compute_capabilities: GPUs to build for, such as "8.6" and "12.0" (TensorRT-RTX only).
+        profiles: ranges of dynamic inputs or dims: texts such as "ids=1x8:8x128:64x512" and "batch=1:8:64", or name -> (min, opt, max).
+            What is not given is taken from the ranges that the file recorded at its export.
+        norm_impl: the form of the norms: "native" (the file as it is, but for what this version of the library can't read), "plugin" (our
+            kernels, which the engine then holds; TensorRT only) or "auto" (see ``normdeploy.engines.implement``).
+        progress: called with (stage, done, total).
+        timeout: seconds.
+
+    Raises:
+        GraphError: the file is no valid ONNX.
+        InputError: a profile or a compute capability does not fit.
+        BuildError: the library refuses the model, or failed; with its reason.
+        RuntimeUnavailable: the library, the GPU that it needs, or what the kernels need is not there.
+    """
+    if runtime not in PACKAGES:
+        raise InputError(f"there is no runtime {runtime!r} to build for; it is one of {', '.join(PACKAGES)}")
+    implement.check(norm_impl, runtime)
+    if reason := missing(runtime, gpu=runtime == "tensorrt"):
+        raise RuntimeUnavailable(f"can't build with {TITLES[runtime]}: {reason}")
+    source, target = Path(onnx_path), Path(engine_path)
+    if os.path.realpath(source) == os.path.realpath(target):
+        raise InputError(f"the engine {str(target)!r} would replace the model it is built from; give another name")
+    wanted = _capabilities(compute_capabilities, runtime)
+    proto = load_onnx(source, external_data=False)
+    if not proto.graph.node:
+        raise BuildError(f"{source.name} holds no nodes: it computes nothing, and an engine of 0 layers is none; give the model itself")
+    shapes = profile(_inputs(proto), _recorded_inputs(proto), profiles)
+    writable(target)
+    start = time.perf_counter()
+    changed, norms = _with_norms(source, proto, norm_impl, runtime, shapes, progress)
+    proto = changed or proto
+    with atomic(target) as written, tempfile.TemporaryFile() as log, _parsed(source, changed, target) as path:
+        request: dict[str, Any] = {"runtime": runtime, "onnx": str(path), "engine": str(written)}
+        request |= {"capabilities": wanted, "profile": shapes, "plugins": implement.plugins(proto)}
+        request |= precision.request(proto)
+        end = _run(request, log, progress or (lambda stage, done, total: None), timeout)
+        built = end.answer.get("built") if end.status == 0 else None
+        if built is None:
+            if "unknown" in end.answer:
+                raise InputError(_unknown(end.answer, runtime))
+            if end.answer.get("refused") == "plugins":
+                raise RuntimeUnavailable(
+                    f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install 'normdeploy[plugins]', and "
+                    "TensorRT 10.9 or newer"
+                )
+            why = _refused(end.answer, proto, source.name, runtime) if "refused" in end.answer else _ended(end, log, runtime)
+            raise BuildError(why + _kept(log, target))
+        size = written.stat().st_size
+    _log_of(target).unlink(missing_ok=True)  # of an earlier failure
+    seconds = time.perf_counter() - start
+    return Engine(
+        target, size, runtime, built["version"], tuple(wanted), shapes, built["layers"], seconds, norm_impl, norms, built["types"]
+    )
+
+
+def _with_norms(
+    source: Path, proto: onnx.ModelProto, norm_impl: str, runtime: str, shapes: Mapping[str, Shapes], progress: Progress | None
+) -> tuple[onnx.ModelProto | None, tuple[Implementation, ...]]:
+    """The model with its norms in the wanted form, None where that is the file itself; and the account of them."""
+    version = version_of(runtime)
+    if norm_impl == "native" and not implement.changes(proto, runtime, version):
+        return None, ()
+    fuse = "portable" if implement.kernels_run(norm_impl, runtime, version) else "standard"
+    usual = {d: n for i in _inputs(proto) if i.name in shapes for d, n in zip(i.dims, shapes[i.name][1], strict=True) if isinstance(d, str)}
+    whole = load_onnx(source)
+    if norm_impl != "native":
+        whole, _ = rewrite.optimize(whole, runtime=runtime, fuse=fuse, progress=progress)
+    return implement.implemented(whole, norm_impl=norm_impl, runtime=runtime, version=version, sizes=usual)
+
+
+@contextlib.contextmanager
+def _parsed(source: Path, changed: onnx.ModelProto | None, target: Path) -> Iterator[Path]:
+    """The file for the parser: the user's own, or a changed model in a folder beside the engine, which is gone afterwards."""
+    if changed is None:
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        path = Path(folder) / source.name
+        save_onnx(changed, path)
+        yield path
+
+
+def _capabilities(given: Sequence[str], runtime: str) -> list[str]:
+    given = [given] if isinstance(given, str) else given
+    if given and runtime == "tensorrt":
+        raise InputError(f"TensorRT builds for the GPU in this machine alone, not for {', '.join(given)}; use the runtime tensorrt-rtx")
+    for capability in given:
+        if not re.fullmatch(r"\d+\.\d", capability):
+            raise InputError(f"the compute capability {capability!r} can't be read; write it as NVIDIA does, such as 8.6")
+    return list(dict.fromkeys(given))
+
+
+def _recorded_inputs(proto: onnx.ModelProto) -> Sequence[InputSpec]:
+    try:
+        return recorded(proto).get("inputs", ())
+    except GraphError:  # then the user's profiles must do, or are missed by name
+        return ()
+
+
+def _inputs(proto: onnx.ModelProto) -> list[GraphInput]:
+    initializers = {t.name for t in proto.graph.initializer}
+
+    def size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+        return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+
+    inputs = [value for value in proto.graph.input if value.name not in initializers]
+    return [GraphInput(value.name, tuple(size(d) for d in value.type.tensor_type.shape.dim)) for value in inputs]
+
+
+# ------------------------------------------------------------------ the worker
+
+
+_COMMAND = (sys.executable, "-P", "-m", "normdeploy.runtimes.builder")  # -P: a file of the working directory is never imported
+
+
+@dataclass(frozen=True)
+class _End:
+    """How the worker ended."""
+
+    answer: dict[str, Any]  # its last one
+    status: int  # of the process
+    late: bool  # it was stopped because the time was over
+
+
+def _run(request: Mapping[str, Any], log: IO[bytes], progress: Progress, timeout: float | None) -> _End:
+    root = str(Path(__file__).resolve().parent.parent)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(timeout or 0, stop)
+    if timeout is not None:
+        timer.start()
+    answer: dict[str, Any] = {}
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(request).encode())
+            process.stdin.close()
+        progress("build", 0, 0)
+        for line in process.stdout:
+            answer = json.loads(line)
+            if "progress" in answer:
+                progress("build", *answer["progress"])
+        return _End(answer, process.wait(), late.is_set())
+    finally:  # on Ctrl-C too
+        timer.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+# ------------------------------------------------------------------ what went wrong
+
+
+def _kept(log: IO[bytes], target: Path) -> str:
+    """Keep the log beside the engine, and say so."""
+    before = f"; {target.name} is what it was before" if target.exists() else ""
+    log.seek(0)
+    text = log.read()
+    if text:
+        write_bytes(_log_of(target), text)
+        return f". The log is in {str(_log_of(target))!r}{before}"
+    return before
+
+
+def _log_of(target: Path) -> Path:
+    return target.with_name(target.name + ".log")
+
+
+def _unknown(answer: Mapping[str, Any], runtime: str) -> str:
+    unknown, known = ", ".join(answer["unknown"]), ", ".join(answer["known"])
+    return f"{TITLES[runtime]} does not build for compute capability {unknown}; it builds for {known}"
+
+
+def _refused(answer: Mapping[str, Any], proto: onnx.ModelProto, name: str, runtime: str) -> str:
+    title = TITLES[runtime]
+    if answer["refused"] == "empty":
+        return f"{title} reads {name} as a network of 0 layers: the file computes nothing; give the model itself"
+    if answer["refused"] == "plugin layers":
+        return (
+            f"{title} made {answer['found']} plugin layers of the {answer['written']} plugin nodes in {name}: some norms would not run in "
+            "our kernels. This should not happen; build with --norm-impl native and tell us"
+        )
+    if answer["refused"] == "types":
+        wrong = "".join(f"\n  - {line}" for line in answer["wrong"][:_SHOWN])
+        return f"{title} reads {name} in other types than the file states:{wrong}\nNothing was built, since the engine would not be in them"
+    if answer["refused"] == "shape inputs":
+        return f"{title} needs the values of {answer['inputs']} to know the shapes in {name}; export the model with these as constants"
+    errors = [_parser_error(error, proto) for error in answer["errors"]]
+    more = f"\n  - and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
+    lines = "".join(f"\n  - {line}" for line in errors[:_SHOWN]) or " its parser gives no reason"
+    return f"{title} can't read {name}:{lines}{more}\nNothing was built"
+
+
+def _parser_error(error: Mapping[str, Any], proto: onnx.ModelProto) -> str:
+    node = next((n for n in proto.graph.node if error["node"] and n.name == error["node"]), None)
+    path = module(node) if node is not None else ""
+    place = [f"module {path}"] if path else []
+    place += [f"in function {' > '.join(error['functions'])}"] if error["functions"] else []
+    where = f" ({', '.join(place)})" if place else ""
+    return f"node {error['node']!r}, {error['operator'] or 'unknown operator'}{where}: {_plain(error['reason'])}"
+
+
+def _ended(end: _End, log: IO[bytes], runtime: str) -> str:
+    """Why the worker ended without an answer."""
+    title = TITLES[runtime]
+    if end.late:
+        return f"{title} was stopped: the build was not done within the timeout; give it more time"
+    log.seek(0)
+    reason = _reason(log.read().decode(errors="replace"))
+    if os.name == "posix" and end.status == -signal.SIGKILL:
+        return f"{title} was killed by the system, most likely for want of memory{reason}"
+    if end.status < 0:
+        return f"{title} crashed ({signal.Signals(-end.status).name}){reason}"
+    return f"{title} could not build the engine{reason}"
+
+
+def _reason(log: str) -> str:
+    """The errors that the log holds, or its last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for mark in ("[E]", "[!]"):
+        if errors := list(dict.fromkeys(_plain(line[3:]) for line in lines if line.startswith(mark))):
+            return ": " + "; ".join(filter(None, errors[:_SHOWN]))
+    return f": {lines[-1]}" if lines else ""
+
+
+def _plain(reason: str) -> str:
+    """One line, without TensorRT's remark that there is no GPU, which it adds to every error on a machine without one."""
+    return re.sub(
+        r"\[checkMacros\.cpp[^\]]*\] Error Code 1: Cuda Runtime \(.*?\(cudaError \d+: [^()]*\)\)", "", " ".join(reason.split())
+    ).strip()

@@ -1,0 +1,286 @@
+"""Which form each norm of a file takes in a TensorRT engine (``build --norm-impl``): native node, function body, or plugin node.
+
+    native  the file as it is, but for what the library can't read or reads wrongly (`TABLE`)
+    plugin  our kernels for every norm that they take
+    auto    our kernels where TensorRT has no single fused layer: this project's own ops and RMSNorm; native for LayerNormalization,
+            GroupNormalization, InstanceNormalization and BatchNormalization, which it fuses with pointwise neighbours by itself. This is
+            by reasoning; it was not measured on a GPU.
+
+Every node that is written anew was compared with what it replaces (`engines.plugin_proof`); where that fails, or no kernel takes the
+norm, it stays, and the account says why. TensorRT-RTX takes no plugins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..errors import InputError, RuntimeUnavailable
+from ..graphs.functions import DOMAIN, OPS, VERSION, body, oldest
+from ..graphs.graph import Graph
+from ..graphs.protos import module, subgraphs
+from ..graphs.shapes import complete
+from . import native_forms
+from .plugin_nodes import Kept, Plan, Planner
+from .plugin_plans import NORMS, plan, said, scaled_and_shifted
+from .plugin_proof import disagreement
+
+NORM_IMPLS = ("native", "plugin", "auto")
+PLUGINS_SINCE = (10, 9)  # TensorRT's first release with plugins compiled ahead of time (aot_impl)
+_IR_OF_FUNCTIONS = 8
+
+Version = tuple[int, ...]
+Writer = Callable[[Planner, gs.Node], Plan]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One norm of the file and the form that it has in the engine's network."""
+
+    node: str
+    module: str  # qualified path, "" where the file does not tell
+    op: str  # as the file has it: "LayerNormalization", "normdeploy.AddLayerNorm"
+    form: str  # "native node", "function body", "plugin RMSNorm", or the nodes that took its place
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is right for one op: the first version of each runtime whose parser reads the node, the form for older ones, and for auto."""
+
+    tensorrt: Version
+    tensorrt_rtx: Version
+    auto: Literal["native", "plugin"]
+    older: Writer | None = None
+
+    def native(self, runtime: str, version: Version) -> bool:
+        return not version or version >= (self.tensorrt_rtx if runtime == "tensorrt-rtx" else self.tensorrt)
+
+
+_ALWAYS: Version = (0,)
+# TensorRT: onnx-tensorrt's changelog (LayerNormalization and GroupNormalization 8.6, local functions 9.0) and importer (scale of
+# GroupNormalization for each channel 10.9, RMSNormalization 10.15). TensorRT-RTX: the parsers of 1.4, 1.5, 1.6 and 1.7 were asked
+# (2026-11-21): all take all of them, as one NORMALIZATION layer but for RMSNormalization (primitives) and BatchNormalization (SCALE).
+TABLE: dict[str, Row] = {
+    "LayerNormalization": Row((8, 6), _ALWAYS, "native"),
+    "InstanceNormalization": Row(_ALWAYS, _ALWAYS, "native"),
+    "BatchNormalization": Row(_ALWAYS, _ALWAYS, "native"),
+    "GroupNormalization": Row((10, 9), _ALWAYS, "native", native_forms.by_instances),
+    "RMSNormalization": Row((10, 15), _ALWAYS, "plugin", native_forms.own_rms_norm),
+    **{f"{DOMAIN}.{op}": Row((9, 0), _ALWAYS, "plugin") for op in sorted(OPS)},
+}
+assert TABLE.keys() == NORMS
+
+
+def check(norm_impl: str, runtime: str) -> None:
+    """
+    Raises:
+        InputError: there is no such form, or the runtime takes no plugins.
+    """
+    if norm_impl not in NORM_IMPLS:
+        raise InputError(f"the norms can't be implemented as {norm_impl!r}; it is one of {', '.join(NORM_IMPLS)}")
+    if norm_impl == "plugin" and runtime == "tensorrt-rtx":
+        raise InputError(
+            "TensorRT-RTX takes no plugins, so its engines can't hold our kernels; choose --norm-impl native or auto, or --runtime tensorrt"
+        )
+
+
+def kernels_run(norm_impl: str, runtime: str, version: str) -> bool:
+    """Whether some norms may become plugins. Where not, our own ops gain nothing: the parser inlines their bodies.
+
+    Raises:
+        RuntimeUnavailable: the kernels are asked for, and triton is not there or the library is too old for them.
+    """
+    return bool(_kernels(norm_impl, runtime, number(version))[0])
+
+
+def number(version: str) -> Version:
+    """A version as numbers, (10, 15, 1, 29); () where nothing is known."""
+    return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part)  # type: ignore[index]
+
+
+def changes(proto: onnx.ModelProto, runtime: str, version: str) -> bool:
+    """Whether a native build has to write some norm of the main graph in other words; ``proto`` may be without its weights."""
+    known = number(version)
+    opset = _opset(proto)
+    return any(_misread(n.op_type, opset, _groups(n), runtime, known) for n in proto.graph.node if n.domain in ("", "ai.onnx"))
+
+
+def implemented(
+    proto: onnx.ModelProto, *, norm_impl: str, runtime: str, version: str = "", sizes: Mapping[str, int] | None = None
+) -> tuple[onnx.ModelProto, tuple[Implementation, ...]]:
+    """A model for TensorRT's parser with every norm of the main graph in the form that ``norm_impl`` asks for, and the account of it.
+
+    Args:
+        proto: the model, weights included, as ``rewrite.optimize`` leaves it: ops of our domain are taken for ours. It is not changed.
+        norm_impl: "native", "plugin" or "auto".
+        runtime: "tensorrt" or "tensorrt-rtx".
+        version: of that library; "" is taken for a new one.
+        sizes: usual sizes of dynamic dims: few long rows get two launches (`normdeploy.engines.plugin_nodes`).
+
+    Raises:
+        InputError: see ``check``.
+        RuntimeUnavailable: the kernels are asked for, and triton is not there or the library is too old for them.
+        GraphError: the model can't be read.
+    """
+    check(norm_impl, runtime)
+    known = number(version)
+    ops, lacking = _kernels(norm_impl, runtime, known)
+    graph = Graph(proto)
+    graph.completer = complete
+    planner = Planner(graph, ops, sizes or {})
+    account = []
+    for node in graph.nodes:
+        if graph.alive(node) and (told := _implement(planner, node, norm_impl, runtime, known, lacking)) is not None:
+            account.append(told)
+    account += _elsewhere(proto)
+    return _with_functions(graph.to_proto()), tuple(account)
+
+
+def plugins(proto: onnx.ModelProto) -> int:
+    """How many plugin nodes of ours ``proto`` has."""
+    return sum(_is_plugin(n) for n in proto.graph.node)
+
+
+def _kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[str, Any], str]:
+    """The kernels by name, and why there are none."""
+    if norm_impl == "native" or runtime == "tensorrt-rtx":
+        return {}, "TensorRT-RTX takes no plugins" if norm_impl != "native" else ""
+    lacking = ""
+    if version and version < PLUGINS_SINCE:
+        lacking = f"TensorRT {'.'.join(map(str, version[:2]))} takes no kernels compiled ahead of time; 10.9 and newer do"
+    else:
+        try:
+            from normdeploy_plugins.ops import BY_NAME
+        except ImportError:
+            lacking = "the kernels are compiled with triton, which is not installed; pip install 'normdeploy[plugins]'"
+        else:
+            return BY_NAME, ""
+    if norm_impl == "plugin":
+        raise RuntimeUnavailable(f"can't build with plugins: {lacking}")
+    return {}, lacking
+
+
+def _implement(p: Planner, node: gs.Node, norm_impl: str, runtime: str, version: Version, lacking: str) -> Implementation | None:
+    op = said(node)
+    row = TABLE.get(op)
+    if row is None:
+        found = scaled_and_shifted(p, node) if norm_impl == "plugin" else None
+        return _made(p, found, node, "Mul and Add") if found is not None and not disagreement(p.graph, found, p.ops) else None
+    reason = ""
+    if norm_impl == "plugin" or (norm_impl == "auto" and row.auto == "plugin"):
+        found, reason = _tried(p, node, plan) if not lacking else (None, lacking)
+        if found is not None:
+            return _made(p, found, node, op)
+    elif norm_impl == "auto":
+        reason = "TensorRT has a layer of its own for it"
+    attributes = p.graph.attrs(node)
+    wrong = _misread(node.op, p.graph.opset, attributes.get("num_groups", 0), runtime, version) if not node.domain else ""
+    if wrong:
+        writer = native_forms.one_group if attributes.get("num_groups") == 1 else row.older
+        found, why = _tried(p, node, writer) if writer is not None else (None, "")
+        if found is not None:
+            return _made(p, found, node, op, "; ".join(filter(None, (reason, wrong))))
+        reason = "; ".join(filter(None, (reason, wrong, why)))
+    return _account(p, node, op, "function body" if node.domain == DOMAIN else "native node", reason)
+
+
+def _misread(op: str, opset: int, groups: int, runtime: str, version: Version) -> str:
+    """What is wrong with a standard node in this runtime, "" where nothing is."""
+    if op == "GroupNormalization" and groups == 1:
+        # TensorRT#4756; TensorRT-RTX 1.7 makes the same network of it: axes (2, 3), one group (of 1.4 to 1.6 only the layers were seen)
+        return "TensorRT takes GroupNormalization of one group for InstanceNormalization"
+    if op in TABLE and not TABLE[op].native(runtime, version) and (op != "GroupNormalization" or opset >= 21):
+        since = TABLE[op].tensorrt_rtx if runtime == "tensorrt-rtx" else TABLE[op].tensorrt
+        return f"{op} is read from version {'.'.join(map(str, since))} on, this is {'.'.join(map(str, version[:2]))}"
+    return ""
+
+
+def _tried(p: Planner, node: gs.Node, writer: Writer) -> tuple[Plan | None, str]:
+    try:
+        found = writer(p, node)
+    except Kept as kept:
+        return None, str(kept)
+    reason = disagreement(p.graph, found, p.ops)
+    return (None, reason) if reason else (found, "")
+
+
+def _made(p: Planner, found: Plan, node: gs.Node, op: str, reason: str = "") -> Implementation:
+    """Let the new nodes take the place of the old ones."""
+    told = _account(p, node, op, found.said, reason)
+    last = found.new[-1]
+    p.graph.replace(found.outputs[0], found.new)
+    for place, t in enumerate(found.outputs[1:], 1):
+        p.graph.take_over(t, last, place)
+    return told
+
+
+def _account(p: Planner, node: gs.Node, op: str, form: str, reason: str) -> Implementation:
+    return Implementation(node.name or node.outputs[0].name, p.graph.module(node), op, form, reason)
+
+
+def _elsewhere(proto: onnx.ModelProto) -> Iterator[Implementation]:
+    """The norms in bodies and functions, which are left as they are."""
+    bodies = [(n, "a body of If, Loop or Scan") for node in proto.graph.node for g in subgraphs(node) for n in g.node]
+    inside = [(n, f"the function {f.domain}.{f.name}") for f in proto.functions if f.domain != DOMAIN for n in f.node]
+    for node, place in (*bodies, *inside):
+        op = f"{node.domain}.{node.op_type}" if node.domain == DOMAIN else node.op_type
+        if op in TABLE and node.domain in ("", "ai.onnx", DOMAIN):
+            form = "function body" if node.domain == DOMAIN else "native node"
+            yield Implementation(node.name or node.output[0], module(node), op, form, f"it is in {place}, which is left as it is")
+
+
+# ------------------------------------------------------------------ functions
+
+
+def _with_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, changed in place, with the functions that are still called.
+
+    TensorRT's parser looks for a function by its name alone, before it looks for a plugin: one that bears a plugin's name gets another.
+    """
+    nodes = [n for holder in (proto.graph, *proto.functions) for node in holder.node for n in (node, *_inner(node))]
+    calls = [n for n in nodes if not _is_plugin(n)]
+    called = {n.op_type for n in calls if n.domain == DOMAIN}
+    kept = [f for f in proto.functions if f.domain != DOMAIN or f.name in called]
+    held = {f.name for f in kept if f.domain == DOMAIN}
+    opset = _opset(proto)
+    kept += [body(op, opset) for op in sorted((called & OPS) - held) if opset >= oldest(op)]
+    taken = {n.op_type for n in nodes if _is_plugin(n)}
+    functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in kept]
+    for function in functions:
+        if function.name in taken:
+            name = f"{function.name}Body"
+            while any(f.name == name for f in functions):
+                name += "_"
+            for call in (c for c in (*calls, *(n for f in functions for n in f.node)) if not _is_plugin(c)):
+                if (call.domain, call.op_type) == (function.domain, function.name):
+                    call.op_type = name
+            function.name = name
+    del proto.functions[:]
+    proto.functions.extend(functions)
+    if functions:
+        proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS)
+    if any(n.domain == DOMAIN for n in nodes) and not any(o.domain == DOMAIN for o in proto.opset_import):
+        proto.opset_import.add(domain=DOMAIN, version=VERSION)
+    return proto
+
+
+def _inner(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    return [n for graph in subgraphs(node) for n in graph.node]
+
+
+def _is_plugin(node: onnx.NodeProto) -> bool:
+    return node.domain == DOMAIN and any(a.name == "plugin_namespace" for a in node.attribute)
+
+
+def _groups(node: onnx.NodeProto) -> int:
+    return next((a.i for a in node.attribute if a.name == "num_groups"), 0)
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)

@@ -1,0 +1,94 @@
+"""Other words for norms that a TensorRT can't read, or reads wrongly."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..graphs.dims import Dims
+from ..graphs.functions import DOMAIN, OLDEST
+from ..graphs.graph import Graph
+from .plugin_nodes import Kept, Plan, Planner
+
+_HALVES = ("float16", "bfloat16")
+
+
+def own_rms_norm(p: Planner, node: gs.Node) -> Plan:
+    """RMSNormalization as our op, whose function body every TensorRT from 9.0 on reads."""
+    graph, attributes = p.graph, p.graph.attrs(node)
+    x, scale = node.inputs
+    axis, shape = int(attributes.get("axis", -1)), p.shape(x)
+    axis -= len(shape) if axis >= 0 else 0
+    if graph.opset < OLDEST or graph.dtype(x) != graph.dtype(scale):
+        raise Kept("its result has the type of its scale, not that of its input")
+    stash, epsilon = attributes.get("stash_type", 1), attributes.get("epsilon", 1e-5)
+    new = graph.node("RMSNorm", [x, scale], node.outputs[0], {"axes": [*range(axis, 0)], "epsilon": epsilon, "stash_type": stash}, DOMAIN)
+    filled = _filled(shape, p.shape(scale, 0))
+    data = () if graph.is_constant(scale) else (scale,)
+    free = tuple(range(len(shape) + axis))
+    return Plan((node,), (node.outputs[0],), (x, *data), (new,), filled, free, "function body of RMSNorm")
+
+
+def _filled(shape: Dims, own: Dims) -> Dims:
+    """``shape`` with the sizes that a parameter tells which broadcasts to it."""
+    own = ((1,) * len(shape) + own)[-len(shape) :]
+    return tuple(b if isinstance(b, int) and b != 1 else a for a, b in zip(shape, own, strict=True))
+
+
+def one_group(p: Planner, node: gs.Node) -> Plan:
+    """GroupNormalization of one group as LayerNormalization over everything behind the batch, scale and bias of shape (C, 1, ...)."""
+    graph, x, y = p.graph, node.inputs[0], node.outputs[0]
+    shape, attributes = p.shape(x, 3), graph.attrs(node)
+    parameters, before, shape = _per_channel(p, node, shape)
+    given = {name: attributes[name] for name in ("epsilon", "stash_type") if name in attributes}
+    new = graph.node("LayerNormalization", [x, *parameters], y, {"axis": 1} | given)
+    return Plan((node,), (y,), (x, *_data(graph, node)), (*before, new), shape, (0, *range(2, len(shape))), "LayerNormalization(axis=1)")
+
+
+def by_instances(p: Planner, node: gs.Node) -> Plan:
+    """GroupNormalization 21 as InstanceNormalization of (N, groups, ...), in float32 where ``stash_type`` says so, then Mul and Add."""
+    graph, x, y = p.graph, node.inputs[0], node.outputs[0]
+    shape, attributes, dtype = p.shape(x, 3), graph.attrs(node), p.dtype(x)
+    groups = int(attributes["num_groups"])
+    parameters, before, shape = _per_channel(p, node, shape)
+    wide = dtype.name in _HALVES and attributes.get("stash_type", 1) == onnx.TensorProto.FLOAT
+    kind = np.dtype(np.float32) if wide else dtype
+    nodes = list(before)
+
+    def then(op: str, *inputs: gs.Tensor, **attrs: int | float) -> gs.Tensor:
+        nodes.append(graph.node(op, inputs, y, attrs))
+        return nodes[-1].outputs[0]
+
+    t = then("Cast", x, to=onnx.TensorProto.FLOAT) if wide else x
+    t = then("Reshape", t, graph.constant(f"{y.name}_groups", np.array([0, groups, -1]), np.int64))
+    unit, zero = (graph.constant(f"{y.name}_{name}", np.full(groups, v), kind) for name, v in (("unit", 1.0), ("zero", 0.0)))
+    t = then("InstanceNormalization", t, unit, zero, epsilon=attributes.get("epsilon", 1e-5))
+    t = then("Reshape", t, then("Shape", x))
+    t = then("Cast", t, to=onnx.helper.np_dtype_to_tensor_dtype(dtype)) if wide else t
+    then("Add", then("Mul", t, parameters[0]), parameters[1])
+    free = (0, *range(2, len(shape)))
+    return Plan((node,), (y,), (x, *_data(graph, node)), tuple(nodes), shape, free, "Reshape, InstanceNormalization, Reshape, Mul, Add")
+
+
+def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
+    return [t for t in node.inputs[1:3] if not graph.is_constant(t)]
+
+
+def _per_channel(p: Planner, node: gs.Node, shape: Dims) -> tuple[list[gs.Tensor], list[gs.Node], Dims]:
+    """Scale and bias in the shape (C, 1, ...), the nodes that make them so where they are data, and x's shape with C."""
+    found, nodes = [], []
+    laid = (-1, *(1,) * (len(shape) - 2))
+    for name, t in zip(("scale", "bias"), node.inputs[1:3], strict=True):
+        value, own = p.graph.known(t), p.shape(t, 0)
+        if value is None:
+            target = p.graph.constant(f"{node.outputs[0].name}_{name}_shape", np.array(laid), np.int64)
+            nodes.append(p.graph.node("Reshape", [t, target], t))
+            found.append(nodes[-1].outputs[0])
+        else:
+            found.append(p.constant(node.outputs[0], name, value.reshape(laid), p.graph.dtype(t)))
+        size = math.prod(n for n in own if isinstance(n, int)) if all(isinstance(n, int) for n in own) else 1
+        shape = _filled(shape, (size, *(1,) * (len(shape) - 2)))
+    return found, nodes, shape

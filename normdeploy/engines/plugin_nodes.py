@@ -1,0 +1,170 @@
+"""What plugin nodes are written with: a kernel's attributes, its parameters, and what has to be known of the graph for both.
+
+A plugin has no defaults and no broadcasting: every attribute is written, gamma and beta are written out to one value for each element of a
+row (of a channel), in the data's type or, beside half precision, in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.dims import Dims, evaluate_dim
+from ..graphs.functions import DOMAIN
+from ..graphs.graph import Graph
+
+TYPES = ("float32", "float16", "bfloat16")  # of data, in every kernel
+_STASHES = (1, 10, 16)  # ONNX's numbers of types that float32 holds: the kernels compute in float32
+_EPSILON = float(np.float32(1e-5))  # ONNX's default
+
+# The rule for two launches (statistics, then apply): one program takes a row, so fewer rows than multiprocessors leave some idle, and a row
+# that does not fit in one program's registers is read twice from memory anyway. Predicted from this, not measured on a GPU.
+MULTIPROCESSORS = 128  # 82 on an RTX 3090, 132 on an H100 and H200, 170 on an RTX 5090
+LONG_ROW = 16384  # elements; `normdeploy_plugins._launch.REGISTER_TILE`
+_PART = 8192  # elements that are worth a program of their own
+
+
+class Kept(Exception):
+    """Why a norm gets no plugin; said in the report."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Nodes of the graph and the ``new`` ones that shall take their place; both are functions of ``leaves``, the normalized tensor first.
+
+    ``outputs`` are the old results, in the order of the last new node's outputs; ``shape`` is the first leaf's as far as it is known,
+    ``free`` its axes along which every place is treated alike.
+    """
+
+    old: tuple[gs.Node, ...]
+    outputs: tuple[gs.Tensor, ...]
+    leaves: tuple[gs.Tensor, ...]
+    new: tuple[gs.Node, ...]
+    shape: Dims
+    free: tuple[int, ...]
+    said: str
+
+
+class Planner:
+    """Writes plans for the nodes of one graph. ``ops``: the kernels by name; ``sizes``: usual sizes of the graph's dynamic dims."""
+
+    def __init__(self, graph: Graph, ops: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        self.graph, self.ops, self.sizes = graph, ops, sizes
+
+    # ------------------------------------------------------------------ what is known
+
+    def shape(self, t: gs.Tensor, least: int = 1) -> Dims:
+        shape = self.graph.shape(t)
+        if shape is None:
+            raise Kept(f"the rank of {t.name!r} is not known")
+        if len(shape) < least:
+            raise Kept(f"its input has rank {len(shape)}; the kernel takes {least} and more")
+        return shape
+
+    def dtype(self, t: gs.Tensor) -> Any:
+        dtype = self.graph.dtype(t)
+        if dtype is None or dtype.name not in TYPES:
+            raise Kept(f"its type is {'not known' if dtype is None else dtype.name}: the kernels take {', '.join(TYPES)}")
+        return dtype
+
+    def attributes(self, node: gs.Node) -> dict[str, Any]:
+        attributes = self.graph.attrs(node)
+        if attributes.get("stash_type", 1) not in _STASHES:
+            raise Kept("its statistics are in float64: the kernels take them in float32")
+        return {"epsilon": _EPSILON} | attributes
+
+    def read(self, t: gs.Tensor) -> bool:
+        return not t.is_empty() and (self.graph.is_output(t) or bool(self.graph.consumers(t)))
+
+    def only_reader(self, t: gs.Tensor) -> gs.Node | None:
+        readers = self.graph.consumers(t)
+        return readers[0] if len(readers) == 1 and not self.graph.is_output(t) else None
+
+    # ------------------------------------------------------------------ parameters
+
+    def vectors(
+        self, x: gs.Tensor, axes: Sequence[int], given: Mapping[str, tuple[gs.Tensor | None, float]], *, channels: bool = False
+    ) -> tuple[list[gs.Tensor], Dims]:
+        """gamma and beta written out along ``axes`` of ``x``, and x's shape with what they tell of it.
+
+        ``given``: name -> (tensor, what stands for it where there is none). They broadcast to x; ``channels``: they are vectors along
+        the one axis.
+        """
+        shape, dtype = list(self.shape(x)), self.dtype(x)
+        held = {name: t for name, (t, _) in given.items() if t is not None and not t.is_empty()}
+        values = {name: self.graph.known(t) for name, t in held.items()}
+        layouts: dict[str, Dims] = {}
+        for name, t in held.items():
+            value = values[name]
+            own: Dims = tuple(value.shape) if value is not None else self.shape(t, 0)
+            if channels and own:
+                own = (*own, *(1,) * (len(shape) - 1 - axes[0]))
+            if len(own) > len(shape) and set(own[: len(own) - len(shape)]) != {1}:
+                raise Kept(f"its {name} has more dims than its input")
+            layouts[name] = own = ((1,) * len(shape) + own)[-len(shape) :]
+            if any(own[a] != 1 for a in range(len(shape)) if a not in axes):
+                raise Kept(f"its {name} varies from row to row" if not channels else f"its {name} is no vector along its channels")
+            for a in axes:
+                if shape[a] is None or isinstance(shape[a], str):
+                    shape[a] = own[a] if isinstance(own[a], int) and own[a] != 1 else shape[a]
+        row = [n for n in (shape[a] for a in axes) if isinstance(n, int)]
+        if len(row) < len(axes):
+            raise Kept("the size of its rows is not known, so its parameters can't be written out")
+        kinds = {name: self.graph.dtype(t) for name, t in held.items()}
+        kind = dtype if all(k == dtype for k in kinds.values()) else np.dtype(np.float32)
+        written = []
+        for name, (_, neutral) in given.items():
+            full = [shape[a] if a in axes else 1 for a in range(len(shape))]
+            value = values.get(name)
+            if name in held and value is None:
+                if kinds[name] != kind or list(layouts[name]) != full:
+                    raise Kept(f"its {name} is data of another type or size than the kernel takes")
+                written.append(held[name])
+            elif name in held and value is not None:
+                source = held[name]
+                if isinstance(source, gs.Constant) and kinds[name] == kind and value.size == math.prod(row):
+                    written.append(source)
+                    continue
+                if not np.array_equal(value, value.astype(kind).astype(np.float64), equal_nan=True):
+                    raise Kept(f"its {name} is {kinds[name]} and would be rounded")
+                laid = value.reshape([n for n in layouts[name] if isinstance(n, int)])
+                written.append(self.constant(x, name, np.broadcast_to(laid, [n for n in full if isinstance(n, int)]).reshape(-1), kind))
+            else:
+                written.append(self.constant(x, name, np.full(math.prod(row), neutral), kind))
+        return written, tuple(shape)
+
+    def constant(self, like: gs.Tensor, name: str, value: np.ndarray, kind: Any) -> gs.Tensor:
+        return self.graph.constant(f"{like.name}_{name}", value, kind)
+
+    # ------------------------------------------------------------------ plugin nodes
+
+    def node(self, name: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, **attributes: Any) -> gs.Node:
+        """One plugin node, with every attribute in the order and type that the kernel registers."""
+        op = self.ops[name]
+        for key, allowed in op.required.items():
+            if attributes[key] not in allowed:
+                raise Kept(f"its {key} is {attributes[key]!r}; the kernel takes {', '.join(map(repr, allowed))}")
+        written = {key: kind(attributes[key]) for key, kind in op.attributes.items()}
+        # the parser takes the version from "1" as well; it is written so that nothing depends on defaults
+        parsed = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}
+        return self.graph.node(name, inputs, like, written | parsed, DOMAIN, len(op.outputs))
+
+    def splits(self, rows: Sequence[int | str | None], row: Sequence[int | str | None]) -> int:
+        """Into how many parts to split each of few long rows; 0 where one launch is better, or the sizes are not known."""
+        sizes = [[evaluate_dim(n, self.sizes) for n in part] for part in (rows, row)]
+        if any(n is None for part in sizes for n in part):
+            return 0
+        count, length = (math.prod(n for n in part if n is not None) for part in sizes)
+        if not 0 < count < MULTIPROCESSORS or length <= LONG_ROW:
+            return 0
+        return min(-(-MULTIPROCESSORS // count), -(-length // _PART), 64)
+
+    def statistics(self, x: gs.Tensor, axis: int, groups: int, splits: int, last: int) -> gs.Node:
+        node = self.node("NormStatistics", [x], x, axis=axis, groups=groups, splits=splits, channels_last=last)
+        node.outputs[0].dtype = np.dtype(np.float32)
+        return node

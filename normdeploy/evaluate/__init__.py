@@ -1,0 +1,1 @@
+"""The float64 reference of certificates: ONNX ops in numpy, each by its specification."""

@@ -1,0 +1,88 @@
+"""A float64 evaluator of ONNX ops in numpy: the reference of certificates (see `normdeploy.rewriting.certify`).
+
+Every op is computed by its specification (https://onnx.ai/onnx/operators) in all its forms from opset 1 on. Floating tensors are float64
+throughout, whatever type the model holds: a rounding Cast is an identity. Epsilons and other attributes are the file's float32 numbers.
+
+    with quiet():
+        (y,) = apply("ReduceMean", [x, axes], {"keepdims": 1}, opset=18)
+"""
+
+import contextlib
+import math
+from typing import Any
+
+import numpy as np
+
+from . import linear, pointwise, reductions, shapes
+from .core import Array, Attrs, Inputs, Table, Unsupported
+
+__all__ = ["OPS", "Unsupported", "apply", "quiet", "supported"]
+
+OPS: Table = pointwise.TABLE | shapes.TABLE | reductions.TABLE | linear.TABLE
+
+
+def supported(domain: str, op: str) -> bool:
+    """Whether there is a function for the op; `apply` may still refuse a form of it (training mode, a padding mode)."""
+    return ("" if domain == "ai.onnx" else domain, op) in OPS
+
+
+def quiet() -> contextlib.AbstractContextManager[object]:
+    """Silences numpy about division by zero, overflow and NaN, which are IEEE's answers here. Put it around a whole evaluation: it costs
+    more than a small op."""
+    return np.errstate(all="ignore")
+
+
+def apply(op: str, inputs: Inputs, attrs: Attrs, *, opset: int, domain: str = "", outputs: int = 1) -> tuple[Array | None, ...]:
+    """The outputs of one node, at most ``outputs`` of them.
+
+    ``inputs``: arrays, float64 if floating, None for an optional input that is left out. ``attrs``: ints, floats, strings or bytes, lists
+    of these, and arrays of any type for tensors; Cast's ``to`` is ONNX's number of the type. ``opset``: the version of the op's domain that
+    the model imports. ``outputs``: how many the node has. An output can be a view of an input and read-only: don't write into one. None
+    stands for an output that the op never fills.
+
+    Raises Unsupported for an op or a form that is not covered, or that makes far more elements than it is given; ValueError, TypeError or
+    IndexError where the inputs don't fit the op.
+    """
+    function = OPS.get((domain, op)) or (OPS.get(("", op)) if domain == "ai.onnx" else None)
+    if function is None:
+        raise Unsupported(f"no float64 evaluation of {op}" + (f" of the domain {domain}" if domain else ""))
+    sizes = [i.size for i in inputs if isinstance(i, np.ndarray)]
+    if (op in _GROW or math.prod(sizes) > _MOST) and (elements := _made(op, inputs)) > max(_MOST, *(i.size for i in inputs if _held(i)), 0):
+        raise Unsupported(f"{op} makes {elements} elements; at most {_MOST} are computed")
+    result = function(inputs, attrs, opset, outputs)
+    if type(result) is tuple:
+        return tuple(value if value is None else np.asarray(value) for value in result[:outputs])
+    return (np.asarray(result),)
+
+
+_GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad"})  # by a value, not by the sizes of their inputs
+_MOST = 2**26  # elements that an op may make of smaller tensors: half a gigabyte
+
+
+def _held(value: Any) -> bool:
+    """Whether an input lies in memory as a whole: of what Expand gives nothing does."""
+    return isinstance(value, np.ndarray) and 0 not in value.strides
+
+
+def _made(op: str, inputs: Inputs) -> int:
+    """About how many elements ``op`` makes; 0 where not more than its largest input has."""
+    given = [i for i in inputs if isinstance(i, np.ndarray)]
+    if op == "ConstantOfShape":
+        return math.prod(map(abs, given[0].ravel().tolist()))
+    if op == "Range" and len(given) == 3 and given[2].any():
+        return int(min(abs(float(given[1].item()) - float(given[0].item())) / abs(float(given[2].item())), 2.0**62))
+    if op == "Tile" and len(given) > 1:
+        return given[0].size * math.prod(map(abs, given[1].ravel().tolist()))
+    if op == "Pad" and len(given) > 1:
+        pads = [max(n, 0) for n in given[1].ravel().tolist()]
+        return math.prod(n + sum(pads[i :: max(given[0].ndim, 1)]) for i, n in enumerate(given[0].shape))
+    if op in ("MatMul", "Gemm") and len(given) > 1 and min(given[0].ndim, given[1].ndim) > 1:
+        return given[0].size // max(given[0].shape[-1], 1) * max(given[1].shape[-1], given[1].shape[-2])
+    if op == "Gather" and len(given) > 1:
+        return given[1].size * (given[0].size // max(given[0].shape[:1] or (1,))) if given[0].size else 0
+    if op in ("Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"):  # views, which make nothing
+        return 0
+    try:
+        return math.prod(np.broadcast_shapes(*(g.shape for g in given))) if given else 0
+    except ValueError:  # no op that broadcasts
+        return max(g.size for g in given)

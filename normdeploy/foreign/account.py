@@ -1,0 +1,93 @@
+"""What is said of foreign norms: one finding for each, whatever recognition said of the standard nodes that took its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from ..recognition.roots import POINTWISE
+from ..records import Finding, both
+
+_AHEAD = 8  # nodes followed behind a norm that recognition took for a part of a larger one: a modulation has two
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A foreign node, and what is to be said of it where recognition says nothing better."""
+
+    finding: Finding
+    inputs: frozenset[str]
+    tensors: frozenset[str] = frozenset()  # of the standard nodes that took its place
+
+
+@dataclass
+class Read:
+    """What was found in a file."""
+
+    expansions: list[Foreign] = field(default_factory=list)
+    left: list[Foreign] = field(default_factory=list)  # nodes that are called a norm and were left alone
+
+
+def accounted(findings: Sequence[Finding], read: Read, standard: onnx.ModelProto) -> list[Finding]:
+    """``findings`` with one for each foreign norm. ``standard``: the file with its expansions, before anything was recognised."""
+    if not read.expansions and not read.left:
+        return list(findings)
+    result: dict[int, Finding] = dict(enumerate(findings))
+    places: dict[tuple[str, str], list[int]] = {}
+    for i, finding in result.items():
+        places.setdefault((finding.place, finding.tensor), []).append(i)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in standard.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    claimed: set[int] = set()
+    for expansion in read.expansions:
+        own = expansion.finding
+        said = next((i for i in _spoken(expansion, result, places, readers) if i not in claimed), None)
+        if said is None:
+            result[len(result)] = own
+            continue
+        claimed.add(said)
+        found = result[said]
+        result[said] = replace(
+            found,
+            tensor=own.tensor if found.tensor in expansion.tensors | expansion.inputs else found.tensor,
+            kind=own.kind if found.kind == "unknown" else found.kind,
+            module=found.module or own.module,
+            spelling=own.spelling,
+            tensors=own.tensors,
+            became=found.became or "standard primitives",
+            notes=(*own.notes, *found.notes),
+            certificate=both(own.certificate, found.certificate),
+        )
+    dropped: set[int] = set()
+    for left in read.left:
+        spoken = [i for i in _spoken(left, result, places, {}) if i not in claimed]
+        if not any(result[i].status in ("fused", "folded") for i in spoken):
+            dropped.update(spoken)
+            result[len(result)] = left.finding
+    return [f for i, f in result.items() if i not in dropped]
+
+
+def _spoken(
+    foreign: Foreign, result: dict[int, Finding], places: dict[tuple[str, str], list[int]], readers: dict[str, list[onnx.NodeProto]]
+) -> Iterator[int]:
+    """The findings of recognition that are of this node: of its result or a part of it; of a larger norm that it is a part of; or of the
+    input at which recognition gave up."""
+    own = foreign.finding
+    for tensor in (own.tensor, *sorted(foreign.tensors - {own.tensor})):
+        yield from places.get((own.place, tensor), ())
+    if not own.place:
+        ahead = own.tensor
+        for _ in range(_AHEAD):
+            behind = readers.get(ahead, [])
+            if len(behind) != 1 or behind[0].op_type not in POINTWISE:
+                break
+            ahead = behind[0].output[0]
+            yield from (i for i in places.get(("", ahead), ()) if result[i].status == "fused" and ahead not in foreign.inputs)
+    for tensor in sorted(foreign.inputs):
+        for i in places.get((own.place, tensor), ()):
+            if result[i].status in ("kept", "refused") and result[i].kind in ("unknown", own.spelling.split(" ")[0]):
+                yield i

@@ -1,0 +1,163 @@
+"""Whether two ONNX models compute the same: one run of both in onnxruntime, with a bound that only rounding can explain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from ..errors import ExportError
+from ..storage.files import bodies, detached, refer, tensors
+
+_UNIT_ROUNDOFF = {
+    onnx.TensorProto.BFLOAT16: 2.0**-8,
+    onnx.TensorProto.FLOAT16: 2.0**-11,
+    onnx.TensorProto.FLOAT: 2.0**-24,
+    onnx.TensorProto.DOUBLE: 2.0**-53,
+}
+
+_LARGE = 1 << 20  # bytes of a weight that is not copied where that can be avoided
+_FED = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Transpose", "Add", "Mul"}
+
+_TYPE_ATTRIBUTES = {"to", "dtype"}  # of Cast and of what draws or counts
+
+
+def check_equal(
+    before: onnx.ModelProto, after: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]], shared: Mapping[str, str] | None = None
+) -> None:
+    """Run both on each sample in onnxruntime, its own optimizer off, and compare every output.
+
+    Cleaning up is meant to be exact, and mostly is, bit for bit. What may differ is the rounding of the nodes that were folded into
+    constants or regrouped, N at most (the nodes before). N roundings of relative size u add up to less than λ·√N·u with a probability
+    of 1 − 2N·exp(−λ²/2) (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019); with λ = 6 that is
+    1 − 3e-8·N. So the bound is 6·√N·u·max|before| for each output, u the unit roundoff of the coarsest floating type in the graph.
+    Integers, and the places of NaN and Inf, must be equal.
+
+    Args:
+        shared: initializer of ``after`` -> large initializer of ``before``, whose data it has; ``after`` holds references in their place.
+
+    Raises:
+        ExportError: an output differs by more; the message names it and both values.
+    """
+    relative = 6 * math.sqrt(len(before.graph.node)) * _unit_roundoff(before)
+    light, weights = detached(before)
+    values = _values(weights)
+    expected = _outputs(light, values, samples)
+    light, weights = detached(after)
+    found = _outputs(light, _values(weights) | {name: values[theirs] for name, theirs in (shared or {}).items()}, samples)
+    for (name, old), (_, new) in zip(expected, found, strict=True):
+        difference = _difference(old, new)
+        bound = relative * float(np.abs(old, where=np.isfinite(old), out=np.zeros(old.shape)).max(initial=0.0))
+        if difference > bound:
+            raise ExportError(
+                f"simplifying changed the output {name!r} by {difference:.3g}, but rounding explains no more than {bound:.3g}"
+            )
+
+
+_Values = dict[str, ort.OrtValue]
+
+
+def _values(weights: Mapping[str, onnx.TensorProto]) -> _Values:
+    return {name: ort.OrtValue.ortvalue_from_numpy(_computable(onnx.numpy_helper.to_array(t))) for name, t in weights.items()}
+
+
+def _outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]:
+    """(name, value) of every output for every sample."""
+    given = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
+    session, fed = _session(light, values)
+    names = [o.name for o in session.get_outputs()]
+    found: list[tuple[str, np.ndarray]] = []
+    for sample in samples:
+        feeds = fed | {name: ort.OrtValue.ortvalue_from_numpy(_computable(sample[name])) for name in given}
+        found += zip(names, (value.numpy() for value in session.run_with_ort_values(names, feeds)), strict=True)
+    return found
+
+
+def _session(light: onnx.ModelProto, values: _Values) -> tuple[ort.InferenceSession, _Values]:
+    """A session without optimizations, and the weights to feed it: onnxruntime copies an initializer, but takes an input where it lies."""
+    _without_bfloat16(light)
+    fed = _fed(light, values)
+    values = {name: value for name, value in values.items() if name not in fed}
+    refer(light, {name: ("held by the session", 0, value.tensor_size_in_bytes()) for name, value in values.items()})
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4  # an exception says it better
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # one short run: waiting threads only take cores from others
+    options.add_external_initializers(list(values), list(values.values()))
+    return ort.InferenceSession(light.SerializeToString(), options, providers=["CPUExecutionProvider"]), fed
+
+
+def _fed(light: onnx.ModelProto, values: _Values) -> _Values:
+    """The large weights that every reader takes from an input too; they become inputs of ``light``."""
+    readers: dict[str, set[str]] = {}
+    for body in bodies(light):
+        for node in body.node:
+            for name in node.input:
+                readers.setdefault(name, set()).add(node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}")
+    named = {v.name for v in (*light.graph.input, *light.graph.output)}
+    fed = {}
+    for tensor in list(light.graph.initializer):
+        value = values.get(tensor.name)
+        if (
+            value is not None
+            and value.tensor_size_in_bytes() >= _LARGE
+            and readers.get(tensor.name, {""}) <= _FED
+            and tensor.name not in named
+        ):
+            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+            light.graph.initializer.remove(tensor)
+            fed[tensor.name] = value
+    return fed
+
+
+def _computable(array: np.ndarray) -> np.ndarray:
+    """The array in a type that onnxruntime computes in on the CPU."""
+    return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def _without_bfloat16(model: onnx.ModelProto) -> None:
+    """Turn bfloat16 into float32, which holds every value of it: onnxruntime has hardly a bfloat16 kernel for the CPU."""
+    narrow, wide = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
+    for tensor in tensors(model):
+        if tensor.data_type == narrow and tensor.HasField("raw_data"):
+            tensor.CopyFrom(onnx.numpy_helper.from_array(_computable(onnx.numpy_helper.to_array(tensor)), tensor.name))
+        elif tensor.data_type == narrow:  # a reference
+            tensor.data_type = wide
+    for body in bodies(model):
+        for node in body.node:
+            for attribute in node.attribute:
+                if attribute.name in _TYPE_ATTRIBUTES and attribute.i == narrow:
+                    attribute.i = wide
+        if isinstance(body, onnx.GraphProto):
+            body.ClearField("value_info")
+            for value in (*body.input, *body.output):
+                if value.type.tensor_type.elem_type == narrow:
+                    value.type.tensor_type.elem_type = wide
+
+
+def _unit_roundoff(proto: onnx.ModelProto) -> float:
+    """Of the coarsest floating type that the graph computes in."""
+    types = {t.data_type for t in proto.graph.initializer} | {
+        v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.output)
+    }
+    types |= {a.i for body in bodies(proto) for node in body.node for a in node.attribute if a.name in _TYPE_ATTRIBUTES}
+    return max((u for kind, u in _UNIT_ROUNDOFF.items() if kind in types), default=_UNIT_ROUNDOFF[onnx.TensorProto.FLOAT])
+
+
+def _difference(old: np.ndarray, new: np.ndarray) -> float:
+    """The largest |old − new|, infinite where shape, type or the places of NaN and Inf differ."""
+    if old.shape != new.shape or old.dtype != new.dtype:
+        return math.inf
+    if np.array_equal(old, new, equal_nan=old.dtype.kind == "f"):
+        return 0.0
+    if old.dtype.kind != "f":
+        return math.inf
+    finite = np.isfinite(old)
+    if not np.array_equal(old[~finite], new[~finite], equal_nan=True) or not np.isfinite(new[finite]).all():
+        return math.inf
+    return float(np.abs(old[finite].astype(np.float64) - new[finite]).max())

@@ -1,0 +1,251 @@
+"""What a file's graph says of its tensors: the values of constants, shapes and types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluate
+from .dims import Dims, invented
+from .functions import OPS
+from .links import Links
+from .protos import inferred, lonely
+
+# Ops whose result has the shape of its largest input (or broadcasts to it), and the type of its first.
+_SAME_SHAPE = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Neg", "Sqrt", "Reciprocal", "Identity", "Cast", "CastLike", "Clip"),
+        *("Relu", "Gelu", "Erf", "Tanh", "Sigmoid"),
+        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"),
+        *OPS,
+    }
+)
+_SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}
+NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
+
+
+class FileGraph(Links):
+    """An ONNX model opened for reading: links, and the values, shapes and types of tensors."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        """
+        Raises:
+            GraphError: the nodes stand in no valid order, or a name is written twice.
+        """
+        super().__init__(proto)
+        self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self._new: set[int] = set()  # nodes written by us: they mean what the newest opset says
+        self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
+        self._constant: dict[int, bool] = {}
+        self._shape_valued: dict[int, bool] = {}
+        self.exact: dict[int, np.ndarray] = {}  # id(constant) -> its float64 value before it was stored in the model's type
+        self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
+        self._lonely = lonely(proto.graph)
+        self._stated: dict[int, Dims] = {}  # of tensors whose shape is known for good
+        self._dtypes: dict[int, int] = {}
+        self.completer: Callable[[Any], None] | None = None  # called where a shape is wanted that neither knows, once; it may `learn` it
+
+    def is_constant(self, t: gs.Tensor) -> bool:
+        """True where the value is fixed by the file: initializers, Constant nodes, and what is computed from these alone."""
+        known = self._constant.get(id(t))
+        return self._derived(t, self._constant, seed=lambda _node: False) if known is None else known
+
+    def is_shape_valued(self, t: gs.Tensor) -> bool:
+        """True for constants and for what is computed from shapes and constants alone, never from a tensor's values."""
+        known = self._shape_valued.get(id(t))
+        return self._derived(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size")) if known is None else known
+
+    def _derived(self, t: gs.Tensor, memo: dict[int, bool], seed: Callable[[gs.Node], bool]) -> bool:
+        stack = [t]
+        while stack:
+            top = stack[-1]
+            if id(top) in memo:
+                stack.pop()
+                continue
+            node = self.producer(top)
+            if isinstance(top, gs.Constant) or top.is_empty():
+                memo[id(top)] = True
+            elif node is None or not evaluate.supported(node.domain or "", node.op):
+                memo[id(top)] = False
+            elif seed(node):
+                memo[id(top)] = True
+            else:
+                inputs = value_inputs(node)
+                open_inputs = [i for i in inputs if id(i) not in memo]
+                if open_inputs:
+                    stack.extend(open_inputs)
+                    continue
+                memo[id(top)] = all(memo[id(i)] for i in inputs)
+            stack.pop()
+        return memo[id(t)]
+
+    def value(self, t: gs.Tensor) -> np.ndarray:
+        """The value of a constant: floating types as float64, exact where a rewrite computed it. ``is_constant(t)`` must hold.
+
+        Raises:
+            evaluate.Unsupported: it is computed by something that the evaluator does not know, or does not fit into memory.
+        """
+        known: dict[int, Any] = {}
+        stack = [t]
+        while id(t) not in known:
+            top = stack.pop()
+            if id(top) in self.exact:
+                known[id(top)] = self.exact[id(top)]
+            elif isinstance(top, gs.Constant):
+                known[id(top)] = widen(top.values)
+            elif id(top) not in known:
+                node = self.producer(top)
+                assert node is not None, f"{top.name!r} is no constant"
+                missing = [i for i in value_inputs(node) if id(i) not in known]
+                if missing:
+                    stack.extend((top, *missing))
+                    continue
+                inputs = [known.get(id(i)) for i in node.inputs[: _value_count(node)]]
+                known.update((id(o), v) for o, v in zip(node.outputs, self._evaluated(node, inputs), strict=False))
+                if known.get(id(top)) is None:
+                    raise evaluate.Unsupported(f"{node.op} gives no {top.name!r}")
+        return known[id(t)]
+
+    def known(self, t: gs.Tensor) -> np.ndarray | None:
+        """The value of ``t``; None where it is no constant or left out, or none that can be evaluated."""
+        if t.is_empty():
+            return None
+        try:
+            with evaluate.quiet():
+                return self.value(t) if self.is_constant(t) else None
+        except evaluate.Unsupported:
+            return None
+
+    def _evaluated(self, node: gs.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        try:
+            return self.apply(node, inputs)
+        except (ValueError, TypeError, IndexError, ArithmeticError, KeyError, AssertionError, MemoryError) as e:
+            raise evaluate.Unsupported(f"{node.op} {node.name!r}: {type(e).__name__}: {e}") from e
+
+    def apply(self, node: gs.Node, inputs: Sequence[np.ndarray | None]) -> tuple[Any, ...]:
+        """Evaluate one node in float64.
+
+        Raises:
+            evaluate.Unsupported: the evaluator does not know this op or this form of it.
+        """
+        return self.evaluator(node)(inputs)
+
+    def evaluator(self, node: gs.Node) -> Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]:
+        """The node as a function in float64. CastLike is a Cast to the type of its second input, whose value is not asked for."""
+        found = self._evaluators.get(id(node))
+        if found is None:
+            if node.op == "CastLike":
+                target = self.dtype(node.inputs[1])
+                kind = target if target is not None and target.kind in "iub" else np.dtype(np.float64)
+                found = partial(_cast, kind)
+            else:
+                opset = max(self.opset, NEWEST) if id(node) in self._new else self.opset
+                found = partial(
+                    evaluate.apply, node.op, attrs=self.attrs(node), opset=opset, domain=node.domain or "", outputs=len(node.outputs)
+                )
+            self._evaluators[id(node)] = found
+        return found
+
+    def shape(self, t: gs.Tensor) -> Dims | None:
+        """The shape as far as it is known: ints, symbols or expressions of symbols, None for an unknown dim; None without a rank."""
+        if isinstance(t, gs.Constant):
+            return tuple(t.shape)
+        if id(t) in self._stated:
+            return self._stated[id(t)]
+        known = t.shape if t.shape is not None else None
+        if known is None or any(_unsaid(d) or d in self._lonely for d in known):
+            inferred = self._inferred.get(t.name)
+            known = inferred[1] if inferred is not None and inferred[1] is not None else known
+        dims = None if known is None else tuple(None if _unsaid(d) else d for d in known)
+        if dims is not None and not any(d is None or invented(d) for d in dims):
+            self._stated[id(t)] = dims
+            return dims
+        if self.completer is not None:
+            completer, self.completer = self.completer, None
+            completer(self)
+        return self._carried(t) if dims is None else self._shapes.get(id(t)) or dims
+
+    def learn(self, t: gs.Tensor, dtype: int | None, dims: Dims) -> None:
+        """Take down what the completer found of ``t``. ``dtype``: an element type of ONNX, None where it was not looked for."""
+        self._shapes[id(t)] = dims
+        if dtype is not None:
+            self._dtypes[id(t)] = dtype
+
+    def _carried(self, t: gs.Tensor) -> Dims | None:
+        """The shape that elementwise nodes carry on from where it was last known: inference stops at the first op it can't follow."""
+        way: list[gs.Tensor] = []
+        while id(t) not in self._shapes:
+            node = self.producer(t)
+            if node is None or node.op not in _SAME_SHAPE or len(way) > 64:
+                self._shapes[id(t)] = None
+                break
+            way.append(t)
+            sources = [i for i in node.inputs if not i.is_empty() and not self.is_constant(i)]
+            source = max(sources, key=self._rank, default=None)
+            if source is None or self._rank(source) >= 0:
+                self._shapes[id(t)] = self._broadcast([i for i in sources if self._rank(i) == self._rank(source)])
+                break
+            t = source
+        for step in way:
+            self._shapes[id(step)] = self._shapes[id(t)]
+        return self._shapes[id(t)]
+
+    def _broadcast(self, tensors: Sequence[gs.Tensor]) -> Dims | None:
+        """The shape to which tensors of one rank broadcast, each dim from the first that is not 1."""
+        shapes = [s for s in map(self.shape, tensors) if s is not None]
+        return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*shapes, strict=True)) if shapes else None
+
+    def _rank(self, t: gs.Tensor) -> int:
+        inferred = self._inferred.get(t.name)
+        known = t.shape if t.shape is not None else (inferred[1] if inferred is not None else None) or self._shapes.get(id(t))
+        return -1 if known is None else len(known)
+
+    def dtype(self, t: gs.Tensor) -> Any:
+        """numpy dtype (ml_dtypes for bfloat16), or None where unknown."""
+        known = t.dtype
+        if known is None:
+            inferred = self._inferred.get(t.name)
+            known = inferred[0] if inferred is not None else self._dtypes.get(id(t))
+        if known is None:
+            node = self.producer(t)
+            return self.dtype(node.inputs[0]) if node is not None and node.op in _SAME_TYPE and len(node.inputs) else None
+        try:
+            return onnx.helper.tensor_dtype_to_np_dtype(known) if isinstance(known, int) else np.dtype(known)
+        except (KeyError, TypeError):  # stated as of no type, or a sequence, a map or an optional
+            return None
+
+    @cached_property
+    def _inferred(self) -> dict[str, tuple[int | None, Dims | None]]:
+        """onnx's own shape inference over a copy without the weights."""
+        return inferred(self.proto)
+
+
+def widen(values: np.ndarray) -> np.ndarray:
+    """Floating types (bfloat16 included) as float64, others as they are."""
+    if values.dtype.kind in "biu?":
+        return values
+    return values.astype(np.float64)
+
+
+def _unsaid(dim: int | str | None) -> bool:
+    """Whether a file leaves a dim open; PaddlePaddle's older writers put -1 there."""
+    return dim is None or dim == "" or (isinstance(dim, int) and dim < 0)
+
+
+def _cast(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
+    return (inputs[0].astype(kind),)
+
+
+def value_inputs(node: gs.Node) -> list[gs.Tensor]:
+    """The inputs whose values matter: CastLike's second gives only a type."""
+    inputs = node.inputs[:1] if node.op == "CastLike" else node.inputs
+    return [t for t in inputs if not t.is_empty()]
+
+
+def _value_count(node: gs.Node) -> int:
+    return 1 if node.op == "CastLike" else len(node.inputs)

@@ -1,0 +1,212 @@
+"""The ONNX graph that the passes work on: what `normdeploy.graphs.file_graph` reads, to be edited and written again.
+
+Edits only re-point tensors. A node whose outputs nobody uses any more is dropped from the list that is exported; its own links are
+left alone, because residual branches share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+
+from .dims import Dims
+from .file_graph import NEWEST, FileGraph, value_inputs
+from .protos import IR_OF_CONSTANTS, copy_field, names
+
+__all__ = ["NEWEST", "Graph", "value_inputs"]
+
+
+class Graph(FileGraph):
+    """An ONNX model opened for rewriting. ``nodes`` is in topological order and holds live nodes only."""
+
+    def __init__(self, proto: onnx.ModelProto, taken: Collection[str] = ()) -> None:
+        """Open ``proto``; it is never changed. ``taken``: names that no new tensor may bear.
+
+        Raises:
+            GraphError: the nodes stand in no valid order, or a name is written twice.
+        """
+        super().__init__(proto)
+        self._keep: list[gs.Node | gs.Tensor] = []  # id() is only a name while the object lives
+        self._after: dict[int, list[gs.Node]] = {}
+        self._dead: set[int] = set()
+        self._names = {*taken, *names(proto.graph)}
+        self.memo: dict[object, object] = {}  # what recognition found out about one norm and may try on its likes
+
+    @property
+    def nodes(self) -> list[gs.Node]:
+        """Live nodes in topological order, new ones included."""
+        ordered: list[gs.Node] = []
+        for first in self.gs.nodes:
+            stack = [first]
+            while stack:
+                node = stack.pop()
+                if id(node) not in self._dead:
+                    ordered.append(node)
+                stack.extend(reversed(self._after.get(id(node), ())))
+        return ordered
+
+    def alive(self, node: gs.Node) -> bool:
+        return id(node) not in self._dead
+
+    # ------------------------------------------------------------------ editing
+
+    def constant(self, name: str, exact: np.ndarray, dtype: Any) -> gs.Constant:
+        """A new initializer of the given type that remembers its float64 value."""
+        stored = gs.Constant(self._fresh(name), np.ascontiguousarray(np.asarray(exact).astype(dtype)))
+        self._keep.append(stored)
+        if np.issubdtype(np.asarray(exact).dtype, np.floating):
+            self.exact[id(stored)] = np.asarray(exact, dtype=np.float64)
+        return stored
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[gs.Tensor],
+        like: gs.Tensor,
+        attrs: Mapping[str, Any] | None = None,
+        domain: str = "",
+        outputs: int = 1,
+    ) -> gs.Node:
+        """A new node with fresh outputs, not in the graph yet. ``like`` gives names and the type.
+
+        Attributes are rounded as the file will hold them, in float32: certificates judge the node that is written.
+        """
+        held = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in (attrs or {}).items()}
+        dtype = like.dtype if like.dtype is not None else self.dtype(like)
+        outs = [gs.Variable(self._fresh(f"{like.name}_{op}"), dtype=dtype) for _ in range(outputs)]
+        made = gs.Node(op, name=outs[0].name, attrs=held, inputs=list(inputs), outputs=outs, domain=domain or None)
+        self._new.add(id(made))
+        self._keep.append(made)
+        return made
+
+    def replace(
+        self, old: gs.Tensor, new_nodes: Sequence[gs.Node], shape: Dims | None = None, place: int = 0, origin: gs.Node | None = None
+    ) -> None:
+        """Let output number ``place`` of the last of ``new_nodes`` be ``old`` (which keeps its name and readers), and drop what nobody uses
+        any more.
+
+        ``shape``: of ``old``, where it is known now. ``origin``: the node whose metadata the new ones get, the producer of ``old`` if None.
+        """
+        before = self.producer(old)
+        assert before is not None, f"{old.name!r} has no producer"
+        told = next((self._metadata[t.name] for t in self._copied(origin or before).outputs if t.name in self._metadata), None)
+        if told is not None:
+            self._metadata.update((t.name, told) for t in (old, *(t for n in new_nodes for t in n.outputs)))
+        if shape is not None:
+            self._shapes[id(old)] = shape
+        self._after.setdefault(id(before), []).extend(new_nodes)
+        order = self._order[id(before)]
+        step = 1e-4 if order == int(order) else 1e-8  # a node that was itself inserted leaves less room behind it
+        for i, node in enumerate(new_nodes):
+            self._order[id(node)] = order + step * (i + 1)
+            self._link(node)
+        self.take_over(old, new_nodes[-1], place)
+
+    def take_over(self, old: gs.Tensor, node: gs.Node, place: int) -> None:
+        """Let output number ``place`` of ``node``, which is in the graph, be ``old``, and drop what nobody uses any more."""
+        before = self.producer(old)
+        assert before is not None, f"{old.name!r} has no producer"
+        before.outputs[_index(before.outputs, old)] = gs.Variable(self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape)
+        node.outputs[place] = old
+        self.drop_if_unused(before)
+
+    def drop_if_unused(self, node: gs.Node) -> None:
+        """Remove ``node`` if none of its outputs is read, and then, upwards, what only it used."""
+        stack = [node]
+        while stack:
+            top = stack.pop()
+            if id(top) in self._dead or any(self.is_output(o) or self._consumers.get(id(o)) for o in top.outputs):
+                continue
+            self._dead.add(id(top))
+            for t in self._reads(top):
+                self._consumers.get(id(t), {}).pop(id(top), None)
+                above = self.producer(t)
+                if above is not None:
+                    stack.append(above)
+
+    def _fresh(self, name: str) -> str:
+        candidate, n = name, 1
+        while candidate in self._names:
+            n += 1
+            candidate = f"{name}_{n}"
+        self._names.add(candidate)
+        return candidate
+
+    # ------------------------------------------------------------------ writing
+
+    def to_proto(self) -> onnx.ModelProto:
+        """The model as it is now: live nodes, the initializers that they use, and everything that graphsurgeon would lose."""
+        out = onnx.ModelProto()
+        for field, value in self.proto.ListFields():
+            if field.name != "graph":
+                copy_field(out, field, value)
+        source, graph = self.proto.graph, out.graph
+        nodes = self.nodes
+        graph.name, graph.doc_string = source.name, source.doc_string
+        graph.metadata_props.extend(source.metadata_props)
+        graph.quantization_annotation.extend(source.quantization_annotation)
+        if out.ir_version < IR_OF_CONSTANTS:
+            out.ir_version = IR_OF_CONSTANTS
+            graph.input.extend(t for t in source.input if t.name in {i.name for i in self.gs.inputs})
+        else:
+            graph.input.extend(source.input)
+        graph.output.extend(source.output)
+        graph.node.extend(self.node_proto(n) for n in nodes)
+        made = {t.name for n in nodes for t in n.outputs}
+        used = {id(t): t for n in nodes for t in n.inputs if isinstance(t, gs.Constant)}
+        inner = (t for n in self._with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant))
+        used |= {id(t): t for t in inner if t.name in self._initializers}  # the others are the bodies' own
+        used |= {id(t): t for t in self.gs.outputs if isinstance(t, gs.Constant)}
+        named: set[str] = set()
+        place = {name: i for i, name in enumerate(self._initializers)}  # the file's own order, then ours: a second run changes nothing
+        for t in sorted(used.values(), key=lambda t: place.get(t.name, len(place))):
+            if t.name in named:
+                continue
+            named.add(t.name)
+            if isinstance(t._values, gs.ir.tensor.SparseValues):
+                graph.sparse_initializer.append(OnnxExporter.export_sparse_tensor_proto(t))
+            else:
+                graph.initializer.append(self.tensor_proto(t))
+        graph.initializer.extend(self._defaults)
+        graph.value_info.extend(v for v in source.value_info if v.name in made)
+        return out
+
+    def node_proto(self, node: gs.Node) -> onnx.NodeProto:
+        """One node; a node of the file is taken as it stood there, a new one bears the metadata of what it replaces."""
+        proto = onnx.NodeProto()
+        original = self._original.get(id(node))
+        if original is not None:
+            proto.CopyFrom(original)
+            for i, t in enumerate(node.outputs):
+                proto.output[i] = t.name
+            return proto
+        proto.CopyFrom(OnnxExporter.export_node(node))
+        origin = next((self._metadata[t.name] for t in node.outputs if t.name in self._metadata), None)
+        if origin is not None:
+            proto.metadata_props.extend(origin.metadata_props)
+            proto.doc_string = origin.doc_string
+        return proto
+
+    def tensor_proto(self, t: gs.Constant) -> onnx.TensorProto:
+        """An initializer of the file as it stood there (graphsurgeon can't pack 4 bits again that it has unpacked), or a new one."""
+        held = self._initializers.get(t.name)
+        return held if held is not None else OnnxExporter.export_tensor_proto(t)
+
+    @staticmethod
+    def _with_subgraphs(nodes: Iterable[gs.Node]) -> Iterable[gs.Node]:
+        stack = list(nodes)
+        while stack:
+            node = stack.pop()
+            yield node
+            for value in node.attrs.values():
+                if isinstance(value, gs.Graph):
+                    stack.extend(value.nodes)
+
+
+def _index(tensors: Sequence[gs.Tensor], t: gs.Tensor) -> int:
+    return next(i for i, other in enumerate(tensors) if other is t)

@@ -1,0 +1,100 @@
+"""A file's nodes and tensors, and who reads what, over onnx-graphsurgeon's IR.
+
+This file and `normdeploy.graphs.graph` are the only ones that know graphsurgeon's quirks: it loses metadata, node and model doc strings,
+model_version and quantization annotations (kept by tensor name and put back), treats initializers that are graph inputs as constants (here
+they stay inputs), compares tensors by name and nodes by value (here identity counts), skips attributes of types it doesn't know (nodes that
+are not rewritten are written back as they stood in the file).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from .protos import captured, inputs_without_defaults, module, require_order
+
+G_LOGGER.severity = G_LOGGER.CRITICAL
+
+_COPIES = ("Identity", "Dropout")
+
+
+class Links:
+    """The nodes of an ONNX model, linked by their tensors."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        """
+        Raises:
+            GraphError: the nodes stand in no valid order, or a name is written twice.
+        """
+        require_order(proto.graph)
+        self.proto = proto
+        opened, self._defaults = inputs_without_defaults(proto)
+        self.gs = gs.import_onnx(opened)
+        self._order: dict[int, float] = {id(n): float(i) for i, n in enumerate(self.gs.nodes)}
+        self._consumers: dict[int, dict[int, gs.Node]] = {}
+        self._captured = self._reads_of_bodies(opened.graph)
+        for node in self.gs.nodes:
+            self._link(node)
+        self._outputs = {id(t) for t in self.gs.outputs}
+        self._attrs: dict[int, dict[str, Any]] = {}
+        self._metadata = {o: n for n in proto.graph.node if n.metadata_props or n.doc_string for o in n.output[:1]}
+        self._original = {id(n): p for n, p in zip(self.gs.nodes, opened.graph.node, strict=True)}
+        self._initializers = {t.name: t for t in opened.graph.initializer}
+
+    def _reads_of_bodies(self, graph: onnx.GraphProto) -> dict[int, list[gs.Tensor]]:
+        """For each node that has bodies (If, Loop, Scan) the tensors outside that these read by name."""
+        bodies = {id(n): read for n, p in zip(self.gs.nodes, graph.node, strict=True) if (read := captured(p))}
+        if not bodies:
+            return {}
+        tensors = self.gs.tensors()
+        return {place: [tensors[name] for name in read if name in tensors] for place, read in bodies.items()}
+
+    def _reads(self, node: gs.Node) -> list[gs.Tensor]:
+        return [*node.inputs, *self._captured.get(id(node), ())]
+
+    def _link(self, node: gs.Node) -> None:
+        for t in self._reads(node):
+            self._consumers.setdefault(id(t), {})[id(node)] = node
+
+    def order(self, node: gs.Node) -> float:
+        """A number that grows along the topological order."""
+        return self._order[id(node)]
+
+    def producer(self, t: gs.Tensor) -> gs.Node | None:
+        return t.inputs[0] if t.inputs else None
+
+    def consumers(self, t: gs.Tensor) -> list[gs.Node]:
+        """The live nodes that read the value of ``t`` (each once); a CastLike that takes only its type is none."""
+        return [n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t]
+
+    def is_output(self, t: gs.Tensor) -> bool:
+        return id(t) in self._outputs
+
+    def is_default(self, name: str) -> bool:
+        """Whether a caller may give this initializer another value (it is a graph input as well)."""
+        return any(t.name == name for t in self._defaults)
+
+    def attrs(self, node: gs.Node) -> dict[str, Any]:
+        """Attributes as plain values: numbers, strings, lists, numpy arrays."""
+        found = self._attrs.get(id(node))
+        if found is None:
+            found = {k: (v.values if isinstance(v, gs.Constant) else v) for k, v in node.attrs.items()}
+            self._attrs[id(node)] = found
+        return found
+
+    def module(self, node: gs.Node) -> str:
+        """Qualified module path of a node, "" where the file does not tell."""
+        for t in self._copied(node).outputs:
+            source = self._metadata.get(t.name)
+            if source is not None:
+                return module(source)
+        return ""
+
+    def _copied(self, node: gs.Node) -> gs.Node:
+        """The node whose result ``node`` copies (a Dropout of another module behind a norm), itself where it is no copy."""
+        while node.op in _COPIES and (above := self.producer(node.inputs[0])) is not None:
+            node = above
+        return node

@@ -1,0 +1,187 @@
+"""The files to compare, the runtimes in which each is run, and what became of each of these."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from ..engines.build import Engine
+from ..errors import GraphError, InputError, RuntimeUnavailable
+from ..model import Model
+from ..precision.precision import asked
+from ..precision.stepwise import stepwise
+from ..runtimes import Runner, RunResult
+from ..runtimes.ort import OrtRunner, no_cuda, title
+from ..runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
+from ..storage.files import load_onnx
+from .cases import Case
+from .parity import Tally
+
+OFF, ON = title("cpu", optimize=False), title("cpu", optimize=True)
+STEPWISE = "each node in float32, rounded"  # a file in half precision as a GPU computes it; the CPU has few half kernels
+FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
+
+File = Engine | str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A file to compare. ``label`` tells it from the others; ``runtime`` is an engine's, "" of an ONNX file.
+
+    ``precision``: "fp16" or "bf16" where an ONNX file was made to compute in it, else "". Of an engine it is known once it is loaded.
+    """
+
+    path: Path
+    label: str
+    runtime: str = ""
+    precision: str = ""
+    types: Mapping[str, np.dtype] = field(default_factory=dict)  # of the inputs of an ONNX file
+
+
+def subjects(files: Iterable[File], model: Model) -> tuple[list[Subject], list[str]]:
+    """The files, each once, and notes on them. ONNX files and engines are told apart by their content.
+
+    Raises:
+        InputError: there is none, one is missing, or has other inputs than the model.
+        GraphError: one is neither an engine nor ONNX.
+    """
+    paths = list({os.path.realpath(p): p for p in (Path(f.path if isinstance(f, Engine) else f) for f in files)}.values())
+    if not paths:
+        raise InputError("there is no file to compare with the model; give an ONNX file or an engine")
+    names = [p.name for p in paths]
+    found, notes = [subject_of(p, p.name if names.count(p.name) == 1 else str(p)) for p in paths], list[str]()
+    for subject in found:
+        if not subject.runtime:
+            notes += _checked(model, load_onnx(subject.path, external_data=False).graph, subject.label)
+    return found, notes
+
+
+def subject_of(path: Path, label: str = "") -> Subject:
+    """What kind of file it is, and what it takes where it is ONNX; ``label`` is its name unless another is given."""
+    if is_engine(path):
+        return Subject(path, label or path.name, runtime_of(path))
+    proto = load_onnx(path, external_data=False)
+    return Subject(path, label or path.name, "", asked(proto), types_of(proto.graph))
+
+
+def types_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:
+    """The types of a file's inputs."""
+    return {v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in graph.input}
+
+
+def _checked(model: Model, graph: onnx.GraphProto, label: str) -> list[str]:
+    """Notes on the file; raises where it can't be one of this model."""
+    initializers = {t.name for t in graph.initializer}
+    found, wanted = [v.name for v in graph.input if v.name not in initializers], [spec.name for spec in model.inputs]
+    if set(found) != set(wanted):
+        raise InputError(f"{label} takes the inputs {found}, the model takes {wanted}; is it a file of this model?")
+    extra = [v.name for v in graph.output if v.name not in model.outputs]
+    return [f"{label} has outputs that the model has not, which nothing can be compared with: {extra}"] if extra else []
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A runtime that was not run, and why. It has not passed."""
+
+    runtime: str
+    reason: str
+    file: str = ""  # "" where it is so for every file
+
+
+@dataclass
+class Candidate:
+    """A runtime under test on one file, and what became of it."""
+
+    name: str
+    make: Callable[[], Runner]
+    subject: Subject | None = None  # None of eager
+    provider: str = ""  # of onnxruntime, "cpu" or "cuda"
+    optimize: bool = False
+    runner: Runner | None = None
+    unavailable: str = ""  # why it can't be run here
+    failure: str = ""  # why it does not run the model, which it should
+    where: str = ""  # the case in which it failed
+    skipped: int = 0  # cases outside an engine's profile
+    ran: int = 0  # cases
+    types: Mapping[str, np.dtype] = field(default_factory=dict)  # of its inputs
+    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)  # (output, kind of case)
+    culprit: tuple[str, ...] = ()  # onnxruntime's optimizers that break the file
+    advice: str = ""
+
+    @property
+    def file(self) -> str:
+        return self.subject.label if self.subject is not None else ""
+
+    def load(self, stack: ExitStack) -> None:
+        try:
+            self.runner = stack.enter_context(self.make())
+            if isinstance(self.runner, TrtRunner):
+                self.types = self.runner.types()
+        except RuntimeUnavailable as error:
+            self.unavailable = str(error)
+        except GraphError as error:
+            self.failure = str(error)
+
+    def infer(self, case: Case, feeds: Mapping[str, np.ndarray]) -> RunResult | None:
+        """None where it does not run (any more), or this case is none for it."""
+        if self.runner is None:
+            return None
+        feeds = {name: value.astype(self.types.get(name, value.dtype), copy=False) for name, value in feeds.items()}
+        if isinstance(self.runner, TrtRunner) and not self.runner.fits(feeds):
+            self.skipped += 1
+            return None
+        self.ran += 1
+        try:
+            return self.runner.infer(feeds)
+        except RuntimeUnavailable as error:
+            self.runner, self.unavailable = None, str(error)
+        except InputError as error:
+            self.runner, self.failure, self.where = None, str(error), case.name
+        return None
+
+    def precision(self, usual: str) -> str:
+        """What it is judged by. An engine's inputs and outputs tell; where they are not half, it is that of the ONNX files beside it."""
+        if self.subject is None or not self.subject.runtime:
+            return self.subject.precision if self.subject is not None else ""
+        stated = self.runner.floats() if isinstance(self.runner, TrtRunner) else set[str]()
+        return next((short for short, name in FLOATS.items() if name in stated), usual)
+
+
+def candidates_of(found: Sequence[Subject]) -> tuple[list[Candidate], list[NotRun]]:
+    """Every runtime of this machine for every file, and what can't be run."""
+    candidates, not_run = list[Candidate](), list[NotRun]()
+    files = [s for s in found if not s.runtime]
+    reason = no_cuda() if files else ""
+    if reason:
+        not_run.append(NotRun("onnxruntime CUDA", reason))
+    for subject in files:
+        for provider in ("cpu",) if reason else ("cpu", "cuda"):
+            candidates += [_onnxruntime(subject, provider, optimize) for optimize in (False, True)]
+        if subject.precision:
+            wide = {n: np.dtype(np.float32) if t.kind in "fV" else t for n, t in subject.types.items()}
+            candidates.append(Candidate(STEPWISE, partial(_stepwise, subject.path), subject, types=wide))
+    if len(files) == len(found):
+        not_run.append(NotRun("TensorRT", "no engine was given"))
+    for subject in (s for s in found if s.runtime):
+        name = f"{TITLES[subject.runtime]} ({subject.label})"
+        if lack := missing(subject.runtime):
+            not_run.append(NotRun(name, lack, subject.label))
+        else:
+            candidates.append(Candidate(name, partial(TrtRunner, subject.path), subject))
+    return candidates, not_run
+
+
+def _onnxruntime(subject: Subject, provider: str, optimize: bool) -> Candidate:
+    make = partial(OrtRunner, subject.path, optimize=optimize, provider=provider)
+    return Candidate(title(provider, optimize=optimize), make, subject, provider, optimize, types=subject.types)
+
+
+def _stepwise(path: Path) -> Runner:
+    return OrtRunner(stepwise(load_onnx(path)), optimize=False)

@@ -1,0 +1,222 @@
+"""The values that the tensors of a model take: it is run in float32 by onnxruntime, its inner tensors as outputs, some at a time.
+
+(Reductions inside the graph would need less memory, but onnxruntime's time to load a graph grows with the square of their number: 31 s
+for 12,000 nodes.)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from ..errors import InputError, NormdeployError
+from ..graphs.protos import copy_field, inferred, typed
+from ..model import Dim, InputSpec
+from ..storage.archive import read_npz
+from ..storage.files import save_onnx
+from ..storage.files import tensors as tensors_of
+
+Progress = Callable[[str, int, int], None]
+Samples = Sequence[Mapping[str, np.ndarray]]
+
+_AT_ONCE = 1 << 28  # bytes of inner tensors that one run holds
+_UNKNOWN = 1 << 22  # taken for the size of a tensor whose shape is not known
+_IN_MEMORY = 1 << 30  # bytes of weights
+_AFFORDABLE = 8
+_FEW = 2  # the size that an unnamed dynamic dim takes in generated inputs
+
+
+@dataclass(frozen=True)
+class Range:
+    """The least and the largest finite value of a tensor over all samples."""
+
+    low: float
+    high: float
+
+    @property
+    def magnitude(self) -> float:
+        return max(abs(self.low), abs(self.high))
+
+    def joined(self, other: Range) -> Range:
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
+
+def ranges(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples, progress: Progress | None = None) -> dict[str, Range]:
+    """The range of each of ``tensors`` (floating, of the main graph) on ``samples``, name -> array of the model's own type.
+
+    Tensors that hold no finite number in any sample are left out.
+
+    Raises:
+        InputError: the model does not run on a sample.
+        NormdeployError: onnxruntime can't load the model.
+    """
+    found: dict[str, Range] = {}
+    chunks = _chunks(proto, tensors, samples) if samples else []
+    for done, chunk in enumerate(chunks):
+        if progress is not None:
+            progress("calibrate", done, len(chunks))
+        session = _session(proto, chunk)
+        for number, sample in enumerate(samples):
+            try:
+                results = session.run(chunk, dict(sample))
+            except Exception as error:  # onnxruntime's exceptions share no base class
+                raise InputError(f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}") from error
+            for tensor, values in zip(chunk, results, strict=True):
+                seen = _range(values)
+                if seen is not None:
+                    found[tensor] = found[tensor].joined(seen) if tensor in found else seen
+    return found
+
+
+def fed(samples: Samples) -> dict[str, Range]:
+    """The ranges of the floating inputs."""
+    found: dict[str, Range] = {}
+    for name, values in (pair for sample in samples for pair in sample.items()):
+        seen = None if values.dtype.kind in "iub" else _range(values)
+        if seen is not None:
+            found[name] = found[name].joined(seen) if name in found else seen
+    return found
+
+
+def _range(values: np.ndarray) -> Range | None:
+    values = values.astype(np.float32, copy=False)
+    low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
+    if not (np.isfinite(low) and np.isfinite(high)):
+        finite = values[np.isfinite(values)]
+        low, high = finite.min(initial=np.inf), finite.max(initial=-np.inf)
+    return Range(float(low), float(high)) if low <= high else None
+
+
+def _chunks(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> list[list[str]]:
+    """``tensors`` in groups whose values together take about ``_AT_ONCE`` bytes in the largest sample."""
+    sizes: dict[str, int] = {}
+    for v in proto.graph.input:
+        for sample in samples:
+            for d, size in zip(typed(v)[1] or (), np.shape(sample.get(v.name, ())), strict=False):
+                if isinstance(d, str):
+                    sizes[d] = max(sizes.get(d, 0), size)
+    shapes = {name: dims for name, (_, dims) in inferred(proto).items()}
+    chunks: list[list[str]] = [[]]
+    taken = 0
+    for tensor in tensors:
+        dims = [sizes.get(d) if isinstance(d, str) else d for d in shapes.get(tensor) or (None,)]
+        size = _UNKNOWN if None in dims else 4 * math.prod(d for d in dims if d is not None)
+        if chunks[-1] and taken + size > _AT_ONCE:
+            chunks.append([])
+            taken = 0
+        chunks[-1].append(tensor)
+        taken += size
+    return chunks
+
+
+def _session(proto: onnx.ModelProto, tensors: Sequence[str]) -> ort.InferenceSession:
+    """The model with inner tensors as outputs, its own optimizer off, which would fuse them away."""
+    probed = copied(proto)
+    ends = {v.name for v in probed.graph.output}
+    probed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in ends)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        with loadable(probed) as source:
+            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise NormdeployError(f"onnxruntime can't load the model for calibration: {' '.join(str(error).split())[:300]}") from error
+
+
+@contextmanager
+def loadable(proto: onnx.ModelProto) -> Iterator[str | bytes]:
+    """What onnxruntime takes: the bytes, or where they are too many a file that is gone afterwards."""
+    if sum(t.ByteSize() for t in tensors_of(proto)) < _IN_MEMORY:
+        yield proto.SerializeToString()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        save_onnx(proto, Path(folder) / "model.onnx", external=True)
+        yield str(Path(folder) / "model.onnx")
+
+
+def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy, field by field: a message of more than 2 GB can't be copied as a whole."""
+    copy = onnx.ModelProto()
+    for field, value in proto.ListFields():
+        if field.name != "graph":
+            copy_field(copy, field, value)
+    for field, value in proto.graph.ListFields():
+        copy_field(copy.graph, field, value)
+    return copy
+
+
+# ------------------------------------------------------------------ where samples come from
+
+
+def given(files: Sequence[str | os.PathLike[str]]) -> list[dict[str, np.ndarray]]:
+    """The arrays of each .npz file; nothing in it is executed.
+
+    Raises:
+        InputError: one is no such file, or holds something else than arrays.
+    """
+    return [read_npz(file) for file in files]
+
+
+def fitted(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
+    """``samples`` in the types of the model's inputs, half precision and float64 among them.
+
+    Raises:
+        InputError: a name is missing or unknown, or integers are given for floats or the other way round.
+    """
+    initializers = {t.name for t in proto.graph.initializer}
+    if other := next((v.name for v in proto.graph.input if not v.type.tensor_type.elem_type), None):
+        raise InputError(f"input {other!r} is a sequence, an optional or of no type, and no samples of it can be taken; make it a tensor")
+    wanted = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
+    optional = initializers & set(wanted)
+    found = []
+    for number, sample in enumerate(samples):
+        missing, unknown = sorted(set(wanted) - optional - set(sample)), sorted(set(sample) - set(wanted))
+        if missing or unknown:
+            complaint = f"lacks {missing}" if missing else f"has {unknown}, which the model does not take"
+            raise InputError(f"calibration sample {number} {complaint}; the inputs are {sorted(wanted)}")
+        for name, array in sample.items():
+            if (array.dtype.kind in "iub") != (wanted[name].kind in "iub"):
+                raise InputError(f"calibration sample {number}: input {name!r} is {wanted[name]}, it was given {array.dtype}; convert it")
+        found.append({name: np.asarray(array).astype(wanted[name]) for name, array in sample.items()})
+    return found
+
+
+def generated(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
+    """Random inputs: two at the usual sizes, one at the smallest, one at the largest that costs no more than 8 times the usual."""
+    dims = {d.name: d for spec in specs for d in spec.shape if d.name is not None}
+    sizes: list[dict[str, int]] = [{}, {}, {name: d.min for name, d in dims.items()}]
+    every = {name: d.max for name, d in dims.items()}
+    if dims and _elements(specs, every) <= _AFFORDABLE * _elements(specs, {}):
+        sizes.append(every)
+    return [
+        {spec.name: spec.sample(np.random.default_rng([seed, i]), size) for i, spec in enumerate(specs)} for seed, size in enumerate(sizes)
+    ]
+
+
+def _elements(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
+    return sum(int(np.prod(spec.sizes(sizes))) for spec in specs)
+
+
+def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
+    """What a file says of its inputs; of a dynamic dim it says no size, and two is taken, of integers no values, and 0 and 1 are taken."""
+    initializers = {t.name for t in proto.graph.initializer}
+    specs = []
+    for v in proto.graph.input:
+        kind, dims = typed(v)
+        if v.name not in initializers and kind is not None:
+            shape = tuple(
+                Dim.static(d) if isinstance(d, int) and d >= 0 else Dim(str(d or f"{v.name}_{i}"), _FEW, _FEW, _FEW)  # some write -1
+                for i, d in enumerate(dims or ())
+            )
+            specs.append(InputSpec(v.name, onnx.helper.tensor_dtype_to_np_dtype(kind).name, shape))
+    return specs

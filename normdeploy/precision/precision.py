@@ -1,0 +1,250 @@
+"""Half precision as a rewrite of the ONNX file, so that it means the same in TensorRT 10 and 11, TensorRT-RTX and onnxruntime.
+
+It is the last stage, on a float32 model whose norms are single nodes. What half precision can't hold stays float32 between explicit
+Casts, which strongly typed TensorRT and onnxruntime obey alike (``islands`` says what and why, ``calibrate`` what values were seen); the
+rest becomes half by onnxruntime's converter (``retype``). Certificates speak of the float32 model before this stage: that a
+half-precision model computes the same function can't be proved, only that it is as near as half precision gets, which ``verify`` measures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from ..errors import GraphError, InputError, NormdeployError
+from ..graphs.protos import captured, inferred
+from ..model import InputSpec
+from .calibrate import Progress, Range, Samples, copied, fed, fitted, generated, ranges, specs_of
+from .floating import View
+from .islands import Island, find
+from .keeping import HEADROOM, out_of_range
+from .masks import masks
+from .prepare import opset_of, prepared, types_of
+from .retype import FORMATS, Casts, Format, narrowed
+
+PROPERTY = "normdeploy.precision"
+
+
+@dataclass(frozen=True)
+class Account:
+    """What became of a model's precision.
+
+    ``islands``: what stayed float32, in the graph's order; ``nodes``: how many nodes of the main graph compute floating numbers, ``kept``
+    how many of them in float32; ``casts`` were inserted; ``bytes``: of the weights, before and after. ``samples``: inputs that calibration
+    ran on, ``calibrated``: whose they were ("given", "generated" or ""); ``inputs`` and ``outputs`` of the file: name -> type.
+    """
+
+    to: str
+    islands: tuple[Island, ...]
+    nodes: int
+    kept: int
+    casts: int
+    bytes: tuple[int, int]
+    calibrated: str
+    samples: int
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def converted(
+    proto: onnx.ModelProto,
+    to: str,
+    samples: Samples | None = None,
+    *,
+    inputs: Sequence[InputSpec] = (),
+    keep_io: bool = False,
+    progress: Progress | None = None,
+) -> tuple[onnx.ModelProto, Account]:
+    """``proto`` in half precision, and the account of it.
+
+    Args:
+        proto: a float32 model with its weights; not changed.
+        to: "fp16" or "bf16".
+        samples: the user's inputs for calibration, each name -> array; None: some are generated.
+        inputs: what generated ones look like; empty: what the file says of its inputs.
+        keep_io: inputs and outputs stay float32.
+        progress: called with (stage, done, total).
+
+    Raises:
+        InputError: ``to`` is unknown, the samples do not fit, or the file is half precision of the other kind.
+        GraphError: the type of a tensor can't be found out.
+    """
+    if to not in FORMATS:
+        raise InputError(f"there is no precision {to!r}; choose one of {', '.join(FORMATS)}")
+    form = FORMATS[to]
+    to = form.name
+    proto, notes = prepared(proto, form)
+    view = View(proto.graph, types_of(proto), form, opset_of(proto))
+    _check(view, form)
+    held, carried = masks(view)
+    _replace(proto.graph, {name: v for name, (v, _) in held.items()})
+    view.__dict__.pop("constants", None)
+    notes += [f"{name!r} only masks: {low:.3g}, which {to} does not hold, is {v.min():.5g} now" for name, (v, low) in held.items()]
+    ran, calibrated, said = _calibrated(proto, view, samples, inputs, progress)
+    notes += said
+
+    wide_inputs, wide_outputs = _ends(proto, view, carried, keep_io, notes)
+    kept, islands = find(view, carried, wide_inputs)
+    before = _bytes(proto)
+    floating = sum(view.floats(i) for i in range(len(proto.graph.node)))
+    casts = Casts(proto.graph, view.floating, set(kept), wide_inputs, wide_outputs, form)
+    apart = casts.write() | wide_outputs | {o for i in casts.wide_nodes for o in proto.graph.node[i].output}
+    narrowed(proto, form, casts.wide_nodes, apart)
+    _drop_unread(proto.graph)
+    ends = _end_types(proto)
+    if len(kept) == floating and form.dtype.name not in {*ends[0].values(), *ends[1].values()}:
+        notes.append(f"nothing became {form.dtype.name}: every node stays float32, and no engine will be built from the file")
+    _state(proto, to, keep_io, ends)
+    _validate(proto)
+    account = Account(
+        to, tuple(islands), floating, len(kept), casts.count, (before, _bytes(proto)), calibrated, ran, *ends, notes=tuple(notes)
+    )
+    return proto, account
+
+
+def asked(proto: onnx.ModelProto) -> str:
+    """The precision that ``converted`` gave a file, "" for any other file."""
+    text = next((p.value for p in proto.metadata_props if p.key == PROPERTY), "")
+    try:
+        to = json.loads(text)["to"] if text else ""
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return to if to in FORMATS else ""
+
+
+def request(proto: onnx.ModelProto) -> dict[str, Any]:
+    """What the builder is to check on the network of a file that ``converted`` made; {} of any other file."""
+    to = asked(proto)
+    if not to:
+        return {}
+    named = {name: onnx.helper.tensor_dtype_to_np_dtype(kind).name for name, (kind, _) in inferred(proto).items() if kind}
+    return {"precision": to, "types": named}
+
+
+def recast(inputs: Sequence[InputSpec], account: Account) -> tuple[InputSpec, ...]:
+    """``inputs`` in the types that the file takes now."""
+    return tuple(replace(spec, dtype=account.inputs.get(spec.name, spec.dtype)) for spec in inputs)
+
+
+# ------------------------------------------------------------------ before
+
+
+def _check(view: View, form: Format) -> None:
+    other = TensorProto.BFLOAT16 if form.onnx == TensorProto.FLOAT16 else TensorProto.FLOAT16
+    stated = next((name for name, kind in view.types.items() if kind == other), None)
+    if stated is not None:
+        raise InputError(
+            f"{stated!r} is {TensorProto.DataType.Name(other).lower()} already, {form.name} was asked for; convert the float32 model"
+        )
+    if not any(kind == TensorProto.FLOAT for kind in view.types.values()):
+        raise InputError(f"nothing in the model is float32, so there is nothing to make {form.name} of")
+
+
+def _replace(graph: onnx.GraphProto, held: Mapping[str, np.ndarray]) -> None:
+    for tensor in graph.initializer:
+        if tensor.name in held:
+            tensor.CopyFrom(numpy_helper.from_array(held[tensor.name], tensor.name))
+
+
+def _calibrated(
+    proto: onnx.ModelProto, view: View, samples: Samples | None, inputs: Sequence[InputSpec], progress: Progress | None
+) -> tuple[int, str, list[str]]:
+    """Fill in ``view.ranges``; returns how many samples were run, whose they were, and notes."""
+    wanted = [name for i in range(len(proto.graph.node)) for name in view.makes(i)]
+    if samples is not None:
+        fit = fitted(samples, proto)
+        view.ranges = ranges(proto, wanted, fit, progress) | fed(fit)
+        return len(fit), "given", []
+    try:
+        fit = fitted(generated(inputs or specs_of(proto)), proto)
+        view.ranges = ranges(proto, wanted, fit, progress) | fed(fit)
+    except NormdeployError as error:
+        return 0, "", [f"not calibrated, so only constants and kinds of nodes decided: {error}; give inputs with --calibrate in.npz"]
+    guessed = "" if inputs else "; the file does not say what values its inputs take: give some with --calibrate in.npz"
+    return len(fit), "generated", [f"calibrated on generated inputs{guessed}"] if guessed else []
+
+
+def _ends(proto: onnx.ModelProto, view: View, carried: set[str], keep_io: bool, notes: list[str]) -> tuple[set[str], set[str]]:
+    """The inputs and outputs that stay float32: all where so asked, else those whose values do not fit."""
+    graph, none = proto.graph, Range(0.0, 0.0)
+    inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
+    outputs = {v.name for v in graph.output if v.type.tensor_type.elem_type == TensorProto.FLOAT}
+    if keep_io:
+        return inputs, outputs
+    inputs = {name for name in inputs if out_of_range(view, name, carried)}
+    outputs = {name for name in outputs if view.ranges.get(name, none).magnitude > view.form.largest}
+    stay = "it stays float32"
+    notes += [
+        f"input {name!r} reached {view.ranges[name].magnitude:.3g}, {out_of_range(view, name, carried)}; {stay}" for name in sorted(inputs)
+    ]
+    notes += [
+        f"output {name!r} reached {view.ranges[name].magnitude:.3g}, {view.form.name} ends at {view.form.largest:.5g}; {stay}"
+        for name in sorted(outputs)
+    ]
+    return inputs, outputs
+
+
+# ------------------------------------------------------------------ after
+
+
+def _drop_unread(graph: onnx.GraphProto) -> None:
+    """Weights that every reader has in another type."""
+    read = {i for n in graph.node for i in (*n.input, *captured(n))} | {v.name for v in (*graph.output, *graph.input)}
+    kept = [t for t in graph.initializer if t.name in read]
+    if len(kept) < len(graph.initializer):
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+
+
+def _end_types(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
+    initializers = {t.name for t in proto.graph.initializer}
+
+    def said(values: Sequence[onnx.ValueInfoProto]) -> dict[str, str]:
+        tensors = [v for v in values if v.type.HasField("tensor_type") and v.name not in initializers]
+        return {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type).name for v in tensors}
+
+    return said(proto.graph.input), said(proto.graph.output)
+
+
+def _state(proto: onnx.ModelProto, to: str, keep_io: bool, ends: tuple[dict[str, str], dict[str, str]]) -> None:
+    """Say in the file what was asked, for ``build`` and ``verify``."""
+    kept = [p for p in proto.metadata_props if p.key != PROPERTY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    value = {"to": to, "keep_io": keep_io, "headroom": HEADROOM, "inputs": ends[0], "outputs": ends[1]}
+    proto.metadata_props.add(key=PROPERTY, value=json.dumps(value, sort_keys=True))
+
+
+def _validate(proto: onnx.ModelProto) -> None:
+    """Types agree on every edge: onnx's inference looks at each node.
+
+    Raises:
+        GraphError: they do not, which is a fault of this module, and no file is written.
+    """
+    try:
+        onnx.shape_inference.infer_shapes(_skeleton(proto), check_type=True, strict_mode=True)
+    except Exception as error:
+        raise GraphError(f"half precision could not be written: {' '.join(str(error).split())[:300]}; leave --precision out") from error
+
+
+def _skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto`` with large weights as inputs."""
+    light = copied(proto)
+    weights = [t for t in light.graph.initializer if int(np.prod(t.dims)) > 512]
+    small = [t for t in light.graph.initializer if int(np.prod(t.dims)) <= 512]
+    listed = {v.name for v in light.graph.input}
+    light.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights if t.name not in listed)
+    del light.graph.initializer[:]
+    light.graph.initializer.extend(small)
+    return light
+
+
+def _bytes(proto: onnx.ModelProto) -> int:
+    return sum(int(np.prod(t.dims)) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize for t in proto.graph.initializer)

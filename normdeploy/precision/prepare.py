@@ -1,0 +1,71 @@
+"""What half precision needs of a file before: constants as initializers, no functions of others, an opset that has the type."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.inliner
+from onnx import TensorProto
+
+from ..errors import GraphError
+from ..graphs.functions import DOMAIN
+from ..graphs.opsets import needs_conversion, renumbered
+from ..graphs.protos import IR_OF_CONSTANTS, inferred
+from .calibrate import copied
+from .keeping import allowed_types
+from .retype import Format, lifted
+
+_NEWER = 22  # the opset from which Conv, the pools and others have bfloat16
+_OLDEST = 16  # the first whose ops all tell their bfloat16
+
+
+def prepared(proto: onnx.ModelProto, form: Format) -> tuple[onnx.ModelProto, list[str]]:
+    """A copy whose functions are this project's own alone and whose constants are initializers, at an opset that has the type."""
+    notes: list[str] = []
+    foreign = [(f.domain, f.name) for f in proto.functions if f.domain != DOMAIN]
+    proto = onnx.inliner.inline_selected_functions(proto, foreign) if foreign else copied(proto)
+    if proto.ir_version < IR_OF_CONSTANTS:  # which lists the weights as inputs, none of which may be replaced
+        weights = {t.name for t in proto.graph.initializer}
+        for v in [v for v in proto.graph.input if v.name in weights]:
+            proto.graph.input.remove(v)
+        proto.ir_version = IR_OF_CONSTANTS
+    lifted(proto.graph)
+    if form.onnx == TensorProto.BFLOAT16 and _OLDEST <= opset_of(proto) < _NEWER and _gains(proto, form):
+        if stuck := needs_conversion(proto, _NEWER):
+            notes.append(f"{stuck[0]} means something else at opset {_NEWER}: ops without bfloat16 below it stay float32")
+        else:
+            notes.append(f"the file has opset {_NEWER} now, the first in which {', '.join(_gains(proto, form))} may be bfloat16")
+            proto = renumbered(proto, _NEWER)
+    return proto, notes
+
+
+def _gains(proto: onnx.ModelProto, form: Format) -> list[str]:
+    """The ops of the main graph that have the type at the newer opset alone."""
+    wanted, opset = f"tensor({form.dtype.name})", opset_of(proto)
+
+    def has(op: str, version: int) -> bool:
+        allowed = allowed_types(op, version)
+        return allowed is not None and any(wanted in kinds for side in allowed for kinds in side)
+
+    return sorted({n.op_type for n in proto.graph.node if n.domain in ("", "ai.onnx") and has(n.op_type, _NEWER) > has(n.op_type, opset)})
+
+
+def opset_of(proto: onnx.ModelProto) -> int:
+    """Of the default domain."""
+    return int(next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1))
+
+
+def types_of(proto: onnx.ModelProto) -> dict[str, int]:
+    """The element type of each tensor of the main graph; sequences have none.
+
+    Raises:
+        GraphError: inference can't tell one.
+    """
+    found = {name: kind for name, (kind, _) in inferred(proto).items() if kind is not None}
+    for node in proto.graph.node:
+        for name in node.output:
+            if name and name not in found and node.domain not in ("", "ai.onnx"):
+                raise GraphError(
+                    f"the type of {name!r}, which {node.domain}.{node.op_type} {node.name!r} makes, is not known, so half precision "
+                    "can't be written around it; state it in the file's value_info"
+                )
+    return found

@@ -1,0 +1,299 @@
+"""The plain part of half precision: which element types stand where, once it is settled which nodes stay float32.
+
+onnxruntime's float16 converter decides it (``onnxruntime.transformers.float16``), but is kept from what it does wrong (1.31):
+
+- values: it moves every number below 6e-8 to 6e-8 and cuts off at 65504. It gets a file without weights, decides on types alone, and the
+  values are rounded here, from the original float32, to nearest even. So bfloat16 is the same decision with the other type in its place.
+- nodes kept in float32: two that read one tensor get two Casts of one name, and one inside a body gets its Cast outside. What is to stay
+  float32 bears a private type instead while the converter runs; it touches float32 alone, and its own lists of such nodes stay empty.
+- order, functions, shape inference: the Casts are written here, in order; functions are not its business; it gets no file to infer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from ..graphs.nested import graphs
+
+_HIDDEN = 4242  # no element type of ONNX
+_TYPED = ("to", "dtype")  # attributes that hold an element type
+_WITHOUT = frozenset({"ConstantOfShape", "RandomNormal", "RandomUniform", "SequenceEmpty"})  # they make float32 where none is named
+
+Change = Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A 16-bit floating type."""
+
+    name: str  # "fp16"
+    onnx: int
+    dtype: np.dtype
+
+    @property
+    def largest(self) -> float:
+        return float(ml_dtypes.finfo(self.dtype).max)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest normal number: below it precision is lost step by step, and GPUs may flush to zero."""
+        return float(ml_dtypes.finfo(self.dtype).smallest_normal)
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff."""
+        return float(ml_dtypes.finfo(self.dtype).eps) / 2
+
+    def rounded(self, values: np.ndarray | float) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return np.asarray(values, np.float32).astype(self.dtype)
+
+
+FORMATS = {
+    "fp16": Format("fp16", TensorProto.FLOAT16, np.dtype(np.float16)),
+    "bf16": Format("bf16", TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)),
+}
+
+
+def narrowed(proto: onnx.ModelProto, form: Format, wide_nodes: Iterable[int], wide_tensors: Iterable[str]) -> onnx.ModelProto:
+    """``proto``, changed in place: float32 becomes ``form`` but for the nodes (by place) and tensors (by name) named.
+
+    Casts between the two must stand there already: those to ``form`` as Casts to float32 that are no ``wide_nodes``.
+    """
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    graph, apart = proto.graph, set(wide_tensors)
+    hide = _swap({TensorProto.FLOAT: _HIDDEN, form.onnx: _HIDDEN})
+    for i in wide_nodes:
+        _explicit(graph.node[i], form)
+        _of_node(graph.node[i], hide)
+    for v in (*graph.input, *graph.output, *graph.value_info):
+        if v.name in apart:
+            _of_type(v.type, hide)
+    weights = _without_weights(graph, apart)
+    held = [numpy_helper.to_array(a.t) if a.t.data_type == TensorProto.FLOAT else None for n in graph.node for a in n.attribute]
+    convert_float_to_float16(proto, disable_shape_infer=True, op_block_list=[], node_block_list=[])
+    for values, attribute in zip(held, (a for n in graph.node for a in n.attribute), strict=False):  # what it adds stands at the end
+        if values is not None and attribute.t.data_type == TensorProto.FLOAT16:
+            attribute.t.CopyFrom(numpy_helper.from_array(form.rounded(values)))
+    _of_graph(graph, _swap({TensorProto.FLOAT16: form.onnx}))
+    _of_graph(graph, _swap({_HIDDEN: TensorProto.FLOAT}))
+    for tensor, original in zip(graph.initializer, weights, strict=True):
+        if original.data_type == tensor.data_type or tensor.name in apart:
+            tensor.CopyFrom(original)
+        else:
+            tensor.CopyFrom(numpy_helper.from_array(form.rounded(numpy_helper.to_array(original)), tensor.name))
+    return proto
+
+
+def _without_weights(graph: onnx.GraphProto, apart: set[str]) -> list[onnx.TensorProto]:
+    """Put an empty tensor of its type in the place of each initializer; returns them."""
+    weights = list(graph.initializer)
+    light = [TensorProto(name=t.name, data_type=_HIDDEN if t.name in apart else t.data_type, dims=[0]) for t in weights]
+    del graph.initializer[:]
+    graph.initializer.extend(light)
+    return weights
+
+
+def _explicit(node: onnx.NodeProto, form: Format) -> None:
+    """Write the float32 that a node makes without saying so, and as float32 what it holds in half."""
+    for a in node.attribute:
+        if a.t.data_type == form.onnx:
+            a.t.CopyFrom(numpy_helper.from_array(values(a.t).astype(np.float32)))
+    if node.op_type not in _WITHOUT or any(a.name in ("value", "dtype") for a in node.attribute):
+        return
+    if node.op_type == "ConstantOfShape":
+        node.attribute.append(onnx.helper.make_attribute("value", onnx.helper.make_tensor("value", TensorProto.FLOAT, [1], [0.0])))
+    else:
+        node.attribute.append(onnx.helper.make_attribute("dtype", TensorProto.FLOAT))
+
+
+# ------------------------------------------------------------------ every place where an element type stands
+
+
+def _swap(swaps: Mapping[int, int]) -> Change:
+    return lambda kind: swaps.get(kind, kind)
+
+
+def _of_graph(graph: onnx.GraphProto, change: Change) -> None:
+    for tensor in graph.initializer:
+        tensor.data_type = change(tensor.data_type)
+    for v in (*graph.input, *graph.output, *graph.value_info):
+        _of_type(v.type, change)
+    for node in graph.node:
+        _of_node(node, change)
+
+
+def _of_node(node: onnx.NodeProto, change: Change) -> None:
+    for attribute in node.attribute:
+        if attribute.name in _TYPED and attribute.type == onnx.AttributeProto.INT:
+            attribute.i = change(attribute.i)
+        if attribute.type == onnx.AttributeProto.TENSOR:
+            attribute.t.data_type = change(attribute.t.data_type)
+        for body in graphs(attribute):
+            _of_graph(body, change)
+
+
+def _of_type(held: onnx.TypeProto, change: Change) -> None:
+    kind = held.WhichOneof("value")
+    if kind == "tensor_type":
+        held.tensor_type.elem_type = change(held.tensor_type.elem_type)
+    elif kind in ("sequence_type", "optional_type"):
+        _of_type(getattr(held, kind).elem_type, change)
+
+
+# ------------------------------------------------------------------ Casts where the two meet
+
+
+class Casts:
+    """Writes the graph anew with a Cast on each edge between a float32 and a half tensor, one for each tensor and type.
+
+    Args:
+        graph: changed in place by ``write``; each node after what it reads.
+        floating: the tensors that are float32 or half.
+        wide: the places of the nodes that compute in float32.
+        wide_inputs, wide_outputs: the inputs and outputs of the graph that stay float32.
+    """
+
+    def __init__(
+        self, graph: onnx.GraphProto, floating: set[str], wide: set[int], wide_inputs: set[str], wide_outputs: set[str], form: Format
+    ) -> None:
+        self._graph, self._floating, self._wide, self._form = graph, floating, wide, form
+        self._is_wide = {v.name: v.name in wide_inputs for v in graph.input if v.name in floating}
+        self._weights = {t.name: t for t in graph.initializer if t.name in floating and t.name not in self._is_wide}
+        narrow = self._narrow_readers()
+        self._wide_weights = {k: k if k not in narrow and t.data_type == TensorProto.FLOAT else "" for k, t in self._weights.items()}
+        self._taken = {o for n in graph.node for o in n.output} | {t.name for t in (*graph.input, *graph.initializer)}
+        self._renamed: dict[str, str] = {}
+        self._made: dict[tuple[str, bool], str] = {}
+        self._nodes: list[onnx.NodeProto] = []
+        self._copies: list[onnx.TensorProto] = []
+        self.wide_nodes: set[int] = set()  # places in the new graph
+        self.count = 0
+        self._outputs = {v.name: v.name in wide_outputs for v in graph.output if v.name in floating}
+
+    def _narrow_readers(self) -> set[str]:
+        return {i for k, n in enumerate(self._graph.node) if k not in self._wide for i in n.input} | {v.name for v in self._graph.output}
+
+    def write(self) -> set[str]:
+        """Returns the names of the float32 tensors."""
+        for place, node in enumerate(self._graph.node):
+            self._add(node, place in self._wide)
+        del self._graph.node[:]
+        self._graph.node.extend(self._nodes)
+        self._graph.initializer.extend(self._copies)
+        weights = {name for name in self._wide_weights.values() if name}
+        return weights | {name for name, wide in self._is_wide.items() if wide}
+
+    def _add(self, node: onnx.NodeProto, wide: bool) -> None:
+        if node.op_type == "Cast" and node.input[0] in self._floating and node.output[0] in self._floating:
+            source = self._renamed.get(node.input[0], node.input[0])
+            if source not in self._weights and self._is_wide[source] == wide and node.output[0] not in self._outputs:
+                self._renamed[node.output[0]] = source
+                return
+        else:
+            for i, name in enumerate(node.input):
+                if name in self._floating:
+                    node.input[i] = self._read(name, wide)
+        self._read_in_bodies(node, wide)
+        late = []
+        for i, name in enumerate(node.output):
+            if name not in self._floating:
+                continue
+            if self._outputs.get(name, wide) != wide:  # a graph's output bears its name after the Cast
+                node.output[i] = self._renamed[name] = self._fresh(f"{name}_{_said(wide, self._form)}")
+                late.append((node.output[i], name))
+            self._is_wide[node.output[i]] = wide
+        self._append(node, wide)
+        for inner, name in late:
+            self._cast(inner, name, not wide, node)
+
+    def _read(self, name: str, wide: bool) -> str:
+        name = self._renamed.get(name, name)
+        if name in self._weights:
+            return self._weight(name) if wide else name
+        if self._is_wide[name] == wide:
+            return name
+        if (name, wide) not in self._made:
+            made = self._fresh(f"{name}_{_said(wide, self._form)}")
+            self._cast(name, made, wide, None)
+        return self._made[name, wide]
+
+    def _read_in_bodies(self, node: onnx.NodeProto, wide: bool) -> None:
+        """Bodies see the tensors outside; ``name`` in them becomes what the node's own precision reads."""
+        for body in (b for a in node.attribute for b in graphs(a)):
+            own = {v.name for v in (*body.input, *body.initializer)} | {o for n in body.node for o in n.output}
+            for inner in body.node:
+                for i, name in enumerate(inner.input):
+                    if name in self._floating and name not in own:
+                        inner.input[i] = self._read(name, wide)
+                self._read_in_bodies(inner, wide)
+            for out in body.output:
+                if out.name in self._floating and out.name not in own:
+                    out.name = self._read(out.name, wide)
+
+    def _weight(self, name: str) -> str:
+        if not self._wide_weights[name]:
+            self._wide_weights[name] = self._fresh(f"{name}_{_said(True, self._form)}")
+            self._copies.append(numpy_helper.from_array(values(self._weights[name]).astype(np.float32), self._wide_weights[name]))
+        return self._wide_weights[name]
+
+    def _cast(self, source: str, made: str, wide: bool, like: onnx.NodeProto | None) -> None:
+        node = onnx.helper.make_node("Cast", [source], [made], name=f"cast_{made}", to=TensorProto.FLOAT)
+        if like is not None:
+            node.metadata_props.extend(like.metadata_props)
+        self._made[source, wide] = made
+        self._is_wide[made] = wide
+        self.count += 1
+        self._append(node, wide)
+
+    def _append(self, node: onnx.NodeProto, wide: bool) -> None:
+        if wide:
+            self.wide_nodes.add(len(self._nodes))
+        self._nodes.append(node)
+
+    def _fresh(self, name: str) -> str:
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
+
+
+def _said(wide: bool, form: Format) -> str:
+    return "float32" if wide else form.dtype.name
+
+
+def values(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+    return np.asarray(numpy_helper.to_array(tensor))
+
+
+def lifted(graph: onnx.GraphProto) -> None:
+    """Constant nodes become initializers, in place: the converter's rules for weights then hold for them."""
+    kept: list[onnx.NodeProto] = []
+    for node in graph.node:
+        tensor = _constant(node.attribute) if node.op_type == "Constant" and node.domain in ("", "ai.onnx") else None
+        if tensor is None or any(o.name == node.output[0] for o in graph.output):
+            kept.append(node)
+        else:
+            tensor.name = node.output[0]
+            graph.initializer.append(tensor)
+    if len(kept) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+
+
+def _constant(attributes: Sequence[onnx.AttributeProto]) -> onnx.TensorProto | None:
+    kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    for a in attributes:
+        if a.name == "value":
+            return a.t
+        if a.name in kinds:
+            return numpy_helper.from_array(np.array(onnx.helper.get_attribute_value(a), kinds[a.name]))
+    return None

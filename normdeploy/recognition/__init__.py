@@ -1,0 +1,1 @@
+"""What norms a graph holds: structure proposes where one begins and ends, values say which it is."""

@@ -1,0 +1,165 @@
+"""A region between two tensors as the norm that its values say it is: the fits at two sizes, and what they and the file's constants
+agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.dims import Dims
+from ..graphs.graph import Graph
+from .facts import Norm
+from .parameters import Param, cast_to_zero, epsilon_of, held_epsilon, parameter
+from .probe import Fit, fit
+from .region import Bound, NoMatch, Region, compile_region, concrete
+from .roots import INSIDE
+from .sizes import bindings
+
+
+def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | NoMatch:
+    fits: list[Fit] = []
+    given: list[list[np.ndarray]] = []
+    refusal = NoMatch("it can't be evaluated at any size", region.y.name, clarity=0, region=region)
+    template = region.template
+    like = graph.memo.get(template)
+    guess = _like(region, like) if isinstance(like, Norm) else None
+    if guess is not None:
+        return guess
+    for bound, size in bindings(region):
+        others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
+        if any(o.shape == size and o.size > 1 for o in others):
+            return NoMatch("data of its input's own shape enters it: a residual stream, no gamma or beta", region.y.name, clarity=0)
+        like = graph.memo.get((template, size))
+        found = fit(bound, size, others, like if isinstance(like, Fit) else None)
+        if isinstance(found, NoMatch):
+            refusal = replace(found, tensor=region.y.name, region=region)
+            if "can't be evaluated" in found.reason:
+                continue
+            return refusal
+        graph.memo.setdefault((template, size), found)
+        fits.append(found)
+        given.append(others)
+        if len(fits) == 2 or not _group_is_dynamic(shape, found):
+            break
+    if not fits:
+        return refusal
+    unbiased = _unbiased(*fits) if len(fits) == 2 else _as_written(graph, region, fits[0])
+    wrong = _differ_by_size(*fits) if len(fits) == 2 and unbiased is None else ""
+    if wrong:
+        return NoMatch(wrong, region.y.name, region=region, fit=fits[0])
+    norm = _norm(graph, region, unbiased or fits[0], given[0], shape, dtype, ddof=0 if unbiased is None else 1)
+    if isinstance(norm, NoMatch):
+        return replace(norm, region=region, fit=fits[0])
+    graph.memo[template] = norm
+    return norm
+
+
+def _like(region: Region, other: Norm) -> Norm | None:
+    """``region`` as the norm that ``other`` is, whose region differs in larger constants only; None where their places can't be told."""
+    if len(region.leaves) > 1 or other.dtype.itemsize == 2:  # half precision may not hold a wider constant
+        return None
+    found: list[Param | None] = []
+    for param in (other.gamma, other.beta):
+        held = param.tensor if param is not None else None
+        place = next(((n, i) for n, node in enumerate(other.region.nodes) for i, t in enumerate(node.inputs) if t is held), None)
+        if param is None or param.value is None or place is None:
+            return None
+        t = region.nodes[place[0]].inputs[place[1]]
+        if not isinstance(t, gs.Constant) or not np.isfinite(t.values).all():
+            return None
+        found.append(Param(region.graph.value(t).reshape(param.value.shape), t, param.varies))
+    return replace(other, region=region, x=region.leaves[0], y=region.y, gamma=found[0], beta=found[1], guessed=True)
+
+
+def _random_leaf(graph: Graph, t: gs.Tensor, bound: Bound, seed: int) -> np.ndarray:
+    return np.random.default_rng(7 + seed).uniform(0.5, 1.5, concrete(graph, t, bound.sizes) or ())
+
+
+def _group_is_dynamic(shape: Dims, found: Fit) -> bool:
+    return not all(isinstance(shape[a], int) for a in found.over)
+
+
+def _unbiased(a: Fit, b: Fit) -> Fit | None:
+    """The fit with the variance that divides by n − 1, where that makes two sizes n agree in gamma and epsilon."""
+    if (a.axes, a.split, a.centered, a.outside) != (b.axes, b.split, b.centered, b.outside) or a.n == b.n or not a.centered:
+        return None
+    told = [
+        replace(f, gamma=f.gamma * np.sqrt(k), epsilon=f.epsilon * (np.sqrt(k) if f.outside else k))
+        for f in (a, b)
+        for k in [f.n / (f.n - 1)]
+    ]
+    return None if _differ_by_size(*told) else told[0]
+
+
+def _as_written(graph: Graph, region: Region, found: Fit) -> Fit | None:
+    """Of epsilon outside the root over a static size: the fit with n − 1, where that is the epsilon that the file holds."""
+    if not found.outside or not found.centered or found.n < 2:
+        return None
+    factor = np.sqrt(found.n / (found.n - 1))
+    held = held_epsilon(graph, region, found.epsilon * factor)
+    if held is None or held_epsilon(graph, region, found.epsilon) is not None:
+        return None
+    return replace(found, gamma=found.gamma * factor, epsilon=held)
+
+
+def _differ_by_size(a: Fit, b: Fit) -> str:
+    if (a.axes, a.split, a.centered) != (b.axes, b.split, b.centered):
+        return "what it normalizes over changes with the dynamic sizes"
+    same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
+    factor = float(np.median(np.abs(a.gamma))) / float(np.median(np.abs(b.gamma)) or 1.0)
+    alike = (
+        np.allclose(a.gamma, b.gamma, rtol=1e-9) if a.gamma.shape == b.gamma.shape else abs(factor - 1) < 1e-9 or _varies(a) or _varies(b)
+    )
+    return "" if same and alike else "its epsilon or gamma depends on a dynamic size"
+
+
+def _varies(fit: Fit) -> bool:
+    """Whether gamma differs between elements, so that one number can't be compared with another size's."""
+    return bool(np.ptp(np.abs(fit.gamma)) > 1e-9 * np.abs(fit.gamma).max())
+
+
+def _norm(
+    graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype, ddof: int = 0
+) -> Norm | NoMatch:
+    grouped = found.split is not None
+    gamma = parameter(graph, region, found.gamma, others, neutral=1.0, vector=grouped)
+    beta = parameter(graph, region, found.beta, others, neutral=0.0, vector=grouped)
+    if isinstance(gamma, NoMatch):
+        return gamma
+    if isinstance(beta, NoMatch):
+        return beta
+    if sum(p is not None and p.data for p in (gamma, beta)) != len(others):
+        return NoMatch("data enters it in a way that is no plain scale or shift", region.y.name)
+    dynamic = [a for p in (gamma, beta) if p is not None and not p.data for a in p.varies if not isinstance(shape[a], int)]
+    if dynamic:
+        return NoMatch(f"its gamma or beta varies along the dynamic axis {dynamic[0]}", region.y.name)
+    if dtype.itemsize == 2 and _holds_wider_constants(graph, region):
+        for p in (gamma, beta):
+            if p is not None and p.value is not None and not np.array_equal(p.value.astype(dtype).astype(np.float64), p.value):
+                return NoMatch(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
+    data = [p.tensor for p in (gamma, beta) if p is not None and p.data and p.tensor is not None]
+    again = compile_region(graph, region.y, [region.leaves[0], *data], INSIDE) if data else region
+    if isinstance(again, NoMatch):
+        return again
+    region = again
+    epsilon = epsilon_of(graph, region, found.epsilon)
+    return Norm(region, region.leaves[0], region.y, found, shape, dtype, epsilon, gamma, beta, ddof, _notes(graph, region, epsilon))
+
+
+def _notes(graph: Graph, region: Region, epsilon: float) -> tuple[str, ...]:
+    """Of an epsilon that a Cast of the file makes zero: its author wrote it, and the node holds it."""
+    return tuple(
+        f"its epsilon {number:.7g} becomes 0 where the file casts it to {kind}: the original may divide by zero on constant rows, "
+        f"the node computes with the {number:.7g} that was written"
+        for number, kind in cast_to_zero(graph, region)
+        if abs(number - epsilon) <= 1e-7 * epsilon
+    )
+
+
+def _holds_wider_constants(graph: Graph, region: Region) -> bool:
+    """Whether gamma or beta may be of a wider type than x: then they must not be rounded to x's."""
+    constants = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
+    return any((d := graph.dtype(t)) is not None and d.kind == "f" and d.itemsize > 2 and graph.value(t).size > 1 for t in constants)

@@ -1,0 +1,132 @@
+"""What divides by a statistic of its own input without a square root: no norm, but somebody may have meant one.
+
+    (x − mean)/var,   (x − mean)/mean|x − mean|,   (x − min)/(max − min),   x/mean(x²),   x/max|x|
+
+Recognition starts from a root over a reduction and never sees these. Sums of x itself (attention weights, softmax) are none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..graphs.graph import Graph, value_inputs
+from ..records import Finding
+from .roots import CLAMPS, POINTWISE, REDUCTIONS, VIEWS, is_root
+
+_STEPS = (POINTWISE | VIEWS | CLAMPS) - {"Exp", "Log"}
+_FARTHEST = 24  # nodes walked above a denominator, and above each of its reductions
+
+
+def lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list[Finding]:
+    """The divisions by a statistic in the main graph of ``proto`` that are in none of ``findings``, as refused findings."""
+    graph = Graph(proto)
+    taken = {t for f in findings if not f.place for t in (f.tensor, *f.tensors, *(a.end for a in f.attempts))}
+    found = (_read(graph, n) for n in graph.nodes if n.op in ("Div", "Mul") and n.outputs[0].name not in taken)
+    return [f for f in found if f is not None]
+
+
+def _read(graph: Graph, node: gs.Node) -> Finding | None:
+    for numerator, denominator in _fractions(graph, node):
+        below = _walk(graph, denominator)
+        if below.root or not below.reductions:
+            continue
+        x, center = _centered(graph, numerator)
+        above = [_walk(graph, r.inputs[0], stop=(x, numerator)) for r in below.reductions]
+        reason = _reason(graph, below.reductions, above, center)
+        if reason and all(a.met for a in above):
+            nodes = sorted({id(n): n for w in (below, *above) for n in w.nodes}.values(), key=graph.order)
+            nodes = [*(n for n in [graph.producer(numerator)] if center and n is not None and n not in nodes), *nodes, node]
+            return Finding(
+                kind="lookalike",
+                status="refused",
+                tensor=node.outputs[0].name,
+                module=graph.module(node),
+                spelling=" ".join(n.op for n in nodes if not graph.is_shape_valued(n.outputs[0])),
+                reason=f"{reason}: recognition starts from a square root of one",
+                dtype=d.name if (d := graph.dtype(x)) is not None else "",
+                input=x.name,
+                shape=graph.shape(x),
+                tensors=tuple(o.name for n in nodes for o in n.outputs),
+            )
+    return None
+
+
+def _fractions(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor]]:
+    """(numerator, denominator) of a Div, or of a Mul with a Reciprocal; both data."""
+    a, b = node.inputs[0], node.inputs[-1]
+    if graph.is_shape_valued(a) or graph.is_shape_valued(b) or a is b:
+        return
+    if node.op == "Div":
+        yield a, b
+        return
+    for x, other in ((a, b), (b, a)):
+        above = graph.producer(other)
+        if above is not None and above.op == "Reciprocal":
+            yield x, above.inputs[0]
+
+
+@dataclass
+class _Walk:
+    """What lies above a tensor, up to the reductions (which are listed) or to one of the tensors looked for."""
+
+    nodes: list[gs.Node] = field(default_factory=list)
+    reductions: list[gs.Node] = field(default_factory=list)
+    root: bool = False
+    met: bool = False
+
+
+def _walk(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _Walk:
+    walk, stack, seen = _Walk(), [t], {id(t)}
+    while stack and len(walk.nodes) < _FARTHEST:
+        t = stack.pop()
+        if any(t is s for s in stop):
+            walk.met = True
+            continue
+        node = graph.producer(t)
+        if node is None or graph.is_shape_valued(t) or (node.domain or "") not in ("", "ai.onnx"):
+            continue
+        walk.root = walk.root or is_root(graph, node)
+        if node.op in REDUCTIONS:
+            walk.reductions.append(node)
+        if node.op in REDUCTIONS and not stop:
+            walk.nodes.append(node)
+        elif node.op in _STEPS or node.op in REDUCTIONS:
+            walk.nodes.append(node)
+            new = [i for i in value_inputs(node) if id(i) not in seen]
+            seen.update(map(id, new))
+            stack += new
+    return walk
+
+
+def _centered(graph: Graph, numerator: gs.Tensor) -> tuple[gs.Tensor, str]:
+    """x, and the op of the reduction of x that the numerator is x minus ("" where it is x itself)."""
+    node = graph.producer(numerator)
+    if node is not None and node.op == "Sub":
+        for reduction in _walk(graph, node.inputs[1]).reductions:
+            if _walk(graph, reduction.inputs[0], stop=node.inputs[:1]).met:
+                return node.inputs[0], reduction.op
+    return numerator, ""
+
+
+def _reason(graph: Graph, reductions: Sequence[gs.Node], above: Sequence[_Walk], center: str) -> str:
+    """What the denominator is, "" where it is nothing that a norm is mistaken for."""
+    ops = {r.op for r in reductions}
+    if {"ReduceMax", "ReduceMin"} <= ops:
+        return "it divides by a range (largest minus smallest), no standard deviation"
+    magnitudes = "ReduceL1" in ops or any(n.op == "Abs" for a in above for n in a.nodes)
+    if magnitudes:
+        return f"it divides by {'the largest magnitude' if 'ReduceMax' in ops else 'a mean or sum of magnitudes'}, no standard deviation"
+    if "ReduceSumSquare" in ops or any(_squares(graph, n) for a in above for n in a.nodes):
+        return f"it divides by {'a variance' if center else 'a mean or sum of squares'} whose root is not taken"
+    return ""
+
+
+def _squares(graph: Graph, node: gs.Node) -> bool:
+    if node.op == "Mul":
+        return node.inputs[0] is node.inputs[1]
+    power = graph.known(node.inputs[1]) if node.op == "Pow" else None
+    return power is not None and power.size == 1 and power.item() == 2

@@ -1,0 +1,300 @@
+"""What a region computes, found out by asking it: is y = γ·(x − mean)/sqrt(var + ε) + β, and with which groups, γ, β and ε?
+
+Spelling does not matter here, only values. A region is evaluated in float64 on a few inputs:
+
+- y(x) and y(−x) at a large scale s, where ε vanishes: normalization is odd around β, so β = (y(s·z) + y(−s·z))/2, and the odd part is γ·ẑ;
+- with one element of z changed: the elements of y that move are its group (they share its mean and variance);
+- with a constant added: nothing moves where the mean is subtracted (layer norm), everything where it is not (RMS norm);
+- at scales near sqrt(ε): the odd part shrinks by sqrt(s²v/(s²v + ε)), so ε = s²v(1/ρ² − 1).
+
+An unbiased variance needs no case of its own: for n elements (x − m)/sqrt(var·n/(n−1) + ε) is γ' = γ·sqrt((n−1)/n) and ε' = ε·(n−1)/n,
+which is what is measured. Every fit is checked on fresh inputs at several scales; what passes here is only a proposal all the same,
+decided by its certificate (`normdeploy.rewriting.certify`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..evaluate import evaluate
+from .region import Bound, EvaluationFailed, NoMatch
+
+# Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the scales.
+_TOLERANCE = 1e-9
+_LARGE = 2.0**34  # about 1.7e10: an ε up to 0.1 is far below the tolerance there, inside the root or outside
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A norm at concrete sizes: x̂ = (x − mean)/sqrt(var + epsilon) over ``axes`` (and over blocks of ``block`` along ``split``)."""
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]  # normalized in full; axes of size 1 are never listed
+    split: int | None  # the axis that is cut into groups (group norm)
+    block: int  # its extent inside a group
+    centered: bool
+    epsilon: float  # NaN in a refusal that could not tell it
+    gamma: np.ndarray  # the shape of y
+    beta: np.ndarray
+    outside: bool = False  # x̂ = (x − mean)/(sqrt(var) + epsilon)
+
+    @property
+    def n(self) -> int:
+        """Elements in a group."""
+        return math.prod(self.shape[a] for a in self.axes) * self.block
+
+    @property
+    def over(self) -> tuple[int, ...]:
+        """The axes normalized over, the one that is cut into groups included."""
+        return tuple(sorted({*self.axes, *(() if self.split is None else (self.split,))}))
+
+    @property
+    def kind(self) -> str:
+        """What it is called where gamma and beta are not looked at (an instance norm is a layer norm then)."""
+        if not self.centered:
+            return "RMSNorm"
+        return "LayerNorm" if self.split is None else "GroupNorm"
+
+    def resized(self, shape: tuple[int, ...]) -> Fit:
+        """The same grouping at another size of x (gamma and beta are dropped).
+
+        Raises:
+            ValueError: the blocks don't divide the axis.
+        """
+        if self.split is not None and shape[self.split] % self.block:
+            raise ValueError(f"blocks of {self.block} don't divide {shape[self.split]}")
+        return replace(self, shape=shape, gamma=np.ones(()), beta=np.zeros(()))
+
+    def statistics(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(x − mean, or x where not centered; its mean square), both broadcast to x's shape."""
+        view, axes = self._view(x)
+        d = view - view.mean(axis=axes, keepdims=True) if self.centered else view
+        v = np.broadcast_to((d * d).mean(axis=axes, keepdims=True), view.shape)
+        return d.reshape(self.shape), v.reshape(self.shape)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        d, v = self.statistics(x)
+        return self.gamma * d / self.denominator(v) + self.beta
+
+    def denominator(self, v: np.ndarray) -> np.ndarray:
+        return np.sqrt(v) + self.epsilon if self.outside else np.sqrt(v + self.epsilon)
+
+    def arrange(self, rows: np.ndarray) -> np.ndarray:
+        """An x whose groups are the given rows (number of groups, n)."""
+        view, axes = self._view(np.empty(self.shape))
+        rest = [a for a in range(view.ndim) if a not in axes]
+        order = [*rest, *sorted(axes)]
+        return rows.reshape([view.shape[a] for a in order]).transpose(np.argsort(order)).reshape(self.shape)
+
+    def rows(self, x: np.ndarray) -> np.ndarray:
+        """The groups of ``x`` as rows (number of groups, n): the inverse of ``arrange``."""
+        view, axes = self._view(x)
+        rest = [a for a in range(view.ndim) if a not in axes]
+        return view.transpose([*rest, *sorted(axes)]).reshape(-1, self.n)
+
+    def _view(self, x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+        if self.split is None:
+            return x, self.axes
+        s = self.split
+        view = x.reshape(*self.shape[:s], self.shape[s] // self.block, self.block, *self.shape[s + 1 :])
+        return view, (*(a if a < s else a + 1 for a in self.axes), s + 1)
+
+
+def fit(bound: Bound, shape: tuple[int, ...], others: Sequence[np.ndarray] = (), like: Fit | None = None) -> Fit | NoMatch:
+    """Ask the bound region whether it is a norm of its first leaf, x of ``shape``, while its other leaves hold ``others``.
+
+    ``like``: the answer of a region that differs from this one only in gamma and beta; these alone are measured where it is right.
+    """
+    if 0 in shape or int(np.prod(shape, dtype=int)) < 2:
+        return NoMatch(f"its input has the shape {shape}: nothing to normalize", clarity=1)
+    try:
+        with evaluate.quiet():
+            same = _refit(_Asked(bound, shape, others), like) if like is not None and like.shape == shape else None
+            return same if same is not None else _fit(_Asked(bound, shape, others))
+    except EvaluationFailed as e:
+        return NoMatch(f"can't be evaluated: {e}", clarity=1)
+
+
+class _Asked:
+    """The region as a function of x, and the odd and even parts of its answers."""
+
+    def __init__(self, bound: Bound, shape: tuple[int, ...], others: Sequence[np.ndarray]) -> None:
+        self.bound = bound
+        self.others = others
+        self.shape = shape
+        self.rng = np.random.default_rng(20)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        y = self.bound.run([x, *self.others])
+        if y.shape != self.shape:
+            raise EvaluationFailed(f"its result has the shape {y.shape}, its input {self.shape}")
+        return y
+
+    def draw(self) -> np.ndarray:
+        """Magnitudes in [0.5, 1.5] with random signs: few values lie near their group's mean."""
+        return self.rng.uniform(0.5, 1.5, self.shape) * self.rng.choice([-1.0, 1.0], self.shape)
+
+    def odd(self, x: np.ndarray) -> np.ndarray:
+        return (self(x) - self(-x)) / 2
+
+
+def _fit(ask: _Asked) -> Fit | NoMatch:
+    z = ask.draw()
+    up, down = ask(_LARGE * z), ask(-_LARGE * z)
+    if not (np.isfinite(up).all() and np.isfinite(down).all()):
+        return NoMatch("gives NaN or Inf on ordinary input", clarity=1)
+    beta, odd = (up + down) / 2, (up - down) / 2
+    if not odd.any():
+        return NoMatch("does not depend on its input (gamma is zero everywhere)", clarity=1)
+    groups = _groups(ask, z, up, odd)
+    if isinstance(groups, NoMatch):
+        return groups
+    axes, split, block = groups
+    moved = np.abs(ask(_LARGE * (z + 3.0)) - up).max()
+    centered = bool(moved <= 1e-7 * np.abs(odd).max())
+    plain = Fit(ask.shape, axes, split, block, centered, 0.0, np.ones(ask.shape), np.zeros(ask.shape))
+    if centered and plain.n == 1:
+        return NoMatch("each group has one element: the result does not depend on the input", clarity=1)
+    unit = plain(_LARGE * z)
+    gamma = odd / unit
+    for _ in range(3):  # where z fell on its group's mean another draw is better conditioned
+        if np.abs(unit).min() > 0.05:
+            break
+        again = ask.draw()
+        other = plain(_LARGE * again)
+        better = np.abs(other) > np.abs(unit)
+        gamma = np.where(better, ask.odd(_LARGE * again) / other, gamma)
+        unit = np.where(better, other, unit)
+    found = _with_epsilon(ask, plain, gamma, beta, z)
+    if isinstance(found, NoMatch):
+        return found
+    return _why_not(ask, found) if _check(ask, found) else found
+
+
+def _refit(ask: _Asked, like: Fit) -> Fit | None:
+    """``like`` with the gamma and beta that are measured; None where that is no fit."""
+    z = ask.draw()
+    up, down = ask(_LARGE * z), ask(-_LARGE * z)
+    unit = replace(like, epsilon=0.0, outside=False, gamma=np.ones(ask.shape), beta=np.zeros(ask.shape))(_LARGE * z)
+    if not (np.isfinite(up).all() and np.isfinite(down).all()) or np.abs(unit).min() < 0.05:
+        return None
+    found = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
+    return None if _check(ask, found) else found
+
+
+def _groups(ask: _Asked, z: np.ndarray, up: np.ndarray, odd: np.ndarray) -> tuple[tuple[int, ...], int | None, int] | NoMatch:
+    """Which elements share statistics: (axes in full, the axis in blocks or None, the size of a block)."""
+    if (np.abs(odd) > 1e-9 * np.abs(odd).max()).all():
+        extent = _moved_with_first(ask, z, up)
+    else:  # where gamma is zero nothing moves: ask one element that does which others move it
+        extent = _movers_of_largest(ask, z, up, int(np.argmax(np.abs(odd))))
+    full = tuple(a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if e == n and n > 1)
+    part = [a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if 1 < e < n]
+    if len(part) > 1 or (part and ask.shape[part[0]] % extent[part[0]]):
+        return NoMatch("its groups are no blocks along one axis")
+    if not full and not part:
+        return NoMatch("each element is normalized by itself", clarity=1)
+    return full, (part[0] if part else None), (extent[part[0]] if part else 1)
+
+
+def _moved_with_first(ask: _Asked, z: np.ndarray, up: np.ndarray) -> list[int]:
+    """The extent of the box of what moves when element 0 does."""
+    changed = z.copy()
+    changed.flat[0] += 7.0
+    moved = np.argwhere(ask(_LARGE * changed) != up)
+    return [int(e) for e in moved.max(axis=0) + 1] if len(moved) else [1] * z.ndim
+
+
+def _movers_of_largest(ask: _Asked, z: np.ndarray, up: np.ndarray, flat: int) -> list[int]:
+    """The extent of the group of one element, axis by axis: does it move when another element of its line does?"""
+    base = tuple(int(i) for i in np.unravel_index(flat, z.shape))
+
+    def moves(axis: int, index: int) -> bool:
+        changed = z.copy()
+        changed[(*base[:axis], index, *base[axis + 1 :])] += 7.0
+        return bool(ask(_LARGE * changed)[base] != up[base])
+
+    extent = []
+    for axis, size in enumerate(z.shape):
+        at = base[axis]
+        blocks = [k for k in range(size, 1, -1) if size % k == 0]  # the largest block whose far end moves the element
+        ends = ((k, at // k * k + (k - 1 if at % k < k - 1 else 0)) for k in blocks)
+        extent.append(next((k for k, end in ends if moves(axis, end)), 1))
+    return extent
+
+
+def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, z: np.ndarray) -> Fit | NoMatch:
+    """Measure epsilon where it matters: at a scale at which it is about as large as the variance."""
+    d, v = plain.statistics(z)
+    unit = gamma * d / np.sqrt(v)
+    weight = np.abs(unit) >= max(np.median(np.abs(unit)), 0.1 * np.abs(unit).max())  # the best conditioned ones
+    scale, epsilon = 1e-2, 0.0
+    for _ in range(8):
+        ratio = (ask.odd(scale * z) / unit)[weight]
+        if not np.isfinite(ratio).all():
+            return NoMatch("gives NaN or Inf on small input", clarity=1)
+        estimate = float(np.median(scale**2 * v[weight] * (1.0 / ratio**2 - 1.0)))
+        variance = float(np.median(scale**2 * v[weight]))
+        if abs(estimate) <= 1e-11 * variance:  # below what float64 shows at this scale
+            scale *= 1e-4
+            continue
+        epsilon = estimate
+        if 0.3 < estimate / variance < 3:
+            break
+        scale = float(np.sqrt(abs(estimate) / np.median(v[weight])))
+    if epsilon < 0:
+        return _why_not(ask, replace(plain, gamma=gamma, beta=beta))
+    return replace(plain, epsilon=epsilon, gamma=gamma, beta=beta)
+
+
+def _check(ask: _Asked, found: Fit) -> bool:
+    """True where a fresh input, its groups at several scales, tells the region from the fit."""
+    root = found.epsilon if found.outside else np.sqrt(found.epsilon)
+    scales = [s for s in (0.6 * root, 1.0, 10 * root, _LARGE, 0.05 * root) if s]
+    rows = found.rows(ask.draw())
+    for start in range(0, len(scales), len(rows)):
+        order = (start + np.arange(len(rows))) % len(scales)
+        x = found.arrange(rows * np.array(scales)[order][:, None])
+        expected, actual = found(x), ask(x)
+        if not (np.abs(actual - expected) <= _TOLERANCE * (np.abs(expected) + np.abs(found.gamma) + np.abs(found.beta))).all():
+            return True
+    return False
+
+
+def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
+    """Tell the usual lookalikes apart by what happens to the odd part as x shrinks. Epsilon outside the root is a fit of its own."""
+    x = ask.draw()
+    large = ask.odd(_LARGE * x)
+    d, v = found.statistics(x)
+    sure = (np.abs(large) > 0.3 * np.median(np.abs(large))) & (v > 0)
+    unit = found.gamma * d / np.sqrt(v)
+    if not np.allclose(large[sure], unit[sure], rtol=1e-6, atol=0):
+        if np.allclose(_LARGE * ask.odd(x)[sure], large[sure], rtol=1e-3, atol=0):
+            return NoMatch(
+                "its result grows with its input: not divided by its own deviation (global response normalization is such)", clarity=1
+            )
+        return NoMatch(
+            "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no root)", clarity=1
+        )
+    deviation, scale = np.sqrt(v)[sure], 1e-2
+    for _ in range(5):
+        ratio = ask.odd(scale * x)[sure] / unit[sure]
+        if not np.isfinite(ratio).all():
+            return NoMatch("gives NaN or Inf on small input", clarity=1)
+        if (np.abs(ratio - 1.0) < 1e-12).any() and (ratio < 0.999).any():
+            break
+        added = scale * deviation * (1.0 / ratio - 1.0)
+        epsilon = float(np.median(added))
+        if epsilon > 1e-3 * scale and np.ptp(added) <= 1e-6 * np.abs(added).max():
+            outside = replace(found, epsilon=epsilon, outside=True)
+            if not _check(ask, outside):
+                return outside
+            break
+        scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3
+    if (np.abs(ask.odd(x)[sure] / unit[sure] - 1) < 1e-12).all():
+        return NoMatch("its denominator is clamped from below instead of having epsilon added", fit=replace(found, epsilon=math.nan))
+    return NoMatch("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(found, epsilon=math.nan))

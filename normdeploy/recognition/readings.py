@@ -1,0 +1,131 @@
+"""Where a norm around a square root may begin and end: ``readings`` tries the pairs, and says of each what is against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from ..graphs.dims import evaluate_dim, invented
+from ..graphs.graph import Graph, value_inputs
+from .facts import Candidate, Norm
+from .fitting import read_region
+from .region import NoMatch, Region, assignments, compile_region, tensor_symbols
+from .roots import FLOATING, INSIDE, NORMS, REDUCTIONS, entries, is_root, narrowing, results
+
+
+def candidate(graph: Graph, root: gs.Node) -> Candidate | None:
+    """None where nothing looks like a norm: no reduction lies before the root."""
+    xs, passed = entries(graph, root)
+    if root.op not in NORMS and root.op != "ReduceL2" and not any(n.op in REDUCTIONS for n in passed):
+        return None
+    return Candidate(root, tuple(xs), tuple(results(graph, root, xs)), tuple(passed))
+
+
+def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
+    """The readings of the norm around a root, outermost first; between them why another candidate is none.
+
+    For each end the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of what is centered already.
+    """
+    for y in reversed(c.ys):
+        for x in reversed(c.xs):
+            reading = _read(graph, c, x, y)
+            if isinstance(reading, Norm):
+                yield reading
+                break
+            yield replace(reading, start=x.name, end=y.name)
+    cast = narrowing(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
+    if cast is not None:  # none begins behind it: it is no entry to a part in half precision
+        yield NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name)
+    default = next((t.name for n in c.passed for t in n.inputs if graph.is_default(t.name)), "")
+    if default:
+        yield NoMatch(f"{default!r} is an initializer and a graph input too: a caller may replace it, so it is no constant", default)
+
+
+def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMatch:
+    """The norm from x to y; of clarity 0 where the two can't belong together at all."""
+    shape, dtype = graph.shape(x), graph.dtype(x)
+    if shape is None or dtype is None:
+        return NoMatch(f"the type or shape of {x.name!r} is not known", x.name, clarity=1)
+    if dtype.name not in FLOATING:
+        return NoMatch(f"{x.name!r} is of {dtype.name}, in which no norm computes", x.name, clarity=0)
+    if (graph.dtype(y) or dtype) != dtype:
+        return NoMatch(f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=0)
+    if _differ(graph, x, y):
+        return NoMatch(f"its result has the shape {graph.shape(y)}, its input {shape}", y.name, clarity=0)
+    region = compile_region(graph, y, [x], INSIDE)
+    if isinstance(region, NoMatch):
+        leaves = _operands(graph, c, x, y)
+        if leaves and len(leaves) <= 2:
+            region = compile_region(graph, y, [x, *leaves], INSIDE)
+        if isinstance(region, NoMatch):
+            return replace(region, clarity=0)
+    if region.shape_leaves and not _same(graph, x, y):  # sizes can be chosen at which the two agree, though they are others
+        return NoMatch(f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}", y.name, clarity=0)
+    if not any(n.op in REDUCTIONS or n.op in NORMS for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
+        return NoMatch("no mean is taken between them", y.name, clarity=0)
+    cast = narrowing(graph, region.nodes, dtype)
+    if cast is not None:
+        return NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name, region=region)
+    if _norms_in_a_row(graph, region) > 1:  # their product is a norm too, but with an epsilon that nobody wrote
+        return NoMatch("two norms, one after the other, lie between them", y.name, clarity=0)
+    return read_region(graph, region, shape, dtype)
+
+
+def _norms_in_a_row(graph: Graph, region: Region) -> int:
+    """The largest number of roots on one path through the region that each have a reduction of their own before them."""
+    seen: dict[int, tuple[int, bool]] = {}  # tensor -> (roots so far, a reduction since the last one)
+    for node in region.nodes:
+        roots, fresh = max((seen.get(id(t), (0, False)) for t in value_inputs(node)), default=(0, False))
+        fresh = fresh or node.op in REDUCTIONS or node.op in NORMS
+        if fresh and is_root(graph, node):
+            roots, fresh = roots + 1, False
+        seen.update((id(o), (roots, fresh)) for o in node.outputs)
+    return seen.get(id(region.y), (0, False))[0]
+
+
+def _operands(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> list[gs.Tensor]:
+    """Data besides x that enters between the root and y (or into a root that takes scale and bias)."""
+    root, inside = c.root, {id(t) for t in c.ys}
+    found: dict[int, gs.Tensor] = {}
+    stack, seen = [y], {id(y)}
+    while stack:
+        node = graph.producer(stack.pop())
+        if node is None or node is root:
+            continue
+        for t in node.inputs:
+            if id(t) in seen or t.is_empty() or graph.is_shape_valued(t) or t is x:
+                continue
+            seen.add(id(t))
+            if id(t) in inside:
+                stack.append(t)
+            elif isinstance(compile_region(graph, t, [x], INSIDE), NoMatch):
+                found[id(t)] = t
+    if root.op in NORMS:
+        found.update((id(t), t) for t in root.inputs[1:] if not t.is_empty() and not graph.is_shape_valued(t))
+    return list(found.values())
+
+
+def _same(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
+    """True where the file itself says that the two have one shape."""
+    sizes = assignments(tensor_symbols(graph, x) | tensor_symbols(graph, y))[0]
+    a, b = graph.shape(x), graph.shape(y)
+    if a is None or b is None or len(a) != len(b):
+        return False
+    known = [(evaluate_dim(i, sizes), evaluate_dim(j, sizes)) for i, j in zip(a, b, strict=True)]
+    return all(i is not None and i == j for i, j in known)
+
+
+def _differ(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
+    """True where the file itself says that the two have different shapes."""
+    sizes = assignments(tensor_symbols(graph, x) | tensor_symbols(graph, y))[0]
+    a, b = graph.shape(x), graph.shape(y)
+    if a is None or b is None:
+        return False
+    if len(a) != len(b):
+        return True
+    known = [(evaluate_dim(i, sizes), evaluate_dim(j, sizes)) for i, j in zip(a, b, strict=True)]
+    if any(invented(d) for d in (*a, *b)):
+        return any(isinstance(i, int) and isinstance(j, int) and i != j for i, j in zip(a, b, strict=True))
+    return any(i is not None and j is not None and i != j for i, j in known)

@@ -1,0 +1,151 @@
+"""The square roots that a norm may stand around, and how far: where it could begin (``entries``) and end (``results``), by ops alone."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..graphs.functions import DOMAIN
+from ..graphs.functions import NORMS as OWN
+from ..graphs.graph import Graph, value_inputs
+from .region import NoMatch, compile_region
+
+POINTWISE = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Neg", "Abs", "Sqrt", "Reciprocal", "Pow", "Exp", "Log"),
+        *("Cast", "CastLike", "Identity", "Dropout", "Where"),
+    }
+)
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand"})
+REDUCTIONS = frozenset(
+    {
+        *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin"),
+        *("GlobalAveragePool", "Einsum"),
+    }
+)
+NORMS = frozenset(
+    {
+        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"),
+        *("MeanVarianceNormalization", "LpNormalization", "SimplifiedLayerNormalization"),
+        *OWN,
+    }
+)
+CLAMPS = frozenset({"Relu", "Clip", "Max", "Min"})  # of a variance that rounding may have made negative; behind a norm an activation
+EQUALITIES = frozenset({"Equal", "And", "Or", "Not"})  # Flax sets what is centered to zero where a row's least and largest are equal
+INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES  # what a norm is made of
+
+_UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
+_DOWNWARD = 48
+
+
+def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]]:
+    """The tensors through which all data reaches ``root``, nearest first, and the nodes passed on the way.
+
+    These are the places where a norm's input can be. The walk ends at an op that no norm contains, and at the root of another norm.
+    """
+    found: list[gs.Tensor] = []
+    passed: list[gs.Node] = []
+    seen: set[int] = set()
+    heap: list[tuple[float, int, gs.Tensor]] = []
+
+    def push(tensors: Iterable[gs.Tensor]) -> None:
+        for t in tensors:
+            if id(t) not in seen and not graph.is_shape_valued(t):
+                seen.add(id(t))
+                node = graph.producer(t)
+                heapq.heappush(heap, (-graph.order(node) if node is not None else 1.0, id(t), t))
+
+    push(root.inputs[:1] if root.op in NORMS else value_inputs(root))  # scale and bias may be data of their own
+    while heap and len(passed) < _UPWARD:
+        t = heapq.heappop(heap)[2]
+        if not heap:
+            found.append(t)
+        node = graph.producer(t)
+        another = node is not None and is_root(graph, node) and (node.op in NORMS or any(n.op in REDUCTIONS for n in passed))
+        if node is None or another or not _walkable(graph, node):
+            break
+        passed.append(node)
+        push(value_inputs(node))
+    return found, passed
+
+
+def results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Tensor]:
+    """The tensors below ``root`` that only pointwise ops and views separate from it, in topological order.
+
+    The walk does not pass where data of full shape that does not come from ``xs`` is mixed in: a residual stream ends a norm.
+    """
+    heap = [(graph.order(root), id(root), root)]
+    seen = {id(root)}
+    found: dict[int, gs.Tensor] = {}
+    while heap and len(found) < _DOWNWARD:
+        node = heapq.heappop(heap)[2]
+        t = node.outputs[0]
+        if node is not root and any(_foreign(graph, other, t, xs, found) for other in value_inputs(node)):
+            continue
+        found[id(t)] = t
+        statistic = bool(xs) and graph.shape(t) != graph.shape(xs[-1])
+        for consumer in graph.consumers(t):
+            passable = statistic if consumer.op in CLAMPS else consumer.op in POINTWISE or consumer.op in VIEWS
+            if id(consumer) not in seen and passable and _standard(consumer):
+                seen.add(id(consumer))
+                heapq.heappush(heap, (graph.order(consumer), id(consumer), consumer))
+    return list(found.values())
+
+
+def _foreign(graph: Graph, t: gs.Tensor, y: gs.Tensor, xs: Sequence[gs.Tensor], found: Mapping[int, gs.Tensor]) -> bool:
+    """Data as large as ``y`` that is neither below the root nor computed from the farthest of ``xs``."""
+    if id(t) in found or graph.is_shape_valued(t) or not xs or any(t is x for x in xs):
+        return False
+    a, b = graph.shape(t), graph.shape(y)
+    if a is None or b is None or len(a) != len(b) or any(d == 1 and e != 1 for d, e in zip(a, b, strict=True)):
+        return False
+    return isinstance(compile_region(graph, t, xs[-1:], INSIDE), NoMatch)
+
+
+def is_root(graph: Graph, node: gs.Node) -> bool:
+    """A square root (or a node that holds one) of something that is not fixed by the file."""
+    if node.op in NORMS:
+        return node.op not in OWN or node.domain == DOMAIN
+    if not _standard(node) or node.op not in ("Sqrt", "Pow", "ReduceL2"):
+        return False
+    if node.op == "Pow":
+        shape = graph.shape(node.inputs[1]) or ()
+        few = all(isinstance(d, int) for d in shape) and math.prod(shape) <= 64  # type: ignore[arg-type]
+        power = graph.known(node.inputs[1]) if few else None
+        if power is None or len(np.unique(power)) != 1 or abs(power.flat[0]) != 0.5:
+            return False
+    return not graph.is_shape_valued(node.inputs[0])
+
+
+def _standard(node: gs.Node) -> bool:
+    return (node.domain or "") in ("", "ai.onnx")
+
+
+def _walkable(graph: Graph, node: gs.Node) -> bool:
+    return _standard(node) and node.op in INSIDE
+
+
+FLOATING = frozenset(
+    {"float16", "bfloat16", "float32", "float64"}
+)  # what norms and scales compute in; integers of 4 bits are a kind "V" too
+
+
+def narrowing(graph: Graph, nodes: Iterable[gs.Node], dtype: np.dtype | None) -> gs.Node | None:
+    """A Cast of data among ``nodes`` to a floating type with fewer bits than ``dtype``."""
+    if dtype is None:
+        return None
+    for node in nodes:
+        if node.op not in ("Cast", "CastLike") or graph.is_shape_valued(node.outputs[0]):
+            continue
+        if node.op == "Cast":
+            target = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(int(graph.attrs(node).get("to", 1))))
+        else:
+            target = graph.dtype(node.inputs[1])
+        if target is not None and target.kind not in "iub" and target.itemsize < dtype.itemsize:
+            return node
+    return None

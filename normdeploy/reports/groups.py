@@ -1,0 +1,119 @@
+"""Findings that the reader would call the same line, such as the norms of all layers, and how a line begins and is proved."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from ..records import Finding
+
+COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
+LIKE = " of its like"  # ends the proof of a norm that was not run itself
+_LISTED = 6  # numbers that a name lists one by one
+
+
+@dataclass(frozen=True)
+class Group:
+    """Findings that differ in nothing but the numbers in their names, such as the layers of an encoder."""
+
+    name: str  # "layers.{0..11}.norm", or "(mul_{3,17,31})" where the file tells no module paths
+    findings: tuple[Finding, ...]
+
+    @property
+    def first(self) -> Finding:
+        return self.findings[0]
+
+
+def grouped(findings: Iterable[Finding]) -> list[Group]:
+    """Findings by what the reader would call the same line, in the order of their first members."""
+    alike: dict[tuple[Any, ...], list[Finding]] = {}
+    for f in findings:
+        said = (f.kind, f.status, f.spelling, unnumbered(f.became), unnumbered(f.reason), f.notes, f.axes, f.epsilon, f.dtype)
+        known = (f.ddof, f.outside, f.statistics, *(p and (p.data, p.axes, p.one_plus) for p in (f.gamma, f.beta)))
+        half = tuple((h.vanishes, bool(h.overflow)) for h in f.half)
+        failed = f.certificate is not None and not f.certificate
+        place = (unnumbered(f.place), bool(f.module), re.sub(r"\d+", "#", name_of(f)))
+        proved = tuple(p.removesuffix(LIKE) for p in f.proved)
+        alike.setdefault((said, known, half, f.runtimes, proved, failed, place), []).append(f)
+    return [group for members in alike.values() for group in _by_path(members)]
+
+
+def name_of(finding: Finding) -> str:
+    """The module path; where the file tells none, the tensor in parentheses."""
+    return finding.module or f"({finding.tensor})"
+
+
+def unnumbered(text: str) -> str:
+    """``text`` with the numbers inside quoted names taken out: 'layers.3.conv' and 'layers.4.conv' are named alike."""
+    return re.sub(r"'[^']*'", lambda name: re.sub(r"\d+", "*", name[0]), text)
+
+
+def _by_path(findings: list[Finding]) -> list[Group]:
+    """Findings whose paths have the same words, merged number by number, the last one first."""
+    words = re.split(r"\d+", name_of(findings[0]))
+    rows: list[tuple[tuple[frozenset[int], ...], list[Finding]]] = [
+        (tuple(frozenset({int(n)}) for n in re.findall(r"\d+", name_of(f))), [f]) for f in findings
+    ]
+    for place in reversed(range(-1, len(words) - 1)):
+        merged: dict[tuple[frozenset[int], ...], list[tuple[tuple[frozenset[int], ...], list[Finding]]]] = {}
+        for numbers, members in rows:
+            others = numbers if place < 0 else numbers[:place] + numbers[place + 1 :]
+            merged.setdefault(others, []).append((numbers, members))
+        rows = [
+            (
+                tuple(frozenset().union(*column) for column in zip(*(numbers for numbers, _ in same), strict=True)),
+                [f for _, members in same for f in members],
+            )
+            for same in merged.values()
+        ]
+    return [Group(_path(words, numbers), tuple(members)) for numbers, members in rows]
+
+
+def _path(words: list[str], numbers: tuple[frozenset[int], ...]) -> str:
+    return words[0] + "".join(_range(n) + word for n, word in zip(numbers, words[1:], strict=True))
+
+
+def _range(numbers: frozenset[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    if low == high:
+        return str(low)
+    if len(numbers) == high - low + 1:
+        return f"{{{low}..{high}}}"
+    ordered = [str(n) for n in sorted(numbers)]
+    listed = ordered if len(ordered) <= _LISTED else [*ordered[: _LISTED - 2], "…", ordered[-1]]
+    return f"{{{','.join(listed)}}}"
+
+
+def where(group: Group) -> Text:
+    count = f" ×{len(group.findings)}" if len(group.findings) > 1 else ""
+    place = f" in {group.first.place}" if group.first.place else ""
+    return Text(group.name).append(count + place, style="dim")
+
+
+def found(group: Group) -> Text:
+    return Text(group.first.kind, style="bold").append(f" {group.first.spelling}" if group.first.spelling else "", style="not bold dim")
+
+
+def reason(group: Group) -> str:
+    several = len(group.findings) > 1
+    return unnumbered(group.first.reason) if several else group.first.reason
+
+
+def proof(group: Group) -> list[str]:
+    """Where the claim was seen, the certificates' worst errors with it."""
+    proofs = [f.certificate for f in group.findings if f.certificate is not None]
+    if not proofs:
+        return list(group.first.proved)
+    worst = max(proofs, key=lambda c: math.inf if math.isnan(c.error) else c.error)
+    said = {"identity": f"identity {worst.error:.1g} ≤ {worst.bound:.0g}, {sum(c.cases for c in proofs)} inputs"}
+    rounding = [c for c in proofs if c.rounding_after is not None and c.rounding_bound is not None]
+    if rounding:
+        ran = max(rounding, key=lambda c: (c.rounding_after or 0) / (c.rounding_bound or 1))
+        sign = "≤" if ran.rounding_ok else ">"
+        said["onnxruntime run"] = f"onnxruntime run {ran.rounding_after:.1g} {sign} {ran.rounding_bound:.1g}"
+    return [said.get(place, place) for place in group.first.proved]

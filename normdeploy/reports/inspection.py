@@ -1,0 +1,166 @@
+"""How the norm census and ``--explain`` look in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ..records import Explanation, Finding, Half, Parameter, Summary, Support
+from .groups import COLOURS, Group, grouped, proof, reason, unnumbered, where
+
+_WOULD = {"fused": "would fuse it", "folded": "would fold it", "kept": "keeps it", "refused": "leaves it", "undone": "leaves it"}
+_FORMS = {"now": "now", "optimized": "then"}
+_SHOWN = 6  # ops or layer types that are named one by one
+
+
+def show_census(console: Console, summary: Summary) -> None:
+    """Each norm with what it computes, what ``optimize`` would do, and what the runtimes make of it."""
+    for group in grouped(summary.findings):
+        _show(console, group, _rows(group))
+
+
+def show_explanations(console: Console, explanations: Sequence[Explanation]) -> None:
+    """Each explained norm with the way through its nodes; those that differ in the numbers of their names once."""
+    for alone in (e for e in explanations if e.finding is None):
+        console.print(Text(alone.name, style="bold"))
+        _print_lines(console, alone.said)
+    by_finding = {id(e.finding): e for e in explanations if e.finding is not None}
+    for group in grouped(e.finding for e in explanations if e.finding is not None):
+        explanation = by_finding[id(group.first)]
+        _show(console, group, _rows(group, runtimes=False))
+        if explanation.way:
+            _print_way(console, explanation, several=len(group.findings) > 1)
+        _print_lines(console, explanation.said)
+
+
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
+
+
+def _print_way(console: Console, explanation: Explanation, several: bool) -> None:
+    first = explanation.finding.tensor if explanation.finding is not None else ""
+    if explanation.start:
+        console.print(Padding(Text(f"from {explanation.start}{f' (of {first})' if several else ''}:"), (0, 0, 0, 2), expand=False))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold", max_width=max(12, console.width // 3))
+    table.add_column(overflow="fold")
+    for step in explanation.way:
+        mark = Text(f"  ← {step.mark}" if step.mark else "", style="yellow")
+        table.add_row(Text(step.tensor, style="dim"), Text(step.text).append(mark))
+    console.print(Padding(table, (0, 0, 0, 4), expand=False))
+
+
+def _show(console: Console, group: Group, rows: Iterable[tuple[str, Text]]) -> None:
+    console.print(where(group).append(f"  {group.first.kind}", style="bold"))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(label, value)
+    console.print(Padding(table, (0, 0, 1, 2), expand=False))
+
+
+def _rows(group: Group, runtimes: bool = True) -> Iterable[tuple[str, Text]]:
+    first = group.first
+    if first.spelling:
+        yield "written as", Text(first.spelling)
+    if computed := _computed(group):
+        yield "computes", Text(computed)
+    for half in first.half:
+        if said := _half(half, first, several=len(group.findings) > 1):
+            yield f"in {half.dtype}", Text(said, style="yellow")
+    what = Text(_WOULD[first.status], style=COLOURS[first.status])
+    became = unnumbered(first.became) if len(group.findings) > 1 else first.became
+    what.append("".join(f": {s}" for s in (became, reason(group)) if s), style="default")
+    yield "optimize", what
+    for note in first.notes:
+        yield "", Text(note, style="yellow")
+    if proved := proof(group):
+        yield "proof", Text("; ".join(proved))
+    if runtimes:
+        for runtime in dict.fromkeys(s.runtime for s in first.runtimes):
+            name, _, version = runtime.partition(" ")
+            lines = Text("\n").join(_support(s) for s in first.runtimes if s.runtime == runtime)
+            yield name + (f" {version.split()[-1]}" if version.endswith(("CPU", "CUDA")) else ""), lines
+
+
+def _computed(group: Group) -> str:
+    """What the norm is, as far as it is known."""
+    first = group.first
+    parts = []
+    if first.axes:
+        shape = first.shape if len({f.shape for f in group.findings}) == 1 else None
+        of = f" of ({', '.join('?' if d is None else str(d) for d in shape)})" if shape is not None else ""
+        parts.append(f"over {_axes(first.axes)}{of}")
+    epsilon = first.epsilon if first.epsilon_as_written is None else first.epsilon_as_written
+    if epsilon is not None:
+        parts.append(f"ε {epsilon:.7g}{' outside the root' if first.outside else ''}")
+    if first.ddof is not None:
+        parts.append(f"variance {'unbiased' if first.ddof else 'biased'} (ddof {first.ddof})")
+    if first.statistics == "constant":
+        parts.append("statistics are constants")
+    elif first.statistics:
+        parts.append(f"statistics in {first.statistics}")
+    if affine := _affine(first):
+        parts.append(affine)
+    return ", ".join(parts)
+
+
+def _affine(finding: Finding) -> str:
+    gamma, beta = finding.gamma, finding.beta
+    if gamma is not None and beta is not None and (gamma.data, gamma.axes, gamma.one_plus) == (beta.data, beta.axes, False):
+        return _parameter("γ and β", gamma)
+    said = [_parameter(name, p) for name, p in (("γ", gamma), ("β", beta)) if p is not None]
+    if said:
+        return " and ".join(said)
+    known = finding.ddof is not None or finding.kind == "RMSNorm"
+    recognised = not finding.attempts or any(a.stage == "form" for a in finding.attempts)
+    return "γ 1 and β 0 everywhere" if known and recognised else ""
+
+
+def _parameter(name: str, p: Parameter) -> str:
+    said = f"{name} = 1 + w" if p.one_plus else name
+    said += " from data" if p.data else ""
+    return f"{said} along {_axes(p.axes)}" if p.axes else f"{said} the same everywhere"
+
+
+def _axes(axes: Sequence[int]) -> str:
+    return f"{'axis' if len(axes) == 1 else 'axes'} {' '.join(map(str, axes))}"
+
+
+def _half(half: Half, finding: Finding, several: bool) -> str:
+    """What is bad about the norm's constants in a 16-bit type, "" where nothing."""
+    said = []
+    epsilon = finding.epsilon if finding.epsilon_as_written is None else finding.epsilon_as_written
+    if half.vanishes == "zero":
+        said.append(f"ε {epsilon:.7g} becomes 0")
+    elif half.vanishes:
+        said.append(f"ε {epsilon:.7g} is subnormal ({half.epsilon:.4g}; 0 where a GPU flushes these)")
+    if half.overflow:
+        said.append("constants overflow" if several else f"these constants overflow: {', '.join(half.overflow)}")
+    return "; ".join(said)
+
+
+def _support(support: Support) -> Text:
+    said = Text(f"{_FORMS[support.form]}: ")
+    said.append(support.verdict, style="yellow" if support.verdict in ("missing", "function") else "default")
+    if support.parts and support.verdict != "missing":
+        said.append(f" {_counted(support.parts)}" if support.verdict == "layers" else f" ({_counted(support.parts)})")
+    return said.append(f": {support.reason}" if support.reason else "")
+
+
+def _counted(parts: Sequence[str]) -> str:
+    """Few as they are; of many those of the norm itself, then how many there are."""
+    runs: list[tuple[str, int]] = []
+    for part in parts:
+        if runs and runs[-1][0] == part:
+            runs[-1] = (part, runs[-1][1] + 1)
+        else:
+            runs.append((part, 1))
+    shown = " ".join(part if n == 1 else f"{part}×{n}" for part, n in runs[:_SHOWN])
+    return shown if len(runs) <= _SHOWN else f"{shown} … {len(parts)} in all"

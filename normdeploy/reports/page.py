@@ -1,0 +1,209 @@
+"""The report as a page: one HTML file that holds everything, asks no network for anything and runs no script.
+
+It is made from the JSON document alone (``reports.report``), so a report that was kept can become a page later. All text in it comes
+from files that nobody vouches for: it is escaped, stripped of control characters and cut where it is long, and the page's own policy
+forbids the browser whatever else it might name. Tables are cut too, with a word on what is left out; no report makes a page of 2 MB.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import NormdeployError, printable
+from .page_rows import Cut, Row, islands, norms
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from .plots import Plot
+
+NEEDED = ("jinja2", "matplotlib")
+_LONGEST = 300  # letters of one text
+_COMMAND = 4000
+_DRAWN = 6  # runtimes of which the error by layer is drawn, and norms of which the race is
+_ENTRIES = 12  # of one race that are drawn
+_LEFT = ("refused", "undone")
+_MACHINE = ("cpu", "system", "driver")  # of the environment; the rest are versions
+_OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "race", "seconds")
+_SUBJECT = ("source", "model", "onnx", "output")
+
+
+def require() -> None:
+    """Before any work: the page can be made.
+
+    Raises:
+        NormdeployError: a library of the extra ``report`` is missing.
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NormdeployError(f"--html needs {' and '.join(missing)}, not installed here: pip install 'normdeploy[report]'")
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The HTML page of a report.
+
+    Args:
+        document: what ``Report.json`` wrote, parsed; of schema ``normdeploy/report/1``. Keys that it lacks are left out of the page.
+
+    Raises:
+        NormdeployError: the document has another schema, or a library of the extra ``report`` is missing.
+    """
+    from .report import SCHEMA
+
+    if document.get("schema") != SCHEMA:
+        raise NormdeployError(f"this is no report that a page is made from: its schema is {document.get('schema')!r}, not {SCHEMA!r}")
+    require()
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(num=_num, size=_size, shape=_shape, whole=_whole)
+    report = {name: _safe(value, _COMMAND if name == "command" else _LONGEST) for name, value in document.items()}
+    return environment.get_template("report.html").render(_told(report))
+
+
+def _told(report: dict[str, Any]) -> dict[str, Any]:
+    """What the template shows."""
+    rows = norms(report.get("norms") or ())
+    parity, precision, race = report.get("parity"), report.get("precision"), report.get("race")
+    files = report.get("files") or {}
+    held = report.get("environment") or {"normdeploy": report["normdeploy"]}
+    return {
+        "report": dict.fromkeys(_OPTIONAL) | {"files": {}, "sizes": {}} | {k: v for k, v in report.items() if v is not None},
+        "subject": Path(next((files[role] for role in _SUBJECT if role in files), report["verb"])).name,
+        "stats": _stats(report),
+        "done": Cut.of([row for row in rows if row.status not in _LEFT]),
+        "left": Cut.of([row for row in rows if row.status in _LEFT]),
+        "explain": _explain(files, rows),
+        "versions": {k: v for k, v in held.items() if k not in _MACHINE and not k.startswith("gpu")},
+        "machine": {k: v for k, v in held.items() if k in _MACHINE or k.startswith("gpu")},
+        "islands": Cut.of(islands(precision["islands"])) if precision else None,
+        "forms": Cut.of(report["engine"]["norms"]) if report.get("engine") else None,
+        "results": Cut.of(parity["results"]) if parity else None,
+        "drift": Cut.of(_exceeding(parity)) if parity else None,
+        "points": Cut.of(parity.get("drift") or ()) if parity else None,
+        "faults": Cut.of(report["bisection"]["faults"]) if report.get("bisection") else None,
+        "entries": Cut.of(race["entries"]) if race else None,
+        "plots": _plots(report),
+    }
+
+
+def _explain(files: Mapping[str, str], rows: Sequence[Row]) -> str:
+    """The command that says more about the first norm that was left."""
+    subject = next((files[role] for role in ("source", "model", "onnx") if role in files), "FILE")
+    tensor = next((row.tensor for row in rows if row.status in _LEFT), "NAME")
+    return shlex.join(["normdeploy", "inspect", subject, "--explain", tensor])
+
+
+def _plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
+    """Section -> its plots."""
+    from . import plots
+
+    certificates = [norm["certificate"] for norm in report.get("norms") or () if norm["certificate"]]
+    ops, race = report.get("ops") or {}, report.get("race") or {"entries": ()}
+    drawn: list[tuple[str, Plot | None]] = []
+    if certificates:
+        drawn += [("certificates", plots.identity(certificates)), ("certificates", plots.rounding(certificates))]
+    if ops.get("before") and ops.get("after"):
+        drawn.append(("ops", plots.ops(ops["before"], ops["after"])))
+    runs = _by((report.get("parity") or {}).get("drift") or (), lambda p: " · ".join(filter(None, (p["runtime"], p.get("file")))))
+    drawn += [("drift", plots.drift(name, points, i)) for i, (name, points) in enumerate(list(runs.items())[:_DRAWN])]
+    races = _by([e for e in race["entries"] if not e.get("reason")], lambda e: e.get("norm") or "")
+    drawn += [("race", plots.race(norm, ran[:_ENTRIES], i)) for i, (norm, ran) in enumerate(list(races.items())[:_DRAWN])]
+    kept: dict[str, list[Plot]] = {"certificates": [], "ops": [], "drift": [], "race": []}
+    for section, plot in drawn:
+        if plot is not None:
+            kept[section].append(plot)
+    return kept
+
+
+def _by(values: Iterable[Mapping[str, Any]], name: Callable[[Mapping[str, Any]], str]) -> dict[str, list[Mapping[str, Any]]]:
+    """Name -> its values, in the order of the first ones."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for value in values:
+        groups.setdefault(name(value), []).append(value)
+    return groups
+
+
+def _exceeding(parity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The points of drift that are wrong, in their order."""
+    return [p for p in parity.get("drift") or () if p.get("reason") or not float(p["error"]) <= float(p["allowed"])]
+
+
+def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(value, what it is, tone) of each figure at the top."""
+    stats: list[tuple[str, str, str]] = []
+    tones = {"fused": "good", "folded": "good", "kept": "", "refused": "warn", "undone": "bad"}
+    for status, tone in tones.items():
+        if count := sum(norm["status"] == status for norm in report.get("norms") or ()):
+            stats.append((str(count), {"refused": "left as they are", "kept": "kept, best already"}.get(status, status), tone))
+    if nodes := report.get("nodes"):
+        stats.append((f"{nodes['before']} → {nodes['after']}", "nodes", ""))
+    if report.get("opset"):
+        stats.append((str(report["opset"]), "opset", ""))
+    if parity := report.get("parity"):
+        verdict = ("verified", "good") if parity["ok"] else ("not verified", "bad")
+        stats.append((verdict[0], f"on {len(parity['cases'])} {'input' if len(parity['cases']) == 1 else 'inputs'}", verdict[1]))
+    if faults := (report.get("bisection") or {}).get("faults"):
+        stats.append((str(len(faults)), "fault" if len(faults) == 1 else "faults", "bad"))
+    if precision := report.get("precision"):
+        stats.append((precision["to"], f"{precision['kept']} of {precision['nodes']} nodes in float32", ""))
+    if engine := report.get("engine"):
+        stats.append((_size(engine["bytes"]), f"engine for {engine['runtime']} {engine['version']}", ""))
+    if race := report.get("race"):
+        ran = [e for e in race["entries"] if not e.get("reason") and not e.get("norm")]
+        best = min(ran, key=lambda e: float(e["median"]), default=None)
+        if best is not None:
+            stats.append((f"{_num(best['median'])} ms", f"fastest: {' · '.join(filter(None, (best['runtime'], best.get('file'))))}", ""))
+    return stats
+
+
+def _safe(value: Any, longest: int) -> Any:
+    """``value`` with its texts fit to be shown."""
+    if isinstance(value, str):
+        text = printable(value)
+        return text if len(text) <= longest else f"{text[:longest]} … ({len(text) - longest} more letters)"
+    if isinstance(value, Mapping):
+        return {_safe(k, longest): _safe(v, longest) for k, v in value.items()}
+    return [_safe(v, longest) for v in value] if isinstance(value, Sequence) else value
+
+
+def _num(value: Any) -> str:
+    """A measured number, three figures at most; what is not known is a dash."""
+    if value is None:
+        return "–"
+    held = float(value)
+    if not math.isfinite(held) or held == 0 or 1e-2 <= abs(held) < 1e4:
+        return f"{held:.3g}" if not abs(held) >= 1000 else f"{held:.0f}"
+    return f"{held:.1e}"
+
+
+def _whole(text: str) -> Markup:
+    """``text`` with its numbers kept in one line: browsers break 1e-07 behind the hyphen."""
+    from markupsafe import Markup, escape
+
+    pieces = re.split(r"([^\s,()]{0,20}-\d[^\s,()]{0,9})", text)
+    return Markup("").join(Markup('<span class="whole">{}</span>').format(p) if i % 2 else escape(p) for i, p in enumerate(pieces))
+
+
+def _size(count: int) -> str:
+    """Bytes as people say them."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= step:
+            return f"{count / step:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))

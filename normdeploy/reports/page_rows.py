@@ -1,0 +1,99 @@
+"""The rows of the page's tables: what a terminal would show in one line, from the JSON report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..records import Certificate, Finding, Half, Parameter, Support
+from .groups import Group, grouped, proof, reason, unnumbered
+
+_ROWS = 120  # of one table
+_CHIPS = 24  # ops of one spelling
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The first rows of a table, and how many are left out."""
+
+    rows: Sequence[Any]
+    left_out: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Any]) -> Cut:
+        return cls(rows[:_ROWS], max(0, len(rows) - _ROWS))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Norms, or islands of float32, that differ in nothing but the numbers in their names."""
+
+    name: str
+    count: int
+    place: str
+    kind: str
+    status: str
+    found: tuple[str, ...]  # op types
+    became: str
+    reason: str
+    notes: tuple[str, ...]
+    proof: tuple[str, ...]
+    failed: bool  # a certificate among them did
+    tensor: str  # of the first
+    nodes: int  # of all
+
+
+def norms(told: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """``norms`` of the JSON report, in its order."""
+    return [_row(group) for group in grouped(map(_finding, told))]
+
+
+def islands(told: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """``precision.islands`` of the JSON report; ``found`` is the kind of reason, ``became`` the largest magnitude seen."""
+    values = {i["tensor"]: float(i["value"]) for i in told if i["value"] is not None and i["kind"] == "range"}
+    kept = [
+        Finding(i["op"], "kept", i["tensor"], i["module"], reason=i["reason"], spelling=i["kind"], tensors=tuple(i["nodes"])) for i in told
+    ]
+    return [_row(group, max((values[f.tensor] for f in group.findings if f.tensor in values), default=None)) for group in grouped(kept)]
+
+
+def _row(group: Group, seen: float | None = None) -> Row:
+    first, several = group.first, len(group.findings) > 1
+    ops = first.spelling.split()
+    return Row(
+        name=group.name,
+        count=len(group.findings),
+        place=first.place,
+        kind=first.kind,
+        status=first.status,
+        found=(*ops[:_CHIPS], f"… {len(ops) - _CHIPS} more") if len(ops) > _CHIPS else tuple(ops),
+        became=f"reached {seen:.3g}" if seen is not None else unnumbered(first.became) if several else first.became,
+        reason=reason(group),
+        notes=first.notes,
+        proof=tuple(proof(group)),
+        failed=any(f.certificate is not None and not f.certificate for f in group.findings),
+        tensor=first.tensor,
+        nodes=sum(len(f.tensors) for f in group.findings),
+    )
+
+
+def _finding(told: Mapping[str, Any]) -> Finding:
+    """The record that the report was made from."""
+    held = {f.name: _frozen(told[f.name]) for f in fields(Finding) if f.name in told}
+    kinds: Mapping[str, type] = {"certificate": Certificate, "gamma": Parameter, "beta": Parameter, "half": Half, "runtimes": Support}
+    for name in kinds.keys() & held.keys():
+        value = told[name]
+        held[name] = tuple(_made(kinds[name], v) for v in value) if isinstance(value, list) else value and _made(kinds[name], value)
+    return Finding(**held | {"attempts": ()})
+
+
+def _made(kind: type, told: Mapping[str, Any]) -> Any:
+    return kind(**{f.name: _frozen(told[f.name]) for f in fields(kind) if f.name in told})
+
+
+def _frozen(value: Any) -> Any:
+    """Lists become tuples; the words that stand for numbers which JSON lacks become these."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return float(value) if value in ("nan", "inf", "-inf") else value

@@ -1,0 +1,170 @@
+"""The plots of the report's page (``normdeploy.reports.svg`` makes them part of it)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from .svg import FIRST, INK, MUTED, SECOND, dots, drawn, in_order, inline, legend, log_scale, points_at, segments, ticks
+
+_OPS = 12  # op types shown one by one
+_NAME = 28  # letters of a name
+_CERTIFICATES = 10_000  # that are drawn; more would make the page large
+_FARTHEST = 3  # times the slowest median ends a race's axis at the latest, or a busy machine's outliers take all the room
+_POINTS = 1000  # of one runtime's drift
+
+
+@dataclass(frozen=True)
+class Plot:
+    """``svg`` is an element for an HTML document; ``alt`` says in words what it shows."""
+
+    caption: str
+    alt: str
+    svg: str
+
+
+def number(value: Any) -> float:
+    """A number of the JSON report: "nan", "inf" and "-inf" are texts there, null is not known."""
+    return math.nan if value is None else float(value)
+
+
+def identity(certificates: Sequence[Mapping[str, Any]]) -> Plot:
+    """Every certificate's error in float64 under its bound, both relative."""
+    shown = _some(certificates, [not c["identity"] for c in certificates], _CERTIFICATES)
+    errors, bounds = ([number(c[key]) for c in shown] for key in ("error", "bound"))
+    with drawn(2.6) as (figure, axes):
+        log_scale(axes, errors + bounds)
+        ticks(axes, bounds, INK, "bound")
+        dots(axes, errors, [not c["identity"] for c in shown], FIRST, "error")
+        in_order(axes, "norms with a certificate, in the graph's order", "relative error, float64")
+        passed = sum(bool(c["identity"]) for c in certificates)
+        said = (
+            f"{len(certificates)} certificates, {passed} passed; the largest error is {_most(errors)}, the least bound {min(bounds):.1e}."
+        )
+        caption = "Before and after are the same function: error in float64 against the bound."
+        return Plot(caption + _left_out(shown, certificates), said, inline(figure, "identity"))
+
+
+def rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:
+    """What onnxruntime makes of each norm before and after, in the model's own type; None where nothing was run."""
+    ran = [c for c in certificates if c["rounding_after"] is not None and c["rounding_bound"] is not None]
+    if not ran:
+        return None
+    shown = _some(ran, [not c["rounding_ok"] for c in ran], _CERTIFICATES)
+    before, after, bounds = ([number(c[f"rounding_{key}"]) for c in shown] for key in ("before", "after", "bound"))
+    with drawn(2.6) as (figure, axes):
+        log_scale(axes, before + after + bounds)
+        ticks(axes, bounds, INK, "bound")
+        dots(axes, before, [False] * len(shown), SECOND, "before", shift=-0.16)
+        dots(axes, after, [not c["rounding_ok"] for c in shown], FIRST, "after", shift=0.16)
+        in_order(axes, "norms that onnxruntime ran, in the graph's order", "largest |error|")
+        failed = sum(not c["rounding_ok"] for c in ran)
+        said = f"{len(ran)} norms in onnxruntime: the largest error is {_most(before)} before and {_most(after)} after; {failed} exceed."
+        caption = "Rounding in onnxruntime, in the model's own type, against float64."
+        return Plot(caption + _left_out(shown, ran), said, inline(figure, "rounding"))
+
+
+def ops(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
+    """Nodes by op type; the types whose number changed most are named."""
+    names = sorted(before.keys() | after.keys(), key=lambda op: (-abs(before.get(op, 0) - after.get(op, 0)), -after.get(op, 0), op))
+    rows = [(_short(op), before.get(op, 0), after.get(op, 0)) for op in names[:_OPS]]
+    if rest := names[_OPS:]:
+        rows.append((f"{len(rest)} other types", sum(before.get(op, 0) for op in rest), sum(after.get(op, 0) for op in rest)))
+    with drawn(0.7 + 0.3 * len(rows)) as (figure, axes):
+        places = [-i for i in range(len(rows))]
+        axes.barh([p + 0.19 for p in places], [b for _, b, _ in rows], 0.34, color=SECOND, label=f"before: {sum(before.values())} nodes")
+        axes.barh([p - 0.19 for p in places], [a for _, _, a in rows], 0.34, color=FIRST, label=f"after: {sum(after.values())} nodes")
+        for place, (_, b, a) in zip(places, rows, strict=True):
+            axes.annotate(f"{b} → {a}", (max(a, b), place), (5, 0), textcoords="offset points", va="center", color=MUTED, fontsize=9)
+        axes.set_yticks(places, [name for name, _, _ in rows])
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        axes.grid(False, axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.margins(x=0.18, y=0.01)
+        axes.set_xlim(left=0)
+        legend(axes)
+        said = "; ".join(f"{name} {b} before, {a} after" for name, b, a in rows)
+        return Plot("Nodes by op type.", said, inline(figure, "ops"))
+
+
+def drift(runtime: str, points: Sequence[Mapping[str, Any]], place: int) -> Plot:
+    """One runtime's error from the first tensor to the last, beside eager's and what is allowed."""
+    wrong = [bool(p.get("reason")) or not number(p["error"]) <= number(p["allowed"]) for p in points]
+    shown = _some(points, wrong, _POINTS)
+    error, eager, allowed = ([number(p[key]) for p in shown] for key in ("error", "eager", "allowed"))
+    with drawn(2.8) as (figure, axes):
+        low = log_scale(axes, error + eager + allowed)
+        x = range(1, len(shown) + 1)
+        axes.plot(x, allowed, color=INK, linewidth=1, linestyle=(0, (4, 2)), label="allowed")
+        axes.plot(x, [max(e, low) for e in eager], color=SECOND, linewidth=1.4, label="eager")
+        axes.plot(x, [max(e, low) for e in error], color=FIRST, linewidth=1.4, label="this runtime")
+        dots(axes, error, [bool(p.get("reason")) or not e <= a for p, e, a in zip(shown, error, allowed, strict=True)], FIRST, "")
+        in_order(axes, "boundaries of modules, from input to output", "largest |error|")
+        first = next((p for p, w in zip(points, wrong, strict=True) if w), None)
+        said = f"{len(points)} tensors in {runtime}: {sum(wrong)} exceed what is allowed"
+        said += f", the first is {_where(first)}." if first else f"; the last is off by {error[-1]:.1e}, allowed are {allowed[-1]:.1e}."
+        caption = f"Error by layer in {runtime}, against float64."
+        return Plot(caption + _left_out(shown, points), said, inline(figure, f"drift{place}"))
+
+
+def race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
+    """Median latencies as bars, every sample a dot, the 95th percentile a line; milliseconds. ``norm``: the one that is raced, "" where
+    whole models are."""
+    with drawn(0.6 + 0.62 * len(entries)) as (figure, axes):
+        right = min(max(number(e["p99"]) for e in entries) * 1.1, max(number(e["median"]) for e in entries) * _FARTHEST)
+        for row, entry in enumerate(entries):
+            median, p95 = number(entry["median"]), number(entry["p95"])
+            axes.barh(-row, median, 0.4, color=FIRST, alpha=0.35, linewidth=0)
+            shown = [(number(t), -row + _jitter(i)) for i, t in enumerate(entry["samples"]) if number(t) <= right]
+            points_at(axes, [t for t, _ in shown], [y for _, y in shown], FIRST, 1.6)
+            lines = [t for t in (median, p95) if t <= right]
+            segments(axes, lines, [-row - 0.27] * len(lines), lines, [-row + 0.27] * len(lines), INK, 1.2)
+            said = f"{_short(_entry(entry), 48)}: {median:.3g} ms"
+            axes.annotate(said, (0, -row + 0.27), (2, 2), textcoords="offset points", va="bottom", fontsize=9, color=INK)
+        axes.set_xlim(0, right)
+        axes.set_ylim(-len(entries) + 0.6, 0.72)
+        axes.yaxis.set_major_locator(NullLocator())
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel("ms; lines at the median and at 95 %")
+        said = "; ".join(f"{_entry(e)}: median {number(e['median']):.3g} ms, 95 % below {number(e['p95']):.3g} ms" for e in entries)
+        outside = sum(number(t) > right for e in entries for t in e["samples"])
+        caption = f"{norm or 'Latency'}, each call a dot" + (f"; {outside} slower ones are not shown." if outside else ".")
+        return Plot(caption, said, inline(figure, f"race{place}"))
+
+
+def _some(values: Sequence[Mapping[str, Any]], bad: Sequence[bool], most: int) -> Sequence[Mapping[str, Any]]:
+    """All, or about ``most`` of them: taken evenly, and half as many of those that are bad."""
+    if len(values) <= most:
+        return values
+    kept = {*range(0, len(values), math.ceil(len(values) / most)), *[i for i, b in enumerate(bad) if b][: most // 2]}
+    return [values[i] for i in sorted(kept)]
+
+
+def _left_out(shown: Sequence[Any], held: Sequence[Any]) -> str:
+    return f" {len(shown)} of {len(held)} are drawn." if len(shown) < len(held) else ""
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    return " · ".join(part for part in (entry["runtime"], entry.get("form"), entry.get("file")) if part)
+
+
+def _where(point: Mapping[str, Any]) -> str:
+    return point.get("module") or point["tensor"]
+
+
+def _most(values: Iterable[float]) -> str:
+    known = [v for v in values if not math.isnan(v)]
+    return f"{max(known):.1e}" if known else "not known"
+
+
+def _short(text: str, most: int = _NAME) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _jitter(i: int) -> float:
+    """From -0.16 to 0.16, spread evenly whatever the number of samples: multiples of the golden ratio."""
+    return (i * 0.6180339887 % 1 - 0.5) * 0.32

@@ -1,0 +1,323 @@
+"""What a verb did: tables for the terminal and the same as JSON.
+
+The JSON's schema is ``normdeploy/report/1``. A later version may add keys; one that changes or removes a key gets the next number.
+A number that is not finite is written as the string "nan", "inf" or "-inf"; what is not known or does not apply is null.
+
+    schema      "normdeploy/report/1"
+    normdeploy  the version that wrote the report
+    verb        "export" | "optimize" | "inspect" | "build" | "verify" | "bisect" | "run" | "bench" | "package"
+    command     as it was typed, quoted for a POSIX shell; "" where Python was the caller
+    files       role -> path as given; roles: "source", "output", "model", "onnx", "engine", "onnx 2", ...
+    opset       of the ONNX file
+    sizes       role -> bytes of that file and of the weights beside it; without what is no file
+    nodes       {"before", "after"}: number of nodes
+    ops         {"before", "after"}: op type -> number of nodes in the main graph, the most frequent first
+    norms       one object for each normalization of the model, in the graph's order:
+        kind, status ("fused" | "folded" | "kept" | "refused" | "undone"), module (qualified path), place (the body or function that it is
+        in, "" for the main graph), tensor, spelling (op types found), became, reason, axes, epsilon, dtype, notes,
+        attempts (each reading that was given up: start, end, stage "ends" | "values" | "form", reason, tensor: the culprit),
+        proved (where it was seen: "identity", "onnxruntime run", ...), certificate: null, or identity, error and bound (relative,
+        float64), cases, worst, rounding_before, rounding_after and rounding_bound (absolute, in onnxruntime, in the model's own type),
+        rounding_ok, note. The others are told by "inspect" alone:
+        input, shape (of the input: sizes, names, null), ddof (0 | 1 | null), epsilon_as_written (beside a variance of that ddof; epsilon
+        is that of the equal biased norm), outside (epsilon is added to the root), gamma and beta: null, or data (from an input of the
+        model), axes (of the norm's input, along which it varies), name, one_plus (it is 1 + w), statistics (the type in which the
+        reductions run, "constant" for BatchNorm), half: for "float16" and "bfloat16" dtype, epsilon (as it would be stored), vanishes
+        ("" | "subnormal" | "zero"), overflow (names of constants that become Inf), tensors (outputs of the nodes found), written (of
+        those that would take their place), runtimes: runtime (with its version), form ("now" | "optimized"), nodes (op types), verdict
+        ("kernel" | "function" | "layers" | "missing" | "unknown"), parts (the ops that onnxruntime runs after its own optimizations, the
+        types of TensorRT's layers that see data), reason
+    explanations  one object for each norm that --explain NAME means, or for the place where there is none:
+        name, finding (its tensor, null where none), start, way (the nodes from there: tensor, text, mark), said (how far recognition came)
+    engine      path, bytes, runtime, version (of the library), compute_capabilities (empty: every GPU that the library builds for),
+        profile (input -> [min, opt, max] shapes), layers, seconds, proved ("built only": nothing was run), norm_impl ("native" | "plugin" |
+        "auto"), norms (empty where the file was parsed as it is): node, module, op, form ("native node", "function body", "plugin RMSNorm",
+        or the nodes that took its place), reason, types (floating type -> number of layers, checked against the file's; {} where the file
+        was not made half precision here)
+    precision   null, or to ("fp16" | "bf16"), islands (what stayed float32: kind "norm" | "statistics" | "constant" | "range" |
+        "positions" | "no half form" | "control flow" | "as written", op, module, tensor, reason, value: the largest magnitude seen or null,
+        nodes: their outputs), nodes (floating ones), kept (of them, in float32), casts (inserted), bytes (of the weights, before and
+        after), calibrated ("given" | "generated" | ""), samples, inputs and outputs (name -> type), notes. The certificates of norms
+        speak of the model before
+    parity      ok, rule (reference, eager_multiple, ulps), cases (names), notes, seconds, not_run (runtime, reason, file: "" where it is so
+        for every file), results: output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict ("pass" | "fail"), case (the
+        worst), near_ties, reason, file (its name, the path where two have one name; "" of eager), precision ("" | "fp16" | "bf16": of
+        the eager run that it was judged by), culprit (onnxruntime's optimizers without which the file passes),
+        and drift: null where it was not asked for, or the tensors that a file and the model share, in the file's order, one runtime after
+        the other: runtime, file, module, tensor, where ("out of MODULE" | "into MODULE" | "output NAME"), error (absolute, against
+        float64), eager (eager's), allowed, scale (the largest magnitude in float64), reason (of what no error can express)
+    bisection   null, or ok, notes, seconds, not_searched (runtime, reason, file: what is wrong and could not be looked into), and faults:
+        runtime, case (the input it was found on), module ("" where unknown), tensor, nodes ("op name" of each that it may be), operator
+        (the model's), wrong ("file": it computes something else than the model | "runtime": it computes otherwise than ONNX defines |
+        "between": small errors grow), error (of the tensor, on right inputs), allowed, scale (its largest right value), reason (what no
+        error can say), kind ("weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "overflow" | "underflow" |
+        "factor" | "accuracy" | "optimizer" | "unknown"), cause, widened: mends (null where it can't be asked), nodes (in the island of
+        float32), error (of the output then, or null) and reason; output, output_error, output_allowed, output_reason (as the file is),
+        mended_error (with the tensor at its right value, null where that can't be run) and mended
+    race        null, or threads, warmup and rounds (counts), seed, shapes (input, or norm -> shape), reference (whose outputs the others
+        were compared with), machine (cpu, cores, load, system, versions: library -> version), load (of the machine afterwards), notes,
+        not_run (runtime, reason), and entries: runtime, file, form, norm ("" where whole models are raced), median, p95 and p99
+        (milliseconds), samples (at most 400 of the times, in ms, in the order run), ratio (median of this one's time over that of the
+        first entry, of the same norm, in the same round), interval (95 %, of the ratio), error (relative; of a norm absolute), far_error
+        (of a norm, around an offset of 1000), reason ("", or why it was not timed: then the times are null)
+    inference   null, or runner, inputs and outputs (name -> "dtype[shape]")
+    environment what -> its version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...
+    notes       what else the user should know, one string each
+    seconds     stage -> seconds
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import printable
+from ..records import Explanation, Finding, Summary
+from ..storage.atomic import siblings
+from .groups import COLOURS, Group, found, grouped, proof, reason, unnumbered, where
+from .inspection import show_census, show_explanations
+
+if TYPE_CHECKING:
+    from ..bisection.bisect import Bisection
+    from ..engines.build import Engine
+    from ..engines.implement import Implementation
+    from ..infer import Inference
+    from ..parity.compare import Comparison
+    from ..precision.precision import Account
+    from ..race.bench import Race
+
+SCHEMA = "normdeploy/report/1"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The account of one run of one verb; ``json`` and ``show`` say the same."""
+
+    verb: str
+    files: Mapping[str, str]
+    summary: Summary | None = None
+    engine: Engine | None = None
+    parity: Comparison | None = None
+    precision: Account | None = None
+    inference: Inference | None = None
+    bisection: Bisection | None = None
+    race: Race | None = None
+    notes: tuple[str, ...] = ()
+    command: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def json(self) -> str:
+        """The document described at the top of this module."""
+        from .. import __version__
+        from ..environment import environment
+
+        summary = self.summary
+        document = {
+            "schema": SCHEMA,
+            "normdeploy": __version__,
+            "verb": self.verb,
+            "command": self.command,
+            "files": self.files,
+            "sizes": {role: size for role, path in self.files.items() if (size := _size(path))},
+            "opset": summary.opset if summary else None,
+            "nodes": {"before": summary.nodes_before, "after": summary.nodes_after} if summary else None,
+            "ops": {"before": summary.ops_before, "after": summary.ops_after} if summary else None,
+            "norms": [_norm(finding) for finding in summary.findings] if summary else [],
+            "explanations": [_explanation(e) for e in summary.explanations] if summary else [],
+            "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
+            "precision": self.precision,
+            "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
+            "bisection": None if self.bisection is None else self.bisection.to_json(),
+            "race": None if self.race is None else vars(self.race),  # a race with a wrong answer is false
+            "inference": self.inference and {name: getattr(self.inference, name) for name in ("runner", "inputs", "outputs")},
+            "environment": environment(),
+            "notes": [*self.notes, *(summary.notes if summary else ())],
+            "seconds": self.seconds,
+        }
+        return json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def show(self, console: Console) -> None:
+        """Print the tables."""
+        summary = _printable(self.summary)
+        if summary is not None:
+            if summary.explanations:
+                show_explanations(console, summary.explanations)
+            else:
+                show_norms(console, summary, planned=self.verb == "inspect")
+        if self.precision is not None:
+            from ..precision.table import show_precision
+
+            show_precision(console, _printable(self.precision))
+        if self.engine is not None:
+            show_engine(console, _printable(self.engine))
+        if self.parity is not None:
+            show_parity(console, self.parity)
+        if self.bisection is not None:
+            from ..bisection.table import show_bisection
+
+            show_bisection(console, self.bisection)
+        if self.race is not None:
+            from ..race.table import show_race
+
+            show_race(console, _printable(self.race))
+        if self.inference is not None:
+            show_inference(console, self.inference)
+        for note in (*self.notes, *(summary.notes if summary is not None and not summary.explanations else ())):
+            console.print(Text(f"note: {note}", style="yellow"))
+
+
+def _norm(finding: Finding) -> dict[str, Any]:
+    certificate = finding.certificate
+    told = None if certificate is None else {**vars(certificate), "rounding_ok": certificate.rounding_ok}
+    return {**vars(finding), "certificate": told}
+
+
+def _explanation(explanation: Explanation) -> dict[str, Any]:
+    return {**vars(explanation), "finding": None if explanation.finding is None else explanation.finding.tensor}
+
+
+def _size(path: str) -> int:
+    """Bytes of a file and of the weights that `save_onnx` put beside it."""
+    file = Path(path)
+    weights = siblings(file, rf"{re.escape(file.name)}\.[0-9a-f]{{16}}\.data") if file.is_file() and file.suffix == ".onnx" else ()
+    return sum(f.stat().st_size for f in (file, *weights) if f.is_file())
+
+
+def _printable(value: Any) -> Any:
+    """``value`` with its texts made safe for a terminal."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, tuple):
+        items = tuple(map(_printable, value))
+        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        safe = {name: _printable(held) for name, held in vars(value).items()}
+        return replace(value, **safe) if any(safe[name] is not held for name, held in vars(value).items()) else value
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in the types that JSON has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(held) for name, held in vars(value).items()}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> None:
+    """The norms, what is left as it is with the reasons, and the totals; ``planned``: nothing was changed yet, and all is wanted."""
+    if planned:
+        show_census(console, summary)
+    else:
+        _show_done(console, summary)
+    counts = {status: sum(f.status == status for f in summary.findings) for status in COLOURS}
+    said = ", ".join(f"{n} {status}" for status, n in counts.items() if n) or "no normalization found"
+    nodes = f"{summary.nodes_before} nodes{' now' if planned else ' before'}, {summary.nodes_after} after"
+    console.print(f"{said}; {nodes}; opset {summary.opset}")
+
+
+def _show_done(console: Console, summary: Summary) -> None:
+    done = [f for f in summary.findings if f.status in ("fused", "folded", "kept")]
+    left = [f for f in summary.findings if f.status in ("refused", "undone")]
+    if done:
+        table = _table("module", "found", "what became of it", "proof")
+        for group in grouped(done):
+            table.add_row(*_done_row(group))
+        console.print(table)
+    if left:
+        table = _table("module", "found", "left as it is, because")
+        for group in grouped(left):
+            table.add_row(where(group), found(group), Text(reason(group), style=COLOURS[group.first.status]))
+        console.print(table)
+
+
+def show_engine(console: Console, engine: Engine) -> None:
+    """What was built, and that it was only built."""
+    gpus = ", ".join(engine.compute_capabilities) or "every GPU that it knows"
+    size = f"{engine.bytes / 1e6:.1f} MB, {engine.layers} layers"
+    console.print(Text(f"{engine.path}: {engine.runtime} {engine.version}, {size}, for {gpus}"))
+    if engine.norms:
+        show_forms(console, engine.norms)
+    for name, (low, best, high) in engine.profile.items():
+        console.print(Text(f"  {name}: {_shape(low)} to {_shape(high)}, best at {_shape(best)}"))
+    if engine.types:
+        console.print(Text("layers by type, as the file says: " + ", ".join(f"{count} {kind}" for kind, count in engine.types.items())))
+    console.print("proved: built only, not run")
+
+
+def show_forms(console: Console, norms: Sequence[Implementation]) -> None:
+    """In which form each norm is in the engine's network, those of all layers in one line."""
+    table = _table("module", "norm", "built as", "because")
+    for group in grouped(Finding(n.op, "kept", n.node, n.module, became=n.form, reason=n.reason) for n in norms):
+        table.add_row(where(group), found(group), Text(group.first.became), Text(group.first.reason, style="dim"))
+    console.print(table)
+
+
+def show_parity(console: Console, parity: Comparison) -> None:
+    """One line for each output and runtime, where the error grows, what was not run with the reason, and the verdict."""
+    table = _table(*parity.columns)
+    for result, row in zip(parity.results, parity.rows(), strict=True):
+        table.add_row(*map(Text, row), style="" if result else "red")
+    console.print(table)
+    if parity.drift:
+        from ..parity.drift_files import DRIFT, outline
+
+        table = _table("file", *DRIFT)
+        for row in outline(parity.drift):
+            table.add_row(*map(Text, row))
+        console.print(table)
+    for missed in parity.not_run:
+        console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
+    for note in parity.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    verdict = Text("verified", style="green") if parity else Text("NOT verified", style="red")
+    count = len(parity.cases)
+    console.print(verdict.append(f" on {count} input{'' if count == 1 else 's'} against the model in float64", style="default"))
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))
+
+
+def _done_row(group: Group) -> tuple[Text, Text, Text, Text]:
+    first = group.first
+    became = unnumbered(first.became) if len(group.findings) > 1 else first.became
+    what = Text(first.status, style=COLOURS[first.status]).append(f" {became}" if became else "", style="default")
+    if first.reason:
+        what.append(f"; {reason(group)}", style="dim")
+    for note in first.notes:
+        what.append(f"\n{note}", style="yellow")
+    return where(group), found(group), what, Text("\n".join(proof(group)))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def show_inference(console: Console, done: Inference) -> None:
+    """What was run, how long it took, and its arrays."""
+    lines = [f"{done.runner}: loaded in {done.seconds['load']:.2f} s, ran in {done.seconds['run']:.3f} s"]
+    lines += [f"  in   {name}  {said}" for name, said in done.inputs.items()]
+    lines += [f"  out  {name}  {said}" for name, said in done.outputs.items()]
+    console.print(Text(printable("\n".join(lines))), soft_wrap=True)

@@ -1,0 +1,94 @@
+"""The step that folds one scale and shift (an eval BatchNorm, however it is written) into a neighbouring linear op."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from ..passes import batch
+from ..recognition import traits
+from ..recognition.region import NoMatch, compile_region
+from ..recognition.scales import Affine, affines, measure
+from ..records import Finding, Status
+from . import certify, rounding
+from .work import Work
+
+
+def fold(work: Work, start: gs.Node) -> Finding | None:
+    """Fold the scale and shift that begins with ``start``."""
+    graph = work.graph
+    if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
+        reason = "batch statistics of a weight, as in training mode (weight standardization): constant folding computes it once"
+        return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=reason)
+    chains = affines(graph, start)
+    if isinstance(chains, NoMatch):
+        return Finding("BatchNorm", "refused", chains.tensor, graph.module(start), reason=chains.reason)
+    reasons: list[str] = []
+    longest: Affine | None = None
+    for chain in chains:
+        longest = longest or chain
+        for write in (batch.into_previous, batch.into_concat, batch.into_next):
+            made = write(graph, chain)
+            if isinstance(made, batch.Fold):
+                return _replace(work, chain, made, "")
+            reasons.append(made.reason)
+    if longest is None:
+        alone = measure(graph, start.inputs[0], start.outputs[0]) if start.op == "BatchNormalization" else None
+        if isinstance(alone, NoMatch):
+            return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=alone.reason)
+        return None
+    why = next((r for r in reasons if not r.startswith("no linear op")), "no linear op stands before or behind it")
+    # Sub, Div, Mul, Add by vectors are what other optimizers leave of a BatchNorm by hand: its root is folded already
+    return _alone(work, longest, why) if longest.normalizes or len(longest.nodes) > 2 else None
+
+
+def _alone(work: Work, chain: Affine, why: str) -> Finding:
+    """What no linear op takes whole: its scale alone if one can, else one scale and shift, in no more nodes than before."""
+    graph = work.graph
+    made = batch.scale_into_next(graph, chain)
+    if isinstance(made, batch.Fold):
+        return _replace(work, chain, made, why)
+    plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
+    steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]  # torch's cat of one tensor is an Identity
+    lone = len(steps) == 1 and steps[0].op == "BatchNormalization"
+    done = batch.is_neutral(graph, steps[0]) if lone else len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes)
+    if plain and done:
+        return _chain_finding(work, chain, "kept", reason=f"it is one scale and shift already; {why}")
+    made = batch.neutral(graph, chain, steps[0]) if lone else batch.scale_and_shift(graph, chain)
+    return _replace(work, chain, made, why) if isinstance(made, batch.Fold) else _chain_finding(work, chain, "refused", reason=made.reason)
+
+
+def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
+    graph = work.graph
+    before = compile_region(graph, form.old, form.leaves)
+    rewrite = before if isinstance(before, NoMatch) else certify.rewrite_of(graph, before, form.nodes)
+    if isinstance(rewrite, NoMatch):
+        return _chain_finding(work, chain, "refused", reason=rewrite.reason)
+    cases = certify.fold_cases(rewrite, form.windows)
+    certificate, terms = certify.certify_fold(rewrite, cases)
+    if not certificate:
+        reason = f"its certificate failed: {certificate.note or f'differs by {certificate.error:.2g} (relative) on {certificate.worst!r}'}"
+        return replace(_chain_finding(work, chain, "undone", reason=reason), certificate=certificate)
+    trial = rounding.fold_trial(graph, cases[0], rewrite, chain.dtype, terms, len(work.trials))
+    if trial is not None:
+        work.trials.append((len(work.findings), trial))
+    finding = replace(_chain_finding(work, chain, "folded", reason=why), became=form.became, certificate=certificate, proved=("identity",))
+    for old, nodes in form.edits:
+        graph.replace(old, nodes)
+    if work.wanted.census and why:  # otherwise it is gone
+        finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))
+    return finding
+
+
+def _chain_finding(work: Work, chain: Affine, status: Status, reason: str = "") -> Finding:
+    found = Finding(
+        kind="BatchNorm" if chain.normalizes else "scale and shift",
+        status=status,
+        tensor=chain.y.name,
+        module=work.graph.module(chain.nodes[-1]),
+        spelling=" ".join(n.op for n in chain.nodes),
+        reason=reason,
+        dtype=chain.dtype.name,
+    )
+    return replace(found, **traits.of_scale(work.graph, chain)) if work.wanted.census else found

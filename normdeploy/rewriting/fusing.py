@@ -1,0 +1,194 @@
+"""The step that fuses one norm: read it around its root, write it in its best form, certify it, keep or leave it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import onnx_graphsurgeon as gs
+
+from ..graphs.functions import DOMAIN
+from ..graphs.graph import Graph
+from ..passes import write
+from ..passes.form import Form
+from ..recognition import traits
+from ..recognition.facts import Candidate, Norm
+from ..recognition.readings import candidate, readings
+from ..recognition.region import NoMatch
+from ..recognition.roots import NORMS, is_root
+from ..records import Attempt, Finding, Status, both
+from . import certify, rounding
+from .norm_forms import measured
+from .work import Work
+
+OPSET = "its node needs opset"  # begins the reason where the file's opset is too old
+
+_Refusal = tuple[NoMatch, Norm | None]  # the norm, where it was one and only its form failed
+
+
+def fuse(work: Work, root: gs.Node) -> Finding | None:
+    """Deal with the norm around one root."""
+    around = candidate(work.graph, root) if is_root(work.graph, root) else None
+    return None if around is None else _fuse(work, root, around)
+
+
+def _fuse(work: Work, root: gs.Node, around: Candidate, within: Norm | None = None) -> Finding | None:
+    """``within``: a wider reading whose certificate failed. Another kind of norm inside it is none that anybody meant."""
+    graph = work.graph
+    best, refusals = _best(work, around)
+    if best is None:
+        return _refused(work, root, refusals)
+    norm, form = best
+    split = _used_inside(graph, norm, around)
+    if split is not None:
+        inner, _ = _best(work, split)
+        if inner is not None:
+            norm, form = inner
+    if within is not None and norm.kind != within.kind:
+        return None
+    if root.op in NORMS and form.core == root.op and len(_data_nodes(graph, norm)) <= len(form.nodes):
+        return _finding(work, norm, "kept", reason=f"it is one {'' if root.domain == DOMAIN else 'standard '}node already")
+    finding = _replace(work, norm, form)
+    if finding.status == "undone" and norm.guessed:
+        graph.memo.pop(norm.region.template, None)
+        return _fuse(work, root, around, within)
+    if finding.status == "undone":  # what lies before the norm may be what rounds: a scale and a shift that it took in
+        nearer = around.xs[: next(i for i, x in enumerate(around.xs) if x is norm.x)]
+        smaller = _fuse(work, root, replace(around, xs=nearer), within=norm) if nearer else None
+        return smaller if smaller is not None and smaller.status in ("fused", "kept") else finding
+    return _wider(work, finding, form) if within is not None and finding.status == "fused" else finding
+
+
+def _wider(work: Work, finding: Finding, form: Form) -> Finding:
+    """The norm just written together with what lies before it, where that is one node too: in two steps it may be proved."""
+    node = next(n for n in form.nodes if n.op == form.core)
+    around = candidate(work.graph, node)
+    found = _fuse(work, node, around) if around is not None else None
+    if found is None or found.status != "fused":
+        return finding
+    spelling = found.spelling.replace(form.core, finding.spelling)
+    return replace(found, spelling=spelling, notes=(*finding.notes, *found.notes), certificate=both(finding.certificate, found.certificate))
+
+
+def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list[_Refusal]]:
+    """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost.
+
+    For a runtime whose forms were measured, of equals the outermost: a part of the norm has a form of its own, but not the one measured.
+    """
+    found: list[tuple[int, Norm, Form]] = []
+    refusals: list[_Refusal] = []
+    for reading in readings(work.graph, around):
+        if isinstance(reading, NoMatch):
+            refusals.append((reading, None))
+            continue
+        made = write(work.graph, reading, work.wanted.runtime, work.wanted.fuse)
+        if isinstance(made, Form) and made.opset > work.wanted.limit:
+            made = NoMatch(f"{OPSET} {made.opset}, the file has {work.graph.opset}", made.nodes[-1].outputs[0].name)
+        if isinstance(made, NoMatch):
+            refusals.append((replace(made, start=reading.x.name, end=reading.y.name), reading))
+            continue
+        written = sum(node.op != "Shape" for node in made.nodes)
+        found.append((written - len(_data_nodes(work.graph, reading)), reading, made))
+        if len(made.nodes) == 1 or len(found) == 4:
+            break
+    if not found:
+        return None, refusals
+    outermost = measured(work.wanted.runtime)
+    _, norm, form = min(found, key=lambda f: (f[0], 0 if outermost else len(f[2].nodes)))
+    return (norm, form), refusals
+
+
+def _used_inside(graph: Graph, norm: Norm, around: Candidate) -> Candidate | None:
+    """The candidate cut back to an inner tensor of x's shape that others read too: it may be the norm that they share."""
+    inside = {id(n) for n in norm.region.nodes}
+    for i, y in enumerate(around.ys):
+        if y is norm.y:
+            return None
+        outside = graph.is_output(y) or any(id(n) not in inside for n in graph.consumers(y))
+        if outside and graph.shape(y) == graph.shape(norm.y):
+            return replace(around, ys=around.ys[: i + 1])
+    return None
+
+
+def _data_nodes(graph: Graph, norm: Norm) -> list[gs.Node]:
+    return [n for n in norm.region.nodes if not graph.is_shape_valued(n.outputs[0])]
+
+
+def _replace(work: Work, norm: Norm, form: Form) -> Finding:
+    graph = work.graph
+    rewrite = certify.rewrite_of(graph, norm.region, form.nodes)
+    if isinstance(rewrite, NoMatch):
+        return _finding(work, norm, "refused", reason=rewrite.reason)
+    likes = work.kinds.setdefault((rewrite.before.template, form.became), [])
+    cases = certify.norm_cases(norm, rewrite, 2 if len(likes) < rounding.OF_A_KIND else 1)
+    certificate = certify.certify_norm(norm, rewrite, cases)
+    if not certificate:
+        why = certificate.note or f"differs by {certificate.error:.2g} (relative) on the input {certificate.worst!r}"
+        return replace(_finding(work, norm, "undone", form, reason=f"its certificate failed: {why}"), certificate=certificate)
+    likes.append(len(work.findings))
+    if len(likes) <= rounding.OF_A_KIND:
+        trial = rounding.norm_trial(graph, norm, cases[0], rewrite, form.opset, len(work.trials))
+        if trial is not None:
+            work.trials.append((len(work.findings), trial))
+    finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",), notes=(*form.notes, *norm.notes))
+    graph.replace(norm.y, form.nodes, norm.shape, origin=_heart(graph, norm))
+    if work.wanted.census:
+        finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))
+    work.opset = max(work.opset, form.opset)
+    return finding
+
+
+def _heart(graph: Graph, norm: Norm) -> gs.Node | None:
+    """The root, whose module is the norm's: its ends may lie in the module around it (a modulation by data, a Dropout)."""
+    roots = [n for n in norm.region.nodes if is_root(graph, n) and graph.module(n)]
+    return roots[-1] if roots else graph.producer(norm.y)
+
+
+def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, reason: str = "") -> Finding:
+    heart = _heart(work.graph, norm)
+    module = work.graph.module(heart) if heart is not None else ""
+    found = Finding(
+        kind=norm.kind,
+        status=status,
+        tensor=norm.y.name,
+        module=module,
+        spelling=" ".join(n.op for n in _data_nodes(work.graph, norm)),
+        became=form.became if form is not None and status != "undone" else "",
+        reason=reason,
+        axes=norm.axes,
+        epsilon=norm.epsilon,
+        dtype=norm.dtype.name,
+        notes=form.notes if form is not None else (),
+    )
+    return replace(found, **traits.of_norm(work.graph, norm)) if work.wanted.census else found
+
+
+def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | None:
+    """The refusal that says most: the innermost clear one. None where no two ends around the root belong together."""
+    said = [(r, norm) for r, norm in refusals if r.clarity]
+    if not said:
+        return None
+    best, norm = next((pair for pair in reversed(said) if pair[0].clarity > 1), said[0])
+    best, norm = next(pair for pair in said if pair[0].reason == best.reason)  # of the same flaw the whole norm
+    status: Status = "kept" if root.op in NORMS else "refused"
+    attempts = tuple(_attempt(r, norm) for r, norm in refusals)
+    if norm is not None:
+        return replace(_finding(work, norm, status, reason=best.reason), attempts=attempts)
+    fit = best.fit
+    found = Finding(
+        kind=root.op if root.op in NORMS else fit.kind if fit is not None else "unknown",
+        status=status,
+        tensor=best.tensor or root.outputs[0].name,
+        module=work.graph.module(root),
+        spelling=best.region.spelling() if best.region is not None else "",
+        reason=best.reason,
+        axes=fit.over if fit is not None else (),
+        attempts=attempts,
+    )
+    region = best.region or next((r.region for r, _ in refusals if r.region is not None), None)
+    return replace(found, **traits.of_region(work.graph, region, fit)) if work.wanted.census and region is not None else found
+
+
+def _attempt(refusal: NoMatch, norm: Norm | None) -> Attempt:
+    stage: Literal["ends", "values", "form"] = "form" if norm is not None else "values" if refusal.clarity else "ends"
+    return Attempt(refusal.start, refusal.end, stage, refusal.reason, refusal.tensor)

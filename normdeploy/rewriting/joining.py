@@ -1,0 +1,270 @@
+"""The step that joins a norm's node with its neighbours into one op of this project's own (``--fuse portable``).
+
+    Add, then a norm over the last axis       AddLayerNorm, AddRMSNorm   (the sum stays an output: residual streams read it)
+    LayerNormalization by 1 + s and t, data   ModulatedLayerNorm         (DiT, Peebles and Xie 2022)
+    GroupNormalization, then SiLU             GroupNormSiLU              (Sigmoid and Mul, or Swish)
+
+The norms are single nodes by now, in one spelling, so that their neighbours are found by structure; the certificate is by values as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.dims import Dims, invented
+from ..graphs.functions import DOMAIN, JOINED, lacking, oldest
+from ..graphs.graph import Graph
+from ..passes.form import written
+from ..recognition import traits
+from ..recognition.region import NoMatch, compile_region
+from ..records import Certificate, Finding, both
+from . import join_proof
+from .certify import Rewrite
+from .join_proof import Grouping
+from .work import Work
+
+_KINDS = {"AddLayerNorm": "LayerNorm", "AddRMSNorm": "RMSNorm", "ModulatedLayerNorm": "LayerNorm", "GroupNormSiLU": "GroupNorm"}
+
+
+@dataclass(frozen=True)
+class Join:
+    """An op of ours and what it takes the place of: ``old`` are the tensors that its outputs shall be, the norm's result first."""
+
+    op: str
+    norm: gs.Tensor  # the result of the norm's own node
+    old: tuple[gs.Tensor, ...]
+    leaves: tuple[gs.Tensor, ...]  # the data that both sides are functions of
+    inputs: tuple[gs.Tensor, ...]
+    attrs: dict[str, float | int]
+    grouping: Grouping
+    core: str  # the norm's own op, and those before and behind it
+    before: str = ""
+    behind: str = ""
+    views: tuple[gs.Node, ...] = ()  # new nodes in front, which bring an input into shape
+
+
+def join(work: Work, node: gs.Node) -> Finding | None:
+    """Join the norm of ``node`` with its neighbours; a finding where it can't be (its certificate failed), or was already."""
+    if node.domain == DOMAIN and node.op in JOINED and not lacking(node.op, [t.name for t in node.inputs], node.attrs):
+        return _finding(work, node, node.outputs[0], work.graph.attrs(node))
+    for propose in (_modulated, _added, _activated):
+        found = propose(work.graph, node)
+        if found is not None:
+            return _replace(work, found)
+    return None
+
+
+# ------------------------------------------------------------------ what may be joined
+
+
+def _added(graph: Graph, node: gs.Node) -> Join | None:
+    """A norm of a sum of two tensors of one shape."""
+    row = _row_norm(graph, node)
+    add = graph.producer(node.inputs[0]) if row is not None else None
+    if row is None or add is None or not _is(add, "Add") or not all(graph.is_constant(t) for t in node.inputs[1:]):
+        return None
+    total = add.outputs[0]
+    shapes = [graph.shape(t) for t in (*add.inputs, total)]
+    if add.inputs[0] is add.inputs[1] or any(graph.is_constant(t) for t in add.inputs) or not _known(shapes[0]) or len(set(shapes)) > 1:
+        return None
+    op, parameters = ("AddLayerNorm", _scale_and_bias(graph, node)) if row.centered else ("AddRMSNorm", node.inputs[1:2])
+    attrs = {"epsilon": row.epsilon, "stash_type": row.stash}
+    y, leaves = node.outputs[0], tuple(add.inputs)
+    return Join(op, y, (y, total), leaves, (*leaves, *parameters), attrs, Grouping(row.epsilon, row.centered, added=True), node.op, "Add")
+
+
+def _modulated(graph: Graph, node: gs.Node) -> Join | None:
+    """A LayerNormalization whose scale is 1 + s with data s, its bias data too, both of the shape (B, 1, D)."""
+    row = _row_norm(graph, node)
+    if row is None or node.op != "LayerNormalization" or len(node.inputs) < 3:
+        return None
+    x, scale, shift = node.inputs[:3]
+    shape = graph.shape(x)
+    if not _known(shape) or shape is None or len(shape) < 3 or any(graph.is_constant(t) for t in (scale, shift)):
+        return None
+    if any(graph.shape(t) != (shape[0], *[1] * (len(shape) - 2), shape[-1]) for t in (scale, shift)):
+        return None
+    found = _less_one(graph, scale)
+    if found is None:
+        return None
+    plain, s, views = found
+    attrs = {"epsilon": row.epsilon, "stash_type": row.stash}
+    y = node.outputs[0]
+    return Join("ModulatedLayerNorm", y, (y,), (x, plain, shift), (x, s, shift), attrs, Grouping(row.epsilon), node.op, "Add", views=views)
+
+
+def _activated(graph: Graph, node: gs.Node) -> Join | None:
+    """A GroupNormalization by channel that nothing but SiLU reads."""
+    if not _is(node, "GroupNormalization") or graph.is_output(node.outputs[0]) or not all(graph.is_constant(t) for t in node.inputs[1:]):
+        return None
+    x, scale, bias = node.inputs
+    shape, attrs, y = graph.shape(x), graph.attrs(node), node.outputs[0]
+    end = _silu(graph, y)
+    if end is None or shape is None or len(shape) < 3 or not isinstance(shape[1], int) or graph.shape(scale) != (shape[1],):
+        return None
+    epsilon, groups = float(attrs.get("epsilon", 1e-5)), int(attrs["num_groups"])
+    given: dict[str, float | int] = {"epsilon": epsilon, "num_groups": groups, "stash_type": int(attrs.get("stash_type", 1))}
+    behind = "Swish" if len(graph.consumers(y)) == 1 else "Sigmoid Mul"
+    return Join("GroupNormSiLU", y, (end,), (x,), (x, scale, bias), given, Grouping(epsilon, groups=groups), node.op, behind=behind)
+
+
+def _silu(graph: Graph, y: gs.Tensor) -> gs.Tensor | None:
+    """The result of y · sigmoid(y), where nothing else reads y."""
+    readers = graph.consumers(y)
+    if len(readers) == 1 and _is(readers[0], "Swish") and graph.attrs(readers[0]).get("alpha", 1.0) == 1.0:
+        return readers[0].outputs[0]
+    gate = next((n.outputs[0] for n in readers if _is(n, "Sigmoid")), None)
+    product = next((n for n in readers if _is(n, "Mul")), None)
+    if len(readers) != 2 or gate is None or product is None or {id(t) for t in product.inputs} != {id(y), id(gate)}:
+        return None
+    return product.outputs[0] if not graph.is_output(gate) and len(graph.consumers(gate)) == 1 else None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What a norm over the last axis alone is."""
+
+    centered: bool
+    epsilon: float
+    stash: int
+
+
+def _row_norm(graph: Graph, node: gs.Node) -> _Row | None:
+    ours = node.domain == DOMAIN and node.op == "RMSNorm"
+    if not ours and not _is(node, "LayerNormalization", "RMSNormalization"):
+        return None
+    attrs, shape = graph.attrs(node), graph.shape(node.inputs[0])
+    axes = [int(a) for a in attrs["axes"]] if ours else [int(attrs.get("axis", -1))]
+    if shape is None or len(axes) != 1 or axes[0] not in (-1, len(shape) - 1):
+        return None
+    if any(graph.is_output(t) or graph.consumers(t) for t in node.outputs[1:]):  # mean and inverse deviation
+        return None
+    if not all(_is_row(graph.shape(t), shape[-1]) for t in node.inputs[1:] if graph.is_constant(t)):
+        return None
+    return _Row(node.op == "LayerNormalization", float(attrs.get("epsilon", 1e-5)), int(attrs.get("stash_type", 1)))
+
+
+def _is_row(shape: Dims | None, n: int | str | None) -> bool:
+    """Whether a parameter holds one number, or one for each element of the last axis."""
+    return shape is not None and all(d == 1 for d in shape[:-1]) and (not shape or shape[-1] in (1, n))
+
+
+def _scale_and_bias(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
+    scale, *rest = node.inputs[1:3]
+    if rest and not rest[0].is_empty():
+        return [scale, rest[0]]
+    return [scale, graph.constant(f"{node.outputs[0].name}_bias", np.zeros_like(graph.value(scale)), graph.dtype(scale))]
+
+
+def _less_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tuple[gs.Node, ...]] | None:
+    """s of a scale 1 + s, as it is and as views of it bring it into the scale's shape, by new nodes."""
+    views: list[gs.Node] = []
+    node = graph.producer(scale)
+    while node is not None and _is(node, "Unsqueeze", "Reshape") and all(graph.is_constant(t) for t in node.inputs[1:]):
+        views.append(node)
+        node = graph.producer(node.inputs[0])
+    if node is None or not _is(node, "Add"):
+        return None
+    ones = [t for t in node.inputs if (held := graph.known(t)) is not None and held.size == 1 and float(held.flat[0]) == 1.0]
+    others = [t for t in node.inputs if not any(t is one for one in ones)]
+    if len(ones) != 1 or graph.shape(others[0]) != graph.shape(node.outputs[0]):
+        return None
+    plain = s = others[0]
+    made: list[gs.Node] = []
+    for view in reversed(views):
+        made.append(graph.node(view.op, [s, *view.inputs[1:]], view.outputs[0], graph.attrs(view)))
+        s = made[-1].outputs[0]
+    return plain, s, tuple(made)
+
+
+def _is(node: gs.Node, *ops: str) -> bool:
+    return node.op in ops and (node.domain or "") in ("", "ai.onnx")
+
+
+def _known(shape: Dims | None) -> bool:
+    return bool(shape) and not any(d is None or invented(d) for d in shape or ())
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def _replace(work: Work, found: Join) -> Finding | None:
+    graph = work.graph
+    node = graph.node(found.op, found.inputs, found.old[0], found.attrs, DOMAIN, outputs=len(found.old))
+    pairs: list[Rewrite] = []
+    for old, new in zip(found.old, node.outputs, strict=True):
+        before, after = compile_region(graph, old, found.leaves), compile_region(graph, new, found.leaves)
+        if isinstance(before, NoMatch) or isinstance(after, NoMatch):
+            return None
+        pairs.append(Rewrite(before, after))
+    cases = join_proof.cases(pairs, found.grouping)
+    certificate = join_proof.certified(cases, found.grouping)
+    place = work.place(found.norm.name)
+    if place is None or not certificate:
+        told = _finding(work, node, found.norm, found.attrs)
+        why = certificate.note or f"differs by {certificate.error:.2g} (relative) on {certificate.worst!r}"
+        if not certificate:
+            return replace(told, status="undone", reason=f"its certificate failed: {why}", certificate=certificate)
+        place = len(work.findings)
+        work.findings.append(told)
+    if work.findings[place].certificate is None:  # else onnxruntime runs the nodes that the body holds already
+        scale = graph.known(found.inputs[len(found.leaves)]) if len(found.leaves) < 3 else None
+        trial = join_proof.trial(cases, pairs[0], found.grouping, scale, oldest(found.op), len(work.trials))
+        work.trials += [(place, trial)] if trial is not None else []
+    if len(found.old) > 1:  # it stands where the Add stood: others may read the sum before the norm does
+        graph.replace(found.old[1], (node,), place=1)
+        graph.take_over(found.old[0], node, 0)
+    else:
+        graph.replace(found.old[0], (*found.views, node))
+    work.opset = max(work.opset, oldest(found.op))
+    work.findings[place] = _merged(work.findings[place], found, node, certificate, work.wanted.census)
+    return None
+
+
+def _merged(norm: Finding, found: Join, node: gs.Node, certificate: Certificate, census: bool) -> Finding:
+    """One finding for a norm and what it was joined with: the errors of both steps add up."""
+    again = norm.status == "fused"
+    return replace(
+        norm,
+        status="fused",
+        tensor=found.old[0].name,
+        spelling=" ".join(filter(None, (found.before, norm.spelling if again else found.core, found.behind))),
+        became=f"{DOMAIN}.{found.op}({_written(found.attrs)})",
+        reason="",
+        certificate=both(norm.certificate, certificate),
+        proved=norm.proved or ("identity",),
+        written=tuple(t.name for t in node.outputs) if census else (),
+    )
+
+
+def _written(attrs: Mapping[str, float | int]) -> str:
+    return ", ".join(f"{k}={written(v) if isinstance(v, float) else v}" for k, v in attrs.items() if k != "stash_type")
+
+
+def _finding(work: Work, node: gs.Node, norm: gs.Tensor, attrs: Mapping[str, Any]) -> Finding:
+    """Of an op of ours, as if it stood in the graph already; ``norm``: the result of the norm in it."""
+    graph = work.graph
+    producer, dtype = graph.producer(norm), graph.dtype(norm)
+    found = Finding(
+        kind=_KINDS[node.op],
+        status="kept",
+        tensor=norm.name,
+        module=graph.module(producer) if producer is not None else "",
+        spelling=node.op,
+        reason="it is one node already",
+        axes=_axes(graph, node),
+        epsilon=float(attrs["epsilon"]),
+        dtype=dtype.name if dtype is not None else "",
+    )
+    return replace(found, **traits.of_joined(graph, node, float(attrs["epsilon"]))) if work.wanted.census else found
+
+
+def _axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:
+    """What is normalized over: all but the batch of a group norm (its channels in part), else the last axis."""
+    rank = len(graph.shape(node.inputs[0]) or ())
+    return tuple(range(1, rank)) if node.op == "GroupNormSiLU" else (rank - 1,)

@@ -1,0 +1,56 @@
+"""Which form of a norm its runtime runs best: the choice of ``--runtime``, made from what was measured.
+
+``norm_forms.json`` is written by ``python -m benchmarks.norm_forms``, one row for each runtime, kind, type and form that runs
+(`normdeploy.race.norm_cases`): ``time`` over that of the decomposed form (geometric mean over the sizes measured), and ``excess``, the
+largest error against float64 over what is allowed, which is the rule of certificates (`normdeploy.rewriting.rounding`): twice the error of
+the nodes that exporters write, or what statistics with a few units of the largest element cost. The best form is the fastest of those
+whose excess is at most 1; for a runtime's name with ``-accurate`` behind it, the one of least excess.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+ACCURATE = "-accurate"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    runtime: str
+    kind: str
+    dtype: str
+    form: str
+    time: float
+    excess: float
+
+
+@cache
+def table() -> tuple[Row, ...]:
+    """The rows of ``norm_forms.json``."""
+    held = json.loads(resources.files(__package__).joinpath("norm_forms.json").read_text())
+    return tuple(Row(**row) for row in held["rows"])
+
+
+def measured(runtime: str) -> bool:
+    """Whether the table has forms of this runtime."""
+    return any(row.runtime == runtime.removesuffix(ACCURATE) for row in table())
+
+
+def best(
+    kind: str,
+    runtime: str,
+    dtype: str,
+    among: Sequence[str],
+    rows: Sequence[Row] | None = None,
+) -> str:
+    """The form to write of those in ``among``, its first one where nothing was measured. ``rows``: another table than the measured one."""
+    key = (runtime.removesuffix(ACCURATE), kind, dtype)
+    own = [r for r in (table() if rows is None else rows) if (r.runtime, r.kind, r.dtype) == key]
+    sound = [r for r in own if r.form in among and r.excess <= 1]
+    return min(sound, key=lambda r: r.excess if runtime.endswith(ACCURATE) else r.time).form if sound else among[0]

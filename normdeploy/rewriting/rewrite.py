@@ -1,0 +1,206 @@
+"""The driver: recognise a norm, write it, certify it, keep or undo.
+
+Norms first, in topological order; then BatchNorm and other scales and shifts are folded into their neighbours; then, where own ops are
+asked for, norms are joined with theirs. Each rewrite is certified
+before it is made, so "undo" is not to do it: a graph is never in a state that nobody proved.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..errors import CertificateError
+from ..foreign.account import accounted
+from ..foreign.foreign import standardized
+from ..graphs.calls import attach, imports, opened
+from ..graphs.graph import Graph
+from ..graphs.nested import Nested, bodies
+from ..graphs.nested_functions import functions
+from ..graphs.opsets import converted, needs_conversion, renumbered
+from ..graphs.ordering import ordered
+from ..graphs.protos import names, without_unused
+from ..graphs.shapes import complete
+from ..recognition.unopened import closed_norms
+from ..records import Finding, Summary
+from . import rounding
+from .folding import fold
+from .fusing import OPSET
+from .fusing import fuse as fuse_norm
+from .joining import join
+from .norm_forms import ACCURATE, best
+from .work import Progress, Wanted, Work
+
+RUNTIMES = ("any", "onnxruntime", f"onnxruntime{ACCURATE}", "tensorrt", "tensorrt-rtx")
+FUSES = ("standard", "portable")
+
+
+def optimize(
+    proto: onnx.ModelProto,
+    *,
+    runtime: str = "any",
+    fuse: str = "standard",
+    strict: bool = False,
+    progress: Progress | None = None,
+    census: bool = False,
+) -> tuple[onnx.ModelProto, Summary]:
+    """Fuse and fold every normalization of ``proto`` that can be, each with its certificate.
+
+    Args:
+        proto: the model, weights included; it is not changed.
+        runtime: which of equal standard forms to write: "any" (one standard node wherever there is one) or the name of a runtime;
+            "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most accurate (`normdeploy.rewriting.norm_forms`).
+        fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies (`graphs.functions`) where no
+            standard one says a norm.
+        strict: a failed certificate is an error.
+        progress: called with (stage, done, total).
+        census: let each finding hold all that there is to know of its norm (`normdeploy.recognition.traits`), which takes some more time.
+
+    Returns:
+        The new model (the opset raised where a norm's node needs it) and the account of what became of each norm.
+
+    Raises:
+        GraphError: the model can't be read.
+        CertificateError: with ``strict``, where a certificate failed.
+    """
+    for name, value, known in (("runtime", runtime, RUNTIMES), ("fuse", fuse, FUSES)):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; it is one of {', '.join(known)}")
+    with _uncollected():
+        return _optimized(proto, Wanted(runtime, fuse, census=census, progress=progress), strict)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's cycle collector, which would walk through the whole graph again and again: a seventh of the time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool) -> tuple[onnx.ModelProto, Summary]:
+    ops = op_counts(proto)
+    proto, foreign = standardized(opened(ordered(proto), wanted.fuse))
+    work, out = _file(proto, wanted)
+    if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
+        newer = converted(proto, work.opset)
+        if isinstance(newer, str):
+            work, out = _file(proto, replace(wanted, limit=work.graph.opset))
+            work.findings = [replace(f, reason=f"{f.reason} ({newer})") if f.reason.startswith(OPSET) else f for f in work.findings]
+        else:
+            work, out = _file(newer, wanted)
+    work.findings = accounted(work.findings, foreign, proto)
+    failed = [f for f in work.findings if f.status == "undone"]
+    if strict and failed:
+        raise CertificateError(
+            f"{len(failed)} of {len(work.findings)} rewrites failed their certificates, "
+            f"the first {failed[0].tensor!r}: {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
+        )
+    out = renumbered(out, work.opset)
+    if wanted.fuse == "portable" or imports(out):
+        attach(out, _opset(out))
+    found, nodes = tuple(work.findings), len(out.graph.node)
+    return out, Summary(found, sum(ops.values()), nodes, _opset(out), work.seconds, ops_before=ops, ops_after=op_counts(out))
+
+
+def op_counts(proto: onnx.ModelProto) -> dict[str, int]:
+    """Op type -> number of nodes in the main graph, the most frequent first."""
+    return dict(Counter(node.op_type for node in proto.graph.node).most_common())
+
+
+def _file(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelProto]:
+    """Deal with a file's graph, what is nested in it, and its functions."""
+    work, out = _graph(proto, (), wanted)
+    for function in functions(out):
+        _inside(work, function, set())
+    work.findings += closed_norms(out)
+    return work, without_unused(out) if out.functions or any(f.place for f in work.findings) else out
+
+
+def _graph(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> tuple[Work, onnx.ModelProto]:
+    """Deal with one graph and its bodies. ``taken``: the names around it, where it is a body itself."""
+    work = _passes(proto, taken, wanted)
+    out = work.graph.to_proto()
+    around = {*taken, *names(out.graph)}
+    for body in bodies(out):
+        _inside(work, body, around)
+    return work, out
+
+
+def _inside(work: Work, nested: Nested, taken: Collection[str]) -> None:
+    inner, out = _graph(nested.model, taken, work.wanted)
+    if any(f.status in ("fused", "folded") for f in inner.findings):
+        nested.put_back(out)
+        work.opset = max(work.opset, inner.opset)
+    work.findings += [replace(f, place=f"{nested.place}, {f.place}" if f.place else nested.place) for f in inner.findings]
+
+
+def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> Work:
+    start = time.perf_counter()
+    work = Work(Graph(proto, taken), wanted)
+    work.graph.completer = complete
+    steps = {"norms": fuse_norm, "scales": fold} | ({"neighbours": join} if wanted.fuse == "portable" else {})
+    for stage, step in steps.items():
+        began = time.perf_counter()
+        _walk(work, stage, step)
+        work.seconds[stage] = time.perf_counter() - began
+    began = time.perf_counter()
+    _rounding(work)
+    work.seconds["rounding"] = time.perf_counter() - began
+    work.seconds["passes"] = time.perf_counter() - start
+    return work
+
+
+def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None]) -> None:
+    nodes, progress = work.graph.nodes, work.wanted.progress
+    for i, node in enumerate(nodes):
+        if progress is not None and i % 256 == 0:
+            progress(stage, i, len(nodes))
+        if work.graph.alive(node):
+            finding = step(work, node)
+            if finding is not None:
+                work.findings.append(finding)
+    if progress is not None:
+        progress(stage, len(nodes), len(nodes))
+
+
+def _rounding(work: Work) -> None:
+    """Run both sides of every rewrite in onnxruntime, and complete the certificates."""
+    trials, progress = [t for _, t in work.trials], work.wanted.progress
+    for start in range(0, len(trials), rounding.BATCH):
+        if progress is not None:
+            progress("rounding", start, len(trials))
+        batch = work.trials[start : start + rounding.BATCH]
+        for (place, _), verdict in zip(batch, rounding.verdicts([t for _, t in batch]), strict=True):
+            finding = work.findings[place]
+            assert finding.certificate is not None
+            certificate = rounding.with_rounding(finding.certificate, verdict)
+            notes, proved = finding.notes, finding.proved
+            if certificate.rounding_after is not None:
+                proved = (*proved, "onnxruntime run")
+            if certificate.rounding_ok is False:
+                found, most = certificate.rounding_after, certificate.rounding_bound
+                said = f"onnxruntime's kernel is inaccurate here: error {found:.2g}, expected at most {most:.2g}"
+                better = best(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
+                hint = "; --runtime onnxruntime writes another form" if better and not work.wanted.runtime.startswith("onnxruntime") else ""
+                notes = (*notes, said + hint)
+            work.findings[place] = replace(finding, certificate=certificate, notes=notes, proved=proved)
+    for likes in work.kinds.values():
+        for place in likes[rounding.OF_A_KIND :]:
+            work.findings[place] = rounding.like(work.findings[place], work.findings[likes[0]])
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)

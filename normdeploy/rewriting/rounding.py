@@ -1,0 +1,236 @@
+"""The rounding verdict of a certificate: what onnxruntime makes of the nodes before and after, in the model's own type.
+
+It informs and never decides. A group's error after the rewrite is expected to stay below
+max(2 · error before, 8u · (1 + max|x|/σ) · max|γ| + u · max|y|), u the type's unit roundoff (2⁻²⁴, 2⁻¹¹, 2⁻⁸): the statistics are
+accurate to a few u of the largest element, the result is rounded once more. Sessions hold up to 64 rewrites: making one costs more than
+running it, and grows faster than its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+
+from ..evaluate import evaluate
+from ..graphs.calls import attach
+from ..graphs.graph import Graph, value_inputs
+from ..recognition.facts import Norm
+from ..recognition.region import EvaluationFailed, Region, concrete
+from ..records import Certificate, Finding
+from .certify import Case, Rewrite
+
+BATCH = 64
+OF_A_KIND = 8  # of norms that differ in gamma and beta only this many are run
+_UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One side of a rewrite as ONNX, its tensors renamed so that many fit into one graph."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    initializers: tuple[onnx.TensorProto, ...]
+    inputs: tuple[onnx.ValueInfoProto, ...]
+    feeds: dict[str, np.ndarray]
+    output: str
+    opset: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A rewrite waiting for its rounding verdict: both sides, the float64 reference, and the error that is expected in each row."""
+
+    before: Piece
+    after: Piece
+    reference: np.ndarray
+    rows: Callable[[np.ndarray], np.ndarray]  # groups of elements that are judged together
+    expected: np.ndarray
+
+
+def norm_trial(graph: Graph, norm: Norm, case: Case, rewrite: Rewrite, opset: int, number: int) -> Trial | None:
+    """Take down both sides of a norm's rewrite before the graph is changed; None where there is no float64 reference."""
+    layout = norm.fit.resized(case.leaves[0].shape)
+    x = layout.rows(case.leaves[0])
+
+    def expected(reference: np.ndarray, unit: float) -> np.ndarray:
+        spread = np.square(x - x.mean(axis=1, keepdims=True) if norm.fit.centered else x).mean(axis=1)
+        gamma = 1.0 if norm.gamma is None or norm.gamma.value is None else float(np.abs(norm.gamma.value).max())
+        scale = 1 + np.abs(x).max(axis=1) / np.sqrt(spread + norm.epsilon + 1e-300)
+        return 8 * unit * scale * gamma + unit * np.nan_to_num(np.abs(layout.rows(reference))).max(axis=1)
+
+    return trial(graph, case, rewrite, norm.dtype, opset, number, layout.rows, expected)
+
+
+def fold_trial(graph: Graph, case: Case, rewrite: Rewrite, dtype: np.dtype, terms: float, number: int) -> Trial | None:
+    """The same for a fold; ``terms`` is the largest sum of magnitudes that an output element adds up."""
+    return trial(graph, case, rewrite, dtype, 1, number, lambda v: v.reshape(1, -1), lambda _, unit: np.array([8 * unit * terms]))
+
+
+def trial(
+    graph: Graph,
+    case: Case,
+    rewrite: Rewrite,
+    dtype: np.dtype,
+    opset: int,
+    number: int,
+    rows: Callable[[np.ndarray], np.ndarray],
+    expected: Callable[[np.ndarray, float], np.ndarray],
+) -> Trial | None:
+    """Both sides of a rewrite on one case; ``expected`` gives the error allowed in each row from (reference, unit roundoff)."""
+    stored = tuple(v.astype(dtype) for v in case.leaves)
+    try:
+        with evaluate.quiet():
+            reference = case.before.run([v.astype(np.float64) for v in stored])
+            allowed = expected(reference, _UNIT.get(dtype.name, 2.0**-24))
+    except EvaluationFailed:
+        return None
+    sides = [
+        piece(graph, region, stored, case.before.sizes, version, f"{side}{number}_")
+        for side, region, version in (("b", rewrite.before, graph.opset), ("a", rewrite.after, max(graph.opset, opset)))
+    ]
+    return Trial(sides[0], sides[1], reference, rows, allowed)
+
+
+def piece(graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dict[str, int], opset: int, prefix: str) -> Piece:
+    """A region as a graph of its own: leaves become inputs, constants initializers."""
+    initializers: dict[str, onnx.TensorProto] = {}
+    inputs = {prefix + t.name: v for t, v in zip(region.leaves, leaves, strict=True)}
+    for t in region.shape_leaves:
+        inputs.setdefault(prefix + t.name, np.zeros(concrete(graph, t, sizes) or (), dtype=graph.dtype(t) or np.float32))
+    nodes = []
+    made = {id(o) for n in region.nodes for o in n.outputs}
+    for node in region.nodes:
+        proto = graph.node_proto(node)
+        for i, t in enumerate(node.inputs):
+            if not t.is_empty():
+                proto.input[i] = prefix + t.name
+            if not t.is_empty() and id(t) not in made and prefix + t.name not in inputs:
+                if t in value_inputs(node) and graph.is_constant(t):
+                    initializers[proto.input[i]] = _stored(graph, t, prefix)
+                else:  # CastLike's second input: only its type matters
+                    initializers[proto.input[i]] = onnx.numpy_helper.from_array(np.zeros(1, graph.dtype(t) or np.float32), proto.input[i])
+        for i, t in enumerate(node.outputs):
+            proto.output[i] = prefix + t.name if t.name else ""
+        proto.name = ""
+        nodes.append(proto)
+    infos = tuple(
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for name, v in inputs.items()
+    )
+    return Piece(tuple(nodes), tuple(initializers.values()), infos, inputs, prefix + region.y.name, opset)
+
+
+def _stored(graph: Graph, t: gs.Tensor, prefix: str) -> onnx.TensorProto:
+    if isinstance(t, gs.Constant):
+        proto = onnx.TensorProto()
+        proto.CopyFrom(graph.tensor_proto(t))
+        proto.name = prefix + t.name
+        return proto
+    value = np.ascontiguousarray(graph.value(t))
+    dtype = graph.dtype(t) or (np.float32 if value.dtype.kind == "f" else value.dtype)
+    return onnx.numpy_helper.from_array(value.astype(dtype), prefix + t.name)
+
+
+def like(finding: Finding, first: Finding) -> Finding:
+    """A finding whose nodes were not run, since it differs from another in gamma and beta only: what was seen of that one is told."""
+    assert finding.certificate is not None
+    assert first.certificate is not None
+    ran = first.certificate
+    told = f"onnxruntime ran {first.tensor!r}, which differs in gamma and beta only" if ran.rounding_after is not None else ran.note
+    certificate = replace(
+        finding.certificate,
+        rounding_before=ran.rounding_before,
+        rounding_after=ran.rounding_after,
+        rounding_bound=ran.rounding_bound,
+        note=_joined(finding.certificate.note, told),
+    )
+    notes = (*finding.notes, *(n for n in first.notes if n not in finding.notes))
+    proved = (*finding.proved, "onnxruntime run of its like") if "onnxruntime run" in first.proved else finding.proved
+    return replace(finding, certificate=certificate, notes=notes, proved=proved)
+
+
+def verdicts(trials: Sequence[Trial]) -> list[tuple[float | None, float | None, float | None, str]]:
+    """(error before, error after, allowed, note) of each trial's worst group."""
+    results: list[tuple[float | None, float | None, float | None, str]] = []
+    for start in range(0, len(trials), BATCH):
+        batch = trials[start : start + BATCH]
+        before, after = (_run([getattr(t, side) for t in batch]) for side in ("before", "after"))
+        results.extend(_judge(t, b, a) for t, b, a in zip(batch, before, after, strict=True))
+    return results
+
+
+def with_rounding(certificate: Certificate, verdict: tuple[float | None, float | None, float | None, str]) -> Certificate:
+    before, after, allowed, note = verdict
+    return replace(certificate, rounding_before=before, rounding_after=after, rounding_bound=allowed, note=_joined(certificate.note, note))
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(n for n in notes if n)
+
+
+def _run(pieces: Sequence[Piece]) -> list[np.ndarray | str]:
+    """The outputs of the pieces in one session; where that fails, each by itself, and its error where it fails again."""
+    try:
+        return list(_session(pieces))
+    except Exception as e:
+        if len(pieces) == 1:
+            return [f"onnxruntime could not run it: {_short(e)}"]
+        return [_run([p])[0] for p in pieces]
+
+
+def _session(pieces: Sequence[Piece]) -> list[Any]:
+    graph = onnx.GraphProto(name="rounding")
+    feeds: dict[str, np.ndarray] = {}
+    for p in pieces:
+        graph.node.extend(p.nodes)
+        graph.initializer.extend(p.initializers)
+        used = {i for n in p.nodes for i in n.input}
+        graph.input.extend(i for i in p.inputs if i.name in used)
+        feeds.update((k, v) for k, v in p.feeds.items() if k in used)
+        graph.output.append(onnx.ValueInfoProto(name=p.output))
+    opsets = [onnx.helper.make_opsetid("", max(p.opset for p in pieces)), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = attach(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), opsets[0].version)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, _values(feeds)))
+
+
+def _values(feeds: dict[str, np.ndarray]) -> dict[str, Any]:
+    """bfloat16 goes in by its ONNX type: numpy has none of its own."""
+    return {
+        k: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(v.view(np.uint16), onnx.TensorProto.BFLOAT16)
+        if v.dtype.name == "bfloat16"
+        else v
+        for k, v in feeds.items()
+    }
+
+
+def _judge(t: Trial, before: Any, after: Any) -> tuple[float | None, float | None, float | None, str]:
+    notes = [v for v in (before, after) if isinstance(v, str)]
+    if isinstance(after, str):
+        return None, None, None, notes[-1]
+    ref = t.rows(t.reference)
+
+    def errors(value: Any) -> np.ndarray:
+        if isinstance(value, str):
+            return np.full(len(ref), np.inf)
+        difference = np.abs(t.rows(np.asarray(value, dtype=np.float64)) - ref)
+        return np.where(np.isfinite(ref), np.where(np.isnan(difference), np.inf, difference), 0.0).max(axis=1)
+
+    with evaluate.quiet():
+        was, now = errors(before), errors(after)
+        allowed = np.maximum(2 * was, t.expected)
+        worst = int(np.argmax(np.where(np.isinf(allowed), 0.0, now / np.maximum(allowed, 1e-300))))
+    return float(was[worst]), float(now[worst]), float(allowed[worst]), notes[0] if notes else ""
+
+
+def _short(e: Exception) -> str:
+    return " ".join(str(e).split())[:160]

@@ -1,0 +1,73 @@
+"""Arrays by name in .npz files, read without trust and written whole or not at all."""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..errors import InputError
+from .atomic import atomic
+
+LIMIT = 8 * 2**30  # bytes of all arrays together; a zip of a few kilobytes can claim any number
+
+
+def read_npz(path: str | os.PathLike[str], *, limit: int = LIMIT) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file. Nothing in it is executed; what all claim to hold is compared with ``limit`` before any is read.
+
+    bfloat16, which .npy files can't name, comes as numpy writes it: two-byte voids ("V2").
+
+    Raises:
+        InputError: there is no such file, it is no .npz of plain arrays, or it is larger than ``limit`` bytes when unpacked.
+    """
+    label = repr(os.fspath(path))
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {label}; write it with numpy.savez(file, name=array)")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _bounded(label, members, limit)
+            return {m.filename.removesuffix(".npy"): _array(archive, m) for m in members}
+    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"{label} is no .npz file of arrays ({error}); write it with numpy.savez(file, name=array)") from error
+
+
+def _bounded(label: str, members: list[zipfile.ZipInfo], limit: int) -> None:
+    total = sum(m.file_size for m in members)
+    if total > limit:
+        raise InputError(f"{label} unpacks to {total} bytes, more than the {limit} that are read; give smaller arrays, or use open_runner")
+    names = [m.filename for m in members]
+    if twice := sorted({n for n in names if names.count(n) > 1}):
+        raise InputError(f"{label} holds {twice} twice; write each array once")
+    if other := [n for n in names if not n.endswith(".npy")]:
+        raise InputError(f"{label} holds {other}, which are no arrays; write it with numpy.savez(file, name=array)")
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """One array; memory is taken only after its header was compared with the size of its file."""
+    with archive.open(member) as file:
+        major, _ = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError(f"{member.filename} holds pickled objects, which are never loaded")
+        if (claimed := math.prod(shape) * dtype.itemsize) > member.file_size:
+            raise ValueError(f"{member.filename} claims {claimed} bytes of {member.file_size}")
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
+    """``arrays`` as an uncompressed .npz; what stands at ``path`` is replaced only when the new file is whole.
+
+    Raises:
+        NormdeployError: as ``normdeploy.storage.atomic.atomic``.
+    """
+    with atomic(path) as written, zipfile.ZipFile(written, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)

@@ -1,0 +1,304 @@
+"""Reading and writing ONNX files; every output replaced whole or not at all (see ``atomic``)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+
+from ..errors import GraphError
+from ..graphs.ordering import sort
+from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
+from .wellformed import require
+
+__all__ = ["atomic", "bodies", "detached", "load_onnx", "refer", "save_onnx", "sha256", "tensors", "write_bytes"]
+
+PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
+_APART = "normdeploy.foreign"  # a domain that the checker knows nothing of
+_ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the file
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """The file's SHA-256 in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external: bool = False) -> None:
+    """Write ``proto``, which is not changed, to ``path``.
+
+    Where it is too long for protobuf (2 GB), or with ``external``, its weights go to ``<name>.<hash>.data`` in the same folder. The
+    name comes from the content, so the old model and its old weights stay valid until the new model is renamed into place, the last
+    step but one; weights that no model refers to any more are removed then.
+
+    Raises:
+        GraphError: more than 2 GB would remain without the weights, or a weight lies in an external file that was not loaded.
+        NormdeployError: as ``atomic``.
+    """
+    target = writable(path)
+    foreign = next((t.name for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL), None)
+    if foreign is not None:
+        raise GraphError(
+            f"the weight {foreign!r} lies in an external file and was not loaded; load the model with its external data before saving it"
+        )
+    light, weights = detached(proto)
+    try:
+        rest = light.ByteSize()
+    except EncodeError as error:
+        raise GraphError(
+            f"{target.name} is longer than 2 GB even without its weights, which protobuf can't hold; make its constants initializers"
+        ) from error
+    with temporary(target) as model, temporary(target) as data:
+        location = None
+        if external or rest + sum(_nbytes(t) for t in weights.values()) > PROTOBUF_LIMIT:
+            location = _write_weights(light, weights, data, target.name)
+            model.write_bytes(light.SerializeToString())
+        else:
+            _write_inline(light, weights, model)
+        with locked(target.parent):
+            if location is not None:
+                commit(data, target.with_name(location))
+            commit(model, target)
+            for old in siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.data"):
+                if old.name != location:
+                    old.unlink(missing_ok=True)
+
+
+def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
+    """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid order are put into one.
+
+    Raises:
+        GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, or its external data is missing,
+            too short or outside the model's folder.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise GraphError(f"there is no file {str(path)!r}" if not source.exists() else f"{str(path)!r} is not a file")
+    if (size := source.stat().st_size) > PROTOBUF_LIMIT:
+        raise GraphError(
+            f"{source.name} has {size} bytes, but an ONNX file ends at {PROTOBUF_LIMIT}; larger models keep their weights in external data"
+        )
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(source.read_bytes())
+    except OSError as error:
+        raise GraphError(f"can't read {str(path)!r}: {error.strerror}") from error
+    except DecodeError as error:
+        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file, or was cut short: {error}") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
+    require(proto, list(bodies(proto)), tensors(proto))
+    outside = [t for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
+    places = [_place(t, source.parent) for t in outside]
+    moved = sort(proto)
+    readable = _for_the_checker(proto, moved)
+    try:
+        onnx.checker.check_model(str(source) if readable is None else readable)  # by path: the only way above 2 GB
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise GraphError(f"{source.name} breaks the ONNX specification: {str(error).splitlines()[0]}") from error
+    if external_data:
+        for tensor, (file, offset, length) in zip(outside, places, strict=True):
+            try:
+                with open(file, "rb") as stream:
+                    stream.seek(offset)
+                    tensor.raw_data = stream.read(length)
+            except (OSError, MemoryError, OverflowError) as error:
+                said = f"can't read the {length} bytes of the weight {tensor.name!r} from {file.name!r}"
+                raise GraphError(f"{said}: {_why(error)}") from error
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+    return proto
+
+
+def _why(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "they do not fit into memory"
+
+
+def _for_the_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:
+    """A copy for the checker, None where the file itself will do: its nodes stand in order, and it knows them all.
+
+    onnxruntime's optimizer (LayerNormalization below opset 17), TensorRT's plugins and opset 18 (GroupNormalization, deprecated at birth)
+    left norms in ONNX's own domain that the checker refuses and `foreign.foreign` knows: here they are in a domain of their own. The
+    weights outside the file, whose places `_place` has checked, are empty, for the checker looks for them in the working directory.
+    """
+    from ..foreign.ops import op_of
+    from ..graphs.opsets import nodes_of
+
+    def foreign(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+        return [n for n, opset in nodes_of(model) if n.domain in ("", "ai.onnx") and op_of(n, opset) is not None]
+
+    apart = foreign(proto)
+    if not apart and not moved:
+        return None
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for node in foreign(copy):
+        node.domain = _APART
+    for holder in (copy, *copy.functions) if apart else ():
+        holder.opset_import.add(domain=_APART, version=1)
+    for tensor in tensors(copy):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
+    return copy
+
+
+def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """A copy whose initializers of at least ``smallest`` bytes are references without a location, and those initializers.
+
+    The copy costs no more than the nodes do; the initializers are the ones of ``proto``, by name, not copies.
+    """
+    initializers = proto.graph.initializer
+    large = {t.name: t for t in initializers if t.HasField("raw_data") and _nbytes(t) >= smallest}
+    graph = onnx.GraphProto(**_fields(proto.graph, "initializer"))
+    for tensor in initializers:
+        if tensor.name in large:
+            reference = graph.initializer.add(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+            reference.metadata_props.extend(tensor.metadata_props)
+            reference.data_location = onnx.TensorProto.EXTERNAL
+            if tensor.doc_string:
+                reference.doc_string = tensor.doc_string
+        else:
+            graph.initializer.append(tensor)
+    return onnx.ModelProto(graph=graph, **_fields(proto, "graph")), large
+
+
+def refer(light: onnx.ModelProto, places: Mapping[str, tuple[str, int, int]]) -> None:
+    """Give each detached initializer its (location, offset, length)."""
+    for tensor in light.graph.initializer:
+        if tensor.name in places:
+            for key, value in zip(("location", "offset", "length"), places[tensor.name], strict=True):
+                tensor.external_data.add(key=key, value=str(value))
+
+
+def bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """The graph, the functions, and every subgraph inside them."""
+    stack: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
+    while stack:
+        body = stack.pop()
+        yield body
+        for node in body.node:
+            for attribute in node.attribute:
+                stack.extend([attribute.g] if attribute.HasField("g") else attribute.graphs)
+
+
+def tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that the model holds, as initializer or attribute."""
+    for body in bodies(proto):
+        if isinstance(body, onnx.GraphProto):
+            yield from body.initializer
+            for sparse in body.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for node in body.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+
+
+def _fields(message: onnx.ModelProto | onnx.GraphProto, without: str) -> dict[str, object]:
+    return {field.name: value for field, value in message.ListFields() if field.name != without}
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of the tensor's data, from its shape (reading ``raw_data`` would copy it)."""
+    return math.ceil(math.prod(tensor.dims) * ir.DataType(tensor.data_type).itemsize)
+
+
+def _raw(tensor: onnx.TensorProto) -> bytes:
+    data = tensor.raw_data
+    if len(data) != _nbytes(tensor):
+        raise GraphError(f"the weight {tensor.name!r} of shape {list(tensor.dims)} needs {_nbytes(tensor)} bytes and holds {len(data)}")
+    return data
+
+
+def _write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], temporary: Path) -> None:
+    """Write what ``SerializeToString`` of the whole would give, but for the order of fields, without ever holding the whole.
+
+    The wire format is protobuf's: each embedded message stands behind its field's tag and its length.
+    """
+    pieces: list[tuple[bytes, onnx.TensorProto | None]] = []
+    for tensor in light.graph.initializer:
+        weight = weights.get(tensor.name)
+        if weight is None:
+            pieces.append((_embedded(onnx.GraphProto, "initializer", tensor.SerializeToString()), None))
+            continue
+        tensor.ClearField("data_location")
+        head = tensor.SerializeToString() + _embedded(onnx.TensorProto, "raw_data", b"", _nbytes(weight))
+        pieces.append((_embedded(onnx.GraphProto, "initializer", head, _nbytes(weight)), weight))
+    light.graph.ClearField("initializer")
+    nodes = light.graph.SerializeToString()
+    light.ClearField("graph")
+    follows = sum(len(piece) + (0 if weight is None else _nbytes(weight)) for piece, weight in pieces)
+    with open(temporary, "wb") as file:
+        file.write(light.SerializeToString())
+        file.write(_embedded(onnx.ModelProto, "graph", nodes, follows))
+        for piece, weight in pieces:
+            file.write(piece)
+            if weight is not None:
+                file.write(_raw(weight))
+
+
+def _embedded(message: type[onnx.ModelProto | onnx.GraphProto | onnx.TensorProto], field: str, content: bytes, follows: int = 0) -> bytes:
+    """``content`` as the beginning of a length-delimited field, of which ``follows`` bytes come later."""
+    tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
+    return bytes([tag]) + _varint(len(content) + follows) + content
+
+
+def _varint(number: int) -> bytes:
+    groups = []
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*groups, number])
+
+
+def _write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto], temporary: Path, name: str) -> str:
+    """Write ``tensors``, make ``light`` refer to them and return the name that the file has to get."""
+    digest = hashlib.sha256()
+    places = {}
+    with open(temporary, "wb") as file:
+        for tensor in tensors.values():
+            data = bytes(-file.tell() % _ALIGNMENT)
+            digest.update(data)
+            file.write(data)
+            data = _raw(tensor)
+            places[tensor.name] = (file.tell(), len(data))
+            digest.update(data)
+            file.write(data)
+    location = f"{name}.{digest.hexdigest()[:16]}.data"
+    refer(light, {key: (location, *place) for key, place in places.items()})
+    return location
+
+
+def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """(file, offset, length) of an external tensor, proven to lie within the folder and the file."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    root = folder.resolve()
+    try:
+        file = (root / location).resolve()
+        size = file.stat().st_size if file.is_file() else None
+        needed = _nbytes(tensor)
+        offset = int(entries.get("offset", "0"))
+        length = int(entries.get("length", needed))
+    except (ValueError, TypeError, OSError) as error:
+        raise GraphError(f"the weight {tensor.name!r} has a broken reference to {location!r}: {error}") from error
+    if not location or os.path.isabs(location) or ".." in Path(location).parts or not file.is_relative_to(root):
+        raise GraphError(
+            f"the weight {tensor.name!r} refers to {location!r}, which is outside the model's folder; only files beside the model are read"
+        )
+    if size is None:
+        raise GraphError(f"the weight {tensor.name!r} lies in {location!r}, which is not in the model's folder; copy it there")
+    if length != needed or min(length, offset) < 0 or offset + length > size:
+        raise GraphError(
+            f"the weight {tensor.name!r} needs {needed} bytes and refers to {length} bytes at {offset} of {location!r}, which has {size}; "
+            "the file was cut short or is another one"
+        )
+    return file, offset, length

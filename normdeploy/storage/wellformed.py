@@ -1,0 +1,158 @@
+"""What ONNX's checker lets pass and nothing behind it could read: refused by name when a file is opened, before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+
+from ..errors import GraphError
+from ..graphs.protos import subgraphs
+
+_TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
+_WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)  # two numbers in the field for each element
+_MOST_RANK = 64  # numpy's
+_MOST_NODES = 2**24  # of all calls of functions written out; 40 functions that each call the one before twice are 2**40
+_MOST_SPARSE = 2**28  # elements of a sparse tensor, which is made dense
+
+Function = tuple[str, str, str]  # domain, name, overload
+
+
+def require(proto: onnx.ModelProto, bodies: Sequence[onnx.GraphProto | onnx.FunctionProto], tensors: Iterable[onnx.TensorProto]) -> None:
+    """Texts are UTF-8, types exist, tensors hold what their shape says, functions neither call themselves nor multiply without end.
+
+    ``bodies``, ``tensors``: all that the model holds. Of tensors outside the file the data is not looked at.
+
+    Raises:
+        GraphError: one is not so.
+    """
+    _require_texts(proto)
+    for tensor in tensors:
+        _require_tensor(tensor)
+    for holder in (proto, *proto.functions):
+        stated = {(o.domain if o.domain != "ai.onnx" else "", o.version) for o in holder.opset_import}  # onnx.compose says the same twice
+        domains = [domain for domain, _ in stated]
+        if (low := next((o.version for o in holder.opset_import if o.domain in ("", "ai.onnx") and o.version < 1), None)) is not None:
+            raise GraphError(f"the file states opset {low}; the first is 1")
+        if (twice := next((d for d in domains if domains.count(d) > 1), None)) is not None:
+            raise GraphError(f"the domain {twice!r} has two opsets; which of them counts depends on the reader")
+    for body in bodies:
+        _require_types(body)
+    for sparse in proto.graph.sparse_initializer:
+        if min(sparse.dims, default=0) < 0 or math.prod(sparse.dims) > _MOST_SPARSE:
+            shape = list(sparse.dims)
+            raise GraphError(f"the sparse weight {sparse.values.name!r} has the shape {shape}; at most {_MOST_SPARSE} elements are read")
+    _require_calls(proto)
+
+
+def _require_texts(proto: onnx.ModelProto) -> None:
+    """Protobuf gives what is no UTF-8 as bytes."""
+    stack: list[Any] = [proto]
+    while stack:
+        message = stack.pop()
+        texts: list[str | bytes] = []
+        if isinstance(message, onnx.TensorProto):  # its data would be copied
+            texts = [message.name, message.doc_string]
+        else:
+            for field, value in message.ListFields():
+                if field.type == field.TYPE_STRING:
+                    texts.extend([value] if isinstance(value, str | bytes) else value)
+                elif field.type == field.TYPE_MESSAGE:
+                    stack.extend([value] if isinstance(value, Message) else value)
+        if (wrong := next((text for text in texts if isinstance(text, bytes)), None)) is not None:
+            kind = message.DESCRIPTOR.name.removesuffix("Proto")
+            raise GraphError(f"a text in a {kind} of the file is not UTF-8, as ONNX asks for, but {wrong[:40]!r}; the file is damaged")
+
+
+def _require_tensor(tensor: onnx.TensorProto) -> None:
+    said = f"the weight {tensor.name!r}" if tensor.name else "a constant"
+    if tensor.data_type not in _TYPES:
+        raise GraphError(f"{said} is of the type {tensor.data_type}, which ONNX does not have; the file is damaged")
+    if min(tensor.dims, default=0) < 0 or len(tensor.dims) > _MOST_RANK:
+        shape = list(tensor.dims)[: _MOST_RANK + 1]
+        raise GraphError(f"{said} has the shape {shape}; sizes are not negative, and there are at most {_MOST_RANK} of them")
+    if tensor.HasField("segment"):
+        raise GraphError(f"{said} is one segment of a tensor, which no runtime reads; write it whole")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return
+    elements = math.prod(tensor.dims)
+    if tensor.HasField("raw_data"):
+        needed, held = math.ceil(elements * ir.DataType(tensor.data_type).itemsize), len(tensor.raw_data)
+        if tensor.data_type == onnx.TensorProto.STRING or held != needed:
+            raise GraphError(f"{said} of shape {list(tensor.dims)} needs {needed} bytes and holds {held}; the file is damaged")
+        return
+    bits = 8 if tensor.data_type == onnx.TensorProto.STRING else ir.DataType(tensor.data_type).bitwidth
+    needed = math.ceil(elements * min(bits, 8) / 8) * (2 if tensor.data_type in _WIDE else 1)
+    held = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
+    if held != needed:
+        raise GraphError(f"{said} of shape {list(tensor.dims)} needs {needed} numbers and holds {held}; the file is damaged")
+
+
+def _require_types(body: onnx.GraphProto | onnx.FunctionProto) -> None:
+    for value in (*body.input, *body.output, *body.value_info) if isinstance(body, onnx.GraphProto) else body.value_info:
+        kind = value.type.tensor_type
+        if kind.elem_type not in _TYPES | {onnx.TensorProto.UNDEFINED}:
+            raise GraphError(f"{value.name!r} is of the type {kind.elem_type}, which ONNX does not have; the file is damaged")
+        if len(kind.shape.dim) > _MOST_RANK:
+            raise GraphError(f"{value.name!r} has {len(kind.shape.dim)} dims; at most {_MOST_RANK} are read")
+    for node in body.node:
+        to = (
+            next((a.i for a in node.attribute if a.name == "to" and a.type == a.INT and not a.ref_attr_name), None)
+            if node.op_type == "Cast"
+            else None
+        )
+        if to is not None and to not in _TYPES:
+            raise GraphError(f"Cast {node.name!r} makes the type {to}, which ONNX does not have; the file is damaged")
+
+
+def _require_calls(proto: onnx.ModelProto) -> None:
+    functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    if not functions:
+        return
+    for body in (proto.graph, *proto.functions):
+        _require_arity(body, functions)
+    called = {key: list(_calls(f, functions)) for key, f in functions.items()}
+    size = {key: sum(1 for _ in _nodes(f)) for key, f in functions.items()}
+    done: dict[Function, int] = {}
+    for first in functions:
+        path = [(first, iter(called[first]))] if first not in done else []
+        open_ = {first}
+        while path:
+            key, rest = path[-1]
+            following = next((k for k in rest if k not in done), None)
+            if following is None:
+                done[key] = min(size[key] + sum(done[k] for k in called[key]), _MOST_NODES + 1)
+                open_.discard(key)
+                path.pop()
+            elif following in open_:
+                raise GraphError(f"the function {following[1]!r} calls itself by way of {key[1]!r}, which ONNX forbids: it has no end")
+            else:
+                open_.add(following)
+                path.append((following, iter(called[following])))
+    total = sum(done[key] for key in _calls(proto.graph, functions))
+    if total > _MOST_NODES:
+        raise GraphError(f"the calls of the file's functions are more than {_MOST_NODES} nodes when written out; that can't be read")
+
+
+def _require_arity(body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]) -> None:
+    for node in _nodes(body):
+        f = functions.get((node.domain, node.op_type, node.overload))
+        if f is not None and (len(node.input) > len(f.input) or len(node.output) > len(f.output)):
+            given, wanted = f"{len(node.input)} inputs and {len(node.output)} outputs", f"{len(f.input)} and {len(f.output)}"
+            raise GraphError(f"{node.op_type} {node.name!r} calls the file's function with {given}, which has {wanted}")
+
+
+def _calls(body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]) -> Iterator[Function]:
+    keys = ((node.domain, node.op_type, node.overload) for node in _nodes(body))
+    return (key for key in keys if key in functions)
+
+
+def _nodes(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    for node in body.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from inner.node
