@@ -34,7 +34,7 @@ from models.group import GroupNorm
 from models.layer import UnbiasedLayerNorm
 from models.registry import CASES, LOOKALIKES, SMALL, export_args, samples, seeded
 from models.rms import LlamaRMSNorm
-from normdeploy.race.bench import disagreement
+from normdeploy.race.answers import disagreement
 from normdeploy.race.machine import Machine, machine
 from normdeploy.race.timing import race
 

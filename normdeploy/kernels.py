@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +20,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
+from . import processes
 from .records import Verdict
 from .runtimes.ort import no_cuda
 from .runtimes.trt import PACKAGES, TITLES, missing
@@ -123,10 +122,8 @@ def _tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> Asked:
 
 
 def _parser(models: Sequence[onnx.ModelProto], runtime: str) -> tuple[list[dict[str, Any]], str]:
-    root = str(Path(__file__).resolve().parent.parent)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
     request = {"runtime": runtime, "models": [base64.b64encode(m.SerializeToString()).decode() for m in models]}
-    command = (sys.executable, "-P", "-m", "normdeploy.runtimes.parser")  # -P: a file of the working directory is never imported
+    command, environment = processes.command("normdeploy.runtimes.parser"), processes.environment()
     try:
         done = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, env=environment, timeout=_SECONDS)
         lines, status = done.stdout, f"exit code {done.returncode}"

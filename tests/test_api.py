@@ -19,6 +19,7 @@ import torch
 
 import normdeploy
 from models.layer import Norm
+from normdeploy import processes
 from normdeploy.errors import InputError, NormdeployError, TrustError
 from normdeploy.storage.record import recorded
 from tests.test_cli import HEAVY, layer_norm_by_hand
@@ -46,6 +47,13 @@ def test_import_is_light() -> None:
     code = f"import sys, normdeploy; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_child_process_finds_this_very_package(tmp_path: Path) -> None:
+    """Also where nothing is installed: -S leaves out what the environment of Python brings."""
+    command = [sys.executable, "-S", "-P", "-c", "import normdeploy; print(normdeploy.__file__)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=processes.environment())
+    assert done.stdout.strip() == normdeploy.__file__
 
 
 def test_no_submodule_takes_a_verbs_name() -> None:

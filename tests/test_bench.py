@@ -18,7 +18,7 @@ from normdeploy.cli import app
 from normdeploy.errors import InputError, NormdeployError, RuntimeUnavailable
 from normdeploy.race import norms as bench_norms
 from normdeploy.race import timing as bench_timing
-from normdeploy.race.bench import disagreement
+from normdeploy.race.answers import disagreement
 from normdeploy.race.norm_cases import NormCase
 from normdeploy.race.norms import norms_of
 from normdeploy.race.timing import Timing, interval, race, steady

@@ -242,7 +242,7 @@ def test_a_failed_build_leaves_the_old_engine_and_a_good_one_removes_the_old_log
 
 def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Let the worker be this Python program."""
-    monkeypatch.setattr(importlib.import_module("normdeploy.engines.build"), "_COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr(importlib.import_module("normdeploy.engines.worker"), "COMMAND", (sys.executable, "-c", code))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have no signals")

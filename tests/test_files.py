@@ -18,7 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from normdeploy.errors import GraphError, NormdeployError
 from normdeploy.storage import files
-from normdeploy.storage.files import atomic, detached, load_onnx, save_onnx, sha256, write_bytes
+from normdeploy.storage.files import atomic, load_onnx, save_onnx, sha256, write_bytes
+from normdeploy.storage.weights import detached
 
 
 def model(value: float = 1.0, size: int = 4096) -> onnx.ModelProto:
@@ -96,7 +97,7 @@ def test_targets_that_cannot_be_replaced(tmp_path: Path, what: str) -> None:
 
 SLOW_WRITER = """
 import sys, time
-from normdeploy.files import atomic
+from normdeploy.storage.files import atomic
 with atomic(sys.argv[1]) as temporary:
     temporary.write_bytes(b"half")
     print("writing", flush=True)

@@ -19,7 +19,8 @@ from ..parity.judging import OutputResult, judged
 from ..parity.parity import Tally
 from ..runtimes.eager import Float64Runner
 from ..storage.files import load_onnx
-from .samples import Sample, Samples, is_floating, reference_runner
+from .references import is_floating, reference_runner
+from .samples import Sample, Samples
 
 Progress = Callable[[str, int, int], None]
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +15,6 @@ from typing import IO, Any
 import onnx
 
 from ..errors import BuildError, GraphError, InputError, RuntimeUnavailable
-from ..graphs.protos import module
 from ..model import InputSpec
 from ..precision import precision
 from ..rewriting import rewrite
@@ -29,11 +23,10 @@ from ..runtimes.trt import PACKAGES, TITLES, missing, version_of
 from ..storage.atomic import writable
 from ..storage.files import atomic, load_onnx, save_onnx, write_bytes
 from ..storage.record import recorded
-from . import implement
+from . import implement, reasons, worker
 from .implement import Implementation
 
 Progress = Callable[[str, int, int], None]
-_SHOWN = 5  # errors of the parser; the log has all
 
 
 @dataclass(frozen=True)
@@ -112,17 +105,17 @@ def build(
         request: dict[str, Any] = {"runtime": runtime, "onnx": str(path), "engine": str(written)}
         request |= {"capabilities": wanted, "profile": shapes, "plugins": implement.plugins(proto)}
         request |= precision.request(proto)
-        end = _run(request, log, progress or (lambda stage, done, total: None), timeout)
+        end = worker.run(request, log, progress or (lambda stage, done, total: None), timeout)
         built = end.answer.get("built") if end.status == 0 else None
         if built is None:
             if "unknown" in end.answer:
-                raise InputError(_unknown(end.answer, runtime))
+                raise InputError(reasons.unknown(end.answer, runtime))
             if end.answer.get("refused") == "plugins":
                 raise RuntimeUnavailable(
                     f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install 'normdeploy[plugins]', and "
                     "TensorRT 10.9 or newer"
                 )
-            why = _refused(end.answer, proto, source.name, runtime) if "refused" in end.answer else _ended(end, log, runtime)
+            why = reasons.refused(end.answer, proto, source.name, runtime) if "refused" in end.answer else reasons.ended(end, log, runtime)
             raise BuildError(why + _kept(log, target))
         size = written.stat().st_size
     _log_of(target).unlink(missing_ok=True)  # of an earlier failure
@@ -186,54 +179,6 @@ def _inputs(proto: onnx.ModelProto) -> list[GraphInput]:
     return [GraphInput(value.name, tuple(size(d) for d in value.type.tensor_type.shape.dim)) for value in inputs]
 
 
-# ------------------------------------------------------------------ the worker
-
-
-_COMMAND = (sys.executable, "-P", "-m", "normdeploy.runtimes.builder")  # -P: a file of the working directory is never imported
-
-
-@dataclass(frozen=True)
-class _End:
-    """How the worker ended."""
-
-    answer: dict[str, Any]  # its last one
-    status: int  # of the process
-    late: bool  # it was stopped because the time was over
-
-
-def _run(request: Mapping[str, Any], log: IO[bytes], progress: Progress, timeout: float | None) -> _End:
-    root = str(Path(__file__).resolve().parent.parent)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-    process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    late = threading.Event()
-
-    def stop() -> None:
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(timeout or 0, stop)
-    if timeout is not None:
-        timer.start()
-    answer: dict[str, Any] = {}
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(request).encode())
-            process.stdin.close()
-        progress("build", 0, 0)
-        for line in process.stdout:
-            answer = json.loads(line)
-            if "progress" in answer:
-                progress("build", *answer["progress"])
-        return _End(answer, process.wait(), late.is_set())
-    finally:  # on Ctrl-C too
-        timer.cancel()
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
 # ------------------------------------------------------------------ what went wrong
 
 
@@ -250,67 +195,3 @@ def _kept(log: IO[bytes], target: Path) -> str:
 
 def _log_of(target: Path) -> Path:
     return target.with_name(target.name + ".log")
-
-
-def _unknown(answer: Mapping[str, Any], runtime: str) -> str:
-    unknown, known = ", ".join(answer["unknown"]), ", ".join(answer["known"])
-    return f"{TITLES[runtime]} does not build for compute capability {unknown}; it builds for {known}"
-
-
-def _refused(answer: Mapping[str, Any], proto: onnx.ModelProto, name: str, runtime: str) -> str:
-    title = TITLES[runtime]
-    if answer["refused"] == "empty":
-        return f"{title} reads {name} as a network of 0 layers: the file computes nothing; give the model itself"
-    if answer["refused"] == "plugin layers":
-        return (
-            f"{title} made {answer['found']} plugin layers of the {answer['written']} plugin nodes in {name}: some norms would not run in "
-            "our kernels. This should not happen; build with --norm-impl native and tell us"
-        )
-    if answer["refused"] == "types":
-        wrong = "".join(f"\n  - {line}" for line in answer["wrong"][:_SHOWN])
-        return f"{title} reads {name} in other types than the file states:{wrong}\nNothing was built, since the engine would not be in them"
-    if answer["refused"] == "shape inputs":
-        return f"{title} needs the values of {answer['inputs']} to know the shapes in {name}; export the model with these as constants"
-    errors = [_parser_error(error, proto) for error in answer["errors"]]
-    more = f"\n  - and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
-    lines = "".join(f"\n  - {line}" for line in errors[:_SHOWN]) or " its parser gives no reason"
-    return f"{title} can't read {name}:{lines}{more}\nNothing was built"
-
-
-def _parser_error(error: Mapping[str, Any], proto: onnx.ModelProto) -> str:
-    node = next((n for n in proto.graph.node if error["node"] and n.name == error["node"]), None)
-    path = module(node) if node is not None else ""
-    place = [f"module {path}"] if path else []
-    place += [f"in function {' > '.join(error['functions'])}"] if error["functions"] else []
-    where = f" ({', '.join(place)})" if place else ""
-    return f"node {error['node']!r}, {error['operator'] or 'unknown operator'}{where}: {_plain(error['reason'])}"
-
-
-def _ended(end: _End, log: IO[bytes], runtime: str) -> str:
-    """Why the worker ended without an answer."""
-    title = TITLES[runtime]
-    if end.late:
-        return f"{title} was stopped: the build was not done within the timeout; give it more time"
-    log.seek(0)
-    reason = _reason(log.read().decode(errors="replace"))
-    if os.name == "posix" and end.status == -signal.SIGKILL:
-        return f"{title} was killed by the system, most likely for want of memory{reason}"
-    if end.status < 0:
-        return f"{title} crashed ({signal.Signals(-end.status).name}){reason}"
-    return f"{title} could not build the engine{reason}"
-
-
-def _reason(log: str) -> str:
-    """The errors that the log holds, or its last line."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    for mark in ("[E]", "[!]"):
-        if errors := list(dict.fromkeys(_plain(line[3:]) for line in lines if line.startswith(mark))):
-            return ": " + "; ".join(filter(None, errors[:_SHOWN]))
-    return f": {lines[-1]}" if lines else ""
-
-
-def _plain(reason: str) -> str:
-    """One line, without TensorRT's remark that there is no GPU, which it adds to every error on a machine without one."""
-    return re.sub(
-        r"\[checkMacros\.cpp[^\]]*\] Error Code 1: Cuda Runtime \(.*?\(cudaError \d+: [^()]*\)\)", "", " ".join(reason.split())
-    ).strip()

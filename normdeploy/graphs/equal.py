@@ -11,7 +11,8 @@ import onnx
 import onnxruntime as ort
 
 from ..errors import ExportError
-from ..storage.files import bodies, detached, refer, tensors
+from ..storage.files import bodies, tensors
+from ..storage.weights import detached, refer
 
 _UNIT_ROUNDOFF = {
     onnx.TensorProto.BFLOAT16: 2.0**-8,

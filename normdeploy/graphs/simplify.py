@@ -36,7 +36,7 @@ from onnxscript.optimizer import FOLDED_FROM_KEY, fold_constants_ir
 from onnxscript.rewriter import RULE_NAME_TAG, RewritePass, RewriteRuleClassBase
 from onnxscript.rewriter.rules import common as rules
 
-from ..storage.files import detached, refer
+from ..storage.weights import detached, refer
 from .equal import check_equal
 
 __all__ = ["Simplified", "check_equal", "simplify"]

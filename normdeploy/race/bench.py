@@ -35,11 +35,11 @@ from ..runtimes.live import LiveRunner
 from ..runtimes.ort import no_cuda
 from ..runtimes.tensors import TensorSpec
 from ..runtimes.trt import TITLES, missing, runtime_of
+from .answers import UNITS, disagreement
 from .machine import Machine, machine
 from .timing import Progress, Timing, race
 
 PathLike = str | os.PathLike[str]
-UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 UNSTEADY = "{}: the times still moved after {} rounds of warm-up; something else keeps the machine busy"
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -276,34 +276,6 @@ def _check(contestant: Contestant, inputs: Mapping[str, np.ndarray], reference: 
         if len(reference) and contestant.runtime == "eager":
             raise
         contestant.reason = str(error)
-
-
-def disagreement(found: Sequence[np.ndarray], reference: Sequence[np.ndarray], unit: float) -> tuple[float, str]:
-    """The largest error relative to the largest value of its output, and what is wrong, "" where nothing is.
-
-    Args:
-        unit: the unit roundoff of the type that ``found`` was computed in; errors up to its square root are rounding.
-    """
-    if len(found) != len(reference):
-        return float("inf"), f"{len(found)} outputs, {len(reference)} expected"
-    worst, allowed = 0.0, unit**0.5
-    for place, (value, expected) in enumerate(zip(found, reference, strict=True)):
-        if value.shape != expected.shape:
-            return float("inf"), f"output {place} has shape {list(value.shape)}, {list(expected.shape)} expected"
-        if expected.dtype.kind in "iub":
-            if different := int((value != expected).sum()):
-                return float("inf"), f"{different} of {expected.size} integers of output {place} differ"
-            continue
-        got, wanted = value.astype(np.float64), expected.astype(np.float64)
-        finite = np.isfinite(wanted)
-        if not np.array_equal(np.isfinite(got), finite):
-            return float("inf"), f"output {place} is not finite where it should be, or the other way round"
-        largest = float(np.abs(wanted[finite]).max(initial=0.0))
-        error = float(np.abs(got[finite] - wanted[finite]).max(initial=0.0)) / (largest or 1.0)
-        worst = max(worst, error)
-        if error > allowed:
-            return error, f"output {place} differs by {error:.1e} of its largest value, {allowed:.1e} is allowed"
-    return worst, ""
 
 
 @contextmanager

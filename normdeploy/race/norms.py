@@ -25,7 +25,8 @@ from ..runtimes.live import LiveRunner
 from ..runtimes.trt import missing
 from ..storage.files import load_onnx
 from ..storage.record import recorded
-from .bench import UNITS, UNSTEADY, Entry, Race, disagreement, timed
+from .answers import UNITS, disagreement
+from .bench import UNSTEADY, Entry, Race, timed
 from .machine import machine
 from .norm_cases import FORMS, NormCase
 from .timing import Progress, Timing, race

@@ -72,26 +72,23 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import printable
 from ..records import Explanation, Finding, Summary
 from ..storage.atomic import siblings
-from .groups import COLOURS, Group, found, grouped, proof, reason, unnumbered, where
-from .inspection import show_census, show_explanations
+from .inspection import show_explanations
+from .tables import show_engine, show_inference, show_norms, show_parity
 
 if TYPE_CHECKING:
     from ..bisection.bisect import Bisection
     from ..engines.build import Engine
-    from ..engines.implement import Implementation
     from ..infer import Inference
     from ..parity.compare import Comparison
     from ..precision.precision import Account
@@ -220,104 +217,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> None:
-    """The norms, what is left as it is with the reasons, and the totals; ``planned``: nothing was changed yet, and all is wanted."""
-    if planned:
-        show_census(console, summary)
-    else:
-        _show_done(console, summary)
-    counts = {status: sum(f.status == status for f in summary.findings) for status in COLOURS}
-    said = ", ".join(f"{n} {status}" for status, n in counts.items() if n) or "no normalization found"
-    nodes = f"{summary.nodes_before} nodes{' now' if planned else ' before'}, {summary.nodes_after} after"
-    console.print(f"{said}; {nodes}; opset {summary.opset}")
-
-
-def _show_done(console: Console, summary: Summary) -> None:
-    done = [f for f in summary.findings if f.status in ("fused", "folded", "kept")]
-    left = [f for f in summary.findings if f.status in ("refused", "undone")]
-    if done:
-        table = _table("module", "found", "what became of it", "proof")
-        for group in grouped(done):
-            table.add_row(*_done_row(group))
-        console.print(table)
-    if left:
-        table = _table("module", "found", "left as it is, because")
-        for group in grouped(left):
-            table.add_row(where(group), found(group), Text(reason(group), style=COLOURS[group.first.status]))
-        console.print(table)
-
-
-def show_engine(console: Console, engine: Engine) -> None:
-    """What was built, and that it was only built."""
-    gpus = ", ".join(engine.compute_capabilities) or "every GPU that it knows"
-    size = f"{engine.bytes / 1e6:.1f} MB, {engine.layers} layers"
-    console.print(Text(f"{engine.path}: {engine.runtime} {engine.version}, {size}, for {gpus}"))
-    if engine.norms:
-        show_forms(console, engine.norms)
-    for name, (low, best, high) in engine.profile.items():
-        console.print(Text(f"  {name}: {_shape(low)} to {_shape(high)}, best at {_shape(best)}"))
-    if engine.types:
-        console.print(Text("layers by type, as the file says: " + ", ".join(f"{count} {kind}" for kind, count in engine.types.items())))
-    console.print("proved: built only, not run")
-
-
-def show_forms(console: Console, norms: Sequence[Implementation]) -> None:
-    """In which form each norm is in the engine's network, those of all layers in one line."""
-    table = _table("module", "norm", "built as", "because")
-    for group in grouped(Finding(n.op, "kept", n.node, n.module, became=n.form, reason=n.reason) for n in norms):
-        table.add_row(where(group), found(group), Text(group.first.became), Text(group.first.reason, style="dim"))
-    console.print(table)
-
-
-def show_parity(console: Console, parity: Comparison) -> None:
-    """One line for each output and runtime, where the error grows, what was not run with the reason, and the verdict."""
-    table = _table(*parity.columns)
-    for result, row in zip(parity.results, parity.rows(), strict=True):
-        table.add_row(*map(Text, row), style="" if result else "red")
-    console.print(table)
-    if parity.drift:
-        from ..parity.drift_files import DRIFT, outline
-
-        table = _table("file", *DRIFT)
-        for row in outline(parity.drift):
-            table.add_row(*map(Text, row))
-        console.print(table)
-    for missed in parity.not_run:
-        console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
-    for note in parity.notes:
-        console.print(Text(f"note: {note}", style="yellow"))
-    verdict = Text("verified", style="green") if parity else Text("NOT verified", style="red")
-    count = len(parity.cases)
-    console.print(verdict.append(f" on {count} input{'' if count == 1 else 's'} against the model in float64", style="default"))
-
-
-def _shape(sizes: Sequence[int]) -> str:
-    return "×".join(map(str, sizes))
-
-
-def _done_row(group: Group) -> tuple[Text, Text, Text, Text]:
-    first = group.first
-    became = unnumbered(first.became) if len(group.findings) > 1 else first.became
-    what = Text(first.status, style=COLOURS[first.status]).append(f" {became}" if became else "", style="default")
-    if first.reason:
-        what.append(f"; {reason(group)}", style="dim")
-    for note in first.notes:
-        what.append(f"\n{note}", style="yellow")
-    return where(group), found(group), what, Text("\n".join(proof(group)))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def show_inference(console: Console, done: Inference) -> None:
-    """What was run, how long it took, and its arrays."""
-    lines = [f"{done.runner}: loaded in {done.seconds['load']:.2f} s, ran in {done.seconds['run']:.3f} s"]
-    lines += [f"  in   {name}  {said}" for name, said in done.inputs.items()]
-    lines += [f"  out  {name}  {said}" for name, said in done.outputs.items()]
-    console.print(Text(printable("\n".join(lines))), soft_wrap=True)

@@ -54,10 +54,13 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 def writable(path: str | os.PathLike[str]) -> Path:
     """Where the output is to stand, links followed; refused where it can't be replaced by a rename."""
     target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise NormdeployError(f"can't write {str(path)!r}: there is no folder {target.parent.name!r}; make it first")
-    if target.exists() and not target.is_file():
-        raise NormdeployError(f"can't write {str(path)!r}: it exists and is not a regular file; give another name")
+    try:
+        if not target.parent.is_dir():
+            raise NormdeployError(f"can't write {str(path)!r}: there is no folder {target.parent.name!r}; make it first")
+        if target.exists() and not target.is_file():
+            raise NormdeployError(f"can't write {str(path)!r}: it exists and is not a regular file; give another name")
+    except OSError as error:  # the name is too long
+        raise NormdeployError(f"can't write {str(path)!r}: {error.strerror}; give another name") from error
     return target
 
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from ..errors import GraphError
 from ..graphs.ordering import sort
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
+from .weights import detached, nbytes, write_inline, write_weights
 from .wellformed import require
 
-__all__ = ["atomic", "bodies", "detached", "load_onnx", "refer", "save_onnx", "sha256", "tensors", "write_bytes"]
+__all__ = ["atomic", "bodies", "load_onnx", "save_onnx", "sha256", "tensors", "write_bytes"]
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
 _APART = "normdeploy.foreign"  # a domain that the checker knows nothing of
-_ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the file
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
@@ -57,11 +55,11 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
         ) from error
     with temporary(target) as model, temporary(target) as data:
         location = None
-        if external or rest + sum(_nbytes(t) for t in weights.values()) > PROTOBUF_LIMIT:
-            location = _write_weights(light, weights, data, target.name)
+        if external or rest + sum(nbytes(t) for t in weights.values()) > PROTOBUF_LIMIT:
+            location = write_weights(light, weights, data, target.name)
             model.write_bytes(light.SerializeToString())
         else:
-            _write_inline(light, weights, model)
+            write_inline(light, weights, model)
         with locked(target.parent):
             if location is not None:
                 commit(data, target.with_name(location))
@@ -149,34 +147,6 @@ def _for_the_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | N
     return copy
 
 
-def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """A copy whose initializers of at least ``smallest`` bytes are references without a location, and those initializers.
-
-    The copy costs no more than the nodes do; the initializers are the ones of ``proto``, by name, not copies.
-    """
-    initializers = proto.graph.initializer
-    large = {t.name: t for t in initializers if t.HasField("raw_data") and _nbytes(t) >= smallest}
-    graph = onnx.GraphProto(**_fields(proto.graph, "initializer"))
-    for tensor in initializers:
-        if tensor.name in large:
-            reference = graph.initializer.add(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
-            reference.metadata_props.extend(tensor.metadata_props)
-            reference.data_location = onnx.TensorProto.EXTERNAL
-            if tensor.doc_string:
-                reference.doc_string = tensor.doc_string
-        else:
-            graph.initializer.append(tensor)
-    return onnx.ModelProto(graph=graph, **_fields(proto, "graph")), large
-
-
-def refer(light: onnx.ModelProto, places: Mapping[str, tuple[str, int, int]]) -> None:
-    """Give each detached initializer its (location, offset, length)."""
-    for tensor in light.graph.initializer:
-        if tensor.name in places:
-            for key, value in zip(("location", "offset", "length"), places[tensor.name], strict=True):
-                tensor.external_data.add(key=key, value=str(value))
-
-
 def bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
     """The graph, the functions, and every subgraph inside them."""
     stack: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
@@ -202,81 +172,6 @@ def tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                 yield from attribute.tensors
 
 
-def _fields(message: onnx.ModelProto | onnx.GraphProto, without: str) -> dict[str, object]:
-    return {field.name: value for field, value in message.ListFields() if field.name != without}
-
-
-def _nbytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of the tensor's data, from its shape (reading ``raw_data`` would copy it)."""
-    return math.ceil(math.prod(tensor.dims) * ir.DataType(tensor.data_type).itemsize)
-
-
-def _raw(tensor: onnx.TensorProto) -> bytes:
-    data = tensor.raw_data
-    if len(data) != _nbytes(tensor):
-        raise GraphError(f"the weight {tensor.name!r} of shape {list(tensor.dims)} needs {_nbytes(tensor)} bytes and holds {len(data)}")
-    return data
-
-
-def _write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], temporary: Path) -> None:
-    """Write what ``SerializeToString`` of the whole would give, but for the order of fields, without ever holding the whole.
-
-    The wire format is protobuf's: each embedded message stands behind its field's tag and its length.
-    """
-    pieces: list[tuple[bytes, onnx.TensorProto | None]] = []
-    for tensor in light.graph.initializer:
-        weight = weights.get(tensor.name)
-        if weight is None:
-            pieces.append((_embedded(onnx.GraphProto, "initializer", tensor.SerializeToString()), None))
-            continue
-        tensor.ClearField("data_location")
-        head = tensor.SerializeToString() + _embedded(onnx.TensorProto, "raw_data", b"", _nbytes(weight))
-        pieces.append((_embedded(onnx.GraphProto, "initializer", head, _nbytes(weight)), weight))
-    light.graph.ClearField("initializer")
-    nodes = light.graph.SerializeToString()
-    light.ClearField("graph")
-    follows = sum(len(piece) + (0 if weight is None else _nbytes(weight)) for piece, weight in pieces)
-    with open(temporary, "wb") as file:
-        file.write(light.SerializeToString())
-        file.write(_embedded(onnx.ModelProto, "graph", nodes, follows))
-        for piece, weight in pieces:
-            file.write(piece)
-            if weight is not None:
-                file.write(_raw(weight))
-
-
-def _embedded(message: type[onnx.ModelProto | onnx.GraphProto | onnx.TensorProto], field: str, content: bytes, follows: int = 0) -> bytes:
-    """``content`` as the beginning of a length-delimited field, of which ``follows`` bytes come later."""
-    tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
-    return bytes([tag]) + _varint(len(content) + follows) + content
-
-
-def _varint(number: int) -> bytes:
-    groups = []
-    while number > 127:
-        groups.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*groups, number])
-
-
-def _write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto], temporary: Path, name: str) -> str:
-    """Write ``tensors``, make ``light`` refer to them and return the name that the file has to get."""
-    digest = hashlib.sha256()
-    places = {}
-    with open(temporary, "wb") as file:
-        for tensor in tensors.values():
-            data = bytes(-file.tell() % _ALIGNMENT)
-            digest.update(data)
-            file.write(data)
-            data = _raw(tensor)
-            places[tensor.name] = (file.tell(), len(data))
-            digest.update(data)
-            file.write(data)
-    location = f"{name}.{digest.hexdigest()[:16]}.data"
-    refer(light, {key: (location, *place) for key, place in places.items()})
-    return location
-
-
 def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
     """(file, offset, length) of an external tensor, proven to lie within the folder and the file."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -285,7 +180,7 @@ def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
     try:
         file = (root / location).resolve()
         size = file.stat().st_size if file.is_file() else None
-        needed = _nbytes(tensor)
+        needed = nbytes(tensor)
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length", needed))
     except (ValueError, TypeError, OSError) as error:

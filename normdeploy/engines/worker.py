@@ -1,0 +1,57 @@
+"""The process in which an engine is built (``normdeploy.runtimes.builder``), started, listened to, and ended with its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+from .. import processes
+
+Progress = Callable[[str, int, int], None]
+COMMAND = processes.command("normdeploy.runtimes.builder")
+
+
+@dataclass(frozen=True)
+class End:
+    """How the worker ended."""
+
+    answer: dict[str, Any]  # its last one
+    status: int  # of the process
+    late: bool  # it was stopped because the time was over
+
+
+def run(request: Mapping[str, Any], log: IO[bytes], progress: Progress, timeout: float | None) -> End:
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=log, env=processes.environment())
+    assert process.stdin is not None
+    assert process.stdout is not None
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(timeout or 0, stop)
+    if timeout is not None:
+        timer.start()
+    answer: dict[str, Any] = {}
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(request).encode())
+            process.stdin.close()
+        progress("build", 0, 0)
+        for line in process.stdout:
+            answer = json.loads(line)
+            if "progress" in answer:
+                progress("build", *answer["progress"])
+        return End(answer, process.wait(), late.is_set())
+    finally:  # on Ctrl-C too
+        timer.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
