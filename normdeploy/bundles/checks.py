@@ -76,7 +76,13 @@ def job_of(wanted: Wanted) -> Job:
     proto = load_onnx(path, external_data=False)
     initializers = {t.name for t in proto.graph.initializer}
     inputs = triton.ports([v for v in proto.graph.input if v.name not in initializers])
-    return Job(path, proto, named(Path(wanted.onnx).stem, wanted.name), inputs, triton.ports(proto.graph.output))
+    job = Job(path, proto, named(Path(wanted.onnx).stem, wanted.name), inputs, triton.ports(proto.graph.output))
+    if half := [port.name for port in (*inputs, *job.outputs) if port.dtype == "bfloat16"]:
+        job.notes.append(
+            f"Triton's backend for onnxruntime takes no bfloat16 ({', '.join(half)}) and will not load {job.name}_onnx; `normdeploy export "
+            "--precision bf16 --keep-io` writes a file whose inputs and outputs are float32"
+        )
+    return job
 
 
 def free_target(wanted: Wanted) -> Path:

@@ -31,7 +31,7 @@ from . import bundle, manifest, triton
 from . import text as words
 from .checks import Job, Wanted, batch_range, certificates_of, free_target, job_of, samples_of, serving_of
 from .placing import Engine, engines_of, place_engines, place_onnx
-from .triton import Serving, Warmup
+from .triton import Port, Serving, Warmup
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import numpy as np
@@ -127,7 +127,8 @@ def package(
         judgement = judge(onnx_file, [folder / e.path for e in placed], samples, progress=progress)
         serving = serving_of(batch, why or rows_depend(onnx_file, samples), wanted, batch_range(job, batch, samples))
         optimize = not judgement.optimizer_is_wrong
-        configs = _configure(job, repository, placed, serving, samples, gpu=provider == "cuda", optimize=optimize)
+        outputs = triton.as_run(onnx_file, job.outputs, optimize=optimize)
+        configs = _configure(job, outputs, repository, placed, serving, samples, gpu=provider == "cuda", optimize=optimize)
         models = tuple(Path(config).parent.name for config in configs)
         notes = words.notes(
             job.notes, serving, placed, judgement, optimize=optimize, certificates=None if report_from is None else len(certificates)
@@ -164,9 +165,17 @@ def package(
 
 
 def _configure(
-    job: Job, repository: Path, placed: Sequence[Engine], serving: Serving, samples: Samples, *, gpu: bool, optimize: bool
+    job: Job,
+    outputs: Sequence[Port],
+    repository: Path,
+    placed: Sequence[Engine],
+    serving: Serving,
+    samples: Samples,
+    *,
+    gpu: bool,
+    optimize: bool,
 ) -> list[str]:
-    """Write the configurations and warm-up data; their paths in the bundle."""
+    """Write the configurations and warm-up data; their paths in the bundle. ``outputs`` are those of the ONNX file as it is run."""
     served = [e for e in placed if e.served]
     plans = {e.capability: Path(e.path).name for e in served} if served and served[0].capability else None
     models = [(f"{job.name}_onnx", "onnxruntime")] + ([(f"{job.name}_trt", "tensorrt")] if served else [])
@@ -178,7 +187,7 @@ def _configure(
             name,
             runtime,
             job.inputs,
-            job.outputs,
+            outputs if runtime == "onnxruntime" else job.outputs,
             serving,
             gpu=gpu or runtime == "tensorrt",
             files=plans if runtime == "tensorrt" else None,

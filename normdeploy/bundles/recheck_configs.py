@@ -47,24 +47,31 @@ def _wrong(bundle: Bundle, path: str, onnx_file: Path) -> str:
     graph = load_onnx(onnx_file, external_data=False).graph
     initializers = {t.name for t in graph.initializer}
     batched = config.max_batch_size > 0
-    for stated, values in ((config.input, [v for v in graph.input if v.name not in initializers]), (config.output, graph.output)):
-        ports = {port.name: port for port in triton.ports(values)}
+    inputs, outputs = triton.ports([v for v in graph.input if v.name not in initializers]), triton.ports(graph.output)
+    if exact := config.backend == triton.BACKENDS["onnxruntime"][0]:
+        outputs = triton.as_run(onnx_file, outputs, optimize=config.optimization.graph.level != triton.UNOPTIMIZED)
+    for stated, values, whole in ((config.input, inputs, False), (config.output, outputs, exact)):
+        ports = {port.name: port for port in values}
         names = [tensor.name for tensor in stated]
         if sorted(names) != sorted(ports):
             return f"it names {names}, the model has {list(ports)}"
         for tensor in stated:
-            if wrong := _misfit(tensor, ports[tensor.name], batched):
+            if wrong := _misfit(tensor, ports[tensor.name], batched, whole):
                 return wrong
     return _missing(bundle, PurePosixPath(path).parent, config)
 
 
-def _misfit(tensor: Any, port: triton.Port, batched: bool) -> str:
+def _misfit(tensor: Any, port: triton.Port, batched: bool, exact: bool) -> str:
+    """What is wrong with the statement of one tensor; ``exact``: a size may not stand where the model has a dynamic dim."""
     kind = triton.ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number.get(tensor.data_type)
     dims = list(tensor.reshape.shape) if tensor.HasField("reshape") else list(tensor.dims)
-    shape = port.shape[1:] if batched else port.shape
+    shape = port.shape[1:] if batched else port.shape or (1,)
     if kind is None or kind.name != triton.TYPES[port.dtype]:
         return f"it says that {tensor.name!r} is {kind.name if kind else tensor.data_type}, the model has {port.dtype}"
-    if len(dims) != len(shape) or any(isinstance(n, int) and n != d for n, d in zip(shape, dims, strict=True)):
+    if batched and (not port.shape or isinstance(port.shape[0], int)):
+        return f"it lets Triton join requests along the first dim of {tensor.name!r}, the model has {port}"
+    known = [n if isinstance(n, int) else -1 if exact else d for n, d in zip(shape, dims, strict=False)]
+    if len(dims) != len(shape) or known != dims:
         return f"it says that {tensor.name!r} has the dims {dims}, the model has {port}"
     return ""
 

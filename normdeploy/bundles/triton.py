@@ -4,7 +4,10 @@ The messages below are the part of Triton's ``model_config.proto`` that is writt
 (its documentation, "Model Configuration"):
 
 - With ``max_batch_size`` > 0 every tensor has the batch as its first dim, which ``dims`` leaves out; Triton joins requests along it.
-- ``dims`` is never empty and no dim is 0: a tensor without (further) dims is stated as [1], and ``reshape`` tells what the model sees.
+- ``dims`` is never empty and no dim is 0: a tensor without (further) dims is stated as [1]. Where Triton batches, ``reshape`` tells that
+  the model sees none; elsewhere it refuses such a ``reshape`` ("scalar tensors are not supported"), and its backend takes [1] as it is.
+- The backend for onnxruntime compares the outputs' dims with those that onnxruntime infers, which may be sizes where the file states
+  names; there a -1 is refused (onnxruntime_backend, CompareDimsSupported). It takes no bfloat16 (issue 8464 of its server).
 - ``model_warmup`` repeats one row of data ``batch_size`` times; its files lie in the model's folder ``warmup``.
 - ``optimization.graph.level`` for onnxruntime: unset is everything, 2 is nothing (onnxruntime_backend's README).
 """
@@ -13,13 +16,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import onnx
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format  # type: ignore[import-untyped]
 
-from ..errors import GraphError, InputError
+from ..errors import GraphError, InputError, RuntimeUnavailable
 
 Shape = tuple[int | str | None, ...]
 TYPES = {
@@ -39,7 +43,7 @@ TYPES = {
 }
 BACKENDS = {"onnxruntime": ("onnxruntime", "onnxruntime_onnx"), "tensorrt": ("tensorrt", "tensorrt_plan")}  # backend, platform
 DEFAULT_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
-_UNOPTIMIZED = 2  # onnxruntime's optimizer off
+UNOPTIMIZED = 2  # onnxruntime's optimizer off
 
 _ENUMS = {
     "DataType": ("TYPE_INVALID", *list(TYPES.values())[:-1], "TYPE_STRING", "TYPE_BF16"),
@@ -145,12 +149,25 @@ def _port(value: onnx.ValueInfoProto) -> Port:
     except (KeyError, TypeError, ValueError):
         dtype = str(kind)
     if dtype not in TYPES:
-        raise InputError(f"{value.name!r} is of type {dtype}, which Triton does not serve as an array; it serves {', '.join(TYPES)}")
+        called = onnx.TensorProto.DataType.Name(kind).lower()
+        raise InputError(f"{value.name!r} is of type {called}, and samples are plain arrays; a bundle takes {', '.join(TYPES)}")
     dims = value.type.tensor_type.shape.dim
     shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
     if any(isinstance(d, int) and d < 1 for d in shape):
         raise InputError(f"{value.name!r} has the shape {list(shape)}, and Triton takes no dim of size 0")
     return Port(value.name, dtype, shape)
+
+
+def as_run(file: Path, outputs: Sequence[Port], *, optimize: bool) -> tuple[Port, ...]:
+    """The outputs with the dims that onnxruntime infers of the file, as stated where it can't load it; ``optimize``: its own optimizer."""
+    from ..runtimes.ort import OrtRunner
+
+    try:
+        with OrtRunner(file, optimize=optimize) as runner:
+            shapes = runner.output_shapes
+    except (GraphError, RuntimeUnavailable):
+        return tuple(outputs)
+    return tuple(replace(port, shape=shapes[port.name]) for port in outputs)
 
 
 def batch_dim(inputs: Sequence[Port], outputs: Sequence[Port]) -> tuple[str, str]:
@@ -206,7 +223,7 @@ def config(
     if serving.max_batch:
         fields["dynamic_batching"] = {"preferred_batch_size": serving.preferred}
     if not optimize:
-        fields["optimization"] = {"graph": {"level": _UNOPTIMIZED}}
+        fields["optimization"] = {"graph": {"level": UNOPTIMIZED}}
     return str(text_format.MessageToString(ModelConfig(**fields)))
 
 
@@ -230,7 +247,7 @@ def model_name(text: str) -> str:
 def _stated(port: Port, batched: bool) -> dict[str, Any]:
     dims = [d if isinstance(d, int) else -1 for d in port.shape[batched:]]
     stated: dict[str, Any] = {"name": port.name, "data_type": TYPES[port.dtype], "dims": dims or [1]}
-    return stated if dims else stated | {"reshape": {"shape": []}}
+    return stated | {"reshape": {"shape": []}} if batched and not dims else stated
 
 
 def _warmup(warmup: Warmup, inputs: Mapping[str, Port]) -> dict[str, Any]:

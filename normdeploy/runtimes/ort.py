@@ -83,6 +83,11 @@ class OrtRunner:
             raise InputError(f"{self.name} does not run the model on these inputs: {short(error)}") from error
         return {out.name: _from_ort(value) for out, value in zip(self._session.get_outputs(), values, strict=True)}
 
+    @property
+    def output_shapes(self) -> dict[str, tuple[int | str | None, ...]]:
+        """The outputs' dims as onnxruntime infers them: sizes, names, None where it knows neither."""
+        return {out.name: tuple(out.shape) for out in self._session.get_outputs()}
+
     def __enter__(self) -> Self:
         return self
 
