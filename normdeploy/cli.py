@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -54,5 +55,15 @@ def main() -> None:
     try:
         app()
     except NormdeployError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        sys.exit(1)
+        _refuse(str(error))
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _refuse(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
+    except MemoryError as error:
+        _refuse(f"there is not enough memory here: {error or 'none is left'}; give smaller sizes, or take a larger machine")
+
+
+def _refuse(said: str) -> NoReturn:
+    print(f"error: {printable(said)}", file=sys.stderr)
+    sys.exit(1)

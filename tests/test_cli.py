@@ -13,6 +13,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from normdeploy import cli
+
 HEAVY = (
     "torch",
     "onnx",
@@ -241,3 +243,55 @@ def test_progress_is_shown_on_a_terminal_alone(tmp_path: Path) -> None:
     assert "━" in text
     assert "1 fused" in text
     assert on_a_terminal("optimize", source, "-o", tmp_path / "out.onnx", "--quiet") == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "lost"),
+    [
+        ("inspect in", "in"),
+        ("run in -o out", "in"),
+        ("run in -o out", "out"),
+        ("run in -o out --inputs x", "x"),
+        ("verify model in --inputs x", "x"),
+        ("bisect model in --inputs x", "x"),
+        ("bisect model in -o out", "out"),
+        ("bench model in --inputs x", "x"),
+        ("recheck folder", "folder/x"),
+        ("recheck folder --onnx in", "in"),
+    ],
+)
+def test_a_report_never_replaces_what_the_verb_reads(
+    command: str, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    for name in ("in", "x", "model", "folder/x"):
+        Path(name).write_text(name)
+    monkeypatch.setattr(sys, "argv", ["normdeploy", *command.split(), "--report", lost])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert f"the report '{lost}' would replace '{lost}'" in capsys.readouterr().err
+    assert {name: Path(name).read_text() for name in ("in", "x", "model", "folder/x")} == {n: n for n in ("in", "x", "model", "folder/x")}
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect {0}", "optimize {0} -o y", "optimize in -o {0}", "inspect in --report {0}", "bisect in in -o {0}"]
+)
+def test_a_name_that_is_too_long(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(layer_norm_by_hand(tmp_path / "in").parent)
+    monkeypatch.setattr(sys, "argv", ["normdeploy", *command.format("n" * 300).split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert "too long" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_memory_that_is_not_there_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "app", lambda: np.zeros(2**58, np.float32))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert "not enough memory here: " in capsys.readouterr().err

@@ -59,7 +59,7 @@ def bisect(
     from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
-    check_report(report, html, (source, onnx, *(engine or ())))
+    check_report(report, html, (source, onnx, *(engine or ()), *(given or ()), *([output] if output else ())))
     with bars(quiet) as progress:
         found = deploy.bisect(
             source, onnx, output=output, engines=engine or (), seeds=seeds, feeds=given or None, progress=progress, **loading

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_report(file: Path | None, html: Path | None = None, used: Iterable[Path] = ()) -> None:
-    """Before any work: the report and its page can be written, and replace nothing of ``used``, which the verb reads or writes."""
+    """Before any work: the report and its page can be written, and replace nothing of ``used``, what the verb reads and writes, nor in it."""
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
         if path is None:
@@ -29,8 +29,9 @@ def check_report(file: Path | None, html: Path | None = None, used: Iterable[Pat
         from ..storage.atomic import writable
 
         target = os.fspath(writable(path))
-        if target in taken:
-            raise NormdeployError(f"the report {str(path)!r} would replace {str(taken[target])!r}; give it another name")
+        replaced = taken.get(target) or (path if os.path.exists(target) and any(target.startswith(f"{t}{os.sep}") for t in taken) else None)
+        if replaced is not None:
+            raise NormdeployError(f"the report {str(path)!r} would replace {str(replaced)!r}; give it another name")
         taken[target] = path
     if html is not None:
         from ..reports.page import require

@@ -50,7 +50,7 @@ def inspect(
     from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
-    check_report(report)
+    check_report(report, used=[source])
     with bars(quiet) as progress:
         summary = deploy.inspect(source, runtime=runtime, fuse=fuse, explain=explain, progress=progress, **loading)
     tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), report, quiet)

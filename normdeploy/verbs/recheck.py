@@ -25,7 +25,7 @@ def recheck(
     from ..bundles.table import show_recheck
     from ..storage.atomic import write_bytes
 
-    check_report(report)
+    check_report(report, used=[bundle, *([onnx] if onnx else ())])
     with bars(quiet) as progress:
         found = rechecked(bundle, onnx=onnx, progress=progress)
     if report is not None:

@@ -30,7 +30,7 @@ def run(
     from .. import deploy
     from ..reports.report import Report
 
-    check_report(report)
+    check_report(report, used=[source, output, *([inputs] if inputs else ())])
     done = deploy.run(source, inputs, output, provider=provider, device=device, profile=profile, seed=seed)
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)

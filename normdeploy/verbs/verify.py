@@ -42,7 +42,7 @@ def verify(
     from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
-    check_report(report, html, (source, *files))
+    check_report(report, html, (source, *files, *(given or ())))
     with bars(quiet) as progress:
         parity = deploy.verify(source, files, seeds=seeds, feeds=given or None, drift=drift, progress=progress, **loading)
     tell(Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), report, quiet, html)
