@@ -79,6 +79,20 @@ def test_nothing_is_found_in_a_right_file(exported: onnx.ModelProto, tmp_path: P
     assert not (tmp_path / "repro").exists()
 
 
+@pytest.mark.parametrize("lost", [1, None], ids=["one number", "all"])
+def test_a_weight_that_is_nan_is_named(lost: int | None, exported: onnx.ModelProto, tmp_path: Path) -> None:
+    proto = copied(exported)
+    weight = next(t for t in proto.graph.initializer if "mix" in t.name and len(t.dims) == 1)
+    values = numpy_helper.to_array(weight).copy()
+    values[:lost] = np.nan
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    onnx.save(proto, tmp_path / "nan.onnx")
+    (fault,) = looked_for(encoder(), tmp_path / "nan.onnx").faults
+    assert fault.kind == "weights"
+    assert "nan where that is" in fault.cause
+    assert f"({lost or values.size} of {values.size} numbers differ)" in fault.cause
+
+
 def test_two_faults_are_both_found(exported: onnx.ModelProto, tmp_path: Path) -> None:
     proto = copied(exported)
     for fault, layer in ((EPSILON, 0), (next(f for f in FAULTS if f.kind == "weights"), 1)):

@@ -113,11 +113,12 @@ def _weights(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cau
 
 
 def _weight_said(name: str, held: Array, parameter: str, right: Array, turned: Array) -> str:
-    differs = np.abs(held - right)
+    same = (held == right) | (np.isnan(held) & np.isnan(right))
+    differs = np.where(same, 0.0, np.nan_to_num(np.abs(held - right), nan=np.inf))
     if held.ndim > 1 and np.abs(held - turned.reshape(held.shape)).max() <= 1e-3 * np.abs(right).max(initial=0):
         return f"{name!r} is {parameter!r} transposed the other way"
-    where = tuple(int(i) for i in np.unravel_index(int(np.nanargmax(differs)), held.shape))
-    count = int((differs > 0).sum())
+    where = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), held.shape))
+    count = held.size - int(same.sum())
     return f"{name!r} is not {parameter!r}: {held[where]:.6g} where that is {right[where]:.6g} ({count} of {held.size} numbers differ)"
 
 
