@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_report(file: Path | None, html: Path | None = None, used: Iterable[Path] = ()) -> None:
-    """Before any work: the report and its page can be written, and replace nothing of ``used``, what the verb reads and writes, nor in it."""
+    """Before any work: report and page can be written, and replace nothing of ``used``, what the verb reads and writes, or in it."""
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
         if path is None:
