@@ -407,6 +407,7 @@ def flip(path: Path) -> None:
         (lambda b: (b / "README.md").unlink(), "file", "README.md", "missing"),
         (lambda b: (b / "model_repository/model_onnx/2").mkdir() or (b / "model_repository/model_onnx/2/model.onnx").touch(), "file",
          "model_repository/model_onnx/2/model.onnx", "new"),
+        (lambda b: (b / "model_repository/model_onnx/2").mkdir(), "file", "model_repository/model_onnx/2/", "an empty folder"),
         (lambda b: (b / "link").symlink_to("/etc/passwd"), "file", "link", "link"),
         (lambda b: os.mkfifo(b / "pipe"), "file", "pipe", "special"),
         (lambda b: (b / "model_repository/model_onnx/config.pbtxt").write_text("{"), "config", "config.pbtxt", "can't be read"),
@@ -462,10 +463,15 @@ HOSTILE: list[tuple[Callable[[Any], Any], str]] = [
     (lambda m: m.update(files=[1]), "'files' in manifest.json is malformed"),
     (lambda m: m.update(files={"a": {"sha256": 1, "bytes": 2}}), "malformed"),
     (lambda m: m.update(samples=3), "malformed"),
-    (lambda m: m.update(engines=[{"path": "../../x"}]), "names the path '../../x'"),
-    (lambda m: m.update(engines=[{"path": "/etc/passwd"}]), "names the path '/etc/passwd'"),
-    (lambda m: m["samples"][0].update(inputs="samples/../../x"), "names the path"),
-    (lambda m: m["samples"][0].update(inputs=None), "names the path 'None'"),
+    (lambda m: m.update(engines=[{"path": "../../x"}]), "no hash of '../../x'"),
+    (lambda m: m.update(engines=[{"path": "/etc/passwd"}]), "no hash of '/etc/passwd'"),
+    (lambda m: m["samples"][0].update(inputs="samples/../../x"), "no hash of"),
+    (lambda m: m["samples"][0].update(inputs=None), "None is no text"),
+    (lambda m: m["samples"][0].update(inputs=[]), r"\[\] is no text"),
+    (lambda m: m["samples"][0].update(inputs=m["samples"][1]["inputs"]), "uses it twice"),
+    (lambda m: m["files"].pop("samples/000.inputs.npz"), "no hash of 'samples/000.inputs.npz'"),
+    (lambda m: m.pop("onnx"), "'onnx' in manifest.json is malformed"),
+    (lambda m: m.update(onnx="/etc/passwd"), "no hash of '/etc/passwd'"),
     (lambda m: m["samples"][0].update(kind="other"), "no bound for"),
     (lambda m: m["bounds"][0].update(allowed=float("nan")), "it holds NaN"),
     (lambda m: m["bounds"][0].update(allowed=-1), "the bound -1"),
@@ -513,6 +519,41 @@ def test_pickles_are_never_loaded(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(NormdeployError, match="pickled objects, which are never loaded"):
         normdeploy.recheck(bundle)
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_sample_that_unpacks_to_more_than_itself_is_refused(bundle: Path) -> None:
+    path = bundle / "samples/000.inputs.npz"
+    path.unlink()
+    np.savez_compressed(path, x=np.zeros((100_000, 8), np.float32))
+    entry = {"sha256": normdeploy.storage.files.sha256(path), "bytes": path.stat().st_size}
+    edited(bundle, lambda m: m["files"].update({"samples/000.inputs.npz": entry}))
+    with pytest.raises(InputError, match="unpacks to 3200128 bytes, more than"):
+        normdeploy.recheck(bundle)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda b: next((b / "model_repository/model_onnx/1").iterdir()).unlink(), "not run: the ONNX file is not there"),
+        (lambda b: edited(b, lambda m: m.update(samples=[])), "not run: no sample is as it was packaged"),
+    ],
+)
+def test_where_nothing_can_be_run_every_result_is_worse(bundle: Path, spoil: Callable[[Path], Any], said: str) -> None:
+    spoil(bundle)
+    found = normdeploy.recheck(bundle)
+    told = [(c.now, c.worse) for c in found.changes if c.what == "result"]
+    assert told == [(said, True)] * 2
+    assert not any("empty folder" in c.now for c in found.changes)
+
+
+def test_a_bound_of_zero_allows_nothing(bundle: Path) -> None:
+    edited(bundle, lambda m: [bound.update(allowed=0) for bound in m["bounds"]])
+    assert [c.was[:4] + c.now[:4] for c in normdeploy.recheck(bundle).changes] == ["passfail"] * 2
+
+
+def test_a_newer_file_that_is_none_is_an_error(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(NormdeployError, match="there is no file"):
+        normdeploy.recheck(bundle, onnx=tmp_path / "none.onnx")
 
 
 def test_links_in_the_place_of_files_are_not_followed(bundle: Path, tmp_path: Path) -> None:

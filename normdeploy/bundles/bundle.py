@@ -29,7 +29,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,12 +104,32 @@ def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
     return Bundle(root, manifest)
 
 
+def require_hashes(bundle: Bundle, known: Collection[str]) -> None:
+    """
+    Args:
+        known: the paths whose hashes the manifest gives.
+
+    Raises:
+        InputError: the manifest is malformed, or tells to use a file without a hash, or one twice.
+    """
+    used = [
+        bundle.read("onnx", _text),
+        *bundle.read("configs", lambda value: [_text(path) for path in value]),
+        *bundle.read("engines", lambda value: [_text(engine["path"]) for engine in value]),
+        *bundle.read("samples", lambda value: [_text(s[part]) for s in value for part in ("inputs", "expected")]),
+        *bundle.read("samples", lambda value: [_text(s["free"]) for s in value if s["free"] is not None]),
+    ]
+    if strange := [path for path, count in Counter(used).items() if path not in known or count > 1]:
+        raise InputError(f"the manifest gives no hash of {strange[0]!r}, or uses it twice; make the bundle again")
+
+
 def _refused(constant: str) -> None:
     raise ValueError(f"it holds {constant}")
 
 
 def scan(root: Path) -> tuple[dict[str, int], list[str]]:
-    """Path -> bytes of every regular file below ``root``, and what else stands there: links and special files. None is opened.
+    """Path -> bytes of every regular file below ``root``, and what else stands there: links, special files, and folders that are empty
+    (with a "/" behind), for Triton takes any folder in a repository for a model or a version. None is opened.
 
     Raises:
         InputError: there are more than 100,000.
@@ -119,7 +140,10 @@ def scan(root: Path) -> tuple[dict[str, int], list[str]]:
     while stack:
         folder, prefix = stack.pop()
         with os.scandir(folder) as entries:
-            for entry in entries:
+            found = list(entries)
+            if not found and prefix:
+                others.append(prefix)
+            for entry in found:
                 path = f"{prefix}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     stack.append((Path(entry.path), f"{path}/"))

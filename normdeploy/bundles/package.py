@@ -201,7 +201,6 @@ def _configure(
 
 def _warm(folder: Path, job: Job, serving: Serving, samples: Samples) -> list[Warmup]:
     """Requests of real samples: one row at the batch sizes that count, or whole samples where Triton does not batch."""
-    folder.mkdir()
     whole = [s for s in samples.cases if all(a.size for a in s.inputs.values())]
     real = [s for s in whole if s.kind in ("random", "given")] or whole
     if serving.max_batch and real:
@@ -214,6 +213,7 @@ def _warm(folder: Path, job: Job, serving: Serving, samples: Samples) -> list[Wa
 def _raw(folder: Path, number: int, arrays: Mapping[str, np.ndarray], job: Job) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     files, shapes = {}, {}
     for index, port in enumerate(job.inputs):
+        folder.mkdir(exist_ok=True)
         array = arrays[port.name]
         files[port.name], shapes[port.name] = f"{number}_{index}.bin", tuple(array.shape)
         (folder / files[port.name]).write_bytes((array if sys.byteorder == "little" else array.byteswap()).tobytes())

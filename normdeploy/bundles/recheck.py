@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..environment import environment
 from ..errors import GraphError, InputError, NormdeployError
 from ..storage.files import load_onnx, sha256
-from .bundle import MANIFEST, Bundle, described, open_bundle, scan
+from .bundle import MANIFEST, Bundle, described, open_bundle, require_hashes, scan
 from .manifest import norms_of, results_of
 from .recheck_configs import check_configs
 from .text import REPOSITORY
@@ -81,19 +81,25 @@ def recheck(folder: str | os.PathLike[str], *, onnx: str | os.PathLike[str] | No
 
     Raises:
         InputError: it is no bundle, its manifest is malformed, or names what is not in it.
+        GraphError: ``onnx`` is missing or broken.
     """
     start = time.perf_counter()
     bundle = open_bundle(folder)
     known = bundle.read("files", described)
+    require_hashes(bundle, known)
+    newer = None if onnx is None else Path(os.path.realpath(onnx))
+    if newer is not None:
+        load_onnx(newer, external_data=False)  # one that is broken is no finding about the bundle
+    before = bundle.read("results", lambda value: {(str(r["output"]), str(r["runtime"])): _Result.of(r) for r in value})
     changes, damaged = _files(bundle, known, progress)
     changes += _versions(bundle.read("versions", _texts))
-    path = Path(os.path.realpath(onnx)) if onnx is not None else _usable(bundle, bundle.manifest.get("onnx"))
+    path = newer or _usable(bundle, bundle.manifest["onnx"])
     judgement, notes = None, list[str]()
     if path is None:
-        notes.append("the ONNX file is not there: nothing was run")
+        changes += _compared(before, None, "the ONNX file is not there")
     else:
         changes += check_configs(bundle, path)
-        judgement, more, said = _results(bundle, path, damaged, progress)
+        judgement, more, said = _results(bundle, path, before, damaged, progress)
         changes += more
         notes += said
         changes += _norms(bundle, path, progress)
@@ -115,7 +121,7 @@ def _usable(bundle: Bundle, path: Any) -> Path | None:
 def _files(bundle: Bundle, known: Mapping[str, tuple[str, int]], progress: Progress | None) -> tuple[list[Change], set[str]]:
     """What differs from its hash, and the paths that are not to be used."""
     present, links = scan(bundle.root)
-    changes = [Change("file", path, "", "a link or special file, which is never opened", True) for path in links if path not in known]
+    changes = [Change("file", path, "", *_strange(path)) for path in links if path not in known and not _emptied(path, known)]
     damaged = set(links)
     for done, (path, (digest, size)) in enumerate(sorted(known.items())):
         if progress is not None:
@@ -137,6 +143,18 @@ def _files(bundle: Bundle, known: Mapping[str, tuple[str, int]], progress: Progr
     return changes, damaged
 
 
+def _emptied(path: str, known: Mapping[str, tuple[str, int]]) -> bool:
+    """Whether it is a folder of the bundle's own, whose files are told as missing."""
+    return path.endswith("/") and any(own.startswith(path) for own in known)
+
+
+def _strange(path: str) -> tuple[str, bool]:
+    """What something is that is no file, and whether the bundle is worse for it."""
+    if path.endswith("/"):
+        return "new: an empty folder", path.startswith(f"{REPOSITORY}/")
+    return "a link or special file, which is never opened", True
+
+
 def _digest(file: Path) -> str:
     try:
         return sha256(file)
@@ -150,7 +168,12 @@ def _versions(before: Mapping[str, str]) -> list[Change]:
     return [Change("version", n, before.get(n, ""), now.get(n, ""), False) for n in names if before.get(n) != now.get(n)]
 
 
-def _results(bundle: Bundle, path: Path, damaged: set[str], progress: Progress | None) -> tuple[Judgement | None, list[Change], list[str]]:
+_Results = Mapping[tuple[str, str], "_Result"]  # (output, runtime) -> what became of it
+
+
+def _results(
+    bundle: Bundle, path: Path, before: _Results, damaged: set[str], progress: Progress | None
+) -> tuple[Judgement | None, list[Change], list[str]]:
     from .sample_files import read_samples
     from .sample_runs import judge
 
@@ -162,13 +185,12 @@ def _results(bundle: Bundle, path: Path, damaged: set[str], progress: Progress |
         else:
             engines.append(bundle.file(entry))
     if not samples.cases:
-        return None, [], [*notes, "no sample is as it was packaged: nothing was run"]
-    before = bundle.read("results", lambda value: {(str(r["output"]), str(r["runtime"])): _Result.of(r) for r in value})
+        return None, _compared(before, None, "no sample is as it was packaged"), notes
     try:
         judgement = judge(path, engines, samples, progress=progress)
     except (GraphError, InputError) as error:
         return None, [Change("result", path.name, "it ran", str(error), True)], notes
-    return judgement, _compared(before, judgement), notes
+    return judgement, _compared(before, judgement, "it has no such output any more"), notes
 
 
 @dataclass(frozen=True)
@@ -186,15 +208,16 @@ class _Result:
         return f"{said}: {self.reason}" if self.reason else said
 
 
-def _compared(before: Mapping[tuple[str, str], _Result], judgement: Judgement) -> list[Change]:
-    now = {(r["output"], r["runtime"]): _Result.of(r) for r in results_of(judgement)}
-    reasons = {missed.runtime: missed.reason for missed in judgement.not_run}
+def _compared(before: _Results, judgement: Judgement | None, otherwise: str) -> list[Change]:
+    """``otherwise`` is why a result is missing where the judgement does not tell."""
+    now = {(r["output"], r["runtime"]): _Result.of(r) for r in results_of(judgement)} if judgement is not None else {}
+    reasons = {missed.runtime: missed.reason for missed in judgement.not_run} if judgement is not None else {}
     changes = []
     for key in [*before, *(key for key in now if key not in before)]:
         was, found = before.get(key), now.get(key)
         name = f"{key[0]} in {key[1]}"
         if found is None:
-            why = reasons.get(key[1]) or reasons.get(key[1].partition(" (")[0]) or "it has no such output any more"
+            why = reasons.get(key[1]) or reasons.get(key[1].partition(" (")[0]) or otherwise
             changes.append(Change("result", name, str(was), f"not run: {why}", was is not None and was.passed))
         elif was is None:
             changes.append(Change("result", name, "", str(found), not found.passed))

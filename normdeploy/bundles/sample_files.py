@@ -51,7 +51,8 @@ def _bound(value: Any) -> float:
 
 
 def _arrays(bundle: Bundle, path: Any, ports: Mapping[str, tuple[str, str]], *, every: bool = True) -> dict[str, np.ndarray]:
-    held = read_npz(bundle.file(path))
+    file = bundle.file(path)
+    held = read_npz(file, limit=file.stat().st_size)  # as `package` writes them they are not compressed
     arrays = {}
     for name, (dtype, key) in ports.items():
         if key not in held and not every:

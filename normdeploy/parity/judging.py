@@ -187,7 +187,9 @@ class Trial:
 def _badness(tally: Tally, eager: Tally) -> float:
     """Above 1 it fails."""
     allowed = tally.allowed(eager)
-    return np.inf if tally.broken else tally.absolute / allowed if allowed else 0.0
+    if tally.broken or not allowed:
+        return np.inf if tally.broken or tally.absolute else 0.0
+    return tally.absolute / allowed
 
 
 def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[str, Tally]) -> OutputResult:
