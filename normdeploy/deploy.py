@@ -350,6 +350,9 @@ def bench(
     from .storage.archive import read_npz
 
     if norm_impl or norms is not None:
+        if feeds is not None:
+            raise InputError("norms are raced on inputs of their own, and inputs were given; leave one of them out")
+        _no_model(loading)
         return race_norms(sources, norm_impl, norms, sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
     paths = [s for s in sources if isinstance(s, str | os.PathLike)]
     files = [p for p in paths if is_onnx(p) or (os.path.isfile(p) and is_engine(p))]
@@ -362,9 +365,17 @@ def bench(
             for file in [f for f in files if is_onnx(f)][:1]:
                 loading, notes = remembered(models[0], file, loading)
             model = loaded(models[0], args, kwargs, loading)
+    else:
+        _no_model(loading)
     given = read_npz(feeds) if isinstance(feeds, str | os.PathLike) else feeds
     race = raced(model, files, inputs=given, sizes=sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
     return replace(race, notes=(*notes, *race.notes))
+
+
+def _no_model(loading: Loading) -> None:
+    """What says how a model is loaded is nothing to ignore where there is none."""
+    if said := sorted(name for name, value in loading.items() if value):
+        raise InputError(f"{', '.join(said)}: for the model, and none was given; leave it out, or give the model too")
 
 
 def _calibration(calibrate: Calibration, precision: str | None, keep_io: bool) -> Sequence[Mapping[str, Any]] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from normdeploy.cli import app
 from normdeploy.errors import InputError, NormdeployError, RuntimeUnavailable
 from normdeploy.race import norms as bench_norms
 from normdeploy.race import timing as bench_timing
-from normdeploy.race.answers import disagreement
+from normdeploy.race.answers import UNITS, disagreement
 from normdeploy.race.norm_cases import NormCase
 from normdeploy.race.norms import norms_of
 from normdeploy.race.timing import Timing, interval, race, steady
@@ -175,6 +176,10 @@ def test_rounding_agrees_and_a_wrong_answer_does_not() -> None:
         assert math.isinf(error)
         assert said in wrong
     assert not disagreement([holed], [holed], unit)[1]
+    endless = np.where(np.isnan(holed), np.inf, holed)
+    assert not disagreement([endless], [endless], unit)[1]
+    for other in (np.where(np.isnan(holed), -np.inf, holed), holed):
+        assert "another infinity" in disagreement([other], [endless], unit)[1]
     whole = np.arange(5)
     assert disagreement([whole], [whole], unit) == (0.0, "")
     assert "1 of 5 integers" in disagreement([np.array([0, 1, 2, 3, 5])], [whole], unit)[1]
@@ -198,12 +203,18 @@ def net() -> Net:
 
 @pytest.fixture(scope="module")
 def files(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``right.onnx`` of the net with a dynamic batch, and ``wrong.onnx``, whose bias is off by a hundredth."""
+    """``right.onnx`` of the net with a dynamic batch, and ``wrong.onnx``, whose bias is off by a hundredth; ``free.onnx``: two norms, its
+    batch without a range; ``text.onnx``, which takes strings."""
     folder = tmp_path_factory.mktemp("race")
     proto = normdeploy.export(net, (torch.randn(4, 8),), inputs=["x:float32[batch,8]"], output=folder / "right.onnx").proto
     bias = next(t for t in proto.graph.initializer if "bias" in t.name)
     bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + np.linspace(-0.01, 0.01, 8, dtype=np.float32), bias.name))
     onnx.save(proto, folder / "wrong.onnx")
+    free = """<ir_version: 10, opset_import: ["" : 21]> g (float[N, 8] x) => (float[N, 8] y) <float[8] s = {1, 1, 1, 1, 1, 1, 1, 1}>
+        { a = LayerNormalization <epsilon = 1e-5> (x, s) y = LayerNormalization <epsilon = 2e-5> (a, s) }"""
+    onnx.save(onnx.parser.parse_model(free), folder / "free.onnx")
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (string[2] x) => (string[2] y) { y = Identity(x) }'
+    onnx.save(onnx.parser.parse_model(text), folder / "text.onnx")
     (folder / "some.engine").write_bytes(b"vtrt" + bytes(64))
     return folder
 
@@ -263,6 +274,46 @@ def test_files_alone_are_compared_with_the_first(files: Path) -> None:
     assert [bool(entry.reason) for entry in differing.entries] == [False, True]
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_right_file_is_not_blamed_for_a_coarse_reference(files: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half.onnx"
+    proto = normdeploy.optimize(files / "right.onnx", half, precision="fp16").proto
+    bias = next(t for t in proto.graph.initializer if "bias" in t.name)
+    off = onnx.numpy_helper.to_array(bias) + np.float16(0.002)
+    bias.CopyFrom(onnx.numpy_helper.from_array(off.astype(np.float16), bias.name))
+    onnx.save(proto, half)
+    assert normdeploy.bench([files / "right.onnx", half], rounds=1)
+    raced = normdeploy.bench([half, files / "right.onnx"], rounds=1)
+    assert raced
+    assert raced.entries[1].error > UNITS["float32"] ** 0.5
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_no_runtime_here_takes_does_not_end_the_race(files: Path, tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (bfloat16[8] x) => (bfloat16[8] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "wide.onnx")
+    raced = normdeploy.bench([files / "right.onnx", tmp_path / "wide.onnx"], rounds=1)
+    assert raced
+    assert "implementation for Relu" in {missed.runtime: missed.reason for missed in raced.not_run}["onnxruntime CPU (wide.onnx)"]
+    with pytest.raises(RuntimeUnavailable, match="nothing can be raced here"):
+        normdeploy.bench([tmp_path / "wide.onnx"], rounds=1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_two_files_of_one_name_are_told_apart(files: Path, tmp_path: Path) -> None:
+    copy = shutil.copy(files / "wrong.onnx", tmp_path / "right.onnx")
+    raced = normdeploy.bench([files / "right.onnx", copy], rounds=1)
+    assert [entry.file for entry in raced.entries] == [str(files / "right.onnx"), str(copy)]
+    assert f"not those of onnxruntime CPU ({files / 'right.onnx'})" in raced.entries[1].reason
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_output_that_a_file_names_twice(tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[3] x) => (float[3] y, float[3] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "twice.onnx")
+    assert normdeploy.bench([tmp_path / "twice.onnx"], rounds=1)
+
+
 def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[object]) -> None:
     before = torch.get_num_threads()
     seen = []
@@ -279,6 +330,10 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
         ([], {}, InputError, "nothing to race"),
         (["right.onnx"], {"threads": 0}, InputError, "threads is 0"),
         (["right.onnx"], {"rounds": 0}, InputError, "rounds is 0"),
+        (["right.onnx"], {"threads": 10**20}, InputError, "cores; give at most as many"),
+        (["right.onnx"], {"dims": ["batch=1:2:4"]}, InputError, "dims: for the model, and none was given"),
+        (["free.onnx"], {}, InputError, "nothing says how large N may be; give sizes with --profile, such as N=8"),
+        (["text.onnx"], {}, InputError, "onnxruntime (text.onnx): 'x' is tensor(string)"),
         (["right.onnx"], {"sizes": ["batch"]}, InputError, "'batch' can't be read"),
         (["right.onnx"], {"sizes": ["batch=0"]}, InputError, "'batch=0' can't be read"),
         (["right.onnx"], {"sizes": ["batch=2", "batch=3"]}, InputError, "sizes 2 and 3"),
@@ -291,6 +346,16 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
         (["right.onnx", "wrong.onnx"], {"norm_impl": ["all"]}, InputError, "2 files were given"),
         (["right.onnx"], {"norms": "GroupNorm"}, InputError, "leave one of them out"),
         ([], {"norms": "BatchNorm"}, InputError, "no kind of norm 'BatchNorm'"),
+        ([], {"norms": "GroupNorm", "sizes": {"batch": 3}}, InputError, "sizes were given: {'batch': 3}"),
+        ([], {"norms": "GroupNorm", "norm_impl": ["narrow"]}, InputError, "has the form narrow"),
+        ([], {"norms": "GroupNorm", "threads": 0}, InputError, "threads is 0"),
+        ([], {"norms": "GroupNorm", "norm_impl": ["plugin"]}, RuntimeUnavailable, "nothing can be raced here: TensorRT"),
+        (["right.onnx"], {"norm_impl": [""]}, InputError, "no form ''"),
+        (["right.onnx"], {"norm_impl": ["all"], "sizes": {"seq": 3}}, InputError, "no dynamic dim 'seq'; there are batch"),
+        (["right.onnx"], {"norm_impl": ["all"], "sizes": {"batch": 10**12}}, InputError, "has more than 268435456 elements"),
+        (["right.onnx"], {"norm_impl": ["all"], "feeds": {}}, InputError, "inputs of their own"),
+        (["right.onnx"], {"norm_impl": ["all"], "trust": True}, InputError, "trust: for the model"),
+        (["free.onnx"], {"norm_impl": ["all"]}, InputError, "give the sizes with --profile"),
     ],
 )
 def test_errors(files: Path, sources: list[str], options: dict[str, object], kind: type[Exception], said: str) -> None:
@@ -307,6 +372,7 @@ def test_the_norms_of_a_file(files: Path) -> None:
     found, notes = norms_of(files / "right.onnx", {"batch": 3})
     assert found == [NormCase("LayerNorm", (3, 8), epsilon=float(np.float32(1e-5)))]
     assert notes == []
+    assert len(norms_of(files / "free.onnx", {"N": 3})[0]) == 1  # epsilon takes no time
     text = """
         <ir_version: 10, opset_import: ["" : 21]>
         g (float[N, 6, 5] x) => (float[N, 6, 5] y) <float[6] s = {1, 2, 3, 4, 5, 6}, float[6] b = {0, 0, 0, 0, 0, 0}>

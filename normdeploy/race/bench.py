@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ..errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
-from ..infer import generated, is_engine, open_runner, recorded_inputs
+from ..infer import is_engine, open_runner
 from ..model import Model
 from ..parity.candidates import NotRun
 from ..precision.precision import asked
@@ -36,10 +36,10 @@ from ..runtimes.ort import no_cuda
 from ..runtimes.tensors import TensorSpec
 from ..runtimes.trt import TITLES, missing, runtime_of
 from .answers import UNITS, disagreement
+from .given import PathLike, check_counts, inputs_of
 from .machine import Machine, machine
 from .timing import Progress, Timing, race
 
-PathLike = str | os.PathLike[str]
 UNSTEADY = "{}: the times still moved after {} rounds of warm-up; something else keeps the machine busy"
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -132,21 +132,19 @@ def bench(
     """
     if model is None and not files:
         raise InputError("there is nothing to race; give a model, ONNX files or engines")
-    for name, value in (("threads", threads), ("rounds", rounds)):
-        if value < 1:
-            raise InputError(f"{name} is {value}; give 1 or more")
+    check_counts(threads, rounds)
     before, notes = machine(), list[str]()
     with ExitStack() as stack, _torch_threads(threads):
         contestants, not_run = _contestants(model, files, threads, stack)
         if inputs is None:
-            inputs, notes = _inputs(model, files, contestants, sizes or {}, seed)
+            inputs, notes = inputs_of(model, files, contestants[0].specs, sizes or {}, seed)
         elif sizes:
             raise InputError(f"sizes are for generated inputs, and inputs were given: {dict(sizes)}; leave one of them out")
-        reference, judge = _reference(model, contestants, inputs)
+        reference = _reference(model, contestants, inputs)
         for i, contestant in enumerate(contestants):
             if progress is not None:
                 progress(f"check {contestant.runtime}", i, len(contestants))
-            _check(contestant, inputs, reference, judge)
+            _check(contestant, inputs, reference)
         not_run += [NotRun(_title(c), c.reason) for c in contestants if c.call is _ABSENT]
         present = [c for c in contestants if c.call is not _ABSENT]
         running = [c for c in present if not c.reason]
@@ -156,7 +154,9 @@ def bench(
     entries = [Entry(c.runtime, c.file, error=c.error, reason=c.reason) for c in present]
     entries = [e if e.reason else timed(e, timing, next(places)) for e in entries]
     shapes = {name: tuple(array.shape) for name, array in inputs.items()}
-    return Race(threads, timing.warmup, rounds, seed, shapes, judge, tuple(entries), tuple(not_run), before, machine().load, tuple(notes))
+    return Race(
+        threads, timing.warmup, rounds, seed, shapes, reference.judge, tuple(entries), tuple(not_run), before, machine().load, tuple(notes)
+    )
 
 
 def timed(entry: Entry, timing: Timing, i: int, base: int = 0) -> Entry:
@@ -177,19 +177,29 @@ def _contestants(model: Model | None, files: Sequence[PathLike], threads: int, s
             runner = stack.enter_context(CodeRunner(model, compiled=compiled))
             found.append(Contestant(runner.name, "", runner.infer, runner.prepare, _coarsest(spec.dtype for spec in model.inputs)))
     cuda = no_cuda() if any(not is_engine(f) for f in files) else ""
+
+    def enter(runtime: str, name: str, coarsest: str, file: PathLike, **options: Any) -> None:
+        try:
+            runner = stack.enter_context(open_runner(file, **options))
+        except RuntimeUnavailable as error:
+            not_run.append(NotRun(f"{runtime} ({name})", str(error)))
+        else:
+            found.append(_of(runner, runtime, name, coarsest))
+
+    places = {(Path(file).name, os.path.realpath(file)) for file in files}
     for file in files:
         name = Path(file).name
+        name = name if sum(name == other for other, _ in places) == 1 else os.fspath(file)
         if is_engine(file):
             runtime = runtime_of(Path(file))
             if reason := missing(runtime):
                 not_run.append(NotRun(f"{TITLES[runtime]} ({name})", reason))
             else:
-                found.append(_of(stack.enter_context(open_runner(file)), TITLES[runtime], name, "float16"))
+                enter(TITLES[runtime], name, "float16", file)
             continue
-        half = _asked(file)
-        found.append(_of(stack.enter_context(open_runner(file, threads=threads)), "onnxruntime CPU", name, half))
+        enter("onnxruntime CPU", name, _asked(file), file, threads=threads)
         if not cuda:
-            found.append(_of(stack.enter_context(open_runner(file, provider="cuda")), "onnxruntime CUDA", name, "float16"))
+            enter("onnxruntime CUDA", name, "float16", file, provider="cuda")
     if cuda:
         not_run.append(NotRun("onnxruntime CUDA", cuda))
     if not found:
@@ -228,24 +238,6 @@ def _title(contestant: Contestant) -> str:
     return f"{contestant.runtime} ({contestant.file})" if contestant.file else contestant.runtime
 
 
-def _inputs(
-    model: Model | None, files: Sequence[PathLike], contestants: Sequence[Contestant], sizes: Mapping[str, int], seed: int
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    if model is not None:
-        _known(sizes, {*model.dims})
-        return model.samples(seed, sizes), []
-    specs = contestants[0].specs
-    recipes = {name: spec for file in reversed(files) for name, spec in recorded_inputs(file).items()}
-    dims = {d for spec in specs for d in spec.shape if isinstance(d, str)}
-    _known(sizes, dims | {d.name for spec in recipes.values() for d in spec.shape if d.name is not None})
-    return generated(specs, recipes, seed, 0, sizes)
-
-
-def _known(sizes: Mapping[str, int], dims: set[str]) -> None:
-    if unknown := sorted(set(sizes) - dims):
-        raise InputError(f"there is no dynamic dim {unknown[0]!r}; there are {', '.join(sorted(dims)) or 'none'}")
-
-
 # ------------------------------------------------------------------ the same answer
 
 
@@ -254,26 +246,34 @@ def _ABSENT() -> object:
     raise AssertionError
 
 
-def _reference(model: Model | None, contestants: Sequence[Contestant], inputs: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], str]:
-    """The outputs that all are compared with, and whose they are."""
+@dataclass(frozen=True)
+class _Reference:
+    """The outputs that all are compared with, whose they are, and the unit roundoff of the type that they were computed in."""
+
+    outputs: list[np.ndarray]
+    judge: str
+    unit: float
+
+
+def _reference(model: Model | None, contestants: Sequence[Contestant], inputs: Mapping[str, np.ndarray]) -> _Reference:
     if model is not None:
         with Float64Runner(model) as runner:
-            return [*runner.infer(inputs).values()], runner.name
+            return _Reference([*runner.infer(inputs).values()], runner.name, UNITS["float64"])
     first = contestants[0]
-    return [*first.infer(inputs).values()], _title(first)
+    return _Reference([*first.infer(inputs).values()], _title(first), UNITS[first.coarsest])
 
 
-def _check(contestant: Contestant, inputs: Mapping[str, np.ndarray], reference: Sequence[np.ndarray], judge: str) -> None:
+def _check(contestant: Contestant, inputs: Mapping[str, np.ndarray], reference: _Reference) -> None:
     """Run it once, compare, and make it ready; what can't run here, or is wrong, says why."""
     try:
         outputs = [*contestant.infer(inputs).values()]
-        contestant.error, wrong = disagreement(outputs, reference, UNITS[contestant.coarsest])
-        contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed" if wrong else ""
+        contestant.error, wrong = disagreement(outputs, reference.outputs, max(reference.unit, UNITS[contestant.coarsest]))
+        contestant.reason = f"its outputs are not those of {reference.judge}: {wrong}; not timed" if wrong else ""
         contestant.call = contestant.prepare(inputs)
     except RuntimeUnavailable as error:
         contestant.reason, contestant.call = str(error), _ABSENT
     except NormdeployError as error:
-        if len(reference) and contestant.runtime == "eager":
+        if reference.outputs and contestant.runtime == "eager":
             raise
         contestant.reason = str(error)
 

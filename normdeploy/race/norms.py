@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..engines.build import build
-from ..errors import InputError, NormdeployError
+from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from ..graphs.graph import Graph
 from ..graphs.shapes import complete
 from ..infer import open_runner
@@ -23,16 +24,19 @@ from ..parity.candidates import NotRun
 from ..rewriting import rewrite
 from ..runtimes.live import LiveRunner
 from ..runtimes.trt import missing
+from ..storage.atomic import write_bytes
 from ..storage.files import load_onnx
 from ..storage.record import recorded
 from .answers import UNITS, disagreement
 from .bench import UNSTEADY, Entry, Race, timed
+from .given import check_counts, known
 from .machine import machine
 from .norm_cases import FORMS, NormCase
 from .timing import Progress, Timing, race
 
 PLUGIN = "plugin"
 IMPLEMENTATIONS = (*FORMS, PLUGIN)
+MOST = 2**28  # elements of a norm that is raced: its float64 takes some 10 GB
 FAR = 1e3  # offset at which cancellation shows
 USUAL = {
     "LayerNorm": NormCase("LayerNorm", (8, 128, 768)),
@@ -42,6 +46,7 @@ USUAL = {
     "GroupNorm": NormCase("GroupNorm", (1, 320, 32, 32), groups=32),
     "InstanceNorm": NormCase("InstanceNorm", (1, 64, 64, 64)),
 }
+_SAID = 3  # norms that can't be raced, of an error that says why
 _KINDS = {
     "LayerNormalization": "LayerNorm",
     "RMSNormalization": "RMSNorm",
@@ -65,8 +70,10 @@ def bench_norms(
         implementations: of `IMPLEMENTATIONS`; empty: all. "plugin" is our kernel in a TensorRT engine, beside TensorRT's own layer.
 
     Raises:
-        InputError: there is nothing to race, or no such implementation.
+        InputError: there is nothing to race, no such implementation, or it is none of these norms'.
+        RuntimeUnavailable: what could be raced can't run here.
     """
+    check_counts(threads, rounds)
     wanted = list(implementations or IMPLEMENTATIONS)
     if unknown := [name for name in wanted if name not in IMPLEMENTATIONS]:
         raise InputError(f"there is no form {unknown[0]!r} of a norm; there are {', '.join(IMPLEMENTATIONS)}")
@@ -85,6 +92,10 @@ def bench_norms(
             warmup = max(warmup, timing.warmup)
             notes += [UNSTEADY.format(str(case), timing.warmup)] if timing.unsteady else []
     shapes = {str(case): case.shape for case in cases}
+    if not entries and not_run:
+        raise RuntimeUnavailable("nothing can be raced here: " + "; ".join(f"{n.runtime}: {n.reason}" for n in not_run))
+    if not entries:
+        raise InputError(f"none of {', '.join(shapes)} has the form {' or '.join(wanted)}")
     return Race(threads, warmup, rounds, seed, shapes, "float64", tuple(entries), tuple(not_run), before, machine().load, tuple(notes))
 
 
@@ -110,6 +121,10 @@ def race_norms(
         if len(sources) != 1:
             raise InputError(f"{len(sources)} files were given; norms are raced of one ONNX file, or without any with --norms")
         cases, notes = norms_of(sources[0], sizes)
+        if notes and not cases:
+            raise InputError("none of the file's norms can be raced: " + "; ".join(notes[:_SAID]) + ("; ..." if notes[_SAID:] else ""))
+    elif sizes:
+        raise InputError(f"--norms races norms of fixed sizes, and sizes were given: {dict(sizes)}; leave one of them out")
     elif sources:
         raise InputError(f"--norms races usual norms, and files were given: {list(map(str, sources))}; leave one of them out")
     elif kind != "all" and kind not in USUAL:
@@ -124,7 +139,10 @@ def race_norms(
 def norms_of(source: str | os.PathLike[str] | onnx.ModelProto, sizes: Mapping[str, int] | None = None) -> tuple[list[NormCase], list[str]]:
     """The distinct norms of a file as ``optimize`` writes them, at the given sizes of dynamic dims, and notes on those left out.
 
+    Those that differ in epsilon alone take the same time, and are one.
+
     Raises:
+        InputError: there is no such dim.
         GraphError: the file is broken.
     """
     proto = source if isinstance(source, onnx.ModelProto) else load_onnx(source)
@@ -133,13 +151,15 @@ def norms_of(source: str | os.PathLike[str] | onnx.ModelProto, sizes: Mapping[st
     fixed = onnx.ModelProto()
     fixed.CopyFrom(proto)
     del fixed.graph.value_info[:]
+    named = {dim.dim_param for value in fixed.graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+    known(sizes or {}, named)
     for value in fixed.graph.input:
         for dim in value.type.tensor_type.shape.dim:
             if size := (usual | dict(sizes or {})).get(dim.dim_param):
                 dim.dim_value = size
     for value in fixed.graph.output:
         value.type.tensor_type.ClearField("shape")
-    graph, found, notes = Graph(fixed), dict[NormCase, None](), list[str]()
+    graph, found, notes = Graph(fixed), dict[str, NormCase](), list[str]()
     graph.completer = complete
     for node in graph.nodes:
         if node.op not in _KINDS or (node.domain or "") not in ("", "ai.onnx"):
@@ -148,8 +168,8 @@ def norms_of(source: str | os.PathLike[str] | onnx.ModelProto, sizes: Mapping[st
         if isinstance(case, str):
             notes.append(f"{node.name or node.outputs[0].name} was not raced: {case}")
         else:
-            found[case] = None
-    return [*found], notes
+            found.setdefault(str(case), case)
+    return [*found.values()], notes
 
 
 def _case(graph: Graph, node: gs.Node) -> NormCase | str:
@@ -160,6 +180,8 @@ def _case(graph: Graph, node: gs.Node) -> NormCase | str:
     if dims is None or not all(isinstance(d, int) and d > 0 for d in dims):
         return f"its shape is {list(dims) if dims is not None else 'not known'}; give the sizes with --profile"
     shape = tuple(d for d in dims if isinstance(d, int))
+    if math.prod(shape) > MOST:
+        return f"its input {list(shape)} has more than {MOST} elements; give smaller sizes with --profile"
     case = NormCase(_KINDS[node.op], shape, epsilon=given.get("epsilon", 1e-5), dtype=kind.name)
     if case.kind in ("LayerNorm", "RMSNorm"):
         axis = int(given.get("axis", -1))
@@ -199,7 +221,7 @@ def _contestants(case: NormCase, wanted: Sequence[str], engines: bool) -> Iterat
 
 def _file(case: NormCase, form: str, runtime: str, folder: Path) -> Path:
     path = folder / f"{form}.onnx"
-    onnx.save(case.model("standard" if form == PLUGIN else form), path)
+    write_bytes(path, case.model("standard" if form == PLUGIN else form).SerializeToString())
     if runtime != "TensorRT":
         return path
     build(path, engine := folder / f"{form}.engine", runtime="tensorrt", norm_impl=PLUGIN if form == PLUGIN else "native")

@@ -62,8 +62,17 @@ class SessionRunner(LiveRunner):
         except Exception as error:  # onnxruntime's exceptions share no base class
             kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
             raise kind(f"{self.name} can't load the model: {short(error)}") from error
-        self.inputs = tuple(_spec(value) for value in self._session.get_inputs())
-        self.outputs = tuple(_spec(value) for value in self._session.get_outputs())
+        self.inputs = tuple(self._spec(value) for value in self._session.get_inputs())
+        self.outputs = tuple({value.name: self._spec(value) for value in self._session.get_outputs()}.values())  # a file may say one twice
+
+    def _spec(self, value: Any) -> TensorSpec:
+        inner = value.type.removeprefix("tensor(").removesuffix(")")
+        dtype = _TYPES.get(inner, inner)
+        if dtype not in DTYPES:
+            raise InputError(
+                f"{self.name}: {value.name!r} is {value.type}, and only tensors of {', '.join(DTYPES)} can be given or returned"
+            )
+        return TensorSpec(value.name, dtype, tuple(d if isinstance(d, int) else d or None for d in value.shape))
 
     def _run(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items():
@@ -159,14 +168,6 @@ class _Graph:
             self._inputs[name].copy_(tensor, non_blocking=True)
         self._runner._execute(self._binding, self._number)
         return {name: tensor.clone() for name, tensor in self._outputs.items()}
-
-
-def _spec(value: Any) -> TensorSpec:
-    inner = value.type.removeprefix("tensor(").removesuffix(")")
-    dtype = _TYPES.get(inner, inner)
-    if dtype not in DTYPES:
-        raise InputError(f"{value.name!r} is {value.type}, and only tensors of {', '.join(DTYPES)} can be given or returned")
-    return TensorSpec(value.name, dtype, tuple(d if isinstance(d, int) else d or None for d in value.shape))
 
 
 def _tensor(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:

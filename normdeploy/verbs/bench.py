@@ -65,7 +65,7 @@ def bench(
             threads=threads,
             rounds=rounds,
             seed=seed,
-            norm_impl=norm_impl.split(",") if norm_impl else (),
+            norm_impl=() if norm_impl is None else norm_impl.split(","),
             norms=norms,
             progress=progress,
             **loading,
