@@ -16,7 +16,7 @@ import numpy as np
 from . import linear, pointwise, reductions, shapes
 from .core import Array, Attrs, Inputs, Table, Unsupported
 
-__all__ = ["OPS", "Unsupported", "apply", "quiet", "supported"]
+__all__ = ["OPS", "VIEWS", "Unsupported", "apply", "quiet", "supported"]
 
 OPS: Table = pointwise.TABLE | shapes.TABLE | reductions.TABLE | linear.TABLE
 
@@ -56,6 +56,7 @@ def apply(op: str, inputs: Inputs, attrs: Attrs, *, opset: int, domain: str = ""
 
 
 _GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad"})  # by a value, not by the sizes of their inputs
+VIEWS = frozenset({"Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"})  # which make nothing
 _MOST = 2**26  # elements that an op may make of smaller tensors: half a gigabyte
 
 
@@ -80,7 +81,7 @@ def _made(op: str, inputs: Inputs) -> int:
         return given[0].size // max(given[0].shape[-1], 1) * max(given[1].shape[-1], given[1].shape[-2])
     if op == "Gather" and len(given) > 1:
         return given[1].size * (given[0].size // max(given[0].shape[:1] or (1,))) if given[0].size else 0
-    if op in ("Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"):  # views, which make nothing
+    if op in VIEWS:
         return 0
     try:
         return math.prod(np.broadcast_shapes(*(g.shape for g in given))) if given else 0

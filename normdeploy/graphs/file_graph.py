@@ -27,6 +27,11 @@ _SAME_SHAPE = frozenset(
 )
 _SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}
 NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
+_A_NODE = 2**10  # elements that numpy computes in the time that a node takes besides: some microseconds
+_AT_ONCE = 2**28  # elements that one constant may be computed from: 2 GB
+_IN_ALL = 2**32  # that all constants of a graph may take: about a minute
+_KEPT = 2**22  # elements of computed constants that are remembered: 32 MB
+_CONTRACTIONS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"})
 
 
 class FileGraph(Links):
@@ -42,6 +47,8 @@ class FileGraph(Links):
         self._new: set[int] = set()  # nodes written by us: they mean what the newest opset says
         self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}
+        self._values: dict[int, np.ndarray] = {}  # of computed constants
+        self._kept = self._computed = 0  # elements in these, and of all that was ever computed
         self._shape_valued: dict[int, bool] = {}
         self.exact: dict[int, np.ndarray] = {}  # id(constant) -> its float64 value before it was stored in the model's type
         self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
@@ -91,11 +98,12 @@ class FileGraph(Links):
             evaluate.Unsupported: it is computed by something that the evaluator does not know, or does not fit into memory.
         """
         known: dict[int, Any] = {}
-        stack = [t]
+        stack, made = [t], 0
         while id(t) not in known:
             top = stack.pop()
-            if id(top) in self.exact:
-                known[id(top)] = self.exact[id(top)]
+            held = self.exact.get(id(top), self._values.get(id(top)))
+            if held is not None:
+                known[id(top)] = held
             elif isinstance(top, gs.Constant):
                 known[id(top)] = widen(top.values)
             elif id(top) not in known:
@@ -106,10 +114,31 @@ class FileGraph(Links):
                     stack.extend((top, *missing))
                     continue
                 inputs = [known.get(id(i)) for i in node.inputs[: _value_count(node)]]
-                known.update((id(o), v) for o, v in zip(node.outputs, self._evaluated(node, inputs), strict=False))
+                self._spend(_A_NODE + (_products(inputs) if node.op in _CONTRACTIONS else 0))
+                results = self._evaluated(node, inputs)
+                known.update((id(o), v) for o, v in zip(node.outputs, results, strict=False))
                 if known.get(id(top)) is None:
                     raise evaluate.Unsupported(f"{node.op} gives no {top.name!r}")
+                fresh = 0 if node.op in evaluate.VIEWS else sum(v.size for v in results if v is not None)
+                self._spend(fresh)
+                made += fresh
+                if made > _AT_ONCE:
+                    raise evaluate.Unsupported(f"{t.name!r} is computed from {made} elements; at most {_AT_ONCE} are")
+                self._keep_values(node, results)
         return known[id(t)]
+
+    def _spend(self, steps: int) -> None:
+        self._computed += steps
+        if self._computed > _IN_ALL:
+            raise evaluate.Unsupported(f"the constants of the file take more than {_IN_ALL} steps to compute; fold them first")
+
+    def _keep_values(self, node: gs.Node, results: Sequence[Any]) -> None:
+        """Remember what a node on constants gave: each link of a chain of them may be asked for."""
+        held = {id(o): v for o, v in zip(node.outputs, results, strict=False) if v is not None}
+        size = sum(v.size for v in held.values())
+        if self._kept + size <= _KEPT:
+            self._kept += size
+            self._values.update((key, v if v.base is None else v.copy()) for key, v in held.items())  # a view would keep all of its base
 
     def known(self, t: gs.Tensor) -> np.ndarray | None:
         """The value of ``t``; None where it is no constant or left out, or none that can be evaluated."""
@@ -230,6 +259,12 @@ def widen(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "biu?":
         return values
     return values.astype(np.float64)
+
+
+def _products(inputs: Sequence[Any]) -> int:
+    """About the time of a contraction, in that of elements made one by one: BLAS does some sixteen products in it."""
+    a, b = inputs[:2]
+    return int(a.size * b.size // max(a.shape[-1:] or (1,))) // 16 if a.size else 0
 
 
 def _unsaid(dim: int | str | None) -> bool:

@@ -70,6 +70,11 @@ class Links:
         """The live nodes that read the value of ``t`` (each once); a CastLike that takes only its type is none."""
         return [n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t]
 
+    def read_once(self, t: gs.Tensor) -> bool:
+        """Whether one live node alone reads the value of ``t``; it does not look at the others where there are thousands."""
+        readers = (n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t)
+        return next(readers, None) is not None and next(readers, None) is None
+
     def is_output(self, t: gs.Tensor) -> bool:
         return id(t) in self._outputs
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import onnx
 
 from .dims import Dims
-from .protos import captured, inferred, typed
+from .protos import called, captured, inferred, typed
 
 Type = tuple[int | None, Dims | None]  # element type and shape, None where unknown
 Types = Mapping[str, Type]
@@ -91,7 +91,7 @@ def _body(
 
 
 def _model(proto: onnx.ModelProto, body: onnx.GraphProto) -> onnx.ModelProto:
-    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=called(proto, body))
     model.graph.CopyFrom(body)
     return model
 

@@ -14,7 +14,7 @@ import onnx
 
 from .functions import DOMAIN
 from .nested import Nested, Type, Types, graphs, info
-from .protos import inferred, subgraphs
+from .protos import called, inferred, subgraphs
 
 Key = tuple[str, str, str]  # domain, name, overload
 
@@ -116,7 +116,7 @@ def _model(proto: onnx.ModelProto, function: onnx.FunctionProto, sites: _Sites) 
 
 
 def _empty(proto: onnx.ModelProto, function: onnx.FunctionProto) -> onnx.ModelProto:
-    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=function.opset_import, functions=proto.functions)
+    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=function.opset_import, functions=called(proto, function))
     model.graph.name = function.name
     return model
 

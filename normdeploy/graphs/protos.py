@@ -137,6 +137,22 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
                 yield from subgraphs(inner)
 
 
+def called(proto: onnx.ModelProto, body: onnx.GraphProto | onnx.FunctionProto) -> list[onnx.FunctionProto]:
+    """The functions of ``proto`` that ``body`` calls, directly or by way of another: a model of its own needs no others."""
+    held = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    found: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+    stack: list[onnx.GraphProto | onnx.FunctionProto] = [body] if held else []
+    while stack:
+        for node in stack.pop().node:
+            stack.extend(a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+            stack.extend(g for a in node.attribute for g in a.graphs)
+            key = (node.domain, node.op_type, node.overload)
+            if key in held and key not in found:
+                found[key] = held[key]
+                stack.append(held[key])
+    return list(found.values())
+
+
 def names(graph: onnx.GraphProto) -> Iterator[str]:
     """Every name that a tensor or node of the graph or of a body in it bears: the bodies see the names outside, and may not take one
     again; onnxruntime refuses two nodes of one name."""

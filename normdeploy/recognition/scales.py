@@ -68,7 +68,7 @@ def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor
         return [], []
     z = data[0]
     above = graph.producer(z)
-    private = not graph.is_output(z) and len(graph.consumers(z)) == 1
+    private = not graph.is_output(z) and graph.read_once(z)
     if above is not None and private and len(_data(graph, above)) == 1 and _is_step(graph, above, above.inputs[0]):
         return [], []
     nodes, inside, ends = [start], {id(z), id(start.outputs[0])}, []
@@ -91,8 +91,11 @@ def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor
 
 
 def _is_step(graph: Graph, node: gs.Node, z: gs.Tensor) -> bool:
-    """Rounding to a narrower type than z's is none: what stands behind it would have to be rounded too."""
-    return node.op in _STEPS and (node.domain or "") in ("", "ai.onnx") and narrowing(graph, [node], graph.dtype(z)) is None
+    """Rounding to a narrower type than z's is none: what stands behind it would have to be rounded too. A Sum of more than the longest
+    scale and shift can make is none either."""
+    if node.op not in _STEPS or (node.domain or "") not in ("", "ai.onnx") or len(node.inputs) > _LONGEST:
+        return False
+    return narrowing(graph, [node], graph.dtype(z)) is None
 
 
 def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:

@@ -18,6 +18,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..errors import CertificateError
+from ..evaluate import evaluate
 from ..foreign.account import accounted
 from ..foreign.foreign import standardized
 from ..graphs.calls import attach, imports, opened
@@ -166,10 +167,13 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
 def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None]) -> None:
     nodes, progress = work.graph.nodes, work.wanted.progress
     for i, node in enumerate(nodes):
-        if progress is not None and i % 256 == 0:
+        if progress is not None and i % 16 == 0:
             progress(stage, i, len(nodes))
         if work.graph.alive(node):
-            finding = step(work, node)
+            try:
+                finding = step(work, node)
+            except evaluate.Unsupported as error:  # a constant that would take too long; nothing was edited yet
+                finding = Finding("unknown", "refused", node.outputs[0].name, work.graph.module(node), reason=str(error))
             if finding is not None:
                 work.findings.append(finding)
     if progress is not None:
