@@ -74,3 +74,16 @@ def project(saved_project: Path, tmp_path: Path) -> Path:
     ``weights.pt`` holds the weights alone, ``pickled.pt`` the module, ``model.pt`` an ExportedProgram with a dynamic batch of 1 to 16.
     """
     return Path(shutil.copytree(saved_project, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+@pytest.fixture(scope="session")
+def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ordinary saved program; never written to."""
+    from tests.crafted import save_ordinary
+
+    return save_ordinary(tmp_path_factory.mktemp("ordinary") / "net.pt2")
+
+
+@pytest.fixture
+def sentinel(tmp_path: Path) -> Path:
+    return tmp_path / "SENTINEL"
