@@ -65,9 +65,17 @@ def opened(
 
 
 def remembered_by_any(source: PathLike | torch.nn.Module, files: Sequence[PathLike], given: Loading) -> tuple[Loading, list[str]]:
-    """``remembered`` by the first of the ONNX files whose record may be followed; the refusal of another does not matter then."""
+    """``remembered`` by the first of the ONNX files whose record may be followed; the refusal of another does not matter then.
+
+    Raises:
+        GraphError, InputError: as ``remembered``; or the ONNX file was given first and the model behind it.
+    """
     from .runtimes.trt import is_engine
 
+    if isinstance(source, str | os.PathLike) and os.path.isfile(source) and is_onnx(source):
+        model = next((file for file in files if os.path.isfile(file) and not is_onnx(file) and not is_engine(Path(file))), None)
+        order = f"give {os.fspath(model)!r} first and it second" if model is not None else "give that first, and this file behind it"
+        raise InputError(f"{os.fspath(source)!r} is an ONNX file where the PyTorch model that it was made from is wanted; {order}")
     refused, notes = None, []
     for file in files:
         if not is_engine(Path(file)):

@@ -18,7 +18,7 @@ from torch import nn
 from normdeploy.errors import InputError, LoadError, TrustError
 from normdeploy.loading import load
 from normdeploy.loading.kinds import Kind, detect
-from tests.crafted import PROGRAM, WEIGHTS, edited
+from tests.crafted import PROGRAM, WEIGHTS, edited, json_edit
 
 
 def _zip_of(path: Path, entries: list[tuple[str, bytes]], compression: int = zipfile.ZIP_STORED) -> Path:
@@ -122,6 +122,26 @@ def test_zip_bomb_is_refused_by_its_declared_size(tmp_path: Path) -> None:
 def test_deeply_nested_json(ordinary: Path, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="JSON"):
         load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: b'{"a":' + b"[" * 200_000}))
+
+
+def test_json_nested_to_the_limit_of_python(ordinary: Path, tmp_path: Path) -> None:
+    """What json still reads: 900 objects, one inside the other."""
+
+    def edit(program: Any) -> None:
+        program["more"] = json.loads('{"a":' * 900 + "1" + "}" * 900)
+
+    with pytest.raises(LoadError, match="JSON"):
+        load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(edit)}))
+
+
+def test_a_name_of_a_million_letters(ordinary: Path, tmp_path: Path) -> None:
+    """A search for a class in torch's complaint took time with its square: this would not end."""
+
+    def edit(program: Any) -> None:
+        program["graph_module"]["graph"]["nodes"][0]["inputs"][0]["arg"]["as_tensor"]["name"] = "x" * 1_000_000
+
+    with pytest.raises(LoadError, match="can't be deserialized"):
+        load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(edit)}))
 
 
 def test_other_zip_files(tmp_path: Path) -> None:

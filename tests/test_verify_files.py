@@ -31,6 +31,7 @@ from normdeploy.parity.drift_files import outline
 from normdeploy.runtimes import trt
 from normdeploy.runtimes.eager import Float64Runner
 from normdeploy.storage.files import save_onnx
+from normdeploy.storage.record import record
 
 SPECS = ["x:float32[batch=1:2:4,48]", "y:float32[batch,48]"]
 
@@ -95,6 +96,17 @@ def test_one_wrong_file_among_right_ones_is_the_one_that_fails(net: Model, folde
     assert not comparison
     assert {file for (file, _), verdict in verdicts(comparison).items() if verdict == "fail"} == {"wrong.onnx"}
     assert verdicts(comparison)["right.onnx", OFF] == "pass"
+
+
+@pytest.mark.parametrize("runtime", ["any", "onnxruntime"])
+def test_a_file_of_the_fastest_forms_that_fails_names_the_other_choice(net: Model, folder: Path, tmp_path: Path, runtime: str) -> None:
+    files = {name: onnx.load(folder / f"{name}.onnx") for name in ("right", "wrong")}
+    for name, proto in files.items():
+        record(proto, net.signature, {"runtime": runtime})
+        save_onnx(proto, tmp_path / f"{name}.onnx")
+    comparison = verify(net, [tmp_path / "right.onnx", tmp_path / "wrong.onnx"], seeds=1)
+    said = [note for note in comparison.notes if "--runtime onnxruntime-accurate" in note]
+    assert [note.split()[0] for note in said] == (["wrong.onnx"] if runtime == "onnxruntime" else [])
 
 
 def test_files_of_one_name_go_by_their_paths_and_none_is_run_twice(net: Model, folder: Path, tmp_path: Path) -> None:
@@ -380,3 +392,22 @@ def test_the_command_takes_them_all(folder: Path, tmp_path: Path, monkeypatch: p
     assert {frozenset(point) for point in parity["drift"]} == {frozenset(keys)}
     assert "first outside the bound" in " ".join(done.output.split())
     assert "NOT verified" in done.output
+
+
+def test_an_onnx_file_in_the_place_of_the_model(net: Model, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "m.pt").write_bytes(b"PK")
+    with pytest.raises(InputError, match=r"right\.onnx.*is an ONNX file.*give '.*m\.pt' first and it second"):
+        normdeploy.verify(folder / "right.onnx", tmp_path / "m.pt")
+    with pytest.raises(InputError, match=r"give that first, and this file behind it"):
+        normdeploy.bisect(folder / "right.onnx", folder / "right.onnx")
+
+
+def test_a_file_whose_input_is_a_sequence(net: Model, folder: Path, tmp_path: Path) -> None:
+    proto = onnx.load(folder / "right.onnx")
+    proto.graph.input[0].type.CopyFrom(
+        onnx.helper.make_sequence_type_proto(onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None))
+    )
+    file = tmp_path / "sequence.onnx"
+    file.write_bytes(proto.SerializeToString())
+    with pytest.raises(InputError, match=r"input 'x' is a sequence"):
+        verify(net, [file])

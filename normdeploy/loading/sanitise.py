@@ -94,11 +94,11 @@ def sanitise(path: Path, archive: zipfile.ZipFile, copy: Parts) -> Findings:
         conforms(schema.PayloadConfig, config, config_name, path)
         payloads |= {f"{folder}/{name}" for name in _check_payloads(config, folder, findings)}
         _check_presence(config, folder, {name: info.file_size for name, info in archive.NameToInfo.items()}, root, path)
-        written[config_name] = json.dumps(_on_cpu(config)).encode()
+        written[config_name] = json.dumps(config).encode()
     written[_SAMPLES] = _samples(read(archive, f"{root}/{_SAMPLES}", path), findings)
     if findings.reasons:
         return findings
-    written[PROGRAM_JSON] = json.dumps(_on_cpu(program) | {"guards_code": []}).encode()
+    written[PROGRAM_JSON] = json.dumps(program | {"guards_code": []}).encode()
     written |= {name: read(archive, f"{root}/{name}", path) for name in _CARRIED if f"{root}/{name}" in names}
     assert archive.fp is not None
     mapped = memoryview(mmap.mmap(archive.fp.fileno(), 0, access=mmap.ACCESS_READ))
@@ -141,7 +141,7 @@ def _stored(archive: zipfile.ZipFile, mapped: memoryview, info: zipfile.ZipInfo)
 
 def _json(archive: zipfile.ZipFile, root: str, name: str, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(read(archive, f"{root}/{name}", path))
+        value = _on_cpu(json.loads(read(archive, f"{root}/{name}", path)))
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{path}: {name} is not JSON ({error}): the file is damaged; save it again") from error
     if not isinstance(value, dict):

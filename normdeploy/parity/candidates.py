@@ -72,7 +72,13 @@ def subject_of(path: Path, label: str = "") -> Subject:
 
 
 def types_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:
-    """The types of a file's inputs."""
+    """The types of a file's inputs.
+
+    Raises:
+        InputError: one is no tensor.
+    """
+    if (other := next((v.name for v in graph.input if not v.type.tensor_type.elem_type), None)) is not None:
+        raise InputError(f"the file's input {other!r} is a sequence, an optional or of no type; only tensors can be given: make it one")
     return {v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in graph.input}
 
 
