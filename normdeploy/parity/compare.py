@@ -30,6 +30,8 @@ from ..engines.build import Engine
 from ..errors import InputError
 from ..model import Model
 from ..runtimes.eager import EagerRunner, Float64Runner
+from ..storage.files import load_onnx
+from ..storage.record import recorded
 from .candidates import FLOATS, Candidate, File, NotRun, Subject, candidates_of, subjects
 from .cases import Case, Inputs, generated, given_to, read
 from .culprit import accuse
@@ -131,7 +133,7 @@ def verify(
     trials = _tried(model, candidates, _usual(found), cases, tell)
     results = _ordered(model, trials, candidates)
     not_run += [NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable]
-    notes += left_out + _remarks(trials, candidates, results)
+    notes += left_out + _remarks(trials, candidates, results) + _other_forms(found, results)
     points = None
     if drift:
         points, more = _drifts(model, found, trials, results, tell)
@@ -213,6 +215,17 @@ def _remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], resul
     for file in dict.fromkeys(c.file for c in candidates if c.file not in made):
         notes.append(f"no runtime could be run on {file}: nothing is shown about it")
     return notes
+
+
+def _other_forms(found: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:
+    """Of a file that failed in onnxruntime and was exported for its speed: that there are forms of its norms with smaller errors."""
+    failed = {r.file for r in results if r.runtime.startswith("onnxruntime") and not r}
+    return [
+        f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate writes those with the "
+        "smallest errors"
+        for s in found
+        if s.label in failed and recorded(load_onnx(s.path, external_data=False)).get("export", {}).get("runtime") == "onnxruntime"
+    ]
 
 
 def _drifts(
