@@ -19,6 +19,7 @@ from normdeploy.exporter import to_onnx
 from normdeploy.loading import from_module
 
 WIDTH, HEIGHT, ACROSS, DOWN = 128, 28, 150, 48  # of a box, and from one box to the next
+BEND = 8  # half the length of the shortest arrow: with more it would run back over itself
 STYLE = """
     svg { --ground: #ffffff; --line: #57606a; --text: #1f2328; --box: #f6f8fa; --norm: #ddf4ff; --edge: #0969da }
     @media (prefers-color-scheme: dark) {
@@ -69,7 +70,8 @@ def arrow(start: Place, end: Place, center: float) -> str:
     side = 0.0 if to_y - y < DOWN else 1.0 if x + to_x > 2 * center else -1.0
     to_x += side * WIDTH / 4
     aside = side * WIDTH * 0.6
-    return f'<path d="M{x:g} {y:g} C{x + aside:g} {y + 22:g} {to_x + aside:g} {to_y - 22:g} {to_x:g} {to_y:g}" marker-end="url(#head)"/>'
+    bends = f"{x + aside:g} {y + BEND:g} {to_x + aside:g} {to_y - BEND:g}"
+    return f'<path d="M{x:g} {y:g} C{bends} {to_x:g} {to_y:g}" marker-end="url(#head)"/>'
 
 
 def box(text: str, x: float, y: float, node: bool) -> str:
