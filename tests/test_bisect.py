@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,59 @@ def test_an_early_tensor_that_heals_is_not_named(tmp_path: Path) -> None:
     found = normdeploy.bisect(model, file, inputs=["x:float32[4,8]"], seeds=1)
     assert [f.module for f in found.faults] == ["second"]
     assert any("of first is off too" in note for note in found.notes)
+
+
+class PreNorm(nn.Module):
+    """The sum is read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.second = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.first(x)
+        return y + self.second(self.norm(y))
+
+
+def changed(tmp_path: Path, change: Callable[[onnx.GraphProto], None]) -> Bisection:
+    model = PreNorm().eval()
+    proto = normdeploy.export(model, inputs=["x:float32[4,8]"]).proto
+    change(proto.graph)
+    onnx.save(proto, tmp_path / "changed.onnx")
+    return normdeploy.bisect(model, tmp_path / "changed.onnx", inputs=["x:float32[4,8]"], seeds=1)
+
+
+def test_a_residual_that_is_left_out_is_one_fault_whoever_reads_it(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        add = next(node for node in graph.node if "x" in node.input and node.op_type == "Add")
+        (kept,) = set(add.input) - {"x"}
+        add.CopyFrom(onnx.helper.make_node("Identity", [kept], [*add.output], name=add.name))
+
+    (fault,) = changed(tmp_path, change).faults
+    assert (fault.kind, fault.operator, fault.mended) == ("left out", "aten.add", True)
+
+
+def test_an_output_made_of_a_shape_has_a_node(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        graph.node.append(onnx.helper.make_node("Shape", ["x"], ["sizes"]))
+        graph.node.append(onnx.helper.make_node("ConstantOfShape", ["sizes"], ["zeros"], name="made"))
+        last = next(node for node in graph.node if graph.output[0].name in node.output)
+        last.output[0], graph.node[-1].output[0] = "lost", graph.output[0].name
+
+    (fault,) = changed(tmp_path, change).faults
+    assert fault.nodes == ("ConstantOfShape made",)
+
+
+def test_an_output_that_the_file_lacks_is_said(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        last = next(node for node in graph.node if graph.output[0].name in node.output)
+        last.output[0] = graph.output[0].name = "other"
+
+    found = changed(tmp_path, change)
+    assert not found
+    assert found.faults == ()
+    assert "the file has no output 'output'; it has 'other'" in found.not_searched[0].reason
 
 
 @pytest.mark.parametrize("opset", [14, 17])

@@ -89,7 +89,7 @@ def bisect(
     own = None if inputs is None else read(inputs)
     parity = verify(model, onnx_path, engines=engines, seeds=seeds, inputs=own, progress=progress)
     faults, not_searched, notes, first = list[Fault](), list[NotRun](), list[str](), None
-    chosen = _to_search(parity, not_searched)
+    chosen = _to_search(parity, [v.name for v in load_onnx(onnx_path, external_data=False).graph.output], not_searched)
     if chosen is not None:
         proto = inlined(load_onnx(onnx_path))
         cases = generated(model, seeds)[0] if own is None else given_to(model, own, _halves(proto))
@@ -103,12 +103,19 @@ def bisect(
     return Bisection(parity, tuple(faults), tuple(not_searched), tuple(notes), time.perf_counter() - start, first)
 
 
-def _to_search(parity: Comparison, not_searched: list[NotRun]) -> OutputResult | None:
-    """The result to look into: where onnxruntime is wrong with its optimizer off, what is wrong elsewhere adds nothing."""
+def _to_search(parity: Comparison, given: Sequence[str], not_searched: list[NotRun]) -> OutputResult | None:
+    """The result to look into: where onnxruntime is wrong with its optimizer off, what is wrong elsewhere adds nothing.
+
+    ``given``: the file's outputs."""
     failed = [r for r in parity.results if not r and r.runtime != EagerRunner.name]
     chosen: OutputResult | None = None
     for runtime in (OFF, STEPWISE, ON, *CUDA):
-        of = next((r for r in failed if r.runtime == runtime), None)
+        own = [r for r in failed if r.runtime == runtime]
+        held = ", ".join(map(repr, given)) or "none"
+        not_searched += [
+            NotRun(runtime, f"the file has no output {r.output!r}; it has {held}", r.file) for r in own if r.output not in given
+        ]
+        of = next((r for r in own if r.output in given), None)
         if of is not None and not of.case:
             not_searched.append(NotRun(runtime, f"it does not run the file: {of.reason}", of.file))
         elif of is not None and chosen is None:

@@ -79,7 +79,9 @@ def _times(value: float) -> Edit:
 
 
 def _left_out(exact: Exact, spot: Spot, program: Program) -> Cause:
-    place, module = spot.places[0], program.module(spot.node)
+    module, name = program.module(spot.node), spot.left_out
+    readers = range(len(exact.nodes)) if name == spot.end else spot.places
+    place = next(p for p in readers if name in exact.reads(exact.nodes[p]))
     operator = f"{program.operator(spot.node)}{f' of {module}' if module else ''}"
     return Cause("left out", f"{operator} is left out: {_said(exact, place)} reads {spot.left_out!r} itself", place)
 

@@ -24,7 +24,7 @@ from . import cause as bisect_cause
 from . import runtime as bisect_runtime
 from .cause import Cause
 from .exact import Array, Exact, Values
-from .lab import Bench, FirstWrong, in_order, rounded_inputs
+from .lab import Bench, FirstWrong, felt, in_order, rounded_inputs, worse
 from .match import Program, Search, Spot
 from .reproduce import Reproduction
 from .runtime import HALVES, Units, Widened, Wrong
@@ -117,12 +117,12 @@ class Hunt:
                 break
             before, self._bench.held[fault.tensor] = self._value, held
             after = self.at_output()
-            if _worse(after, point) and trace.wrong in self._first.pairs and trace.wrong != self._output:
+            if worse(after, point) and trace.wrong in self._first.pairs and trace.wrong != self._output:
                 del self._bench.held[fault.tensor]
                 self._first.drop(trace.wrong)  # no pair: what was taken for the right value is another tensor's
                 continue
             self._first.forget()
-            if _felt(before, self._value, point.allowed):
+            if felt(before, self._value, point.allowed):
                 found.append(self._kept(trace, replace(fault, mended=bool(after), mended_error=None if after.reason else after.error)))
             else:
                 self.notes.append(
@@ -156,12 +156,27 @@ class Hunt:
             spot = search.spot()
             if spot is None or tensor == self._output or not search.found.get(tensor):
                 break
+            if self._helps(tensor, search, at_output):
+                spot = search.left_out()
+                break
             self._first.drop(tensor)  # no pair: it is another tensor of the model, and right
         if spot is not None:
             return self._in_the_file(spot, search, at_output)
         wrong = None if self._bench.optimize else self._units.first_wrong(search.places, search.values)
         wrong = wrong or self._units.shrunk(search.places, tensor, search.values)
         return self._in_the_runtime(wrong, search, at_output) if wrong else self._between(tensor, search, at_output)
+
+    def _helps(self, tensor: str, search: Search, before: Point) -> bool:
+        """Whether the output gets right, or half as wrong, with ``tensor`` at what its pair has: an operator that is left out leaves
+        its input there, which is another tensor of the model too."""
+        right = search.reference[search.target].reshape(search.values[tensor].shape)
+        own, self._bench.held[tensor] = self._value, self._units.stored(tensor, right)
+        try:
+            after = self.at_output()
+        finally:
+            del self._bench.held[tensor]
+            self._value = own
+        return bool(after) or (not after.reason and (bool(before.reason) or after.error < before.error / 2))
 
     def _stretch(self, tensor: str) -> Search:
         """What lies between the wrong tensor and the right ones before it."""
@@ -203,7 +218,7 @@ class Hunt:
         else:
             error, reason = 0.0, f"its shape is {list(got.shape)}, the model's is {list(spot.expected.shape)}"
         places = spot.places if cause.place is None else (cause.place,)
-        theirs = spot.last if cause.place == self._exact.makers[spot.end] and not spot.left_out else spot.node
+        theirs = spot.last if [*places] == [self._exact.makers[spot.end]] and not spot.left_out else spot.node
         path = self._program.module(theirs) if spot.left_out else self._module(places) or self._program.module(theirs)
         operator = self._program.operator(theirs) if theirs else ""
         given = self._units.given(spot.places, known)
@@ -271,18 +286,6 @@ class Hunt:
         finally:
             self._bench.proto = proto
         return Widened(False)
-
-
-def _felt(before: Array | None, after: Array | None, allowed: float) -> bool:
-    """Whether the output has changed by more than it may be off by."""
-    if before is None or after is None:
-        return True
-    error, _, broken = distance(after, before)
-    return bool(broken) or error > allowed
-
-
-def _worse(after: Point, before: Point) -> bool:
-    return bool(after.reason and not before.reason) or (not after and after.error > 1.5 * before.error and not before.reason)
 
 
 def _scale(expected: Array) -> float:

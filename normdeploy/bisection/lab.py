@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from ..model import Model
-from ..parity.drift import Laboratory, Pair, Point
+from ..parity.drift import Laboratory, Pair, Point, distance
 from ..precision.calibrate import copied, loadable
 from ..runtimes import RunResult
 from ..runtimes.ort import OrtRunner
@@ -192,3 +192,16 @@ def rounded_inputs(feeds: Mapping[str, Array], half: np.dtype | None) -> dict[st
     if half is None:
         return dict(feeds)
     return {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
+
+
+def felt(before: Array | None, after: Array | None, allowed: float) -> bool:
+    """Whether the output has changed by more than it may be off by."""
+    if before is None or after is None:
+        return True
+    error, _, broken = distance(after, before)
+    return bool(broken) or error > allowed
+
+
+def worse(after: Point, before: Point) -> bool:
+    """Whether the output has become more wrong by what was changed."""
+    return bool(after.reason and not before.reason) or (not after and after.error > 1.5 * before.error and not before.reason)

@@ -29,8 +29,8 @@ class Spot:
     """The nodes at ``places`` make something else of right values than the model does: ``end`` should be ``expected``.
 
     ``node``: the first operator of the PyTorch graph without a counterpart, "" where all have one; ``last``: the one whose value ``end``
-    should have; ``operators``: those that the place stands for. ``left_out``: what ``places`` read should be the result of ``node``,
-    which the file leaves out.
+    should have; ``operators``: those that the place stands for. ``left_out``: what ``places`` read, or make, should be the result
+    of ``node``, which the file leaves out.
     """
 
     places: tuple[int, ...]
@@ -51,11 +51,15 @@ class Program:
         self.nodes = {n.name: n for n in model.program.graph_module.graph.nodes}
         self._is_tensor = {n for n, node in self.nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
         self.order = {name: place for place, name in enumerate(self.nodes)}
+        self._rooted = set[str]()  # in inputs or parameters: exporters compute the others, positions and masks, and leave the result
+        for n, node in self.nodes.items():
+            rooted = node.op == "placeholder" or any(s.name in self._rooted for s in node.all_input_nodes)
+            if rooted and (n in self._is_tensor or self._holds(n)):
+                self._rooted.add(n)
 
     def inputs(self, name: str) -> list[str]:
-        """The operators that give ``name`` its tensors."""
-        sources = self.nodes[name].all_input_nodes
-        return [s.name for s in sources if s.op == "call_function" and (s.name in self._is_tensor or self._holds(s.name))]
+        """The operators that give ``name`` its tensors, but for what depends on nothing."""
+        return [s.name for s in self.nodes[name].all_input_nodes if s.op == "call_function" and s.name in self._rooted]
 
     def _holds(self, name: str) -> bool:
         value = self.nodes[name].meta.get("val")
@@ -149,7 +153,8 @@ class Search:
         """None where the file computes what the model does."""
         if self.target in self.found.get(self.end, ()):
             return None
-        suspects = self.exact.before([self.end], {n for n in self.found if n != self.end} | self.known.keys() | self.exact.sizes)
+        stops = (self.found.keys() | self.exact.sizes) - {self.end} | self.known.keys()
+        suspects = self.exact.before([self.end], stops)
         strange = self._strange()
         firsts = [node for node in strange if not set(self.program.inputs(node)) & set(strange)]
         candidates = self._candidates(suspects, [n for n in firsts if n in self.reference] or strange[:1])
@@ -159,6 +164,12 @@ class Search:
             expected = self.reference[self.target].reshape(self.values[self.end].shape)
             return Spot(tuple(suspects), self.end, expected, self.allowed[self.target], firsts[0] if firsts else "", self.target, operators)
         return self._at(suspects, strange, *best)
+
+    def left_out(self) -> Spot:
+        """``end`` holds another tensor of the model: what makes of that the one that is wanted is not in the file."""
+        expected = self.reference[self.target].reshape(self.values[self.end].shape)
+        place, operators = self.exact.makers[self.end], (self.target,)
+        return Spot((place,), self.end, expected, self.allowed[self.target], self.target, self.target, operators, left_out=self.end)
 
     def _strange(self) -> list[str]:
         """Operators without a counterpart from which paths without one lead to the end."""
@@ -171,6 +182,7 @@ class Search:
         head = self.exact.nodes[suspects[0]]
         names = [n for n in self.exact.reads(head) if n in self.values and n not in self.exact.sizes]
         names += [o for place in suspects[:_NEAR] for o in self.exact.nodes[place].output if o in self.values and o != self.end]
+        names += [n for place in suspects[:_NEAR] for n in self.exact.reads(self.exact.nodes[place]) if n in self.found]
         sizes = {name: self.values[name].size for name in names if self.values[name].dtype.kind == "f"}
         after = list(dict.fromkeys([*firsts, *self._strange()[:_OPERATORS]]))
         return [(name, node) for name, size in sizes.items() for node in after if self.reference[node].size == size][:_TRIALS]
