@@ -64,6 +64,12 @@ KERNEL = ", float[8,8,3] kernel = {" + ", ".join(["0.5"] * 192) + "}"
         ("y = Dropout(x, less, yes)", {"held": ", bool yes = {1}"}, {"train-mode"}),
         ("y = Dropout(x, less, yes)", {"held": ", bool yes = {0}"}, set()),
         ("y = Dropout(x, less)", {}, set()),
+        ("t = Constant<value = bool {1}>() y = Dropout(x, less, t)", {}, {"train-mode"}),
+        ("t = Constant<value = bool {0}>() y = Dropout(x, less, t)", {}, set()),
+        ("y = Dropout(x, none, yes)", {"held": ", float none = {0}, bool yes = {1}"}, set()),  # drops nothing
+        ("n = Constant<value_float = 0.0>() y = Dropout(x, n, yes)", {"held": ", bool yes = {1}"}, set()),
+        ("c = Constant<value_floats = [100000.0, 1, 1, 1, 1, 1, 1, 1]>() y = Mul(x, c)", {}, {"fp16-overflow"}),
+        ("c = Constant<value_floats = [65504.0, 1, 1, 1, 1, 1, 1, 1]>() y = Mul(x, c)", {}, set()),
         (f"{BIASED} r = Sqrt(v) y = Div(c, r)", {}, {"decomposed", "eps-lost"}),
         ("y = LayerNormalization<epsilon = 0.000000001>(x, w)", {"kind": "float16"}, set()),  # its statistics run in float32
         ("y = LayerNormalization<epsilon = 0.000000001, stash_type = 10>(x, w)", {"kind": "float16"}, {"eps-lost"}),
@@ -159,6 +165,11 @@ def test_a_baseline_lets_new_findings_fail_alone(tmp_path: Path, form: str) -> N
     assert sorted(states) == ["new", "unchanged"]
 
 
+def test_a_baseline_without_end(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no file, or has more than"):
+        normdeploy.check([saved(tmp_path, BY_HAND)], baseline="/dev/zero")
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"runs": [{"results": [{}]}]}', b"[" * 100_000, b'{"files": 3}', None])
 def test_a_baseline_that_is_none(tmp_path: Path, content: bytes | None) -> None:
     old = tmp_path / "old.json"
@@ -244,6 +255,14 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert run(hand, "--fail-on", "all")[0] == 1
     with pytest.raises(InputError, match=r"no rule 'decompose'.*choose from decomposed"):
         run(hand, "--fail-on", "decompose")
+
+
+def test_rules_are_named(tmp_path: Path) -> None:
+    hand = saved(tmp_path, BY_HAND)
+    assert run(hand, "--fail-on", " decomposed, refused ")[0] == 1
+    for nothing in ("", ","):  # an empty variable of a workflow would turn the guard off
+        with pytest.raises(InputError, match="there is no rule ''"):
+            run(hand, "--fail-on", nothing)
 
 
 def test_a_broken_file_fails_and_the_others_are_checked(tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ def _known(baseline: str | os.PathLike[str] | None) -> Counter[str]:
         return Counter()
     label = repr(os.fspath(baseline))
     try:
-        if os.stat(baseline).st_size > _MOST:
-            raise InputError(f"the baseline {label} has more than {_MOST} bytes; give what an earlier check wrote")
+        if os.stat(baseline).st_size > _MOST or not os.path.isfile(baseline):  # a device or a pipe may never end
+            raise InputError(f"the baseline {label} is no file, or has more than {_MOST} bytes; give what an earlier check wrote")
         document: Any = json.loads(Path(baseline).read_text(encoding="utf-8"))
         if "runs" in document:
             return Counter(r["partialFingerprints"][FINGERPRINT] for run in document["runs"] for r in run["results"])

@@ -150,7 +150,7 @@ def _kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[
 
 def training(proto: onnx.ModelProto) -> Iterator[Problem]:
     """Nodes in training mode, those of bodies and functions too (ONNX, BatchNormalization 1, 7, 9 and 14, Dropout 1, 7 and 12)."""
-    held = {t.name: t for t in proto.graph.initializer}
+    held = _constants(proto)
     for node, opset in nodes_of(proto):
         if node.domain not in ("", "ai.onnx") or node.op_type not in ("BatchNormalization", "Dropout"):
             continue
@@ -160,8 +160,8 @@ def training(proto: onnx.ModelProto) -> Iterator[Problem]:
             active = bool(attributes.get("training_mode", 0)) if opset >= 14 else by_outputs
             said = "its statistics are of the batch"
         else:
-            flag = held.get(node.input[2]) if opset >= 12 and len(node.input) > 2 else None
-            active = flag is not None and bool(onnx.numpy_helper.to_array(flag).any())
+            ratio, flag = (held.get(node.input[k]) if opset >= 12 and len(node.input) > k else None for k in (1, 2))
+            active = flag is not None and bool(_values(flag).any()) and (ratio is None or bool(_values(ratio).any()))
             said = "its result is random"
         if active if opset >= 7 else not attributes.get("is_test", 0):
             kind = "BatchNorm" if node.op_type == "BatchNormalization" else ""
@@ -169,16 +169,39 @@ def training(proto: onnx.ModelProto) -> Iterator[Problem]:
             yield Problem("train-mode", message, kind, module(node), node=node.name, tensor=next(iter(node.output), ""))
 
 
+def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto | onnx.AttributeProto]:
+    """The initializers and the outputs of Constant nodes, in bodies and functions too."""
+    inside = list(bodies(proto))
+    held: dict[str, onnx.TensorProto | onnx.AttributeProto] = {
+        t.name: t for b in inside if isinstance(b, onnx.GraphProto) for t in b.initializer
+    }
+    return held | {n.output[0]: a for b in inside for n in b.node if n.op_type == "Constant" and n.output for a in n.attribute}
+
+
+def _values(constant: onnx.TensorProto | onnx.AttributeProto) -> np.ndarray:
+    if isinstance(constant, onnx.AttributeProto) and constant.name != "value":
+        return np.asarray(onnx.helper.get_attribute_value(constant))
+    return onnx.numpy_helper.to_array(constant.t if isinstance(constant, onnx.AttributeProto) else constant)
+
+
 def constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem]:
     """Constants outside of norms that float16 can't hold."""
     names = {a.t.name or n.output[0]: n.output[0] for b in bodies(proto) for n in b.node if n.op_type == "Constant" for a in n.attribute}
+    lists = [(n.output[0], a) for b in bodies(proto) for n in b.node if n.op_type == "Constant" for a in n.attribute if a.floats]
+    for name, attribute in lists:
+        if name not in told and (largest := _largest(_values(attribute))) > _LARGEST_HALF:
+            yield _overflow(name, largest)
     for tensor in tensors(proto):
         name = names.get(tensor.name, tensor.name)
         if tensor.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE) or name in told or not tensor.dims:
             continue
         largest = _largest(onnx.numpy_helper.to_array(tensor))
         if largest > _LARGEST_HALF:
-            yield Problem("fp16-overflow", f"a constant of up to {largest:.7g} overflows in float16", tensor=name)
+            yield _overflow(name, largest)
+
+
+def _overflow(name: str, largest: float) -> Problem:
+    return Problem("fp16-overflow", f"a constant of up to {largest:.7g} overflows in float16", tensor=name)
 
 
 def _largest(values: np.ndarray) -> float:

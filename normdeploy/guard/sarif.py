@@ -73,5 +73,5 @@ def _physical(checked: Checked) -> dict[str, Any]:
 def _location(file: str) -> dict[str, str]:
     path, here = Path(os.path.abspath(file)), Path.cwd()
     if path.is_relative_to(here):
-        return {"uri": quote(path.relative_to(here).as_posix()), "uriBaseId": "%SRCROOT%"}
+        return {"uri": quote(os.fsencode(path.relative_to(here).as_posix())), "uriBaseId": "%SRCROOT%"}
     return {"uri": path.as_uri()}

@@ -83,11 +83,12 @@ def check(
         for source in sources:
             check_output(output, source)
     with bars(quiet) as progress:
-        rules = [name for name in fail_on.split(",") if name and name != "none"]
+        rules = [name.strip() for name in fail_on.split(",") if name.strip() != "none"]
         result = checked(
             sources, fail_on=rules, runtime=runtime, fuse=fuse, precision=precision, baseline=baseline, progress=progress, **loading
         )
     text = {Format.text: _text, Format.json: lambda r: r.json(), Format.sarif: sarif}[form](result)
+    text = text.encode(errors="replace").decode()  # a file's name may be no text
     if output is not None:
         write_bytes(output, text.encode())
     if form is not Format.text and output is None:
