@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from . import __version__
+from . import __version__, stopping
 from .errors import NormdeployError, printable
 from .verbs import bench, bisect, build, check, export, inspect, optimize, package, recheck, run, verify
 
@@ -52,6 +52,7 @@ def main() -> None:
     """Run the command line; a user's error is one message on standard error and exit code 1."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # the libraries' own remarks; what the user should know is in the report
+    stopping.watch()
     try:
         app()
     except NormdeployError as error:

@@ -55,7 +55,7 @@ def open_runner(
 
     Raises:
         InputError: there is no such file, it is neither kind, or the options do not fit it.
-        GraphError: onnxruntime refuses the file.
+        GraphError: onnxruntime refuses the file, or it has no end.
         RuntimeUnavailable: a package, a GPU or a kernel is not there.
         NormdeployError: the engine is not for this GPU or version.
     """
@@ -74,7 +74,9 @@ def open_runner(
     if provider != "cuda" and (stream is not None or cuda_graph or device):
         raise InputError("device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'")
     from .runtimes.session import SessionRunner
+    from .storage.files import check_end
 
+    check_end(path)
     return SessionRunner(path, provider or "cpu", device, stream, cuda_graph, threads)
 
 

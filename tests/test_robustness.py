@@ -88,6 +88,21 @@ def function_bomb() -> onnx.ModelProto:
     return proto
 
 
+def rounds(out: str, of: str, level: int, after: str, inside: str) -> str:
+    """A Loop of ``count`` rounds, or until ``after`` says otherwise; its body makes d, followed by the level, from g."""
+    carried = f"(int64 i{level}, bool before{level}, float[n,m] g{level}) => (bool after{level}, float[n,m] d{level})"
+    return f"{out} = Loop(count, yes, {of}) <body = body{level} {carried} {{ {after} {inside} }}>"
+
+
+def loop(count: int, after: str = "after0 = Identity(before0)", inside: str = "d0 = Neg(g0)") -> onnx.ModelProto:
+    held = f", int64 count = {{{count}}}, bool yes = {{1}}, float bound = {{9}}"
+    return model(rounds("y", "x", 0, after, inside), opset=21, held=held)
+
+
+UNTIL = "sum = ReduceSum<keepdims = 0>(g0) after0 = Less(sum, bound)"
+INNER = rounds("d0", "g0", 1, "after1 = Identity(before1)", "d1 = Neg(g1)")
+
+
 def with_weight(tensor: TensorProto) -> onnx.ModelProto:
     proto = by_hand()
     proto.graph.initializer.append(tensor)
@@ -132,6 +147,9 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto | bytes], str]] = {
     "a function that calls itself": (lambda: recursive(("f", "f")), "'f' calls itself"),
     "functions that call each other": (lambda: recursive(("f", "g"), ("g", "f")), "calls itself by way of"),
     "a function bomb": (function_bomb, "nodes when written out"),
+    "an endless Loop": (lambda: loop(2**63 - 1), "Loop 'y' runs without end"),
+    "a Loop of too many rounds": (lambda: loop(2**40), "Loop 'y' runs 1099511627776 rounds.*at most 4294967296"),
+    "Loops inside Loops": (lambda: loop(2**20, inside=INNER), "Loop 'd0' runs 1099511627776 rounds"),
     "a circle": (lambda: with_change(lambda p: p.graph.node[0].input.__setitem__(0, "y")), "circle"),
     "names that are no text": (lambda: by_hand().SerializeToString().replace(b"Sqrt", b"S\xff\xfet"), "not UTF-8"),
     "a declared weight that is not there": (lambda: with_weight(raw(data_type=1, dims=[2**40])), "needs 1099511627776 .* holds 0"),
@@ -159,6 +177,16 @@ def test_a_broken_file_is_refused(runs: Server, tmp_path: Path, what: str) -> No
 def test_every_verb_reads_with_the_same_reader(runs: Server, tmp_path: Path, verb: str, what: str) -> None:
     make, said = REFUSED[what]
     refused(runs, tmp_path, verb, make(), said)
+
+
+@pytest.mark.parametrize("verb", ["run", "bench"])
+@pytest.mark.parametrize("what", ["a function bomb", "an endless Loop"])
+def test_what_has_no_end_is_not_given_to_onnxruntime(runs: Server, tmp_path: Path, verb: str, what: str) -> None:
+    make, said = REFUSED[what]
+    (tmp_path / "m.onnx").write_bytes(make().SerializeToString())  # type: ignore[union-attr]
+    done = runs.run(verb, "m.onnx", "-q", *(["-o", "out"] if verb == "run" else []), cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    assert re.search(f"error: .*{said}", done.stderr), done
 
 
 # ------------------------------------------------------------------ files that can be read
@@ -219,6 +247,8 @@ READ: dict[str, Callable[[], onnx.ModelProto]] = {
     "an endless ConstantOfShape": lambda: scaled("k = ConstantOfShape(many)"),
     "an endless Expand": lambda: scaled("k = Expand(one, many)"),
     "an endless Tile": lambda: scaled("k = Tile(b, many)"),
+    "a Loop that its data end": lambda: loop(2**63 - 1, UNTIL),
+    "a Loop of few rounds": lambda: loop(5),
     "an Unsqueeze far away": lambda: scaled("k = Unsqueeze(b, many)"),
 }
 

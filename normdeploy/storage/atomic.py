@@ -26,6 +26,7 @@ from ..errors import NormdeployError
 if sys.platform != "win32":
     import fcntl
 
+_unfinished: set[Path] = set()  # the temporaries of this process
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -72,6 +73,7 @@ def temporary(target: Path) -> Iterator[Path]:
         handle, path = _create(target)
     except OSError as error:
         raise NormdeployError(f"can't write {target.name!r} to the folder {str(target.parent)!r}: {error.strerror}") from error
+    _unfinished.add(path)
     try:
         with _sigterm_unwinds():
             yield path
@@ -85,7 +87,17 @@ def temporary(target: Path) -> Iterator[Path]:
         ) from error
     finally:
         path.unlink(missing_ok=True)
+        _unfinished.discard(path)
         os.close(handle)
+
+
+def discard() -> None:
+    """Remove the temporaries of this process, which is about to end without leaving their blocks."""
+    for path in list(_unfinished):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _create(target: Path) -> tuple[int, Path]:

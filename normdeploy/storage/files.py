@@ -15,7 +15,7 @@ from ..errors import GraphError
 from ..graphs.ordering import sort
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
 from .weights import detached, nbytes, write_inline, write_weights
-from .wellformed import require
+from .wellformed import require, require_end
 
 __all__ = ["atomic", "bodies", "load_onnx", "save_onnx", "sha256", "tensors", "write_bytes"]
 
@@ -67,6 +67,20 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
             for old in siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.data"):
                 if old.name != location:
                     old.unlink(missing_ok=True)
+
+
+def check_end(path: str | os.PathLike[str]) -> None:
+    """Refuse an ONNX file that keeps its runtime busy without end; what else is wrong with it, the runtime itself says.
+
+    Raises:
+        GraphError: as ``wellformed.require_end``.
+    """
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(Path(path).read_bytes())
+    except (OSError, DecodeError):
+        return
+    require_end(proto)
 
 
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:

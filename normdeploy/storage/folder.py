@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import NormdeployError
-from .atomic import _FULL, _lock, _sigterm_unwinds, locked, siblings
+from .atomic import _FULL, _lock, _sigterm_unwinds, _unfinished, locked, siblings
 
 _EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
 _HERE = -100  # AT_FDCWD
@@ -37,6 +37,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     handle = -1
     try:
         fresh.mkdir()
+        _unfinished.add(fresh)
         if sys.platform != "win32":
             handle = os.open(fresh, os.O_RDONLY)
             _lock(handle)
@@ -56,6 +57,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             raise NormdeployError(f"can't write {target.name!r} to the folder {str(target.parent)!r}: {error.strerror}") from error
         raise
     finally:
+        _unfinished.discard(fresh)
         shutil.rmtree(fresh, ignore_errors=True)  # after an exchange this is what stood there before
         if handle >= 0:
             os.close(handle)

@@ -16,7 +16,10 @@ from ..graphs.protos import subgraphs
 _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
 _WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)  # two numbers in the field for each element
 _MOST_RANK = 64  # numpy's
-_MOST_NODES = 2**24  # of all calls of functions written out; 40 functions that each call the one before twice are 2**40
+_MOST_NODES = 2**18  # of all calls of functions written out; 40 functions that each call the one before twice are 2**40
+_ENDLESS = 2**63 - 1  # what exporters write for a Loop that its condition alone ends
+_MOST_ROUNDS = 2**32  # of a Loop that nothing ends earlier: an hour, at a microsecond for each
+_COUNTED = 2**62  # as far as nodes are counted: the sum may be as long as the file
 _MOST_SPARSE = 2**28  # elements of a sparse tensor, which is made dense
 
 Function = tuple[str, str, str]  # domain, name, overload
@@ -46,7 +49,19 @@ def require(proto: onnx.ModelProto, bodies: Sequence[onnx.GraphProto | onnx.Func
         if min(sparse.dims, default=0) < 0 or math.prod(sparse.dims) > _MOST_SPARSE:
             shape = list(sparse.dims)
             raise GraphError(f"the sparse weight {sparse.values.name!r} has the shape {shape}; at most {_MOST_SPARSE} elements are read")
+    require_end(proto)
+
+
+def require_end(proto: onnx.ModelProto) -> None:
+    """What would keep a runtime busy for hours before its first result is said by the file itself: how often functions are called, and how
+    many rounds Loops make. What depends on data is not seen.
+
+    Raises:
+        GraphError: a function calls itself, the calls are too many, or a Loop has no end.
+    """
     _require_calls(proto)
+    for holder in (proto.graph, *proto.functions):
+        _require_rounds(holder, _scalars(holder), 1)
 
 
 def _require_texts(proto: onnx.ModelProto) -> None:
@@ -125,7 +140,7 @@ def _require_calls(proto: onnx.ModelProto) -> None:
             key, rest = path[-1]
             following = next((k for k in rest if k not in done), None)
             if following is None:
-                done[key] = min(size[key] + sum(done[k] for k in called[key]), _MOST_NODES + 1)
+                done[key] = min(size[key] + sum(done[k] for k in called[key]), _COUNTED)
                 open_.discard(key)
                 path.pop()
             elif following in open_:
@@ -135,7 +150,8 @@ def _require_calls(proto: onnx.ModelProto) -> None:
                 path.append((following, iter(called[following])))
     total = sum(done[key] for key in _calls(proto.graph, functions))
     if total > _MOST_NODES:
-        raise GraphError(f"the calls of the file's functions are more than {_MOST_NODES} nodes when written out; that can't be read")
+        said = str(total) if total < _COUNTED else f"more than {_COUNTED}"
+        raise GraphError(f"the calls of the file's functions are {said} nodes when written out; at most {_MOST_NODES} are read")
 
 
 def _require_arity(body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]) -> None:
@@ -156,3 +172,43 @@ def _nodes(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProt
         yield node
         for inner in subgraphs(node):
             yield from inner.node
+
+
+def _scalars(holder: onnx.GraphProto | onnx.FunctionProto) -> dict[str, int]:
+    """The single integers and truth values among the constants of a graph and the bodies in it, but for those that a caller may replace."""
+    bodies = [holder, *(body for node in holder.node for body in subgraphs(node))]
+    found = {t.name: t for body in bodies if isinstance(body, onnx.GraphProto) for t in body.initializer}
+    found |= {n.output[0]: a.t for body in bodies for n in body.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"}
+    for value in holder.input if isinstance(holder, onnx.GraphProto) else ():
+        found.pop(value.name, None)
+    kinds = (onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
+    single = {name: t for name, t in found.items() if t.data_type in kinds and math.prod(t.dims) == 1}
+    return {name: int(onnx.numpy_helper.to_array(t).item()) for name, t in single.items() if t.data_location != onnx.TensorProto.EXTERNAL}
+
+
+def _require_rounds(body: onnx.GraphProto | onnx.FunctionProto, known: dict[str, int], around: int) -> None:
+    """``around``: how often the body itself runs at least; 0 where that depends on data."""
+    for node in body.node:
+        rounds = around * (_rounds(node, known) if node.op_type == "Loop" else 1)
+        if rounds > _MOST_ROUNDS:
+            said = "without end" if rounds >= _ENDLESS else f"{rounds} rounds"
+            loop = f"the Loop {node.name or node.output[0]!r}"
+            raise GraphError(f"{loop} runs {said}, and nothing in it ends it earlier; at most {_MOST_ROUNDS} rounds are run")
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _require_rounds(inner, known, rounds if node.op_type == "Loop" else 0)
+
+
+def _rounds(loop: onnx.NodeProto, known: dict[str, int]) -> int:
+    """How many rounds a Loop makes for certain; 0 where its count or its condition is computed."""
+    count, condition = [*loop.input, "", ""][:2]
+    body = next((a.g for a in loop.attribute if a.name == "body"), None)
+    if body is None or not body.output or len(body.input) < 2 or (condition and not known.get(condition)):
+        return 0
+    copied = {n.output[0]: n.input[0] for n in body.node if n.op_type == "Identity" and n.input and n.output}
+    goes_on = body.output[0].name
+    while goes_on in copied:
+        goes_on = copied.pop(goes_on)
+    if goes_on != body.input[1].name and not known.get(goes_on):
+        return 0
+    return known.get(count, 0) if count else _ENDLESS

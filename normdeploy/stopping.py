@@ -1,0 +1,38 @@
+"""Ctrl-C and SIGTERM while a library computes: Python hears of them when that returns, which a Loop without end never does.
+
+The operating system is asked to tell a thread as well (``signal.set_wakeup_fd``). It leaves the verb a moment to unwind as usual, and ends
+the process where that does not happen, with the exit code of a shell: 128 + the signal.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+
+from .storage.atomic import discard
+
+_GRACE = 2.0  # seconds; a second Ctrl-C shortens them
+_ENDS = (signal.SIGINT, signal.SIGTERM)
+
+
+def watch() -> None:
+    """From now on, in the main thread of a process that is the command line's own."""
+    if sys.platform == "win32":  # there the wakeup needs a socket, and select takes no pipe
+        return
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    threading.Thread(target=_end, args=(heard,), daemon=True).start()
+
+
+def _end(heard: int) -> None:
+    while (number := os.read(heard, 1)[0]) not in _ENDS:
+        pass
+    select.select([heard], [], [], _GRACE)
+    discard()
+    if sys.stderr.isatty():
+        os.write(2, b"\r\x1b[K\x1b[?25h")  # a progress bar hides the cursor
+    os._exit(128 + number)
