@@ -161,6 +161,18 @@ def test_a_residual_that_is_left_out_is_one_fault_whoever_reads_it(tmp_path: Pat
     assert (fault.kind, fault.operator, fault.mended) == ("left out", "aten.add", True)
 
 
+def test_a_difference_for_a_sum_is_nothing_left_out(tmp_path: Path) -> None:
+    """The sum less one part is the other part, which the model has too."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        next(node for node in graph.node if "x" in node.input and node.op_type == "Add").op_type = "Sub"
+
+    (fault,) = changed(tmp_path, change).faults
+    assert fault.kind != "left out"
+    assert fault.nodes[0].startswith("Sub ")
+    assert fault.mended
+
+
 def test_an_output_made_of_a_shape_has_a_node(tmp_path: Path) -> None:
     def change(graph: onnx.GraphProto) -> None:
         graph.node.append(onnx.helper.make_node("Shape", ["x"], ["sizes"]))

@@ -198,7 +198,7 @@ class Search:
         return next((c for c, gain in zip(candidates, gains, strict=True) if gain and gain >= most / 2), None)
 
     def _gain(self, suspects: Sequence[int], name: str, node: str) -> float:
-        """Which part of the next suspects finds a counterpart when ``name`` is what ``node`` gives, a mere copy of it not counted."""
+        """Which part of the next suspects finds a counterpart behind ``node`` when ``name`` is what that gives, a mere copy not counted."""
         maker = self.exact.makers.get(name, -1)
         own = set(self.exact.before([name]))
         near = [p for p in suspects if p > maker and p not in own][:_NEAR]
@@ -212,7 +212,9 @@ class Search:
         after = {o: values[o] for o in outputs if o in values and o not in self.exact.sizes}
         again = counterparts(after, self.reference, self.allowed)
         copies = set(counterparts({name: known[name]}, self.reference, self.allowed).get(name, ()))
-        return sum(not copies.issuperset(nodes) for nodes in again.values()) / max(len(after), 1)
+        order = self.program.order
+        behind = (any(n not in copies and order[n] > order[node] for n in nodes) for nodes in again.values())
+        return sum(behind) / max(len(after), 1)
 
     def _at(self, suspects: Sequence[int], strange: Sequence[str], name: str, node: str) -> Spot:
         operators = tuple(n for n in self.program.before(node, self._have) if n in strange)
