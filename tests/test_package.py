@@ -284,7 +284,12 @@ def test_names_from_the_file_become_no_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision(made: Path, tmp_path: Path, precision: str) -> None:
     normdeploy.export(made / "model.pt", output=tmp_path / "half.onnx", precision=precision)
-    assert normdeploy.package(tmp_path / "half.onnx", tmp_path / "b", source=made / "model.pt")
+    if precision == "bf16":
+        with pytest.raises(InputError, match=r"would not load half.onnx on the CPU: .* give --provider cuda"):
+            normdeploy.package(tmp_path / "half.onnx", tmp_path / "b", source=made / "model.pt")
+        assert not (tmp_path / "b").exists()
+    provider = "cpu" if precision == "fp16" else "cuda"
+    assert normdeploy.package(tmp_path / "half.onnx", tmp_path / "b", source=made / "model.pt", provider=provider)
     config = parsed((tmp_path / "b/model_repository/half_onnx/config.pbtxt").read_text())
     assert config.input[0].data_type == {"fp16": TRITON.TYPE_FP16, "bf16": TRITON.TYPE_BF16}[precision]
     x = np.load(tmp_path / "b/samples/000.inputs.npz")["x"]

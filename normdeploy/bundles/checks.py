@@ -20,6 +20,7 @@ from . import bundle, triton
 from .triton import Port, Serving
 
 if TYPE_CHECKING:  # torch takes seconds to import
+    from ..parity.compare import Comparison
     from ..sources import Loading
     from .samples import Samples
 
@@ -176,6 +177,18 @@ def batch_range(job: Job, batch: str, samples: Samples) -> tuple[int, int, int]:
     sizes = [len(a) for s in samples.cases for a in s.inputs.values() if a.ndim]
     most = max([1, *sizes])
     return 1, most, most
+
+
+def require_loadable(judgement: Comparison, wanted: Wanted, *, optimize: bool) -> None:
+    """
+    Raises:
+        InputError: onnxruntime has no kernel where Triton is told to run the ONNX file, which it would then refuse to load.
+    """
+    from ..parity.candidates import OFF, ON
+
+    missed = {m.runtime: m.reason for m in judgement.not_run}
+    if wanted.provider == "cpu" and (reason := missed.get(ON if optimize else OFF)):
+        raise InputError(f"Triton would not load {Path(wanted.onnx).name} on the CPU: {reason}; give --provider cuda")
 
 
 def serving_of(batch: str, why: str, wanted: Wanted, sizes: tuple[int, int, int]) -> Serving:

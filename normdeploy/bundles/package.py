@@ -29,7 +29,7 @@ from ..storage.files import load_onnx, sha256
 from ..storage.folder import atomic_folder
 from . import bundle, manifest, triton
 from . import text as words
-from .checks import Job, Wanted, batch_range, certificates_of, free_target, job_of, samples_of, serving_of
+from .checks import Job, Wanted, batch_range, certificates_of, free_target, job_of, require_loadable, samples_of, serving_of
 from .placing import Engine, engines_of, place_engines, place_onnx
 from .triton import Port, Serving, Warmup
 
@@ -125,8 +125,9 @@ def package(
         onnx_file = place_onnx(job.path, job.proto, repository / f"{job.name}_onnx" / "1")
         placed = place_engines(held, repository / f"{job.name}_trt" / "1", folder / "engines")
         judgement = judge(onnx_file, [folder / e.path for e in placed], samples, progress=progress)
-        serving = serving_of(batch, why or rows_depend(onnx_file, samples), wanted, batch_range(job, batch, samples))
         optimize = not judgement.optimizer_is_wrong
+        require_loadable(judgement, wanted, optimize=optimize)
+        serving = serving_of(batch, why or rows_depend(onnx_file, samples), wanted, batch_range(job, batch, samples))
         outputs = triton.as_run(onnx_file, job.outputs, optimize=optimize)
         configs = _configure(job, outputs, repository, placed, serving, samples, gpu=provider == "cuda", optimize=optimize)
         models = tuple(Path(config).parent.name for config in configs)
