@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import normdeploy
@@ -20,9 +22,13 @@ from normdeploy.errors import InputError, NormdeployError, RuntimeUnavailable
 from normdeploy.race import norms as bench_norms
 from normdeploy.race import timing as bench_timing
 from normdeploy.race.answers import UNITS, disagreement
+from normdeploy.race.bench import Entry, Race
+from normdeploy.race.machine import machine
 from normdeploy.race.norm_cases import NormCase
 from normdeploy.race.norms import norms_of
+from normdeploy.race.table import show_race
 from normdeploy.race.timing import Timing, interval, race, steady
+from normdeploy.reports.report import Report
 
 
 class Clock:
@@ -423,9 +429,36 @@ def test_the_command_line(files: Path, tmp_path: Path) -> None:
     assert all({"runtime", "reason"} <= missed.keys() for missed in held["not_run"])
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", str(files / "right.onnx"), str(files / "wrong.onnx"), "--rounds", "1"])
     assert done.exit_code == 1
-    assert "not timed" in done.output
+    assert "not timed: onnxruntime CPU · wrong.onnx: its outputs are not those of" in done.output
     done = CliRunner(env={"COLUMNS": "200"}).invoke(
         app, ["bench", "--norms", "InstanceNorm", "--norm-impl", "standard,layer", "--rounds", "1"]
     )
     assert done.exit_code == 0, done.output
     assert "InstanceNorm of 1×64×64×64" in done.output
+
+
+@pytest.mark.parametrize("times", [(0.00123, 0.00234, 0.00345), (12.3, 123.0, 1230.0)])
+def test_80_columns_break_no_word_and_no_number(times: tuple[float, float, float]) -> None:
+    here, ran = machine(), {"median": times[0], "p95": times[1], "p99": times[2], "ratio": 1.34, "interval": (1.11, 1.33), "error": 1e-7}
+    reason = "its outputs are not those of float64 reference: output 0 differs by 3.2e-04 of its largest value; not timed"
+    files = [Entry("eager", **ran), Entry("onnxruntime CPU", "model.onnx", **ran), Entry("onnxruntime CPU", "wrong.onnx", reason=reason)]
+    norm = {"norm": "LayerNorm of 2×8, axis -1"}
+    forms = [Entry("onnxruntime CPU", form=form, far_error=1e-3, **norm, **ran) for form in ("standard", "decomposed")]
+    for entries, words in ((files, ["eager", "onnxruntime", "model.onnx", reason]), (forms, ["standard", "decomposed", "1.0e-03"])):
+        console = Console(width=80, record=True, file=io.StringIO())
+        show_race(console, Race(1, 10, 3, 0, {"x": (2, 8)}, "float64", tuple(entries), (), here, None))
+        text = console.export_text()
+        assert max(map(len, text.splitlines())) <= 80
+        shown = " ".join(text.split())
+        for word in (*words, *(f"{t:.3g}" for t in times), "1.34", "1.11–1.33", "1.0e-07"):
+            assert word in shown
+
+
+def test_names_from_files_are_no_commands_to_the_terminal() -> None:
+    race = Race(1, 10, 3, 0, {"x\x1b[31m\u202e": (2, 8)}, "float64", (Entry("onnxruntime CPU", "a.onnx"),), (), machine(), None)
+    console = Console(width=80, record=True, file=io.StringIO())
+    Report("bench", {}, race=race).show(console)
+    text = console.export_text()
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "x\N{REPLACEMENT CHARACTER}[31m" in text

@@ -198,6 +198,8 @@ def _printable(value: Any) -> Any:
     if isinstance(value, tuple):
         items = tuple(map(_printable, value))
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    if isinstance(value, Mapping):
+        return {_printable(name): _printable(held) for name, held in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         safe = {name: _printable(held) for name, held in vars(value).items()}
         return replace(value, **safe) if any(safe[name] is not held for name, held in vars(value).items()) else value
