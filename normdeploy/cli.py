@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import warnings
 from typing import Annotated, NoReturn
@@ -58,9 +59,12 @@ def main() -> None:
     except NormdeployError as error:
         _refuse(str(error))
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        _refuse(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
+        if error.errno == errno.ENAMETOOLONG:
+            _refuse(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
+        if error.errno == errno.ENOSPC and error.filename is None:  # files are written by storage.atomic, which tells it itself
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be written at the exit
+            _refuse(f"can't write to standard output: {error.strerror}; make room")
+        raise
     except MemoryError as error:
         _refuse(f"there is not enough memory here: {error or 'none is left'}; give smaller sizes, or take a larger machine")
 

@@ -265,6 +265,19 @@ def test_rules_are_named(tmp_path: Path) -> None:
             run(hand, "--fail-on", nothing)
 
 
+def test_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = "\udcff.onnx"  # the byte 0xff
+    saved(tmp_path, BY_HAND, "m.onnx").rename(odd)
+    for form in ("sarif", "json", "text"):
+        code, _, err = run(odd, "--format", form, "-o", "out")
+        assert code == 1
+        assert "is no text in UTF-8" in err
+    run(odd, "--format", "sarif", "-o", "out")
+    (artifact,) = validated(Path("out").read_text())["artifacts"]
+    assert artifact["location"]["uri"] == "%FF.onnx"
+
+
 def test_a_broken_file_fails_and_the_others_are_checked(tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     code, out, err = run(tmp_path / "broken.onnx", saved(tmp_path, BY_HAND), "--fail-on", "none")

@@ -289,6 +289,14 @@ def test_a_name_that_is_too_long(command: str, tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has it")
+def test_a_full_disk_behind_standard_output_is_no_traceback() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "normdeploy", "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "error: can't write to standard output: No space left on device; make room\n"
+
+
 def test_memory_that_is_not_there_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cli, "app", lambda: np.zeros(2**58, np.float32))
     with pytest.raises(SystemExit) as ended:

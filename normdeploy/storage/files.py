@@ -93,6 +93,10 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
     source = Path(path)
     if not source.is_file():
         raise GraphError(f"there is no file {str(path)!r}" if not source.exists() else f"{str(path)!r} is not a file")
+    try:
+        str(source).encode()
+    except UnicodeEncodeError as error:
+        raise GraphError(f"the path {str(path)!r} is no text in UTF-8, and onnx opens no other; rename it") from error
     if (size := source.stat().st_size) > PROTOBUF_LIMIT:
         raise GraphError(
             f"{source.name} has {size} bytes, but an ONNX file ends at {PROTOBUF_LIMIT}; larger models keep their weights in external data"
