@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Literal
 
+import pytest
 from rich.console import Console
 
 from normdeploy.engines.build import Engine
@@ -185,12 +186,37 @@ def test_parity_shows_errors_verdicts_and_what_was_not_run() -> None:
     out = io.StringIO()
     Report("verify", {}, parity=parity("fail")).show(Console(file=out, width=200))
     text = out.getvalue()
-    for part in ("logits", "eager", "3.00e-07", "1.50e-06", "pass", "4.00e-03", "fail: its [optimizer]", "zeros"):
+    for part in (
+        "logits",
+        "eager",
+        "3.00e-07",
+        "1.50e-06",
+        "pass",
+        "4.00e-03",
+        "fail: logits, onnxruntime (optimizer on): its [optimizer]",
+        "zeros",
+    ):
         assert part in text
     for part in ("not run: TensorRT: no GPU", "note: one size left out", "NOT verified on 2 inputs"):
         assert part in text
     Report("verify", {}, parity=parity("pass")).show(Console(file=out, width=200))
     assert "\nverified on 2 inputs" in out.getvalue()
+
+
+@pytest.mark.parametrize("files", [("", ""), ("one.onnx", "two.onnx")])
+def test_parity_in_80_columns_breaks_no_word_and_no_number(files: tuple[str, str]) -> None:
+    console = Console(file=io.StringIO(), width=80, record=True)
+    told = parity("fail")
+    far = [
+        dataclasses.replace(r, case="inputs around 0.0001, d0=2", runtime=f"{r.runtime}\x1b[31m", file=file)
+        for r, file in zip(told.results, files, strict=True)
+    ]
+    Report("verify", {}, parity=dataclasses.replace(told, results=tuple(far))).show(console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    for part in ("onnxruntime", "(optimizer", "4.00e-03", "1.50e-06", "fail", "around", *files):
+        assert not part or part in text.split()
 
 
 def test_parity_in_json() -> None:

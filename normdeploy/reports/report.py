@@ -159,7 +159,7 @@ class Report:
         if self.engine is not None:
             show_engine(console, _printable(self.engine))
         if self.parity is not None:
-            show_parity(console, self.parity)
+            show_parity(console, _printable(self.parity))
         if self.bisection is not None:
             from ..bisection.table import show_bisection
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ..engines.implement import Implementation
     from ..infer import Inference
     from ..parity.compare import Comparison
+
+_WIDE = 100  # columns of a terminal, from which on the comparison's table fits as it is
 
 
 def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> None:
@@ -72,11 +75,12 @@ def show_forms(console: Console, norms: Sequence[Implementation]) -> None:
 
 
 def show_parity(console: Console, parity: Comparison) -> None:
-    """One line for each output and runtime, where the error grows, what was not run with the reason, and the verdict."""
-    table = _table(*parity.columns)
-    for result, row in zip(parity.results, parity.rows(), strict=True):
-        table.add_row(*map(Text, row), style="" if result else "red")
-    console.print(table)
+    """One line for each output and runtime, why some fail, where the error grows, what was not run with the reason, and the verdict."""
+    console.print(_results(parity, narrow=console.width < _WIDE))
+    for result in parity.results:
+        if result.reason:
+            where = ", ".join(filter(None, (result.output, result.runtime, result.file)))
+            console.print(Text(f"{result.verdict}: {where}: {result.reason}", style="" if result else "red"))
     if parity.drift:
         from ..parity.drift_files import DRIFT, outline
 
@@ -91,6 +95,19 @@ def show_parity(console: Console, parity: Comparison) -> None:
     verdict = Text("verified", style="green") if parity else Text("NOT verified", style="red")
     count = len(parity.cases)
     console.print(verdict.append(f" on {count} input{'' if count == 1 else 's'} against the model in float64", style="default"))
+
+
+def _results(parity: Comparison, narrow: bool) -> Table:
+    """``narrow``: no word and no number is broken in 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
+    told = [i for i, column in enumerate(parity.columns) if not (narrow and "file" in parity.columns and column == "max rel error")]
+    for column in (parity.columns[i] for i in told):
+        fixed = column.endswith("error") or column in ("allowed", "verdict")
+        table.add_column(column.replace(" error", "\nerror") if narrow else column, overflow="fold", no_wrap=narrow and fixed)
+    bare = replace(parity, results=tuple(replace(result, reason="") for result in parity.results))
+    for result, row in zip(parity.results, bare.rows(), strict=True):
+        table.add_row(*(Text(row[i]) for i in told), style="" if result else "red")
+    return table
 
 
 def _shape(sizes: Sequence[int]) -> str:
