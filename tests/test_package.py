@@ -452,6 +452,15 @@ def test_a_newer_model_is_judged_by_the_bundles_samples(made: Path, tmp_path: Pa
     assert "2 got worse" in done.output
 
 
+def test_an_infinite_error_is_written(tmp_path: Path) -> None:
+    path = written(tmp_path, "g (double[n, 3] x) => (double[n, 3] y) { y = Identity(x) }")
+    normdeploy.package(path, tmp_path / "b", feeds={"x": np.full((2, 3), 1.7e308)})
+    newer = written(tmp_path, "g (double[n, 3] x) => (double[n, 3] y) { y = Neg(x) }", "newer.onnx")
+    done = CliRunner().invoke(app, ["recheck", str(tmp_path / "b"), "--onnx", str(newer), "--report", str(tmp_path / "r.json")])
+    assert done.exit_code == 1
+    assert [r["max_abs_error"] for r in json.loads((tmp_path / "r.json").read_text())["parity"]["results"]] == ["inf", "inf"]
+
+
 def test_what_was_run_and_is_not_any_more_is_worse(bundle: Path) -> None:
     edited(bundle, lambda m: m["results"].append({**m["results"][0], "runtime": "onnxruntime CUDA (optimizer on)"}))
     edited(bundle, lambda m: m["norms"][0]["runtimes"].update({"onnxruntime CPU": "kernel", "TensorRT-RTX": "missing"}))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..environment import environment
+from ..reports.report import plain
 from ..storage.files import sha256
 from .bundle import SCHEMA, scan
 from .placing import Engine
@@ -116,7 +117,7 @@ def hashes(folder: Path, progress: Progress | None) -> dict[str, dict[str, Any]]
 
 def write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")  # ASCII: a file's name may be no text
+    path.write_text(json.dumps(plain(value), indent=1, allow_nan=False) + "\n")  # ASCII: a file's name may be no text
 
 
 def _path(index: int, part: str) -> str:

@@ -142,7 +142,7 @@ class Report:
             "notes": [*self.notes, *(summary.notes if summary else ())],
             "seconds": self.seconds,
         }
-        return json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     def show(self, console: Console) -> None:
         """Print the tables."""
@@ -206,14 +206,14 @@ def _printable(value: Any) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """``value`` in the types that JSON has."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(held) for name, held in vars(value).items()}
+        return {name: plain(held) for name, held in vars(value).items()}
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, float) and not math.isfinite(value):

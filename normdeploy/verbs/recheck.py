@@ -23,13 +23,14 @@ def recheck(
     """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got worse."""
     from ..bundles.recheck import recheck as rechecked
     from ..bundles.table import show_recheck
+    from ..reports.report import plain
     from ..storage.atomic import write_bytes
 
     check_report(report, used=[bundle, *([onnx] if onnx else ())])
     with bars(quiet) as progress:
         found = rechecked(bundle, onnx=onnx, progress=progress)
     if report is not None:
-        write_bytes(report, (json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n").encode())
+        write_bytes(report, (json.dumps(plain(found.to_json()), indent=2, allow_nan=False) + "\n").encode())
     if not quiet:
         show_recheck(_console(), found)
     if not found:
