@@ -28,6 +28,7 @@ from normdeploy.race.norm_cases import NormCase
 from normdeploy.race.norms import norms_of
 from normdeploy.race.table import show_race
 from normdeploy.race.timing import Timing, interval, race, steady
+from normdeploy.reports.page import page
 from normdeploy.reports.report import Report
 
 
@@ -424,11 +425,19 @@ def test_the_command_line(files: Path, tmp_path: Path) -> None:
     assert told["verb"] == "bench"
     held = told["race"]
     assert (held["threads"], held["rounds"], held["shapes"]) == (1, 2, {"x": [3, 8]})
+    assert told["files"] == {"source": str(files / "right.onnx")}
+    text = page(told)
+    assert f"{held['machine']['cores']} core" in text
+    assert "load" not in page(told | {"race": held | {"machine": {}, "load": None}}).split("<main>")[1]
     (entry,) = held["entries"]
     assert {"runtime", "file", "form", "median", "p95", "p99", "samples", "ratio", "reason"} <= entry.keys()
     assert all({"runtime", "reason"} <= missed.keys() for missed in held["not_run"])
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", str(files / "right.onnx"), str(files / "wrong.onnx"), "--rounds", "1"])
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["bench", str(files / "right.onnx"), str(files / "wrong.onnx"), "--rounds", "1", "--report", str(report)]
+    )
     assert done.exit_code == 1
+    assert json.loads(report.read_text())["files"] == {"source": str(files / "right.onnx"), "source 2": str(files / "wrong.onnx")}
+    assert "<h1>right.onnx, wrong.onnx</h1>" in page(json.loads(report.read_text()))
     assert "not timed: onnxruntime CPU · wrong.onnx: its outputs are not those of" in done.output
     done = CliRunner(env={"COLUMNS": "200"}).invoke(
         app, ["bench", "--norms", "InstanceNorm", "--norm-impl", "standard,layer", "--rounds", "1"]

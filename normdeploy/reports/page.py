@@ -81,7 +81,7 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
     held = report.get("environment") or {"normdeploy": report["normdeploy"]}
     return {
         "report": dict.fromkeys(_OPTIONAL) | {"files": {}, "sizes": {}} | {k: v for k, v in report.items() if v is not None},
-        "subject": Path(next((files[role] for role in _SUBJECT if role in files), report["verb"])).name,
+        "subject": _subject(files) or report["verb"],
         "stats": _stats(report),
         "done": Cut.of([row for row in rows if row.status not in _LEFT]),
         "left": Cut.of([row for row in rows if row.status in _LEFT]),
@@ -94,9 +94,25 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
         "drift": Cut.of(_exceeding(parity)) if parity else None,
         "points": Cut.of(parity.get("drift") or ()) if parity else None,
         "faults": Cut.of(report["bisection"]["faults"]) if report.get("bisection") else None,
+        "busy": _busy(race or {}),
         "entries": Cut.of(race["entries"]) if race else None,
         "plots": _plots(report),
     }
+
+
+def _subject(files: Mapping[str, str]) -> str:
+    """The names of what the report is about: "source 2" and so on too."""
+    own = next((role for role in _SUBJECT if role in files), "")
+    return ", ".join(Path(path).name for role, path in files.items() if own and role.partition(" ")[0] == own)
+
+
+def _busy(race: Mapping[str, Any]) -> str:
+    """How many cores a race had, and how many processes wanted them."""
+    machine = race.get("machine") or {}
+    said = [f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"] if "cores" in machine else []
+    loads = (("before", machine.get("load")), ("at the end", race.get("load")))
+    said += [f"load {_num(load)} {when}" for when, load in loads if load is not None]
+    return f"{', '.join(said)}." if said else ""
 
 
 def _explain(files: Mapping[str, str], rows: Sequence[Row]) -> str:

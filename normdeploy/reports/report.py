@@ -7,7 +7,7 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
     normdeploy  the version that wrote the report
     verb        "export" | "optimize" | "inspect" | "build" | "verify" | "bisect" | "run" | "bench" | "package"
     command     as it was typed, quoted for a POSIX shell; "" where Python was the caller
-    files       role -> path as given; roles: "source", "output", "model", "onnx", "engine", "onnx 2", ...
+    files       role -> path as given; roles: "source", "output", "model", "onnx", "engine", "inputs", "onnx 2", ...
     opset       of the ONNX file
     sizes       role -> bytes of that file and of the weights beside it; without what is no file
     nodes       {"before", "after"}: number of nodes

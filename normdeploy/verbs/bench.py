@@ -70,7 +70,8 @@ def bench(
             progress=progress,
             **loading,
         )
-    files = {"source": ", ".join(map(str, sources))} if sources else {}
+    files = {f"source {i}" if i > 1 else "source": str(path) for i, path in enumerate(sources or (), 1)}
+    files |= {"inputs": str(inputs)} if inputs is not None else {}
     tell(Report("bench", files, race=race), report, quiet, html)
     if not race:
         raise typer.Exit(1)
