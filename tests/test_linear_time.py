@@ -18,6 +18,7 @@ from normdeploy.evaluate import evaluate
 from normdeploy.graphs import file_graph
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.nested_functions import functions
+from normdeploy.graphs.protos import inferred
 
 NORM = "ReduceMean x axes m, Sub x m c, Mul c c s, ReduceMean s axes v, Add v eps e, Sqrt e r, Div c r y"  # op, inputs, output
 
@@ -119,3 +120,20 @@ def test_a_function_as_a_model_holds_the_functions_that_it_calls() -> None:
         proto.functions.append(helper.make_function("c", name, ["a"], ["b"], [node], opsets))
     held = {nested.place: [f.name for f in nested.model.functions] for nested in functions(proto)}
     assert held == {"function c.f0": ["f1"], "function c.f1": [], "function c.f2": []}
+
+
+@pytest.mark.parametrize(("length", "values"), [(8, True), (2**26, False)])
+def test_inference_writes_out_no_long_vectors(monkeypatch: pytest.MonkeyPatch, length: int, values: bool) -> None:
+    """With data_prop it notes each element of a vector, of floats too: 10 GB for two additions of 2**26."""
+    proto = model([helper.make_node("ConstantOfShape", ["length"], ["v"]), helper.make_node("Add", ["v", "eps"], ["y"])])
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([length]), "length"))
+    asked = []
+    infer = onnx.shape_inference.infer_shapes
+
+    def spy(model: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto:
+        asked.append(data_prop)
+        return infer(model, data_prop=data_prop and length < 2**20)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", spy)
+    assert inferred(proto)["v"][1] == (length,)
+    assert asked[-1] is values

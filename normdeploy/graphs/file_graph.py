@@ -28,8 +28,8 @@ _SAME_SHAPE = frozenset(
 _SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}
 NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
 _A_NODE = 2**10  # elements that numpy computes in the time that a node takes besides: some microseconds
-_AT_ONCE = 2**28  # elements that one constant may be computed from: 2 GB
-_IN_ALL = 2**32  # that all constants of a graph may take: about a minute
+_AT_ONCE = 2**27  # elements that one constant may be computed from: 1 GB
+_IN_ALL = 2**31  # that all constants of a graph may take: half a minute
 _KEPT = 2**22  # elements of computed constants that are remembered: 32 MB
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"})
 

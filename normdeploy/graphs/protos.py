@@ -43,7 +43,7 @@ def inferred(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = No
         elif tensor.name not in listed:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     try:
-        result = onnx.shape_inference.infer_shapes(skeleton, data_prop=not _endless(graph))
+        result = onnx.shape_inference.infer_shapes(skeleton, data_prop=not _endless(graph) and not _long_vectors(skeleton))
     except Exception:  # a file that inference refuses is still readable where it states its shapes itself
         result = skeleton
     held = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
@@ -64,6 +64,20 @@ def _endless(graph: onnx.GraphProto) -> bool:
             if not abs(limit - start) <= _LONGEST * abs(step):
                 return True
     return False
+
+
+def _long_vectors(model: onnx.ModelProto) -> bool:
+    """The same of vectors whose size inference finds itself: those that a ConstantOfShape, an Expand or a Reshape makes."""
+    graph = model.graph
+    shapes = (v.type.tensor_type.shape for v in (*graph.input, *graph.value_info))
+    wide = any(math.prod(max(d.dim_value, 1) for d in shape.dim) > _LONGEST for shape in shapes)
+    whole = [*graph.initializer, *(a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value")]
+    held = [t for t in whole if t.data_type == onnx.TensorProto.INT64 and t.data_location != onnx.TensorProto.EXTERNAL]
+    if not wide and not any(max(onnx.numpy_helper.to_array(t).ravel().tolist(), default=0) > _LONGEST for t in held):
+        return False
+    found = onnx.shape_inference.infer_shapes(model).graph
+    shapes = (v.type.tensor_type.shape for v in (*found.value_info, *found.output))
+    return any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes)
 
 
 def require_order(graph: onnx.GraphProto) -> None:
