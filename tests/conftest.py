@@ -25,6 +25,14 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def own_signals() -> Iterator[None]:
+    """A test may call the command line in this process, whose signals are pytest's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("normdeploy.stopping.watch", lambda: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Exported files are signed with a key in the user's state folder: tests leave the user's own alone."""
     with pytest.MonkeyPatch.context() as patch:
