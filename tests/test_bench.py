@@ -345,6 +345,7 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
         (["right.onnx"], {"sizes": ["batch=0"]}, InputError, "'batch=0' can't be read"),
         (["right.onnx"], {"sizes": ["batch=2", "batch=3"]}, InputError, "sizes 2 and 3"),
         (["right.onnx"], {"sizes": {"seq": 2}}, InputError, "no dynamic dim 'seq'; there are batch"),
+        (["right.onnx"], {"sizes": {"batch": 10**5}}, InputError, "'batch' is given the size 100000; the model takes 1 to"),
         (["right.onnx"], {"sizes": {"batch": 2}, "feeds": {}}, InputError, "inputs were given"),
         (["right.onnx"], {"feeds": {"z": np.zeros(3)}}, InputError, "is not given ['x']"),
         (["some.engine"], {}, RuntimeUnavailable, "nothing can be raced here"),
