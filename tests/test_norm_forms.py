@@ -181,12 +181,12 @@ def test_rows_of_dynamic_length_are_instances_on_onnxruntime(shape: tuple[int, .
 
 def test_a_shape_read_in_one_node_counts_for_no_work() -> None:
     """Groups of an image of any size: the norm takes the views around it along, whose sizes were put together one by one."""
-    proto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]> g (float[N,8,H,W] x) => (float[N,8,H,W] y)
-        <int64[3] split = {{0, 4, -1}}, int64[1] last = {{2}}, float epsilon = {{1e-5}}, int64[1] channels = {{8}}> {{
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[N,8,H,W] x) => (float[N,8,H,W] y)
+        <int64[3] split = {0, 4, -1}, int64[1] last = {2}, float epsilon = {1e-5}, int64[1] channels = {8}> {
         v = Reshape(x, split)  m = ReduceMean(v, last)  d = Sub(v, m)  q = Mul(d, d)  s = ReduceMean(q, last)
         e = Add(s, epsilon)  r = Sqrt(e)  z = Div(d, r)
         n = Shape <start = 0, end = 1> (x)  h = Shape <start = 2, end = 3> (x)  w = Shape <start = 3, end = 4> (x)
-        whole = Concat <axis = 0> (n, channels, h, w)  y = Reshape(z, whole) }}""")
+        whole = Concat <axis = 0> (n, channels, h, w)  y = Reshape(z, whole) }""")
     found, summary = rewrite.optimize(proto, runtime="onnxruntime")
     assert [f.status for f in summary.findings] == ["fused"]
     assert sorted(ops(found)) == ["InstanceNormalization", "Reshape", "Reshape", "Shape"]
