@@ -95,3 +95,28 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sentinel(tmp_path: Path) -> Path:
     return tmp_path / "SENTINEL"
+
+
+@pytest.fixture(scope="session")
+def made(saved_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, its ONNX file, the export's report and the bundle of all that. For reading."""
+    from typer.testing import CliRunner
+
+    import normdeploy
+    from normdeploy.cli import app
+
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copy(saved_project / "model.pt", folder)
+    arguments = ["export", str(folder / "model.pt"), "-o", str(folder / "model.onnx"), "--report", str(folder / "export.json"), "-q"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    made = normdeploy.package(
+        folder / "model.onnx", folder / "bundle", source=folder / "model.pt", report_from=folder / "export.json", instances=2
+    )
+    assert made
+    return folder
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(made / "bundle", tmp_path / "bundle"))

@@ -40,7 +40,7 @@ class Case:
     outputs: int = 1
     opset: int = 17
     data: int = 1  # how many of the first inputs are data, the others are initializers
-    reference: str = ""  # the owner in evaluate_foreign's table, by default that of the domain
+    reference: str = ""  # the owner in the table of `evaluate.foreign`, by default that of the domain
     nodes: int = 1  # of the result at most
 
     @property

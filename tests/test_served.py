@@ -7,19 +7,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
 
 import normdeploy
 from normdeploy.bundles import triton
 from normdeploy.errors import InputError
+from tests.packaged import written
 
 SHAPED = "<int64[1] i = {0}, int64[1] f = {3}> { s = Shape(x) d = Gather(s, i) t = Concat<axis=0>(d, f) y = Reshape(x, t) }"
-
-
-def written(folder: Path, text: str, name: str = "model.onnx") -> Path:
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'), folder / name)
-    return folder / name
 
 
 def config_of(bundle: Path) -> Any:

@@ -1,12 +1,12 @@
 """Where a file goes wrong: the first tensor that leaves the bound, the node that makes it so, why, and what would mend it.
 
-``verify`` says which output of which runtime is wrong, and on which input. From there (``bisect_hunt``):
+``verify`` says which output of which runtime is wrong, and on which input. From there (``hunt``):
 
 1. The tensors at the boundaries of modules (``drift``) are compared in that runtime. Of those on a way of wrong tensors to the wrong
    output the first in the file's order is taken: what it is computed from is right. A tensor that is off but heals is on no such way.
 2. The nodes between get the right values, in float64. If the file, evaluated in float64 by ONNX's definition of its ops, gives something
-   else than the model, the file is wrong: ``bisect_match`` finds the nodes, ``bisect_cause`` the kind of mistake.
-3. Otherwise the runtime is: each node is run alone on its right inputs (``bisect_runtime``).
+   else than the model, the file is wrong: ``match`` finds the nodes, ``cause`` the kind of mistake.
+3. Otherwise the runtime is: each node is run alone on its right inputs (``runtime``).
 4. With the wrong tensor held at its right value the file is run again. If the output is still wrong there is another fault, and the
    search goes on.
 """
