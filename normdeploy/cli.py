@@ -6,18 +6,44 @@ import errno
 import os
 import sys
 import warnings
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from . import __version__, stopping
 from .errors import NormdeployError, printable
 from .verbs import bench, bisect, build, check, export, inspect, optimize, package, recheck, run, verify
+from .verbs.verbose import logged
+
+
+class _Bare:
+    """Help that shows a flag as one: typer writes <bool> behind it, as though it took a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found = super().get_params(ctx)  # type: ignore[misc]
+        for option in found:
+            if getattr(option, "is_flag", False) and option.metavar is None:
+                option.metavar = ""
+        return found
+
+
+class _Group(_Bare, TyperGroup):
+    pass
+
+
+class _Verb(_Bare, TyperCommand):
+    pass
+
+
+class _Build(_Bare, build.Spread):
+    pass
+
 
 app = typer.Typer(
+    cls=_Group,
     help="PyTorch models in onnxruntime and TensorRT, every normalization fused or folded, and proved.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -36,17 +62,17 @@ def _root(
     pass
 
 
-app.command()(export.export)
-app.command(cls=build.Spread)(build.build)
-app.command()(verify.verify)
-app.command()(bisect.bisect)
-app.command()(inspect.inspect)
-app.command()(optimize.optimize)
-app.command()(run.run)
-app.command()(check.check)
-app.command()(bench.bench)
-app.command()(package.package)
-app.command()(recheck.recheck)
+app.command(cls=_Verb)(logged(export.export))
+app.command(cls=_Build)(logged(build.build))
+app.command(cls=_Verb)(logged(verify.verify))
+app.command(cls=_Verb)(logged(bisect.bisect))
+app.command(cls=_Verb)(logged(inspect.inspect))
+app.command(cls=_Verb)(logged(optimize.optimize))
+app.command(cls=_Verb)(logged(run.run))
+app.command(cls=_Verb)(logged(check.check))
+app.command(cls=_Verb)(logged(bench.bench))
+app.command(cls=_Verb)(logged(package.package))
+app.command(cls=_Verb)(logged(recheck.recheck))
 
 
 def main() -> None:

@@ -5,51 +5,40 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import onnx
 
+from . import ranges, runnable
+from .arguments import prepared
 from .engines.build import build
-from .errors import InputError
+from .errors import GraphError, InputError
 from .infer import open_runner, run
+from .log import log, norms
 from .precision import precision as half
-from .precision.precision import Account
-from .records import Summary
-from .rewriting import rewrite
-from .sources import Loading, PathLike, Progress, check_output, is_onnx, loaded, opened, remembered, remembered_by_any
-from .storage.files import load_onnx, save_onnx
+from .records import Finding, Summary
+from .results import ExportResult, Origin, several
+from .rewriting import rewrite, whole
+from .rewriting.work import Step, Wanted
+from .sources import Loading, Onnx, PathLike, Progress, check_output, is_onnx, loaded, opened, original, remembered, remembered_by_any
+from .storage.files import load_onnx, opened_sizes, save_onnx
 
 if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
-    import torch
-
     from .bisection.bisect import Bisection
-    from .model import Signature
+    from .model import InputSpec, Model, Signature
     from .parity.compare import Comparison, Inputs
+    from .parity.policy import Thresholds, Tolerances
     from .race.bench import Race
+    from .sources import Example, Source
 
 __all__ = ["ExportResult", "bench", "bisect", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
 
 Calibration = Sequence[PathLike | Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class ExportResult:
-    """An ONNX model and the account of its making.
-
-    ``path`` is where it was written, None where no output was asked for; ``seconds`` holds stage -> seconds, in the order run.
-    ``precision`` tells what stayed float32 where half precision was asked for.
-    """
-
-    proto: onnx.ModelProto
-    path: Path | None
-    summary: Summary
-    notes: tuple[str, ...] = ()
-    seconds: dict[str, float] = field(default_factory=dict)
-    precision: Account | None = None
 
 
 class _Stages:
@@ -63,17 +52,20 @@ class _Stages:
     def __call__(self, name: str) -> Iterator[None]:
         if self.progress is not None:
             self.progress(name, 0, 0)
+        log.info("%s ...", name)
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
+        log.info("%s took %.2f s", name, self.seconds[name])
 
 
 OPSET = 21  # the first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build
 
 
+@prepared()
 def export(
-    source: PathLike | torch.nn.Module,
-    args: Sequence[Any] = (),
+    source: Source,
+    args: Example = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     output: PathLike | None = None,
@@ -81,25 +73,32 @@ def export(
     runtime: str = "any",
     fuse: str = "standard",
     strict: bool = False,
+    strict_proof: bool = False,
     precision: str | None = None,
     calibrate: Calibration = (),
     keep_io: bool = False,
+    compare_limit: int = whole.LIMIT,
+    custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> ExportResult:
     """Turn a PyTorch model into ONNX with every normalization fused, folded or named with the reason why not.
 
     Args:
-        source: a model file or folder, or a live module, which is left untouched.
-        args, kwargs: example arguments of a live module.
+        source: a model file or folder, a live module or an exported program, which are left untouched.
+        args: example arguments of a live module: a tuple of them, one tensor, or a mapping of them by forward's parameters.
+        kwargs: example keyword arguments.
         output: where to write the ONNX file.
         opset: 18 to 25; None is 21. The file is raised above it only where a norm's node needs that, which a note tells.
         runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or "tensorrt-rtx".
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
+        strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite input.
         precision: "fp16" or "bf16": the file computes in it, but for what it can't hold (``normdeploy.precision.precision``).
         calibrate: inputs to see that on: .npz files, or mappings name -> array; empty: some are generated.
         keep_io: inputs and outputs of a half-precision file stay float32.
+        compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared (`rewriting.whole`).
+        custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it (`normdeploy.translations`).
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
 
@@ -108,101 +107,164 @@ def export(
     """
     from .exporter import record, to_onnx
     from .graphs.simplify import simplify
+    from .storage import signing
+    from .storage.record import content_of, recorded, runs_code
 
     stage = _Stages(progress)
     if output is not None:
         check_output(output, source)
+    signing.check(output)
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
         model = loaded(source, args, kwargs, loading)
     with stage("export"):
-        proto = to_onnx(model, opset=opset or OPSET, progress=progress)
+        proto = to_onnx(model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress)
     signature = model.signature
+    wanted = Wanted(runtime, fuse, progress=progress)
+    before = proto if whole.weight(proto) <= compare_limit else None  # held no longer than it is needed
     del model  # and its weights, of which the proto holds a copy
     gc.collect()
     with stage("norms"):
-        proto, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, strict=strict, progress=progress)
+        proto, summary, taken = rewrite.optimized(proto, wanted, strict)
     with stage("simplify"):
-        simplified = simplify(proto, _samples(signature), progress=progress)
-    proto, account = simplified.proto, None
+        simplified = simplify(proto, _samples(signature) if before is None else (), progress=progress)
+    with stage("compare"):
+        made = simplified.proto, summary, taken
+        (proto, summary, _), notes, ran = _compared(before, signature.inputs, wanted, made, strict, lambda plain: simplify(plain).proto)
+        ran = ran or (before is None and not simplified.note)  # then cleaning up was checked by runs of both
+        before = None
+        if not ran:
+            notes += runnable.require(
+                proto, _samples(signature), runtime, lambda feeds: _eager(loaded(source, args, kwargs, loading), feeds)
+            )
+    if strict_proof:
+        rewrite.require_exact(summary.findings)
+    account = None
     if precision is not None:
         with stage("precision"):
             proto, account = half.converted(proto, precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress)
-        signature = replace(signature, inputs=half.recast(signature.inputs, account))
+            signature = replace(signature, inputs=half.recast(signature.inputs, account))
+            if ran and not runtime.startswith("tensorrt"):
+                runnable.require_half(proto, _samples(signature), precision)
         summary = replace(summary, opset=half.opset_of(proto))
     flags = {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)}
     record(proto, signature, flags | ({"precision": precision} if precision is not None else {}))
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
-    notes = [simplified.note] if simplified.note else []
+    if runs_code(recorded(proto)):
+        signing.sign(content_of(proto), output)
+    notes += [simplified.note] if simplified.note else []
+    if signature.taken:
+        taken_from = [f"{d.name}={d.min}:{d.opt}:{d.max} ({signature.taken[n]})" for n, d in signature.dims.items() if n in signature.taken]
+        notes.append(f"sizes taken where none were stated: {', '.join(taken_from)}; state others with --dim")
     if opset is not None and summary.opset > opset:
         notes.append(f"the file has opset {summary.opset}, not {opset}: the node of a norm needs it")
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
-    return ExportResult(proto, None if output is None else Path(output), summary, tuple(notes), stage.seconds, account)
+    norms(summary, notes)
+    origin = Origin(source, args, kwargs, loading)
+    return ExportResult(proto, None if output is None else Path(output), summary, tuple(notes), stage.seconds, account, origin)
 
 
+@prepared()
 def optimize(
-    source: PathLike | onnx.ModelProto,
+    source: Onnx,
     output: PathLike | None = None,
     *,
     runtime: str = "any",
     fuse: str = "standard",
     strict: bool = False,
+    strict_proof: bool = False,
     precision: str | None = None,
     calibrate: Calibration = (),
     keep_io: bool = False,
+    compare_limit: int = whole.LIMIT,
+    dims: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> ExportResult:
     """Fuse and fold the normalizations of an ONNX model from anywhere.
 
     Args:
-        source: a file, or a model with its weights loaded; neither is changed.
+        source: a file, a model with its weights loaded, or what ``export`` gave; none is changed.
         output: where to write the result.
         runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or "tensorrt-rtx".
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
-        precision, calibrate, keep_io: as for ``export``. Inputs are generated from what ``export`` recorded in the file, if it did.
+        strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite input.
+        precision, calibrate, keep_io, compare_limit: as for ``export``. Inputs are generated from what ``export`` recorded in the file,
+            if it did.
+        dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max), which the result records for ``run``, ``bench``, ``build`` and
+            ``package``; those of the others must be recorded already, or follow from a table that positions along them index.
         progress: called with (stage, done, total); total is 0 where it is not known.
 
     Raises:
         GraphError: the file is broken or no ONNX.
-        InputError: the inputs for calibration do not fit.
+        InputError: the inputs for calibration or the dims do not fit.
         CertificateError: with ``strict``, where a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
-    stage = _Stages(progress)
+    from .storage import signing
+    from .storage.record import amend, content_of, recorded
+
+    stage, wanted = _Stages(progress), Wanted(runtime, fuse, progress=progress)
     if output is not None:
         check_output(output, source)
+    signing.check(output)
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
-        proto = source if isinstance(source, onnx.ModelProto) else load_onnx(source)
+        read = partial(opened_sizes, source) if isinstance(source, onnx.ModelProto) else partial(load_onnx, cast("PathLike", source))
+        proto = read()
+        signed = _signed(proto, source)
+        try:
+            inputs = recorded(proto).get("inputs", ())
+        except GraphError:  # a stranger's, or a newer version's: it matters to half precision and to ranges alone
+            if precision is not None or dims:
+                raise
+            inputs = ()
+        inputs, hints = ranges.described(proto, inputs, dims)
     with stage("norms"):
-        proto, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, strict=strict, progress=progress)
+        before = proto if whole.weight(proto) <= compare_limit else None
+        proto, summary, taken = rewrite.optimized(proto, wanted, strict)
+    with stage("compare"):
+        (proto, summary, _), notes, ran = _compared(before, inputs, wanted, (proto, summary, taken), strict)
+        if not ran:
+            runnable.require_as_before(proto, read, runtime)
+    notes = [*hints, *notes]
+    if strict_proof:
+        rewrite.require_exact(summary.findings)
     account = None
     if precision is not None:
-        from .storage.record import amend, recorded
-
         with stage("precision"):
-            inputs = recorded(proto).get("inputs", ())
             proto, account = half.converted(proto, precision, samples, inputs=inputs, keep_io=keep_io, progress=progress)
-        amend(proto, half.recast(inputs, account), {"precision": precision})
+            if ran and not runtime.startswith("tensorrt"):
+                runnable.require_half(proto, [], precision)
+        inputs = half.recast(inputs, account)
         ops = rewrite.op_counts(proto)
         summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node), ops_after=ops)
+    if dims:
+        ranges.name_dims(proto)
+    if dims or (account is not None and recorded(proto)):
+        amend(proto, inputs, {"precision": precision} if precision is not None else None)
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
-    return ExportResult(proto, None if output is None else Path(output), summary, seconds=stage.seconds, precision=account)
+    if signed is not None:
+        signing.sign(content_of(proto), output, signed)
+    norms(summary, notes)
+    origin = Origin(source)
+    return ExportResult(proto, None if output is None else Path(output), summary, tuple(notes), stage.seconds, account, origin)
 
 
+@prepared()
 def inspect(
-    source: PathLike | onnx.ModelProto | torch.nn.Module,
-    args: Sequence[Any] = (),
+    source: Source | onnx.ModelProto,
+    args: Example = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     runtime: str = "any",
     fuse: str = "standard",
     explain: str | None = None,
+    custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Summary:
@@ -210,7 +272,7 @@ def inspect(
 
     Args:
         source: an ONNX file or model, or what ``export`` takes.
-        args, kwargs, runtime, fuse, progress, loading: as for ``export``.
+        args, kwargs, runtime, fuse, custom_translation_table, progress, loading: as for ``export``.
         explain: a tensor, a node or a module path: why it was fused or not is in the result's ``explanations``.
 
     Raises:
@@ -219,35 +281,58 @@ def inspect(
     """
     from .census import census
 
-    proto, chains = opened(source, args, kwargs, loading=loading, progress=progress)
-    return census(proto, runtime=runtime, fuse=fuse, explain=explain, progress=progress, chains=chains)
+    proto, chains = opened(source, args, kwargs, loading=loading, custom_translation_table=custom_translation_table, progress=progress)
+    summary = census(proto, runtime=runtime, fuse=fuse, explain=explain, progress=progress, chains=chains)
+    norms(summary, summary.notes)
+    return summary
 
 
+@prepared(onnx="files")
 def verify(
-    source: PathLike | torch.nn.Module,
-    files: PathLike | Sequence[PathLike],
-    args: Sequence[Any] = (),
+    source: Source | onnx.ModelProto | Any,
+    files: Onnx | Sequence[Onnx] = (),
+    args: Example = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     engines: Sequence[PathLike] = (),
     seeds: int = 3,
     feeds: Inputs | None = None,
     drift: bool = False,
+    max_elements: int | None = None,
+    tolerance: Tolerances | None = None,
+    metric: Thresholds | None = None,
+    policy: PathLike | None = None,
+    also_default: bool = False,
+    dataset: PathLike | None = None,
+    map: Sequence[str] | Mapping[str, str] = (),
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Comparison:
-    """Compare what the runtimes make of files with the PyTorch model in float64 (the rule: ``normdeploy.parity.compare``).
+    """Compare what the runtimes make of files with a PyTorch model in float64, or an ONNX one (the rule: ``normdeploy.parity.compare``).
 
-    How the model is to be loaded need not be said again for a file that this user exported on this machine from this very model file.
+    How the model is to be loaded need not be said again where ``export`` recorded it; what may run code, only where this user or a team
+    signed it for this very model file (docs/teams.md).
 
     Args:
-        source: the model file or folder, or the live module.
-        files: what ``export``, ``optimize`` and ``build`` made of it, told apart by content; engines are run where a GPU is.
+        source: the model file or folder, the live module or program; or the result of ``export``, which stands for what it was made
+            from, with its arguments and options, and is itself the first of the files; or an ONNX file, an onnx.ModelProto with its
+            weights, or an onnxruntime.InferenceSession, whose nodes in float64 are the reference then (inputs and dims say its sizes).
+        files: what ``export``, ``optimize`` and ``build`` made of it, told apart by content, and models
+            in memory; engines are run where a GPU is.
         args, kwargs: example arguments of a live module.
         engines: more files.
         seeds: random inputs at the usual sizes, besides those at other sizes, small ones and zeros.
         feeds: own inputs, name -> array or an .npz file, one or several; only these are run then.
         drift: also compare the inner tensors of ONNX files, one case each, with the model's; it takes two to three times as long.
+        max_elements: of the largest generated input; None: 8 times those at the usual sizes. Where the model takes larger sizes, the
+            result's ``up_to`` says how far it goes.
+        tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one: |value − reference| ≤ ABS +
+            REL · |reference| for each element decides in the place of the default rule, which the result's ``standard`` says.
+        metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one (``normdeploy.parity.metrics``).
+        policy: a file of such rules (``normdeploy.parity.policy_file``); what is given here goes before what it says.
+        also_default: the default rule must hold beside the rules given.
+        dataset: samples that metrics are measured on: an .npz file, a folder of these, or a Hugging Face dataset on disk.
+        map: an input or output of a file -> the model's, where names differ and their order does not tell.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: as for ``export``.
 
@@ -256,22 +341,40 @@ def verify(
     """
     from .parity import compare
     from .parity.cases import read
+    from .parity.dataset import open_dataset
+    from .parity.names import pairs_of
+    from .parity.policy import policy_of
+    from .parity.policy_file import PolicyFile, read_policy
 
     stage = _Stages(progress)
-    every = [*([files] if isinstance(files, str | os.PathLike) else files), *engines]
+    every = [*cast("Sequence[PathLike]", files), *engines]  # models in memory have become files
+    said = PolicyFile() if policy is None else read_policy(policy)
+    rules = policy_of(tolerance, metric).over(said.policy).requiring(also_default)
+    most = said.most if max_elements is None else max_elements
     own = None if feeds is None else read(feeds)
     with stage("load"):
-        loading, notes = remembered_by_any(source, every, loading)
-        model = loaded(source, args, kwargs, loading)
+        model, notes = original(source, every, args, kwargs, loading)
     with stage("verify"):
-        comparison = compare.verify(model, every, seeds=seeds, inputs=own, drift=drift, progress=progress)
+        comparison = compare.verify(
+            model,
+            every,
+            seeds=seeds,
+            inputs=own,
+            drift=drift,
+            most=most,
+            policy=rules,
+            names=[*said.names.items(), *pairs_of(map)],
+            dataset=() if dataset is None else open_dataset(dataset, model),
+            progress=progress,
+        )
     return replace(comparison, notes=(*notes, *comparison.notes))
 
 
+@prepared(onnx="onnx_path")
 def bisect(
-    source: PathLike | torch.nn.Module,
-    onnx_path: PathLike,
-    args: Sequence[Any] = (),
+    source: Source,
+    onnx_path: Onnx = "",
+    args: Example = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     output: PathLike | None = None,
@@ -286,7 +389,8 @@ def bisect(
     Args:
         output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.
         engines: compared too, at their outputs only.
-        source, onnx_path, args, kwargs, seeds, feeds, progress, loading: as for ``verify``.
+        source, args, kwargs, seeds, feeds, progress, loading: as for ``verify``.
+        onnx_path: the file; where ``source`` is a result it need not be given.
 
     Raises:
         NormdeployError: one of ``normdeploy.errors``. A fault is no error but a result that is false.
@@ -298,12 +402,14 @@ def bisect(
     stage = _Stages(progress)
     if output is not None:
         vacant(output)
-    own = None if feeds is None else read(feeds)
+    own, file = None if feeds is None else read(feeds), cast("PathLike", onnx_path)
+    if not file:
+        raise InputError("no ONNX file was given to look into; give it behind the model")
     with stage("load"):
-        loading, notes = remembered_by_any(source, [onnx_path], loading)
+        loading, notes = remembered_by_any(source, [file], loading)
         model = loaded(source, args, kwargs, loading)
     with stage("bisect"):
-        found = search(model, onnx_path, engines=engines, seeds=seeds, inputs=own, progress=progress)
+        found = search(model, file, engines=engines, seeds=seeds, inputs=own, progress=progress)
     if output is not None:
         with stage("write"):
             if found.write(output) is None and not found:
@@ -311,9 +417,10 @@ def bisect(
     return replace(found, notes=(*notes, *found.notes))
 
 
+@prepared(onnx="sources")
 def bench(
-    sources: Sequence[PathLike | torch.nn.Module],
-    args: Sequence[Any] = (),
+    sources: Source | Onnx | Sequence[Source | Onnx],
+    args: Example = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     feeds: PathLike | Mapping[str, Any] | None = None,
@@ -321,7 +428,7 @@ def bench(
     threads: int = 1,
     rounds: int = 100,
     seed: int = 0,
-    norm_impl: Sequence[str] = (),
+    norm_impl: str | Sequence[str] = (),
     norms: str | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
@@ -353,12 +460,14 @@ def bench(
         if feeds is not None:
             raise InputError("norms are raced on inputs of their own, and inputs were given; leave one of them out")
         _no_model(loading)
-        return race_norms(sources, norm_impl, norms, sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
-    paths = [s for s in sources if isinstance(s, str | os.PathLike)]
+        own = cast("Sequence[PathLike]", sources)
+        return race_norms(own, several(norm_impl), norms, sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
+    contestants = cast("Sequence[Source]", sources)
+    paths = [s for s in contestants if isinstance(s, str | os.PathLike)]
     files = [p for p in paths if is_onnx(p) or (os.path.isfile(p) and is_engine(p))]
-    models = [s for s in sources if s not in files]
+    models = [s for s in contestants if s not in files]
     if len(models) > 1:
-        raise InputError(f"{len(models)} of {len(sources)} sources are models; give one, and the others as ONNX files")
+        raise InputError(f"{len(models)} of {len(contestants)} sources are models; give one, and the others as ONNX files")
     model, notes = None, list[str]()
     if models:
         with _Stages(progress)("load"):
@@ -391,6 +500,50 @@ def _calibration(calibrate: Calibration, precision: str | None, keep_io: bool) -
     from .precision.calibrate import given
 
     return [sample for c in calibrate for sample in ([c] if isinstance(c, Mapping) else given([c]))]
+
+
+def _signed(proto: onnx.ModelProto, source: PathLike | onnx.ModelProto) -> dict[str, str] | None:
+    """The modules that a signature of the file vouches for, where its record needs one and this user or team has signed it."""
+    from .storage import signing
+    from .storage.record import content_of, recorded, runs_code
+
+    try:
+        if not runs_code(recorded(proto)):
+            return None
+    except GraphError:  # it has no record, or one that can't be read
+        return None
+    return signing.vouched(content_of(proto), None if isinstance(source, onnx.ModelProto) else source)[0]
+
+
+def _compared(
+    before: onnx.ModelProto | None,
+    inputs: Sequence[InputSpec],
+    wanted: Wanted,
+    made: whole.Made,
+    strict: bool,
+    tidy: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None,
+) -> tuple[whole.Made, list[str], bool]:
+    """As `whole.settled`; ``before`` is None where it is too large to be held."""
+    if before is None:
+        return made, ["the whole model was not compared with the one before: its weights are beyond compare_limit"], False
+    model = before
+
+    def make(undone: Mapping[Step, Finding]) -> whole.Made:
+        return rewrite.optimized(model, replace(wanted, progress=None, undone=undone))
+
+    return whole.settled(model, inputs, make, made, tidy, strict=strict, loads=not wanted.runtime.startswith("tensorrt"))
+
+
+def _eager(model: Model, feeds: Mapping[str, Any]) -> str:
+    """Why PyTorch does not run the model on these inputs, "" where it does."""
+    from .runtimes.eager import EagerRunner
+
+    try:
+        with EagerRunner(model) as runner:
+            runner.infer(feeds)
+    except Exception as error:  # whatever torch or the model raises
+        return str(error) or type(error).__name__
+    return ""
 
 
 def _samples(model: Signature) -> list[dict[str, Any]]:

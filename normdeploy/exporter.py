@@ -2,7 +2,7 @@
 
 The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8; ``simplify`` cleans up once the norms are single
 nodes. What is mended here: dims take the user's names, every node keeps its module's qualified path, nothing of the user's file
-system stays in the file, and a dim that silently became fixed is an error.
+system stays in the file, and a dim that silently became fixed is an error. ``mends`` has what onnxruntime would not run.
 """
 
 from __future__ import annotations
@@ -21,20 +21,29 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
 
+from .arguments import OPSETS
 from .errors import ExportError, InputError
 from .graphs.protos import scope
+from .masked_rows import guard_hidden_rows
+from .mends import mend
 from .model import Model
 from .storage.record import record, recorded
+from .translations import Table, translations
 
 __all__ = ["CLASS", "MODULE", "OPSETS", "record", "recorded", "to_onnx"]
 
-OPSETS = range(18, 26)  # torch takes others without a word and writes something else
 MODULE = "normdeploy.module"  # node metadata: the qualified path of the module that the node comes from
 CLASS = "normdeploy.class"  # and that module's class
 _SCOPES = {MODULE: "pkg.torch.onnx.name_scopes", CLASS: "pkg.torch.onnx.class_hierarchy"}
 
 
-def to_onnx(model: Model, *, opset: int = 21, progress: Callable[[str, int, int], None] | None = None) -> onnx.ModelProto:
+def to_onnx(
+    model: Model,
+    *,
+    opset: int = 21,
+    custom_translation_table: Table | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> onnx.ModelProto:
     """Export ``model``; ``model.program`` is not changed.
 
     Inputs, outputs and dynamic dims bear the names that the model gives them. Nodes carry ``normdeploy.module`` and
@@ -43,6 +52,7 @@ def to_onnx(model: Model, *, opset: int = 21, progress: Callable[[str, int, int]
 
     Args:
         opset: 18 to 25. 23 and above write Attention nodes, which TensorRT can't build.
+        custom_translation_table: operator -> onnxscript function, beside what installed packages say (``normdeploy.translations``).
         progress: called with (stage, done, total).
 
     Raises:
@@ -51,11 +61,14 @@ def to_onnx(model: Model, *, opset: int = 21, progress: Callable[[str, int, int]
     """
     if not isinstance(opset, int) or opset not in OPSETS:
         raise ExportError(f"opset {opset!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21 suits every runtime)")
+    table = translations(model.program, custom_translation_table)
     if progress is not None:
         progress("export", 0, 2)
     try:
         with _quiet():
-            program = torch.onnx.export(model.program, dynamo=True, optimize=False, opset_version=opset, verbose=False)
+            program = torch.onnx.export(
+                model.program, dynamo=True, optimize=False, opset_version=opset, verbose=False, custom_translation_table=table or None
+            )
     except Exception as error:
         raise ExportError(_reason(error, model.program)) from error
     assert program is not None  # None comes from the old exporter only
@@ -72,9 +85,11 @@ def to_onnx(model: Model, *, opset: int = 21, progress: Callable[[str, int, int]
 
 def _finished(exported: ir.Model, model: Model) -> ir.Model:
     common.InlinePass()(exported)
+    mend(exported.graph)
     common.RemoveUnusedOpsetsPass()(exported)
     common.OutputFixPass()(exported)  # before the outputs get their names: one tensor may be two outputs
     _name(exported.graph, model)
+    guard_hidden_rows(exported.graph)  # which asks the metadata
     _tidy_metadata(exported)
     _transpose_weights(exported.graph)
     common.NameFixPass()(exported)  # a user's name may be one that the exporter had made up
@@ -218,7 +233,10 @@ def _reason(error: BaseException, program: torch.export.ExportedProgram) -> str:
     text = str(error).strip().split("\n")[0] or type(error).__name__
     module = _module_of(program, target[1]) if target else ""
     if missing := re.search(r"No ONNX function found for .*?'([\w.]+)'", text):
-        return f"ONNX has no form of the operator {missing[1]}{module}; write that part of the model with other operators"
+        return (
+            f"ONNX has no form of the operator {missing[1]}{module}; write that part of the model with other operators, or say how it is "
+            "written in ONNX with custom_translation_table"
+        )
     where = f" (operator {target[1]}{module})" if target else ""
     return f"torch could not export the model{where}: {text}"
 

@@ -7,9 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from .arguments import prepared
 from .errors import GraphError, InputError
+from .shown import Shown
+from .sources import Onnx, PathLike
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import numpy as np
@@ -17,12 +20,11 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from .runtimes.live import LiveRunner
     from .runtimes.tensors import TensorSpec
 
-PathLike = str | os.PathLike[str]
 PROVIDERS = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Inference:
+class Inference(Shown):
     """What ``run`` did: the runner in the reader's words, each array with its "dtype[shape]", what is to be noted, stage -> seconds."""
 
     runner: str
@@ -33,12 +35,13 @@ class Inference:
     seconds: dict[str, float]
 
 
+@prepared(onnx="path")
 def open_runner(
-    path: PathLike,
+    path: Onnx,
     *,
     provider: str | None = None,
     device: int = 0,
-    profile: int | None = None,
+    profile_index: int | None = None,
     stream: Any = None,
     cuda_graph: bool = False,
     threads: int = 0,
@@ -46,9 +49,10 @@ def open_runner(
     """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
 
     Args:
+        path: the file, an ONNX model in memory, or what ``export`` gave.
         provider: "cpu" (the default for an ONNX file) or "cuda"; engines run on a GPU only.
         device: which GPU.
-        profile: which optimization profile of an engine; None takes the first that holds the shapes, at each call.
+        profile_index: which optimization profile of an engine; None takes the first that holds the shapes, at each call.
         stream: the CUDA stream to run on: a torch or cupy stream, its handle, or what speaks ``__cuda_stream__``.
         cuda_graph: record the run as a CUDA graph and replay it.
         threads: of one operator in onnxruntime on the CPU; 0 takes one for each core.
@@ -59,6 +63,7 @@ def open_runner(
         RuntimeUnavailable: a package, a GPU or a kernel is not there.
         NormdeployError: the engine is not for this GPU or version.
     """
+    path = cast(PathLike, path)  # a model in memory has become a file
     if provider not in (None, *PROVIDERS):
         raise InputError(f"there is no provider {provider!r}; choose one of {', '.join(PROVIDERS)}")
     if device < 0:
@@ -68,9 +73,9 @@ def open_runner(
             raise InputError(f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; leave the provider out")
         from .runtimes.engine import EngineRunner
 
-        return EngineRunner(path, device, stream, profile, cuda_graph)
-    if profile is not None:
-        raise InputError(f"{os.fspath(path)!r} is no engine and has no profile {profile}; leave the profile out")
+        return EngineRunner(path, device, stream, profile_index, cuda_graph)
+    if profile_index is not None:
+        raise InputError(f"{os.fspath(path)!r} is no engine and has no profile {profile_index}; leave profile_index out")
     if provider != "cuda" and (stream is not None or cuda_graph or device):
         raise InputError("device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'")
     from .runtimes.session import SessionRunner
@@ -80,23 +85,25 @@ def open_runner(
     return SessionRunner(path, provider or "cpu", device, stream, cuda_graph, threads)
 
 
+@prepared(onnx="source")
 def run(
-    source: PathLike,
+    source: Onnx,
     inputs: PathLike | Mapping[str, Any] | None = None,
     output: PathLike | None = None,
     *,
     provider: str | None = None,
     device: int = 0,
-    profile: int | None = None,
+    profile_index: int | None = None,
     seed: int = 0,
 ) -> Inference:
     """Run an ONNX file or an engine once.
 
     Args:
+        source: the file, an ONNX model in memory, or what ``export`` gave.
         inputs: an .npz file, or name -> array; None generates them from what ``export`` recorded in the file (sizes and values), else
             from the file's own shapes, or the engine's profile at its usual sizes.
         output: an .npz file for the outputs; generated inputs go to ``<its stem>.inputs.npz`` beside it.
-        provider, device, profile: as for ``open_runner``.
+        provider, device, profile_index: as for ``open_runner``.
         seed: of the generated inputs.
 
     Raises:
@@ -106,14 +113,15 @@ def run(
     from .storage.archive import read_npz, write_npz
     from .storage.atomic import writable
 
+    source = cast(PathLike, source)
     beside = None if output is None else Path(output).with_suffix(".inputs.npz")
     for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
         _apart(writable(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)])
     start, notes = time.perf_counter(), list[str]()
-    with open_runner(source, provider=provider, device=device, profile=profile) as runner:
+    with open_runner(source, provider=provider, device=device, profile_index=profile_index) as runner:
         loaded = time.perf_counter()
         if inputs is None:
-            feeds, notes = generated(runner.inputs, recorded_inputs(source), seed, profile or 0)
+            feeds, notes = generated(runner.inputs, recorded_inputs(source), seed, profile_index or 0)
         else:
             feeds = dict(inputs) if isinstance(inputs, Mapping) else _bfloat16(read_npz(inputs), runner.inputs)
         ready = time.perf_counter()

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension: static (``name`` is None and the three sizes are equal) or dynamic with its range."""
+    """One dimension: static (``name`` is None and the three sizes are equal) or dynamic with its range.
+
+    ``terms``: the dims that it is the sum of, as the mask of a decoder is as long as its past and its new tokens together; () is none.
+    """
 
     name: str | None
     min: int
     opt: int
     max: int
+    terms: tuple[Dim, ...] = ()
 
     @property
     def dynamic(self) -> bool:
@@ -35,6 +39,30 @@ class Dim:
     @classmethod
     def static(cls, size: int) -> Dim:
         return cls(None, size, size, size)
+
+    @classmethod
+    def sum(cls, terms: tuple[Dim, ...]) -> Dim:
+        """The dim that is as long as ``terms`` together; its name tells them, "past + seq"."""
+        low, best, high = (sum(getattr(term, which) for term in terms) for which in ("min", "opt", "max"))
+        if not any(term.dynamic for term in terms):
+            return cls.static(best)
+        return cls(" + ".join(term.name or str(term.opt) for term in terms), low, best, high, terms)
+
+    def size(self, sizes: Mapping[str, int]) -> int:
+        """Its size where the named dims have these, or their opt size."""
+        if self.terms:
+            return sum(term.size(sizes) for term in self.terms)
+        return self.opt if self.name is None else sizes.get(self.name, self.opt)
+
+    def among(self, dims: Mapping[str, Dim]) -> Dim:
+        """This dim with its range, or those of its terms, as ``dims`` have it by name."""
+        if self.terms:
+            return Dim.sum(tuple(term.among(dims) for term in self.terms))
+        return self if self.name is None else dims.get(self.name, self)
+
+    def named(self) -> tuple[Dim, ...]:
+        """The dynamic dims that decide its size: itself, or those of its terms."""
+        return tuple(d for term in self.terms for d in term.named()) if self.terms else (self,) if self.dynamic else ()
 
 
 MOST = 2**30  # random values of one input: 8 GiB while they are drawn
@@ -45,17 +73,18 @@ class InputSpec:
     """One input tensor: its name in the ONNX file, dtype (numpy's name, or "bfloat16"), shape, and the values it may take.
 
     ``range`` is (low, high): half-open [low, high) for integers and bool, the interval of a uniform draw for floats; None means
-    standard normal for floats.
+    standard normal for floats. ``mask``: it hides keys of an attention where it is 0; each row along the last axis has a 1 then.
     """
 
     name: str
     dtype: str
     shape: tuple[Dim, ...]
     range: tuple[float, float] | None = None
+    mask: bool = False
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         """The concrete shape where each named dim takes its value from ``dims``, or its opt size."""
-        return tuple(dims.get(d.name, d.opt) if d.name is not None else d.opt for d in self.shape)
+        return tuple(d.size(dims) for d in self.shape)
 
     def sample(self, rng: np.random.Generator, dims: Mapping[str, int] | None = None) -> np.ndarray:
         """Random values of this input at the given sizes.
@@ -70,7 +99,7 @@ class InputSpec:
                 f"{MOST} elements are made; give smaller sizes"
             )
         if self.dtype == "bool":
-            return rng.integers(0, 2, shape).astype(bool)
+            return self._seeing(rng.integers(0, 2, shape), rng).astype(bool)
         kind = np.dtype("float32" if self.dtype == "bfloat16" else self.dtype)
         if kind.kind in "iu":
             low, high = self.range or (0, 2)
@@ -79,7 +108,7 @@ class InputSpec:
                     f"input {self.name!r} takes values from {low} up to but not including {high}: there is none; "
                     "give a range such as {0:2}"
                 )
-            return rng.integers(int(low), int(high), shape).astype(kind)
+            return self._seeing(rng.integers(int(low), int(high), shape), rng).astype(kind)
         values = rng.standard_normal(shape) if self.range is None else rng.uniform(*self.range, shape)
         if self.dtype == "bfloat16":
             import ml_dtypes
@@ -87,13 +116,22 @@ class InputSpec:
             return values.astype(ml_dtypes.bfloat16)
         return values.astype(kind)
 
+    def _seeing(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Of a mask: each row with at least one 1, at a place of its own; nobody sends a text of padding alone."""
+        if self.mask and values.size:
+            rows = values.reshape(-1, values.shape[-1])
+            dark = np.flatnonzero(~rows.any(1))
+            rows[dark, rng.integers(0, rows.shape[1], dark.size)] = 1
+        return values
+
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
     """What is known of a model besides what it computes.
 
     ``outputs`` names the flattened outputs. ``sha256`` is of the file, "" for a live module. ``recorded`` holds the flags (JSON values
-    only) with which ``load`` would come to the same model.
+    only) with which ``load`` would come to the same model. ``taken`` tells of each dim whose largest size nobody stated what it was
+    taken from.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -101,11 +139,12 @@ class Signature:
     kind: str
     sha256: str = ""
     recorded: dict[str, Any] = field(default_factory=dict)
+    taken: dict[str, str] = field(default_factory=dict)
 
     @property
     def dims(self) -> dict[str, Dim]:
-        """Every named dynamic dim of the inputs."""
-        return {d.name: d for spec in self.inputs for d in spec.shape if d.name is not None}
+        """Every named dynamic dim of the inputs; of a sum its terms."""
+        return {d.name: d for spec in self.inputs for dim in spec.shape for d in dim.named() if d.name is not None}
 
     def samples(self, seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:
         """One random input for each name, at the given sizes (opt where none is given)."""

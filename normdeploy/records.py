@@ -8,17 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from .shown import Shown
+
 Status = Literal["fused", "folded", "kept", "refused", "undone"]
 Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Evidence for one rewrite (DESIGN.md, "Certificates").
+    """What stands behind one rewrite (docs/certificates.md).
 
-    ``identity`` decides: the subgraph before and the nodes after, both evaluated in float64 by the ops' specifications, agree
-    within ``bound`` (relative) on every input of the battery. ``rounding_*`` inform: the errors against float64 of what
-    onnxruntime makes of both in the model's own type; None where it was not run.
+    ``identity`` decides. ``method`` "exact": the subgraph before and the nodes after are one function at every input and every size,
+    shown at ``cases`` points of a finite field; the probability that they are not is 2^-``bits`` or less. "float64": both were evaluated
+    in float64 by the ops' specifications, and agree within ``bound`` (relative) on every input of a battery. ``rounding_*`` inform: the
+    errors against float64 of what onnxruntime makes of both in the model's own type, None where it was not run. They decide only where
+    they are gross (`rewriting.rounding`).
     """
 
     identity: bool
@@ -30,6 +34,12 @@ class Certificate:
     rounding_after: float | None = None
     rounding_bound: float | None = None
     note: str = ""  # why it failed, or what onnxruntime could not run
+    method: Literal["exact", "float64"] = "float64"
+    bits: int = 0
+    degree: int = 0  # of the identity, in elements of tensors: it was shown at one more point of each axis, and so holds for every size
+    gains: bool = False  # an infinite input gives NaN where it gave a number before; no NaN or Inf is ever hidden
+    why: str = ""  # the kind of a failure: a name of `normdeploy.proof.errors.Why`
+    culprit: str = ""  # the tensor that shows it
 
     @property
     def rounding_ok(self) -> bool | None:
@@ -48,7 +58,18 @@ def both(first: Certificate | None, then: Certificate | None) -> Certificate | N
         return first or then
     ran = first if then.rounding_after is None else then
     worst = then.worst if then.error >= first.error else first.worst
-    return replace(ran, error=first.error + then.error, cases=first.cases + then.cases, worst=worst)
+    method: Literal["exact", "float64"] = "exact" if first.method == then.method == "exact" else "float64"
+    return replace(
+        ran,
+        error=first.error + then.error,
+        bound=first.bound + then.bound,
+        cases=first.cases + then.cases,
+        worst=worst,
+        method=method,
+        bits=max(min(first.bits, then.bits) - 1, 0),
+        degree=max(first.degree, then.degree),
+        gains=first.gains or then.gains,
+    )
 
 
 @dataclass(frozen=True)
@@ -103,7 +124,7 @@ class Finding:
     """One normalization of the model and what became of it.
 
     ``status``: ``fused`` (one standard node now), ``folded`` (into a neighbour, or one scale and shift), ``kept`` (was already the
-    best form), ``refused`` (left as it was, see ``reason``), ``undone`` (its certificate failed; left as it was).
+    best form), ``refused`` (left as it was, see ``reason``), ``undone`` (its certificate failed, or it was taken back; left as it was).
     """
 
     kind: str  # LayerNorm, RMSNorm, GroupNorm, InstanceNorm, BatchNorm, ...
@@ -112,6 +133,7 @@ class Finding:
     module: str = ""  # qualified module path, "" where the file does not tell
     place: str = ""  # where it is not in the main graph: "then_branch of If 'gate'", "function custom.Block"
     spelling: str = ""  # the ops found, in the graph's order: "ReduceMean Sub Mul ReduceMean Add Sqrt Div Mul Add"
+    remains: str = ""  # of a norm that is folded: the ops that are left of it, "BatchNormalization" or "Mul Add" or "Add"
     became: str = ""  # "LayerNormalization(axis=-1, epsilon=1e-12)", "folded into Conv 'conv1'"
     reason: str = ""  # for kept, refused and undone: why
     axes: tuple[int, ...] = ()
@@ -156,7 +178,29 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Box:
+    """A node in a picture, or with an ``op`` of "" a tensor at its edge, which is named; ``inputs`` are places of boxes before it."""
+
+    op: str
+    name: str = ""
+    inputs: tuple[int, ...] = ()
+    own: bool = False  # of the norm; else a neighbour
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The graph around norms that look alike, as it stands and as ``optimize`` would write it (empty where it stays, or is folded away)."""
+
+    kind: str
+    module: str  # of the first
+    status: Status
+    tensors: tuple[str, ...]  # of the findings
+    before: tuple[Box, ...]
+    after: tuple[Box, ...]
+
+
+@dataclass(frozen=True)
+class Summary(Shown):
     """The passes' account of one graph."""
 
     findings: tuple[Finding, ...]
@@ -165,6 +209,7 @@ class Summary:
     opset: int
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> seconds
     explanations: tuple[Explanation, ...] = ()
+    pictures: tuple[Picture, ...] = ()  # of ``inspect``
     notes: tuple[str, ...] = ()  # of ``inspect``: which runtimes were not asked, and why
     ops_before: dict[str, int] = field(default_factory=dict)  # op type -> nodes of the main graph
     ops_after: dict[str, int] = field(default_factory=dict)

@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 import onnx
 
 from .errors import InputError, NormdeployError
+from .results import ExportResult
 from .storage.atomic import writable
-from .storage.files import load_onnx
+from .storage.files import load_onnx, opened_sizes
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch
 
     from .model import Model
+    from .parity.originals import Original
+
+    Source = str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram | ExportResult
+    Example = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 
 Progress = Callable[[str, int, int], None]
 PathLike = str | os.PathLike[str]
+Onnx: TypeAlias = PathLike | onnx.ModelProto | ExportResult
+"""An ONNX file, a model in memory with its weights, or what made one."""
 
 
 class Loading(TypedDict, total=False):
@@ -32,39 +39,93 @@ class Loading(TypedDict, total=False):
     imports: Sequence[str]
     inputs: Sequence[str]
     dims: Sequence[str]
-    eval_mode: bool
+    eval: bool
+    task: str | None
+    part: str | None
     dynamic_shapes: Any
+    code: Mapping[str, str] | None
 
 
-def loaded(source: PathLike | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, loading: Loading) -> Model:
-    from .loading import from_module, load
+def loaded(source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: Loading) -> Model:
+    """The model that is meant.
 
-    if not isinstance(source, str | os.PathLike):
-        return from_module(source, args, kwargs, **loading)  # type: ignore[misc]  # it refuses what only files have
-    if args or kwargs:
-        raise InputError(f"example arguments were given with the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
-    return load(os.fspath(source), **loading)  # type: ignore[misc]
+    Args:
+        source: a file or folder, a live module, or an exported program.
+        args, kwargs: example arguments of a live module: one tensor, a tuple of arguments, or a mapping (by forward's parameters where
+            it fits them, else the one argument).
+
+    Raises:
+        InputError: arguments or options are for another kind of source.
+    """
+    from .loading import from_module, from_program, load
+
+    if isinstance(source, str | os.PathLike):
+        _refuse_examples(args, kwargs, f"the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
+        return load(os.fspath(source), **_only(loading, _OF_FILES, "a file"))
+    if type(source).__name__ == "ExportedProgram":
+        _refuse_examples(args, kwargs, "an exported program, which knows its inputs; leave them out")
+        return from_program(cast("torch.export.ExportedProgram", source), **_only(loading, _OF_PROGRAMS, "an exported program"))
+    return from_module(cast("torch.nn.Module", source), args, kwargs, **_only(loading, _OF_MODULES, "a live module"))
+
+
+_OF_PROGRAMS = {"inputs", "dims", "eval"}
+_OF_MODULES = {*_OF_PROGRAMS, "dynamic_shapes"}
+_OF_FILES = {*_OF_PROGRAMS, "model", "model_args", "key", "trust", "imports", "code", "task", "part"}
+
+
+def _only(loading: Loading, known: set[str], source: str) -> dict[str, Any]:
+    """The options that such a source takes; those that say nothing are left out."""
+    if foreign := sorted(name for name, value in loading.items() if name not in known and value):
+        raise InputError(f"{foreign[0]} is not for {source}, which takes {', '.join(sorted(known))}; leave it out")
+    return {name: value for name, value in loading.items() if name in known}
+
+
+def has_examples(args: Example, kwargs: Mapping[str, Any] | None) -> bool:
+    return bool(kwargs) or not isinstance(args, Sequence | Mapping) or bool(args)  # of a tensor no truth is asked
+
+
+def _refuse_examples(args: Example, kwargs: Mapping[str, Any] | None, source: str) -> None:
+    if has_examples(args, kwargs):
+        raise InputError(f"example arguments were given with {source}")
+
+
+def original(
+    source: Any, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, loading: Loading
+) -> tuple[Original, list[str]]:
+    """What files are compared with, and notes: the PyTorch model, or the ONNX model given in its place."""
+    from .parity.originals import is_session, open_original
+
+    path = source if isinstance(source, str | os.PathLike) else None
+    if isinstance(source, onnx.ModelProto) or is_session(source) or (path is not None and _stands_for_a_model(path, files)):
+        _refuse_examples(args, kwargs, "an ONNX model as the reference; leave them out")
+        if given := sorted(name for name, value in loading.items() if value and name not in ("inputs", "dims")):
+            raise InputError(f"{', '.join(given)}: for a PyTorch model, and the reference is an ONNX model; leave it out")
+        return open_original(source, loading.get("inputs", ()), loading.get("dims", ())), []
+    loading, notes = remembered_by_any(source, files, loading)
+    return loaded(source, args, kwargs, loading), notes
 
 
 def opened(
-    source: PathLike | onnx.ModelProto | torch.nn.Module,
-    args: Sequence[Any] = (),
+    source: Source | onnx.ModelProto,
+    args: Example = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     loading: Loading,
+    custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
 ) -> tuple[onnx.ModelProto, bool]:
     """The ONNX model that is meant, and whether it is one already: nobody deploys the raw export of a PyTorch model."""
     if isinstance(source, onnx.ModelProto):
-        return source, True
+        return opened_sizes(source), True
     if isinstance(source, str | os.PathLike) and is_onnx(source):
         return load_onnx(source), True
     from .exporter import to_onnx
 
-    return to_onnx(loaded(source, args, kwargs, loading), progress=progress), False
+    model = loaded(source, args, kwargs, loading)
+    return to_onnx(model, custom_translation_table=custom_translation_table, progress=progress), False
 
 
-def remembered_by_any(source: PathLike | torch.nn.Module, files: Sequence[PathLike], given: Loading) -> tuple[Loading, list[str]]:
+def remembered_by_any(source: Source, files: Sequence[PathLike], given: Loading) -> tuple[Loading, list[str]]:
     """``remembered`` by the first of the ONNX files whose record may be followed; the refusal of another does not matter then.
 
     Raises:
@@ -85,42 +146,69 @@ def remembered_by_any(source: PathLike | torch.nn.Module, files: Sequence[PathLi
                 refused = refused or error
                 continue
             notes += said
-            if loading is not given:
+            if loading != given:
                 return loading, notes
     if refused is not None:
         raise refused
     return given, notes
 
 
-def remembered(source: PathLike | torch.nn.Module, onnx_path: PathLike, given: Loading) -> tuple[Loading, list[str]]:
+def _stands_for_a_model(source: PathLike, files: Sequence[PathLike]) -> bool:
+    """Whether an ONNX file is given in the place of the PyTorch model on purpose: there is no model among the files behind it."""
+    from .runtimes.trt import is_engine
+
+    if not os.path.isfile(source) or not is_onnx(source):
+        return False
+    return all(not os.path.exists(file) or (os.path.isfile(file) and (is_onnx(file) or is_engine(Path(file)))) for file in files)
+
+
+def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loading, list[str]]:
     """``given`` completed by what the ONNX file recorded at its export, and notes.
+
+    What runs no code (`storage.record.DATA`) is followed whoever wrote the file. What may run code is followed only where a signature of
+    this user or team vouches for it, for the model file and for the modules that it imports (`storage.signing`).
 
     Raises:
         GraphError: the file is no valid ONNX, or its record is malformed.
-        InputError: flags are recorded, but not by this user for this model file: they are not followed, since some of them run code.
+        InputError: flags that may run code are recorded, and nobody vouches for them; or a team's key can't be used.
     """
+    from .loading.hub import resolved
     from .loading.kinds import sha256
-    from .storage.record import recorded
+    from .storage import signing
+    from .storage.record import CODE, DATA, content_of, recorded
 
-    record = recorded(load_onnx(onnx_path, external_data=False))
+    if isinstance(source, str | os.PathLike):
+        source = resolved(os.fspath(source))
+    proto = load_onnx(onnx_path, external_data=False)
+    record = recorded(proto)
     if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):
         return given, []
-    same = record["model"].get("sha256") == sha256(Path(source))
-    stated = {name for name, value in given.items() if value}
-    if record["signed"] and same:
-        flags = {**record["load"], "trust": record["export"].get("trust", False)}
-        return {**given, **{name: value for name, value in flags.items() if name not in stated}}, []  # type: ignore[typeddict-item]
-    missing = {name: value for name, value in record["load"].items() if name not in stated}
-    if missing:
-        said = ", ".join(f"{name}={value!r}" for name, value in sorted(missing.items()))
-        why = (
-            "it was exported on another machine or by another user" if same else f"{os.fspath(source)!r} is not the file that was exported"
-        )
-        raise InputError(
-            f"{os.fspath(onnx_path)!r} says that its model was loaded with {said}, which is not followed because {why}; "
-            "give these here, if you trust them"
-        )
-    return given, [] if same else [f"{os.fspath(onnx_path)} was exported from another file than {os.fspath(source)}"]
+    name = os.fspath(onnx_path)
+    same = record["model"].get("sha256") in ("", sha256(Path(source)))  # "": a live module, or an ONNX file
+    notes = [] if same else [f"{name} was exported from another file than {os.fspath(source)}"]
+    load = {n: value for n, value in record["load"].items() if value and not given.get(n)}
+    data = {n: value for n, value in load.items() if n in DATA}
+    code = {n: value for n, value in load.items() if n in CODE}
+    trust = bool(record["export"].get("trust")) and not given.get("trust")
+    followed: dict[str, Any] = dict(data)
+    if code or trust:
+        signed, why = signing.vouched(content_of(proto), onnx_path)
+        if not record["model"].get("sha256") or not same:
+            why = f"{os.fspath(source)!r} is not the file that was exported"
+        elif signed is not None and (file := signing.changed(signed)):
+            why = f"{file!r} is not the module of this name that was signed"
+        if not why:
+            bare = not any(given.get(n) for n in (*CODE, "trust"))  # what the user names is imported from the working directory
+            followed |= {**code, "trust": trust or given.get("trust", False), **({"code": signed} if bare else {})}
+        elif code:
+            said = ", ".join(f"{n}={value!r}" for n, value in sorted(code.items()))
+            raise InputError(
+                f"{name!r} says that its model was loaded with {said}, which may run code and is not followed because {why}; give these "
+                "here, if you trust them"
+            )
+    if data and "code" not in followed:
+        notes.append(f"as {name} records: {', '.join(f'{n}={value!r}' for n, value in sorted(data.items()))}")
+    return {**given, **followed}, notes  # type: ignore[typeddict-item]
 
 
 def is_onnx(path: PathLike) -> bool:

@@ -132,11 +132,11 @@ MODELS: dict[str, Model] = {
         beta=_C,
     ),
     "std + eps": _rows(
-        "m = ReduceMean<axes=[-1]>(x) d = Sub(x, m) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q) f = Mul(v, unbiased) r = Sqrt(f)"
+        "m = ReduceMean<axes=[-1]>(x) d = Sub(x, m) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q) f = Mul(v, factor) r = Sqrt(f)"
         " e = Add(r, eps) n = Div(d, e) g = Mul(n, gamma) y = Add(g, beta)",
         ("StdNorm",),
         eps=(1,),
-        unbiased=(1,),
+        factor=(1,),
         gamma=_N,
         beta=_N,
     ),

@@ -339,7 +339,7 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
         (["right.onnx"], {"rounds": 0}, InputError, "rounds is 0"),
         (["right.onnx"], {"threads": 10**20}, InputError, "cores; give at most as many"),
         (["right.onnx"], {"dims": ["batch=1:2:4"]}, InputError, "dims: for the model, and none was given"),
-        (["free.onnx"], {}, InputError, "nothing says how large N may be; give sizes with --profile, such as N=8"),
+        (["free.onnx"], {}, InputError, "nothing says how large N may be; give sizes with --size, such as N=8"),
         (["text.onnx"], {}, InputError, "onnxruntime (text.onnx): 'x' is tensor(string)"),
         (["right.onnx"], {"sizes": ["batch"]}, InputError, "'batch' can't be read"),
         (["right.onnx"], {"sizes": ["batch=0"]}, InputError, "'batch=0' can't be read"),
@@ -363,7 +363,7 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
         (["right.onnx"], {"norm_impl": ["all"], "sizes": {"batch": 10**12}}, InputError, "has more than 268435456 elements"),
         (["right.onnx"], {"norm_impl": ["all"], "feeds": {}}, InputError, "inputs of their own"),
         (["right.onnx"], {"norm_impl": ["all"], "trust": True}, InputError, "trust: for the model"),
-        (["free.onnx"], {"norm_impl": ["all"]}, InputError, "give the sizes with --profile"),
+        (["free.onnx"], {"norm_impl": ["all"]}, InputError, "give the sizes with --size"),
     ],
 )
 def test_errors(files: Path, sources: list[str], options: dict[str, object], kind: type[Exception], said: str) -> None:
@@ -391,7 +391,7 @@ def test_the_norms_of_a_file(files: Path) -> None:
     found, notes = norms_of(onnx.parser.parse_model(text))
     assert found == []
     assert len(notes) == 3
-    assert "give the sizes with --profile" in notes[0]
+    assert "give the sizes with --size" in notes[0]
 
 
 @pytest.mark.usefixtures("quick")
@@ -417,7 +417,7 @@ def test_the_forms_of_a_norm_race(files: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("quick")
 def test_the_command_line(files: Path, tmp_path: Path) -> None:
     report = tmp_path / "race.json"
-    command = ["bench", str(files / "right.onnx"), "--rounds", "2", "--profile", "batch=3", "--report", str(report)]
+    command = ["bench", str(files / "right.onnx"), "--rounds", "2", "--size", "batch=3", "--report", str(report)]
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "onnxruntime CPU" in done.output

@@ -178,7 +178,7 @@ def test_what_is_not_there(layer_norm: Path, tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InputError, match=r"TensorRT builds for the GPU in this machine alone, not for 8\.6"):
         build(layer_norm, tmp_path / "m.engine", runtime="tensorrt", compute_capabilities=["8.6"])
     monkeypatch.setattr(trt.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RuntimeUnavailable, match=r"TensorRT-RTX is not installed; pip install 'normdeploy\[rtx\]'"):
+    with pytest.raises(RuntimeUnavailable, match=r"TensorRT-RTX is not installed; pip install tensorrt-rtx"):
         build(layer_norm, tmp_path / "m.engine")
 
 
@@ -460,7 +460,7 @@ def test_plugins_for_tensorrt_rtx_are_refused_before_any_work(tmp_path: Path) ->
     [
         pytest.param(
             ["--runtime", "tensorrt"],
-            "TensorRT is not installed; pip install 'normdeploy[tensorrt]'",
+            "TensorRT is not installed; pip install tensorrt",
             marks=pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed here"),
         ),
         ([], "TensorRT-RTX takes no plugins, so its engines can't hold our kernels; choose --norm-impl native or auto"),

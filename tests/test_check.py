@@ -107,7 +107,7 @@ def test_runtimes_are_asked(tmp_path: Path) -> None:
     groups = saved(tmp_path, "y = GroupNormalization<num_groups = 2>(x, w, b)")
     (problem,) = (p for p in found(groups, runtime="onnxruntime") if p.rule == "missing-kernel")
     assert problem.message.startswith("GroupNorm (GroupNormalization) in onnxruntime ")  # runs as a body of primitives there
-    contrib = saved(tmp_path, "y = com.microsoft.SkipLayerNormalization(x, x, w, b)")
+    contrib = saved(tmp_path, "y = com.microsoft.SkipLayerNormalization(x, x, w, b)", x="4,6,8")
     assert rules(contrib) == {"wrong-form", "missing-kernel"}  # TensorRT-RTX refuses it
     assert rules(contrib, runtime="onnxruntime") == {"wrong-form"}
 
@@ -321,3 +321,27 @@ def test_large_constants_are_seen_past_infinities(tmp_path: Path) -> None:
     onnx.save(proto, tmp_path / "m.onnx")
     (problem,) = found(tmp_path / "m.onnx")
     assert problem.message == "a constant of up to 70000 overflows in float16"
+
+
+def test_folders_are_searched_for_onnx_files(tmp_path: Path) -> None:
+    (tmp_path / "a" / "deep").mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
+    whole, broken = saved(tmp_path / "a", BY_HAND, "b.onnx"), saved(tmp_path / "a" / "deep", BY_HAND, "a.onnx")
+    saved(tmp_path / ".git", BY_HAND)
+    (tmp_path / "config.json").write_text("{}")  # as Hugging Face repositories have it, whose model is ONNX
+    (tmp_path / "a" / "around").symlink_to(tmp_path, target_is_directory=True)
+    broken.write_bytes(b"")
+    result = normdeploy.check(tmp_path)
+    assert [file.file for file in result.files] == [str(whole), str(broken)]
+    assert [bool(file.error) for file in result.files] == [False, True]
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "a" / "deep"), "-o", str(broken)])
+    assert "is the input" in str(done.exception)
+    (tmp_path / "empty").mkdir()
+    assert "folder without a config.json" in normdeploy.check(tmp_path / "empty").files[0].error
+
+
+def test_one_text_may_hold_several_rules_and_models_may_be_in_memory(tmp_path: Path) -> None:
+    file = saved(tmp_path, BY_HAND)
+    assert normdeploy.check(str(file), fail_on="unfolded, wrong-form").fail_on == ("unfolded", "wrong-form")
+    assert not normdeploy.check(onnx.load(file), fail_on="decomposed")
+    assert str(normdeploy.check(file)).splitlines()[0] == f"{file}:"

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import typer.main
+import typer.testing
 from onnx import TensorProto, helper
 
 from normdeploy import cli
@@ -70,6 +72,24 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == "[]"
     assert "normdeploy" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check", "optimize", "build", "run"])
+def test_verbs_on_onnx_files_import_neither_torch_nor_sympy(verb: str, tmp_path: Path) -> None:
+    """torch takes 1.4 s to import, sympy 0.4 s: longer than all that such a verb does with a small file."""
+    np.savez(tmp_path / "x.npz", x=np.ones((2, 8), np.float32))
+    output = ["-o", str(tmp_path / "out")]
+    options = {"optimize": output, "build": [*output, "--profile", "batch=1:2:4"], "run": [*output, "--inputs", str(tmp_path / "x.npz")]}
+    args = [verb, str(layer_norm_by_hand(tmp_path / "in.onnx")), *options.get(verb, [])]
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print([m for m in ('torch', 'sympy') if m in sys.modules], 'onnx' in sys.modules, file=sys.stderr))\n"
+        f"sys.argv = ['normdeploy', *{args}]\n"
+        "from normdeploy.cli import main; main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == (1 if verb == "check" else 0), done.stderr
+    assert done.stderr.strip() == "[] True"
 
 
 def test_every_verb_is_listed() -> None:
@@ -174,7 +194,7 @@ def test_export_build_verify(project: Path) -> None:
     document = json.loads((project / "export.json").read_text())
     assert [(n["kind"], n["status"], n["proved"]) for n in document["norms"]] == [("LayerNorm", "fused", ["identity", "onnxruntime run"])]
     assert document["nodes"]["after"] < document["nodes"]["before"]
-    assert list(document["seconds"]) == ["load", "export", "norms", "simplify", "write"]
+    assert list(document["seconds"]) == ["load", "export", "norms", "simplify", "compare", "write"]
 
     done = run("build", "model.onnx", "-o", "model.engine", "--compute-capability", "8.6", cwd=project)
     assert done.returncode == 0, done.stderr
@@ -303,3 +323,59 @@ def test_memory_that_is_not_there_is_no_traceback(monkeypatch: pytest.MonkeyPatc
         cli.main()
     assert ended.value.code == 1
     assert "not enough memory here: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "verb", [[], *([command.name or getattr(command.callback, "__name__", "")] for command in cli.app.registered_commands)]
+)
+def test_help_fits_80_columns_and_shows_flags_as_flags(verb: list[str]) -> None:
+    """An example that is cut can't be copied, and <bool> behind a flag says that it takes a value."""
+    done = typer.testing.CliRunner().invoke(cli.app, [*verb, "-h"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}, terminal_width=80)
+    assert done.exit_code == 0
+    assert "bool" not in done.stdout
+    assert "…" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    if verb:
+        assert "--verbose" in done.stdout
+
+
+def test_profiles_sizes_and_dims_mean_one_thing_in_all_verbs() -> None:
+    """--profile was a range for one verb, a size for another and a number for a third."""
+    metavars: dict[str, set[str | None]] = {}
+    for command in typer.main.get_command(cli.app).commands.values():  # type: ignore[attr-defined]
+        for option in command.params:
+            metavars.setdefault(option.opts[0], set()).add(option.metavar)
+    assert metavars["--profile"] == metavars["--dim"] == {"NAME=MIN:OPT:MAX"}
+    assert metavars["--size"] == {"NAME=SIZE"}
+    assert len(metavars["--profile-index"]) == len(metavars["--precision"]) == len(metavars["--input"]) == 1
+
+
+def test_verbose_logs_stages_norms_and_files(tmp_path: Path) -> None:
+    source, out = layer_norm_by_hand(tmp_path / "in.onnx"), tmp_path / "out.onnx"
+    done = run("optimize", source, "-o", out, "-q", "-v")
+    assert (done.returncode, done.stdout) == (0, "")
+    for said in ("norms took", "LayerNorm y fused LayerNormalization(axis=-1, epsilon=1e-12) (exact, error 2^-", f"wrote {out}"):
+        assert said in done.stderr, said
+    assert "tried from" not in done.stderr
+
+
+def test_completion_is_offered() -> None:
+    env = {**os.environ, "_NORMDEPLOY_COMPLETE": "complete_bash", "COMP_WORDS": "normdeploy opt", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'normdeploy'; from normdeploy.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout.split() == ["optimize"]
+
+
+@pytest.mark.parametrize("name", ["fp16", "f16", "half", "float16", "FLOAT16"])
+def test_a_precision_may_be_spelled_as_anybody_does(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    app = typer.testing.CliRunner()
+    done = app.invoke(cli.app, ["optimize", str(layer_norm_by_hand(tmp_path / "in.onnx")), "-o", str(out), "--precision", name, "-q"])
+    assert done.exit_code == 0, done.output
+    assert onnx.load(out).graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
+    again = app.invoke(cli.app, ["optimize", str(tmp_path / "in.onnx"), "-o", str(out), "--precision", "fp32", "-q"])
+    assert again.exit_code == 0, again.output
+    assert onnx.load(out).graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    wrong = app.invoke(cli.app, ["optimize", str(tmp_path / "in.onnx"), "-o", str(out), "--precision", "int8", "-q"])
+    assert wrong.exit_code == 2
+    assert "there is no precision 'int8'" in " ".join(wrong.output.split())

@@ -20,7 +20,7 @@ from docs.refresh import ROOT, blocks, run_python
 from normdeploy import passes
 from normdeploy.cli import app, main
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 RUN = ("python", "console")
 """Languages of blocks that are run."""
 

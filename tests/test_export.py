@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import stat
 import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim as TorchDim
 
-import normdeploy.storage.record
 from normdeploy.errors import ExportError, GraphError, InputError
 from normdeploy.exporter import CLASS, MODULE, record, recorded, to_onnx
 from normdeploy.graphs.simplify import simplify
@@ -259,8 +256,9 @@ def test_functions_are_inlined_with_their_defaults(monkeypatch: pytest.MonkeyPat
     calls = onnx.parser.parse_model(CALL)
     scopes = {"pkg.torch.onnx.name_scopes": "['', 'act', 'leaky']", "pkg.torch.onnx.class_hierarchy": "['Net', 'pkg.Act', 'aten.leaky']"}
     onnx.helper.set_model_props(calls.graph.node[0], scopes)  # type: ignore[arg-type]
+    program = torch.export.export(nn.Identity(), (torch.zeros(2, 4),))
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(model=ir.from_proto(calls)))
-    proto = to_onnx(Model(program=None, inputs=(spec("x", BATCH, 4),), outputs=("out",), kind="module"))  # type: ignore[arg-type]
+    proto = to_onnx(Model(program=program, inputs=(spec("x", BATCH, 4),), outputs=("out",), kind="module"))
     assert not proto.functions
     assert [o.domain for o in proto.opset_import] == [""]
     assert [metadata(n) for n in proto.graph.node] == [{MODULE: "act", CLASS: "pkg.Act"}] * 2
@@ -352,14 +350,13 @@ def written(**load: object) -> onnx.ModelProto:
 def altered(proto: onnx.ModelProto, change: dict[str, object]) -> onnx.ModelProto:
     entry = next(p for p in proto.metadata_props if p.key == "normdeploy")
     value = json.loads(entry.value)
-    value["record"].update(change)
+    value.update(change)
     entry.value = json.dumps(value)
     return proto
 
 
 def test_record_says_how_the_file_was_made(state: Path) -> None:
     found = recorded(written(model="pkg:build", imports=["pkg"], trust=True))
-    assert found["signed"] is True
     assert found["inputs"] == (
         spec("ids", BATCH, SEQ, dtype="int64"),
         InputSpec("x", "bfloat16", (BATCH, Dim.static(3)), (-0.5, 0.1)),
@@ -378,7 +375,6 @@ def test_record_is_replaced_and_survives_simplification(state: Path) -> None:
     record(proto, made, {"opset": 20})
     record(proto, made, {"opset": 21})
     found = recorded(simplify(proto).proto)
-    assert found["signed"]
     assert found["export"] == {"opset": 21}
     assert len([p for p in proto.metadata_props if p.key == "normdeploy"]) == 1
 
@@ -386,44 +382,7 @@ def test_record_is_replaced_and_survives_simplification(state: Path) -> None:
 def test_record_holds_no_folder_of_this_machine(state: Path) -> None:
     proto = written(state={"file": "/home/me/w.pt", "list": ["C:\\Users\\me\\x", Path("/a/b")]}, model="pkg.sub:build")
     assert recorded(proto)["load"] == {"state": {"file": "w.pt", "list": ["x", "b"]}, "model": "pkg.sub:build"}
-    assert recorded(proto)["signed"]
     assert {p.key: p.value for p in proto.metadata_props}["other"] == "kept"
-
-
-@pytest.mark.parametrize("change", [{"load": {"model": "evil:build"}}, {"model": {"sha256": "ffff", "kind": "state_dict"}}, {"export": {}}])
-def test_a_record_that_was_changed_is_not_signed(state: Path, change: dict[str, object]) -> None:
-    assert recorded(altered(written(model="pkg:build"), change))["signed"] is False
-
-
-def test_a_strangers_record_is_not_signed(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    proto = written(model="evil:build")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
-    assert recorded(proto)["signed"] is False  # no key here
-    written()
-    assert recorded(proto)["signed"] is False  # another key here
-    assert recorded(proto)["load"] == {"model": "evil:build"}
-
-
-def test_the_key_is_private_and_made_once(state: Path) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        keys = set(pool.map(lambda _: normdeploy.storage.record._key(create=True), range(32)))
-    assert len(keys) == 1
-    key = state / "normdeploy" / "key"
-    assert {p.name for p in key.parent.iterdir()} == {"key"}
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
-    proto = written()
-    assert recorded(proto)["signed"]
-    key.chmod(0o644)  # others may have read it
-    assert not recorded(proto)["signed"]
-    assert recorded(written())["signed"]
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600
-
-
-def test_without_a_place_for_the_key_the_file_is_unsigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert recorded(written())["signed"] is False
 
 
 @pytest.mark.parametrize(
@@ -431,9 +390,12 @@ def test_without_a_place_for_the_key_the_file_is_unsigned(tmp_path: Path, monkey
     [
         ("", "malformed"),
         ("[]", "malformed"),
+        ("{}", "malformed"),
         ('{"record": {}, "hmac": ""}', "malformed"),
+        ('{"record": 5, "hmac": ""}', "malformed"),
         ("[" * 100_000, "malformed"),
-        ('{"record": {"schema": 2}, "hmac": ""}', "schema 2, this version reads 1"),
+        ('{"schema": 3}', "schema 3, this version reads 2"),
+        ('{"schema": 2, "load": "\\ud800"}', "malformed"),
     ],
 )
 def test_malformed_records(state: Path, text: str, said: str) -> None:
@@ -441,6 +403,26 @@ def test_malformed_records(state: Path, text: str, said: str) -> None:
     onnx.helper.set_model_props(proto, {"normdeploy": text})
     with pytest.raises(GraphError, match=said):
         recorded(proto)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"inputs": "x[3]"},
+        {"inputs": [3]},
+        {"dims": ["a" * 5000]},
+        {"dims": {"a": 1}},
+        {"key": ["a"]},
+        {"model": 5},
+        {"model_args": [1]},
+        {"imports": "os"},
+        {"key": "a" * 5000},
+        {"eval": "yes"},
+    ],
+)
+def test_what_is_followed_whoever_wrote_it_is_checked(state: Path, load: dict[str, object]) -> None:
+    with pytest.raises(GraphError, match="malformed"):
+        recorded(altered(written(), {"load": load}))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import normdeploy
 from normdeploy.errors import GraphError, NormdeployError
 from normdeploy.storage import files
 from normdeploy.storage.files import atomic, load_onnx, save_onnx, sha256, write_bytes
@@ -342,3 +343,21 @@ def test_broken_external_data(tmp_path: Path, change: object, said: str) -> None
     path.write_bytes(proto.SerializeToString())
     with pytest.raises(GraphError, match=said):
         load_onnx(path)
+
+
+def test_a_size_of_minus_one_is_an_open_one(tmp_path: Path) -> None:
+    """PaddlePaddle's older writers put it for a dynamic size."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[1,1,4] x) => (float[1,1,4] y) { h = Relu(x) y = Neg(h) }'
+    )
+    proto.graph.value_info.append(onnx.helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, [-1, -1, 4]))
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim[:2]:
+            dim.dim_value = -1
+    before = proto.SerializeToString()
+    path = tmp_path / "paddle.onnx"
+    path.write_bytes(before)
+    for result in (load_onnx(path), normdeploy.optimize(path).proto, normdeploy.optimize(proto).proto):
+        for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
+            assert [d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim] == [None, None, 4]
+    assert proto.SerializeToString() == before

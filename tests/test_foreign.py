@@ -15,12 +15,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from normdeploy.evaluate import evaluate
-from normdeploy.evaluate.foreign import TABLE
 from normdeploy.foreign import ops as foreign_ops
-from normdeploy.foreign.proof import SKIPS
+from normdeploy.foreign.premises import SKIPS
 from normdeploy.foreign.write import Writer
 from normdeploy.records import Finding
 from normdeploy.rewriting import rewrite
+from tests.foreign_references import TABLE
 from tests.support import run_onnxruntime
 
 U = {"float32": 2.0**-24, "float16": 2.0**-11}
@@ -40,7 +40,7 @@ class Case:
     outputs: int = 1
     opset: int = 17
     data: int = 1  # how many of the first inputs are data, the others are initializers
-    reference: str = ""  # the owner in the table of `evaluate.foreign`, by default that of the domain
+    reference: str = ""  # the owner in the table of `tests.foreign_references`, by default that of the domain
     nodes: int = 1  # of the result at most
 
     @property

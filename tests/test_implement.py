@@ -15,10 +15,12 @@ from normdeploy_plugins.ops import BY_NAME
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from normdeploy.engines import implement
+from normdeploy.engines import implement, plugin_proof
 from normdeploy.engines.implement import TABLE, Implementation, changes, implemented, number
+from normdeploy.engines.plugin_nodes import Planner
 from normdeploy.errors import InputError, RuntimeUnavailable
 from normdeploy.graphs import functions
+from normdeploy.proof.plugins import TABLE as DEFINITIONS
 
 from .norm_nodes import DTYPES, MODELS, SIZES, Model, feeds
 from .support import run_onnxruntime
@@ -271,26 +273,70 @@ def test_norms_in_bodies_stay() -> None:
     assert not any(is_plugin(n) for n in written.graph.node)
 
 
-@pytest.mark.parametrize("change", ["epsilon", "mean"])
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "epsilon": lambda right: lambda m, inputs, attrs: right(m, inputs, {**attrs, "epsilon": attrs["epsilon"] * 1.01}),
+    "axis": lambda right: lambda m, inputs, attrs: right(m, inputs, {**attrs, "axis": -2}),
+    "ddof": lambda right: lambda m, inputs, attrs: right(m, inputs, {**attrs, "ddof": 1}),
+    "mean": lambda right: lambda m, inputs, attrs: (m.add(right(m, inputs, attrs)[0], m.mul(m.number(1e-6), inputs[0])),),
+    "bias": lambda right: lambda m, inputs, attrs: right(m, [inputs[0], inputs[1], inputs[1]], attrs),
+}
+
+
+@pytest.mark.parametrize("change", WRONG)
 def test_a_kernel_that_says_something_else_is_not_used(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check looks at values: a reference without epsilon, or off by the mean's rounding, is found out."""
-    op = BY_NAME["LayerNorm"]
-
-    def wrong(x: np.ndarray, *parameters: np.ndarray, **given: Any) -> np.ndarray:
-        if change == "epsilon":
-            return np.asarray(op.reference(x, *parameters, **given | {"epsilon": given["epsilon"] * 1.01}))
-        return np.asarray(op.reference(x, *parameters, **given)) + 1e-6 * x
-
-    monkeypatch.setitem(BY_NAME, "LayerNorm", replace(op, reference=wrong))
-    stays(LN.proto(), "its float64 reference differs from the file's nodes on")
+    """The proof looks at all of the function: an epsilon off by a hundredth, or the mean's rounding, is found out."""
+    monkeypatch.setitem(DEFINITIONS, "LayerNorm", WRONG[change](DEFINITIONS["LayerNorm"]))
+    stays(LN.proto(), "it is not proved to be what the file's nodes compute: ")
 
 
-def test_a_kernel_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any, **given: Any) -> np.ndarray:
+def test_a_kernel_whose_meaning_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
         raise ValueError("out of luck")
 
-    monkeypatch.setitem(BY_NAME, "LayerNorm", replace(BY_NAME["LayerNorm"], reference=fails))
-    stays(LN.proto(), "it could not be compared with the file's nodes: ValueError: out of luck")
+    monkeypatch.setitem(DEFINITIONS, "LayerNorm", fails)
+    stays(LN.proto(), "LayerNorm can't be followed: ValueError: out of luck")
+
+
+PLANS = {name: m for name, m in MODELS.items() if m.plugins}
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plugin_node_is_proved_exactly(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(implement, "proved", lambda graph, found: seen.append(plugin_proof.proved(graph, found)) or seen[-1])  # type: ignore[func-returns-value]
+    plugins(PLANS[name].portable(dtype))
+    assert seen
+    assert all(c and c.method == "exact" and c.bits >= 80 for c in seen)
+
+
+@pytest.mark.parametrize("other", [{"axis": 2}, {"groups": 4}, {"channels_last": 1}])
+def test_statistics_of_something_else_are_not_taken(other: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = DEFINITIONS["NormStatistics"]
+    monkeypatch.setitem(DEFINITIONS, "NormStatistics", lambda m, inputs, attrs: right(m, inputs, {**attrs, **other}))
+    _, account = plugins(MODELS["GroupNormalization"].portable(), sizes={"b": 1, "h": 128, "w": 128})
+    assert account[0].form == "native node"
+    assert "statistics of (axis, groups, channels_last)" in account[0].reason
+
+
+@pytest.mark.parametrize("parameter", ["scale", "shift"])
+@pytest.mark.parametrize("activation", ["Relu", "Identity"])
+def test_a_parameter_that_is_off_by_two_ulp_is_found(activation: str, parameter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ScaleShift holds numbers that were computed from a BatchNorm's: each is compared with the exact one, before the activation too."""
+    constant, model = Planner.constant, MODELS["BatchNormalization, Relu"]
+    proto = replace(model, body=model.body.replace("Relu", activation)).proto()
+
+    def off(self: Planner, like: Any, name: str, value: np.ndarray, kind: Any) -> Any:
+        made = constant(self, like, name, value, kind)
+        if name == parameter:
+            made.values.flat[2] *= 1 + 2.0**-22
+        return made
+
+    assert plugins(proto)[1][0].form == "plugin ScaleShift"
+    monkeypatch.setattr(Planner, "constant", off)
+    (told,) = plugins(proto)[1]
+    assert told.form == "native node"
+    assert "is more than half an ulp from" in told.reason
 
 
 # ------------------------------------------------------------------ functions
@@ -324,7 +370,7 @@ def test_functions_that_bear_a_plugin_s_name_get_another() -> None:
 
 
 def test_the_table_has_every_op_that_there_is() -> None:
-    assert {op for op in TABLE if op.startswith("normdeploy.")} == {f"normdeploy.{op}" for op in functions.OPS}
+    assert {op for op in TABLE if op.startswith("normdeploy.")} == {f"normdeploy.{op}" for op in functions.OPS - functions.WITHOUT_KERNEL}
     assert {op.partition(".")[2] for op in TABLE if "." in op} <= set(BY_NAME)
 
 
@@ -395,7 +441,7 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("lacks", "version", "said"),
     [
-        (without_triton, "11.4", r"the kernels are compiled with triton, which is not installed; pip install 'normdeploy\[plugins\]'"),
+        (without_triton, "11.4", r"the kernels are compiled with triton, which is not installed; pip install triton"),
         (lambda _: None, "10.8.0.43", r"TensorRT 10\.8 takes no kernels compiled ahead of time; 10\.9 and newer do"),
     ],
 )

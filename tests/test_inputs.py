@@ -15,6 +15,7 @@ from torch.export import Dim as ExportDim
 from normdeploy.errors import ExportError, InputError
 from normdeploy.loading import from_module, load
 from normdeploy.loading.inputs import parse
+from normdeploy.loading.signature import match_wishes
 from normdeploy.model import Dim, Model
 
 
@@ -48,8 +49,8 @@ def test_inline_ranges_and_aliases() -> None:
         (["x[-1]"], [], "dim '-1'"),
         (["x[2,,3]"], [], "dim ''"),
         (["x[b=8]"], [], "b=MIN:OPT:MAX"),
-        (["x[b=8:4:2]"], [], "1 <= min <= opt <= max"),
-        (["x[b=0:4:8]"], [], "1 <= min"),
+        (["x[b=8:4:2]"], [], "0 <= min <= opt <= max"),
+        (["x[b=0:0:0]"], [], "max >= 1"),
         (["x[2]{5:5}"], [], "no value"),
         (["x[2]{0:1e999}"], [], "no value"),
         (["x[2]{a:b}"], [], "range"),
@@ -411,7 +412,7 @@ def test_dynamic_shapes_that_do_not_fit(shapes: Any, message: str) -> None:
     [
         ([], r"needs example inputs.*--input.*Sum\(x, y\)"),
         (["x[2]"], "missing a required argument: 'y'"),
-        (["x[2]", "z[2]"], r"'z' is not a parameter of Sum"),
+        (["z[2]", "x[2]"], r"'z' is not a parameter of Sum"),
         (["a[2]", "b[2]", "c[2]"], "too many"),
     ],
 )
@@ -455,3 +456,44 @@ def test_complex_inputs_are_refused() -> None:
 def test_examples_that_contradict_the_inputs(make: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(InputError, match="example"):
         from_module(Sum().eval(), (make(), make()), inputs=["x:float32[b,4]", "y:float32[b,4]"])
+
+
+FIVE = ["ids", "mask", "positions", "kinds", "labels"]
+
+
+def test_one_original_name_may_be_kept_where_all_are_renamed() -> None:
+    wishes = parse([f"{name}:int64[n]" for name in ("ids", "a", "b", "c", "labels")], []).inputs
+    assert match_wishes(FIVE, wishes, "the inputs of Net") == list(wishes)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["ids", "labels", "a", "b", "c"], "'labels' is that of input 5: put it there"),
+        (["ids", "maks"], r"the input 'maks' is not one of .* \(is 'mask' meant\?\); use those names, or give all 5 .* \(given: 2\)"),
+        (["ids", "maks", "positions", "kinds", "labels"], r"\(is 'mask' meant\?\); write it so"),
+        (["a", "b"], r"give all 5 in their order under names of your own \(given: 2\)"),
+    ],
+)
+def test_names_that_do_not_fit_are_explained(given: list[str], said: str) -> None:
+    wishes = parse([f"{name}:int64[n]" for name in given], []).inputs
+    with pytest.raises(InputError, match=said):
+        match_wishes(FIVE, wishes, "the inputs of Net")
+
+
+class TwoInputs(torch.nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left + right
+
+
+def test_a_live_module_takes_kept_and_new_names_too() -> None:
+    assert [spec.name for spec in from_module(TwoInputs().eval(), inputs=["left[2,4]", "other[2,4]"]).inputs] == ["left", "other"]
+    with pytest.raises(InputError, match=r"'rihgt' is not a parameter .*is 'right' meant\?.*'left' can stand in its own place alone"):
+        from_module(TwoInputs().eval(), inputs=["rihgt[2,4]", "left[2,4]"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("fp32", "float32"), ("F16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("Long", "int64")]
+)
+def test_types_in_every_usual_spelling(name: str, kind: str) -> None:
+    assert parse([f"x:{name}[n]"], []).inputs[0].dtype == kind

@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from normdeploy.evaluate import evaluate
-from normdeploy.foreign.proof import attributes
 from normdeploy.graphs import opsets
+from normdeploy.proof.nodes import attributes
 from normdeploy.rewriting import rewrite
 from tests.support import run_onnxruntime
 

@@ -23,7 +23,7 @@ from normdeploy.bundles import text as package_text
 from normdeploy.bundles.sample_runs import Judgement
 from normdeploy.bundles.triton import Port, Serving, Warmup
 from normdeploy.errors import InputError
-from normdeploy.parity.judging import OutputResult
+from normdeploy.parity.results import OutputResult
 from normdeploy.storage import folder as atomic_folder
 from tests.packaged import ADD, given, written
 

@@ -91,8 +91,21 @@ def test_epsilon_outside_the_root_is_a_fit_of_its_own() -> None:
     assert found.epsilon == pytest.approx(1e-6, rel=1e-9)
 
 
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-3])
+def test_a_norm_that_is_clamped_is_a_fit_of_its_own(epsilon: float) -> None:
+    """F.normalize, scaled and shifted."""
+    found = asked(lambda x: 3 * x / np.maximum(np.sqrt((x * x).sum(-1, keepdims=True)), epsilon) + 0.5, (4, 8))
+    assert isinstance(found, Fit)
+    assert found.clamped
+    assert found.epsilon == pytest.approx(epsilon, rel=1e-9)
+    np.testing.assert_allclose(found.gamma, 3, rtol=1e-9)
+
+
 LOOKALIKES: dict[str, tuple[Callable, str]] = {
-    "clamped": (lambda x: x / np.maximum(np.sqrt((x * x).sum(-1, keepdims=True)), 1e-12), "clamped"),
+    "clamped": (
+        lambda x: (x - x.mean(-1, keepdims=True)) / np.maximum(x.std(-1, keepdims=True), 1e-6),
+        "clamped",
+    ),
     "another mean": (lambda x: (x - x.mean()) / np.sqrt(x.var(-1, keepdims=True) + 1e-5), "differ"),
     "no mean in the numerator": (lambda x: x / np.sqrt(x.var(-1, keepdims=True) + 1e-5), "differ"),
     "variance for deviation": (lambda x: (x - x.mean(-1, keepdims=True)) / (x.var(-1, keepdims=True) + 1e-5), ""),

@@ -103,7 +103,7 @@ def test_options_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> Non
     (tmp_path / "m.onnx").write_bytes(b"ftrt and more")
     for path, options, said in [
         (model, {"provider": "tpu"}, "no provider 'tpu'"),
-        (model, {"profile": 0}, "is no engine and has no profile 0"),
+        (model, {"profile_index": 0}, "is no engine and has no profile 0"),
         (model, {"cuda_graph": True}, "add provider='cuda'"),
         (tmp_path / "m.onnx", {"provider": "cpu"}, "is an engine, which runs on a GPU"),
         (tmp_path / "none", {}, "there is no file"),
@@ -275,13 +275,13 @@ def test_an_engine_is_told_profile_shapes_and_addresses_in_order(engine_file: Pa
 
 
 def test_shapes_outside_the_profiles_are_refused(engine_file: Path) -> None:
-    with normdeploy.open_runner(engine_file, profile=0) as runner:
+    with normdeploy.open_runner(engine_file, profile_index=0) as runner:
         with pytest.raises(InputError, match=r"shape \[6, 4\], profile 0 takes \[1, 4\] to \[4, 4\]"):
             runner.infer({"x": np.zeros((6, 4), np.float32)})
         assert CALLS == []
         assert isinstance(runner.infer({"x": np.zeros((2, 4), np.float32)})["y"], np.ndarray)
     with pytest.raises(InputError, match="has the profiles 0 to 1, there is no 2"):
-        normdeploy.open_runner(engine_file, profile=2)
+        normdeploy.open_runner(engine_file, profile_index=2)
 
 
 def test_a_graph_is_recorded_once_for_a_shape(engine_file: Path, request: pytest.FixtureRequest) -> None:

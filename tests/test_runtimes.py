@@ -366,8 +366,8 @@ def test_what_tensorrt_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trt.missing("tensorrt-rtx") == "no GPU: none here"
     assert trt.missing("tensorrt-rtx", gpu=False) == ""
     monkeypatch.setattr(trt.importlib.util, "find_spec", lambda name: None)
-    assert "TensorRT is not installed; pip install 'normdeploy[tensorrt]'" in trt.missing("tensorrt")
-    assert "pip install 'normdeploy[rtx]'" in trt.missing("tensorrt-rtx", gpu=False)
+    assert "TensorRT is not installed; pip install tensorrt" in trt.missing("tensorrt")
+    assert "pip install tensorrt-rtx" in trt.missing("tensorrt-rtx", gpu=False)
 
 
 def test_an_engine_is_not_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

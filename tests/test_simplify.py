@@ -332,6 +332,17 @@ def test_slices_that_tile_become_one_split(cuts: list[tuple[int, int]], split: b
     assert [o.name for o in result.proto.graph.output] == [o.name for o in proto.graph.output]
 
 
+def test_slices_of_slices_become_splits_of_splits() -> None:
+    """Partial rotary position embedding: the first half of each row is cut in two again, and of that one half once more."""
+    cuts = {"a": ("x", 0, 8), "b": ("x", 8, 12), "c": ("a", 0, 4), "d": ("a", 4, 8), "e": ("d", 0, 1), "f": ("d", 1, 4)}
+    ends = {f"{k}{name}": np.array([v], np.int64) for name, (_, *cut) in cuts.items() for k, v in zip("se", cut, strict=True)}
+    nodes = [helper.make_node("Slice", [of, f"s{name}", f"e{name}", "axis"], [name]) for name, (of, *_) in cuts.items()]
+    proto = one(nodes, (2, 12), {**ends, "axis": np.array([-1])}, ["b", "c", "e", "f"])
+    result = simplify(proto, [{"x": np.arange(24, dtype=np.float32).reshape(2, 12)}])
+    assert result.note == ""
+    assert ops(result.proto) == {"Split": 3}
+
+
 @pytest.mark.parametrize("op_type", ["LayerNormalization", "GroupNormalization", "InstanceNormalization"])
 def test_norm_nodes_stay_even_on_constants(op_type: str) -> None:
     rng = np.random.default_rng(0)

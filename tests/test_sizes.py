@@ -76,9 +76,7 @@ def test_axes_shrink_where_nothing_meets_along_them(name: str) -> None:
     (finding,) = summary.findings
     assert finding.status == "fused"
     assert finding.certificate is not None
-    told = finding.certificate.note
-    assert all(f"for {SHAPE[a]} along axis {a}" in told for a in expected)
-    assert not any(f"along axis {a}" in told for a in finding.axes)
+    assert finding.certificate.method == "exact"  # for every size, whatever was looked at
     x = np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
     (before,), (after,) = run_onnxruntime(proto, {"x": x}), run_onnxruntime(out, {"x": x})
     np.testing.assert_allclose(after, before, rtol=0, atol=2e-5)  # some ten roundings of numbers up to 10
@@ -100,13 +98,11 @@ def test_small_ones_keep_their_sizes() -> None:
     ],
     ids=["epsilon", "the batch too", "the place too", "no mean", "another gamma"],
 )
-def test_misreadings_fail_at_small_sizes_too(change) -> None:  # type: ignore[no-untyped-def]
+def test_misreadings_fail(change) -> None:  # type: ignore[no-untyped-def]
     graph, norm = read(model(spelled()))
     claim = change(norm)
     form = write(graph, claim, "any")
     assert isinstance(form, Form)
     rewrite = certify.rewrite_of(graph, norm.region, form.nodes)
     assert isinstance(rewrite, certify.Rewrite)
-    cases = certify.norm_cases(claim, rewrite)
-    assert max(c.leaves[0].size for c in cases) <= 3 * 64 * 3
-    assert not certify.certify_norm(claim, rewrite, cases)
+    assert not certify.certified({}, [rewrite])

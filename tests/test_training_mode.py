@@ -140,7 +140,7 @@ def test_eval_mends_a_copy_and_leaves_the_object_untouched() -> None:
     net = _warmed()
     before = _state(net)
     example = torch.randn(3, 4, requires_grad=True)
-    model = from_module(net, (example,), inputs=["x[batch,4]"], eval_mode=True)
+    model = from_module(net, (example,), inputs=["x[batch,4]"], eval=True)
     after = _state(net)
     assert before["flags"] == after["flags"]
     assert before["requires_grad"] == after["requires_grad"]
@@ -177,7 +177,7 @@ class ReadOnly:
 
 def test_what_can_not_be_mended_is_named() -> None:
     with pytest.raises(TrainingModeError, match=r"held \(plain object ReadOnly\) can't be set"):
-        from_module(Holder(ReadOnly()), (torch.randn(3, 4),), eval_mode=True)
+        from_module(Holder(ReadOnly()), (torch.randn(3, 4),), eval=True)
 
 
 class AlwaysDropping(nn.Module):
@@ -189,7 +189,7 @@ def test_functional_dropout_is_found_in_the_graph() -> None:
     module = nn.Sequential(nn.Linear(4, 4), AlwaysDropping()).eval()
     with pytest.raises(TrainingModeError, match=r"1 \(dropout\)"):
         from_module(module, (torch.randn(3, 4),))
-    model = from_module(module, (torch.randn(3, 4),), eval_mode=True)
+    model = from_module(module, (torch.randn(3, 4),), eval=True)
     x = torch.randn(3, 4)
     torch.testing.assert_close(model.program.module()(x), module[0](x))
 
@@ -250,8 +250,8 @@ def test_train_mode_in_an_exported_program(what: str, tmp_path: Path) -> None:
     path = _saved(module, shape, tmp_path / "m.pt2")
     with pytest.raises(TrainingModeError, match=named):
         load(path)
-    model = load(path, eval_mode=True)
-    assert model.recorded == {"eval_mode": True}
+    model = load(path, eval=True)
+    assert model.recorded == {"eval": True}
     x = torch.randn(shape)
     run = model.program.module()
     torch.testing.assert_close(run(x), reference(x))
@@ -264,7 +264,7 @@ def test_decomposed_training_program_can_not_be_mended(tmp_path: Path) -> None:
     torch.export.save(program, tmp_path / "m.pt2")
     for eval_mode in (False, True):
         with pytest.raises(TrainingModeError, match=r"_native_batch_norm_legit_functional.*export the program again"):
-            load(tmp_path / "m.pt2", eval_mode=eval_mode)
+            load(tmp_path / "m.pt2", eval=eval_mode)
 
 
 @pytest.mark.parametrize(

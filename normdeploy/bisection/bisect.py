@@ -26,12 +26,14 @@ import onnx
 from ..engines.build import Engine
 from ..errors import NormdeployError
 from ..model import Model
+from ..parity.battery import battery_of
 from ..parity.candidates import OFF, ON, STEPWISE, NotRun
-from ..parity.cases import Case, generated, given_to, read
+from ..parity.cases import Case, given_to, read
 from ..parity.compare import Comparison, Inputs, OutputResult, verify
 from ..runtimes.eager import EagerRunner
+from ..runtimes.exact import NotEvaluated, inlined
+from ..shown import Shown
 from ..storage.files import load_onnx
-from .exact import NotEvaluated, inlined
 from .hunt import CUDA, Fault, Hunt
 from .reproduce import Reproduction
 from .runtime import HALVES
@@ -40,7 +42,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Bisection:
+class Bisection(Shown):
     """What ``bisect`` found; true where nothing leaves the bound. ``not_searched``: what is wrong and could not be looked into."""
 
     parity: Comparison
@@ -87,12 +89,12 @@ def bisect(
     """
     start = time.perf_counter()
     own = None if inputs is None else read(inputs)
-    parity = verify(model, onnx_path, engines=engines, seeds=seeds, inputs=own, progress=progress)
+    parity = verify(model, onnx_path, engines=engines, seeds=seeds, inputs=own, names=None, progress=progress)
     faults, not_searched, notes, first = list[Fault](), list[NotRun](), list[str](), None
     chosen = _to_search(parity, [v.name for v in load_onnx(onnx_path, external_data=False).graph.output], not_searched)
     if chosen is not None:
         proto = inlined(load_onnx(onnx_path))
-        cases = generated(model, seeds)[0] if own is None else given_to(model, own, _halves(proto))
+        cases = battery_of(model, seeds).cases if own is None else given_to(model, own, _halves(proto))
         try:
             hunt = _hunt(model, proto, chosen, cases, progress)
             faults += hunt.faults()

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from ..parity.drift import distance
-from .exact import Array, Change, Exact, NotEvaluated, Values
+from ..runtimes.exact import Array, Change, Exact, NotEvaluated, Values
 from .match import Program, Spot
 
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)

@@ -19,11 +19,11 @@ from ..parity.parity import EAGER_MULTIPLE, ULPS, ulp
 from ..precision.precision import asked
 from ..precision.retype import FORMATS
 from ..precision.stepwise import stepwise
+from ..runtimes.exact import Array, Exact, Values
 from ..runtimes.ort import title
 from . import cause as bisect_cause
 from . import runtime as bisect_runtime
 from .cause import Cause
-from .exact import Array, Exact, Values
 from .lab import Bench, FirstWrong, felt, in_order, rounded_inputs, worse
 from .match import Program, Search, Spot
 from .reproduce import Reproduction

@@ -12,8 +12,8 @@ from ..model import Model
 from ..parity.drift import Laboratory, Pair, Point, distance
 from ..precision.calibrate import copied, loadable
 from ..runtimes import RunResult
+from ..runtimes.exact import Array, Exact
 from ..runtimes.ort import OrtRunner
-from .exact import Array, Exact
 
 _AT_ONCE = 64  # tensors fetched in one run
 _IN_MEMORY = _KEPT = 1 << 30  # bytes of weights, of values

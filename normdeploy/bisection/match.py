@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..model import Model
-from .exact import Array, Exact, NotEvaluated, Values
+from ..runtimes.exact import Array, Exact, NotEvaluated, Values
 
 _SAMPLE = 64  # elements that are looked at first
 _NEAR = 60  # nodes that are evaluated to see whether a trial helps

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 
 from ..errors import NormdeployError
+from ..runtimes.exact import Array, Exact, cut
 from ..storage.archive import write_npz
 from ..storage.folder import atomic_folder
-from .exact import Array, Exact, cut
 
 _INLINE = 1 << 30  # bytes of weights that go into the model's own file
 
@@ -26,8 +26,11 @@ Needs numpy, onnx and onnxruntime. Exit code 1: the error is larger than allowed
 """
 
 import json
+import os
 import pathlib
 import sys
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read while onnxruntime is imported; 0 leaves its telemetry on
 
 import numpy as np
 import onnx

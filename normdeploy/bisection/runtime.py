@@ -16,8 +16,8 @@ from ..parity.compare import OutputResult
 from ..parity.drift import distance
 from ..parity.parity import EAGER_MULTIPLE, ULPS, ulp
 from ..precision.retype import FORMATS
+from ..runtimes.exact import Array, Exact, Values, cut, island
 from .cause import Cause
-from .exact import Array, Exact, Values, cut, island
 from .lab import Bench
 
 _DRAWS = 3

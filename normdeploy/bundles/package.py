@@ -22,9 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from ..arguments import prepared
 from ..reports.report import Report
+from ..shown import Shown
 from ..storage.files import load_onnx, sha256
 from ..storage.folder import atomic_folder
 from . import bundle, manifest, triton
@@ -36,7 +38,7 @@ from .triton import Port, Serving, Warmup
 if TYPE_CHECKING:  # torch takes seconds to import
     import numpy as np
 
-    from ..sources import Loading
+    from ..sources import Loading, Onnx
     from .sample_runs import Judgement
     from .samples import Samples
 
@@ -46,7 +48,7 @@ _WARMUPS = 3  # samples, where Triton does not batch
 
 
 @dataclass(frozen=True)
-class Package:
+class Package(Shown):
     """What ``package`` wrote.
 
     ``models`` are the folders in the repository, ``serving`` how Triton is told to batch, ``judgement`` what the runtimes here make of
@@ -68,8 +70,9 @@ class Package:
         return bool(used) and all(used)
 
 
+@prepared(onnx="onnx_path")
 def package(
-    onnx_path: PathLike,
+    onnx_path: Onnx,
     output: PathLike,
     *,
     source: PathLike | None = None,
@@ -90,6 +93,7 @@ def package(
     ``output`` appears, or is replaced, only when all of it is written.
 
     Args:
+        onnx_path: the file, a model in memory, or what ``export`` gave.
         source: the PyTorch model file, whose float64 answers are then the expected outputs; without it they are onnxruntime's, its
             optimizer off.
         engines: TensorRT engines made of the file, as "8.6=a.plan" where there are several, and TensorRT-RTX engines.
@@ -101,7 +105,7 @@ def package(
         report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates.
         replace: an older bundle at ``output`` may be replaced.
         progress: called with (stage, done, total).
-        loading: how to load ``source``, as for ``export``; not needed where this user exported the file on this machine.
+        loading: how to load ``source``, as for ``export``; as ``verify`` takes it from the file's record.
 
     Raises:
         InputError: an argument does not fit the file, or ``output`` is not empty.
@@ -113,7 +117,9 @@ def package(
 
     start = time.perf_counter()
     given = (feeds,) if isinstance(feeds, Mapping | str | os.PathLike) else tuple(feeds)
-    wanted = Wanted(onnx_path, output, source, tuple(engines), given, name, max_batch, instances, provider, report_from, replace)
+    wanted = Wanted(
+        cast(PathLike, onnx_path), output, source, tuple(engines), given, name, max_batch, instances, provider, report_from, replace
+    )
     target = free_target(wanted)
     job = job_of(wanted)
     held = engines_of(engines)

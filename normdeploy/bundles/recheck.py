@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..environment import environment
 from ..errors import GraphError, InputError, NormdeployError
+from ..shown import Shown
 from ..storage.files import load_onnx, sha256
 from .bundle import MANIFEST, Bundle, described, open_bundle, require_hashes, scan
 from .manifest import norms_of, results_of
@@ -43,7 +44,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Recheck:
+class Recheck(Shown):
     """What ``recheck`` found; true where nothing got worse.
 
     ``judgement`` is what the runtimes make of the samples now, None where none could be run.

@@ -15,8 +15,8 @@ from ..errors import InputError
 from ..parity.candidates import OFF, ON, Candidate, NotRun, candidates_of, subject_of
 from ..parity.cases import Case
 from ..parity.compare import Comparison
-from ..parity.judging import OutputResult, judged
-from ..parity.parity import Tally
+from ..parity.parity import EAGER_MULTIPLE, ULPS, Tally
+from ..parity.results import OutputResult, judged
 from ..runtimes.eager import Float64Runner
 from ..storage.files import load_onnx
 from .references import is_floating, reference_runner
@@ -38,8 +38,7 @@ class Judgement(Comparison):
         return any(r.runtime == ON and not r and r.output in right for r in self.results)
 
     def to_json(self) -> dict[str, Any]:
-        told = super().to_json()
-        return told | {"rule": told["rule"] | {"reference": self.reference}}
+        return super().to_json() | {"rule": {"eager_multiple": EAGER_MULTIPLE, "ulps": ULPS, "reference": self.reference}}
 
 
 @dataclass

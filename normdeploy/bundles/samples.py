@@ -26,7 +26,8 @@ from ..errors import InputError
 from ..model import Dim, InputSpec, Model, Signature
 from ..parity.candidates import FLOATS, types_of
 from ..parity.cases import Case, Given, generated, given_to
-from ..parity.judging import Reference, Trial, unit_roundoff
+from ..parity.judging import Trial
+from ..parity.originals import Reference, unit_roundoff
 from ..parity.parity import ulp
 from ..precision.precision import asked
 from ..runtimes import RunResult

@@ -67,12 +67,12 @@ def _name(path: str | os.PathLike[str]) -> str:
 def _flags(loading: Mapping[str, Any]) -> list[str]:
     """The options of the command line that load a model."""
     words: list[str] = []
-    for name, flag in (("model", "--model"), ("key", "--key")):
+    for name, flag in (("model", "--model"), ("key", "--key"), ("task", "--task"), ("part", "--part")):
         words += [flag, str(loading[name])] if loading.get(name) else []
     words += [word for name, value in (loading.get("model_args") or {}).items() for word in ("--model-arg", f"{name}={value!r}")]
     for name, flag in (("imports", "--import"), ("inputs", "--input"), ("dims", "--dim")):
         words += [word for value in loading.get(name) or () for word in (flag, str(value))]
-    return words + [flag for name, flag in (("trust", "--trust"), ("eval_mode", "--eval")) if loading.get(name)]
+    return words + [flag for name, flag in (("trust", "--trust"), ("eval", "--eval")) if loading.get(name)]
 
 
 def notes(

@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import onnx
 
+from ..arguments import prepared
 from ..errors import BuildError, GraphError, InputError, RuntimeUnavailable
 from ..model import InputSpec
 from ..precision import precision
 from ..rewriting import rewrite
 from ..runtimes.profiles import Given, GraphInput, Shapes, profile
 from ..runtimes.trt import PACKAGES, TITLES, missing, version_of
+from ..shown import Shown
+from ..sources import Onnx, PathLike
 from ..storage.atomic import writable
 from ..storage.files import atomic, load_onnx, save_onnx, write_bytes
 from ..storage.record import recorded
@@ -30,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Engine:
+class Engine(Shown):
     """A built engine.
 
     ``compute_capabilities`` is empty where none were asked for: TensorRT-RTX then builds for all GPUs from 8.0 on, TensorRT for the one
@@ -52,8 +55,9 @@ class Engine:
     types: dict[str, int] = field(default_factory=dict)
 
 
+@prepared(onnx="onnx_path", runtimes=tuple(PACKAGES))
 def build(
-    onnx_path: str | os.PathLike[str],
+    onnx_path: Onnx,
     engine_path: str | os.PathLike[str],
     *,
     runtime: str = "tensorrt-rtx",
@@ -69,6 +73,7 @@ def build(
     fails, the libraries' log is kept beside it as ``<engine_path>.log``.
 
     Args:
+        onnx_path: the file, a model in memory, or what ``export`` gave.
         runtime: "tensorrt-rtx" or "tensorrt".
         compute_capabilities: GPUs to build for, such as "8.6" and "12.0" (TensorRT-RTX only).
         profiles: ranges of dynamic inputs or dims: texts such as "ids=1x8:8x128:64x512" and "batch=1:8:64", or name -> (min, opt, max).
@@ -84,12 +89,10 @@ def build(
         BuildError: the library refuses the model, or failed; with its reason.
         RuntimeUnavailable: the library, the GPU that it needs, or what the kernels need is not there.
     """
-    if runtime not in PACKAGES:
-        raise InputError(f"there is no runtime {runtime!r} to build for; it is one of {', '.join(PACKAGES)}")
     implement.check(norm_impl, runtime)
     if reason := missing(runtime, gpu=runtime == "tensorrt"):
         raise RuntimeUnavailable(f"can't build with {TITLES[runtime]}: {reason}")
-    source, target = Path(onnx_path), Path(engine_path)
+    source, target = Path(cast(PathLike, onnx_path)), Path(engine_path)  # a model in memory has become a file
     if os.path.realpath(source) == os.path.realpath(target):
         raise InputError(f"the engine {str(target)!r} would replace the model it is built from; give another name")
     wanted = _capabilities(compute_capabilities, runtime)
@@ -112,7 +115,7 @@ def build(
                 raise InputError(reasons.unknown(end.answer, runtime))
             if end.answer.get("refused") == "plugins":
                 raise RuntimeUnavailable(
-                    f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install 'normdeploy[plugins]', and "
+                    f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install triton, and "
                     "TensorRT 10.9 or newer"
                 )
             why = reasons.refused(end.answer, proto, source.name, runtime) if "refused" in end.answer else reasons.ended(end, log, runtime)

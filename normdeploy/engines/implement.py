@@ -6,7 +6,7 @@
             GroupNormalization, InstanceNormalization and BatchNormalization, which it fuses with pointwise neighbours by itself. This is
             by reasoning; it was not measured on a GPU.
 
-Every node that is written anew was compared with what it replaces (`engines.plugin_proof`); where that fails, or no kernel takes the
+Every node that is written anew is proved to be what it replaces (`engines.plugin_proof`); where that fails, or no kernel takes the
 norm, it stays, and the account says why. TensorRT-RTX takes no plugins.
 """
 
@@ -21,14 +21,15 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..errors import InputError, RuntimeUnavailable
-from ..graphs.functions import DOMAIN, OPS, VERSION, body, oldest
+from ..foreign.shadows import apart
+from ..graphs.functions import DOMAIN, OPS, VERSION, WITHOUT_KERNEL, body, oldest
 from ..graphs.graph import Graph
 from ..graphs.protos import module, subgraphs
 from ..graphs.shapes import complete
 from . import native_forms
 from .plugin_nodes import Kept, Plan, Planner
 from .plugin_plans import NORMS, plan, said, scaled_and_shifted
-from .plugin_proof import disagreement
+from .plugin_proof import proved
 
 NORM_IMPLS = ("native", "plugin", "auto")
 PLUGINS_SINCE = (10, 9)  # TensorRT's first release with plugins compiled ahead of time (aot_impl)
@@ -72,7 +73,7 @@ TABLE: dict[str, Row] = {
     "BatchNormalization": Row(_ALWAYS, _ALWAYS, "native"),
     "GroupNormalization": Row((10, 9), _ALWAYS, "native", native_forms.by_instances),
     "RMSNormalization": Row((10, 15), _ALWAYS, "plugin", native_forms.own_rms_norm),
-    **{f"{DOMAIN}.{op}": Row((9, 0), _ALWAYS, "plugin") for op in sorted(OPS)},
+    **{f"{DOMAIN}.{op}": Row((9, 0), _ALWAYS, "plugin") for op in sorted(OPS - WITHOUT_KERNEL)},
 }
 assert TABLE.keys() == NORMS
 
@@ -131,6 +132,7 @@ def implemented(
     check(norm_impl, runtime)
     known = number(version)
     ops, lacking = _kernels(norm_impl, runtime, known)
+    proto, _ = apart(proto)  # TensorRT's parser takes a function for every node of its name: these keep the names that they get
     graph = Graph(proto)
     graph.completer = complete
     planner = Planner(graph, ops, sizes or {})
@@ -158,7 +160,7 @@ def _kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[st
         try:
             from normdeploy_plugins.ops import BY_NAME
         except ImportError:
-            lacking = "the kernels are compiled with triton, which is not installed; pip install 'normdeploy[plugins]'"
+            lacking = "the kernels are compiled with triton, which is not installed; pip install triton"
         else:
             return BY_NAME, ""
     if norm_impl == "plugin":
@@ -171,7 +173,7 @@ def _implement(p: Planner, node: gs.Node, norm_impl: str, runtime: str, version:
     row = TABLE.get(op)
     if row is None:
         found = scaled_and_shifted(p, node) if norm_impl == "plugin" else None
-        return _made(p, found, node, "Mul and Add") if found is not None and not disagreement(p.graph, found, p.ops) else None
+        return _made(p, found, node, "Mul and Add") if found is not None and proved(p.graph, found) else None
     reason = ""
     if norm_impl == "plugin" or (norm_impl == "auto" and row.auto == "plugin"):
         found, reason = _tried(p, node, plan) if not lacking else (None, lacking)
@@ -206,8 +208,8 @@ def _tried(p: Planner, node: gs.Node, writer: Writer) -> tuple[Plan | None, str]
         found = writer(p, node)
     except Kept as kept:
         return None, str(kept)
-    reason = disagreement(p.graph, found, p.ops)
-    return (None, reason) if reason else (found, "")
+    certificate = proved(p.graph, found)
+    return (found, "") if certificate else (None, f"it is not proved to be what the file's nodes compute: {certificate.note}")
 
 
 def _made(p: Planner, found: Plan, node: gs.Node, op: str, reason: str = "") -> Implementation:

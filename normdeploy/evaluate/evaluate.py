@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import linear, pointwise, reductions, shapes
-from .core import Array, Attrs, Inputs, Table, Unsupported
+from .core import MOST, Array, Attrs, Inputs, Table, Unsupported, require_room
 
 __all__ = ["OPS", "VIEWS", "Unsupported", "apply", "quiet", "supported"]
 
@@ -47,8 +47,8 @@ def apply(op: str, inputs: Inputs, attrs: Attrs, *, opset: int, domain: str = ""
     if function is None:
         raise Unsupported(f"no float64 evaluation of {op}" + (f" of the domain {domain}" if domain else ""))
     sizes = [i.size for i in inputs if isinstance(i, np.ndarray)]
-    if (op in _GROW or math.prod(sizes) > _MOST) and (elements := _made(op, inputs)) > max(_MOST, *(i.size for i in inputs if _held(i)), 0):
-        raise Unsupported(f"{op} makes {elements} elements; at most {_MOST} are computed")
+    if op in _GROW or math.prod(sizes) > MOST:
+        require_room(op, _made(op, inputs), max((i.size for i in inputs if _held(i)), default=0))
     result = function(inputs, attrs, opset, outputs)
     if type(result) is tuple:
         return tuple(value if value is None else np.asarray(value) for value in result[:outputs])
@@ -57,7 +57,6 @@ def apply(op: str, inputs: Inputs, attrs: Attrs, *, opset: int, domain: str = ""
 
 _GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad"})  # by a value, not by the sizes of their inputs
 VIEWS = frozenset({"Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"})  # which make nothing
-_MOST = 2**26  # elements that an op may make of smaller tensors: half a gigabyte
 
 
 def _held(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .core import Array, Attrs, Inputs, Result, Table, optional, text
+from .core import Array, Attrs, Inputs, Result, Table, optional, require_room, text
 from .shapes import pad
 
 Sizes = tuple[int, ...]
@@ -117,6 +117,7 @@ def _conv_transpose(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> R
     columns = np.matmul(w.reshape(groups, channels // groups, -1).swapaxes(1, 2), rows)
     columns = columns.reshape(filters, *window.kernel, batch, *sizes)
     reach = [max((n - 1) * s + e, b + o) for n, s, e, b, o in zip(sizes, window.strides, window.extents, window.begins, out, strict=True)]
+    require_room("ConvTranspose", filters * batch * math.prod(reach), x.size)
     full = np.zeros((filters, batch, *reach))
     for offset in product(*(range(k) for k in window.kernel)):
         places = zip(offset, window.dilations, sizes, window.strides, strict=True)

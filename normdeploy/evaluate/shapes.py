@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .core import Array, Attrs, Inputs, Result, Table, Unsupported, integers, optional, text, widen
+from .core import Array, Attrs, Inputs, Result, Table, Unsupported, integers, optional, require_room, text, widen
 
 
 def _constant(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
@@ -138,6 +138,7 @@ def pad(x: Array, begins: list[int], ends: list[int], value: Any = 0) -> Array:
     if not any(begins) and not any(ends):
         return x
     sizes = [n + b + e for n, b, e in zip(x.shape, begins, ends, strict=True)]
+    require_room("Pad", math.prod(sizes), x.size)
     out = np.full(sizes, value, x.dtype)
     inner = tuple(slice(max(b, 0), n + b + min(e, 0)) for n, b, e in zip(x.shape, begins, ends, strict=True))
     kept = tuple(slice(max(-b, 0), n + min(e, 0)) for n, b, e in zip(x.shape, begins, ends, strict=True))

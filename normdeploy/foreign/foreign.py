@@ -11,15 +11,16 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
-from ..graphs.dims import Dims
 from ..graphs.nested import Nested, bodies
 from ..graphs.nested_functions import functions, unopened
 from ..graphs.opsets import nodes_of
 from ..graphs.protos import copy_field, module, names
-from ..records import Certificate, Finding
+from ..proof.certificate import NOT_KNOWN
+from ..proof.nodes import attributes
+from ..records import Finding
 from .account import Foreign, Read
 from .ops import op_of
-from .proof import MALFORMED, SIZES, SKIPS, attributes, proved, small
+from .proof import MALFORMED, Memo, proved
 from .shapes import OWN_DOMAINS, stated, types_of
 from .write import OLDEST, Op, Refused, Types, Writer
 
@@ -37,7 +38,7 @@ class _Expander:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
     value_info: list[onnx.ValueInfoProto] = field(default_factory=list)
-    certificates: dict[tuple[object, ...], Certificate] = field(default_factory=dict)
+    memo: Memo = field(default_factory=dict)
 
     def take(self, node: onnx.NodeProto) -> None:
         own = (node.domain, node.op_type) in self.functions  # the file says itself what it means
@@ -55,7 +56,7 @@ class _Expander:
             strange = set(node.output) - {"", *(o for n in writer.nodes for o in n.output)}
             if strange:
                 raise Refused(f"it has no output {min(strange)!r}")
-            certificate = self._certificate(op, writer)
+            certificate = proved(self.memo, op, writer, self.types)
         except Refused as e:
             self._leave(node, _finding(node, op.kind, "refused", f"{_said(node)}: {e}"))
             return
@@ -63,8 +64,9 @@ class _Expander:
             self._leave(node, _finding(node, op.kind, "refused", f"{_said(node)} can't be read: {type(e).__name__}: {e}"))
             return
         if not certificate:
-            why = certificate.note or f"differs by {certificate.error:.2g} (relative) on the input {certificate.worst!r}"
-            finding = _finding(node, op.kind, "undone", f"the certificate of its standard form failed: {why}")
+            known = certificate.why not in NOT_KNOWN
+            why = f"the certificate of its standard form failed: {certificate.note}" if known else f"it can't be proved: {certificate.note}"
+            finding = _finding(node, op.kind, "undone" if known else "refused", f"{_said(node)}: {why}")
             self._leave(node, replace(finding, certificate=certificate))
             return
         for made in writer.nodes:
@@ -79,21 +81,6 @@ class _Expander:
     def _leave(self, node: onnx.NodeProto, finding: Finding) -> None:
         self.nodes.append(node)
         self.read.left.append(Foreign(finding, frozenset(node.input)))
-
-    def _certificate(self, op: Op, writer: Writer) -> Certificate:
-        node, attrs = writer.node, attributes(writer.node)
-        shape = self._shape(node, 0)
-        skip = len(self._shape(node, SKIPS.get(node.op_type, 0)))
-        given = (tuple(map(bool, node.input)), tuple(map(bool, node.output)), skip)
-        written = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
-        key = (node.domain, node.op_type, tuple(small(op, shape, SIZES[0], attrs)), given, written, tuple(n.op_type for n in writer.nodes))
-        if key not in self.certificates:
-            self.certificates[key] = proved(op, writer, self.opset, shape, skip)
-        return self.certificates[key]
-
-    def _shape(self, node: onnx.NodeProto, index: int) -> Dims:
-        shape = self.types.get(node.input[index], (None, None))[1]
-        return (None, None, None) if shape is None else shape
 
 
 def standardized(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Read]:

@@ -1,7 +1,7 @@
 """What foreign norm nodes mean, written as standard nodes: onnxruntime's contrib ops, and GroupNormalization as it was before opset 21.
 
 An op's function gets the `Writer` and the node's attributes; it raises Refused where the node can't be written. Semantics and defaults:
-`normdeploy.evaluate.foreign`.
+`normdeploy.proof.foreign`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the norm nodes of TensorRT's plugins mean, written as standard nodes.
 
 Most of these plugins have been removed, and others borrow their names: a node whose epsilon is not written, or that has an attribute of
-unknown meaning, is refused. Semantics and defaults: `normdeploy.evaluate.foreign`.
+unknown meaning, is refused. Semantics and defaults: `normdeploy.proof.foreign`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..evaluate.foreign import GROUPS, SKIP_EPSILON
+from ..proof.foreign import GROUPS, SKIP_EPSILON
 from .write import Attrs, Op, Refused, Writer
 
 _PARSED = {"plugin_version", "plugin_namespace", "aot", "name", "info"}  # for TensorRT's parser, no part of the op

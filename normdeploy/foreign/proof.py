@@ -1,139 +1,133 @@
-"""The certificate of a foreign node's expansion: its owner's definition and the nodes written, both in float64 on the battery.
+"""The certificate of a foreign node's expansion: its owner's definition and the nodes written are one function (`normdeploy.proof`).
 
-What an expansion computes depends on the node's attributes, on which inputs it has and on their ranks, but on few sizes: those of the axes
-that a LayerNorm plugin is laid along, and the channels of a GroupNormalization 18. So small tensors prove it, and nodes that agree in all
-this share one proof.
+Nodes that agree in their op, attributes, inputs' sizes and in all that was written for them share one proof.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 
 from ..evaluate import evaluate
-from ..evaluate.foreign import GROUPS, TABLE
-from ..graphs.dims import Dims
+from ..proof.certificate import certificate_of
+from ..proof.errors import NotProved, Why
+from ..proof.foreign import TABLE
+from ..proof.machine import Machine
+from ..proof.nodes import Indices, Table, attributes, run_protos
+from ..proof.prove import Identity, identity
+from ..proof.sides import Sides
+from ..proof.sizes import Size
+from ..proof.value import Value
 from ..records import Certificate
-from ..rewriting.certify import BOUND, PATTERNS
-from .write import Op, Writer
+from .premises import RANKS, Shape, shapes
+from .write import Op, Types, Writer
 
-Array = np.ndarray
-Draw = Callable[[np.random.Generator, int, float], Array]
+MALFORMED = (evaluate.Unsupported, KeyError, TypeError, ValueError, IndexError, ArithmeticError, AssertionError, AttributeError)
 
-MALFORMED = (evaluate.Unsupported, KeyError, TypeError, ValueError, IndexError, ArithmeticError)
-SIZES = ((2, 3, 8, 5, 4), (3, 2, 6, 3, 2))
-SKIPS = {"SkipLayerNormalization": 1, "SkipSimplifiedLayerNormalization": 1, "CustomSkipLayerNormPluginDynamic": 1, "SkipGroupNorm": 3}
+Memo = MutableMapping[object, Identity | NotProved]
 
 
-def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Attributes as plain values; tensors as arrays."""
-    found = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    return {k: onnx.numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for k, v in found.items()}
-
-
-def proved(op: Op, writer: Writer, opset: int, shape: Dims, skip: int) -> Certificate:
-    """Compare every output that the node names, at two sizes, on each pattern of the battery.
-
-    ``shape``: of the first input. ``skip``: the rank of the other summand, where there is one.
+def proved(memo: Memo, op: Op, writer: Writer, types: Types) -> Certificate:
+    """Every output that the node names, at every input and size that its definition takes. ``memo``: what was proved of others.
 
     Raises:
-        MALFORMED: the node does not fit its op, so that one of the two can't be evaluated.
+        MALFORMED: the node does not fit its op.
     """
-    node, attrs = writer.node, attributes(writer.node)
-    reference = _reference(op, node)
-    worst, name, cases = 0.0, "", 0
-    rng = np.random.default_rng(17)
-    for sizes in SIZES:
-        for pattern, draw in PATTERNS.items():
-            drawn = _inputs(op, node, attrs, small(op, shape, sizes, attrs), skip, rng, draw)
-            values = dict(zip(node.input, drawn, strict=True))  # a tensor may be given twice
-            inputs = [values[name] for name in node.input]
-            with evaluate.quiet():
-                expected = reference(inputs, attrs, opset, len(node.output))
-                found = _run(writer, inputs, opset)
-                ratio = _difference(node, expected if isinstance(expected, tuple) else (expected,), found)
-            cases += 1
-            if not ratio <= worst:
-                worst, name = ratio, pattern
-    return Certificate(bool(worst <= BOUND), worst, BOUND, cases, name or next(iter(PATTERNS)))
+    attrs, name = attributes(writer.node), writer.node.input[0]
+    ranks, more = [0], ""
+    if types.get(name, (None, None))[1] is None and writer.node.op_type != "EmbedLayerNormalization":
+        least = max(-int(attrs.get("axis", -1)), 1)
+        ranks = list(range(least, least + RANKS))
+        # an axis more in front of all data is named by no node: a slice of the larger rank is a case of the smaller one
+        more = f"the rank of {name!r} is not known: shown at each from {least} to {ranks[-1]}, and at larger ones slice by slice"
+    found = [_at(memo, op, writer, attrs, shapes(op, writer.node, attrs, types, rank)) for rank in ranks]
+    return certificate_of(next((f for f in found if isinstance(f, NotProved)), found[-1]), more)
 
 
-def small(op: Op, shape: Dims, sizes: Sequence[int], attrs: Mapping[str, Any]) -> list[int]:
-    """A small shape of the same rank; sizes that the expansion depends on are kept."""
-    made = [*sizes, *(2,) * len(shape)][: len(shape)]
-    kept = range(attrs["axis"] % len(shape), len(shape)) if "axis" in attrs else (1,) if op.owner == "ONNX 18" else ()
-    return [d if a in kept and isinstance(d, int) else made[a] for a, d in enumerate(shape)]
+def _at(memo: Memo, op: Op, writer: Writer, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]) -> Identity | NotProved:
+    key = _key(op, writer, sizes)
+    if key not in memo:
+        try:
+            memo[key] = _identity(_sides(op, writer, attrs, sizes))
+        except NotProved as e:
+            memo[key] = e
+    return memo[key]
 
 
-def _reference(op: Op, node: onnx.NodeProto) -> Callable[..., Any]:
-    owner = "TensorRT" if op.owner == "TensorRT" else "com.microsoft"
-    return TABLE.get((owner, node.op_type)) or evaluate.OPS["com.microsoft" if op.owner == "onnxruntime" else "", node.op_type]
+def _identity(sides: Sides) -> Identity:
+    """An expansion computes no parameter, so nothing is equal up to a scale, a shift or a rounding."""
+    found = identity(sides)
+    if found.parameters or found.epsilons or found.read:
+        raise NotProved(Why.DIFFERS, "it computes something else, by a scale or a shift", sides.culprit)
+    return found
 
 
-def _run(writer: Writer, inputs: Sequence[Array | None], opset: int) -> dict[str, Array]:
-    values: dict[str, Any] = {n: v for n, v in zip(writer.node.input, inputs, strict=True) if n}
-    for tensor in writer.initializers:
-        held = onnx.numpy_helper.to_array(tensor)
-        values[tensor.name] = held if held.dtype.kind in "iub" else held.astype(np.float64)
-    for n in writer.nodes:
-        made = evaluate.apply(n.op_type, [values[i] if i else None for i in n.input], attributes(n), opset=opset, outputs=len(n.output))
-        values.update(zip(n.output, made, strict=False))
-    return values
+def _sides(op: Op, writer: Writer, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]) -> Sides:
+    node, opset = writer.node, writer.opset
+    wanted = [i for i, name in enumerate(node.output) if name]
+    definition = TABLE[op.owner, node.op_type]
+    leaves, inputs_of = _embedding(node, sizes) if node.op_type == "EmbedLayerNormalization" else _plain(sizes)
+
+    def before(m: Machine, values: Sequence[Value]) -> list[Value]:
+        given = inputs_of(values)
+        found = definition(m, [given[name] if name else None for name in node.input], attrs, opset, len(node.output))
+        found = found if isinstance(found, tuple) else (found,)
+        return [found[i] for i in wanted]
+
+    def after(m: Machine, values: Sequence[Value]) -> list[Value]:
+        env = run_protos(m, writer.nodes, writer.initializers, inputs_of(values), opset)
+        return [env[node.output[i]] for i in wanted]
+
+    return Sides(leaves, before, after, node.output[wanted[0]])
 
 
-def _difference(node: onnx.NodeProto, expected: Sequence[Array | None], found: dict[str, Array]) -> float:
-    """The largest difference of any output, relative to the largest value of it."""
-    worst = 0.0
-    for name, ref in zip(node.output, expected, strict=False):
-        if not name:
-            continue
-        got = found.get(name)
-        if ref is None or got is None or got.shape != ref.shape:
-            return float("inf")
-        if (np.isnan(ref) != np.isnan(got)).any():
-            return float("inf")
-        gap = np.nan_to_num(np.abs(np.where(got == ref, 0.0, got.astype(np.float64) - ref)), nan=0.0, posinf=np.inf).max(initial=0.0)
-        worst = max(worst, float(gap) / max(float(np.abs(np.nan_to_num(ref)).max(initial=0.0)), 1e-300))
-    return worst
+def _plain(sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
+    """Each input is a leaf."""
+    return tuple(sizes.values()), lambda values: dict(zip(sizes, values, strict=True))
 
 
-def _inputs(
-    op: Op, node: onnx.NodeProto, attrs: Mapping[str, Any], shape: list[int], skip: int, rng: np.random.Generator, draw: Draw
-) -> list[Array | None]:
-    """One set of inputs; ``draw`` fills those that are normalized. A vector in an attribute decides how many channels there are."""
-    if node.op_type == "EmbedLayerNormalization":
-        return _embedding(node, shape[1], rng, draw)
-    held = next((int(np.size(attrs[k])) for k in ("scales", "gamma") if k in attrs), 0)
-    last = op.kind in ("LayerNorm", "RMSNorm") or (op.owner == "onnxruntime" and attrs.get("channels_last", 1))
-    channel = len(shape) - 1 if last else 1
-    if held and last and len(shape) == 5:
-        channel, shape[3:] = 2, [1, 1]
-    if op.kind == "GroupNorm" and op.owner != "ONNX 18":
-        shape[channel] = 2 * attrs.get("groups", attrs.get("num_groups", GROUPS))
-    shape[channel] = held or shape[channel]
-    size = attrs["num_groups"] if op.owner == "ONNX 18" else shape[attrs["axis"] :] if "axis" in attrs else shape[channel]
-    made: list[Array | None] = []
-    for i, name in enumerate(node.input):
-        dims = shape if i == 0 else skipped(shape, skip) if i == SKIPS.get(node.op_type) else None
-        value = rng.uniform(0.5, 1.5, size) if dims is None else draw(rng, math.prod(dims), attrs.get("epsilon", 1e-5)).reshape(dims)
-        made.append(value if name else None)
-    return made
+def _embedding(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
+    """Leaves are the rows that ids pick, by table and ids (or how many of the first), gamma and beta, and the mask as numbers."""
+    name = dict(enumerate(node.input))
+    ids, positions = name[0], name.get(8) or ""
+    picks: list[tuple[str, str | Size]] = [(name[2], ids), (name[3], positions or sizes[ids][1])]
+    picks += [(name[4], name[1])] if name[1] else []
+    counted = name.get(7) or ""
+    leaves: dict[object, Shape] = {}
+    for table, by in picks:
+        leaves[table, by] = (*(sizes[by] if isinstance(by, str) else (by,)), *sizes[table])
+    leaves.update((vector, sizes[vector]) for vector in (name[5], name[6]))
+    if counted:
+        leaves["mask"] = sizes[counted]
+
+    def inputs_of(values: Sequence[Value]) -> dict[str, Any]:
+        held = dict(zip(leaves, values, strict=True))
+        given: dict[str, Any] = {t: Table(t, {by: held[table, by] for table, by in picks if table == t}) for t, _ in picks}
+        for index in filter(None, (ids, name[1], counted, positions)):
+            given[index] = Indices(index, sizes[index], held["mask"] if index == counted else None)
+        return given | {vector: held[vector] for vector in (name[5], name[6])}
+
+    return tuple(leaves.values()), inputs_of
 
 
-def skipped(shape: Sequence[int], rank: int) -> list[int]:
-    """The shape of the other summand: of x's, or x's last axes, or (N, C) for a SkipGroupNorm."""
-    return [shape[0], shape[-1]] if len(shape) == 4 and rank == 2 else list(shape[len(shape) - rank :])
+def _key(op: Op, writer: Writer, sizes: Mapping[str, Shape]) -> object:
+    """All that a proof looks at, whatever tensors and symbols are called."""
+    node = writer.node
+    tensors: dict[str, int] = {}
+    symbols: dict[str, int] = {}
 
+    def place(names: Sequence[str]) -> tuple[int, ...]:
+        return tuple(tensors.setdefault(name, len(tensors)) if name else -1 for name in names)
 
-def _embedding(node: onnx.NodeProto, length: int, rng: np.random.Generator, draw: Draw) -> list[Array | None]:
-    """input_ids, segment_ids, three tables, gamma, beta, mask, position_ids."""
-    rows, hidden, batch = 11, 8, 3
-    made: list[Array] = [rng.integers(0, rows, (batch, length)) for _ in range(2)]
-    made += [draw(rng, rows * hidden, 1e-5).reshape(rows, hidden) for _ in range(3)]
-    made += [rng.uniform(0.5, 1.5, hidden) for _ in range(2)]
-    made += [rng.integers(0, below, (batch, length)) for below in (2, rows)]
-    return [m if n else None for n, m in zip(node.input, made, strict=False)]
+    def told(size: Size) -> object:
+        terms = [(c, tuple(symbols.setdefault(s, len(symbols)) for s in monomial)) for monomial, c in size.terms]
+        return tuple(sorted(terms, key=repr))
+
+    def said(n: onnx.NodeProto) -> object:
+        return n.op_type, place(n.input), place(n.output), tuple(sorted(a.SerializeToString(deterministic=True) for a in n.attribute))
+
+    own = (op.owner, writer.opset, said(node), *(said(n) for n in writer.nodes))
+    held = tuple((place([t.name]), t.data_type, tuple(t.dims), t.raw_data) for t in writer.initializers)
+    return (*own, held, tuple((place([name]), tuple(map(told, shape))) for name, shape in sizes.items()))

@@ -86,7 +86,8 @@ def _whole(node: onnx.NodeProto) -> bool:
 
 def _missing(node: onnx.NodeProto) -> str:
     """What a node of ours lacks."""
-    lacks = lacking(node.op_type, node.input, {a.name for a in node.attribute})
+    given = {a.name: None if a.ref_attr_name else onnx.helper.get_attribute_value(a) for a in node.attribute}
+    lacks = lacking(node.op_type, node.input, given)
     return f"the node {node.name or node.output[0]!r} ({DOMAIN}.{node.op_type}) lacks {' and '.join(lacks)}" if lacks else ""
 
 

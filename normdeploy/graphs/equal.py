@@ -44,12 +44,12 @@ def check_equal(
     Raises:
         ExportError: an output differs by more; the message names it and both values.
     """
-    relative = 6 * math.sqrt(len(before.graph.node)) * _unit_roundoff(before)
+    relative = 6 * math.sqrt(len(before.graph.node)) * unit_roundoff(before)
     light, weights = detached(before)
-    values = _values(weights)
+    values = held(weights)
     expected = _outputs(light, values, samples)
     light, weights = detached(after)
-    found = _outputs(light, _values(weights) | {name: values[theirs] for name, theirs in (shared or {}).items()}, samples)
+    found = _outputs(light, held(weights) | {name: values[theirs] for name, theirs in (shared or {}).items()}, samples)
     for (name, old), (_, new) in zip(expected, found, strict=True):
         difference = _difference(old, new)
         bound = relative * float(np.abs(old, where=np.isfinite(old), out=np.zeros(old.shape)).max(initial=0.0))
@@ -62,23 +62,24 @@ def check_equal(
 _Values = dict[str, ort.OrtValue]
 
 
-def _values(weights: Mapping[str, onnx.TensorProto]) -> _Values:
-    return {name: ort.OrtValue.ortvalue_from_numpy(_computable(onnx.numpy_helper.to_array(t))) for name, t in weights.items()}
+def held(weights: Mapping[str, onnx.TensorProto]) -> _Values:
+    """Large weights as onnxruntime takes them, bfloat16 as float32."""
+    return {name: ort.OrtValue.ortvalue_from_numpy(computable(onnx.numpy_helper.to_array(t))) for name, t in weights.items()}
 
 
 def _outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]:
     """(name, value) of every output for every sample."""
     given = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
-    session, fed = _session(light, values)
-    names = [o.name for o in session.get_outputs()]
+    made, fed = session(light, values)
+    names = [o.name for o in made.get_outputs()]
     found: list[tuple[str, np.ndarray]] = []
     for sample in samples:
-        feeds = fed | {name: ort.OrtValue.ortvalue_from_numpy(_computable(sample[name])) for name in given}
-        found += zip(names, (value.numpy() for value in session.run_with_ort_values(names, feeds)), strict=True)
+        feeds = fed | {name: ort.OrtValue.ortvalue_from_numpy(computable(sample[name])) for name in given}
+        found += zip(names, (value.numpy() for value in made.run_with_ort_values(names, feeds)), strict=True)
     return found
 
 
-def _session(light: onnx.ModelProto, values: _Values) -> tuple[ort.InferenceSession, _Values]:
+def session(light: onnx.ModelProto, values: _Values) -> tuple[ort.InferenceSession, _Values]:
     """A session without optimizations, and the weights to feed it: onnxruntime copies an initializer, but takes an input where it lies."""
     _without_bfloat16(light)
     fed = _fed(light, values)
@@ -116,7 +117,7 @@ def _fed(light: onnx.ModelProto, values: _Values) -> _Values:
     return fed
 
 
-def _computable(array: np.ndarray) -> np.ndarray:
+def computable(array: np.ndarray) -> np.ndarray:
     """The array in a type that onnxruntime computes in on the CPU."""
     return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
@@ -126,7 +127,7 @@ def _without_bfloat16(model: onnx.ModelProto) -> None:
     narrow, wide = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
     for tensor in tensors(model):
         if tensor.data_type == narrow and tensor.HasField("raw_data"):
-            tensor.CopyFrom(onnx.numpy_helper.from_array(_computable(onnx.numpy_helper.to_array(tensor)), tensor.name))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(computable(onnx.numpy_helper.to_array(tensor)), tensor.name))
         elif tensor.data_type == narrow:  # a reference
             tensor.data_type = wide
     for body in bodies(model):
@@ -141,7 +142,7 @@ def _without_bfloat16(model: onnx.ModelProto) -> None:
                     value.type.tensor_type.elem_type = wide
 
 
-def _unit_roundoff(proto: onnx.ModelProto) -> float:
+def unit_roundoff(proto: onnx.ModelProto) -> float:
     """Of the coarsest floating type that the graph computes in."""
     types = {t.data_type for t in proto.graph.initializer} | {
         v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
 from .dims import Dims, invented
-from .functions import OPS
+from .functions import DOMAIN, OPS
 from .links import Links
 from .protos import inferred, lonely
 
@@ -66,6 +66,11 @@ class FileGraph(Links):
         """True for constants and for what is computed from shapes and constants alone, never from a tensor's values."""
         known = self._shape_valued.get(id(t))
         return self._derived(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size")) if known is None else known
+
+    def take_as_data(self, tensors: Sequence[gs.Tensor]) -> None:
+        """Let tensors that are made of constants and sizes count as data, and what is computed from them too."""
+        if tensors:
+            self._shape_valued = {id(t): False for t in tensors}
 
     def _derived(self, t: gs.Tensor, memo: dict[int, bool], seed: Callable[[gs.Node], bool]) -> bool:
         stack = [t]
@@ -210,7 +215,7 @@ class FileGraph(Links):
         way: list[gs.Tensor] = []
         while id(t) not in self._shapes:
             node = self.producer(t)
-            if node is None or node.op not in _SAME_SHAPE or len(way) > 64:
+            if node is None or not _keeps(node, _SAME_SHAPE) or len(way) > 64:
                 self._shapes[id(t)] = None
                 break
             way.append(t)
@@ -242,7 +247,7 @@ class FileGraph(Links):
             known = inferred[0] if inferred is not None else self._dtypes.get(id(t))
         if known is None:
             node = self.producer(t)
-            return self.dtype(node.inputs[0]) if node is not None and node.op in _SAME_TYPE and len(node.inputs) else None
+            return self.dtype(node.inputs[0]) if node is not None and _keeps(node, _SAME_TYPE) and len(node.inputs) else None
         try:
             return onnx.helper.tensor_dtype_to_np_dtype(known) if isinstance(known, int) else np.dtype(known)
         except (KeyError, TypeError):  # stated as of no type, or a sequence, a map or an optional
@@ -270,6 +275,11 @@ def _products(inputs: Sequence[Any]) -> int:
 def _unsaid(dim: int | str | None) -> bool:
     """Whether a file leaves a dim open; PaddlePaddle's older writers put -1 there."""
     return dim is None or dim == "" or (isinstance(dim, int) and dim < 0)
+
+
+def _keeps(node: gs.Node, ops: Collection[str]) -> bool:
+    """Whether a node is one of ``ops``: in a domain of somebody else their names mean nothing."""
+    return node.op in ops and (node.domain or "") in ("", "ai.onnx", DOMAIN)
 
 
 def _cast(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:

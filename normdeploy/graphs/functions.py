@@ -2,12 +2,13 @@
 
 They are written on request (``--fuse portable``). The body is part of the file, so that every runtime runs it; where a fused kernel of the
 same name is at hand, that takes its place. They compute in the type ``stash_type`` (1: float32, 11: float64), from which the result alone
-is rounded to X's. `NORMS` normalize over ``axes``, the trailing ones, and take one scale (and bias) that broadcasts to X:
+is rounded to X's. `NORMS` normalize over ``axes``, the trailing ones (L2Norm: any), and take one scale (and bias) that broadcasts to X:
 
     RMSNorm           X / sqrt(mean(X²) + epsilon) · scale                                  (ONNX has it from opset 23 on)
     LayerNorm         (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias   (torch.var without arguments, n dynamic)
     StdNorm           (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias
                       (Rush, "The Annotated Transformer", 2018: a·(x − mean)/(std + eps) + b)
+    L2Norm            X / max(‖X‖₂, epsilon) · scale                (torch.nn.functional.normalize)
     ChannelLayerNorm  LayerNormalization over axis 1 of (N, C, …) at each place, scale and bias of shape (C,)   (ConvNeXt, Liu et al. 2022)
 
 `JOINED` are a norm and its neighbours; their bodies hold the standard nodes that they took the place of, which runtimes know to fuse:
@@ -21,7 +22,7 @@ No op bears a standard one's name: TensorRT's parser goes by the name alone, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -55,7 +56,7 @@ _RMS = (
 )
 _ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, stash_type: int = @stash_type>"
 
-# op -> (attributes, inputs, outputs, body); {mean} and {biased} are means over the axes of x and of q, which each opset writes in its way
+# op -> (attributes, inputs, outputs, body); {mean} and the like are reductions over the axes, which each opset writes in its way
 _BODIES: dict[str, tuple[str, str, str, str]] = {
     "RMSNorm": ("axes, epsilon, stash_type", "X, scale", "Y", _RMS.replace("{of}", "X")),
     "LayerNorm": (
@@ -69,6 +70,13 @@ _BODIES: dict[str, tuple[str, str, str, str]] = {
         "X, scale, bias",
         "Y",
         f"{_CENTERED} s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_SHIFTED}",
+    ),
+    "L2Norm": (
+        "axes, epsilon, stash_type",
+        "X, scale",
+        "Y",
+        f"x = Cast <to: int = @stash_type> (X) {{length}} {_EPSILON} r = Clip (length, small) normal = Div (x, r) {_SCALED}"
+        " Y = CastLike (scaled, X)",
     ),
     "ChannelLayerNorm": (  # to (N, places, C) and back; no −1 in a Reshape, which an empty batch could not fill in
         "epsilon, stash_type",
@@ -110,6 +118,7 @@ _BODIES: dict[str, tuple[str, str, str, str]] = {
 OPS = frozenset(_BODIES)
 JOINED = frozenset({"AddLayerNorm", "AddRMSNorm", "ModulatedLayerNorm", "GroupNormSiLU"})
 NORMS = OPS - JOINED
+WITHOUT_KERNEL = frozenset({"L2Norm"})  # in TensorRT too their bodies run
 
 
 def oldest(op: str) -> int:
@@ -122,12 +131,13 @@ def body(op: str, opset: int) -> onnx.FunctionProto:
     """The function of one of our ops for a file of the given opset (`oldest` or above); don't write into it."""
     attributes, inputs, outputs, text = _BODIES[op]
 
-    def mean(of: str, to: str, axes: str = "@axes") -> str:
+    def reduced(of: str, to: str, axes: str = "@axes", by: str = "ReduceMean") -> str:
         if opset < 18:
-            return f"{to} = ReduceMean <axes: ints = {axes}, keepdims: int = 1> ({of})"
-        return f"along_{to} = Constant <value_ints: ints = {axes}> () {to} = ReduceMean <keepdims: int = 1> ({of}, along_{to})"
+            return f"{to} = {by} <axes: ints = {axes}, keepdims: int = 1> ({of})"
+        return f"along_{to} = Constant <value_ints: ints = {axes}> () {to} = {by} <keepdims: int = 1> ({of}, along_{to})"
 
-    for place, written in (("{mean}", mean("x", "mean")), ("{biased}", mean("q", "biased")), ("{last}", mean("q", "biased", "[-1]"))):
+    means = {"{mean}": reduced("x", "mean"), "{biased}": reduced("q", "biased"), "{last}": reduced("q", "biased", "[-1]")}
+    for place, written in (means | {"{length}": reduced("x", "length", by="ReduceL2")}).items():
         text = text.replace(place, written)
     head = f'<opset_import: ["" : {opset}], domain: "{DOMAIN}">'
     function = onnx.parser.parse_function(f"{head} {op} <{attributes}> ({inputs}) => ({outputs}) {{ {text} }}")
@@ -136,21 +146,39 @@ def body(op: str, opset: int) -> onnx.FunctionProto:
     return function
 
 
-def lacking(op: str, inputs: Sequence[str], attributes: Collection[str]) -> list[str]:
-    """What a call of one of our ops leaves out, in words; ``inputs`` are the names given, "" where one is not."""
+def lacking(op: str, inputs: Sequence[str], attributes: Mapping[str, object]) -> list[str]:
+    """What a call of one of our ops leaves out or gives in another type than it takes, in words.
+
+    ``inputs`` are the names given, "" where one is not; ``attributes`` their values, None where the caller of a function gives one.
+    """
     function = body(op, oldest(op))
     without = [name for i, name in enumerate(function.input) if i >= len(inputs) or not inputs[i]]
     return [
         *(f"the input {name!r}" for name in without),
         *(f"the attribute {name!r}" for name in function.attribute if name not in attributes),
+        *(f"the attribute {name!r} as {_kind(name)}" for name in function.attribute if not _fits(name, attributes.get(name))),
     ]
+
+
+def _kind(attribute: str) -> str:
+    return {"axes": "INTS", "epsilon": "FLOAT"}.get(attribute, "INT")
+
+
+def _fits(attribute: str, value: object) -> bool:
+    if value is None or attribute == "epsilon":
+        return value is None or isinstance(value, float)
+    if attribute == "axes":
+        return isinstance(value, list | tuple) and all(isinstance(v, int) for v in value)
+    return isinstance(value, int)
 
 
 def reference(
     op: str, x: np.ndarray, scale: np.ndarray | float, bias: np.ndarray | float = 0.0, *, axes: Sequence[int], epsilon: float, ddof: int = 0
 ) -> np.ndarray:
-    """RMSNorm, LayerNorm or StdNorm by its formula, in float64. ``x``: any shape; ``axes``: negative; scale and bias broadcast to x."""
+    """One of `NORMS` but ChannelLayerNorm, by its formula, in float64. ``x``: any shape; ``axes``: negative; the rest broadcasts to x."""
     x = np.asarray(x, np.float64)
+    if op == "L2Norm":
+        return np.asarray(x / np.maximum(np.sqrt(np.square(x).sum(axis=tuple(axes), keepdims=True)), epsilon) * scale)
     if op == "RMSNorm":
         return np.asarray(x / np.sqrt(np.square(x).mean(axis=tuple(axes), keepdims=True) + epsilon) * scale)
     d = x - x.mean(axis=tuple(axes), keepdims=True)

@@ -32,23 +32,16 @@ class Graph(FileGraph):
         """
         super().__init__(proto)
         self._keep: list[gs.Node | gs.Tensor] = []  # id() is only a name while the object lives
-        self._after: dict[int, list[gs.Node]] = {}
+        self._inserted: dict[int, gs.Node] = {}  # the last node that was put behind another for it
         self._dead: set[int] = set()
         self._names = {*taken, *names(proto.graph)}
+        self._settled: dict[int, gs.Constant] = {}  # id of a Constant node of ours -> the initializer that is written for it
         self.memo: dict[object, object] = {}  # what recognition found out about one norm and may try on its likes
 
     @property
     def nodes(self) -> list[gs.Node]:
         """Live nodes in topological order, new ones included."""
-        ordered: list[gs.Node] = []
-        for first in self.gs.nodes:
-            stack = [first]
-            while stack:
-                node = stack.pop()
-                if id(node) not in self._dead:
-                    ordered.append(node)
-                stack.extend(reversed(self._after.get(id(node), ())))
-        return ordered
+        return [node for node in self._sequence if id(node) not in self._dead]
 
     def alive(self, node: gs.Node) -> bool:
         return id(node) not in self._dead
@@ -99,12 +92,14 @@ class Graph(FileGraph):
             self._metadata.update((t.name, told) for t in (old, *(t for n in new_nodes for t in n.outputs)))
         if shape is not None:
             self._shapes[id(old)] = shape
-        self._after.setdefault(id(before), []).extend(new_nodes)
-        order = self._order[id(before)]
-        step = 1e-4 if order == int(order) else 1e-8  # a node that was itself inserted leaves less room behind it
-        for i, node in enumerate(new_nodes):
-            self._order[id(node)] = order + step * (i + 1)
+        end = before
+        while id(end) in self._inserted:  # of another of its outputs
+            end = self._inserted[id(end)]
+        for node in new_nodes:
+            self._sequence.insert(node, end)
             self._link(node)
+            end = node
+        self._inserted[id(before)] = end
         self.take_over(old, new_nodes[-1], place)
 
     def take_over(self, old: gs.Tensor, node: gs.Node, place: int) -> None:
@@ -114,6 +109,17 @@ class Graph(FileGraph):
         before.outputs[_index(before.outputs, old)] = gs.Variable(self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape)
         node.outputs[place] = old
         self.drop_if_unused(before)
+
+    def settle(self, t: gs.Tensor, value: np.ndarray) -> None:
+        """Let the computed constant ``t`` be an initializer of its name that holds ``value``, and drop what nobody uses any more."""
+        node = gs.Node(
+            "Constant", name=t.name, attrs={"value": gs.Constant("", value)}, inputs=[], outputs=[gs.Variable("", dtype=t.dtype)]
+        )
+        self._new.add(id(node))
+        self._keep.append(node)
+        self._settled[id(node)] = gs.Constant(t.name, value)
+        self._values.pop(id(t), None)
+        self.replace(t, [node])
 
     def drop_if_unused(self, node: gs.Node) -> None:
         """Remove ``node`` if none of its outputs is read, and then, upwards, what only it used."""
@@ -156,12 +162,15 @@ class Graph(FileGraph):
         else:
             graph.input.extend(source.input)
         graph.output.extend(source.output)
+        settled = [self._settled[id(n)] for n in nodes if id(n) in self._settled]
+        nodes = [n for n in nodes if id(n) not in self._settled]
         graph.node.extend(self.node_proto(n) for n in nodes)
         made = {t.name for n in nodes for t in n.outputs}
         used = {id(t): t for n in nodes for t in n.inputs if isinstance(t, gs.Constant)}
         inner = (t for n in self._with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant))
         used |= {id(t): t for t in inner if t.name in self._initializers}  # the others are the bodies' own
         used |= {id(t): t for t in self.gs.outputs if isinstance(t, gs.Constant)}
+        used |= {id(t): t for t in settled}
         named: set[str] = set()
         place = {name: i for i, name in enumerate(self._initializers)}  # the file's own order, then ours: a second run changes nothing
         for t in sorted(used.values(), key=lambda t: place.get(t.name, len(place))):

@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from .protos import captured, inputs_without_defaults, module, require_order
+from .sequence import Sequence
 
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
@@ -33,7 +34,7 @@ class Links:
         self.proto = proto
         opened, self._defaults = inputs_without_defaults(proto)
         self.gs = gs.import_onnx(opened)
-        self._order: dict[int, float] = {id(n): float(i) for i, n in enumerate(self.gs.nodes)}
+        self._sequence: Sequence[gs.Node] = Sequence(self.gs.nodes)
         self._consumers: dict[int, dict[int, gs.Node]] = {}
         self._captured = self._reads_of_bodies(opened.graph)
         for node in self.gs.nodes:
@@ -59,9 +60,9 @@ class Links:
         for t in self._reads(node):
             self._consumers.setdefault(id(t), {})[id(node)] = node
 
-    def order(self, node: gs.Node) -> float:
-        """A number that grows along the topological order."""
-        return self._order[id(node)]
+    def order(self, node: gs.Node) -> int:
+        """A number, 0 or more, that grows along the topological order; good until the next edit."""
+        return self._sequence.label(node)
 
     def producer(self, t: gs.Tensor) -> gs.Node | None:
         return t.inputs[0] if t.inputs else None
@@ -69,6 +70,10 @@ class Links:
     def consumers(self, t: gs.Tensor) -> list[gs.Node]:
         """The live nodes that read the value of ``t`` (each once); a CastLike that takes only its type is none."""
         return [n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t]
+
+    def every_consumer(self, t: gs.Tensor) -> list[gs.Node]:
+        """The live nodes that name ``t``, a CastLike that takes only its type and nodes whose bodies read it included."""
+        return list(self._consumers.get(id(t), {}).values())
 
     def read_once(self, t: gs.Tensor) -> bool:
         """Whether one live node alone reads the value of ``t``; it does not look at the others where there are thousands."""

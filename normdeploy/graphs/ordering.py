@@ -11,7 +11,7 @@ import onnx
 
 from ..errors import GraphError
 from .nested import graphs
-from .protos import copy_field, subgraphs
+from .protos import copied, subgraphs
 
 
 def ordered(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -22,12 +22,7 @@ def ordered(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if all(_order(holder) is None for holder in _holders(proto)):
         return proto
-    copy = onnx.ModelProto()
-    for field, value in proto.ListFields():
-        if field.name != "graph":
-            copy_field(copy, field, value)
-    for field, value in proto.graph.ListFields():  # one by one: a message of more than 2 GB can't be copied as a whole
-        copy_field(copy.graph, field, value)
+    copy = copied(proto)
     sort(copy)
     return copy
 

@@ -206,6 +206,17 @@ def copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:
         getattr(out, field.name).CopyFrom(value)
 
 
+def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy, field by field: a message of more than 2 GB can't be copied as a whole."""
+    copy = onnx.ModelProto()
+    for field, value in proto.ListFields():
+        if field.name != "graph":
+            copy_field(copy, field, value)
+    for field, value in proto.graph.ListFields():
+        copy_field(copy.graph, field, value)
+    return copy
+
+
 def inputs_without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
     """Initializers that are graph inputs are defaults that a caller may replace, so they must not be read as constants.
 

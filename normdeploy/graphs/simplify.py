@@ -124,7 +124,8 @@ class SplitTiledSlices(ir.passes.InPlacePass):
                 continue
             first = next(node for _, node in pieces.values() if node in chosen)
             lengths = ir.node("Constant", [], {"value_ints": sizes})
-            split = ir.node("Split", [data, lengths.outputs[0]], {"axis": axis}, num_outputs=len(sizes))
+            # Not ``data``: where that was a slice itself, a Split before this one has taken its place.
+            split = ir.node("Split", [first.inputs[0], lengths.outputs[0]], {"axis": axis}, num_outputs=len(sizes))
             ir.convenience.replace_nodes_and_values(
                 model.graph, first, chosen, [lengths, split], [n.outputs[0] for n in chosen], split.outputs
             )

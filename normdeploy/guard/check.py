@@ -21,10 +21,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
+from ..arguments import prepared
 from ..errors import InputError, NormdeployError
-from ..sources import Loading, opened
+from ..shown import Shown
+from ..sources import Loading, Onnx, PathLike, opened
 from ..storage.files import bodies
 from .rules import IDS, RULES, Problem, constants, of_norm, training
 
@@ -47,7 +49,7 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Shown):
     """What became of all files; true where nothing fails and all could be read."""
 
     files: tuple[Checked, ...]
@@ -65,10 +67,11 @@ class Check:
         return json.dumps(document | {"files": [asdict(f) for f in self.files]}, indent=2, ensure_ascii=False) + "\n"
 
 
+@prepared(onnx="sources")
 def check(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Onnx | Sequence[Onnx],
     *,
-    fail_on: Sequence[str] = FAIL_ON,
+    fail_on: str | Sequence[str] = FAIL_ON,
     runtime: str = "any",
     fuse: str = "standard",
     precision: str | None = None,
@@ -81,8 +84,9 @@ def check(
     Of a model that is yet to be exported what ``export`` would mend is no problem (decomposed, unfolded, wrong-form).
 
     Args:
-        sources: ONNX files, or what ``export`` takes.
-        fail_on: the rules that make the result false, "all" among them for every one.
+        sources: ONNX files, or what ``export`` takes; one or several, models in memory too. Of a folder every .onnx file in it, at any
+            depth; one that holds none is taken as a model (a Hugging Face folder).
+        fail_on: the rules that make the result false, "all" among them for every one; one text may hold several, by comma.
         runtime, fuse: as for ``optimize``; with a runtime other than "any" only what that one makes of the norms counts.
         precision: "fp16" or "bf16": judge epsilons as though the file computed in it.
         baseline: an earlier result as JSON or SARIF; what it holds does not fail again.
@@ -98,7 +102,7 @@ def check(
     failing = IDS if "all" in fail_on else tuple(dict.fromkeys(fail_on))
     left = _known(baseline)
     files = []
-    for source in dict.fromkeys(os.fspath(s) for s in sources):
+    for source in dict.fromkeys(f for s in cast("Sequence[PathLike]", sources) for f in onnx_files(os.fspath(s))):
         try:
             found, notes = _of_file(source, runtime, fuse, precision, progress, loading)
         except NormdeployError as error:
@@ -106,6 +110,20 @@ def check(
             continue
         files.append(Checked(source, tuple(_judged(source, found, failing, left)), tuple(notes)))
     return Check(tuple(files), failing, baseline is not None)
+
+
+def onnx_files(source: str) -> list[str]:
+    """Every .onnx file in a folder, at any depth and in the order of the names; a file, or a folder without one, as it is.
+
+    Links to folders are not followed, and what begins with a dot (.git, caches) is passed by.
+    """
+    if not os.path.isdir(source):
+        return [source]
+    found = []
+    for folder, inner, files in os.walk(source):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        found += [os.path.join(folder, name) for name in sorted(files) if name.endswith(".onnx") and not name.startswith(".")]
+    return found or [source]
 
 
 def _of_file(

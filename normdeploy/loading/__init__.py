@@ -7,28 +7,35 @@ user names, ``imports`` and ``model``, does.
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import InputError, LoadError, TrustError
 from ..model import Model
-from .huggingface import default_inputs, load_folder
+from .decoders import ranges_of
+from .expressions import Guard
+from .hub import resolved
+from .huggingface import load_folder, require_weights
 from .inputs import Wishes, parse
 from .kinds import Kind, detect, sha256
 from .live import from_module, trace, unwrapped
 from .pickled import listed, read_data, unpickle
-from .program import load_program
-from .signature import match_wishes, output_names, placeholders
+from .program import live_guards, load_program
+from .signature import match_wishes, output_names, placeholders, used_parameters
+from .signed_code import only_signed
 from .specs import describe_inputs
 from .state import State, fill, find_state, import_module, make_model, read_safetensors
+from .torchscript import ScriptWeights, read_torchscript
 from .training import require_eval_graph
 
-__all__ = ["from_module", "load"]
+__all__ = ["from_module", "from_program", "load"]
 
 
 def load(
@@ -41,12 +48,16 @@ def load(
     imports: Sequence[str] = (),
     inputs: Sequence[str] = (),
     dims: Sequence[str] = (),
-    eval_mode: bool = False,
+    eval: bool = False,
+    code: Mapping[str, str] | None = None,
+    task: str | None = None,
+    part: str | None = None,
 ) -> Model:
     """Load a model from a file or folder.
 
     Args:
-        path: an ExportedProgram, a module or weights saved by torch.save, safetensors, or a Hugging Face folder.
+        path: an ExportedProgram, a module or weights saved by torch.save, safetensors, a TorchScript archive (its weights alone), a
+            Hugging Face folder, or the name of a model on the Hub, ``org/name``, in huggingface_hub's cache or within reach.
         model: ``package.module:factory``, the model that weights alone are put into; the working directory is importable.
         model_args: keyword arguments of the factory.
         key: which of a checkpoint's entries holds the weights.
@@ -54,7 +65,10 @@ def load(
         imports: modules to import first, which register operators or output classes.
         inputs: what the inputs look like, ``ids:int64[batch,seq]{0:30522}``; an ExportedProgram knows, and takes names and ranges.
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
-        eval_mode: put in eval mode what is not.
+        eval: put in eval mode what is not.
+        code: of the working directory only these modules may be imported, file -> SHA-256 of its source (`storage.signing`); None: all.
+        task: of a Hugging Face folder, "text-generation-with-past" (`tasks`): its class, inputs and outputs; None: the config's class.
+        part: of a Hugging Face encoder-decoder "encoder", "decoder" or "decoder-with-past"; None: the whole.
 
     Raises:
         LoadError: the file is broken, of an unknown kind, or does not fit the model.
@@ -64,23 +78,23 @@ def load(
         ExportError: torch.export can't trace the model.
         RuntimeUnavailable: a Hugging Face folder without transformers.
     """
-    path = Path(path)
+    path = resolved(path)
     kind, wishes = detect(path), parse(inputs, dims)
     _check_flags(path, kind, model, model_args, key)
+    if kind is not Kind.HUGGINGFACE and (task or part):
+        raise InputError(f"{path} is no Hugging Face folder, so {'--task' if task else '--part'} says nothing of it: leave it out")
     # Read before anything is imported: with a broken file the user's factory is not even called.
     weights = _weights(path, kind, key, trust)
-    with _importable_cwd(bool(model or imports or trust)):
+    with _importable_cwd(bool(model or imports or trust)) if code is None else only_signed(code):
         for name in imports:
             import_module(name, "--import")
         if kind is Kind.PROGRAM:
-            loaded = _from_program(path, trust, wishes, eval_mode)
+            loaded = _of_program(*load_program(path, trust), wishes, eval)
         elif kind is Kind.HUGGINGFACE:
-            folder = load_folder(path, trust)
-            wishes = wishes if wishes.inputs else parse(default_inputs(folder), dims)
-            loaded = trace(folder, (), {}, wishes, eval_mode=eval_mode, kind=kind)
+            loaded = _from_folder(path, trust, task, part, inputs, dims, eval)
         else:
             found = find_state(unpickle(path), key, path) if weights is None else weights
-            loaded = _from_weights(path, kind, found, model, model_args or {}, wishes, eval_mode)
+            loaded = _from_weights(path, kind, found, model, model_args or {}, wishes, eval)
     flags = {
         "model": model,
         "model_args": dict(model_args or {}),
@@ -88,7 +102,9 @@ def load(
         "imports": list(imports),
         "inputs": list(inputs),
         "dims": list(dims),
-        "eval_mode": eval_mode,
+        "eval": eval,
+        "task": task,
+        "part": part,
     }
     # Trust is for the user to give each time: a record of it in another file must not run code.
     return replace(loaded, sha256=sha256(path), recorded={name: value for name, value in flags.items() if value})
@@ -107,10 +123,10 @@ def _importable_cwd(wanted: bool) -> Iterator[None]:
 
 
 def _check_flags(path: Path, kind: Kind, model: str | None, model_args: Mapping[str, Any] | None, key: str | None) -> None:
-    if kind is Kind.TORCHSCRIPT:
+    if kind is Kind.TORCHSCRIPT and not model:
         raise LoadError(
-            f"{path} is a TorchScript archive, which brings its own code and which torch.export does not take: make the "
-            "model in Python again and save it with "
+            f"{path} is a TorchScript archive, which brings its own code and which torch.export does not take: say which model its "
+            "weights belong to with --model package.module:factory, or make the model in Python again and save it with "
             "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
         )
     if kind in (Kind.PROGRAM, Kind.HUGGINGFACE) and (model or key):
@@ -118,16 +134,18 @@ def _check_flags(path: Path, kind: Kind, model: str | None, model_args: Mapping[
             f"{path} is {'an' if kind is Kind.PROGRAM else 'a'} {kind}, which holds its model: leave out "
             f"{'--model' if model else '--key'}, or give a file of weights alone"
         )
-    if kind is Kind.SAFETENSORS and key:
-        raise InputError(f"{path} is a safetensors file, which holds one set of weights: leave out --key")
+    if kind in (Kind.SAFETENSORS, Kind.TORCHSCRIPT) and key:
+        raise InputError(f"{path} is a {kind} file, which holds one set of weights: leave out --key")
     if model_args and not model:
         raise InputError("factory arguments were given without a factory: add --model package.module:factory")
 
 
-def _weights(path: Path, kind: Kind, key: str | None, trust: bool) -> State | nn.Module | None:
+def _weights(path: Path, kind: Kind, key: str | None, trust: bool) -> State | ScriptWeights | nn.Module | None:
     """The weights of a file of weights, read as data; None for other kinds, and where only unpickling in full will do."""
     if kind is Kind.SAFETENSORS:
         return read_safetensors(path)
+    if kind is Kind.TORCHSCRIPT:
+        return read_torchscript(path)
     if kind not in (Kind.PICKLE, Kind.LEGACY_PICKLE):
         return None
     try:
@@ -138,29 +156,79 @@ def _weights(path: Path, kind: Kind, key: str | None, trust: bool) -> State | nn
         return None
 
 
-def _from_program(path: Path, trust: bool, wishes: Wishes, eval_mode: bool) -> Model:
-    program, guards = load_program(path, trust)
+def from_program(
+    program: torch.export.ExportedProgram, *, inputs: Sequence[str] = (), dims: Sequence[str] = (), eval: bool = False
+) -> Model:
+    """An exported program in memory as a Model; the program is not changed.
+
+    Args:
+        inputs, dims: names and ranges, as for ``load``.
+        eval: put in eval mode what is not.
+
+    Raises:
+        InputError: the inputs do not fit the program.
+        TrainingModeError: it was exported in training mode.
+    """
+    away = next((f"{n!r} lies on {t.device}" for n, t in program.state_dict.items() if t.device.type != "cpu"), "")
+    if away:
+        raise InputError(f"the program's {away}; export the module on the CPU, or use torch.export.passes.move_to_device_pass")
+    own = program
+    if eval:  # the graph is mended in place; torch's programs can be copied as files alone
+        stored = io.BytesIO()
+        torch.export.save(program, stored)
+        stored.seek(0)
+        own = torch.export.load(stored)
+    return _of_program(own, live_guards(program), parse(inputs, dims), eval)
+
+
+def _of_program(program: torch.export.ExportedProgram, guards: Sequence[Guard], wishes: Wishes, eval_mode: bool) -> Model:
     require_eval_graph(program, eval_mode)
     names = [tensor.name for tensor in placeholders(program)[0]]
     matched = match_wishes(names, wishes.inputs, "the program's inputs") if wishes.inputs else [None] * len(names)
-    specs = describe_inputs(program, guards, matched, wishes, fresh=False)
+    specs, taken = describe_inputs(program, guards, matched, wishes, fresh=False)
     outputs = output_names(program, [spec.name for spec in specs])
-    return Model(program=program, inputs=specs, outputs=outputs, kind=Kind.PROGRAM)
+    return Model(program=program, inputs=specs, outputs=outputs, kind=Kind.PROGRAM, taken=taken)
+
+
+def _from_folder(
+    path: Path, trust: bool, task: str | None, part: str | None, inputs: Sequence[str], dims: Sequence[str], eval_mode: bool
+) -> Model:
+    folder = load_folder(path, trust, task, part)
+    ready = folder.prepared
+    said = parse(inputs or ready.inputs, dims)
+    stated = {name: said.dims[name].max for name in said.stated} | {name: dim.max for name, dim in said.single.items()}
+    ranges = [f"{name}={text}" for name, text in ranges_of(ready, stated).items()] if not inputs else []
+    loaded = trace(ready.module, (), {}, parse(inputs or ready.inputs, [*dims, *ranges]), eval_mode=eval_mode, kind=Kind.HUGGINGFACE)
+    require_weights(path, folder.missing, used_parameters(loaded.program))
+    return loaded
 
 
 def _from_weights(
-    path: Path, kind: Kind, found: State | nn.Module, model: str | None, model_args: Mapping[str, Any], wishes: Wishes, eval_mode: bool
+    path: Path,
+    kind: Kind,
+    found: State | ScriptWeights | nn.Module,
+    model: str | None,
+    model_args: Mapping[str, Any],
+    wishes: Wishes,
+    eval_mode: bool,
 ) -> Model:
     if isinstance(found, nn.Module) and model is None:
         return trace(unwrapped(found), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
+    if isinstance(found, ScriptWeights):
+        made = make_model(str(model), model_args)
+        return _filled(path, made, found.of(made), wishes, eval_mode, kind)
     state = found.state_dict() if isinstance(found, nn.Module) else found
     if model is None:
         raise LoadError(
             f"{path} holds weights alone ({len(state)} tensors: {listed(list(state), 3)}): say which model they belong "
             "to with --model package.module:factory"
         )
-    made = make_model(model, model_args)
+    form = kind if kind is Kind.SAFETENSORS else "state_dict"
+    return _filled(path, make_model(model, model_args), state, wishes, eval_mode, form)
+
+
+def _filled(path: Path, made: nn.Module, state: State, wishes: Wishes, eval_mode: bool, kind: str) -> Model:
     fill(made, state, path)
     if all(part.training for part in made.modules()):
         made.eval()  # as constructed: neither the file nor the factory says anything of a mode
-    return trace(made, (), {}, wishes, eval_mode=eval_mode, kind="safetensors" if kind is Kind.SAFETENSORS else "state_dict")
+    return trace(made, (), {}, wishes, eval_mode=eval_mode, kind=kind)

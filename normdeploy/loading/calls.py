@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ..errors import InputError
 from ..model import Dim
 from .inputs import DEFAULT, Wish, Wishes
-from .signature import dtype_name, match_wishes
+from .signature import dtype_name, match_wishes, renamed
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,16 @@ def _arranged(module: nn.Module, names: Sequence[str]) -> tuple[list[int], dict[
     if not set(names) & known:
         return list(range(len(names))), {}
     if not set(names) <= known and not open_ended:
+        ordered = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        if set(names) & known <= set(ordered) and renamed(ordered, names):
+            return list(range(len(names))), {}
         wrong = next(name for name in names if name not in known)
+        near = difflib.get_close_matches(wrong, known, 1)
+        moved = next((n for place, n in enumerate(names) if n in known and n not in ordered[place : place + 1]), "")
         raise InputError(
-            f"the input {wrong!r} is not a parameter of {type(module).__name__}{signature_of(module)}: use its names, "
-            "or give all inputs in their order under names of your own"
+            f"the input {wrong!r} is not a parameter of {type(module).__name__}{signature_of(module)}"
+            f"{f' (is {near[0]!r} meant?)' if near else ''}: use its names, or give the inputs in its order under names of your own"
+            + (f", where {moved!r} can stand in its own place alone" if moved else "")
         )
     given = {name: index for index, name in enumerate(names)}
     positional = _leading(parameters, given)
@@ -129,6 +136,23 @@ def example_sizes(wishes: Wishes) -> Iterator[dict[str, int]]:
         if chosen not in tried:
             tried.append(chosen)
             yield chosen
+
+
+def spread(
+    module: nn.Module, args: torch.Tensor | Sequence[Any] | Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from what people write: one tensor, a tuple, or a mapping.
+
+    A mapping is one of keyword arguments where forward can be called with it, else forward's one argument: a batch in a dict.
+    """
+    if isinstance(args, Mapping):
+        own = dict(args)  # transformers' BatchEncoding is no dict, and torch's pytree knows dicts
+        try:
+            signature_of(module).bind(**own, **kwargs)
+        except TypeError:
+            return (own,), dict(kwargs)
+        return (), {**own, **kwargs}
+    return tuple(args) if isinstance(args, list | tuple) else (args,), dict(kwargs)
 
 
 def given_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wishes: Wishes) -> Call:
@@ -219,6 +243,6 @@ def with_example_sizes(wishes: Wishes, call: Call) -> Wishes:
     dims = dict(wishes.dims)
     for leaf, wish in zip(call.tensors(), call.wished(wishes), strict=True):
         for dim, size in zip(wish.shape if wish else (), leaf.shape, strict=False):
-            if dim.name and dim.name not in wishes.stated:
+            if dim.name and not dim.terms and dim.name not in wishes.stated:
                 dims[dim.name] = Dim(dim.name, 1, size, max(DEFAULT[2], size))
     return wishes.with_dims(dims)

@@ -1,26 +1,43 @@
-"""A Hugging Face model folder, where transformers is installed: the class that its config names, in eval mode."""
+"""A Hugging Face model folder, where transformers is installed: the class that its config or the task names, in eval mode."""
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ..errors import LoadError, RuntimeUnavailable, TrustError
+from ..errors import InputError, LoadError, RuntimeUnavailable, TrustError
+from .decoders import Prepared, prepared
+from .tasks import Task, check_part, task_of
 
 
-def load_folder(path: Path, trust: bool) -> nn.Module:
+@dataclass(frozen=True)
+class Loaded:
+    """``missing``: parameters of the prepared module for which the folder has no weights; transformers fills them with random numbers."""
+
+    prepared: Prepared
+    missing: frozenset[str]
+
+
+def load_folder(path: Path, trust: bool, task: str | None = None, part: str | None = None) -> Loaded:
     """The model of the folder; nothing is fetched, and no code of the folder runs without ``trust``.
+
+    Args:
+        task: which class of transformers, and which inputs and outputs (`tasks`); None: the class that the config names, all outputs.
+        part: of an encoder-decoder "encoder", "decoder" or "decoder-with-past"; None: the whole.
 
     Raises:
         RuntimeUnavailable: transformers is not installed.
         TrustError: the folder brings its own classes.
         LoadError: the config or the weights are broken.
+        InputError: there is no such task or part, or the model is none for it.
     """
+    wanted = task_of(task) if task is not None else None
+    part = check_part(part) if part is not None else None
     config = _config(path)
     if "auto_map" in config and not trust:
         files = sorted({str(value).partition(".")[0].rpartition("--")[2] + ".py" for value in config["auto_map"].values()})
@@ -33,19 +50,55 @@ def load_folder(path: Path, trust: bool) -> nn.Module:
             f"{path} is a Hugging Face folder, and transformers is not installed: pip install transformers, or export "
             "the model once and give the .pt2 file"
         )
+    # said aloud: where it is left out transformers asks at the terminal, of every file of the folder that names code
+    options: dict[str, Any] = {"trust_remote_code": trust and "auto_map" in config}
+    model, missing = _model(path, _loaders(config, wanted), wanted, options)
+    for module in model.modules():  # a decoder inside may have a config of its own
+        if hasattr(getattr(module, "config", None), "use_cache"):
+            module.config.use_cache = False  # type: ignore[union-attr]  # a cache is there only where a task or part asks for it
+    if _biased(config) and callable(choose := getattr(model, "set_attn_implementation", None)):
+        choose("eager")
+    lacking = {id(t) for name, t in _tensors(model) if name in missing}
+    ready = prepared(model.eval(), path, wanted, part)
+    return Loaded(ready, frozenset(name for name, t in _tensors(ready.module) if id(t) in lacking))
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Any]]:
+    """Parameters and buffers under every name that they have; a part has others than the whole."""
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+
+
+def _biased(config: dict[str, Any]) -> bool:
+    """Whether its attention adds a bias to the scores (T5, Swin): torch's fused attention with a mask of numbers is what its exporter
+    can't decompose for a dynamic batch ("Cannot view a tensor with shape ...")."""
+    return "relative_attention_num_buckets" in config or str(config.get("model_type", "")).startswith("swin")
+
+
+def _loaders(config: dict[str, Any], task: Task | None) -> list[Any]:
+    """Classes to try: the one that the config names comes first where the task's are for its kind too."""
     import transformers
 
-    named = (config.get("architectures") or [""])[0]
-    loader = getattr(transformers, named, None) if "auto_map" not in config else None
-    loader = loader if hasattr(loader, "from_pretrained") else transformers.AutoModel
-    options: dict[str, Any] = {"trust_remote_code": True} if trust and "auto_map" in config else {}
-    try:
-        model = loader.from_pretrained(str(path), local_files_only=True, **options)  # type: ignore[union-attr]
-    except Exception as error:  # OSError, ValueError, SafetensorError, ...: transformers names no common class
-        raise LoadError(f"{path} can't be loaded by transformers' {loader.__name__}: {type(error).__name__}: {error}") from error  # type: ignore[union-attr]
-    if hasattr(model.config, "use_cache"):
-        model.config.use_cache = False  # a cache among the outputs has no place in an exported graph
-    return model.eval()
+    if task is not None:
+        return [getattr(transformers, name) for name in task.loaders if hasattr(transformers, name)]
+    named = getattr(transformers, (config.get("architectures") or [""])[0], None) if "auto_map" not in config else None
+    # a tokenizer or processor of this name would load other files of the folder
+    known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+    return [named if known else transformers.AutoModel]
+
+
+def _model(path: Path, loaders: list[Any], task: Task | None, options: dict[str, Any]) -> tuple[nn.Module, frozenset[str]]:
+    error: Exception | None = None
+    for loader in loaders:
+        try:
+            model, info = loader.from_pretrained(str(path), local_files_only=True, output_loading_info=True, **options)
+            return model, frozenset(info["missing_keys"])
+        except Exception as failure:  # OSError, ValueError, SafetensorError, ...: transformers names no common class
+            error = error or failure
+    names = " or ".join(loader.__name__ for loader in loaders)
+    if task is not None and isinstance(error, ValueError) and "Unrecognized configuration class" in str(error):
+        raise InputError(f"{path} is no model for the task {task.name}: {names} does not know its kind; leave --task out or give another")
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    raise LoadError(f"{path} can't be loaded by transformers' {names}: {type(error).__name__}: {first}") from error
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -55,12 +108,22 @@ def _config(path: Path) -> dict[str, Any]:
         raise LoadError(f"{path / 'config.json'} can't be read: {error}") from error
     if not isinstance(config, dict):
         raise LoadError(f"{path / 'config.json'} holds a {type(config).__name__}, not an object: this is no Hugging Face folder")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise LoadError(f"{path / 'config.json'} gives {names!r} as its architectures, which is no list of names")
+    if not isinstance(config.get("auto_map", {}), dict):
+        raise LoadError(f"{path / 'config.json'} gives {config['auto_map']!r} as its auto_map, which is no mapping")
     return config
 
 
-def default_inputs(model: nn.Module) -> list[str]:
-    """The inputs of a text model, where the user names none: token ids and their mask."""
-    parameters = inspect.signature(model.forward).parameters
-    return (
-        [f"{name}:int64[batch,seq]" for name in ("input_ids", "attention_mask") if name in parameters] if "input_ids" in parameters else []
-    )
+def require_weights(path: Path, missing: frozenset[str], used: frozenset[str]) -> None:
+    """
+    Raises:
+        LoadError: the exported part of the model uses parameters for which the folder has no weights.
+    """
+    if random := sorted(missing & used):
+        said = f"{', '.join(random[:3])}{', ...' if len(random) > 3 else ''}"
+        raise LoadError(
+            f"{path} has no weights for {said}, which would be random numbers: it was not trained for this task; give another --task, or "
+            "a folder that was"
+        )

@@ -1,7 +1,7 @@
 """What the user says of the inputs: ``--input "ids:int64[batch,seq]{0:30522}"`` and ``--dim "batch=1:8:64"``.
 
     NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the shape's brackets are written; DTYPE is float32 where it is left out
-    DIM = SIZE | NAME | NAME=MIN:OPT:MAX      a size is static, a name is dynamic; one name is one size everywhere
+    DIM = SIZE | NAME | NAME=MIN:OPT:MAX | DIM+DIM      a size is static, a name is dynamic; one name is one size everywhere
 
 The range is half-open for integers: {0:30522} are the ids 0 to 30521.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from ..dtypes import type_of
 from ..errors import InputError
 from ..model import Dim, InputSpec
 from .expressions import words
@@ -24,7 +25,7 @@ _SPEC = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-/]*)\s*(:\s*(?P<dtype>\w+)\s*)?\
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _DTYPES = {
     **{name: name for name in words("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool")},
-    **{"half": "float16", "float": "float32", "double": "float64", "short": "int16", "int": "int32", "long": "int64"},
+    **{"short": "int16", "int": "int32", "long": "int64"},
 }
 
 
@@ -43,16 +44,22 @@ class Wish:
 
 @dataclass(frozen=True)
 class Wishes:
-    """All that the user said: the inputs in their order, the dims by name, and which of the dims have a stated range."""
+    """All that the user said: the inputs in their order, the dims by name, and which of the dims have a stated range.
+
+    ``sources`` tells of some of the others what their largest size is taken from; ``single``: those whose range is one size, which are
+    static in ``inputs``.
+    """
 
     inputs: tuple[Wish, ...]
     dims: dict[str, Dim]
     stated: frozenset[str]
+    sources: dict[str, str] = field(default_factory=dict)
+    single: dict[str, Dim] = field(default_factory=dict)
 
     def with_dims(self, dims: dict[str, Dim]) -> Wishes:
         """The same with other ranges of dims."""
-        inputs = tuple(replace(wish, shape=tuple(dims[d.name] if d.name else d for d in wish.shape)) for wish in self.inputs)
-        return Wishes(inputs, dims, self.stated)
+        inputs = tuple(replace(wish, shape=tuple(d.among(dims) for d in wish.shape)) for wish in self.inputs)
+        return replace(self, inputs=inputs, dims=dims)
 
 
 def parse(inputs: Sequence[str], dims: Sequence[str]) -> Wishes:
@@ -71,17 +78,23 @@ def parse(inputs: Sequence[str], dims: Sequence[str]) -> Wishes:
     names = [wish.name for wish in drafts]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"the input {twice[0]!r} is given {names.count(twice[0])} times: give each input once")
-    used = [d.name for wish in drafts for d in wish.shape if d.name]
+    used = names_of(drafts)
     known = {name: Dim(name, *DEFAULT) for name in used} | ranges
     wishes = Wishes(tuple(drafts), {}, frozenset(ranges)).with_dims(known)
     return _with_single_sizes_static(wishes)
 
 
+def names_of(wishes: Sequence[Wish]) -> list[str]:
+    """The names of the dynamic dims, of a sum those of its terms."""
+    return [d.name for wish in wishes for dim in wish.shape for d in dim.named() if d.name]
+
+
 def _with_single_sizes_static(wishes: Wishes) -> Wishes:
     """A dim whose range is one size is not dynamic."""
     single = {name: Dim.static(dim.opt) for name, dim in wishes.dims.items() if dim.min == dim.max}
-    inputs = tuple(replace(wish, shape=tuple(single.get(d.name or "", d) for d in wish.shape)) for wish in wishes.inputs)
-    return Wishes(inputs, {name: dim for name, dim in wishes.dims.items() if name not in single}, wishes.stated - single.keys())
+    inputs = tuple(replace(wish, shape=tuple(d.among(single) for d in wish.shape)) for wish in wishes.inputs)
+    dims = {name: dim for name, dim in wishes.dims.items() if name not in single}
+    return Wishes(inputs, dims, wishes.stated - single.keys(), single=single)
 
 
 def _state(ranges: dict[str, Dim], dim: Dim, text: str) -> None:
@@ -98,8 +111,8 @@ def _range_of(name: str, text: str, where: str) -> Dim:
             f"the dim {name}={text} in {where!r} can't be read: write {name}=MIN:OPT:MAX in whole numbers, for example {name}=1:8:64"
         )
     low, best, high = (int(part) for part in parts)
-    if not 1 <= low <= best <= high <= _MAX_SIZE:
-        raise InputError(f"the dim {name}={text} in {where!r} must have 1 <= min <= opt <= max, for example {name}=1:8:64")
+    if not (0 <= low <= best <= high <= _MAX_SIZE and high):
+        raise InputError(f"the dim {name}={text} in {where!r} must have 0 <= min <= opt <= max and max >= 1, for example {name}=1:8:64")
     return Dim(name, low, best, high)
 
 
@@ -110,17 +123,19 @@ def _draft(text: str, ranges: dict[str, Dim]) -> Wish:
             f"the input {text!r} can't be read: write NAME:DTYPE[DIM,...], for example ids:int64[batch,seq]{{0:30522}} "
             "or x:float32[batch,3,224,224]"
         )
-    dtype = match["dtype"]
-    if dtype is not None and dtype not in _DTYPES:
-        raise InputError(f"the input {text!r} has the unknown dtype {dtype!r}: one of {', '.join(_DTYPES)}")
+    dtype = match["dtype"] and (type_of(match["dtype"]) or _DTYPES.get(match["dtype"].lower(), ""))
+    if dtype == "":
+        raise InputError(f"the input {text!r} has the unknown dtype {match['dtype']!r}: one of {', '.join(_DTYPES)}")
     shape = tuple(_dim(part.strip(), text, ranges) for part in match["shape"].split(",")) if match["shape"].strip() else ()
     values = _values(match["range"], text) if match["range"] is not None else None
-    return Wish(match["name"], dtype and _DTYPES[dtype], shape, values)
+    return Wish(match["name"], dtype, shape, values)
 
 
 def _dim(part: str, text: str, ranges: dict[str, Dim]) -> Dim:
     if part.isdecimal() and 1 <= int(part) <= _MAX_SIZE:
         return Dim.static(int(part))
+    if "+" in part:
+        return Dim.sum(tuple(_dim(term.strip(), text, ranges) for term in part.split("+")))
     name, _, rest = (piece.strip() for piece in part.partition("="))
     if not _NAME.fullmatch(name):
         raise InputError(f"the dim {part!r} of {text!r} can't be read: write a size of 1 or more, a name, or NAME=MIN:OPT:MAX")

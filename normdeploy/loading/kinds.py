@@ -24,6 +24,7 @@ LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  # the pickle of 
 PROGRAM_JSON = "models/model.json"
 _HEADER_LIMIT = 100 << 20  # the safetensors library's own limit on its header, bytes
 _CHUNK = 1 << 20
+_BOOKKEEPING = (".git", ".cache")
 
 
 class Kind(StrEnum):
@@ -175,9 +176,13 @@ def read(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file; of a folder: of the names and bytes of its files, in the order of their names."""
+    """The hash of a file; of a folder: of the names and bytes of its files, in the order of their names.
+
+    What git and huggingface_hub keep for themselves at its top differs from copy to copy of one model, and is left out.
+    """
     digest = hashlib.sha256()
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    files = [file for file in files if file == path or file.relative_to(path).parts[0] not in _BOOKKEEPING]
     for file in files:
         if file != path:
             digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())

@@ -15,8 +15,9 @@ from torch import nn
 
 from ..errors import ExportError, InputError, LoadError
 from ..model import Dim, Model
-from .calls import Call, dim_names, example_sizes, given_call, made_call, signature_of, with_example_sizes
-from .inputs import Wishes, describe, parse
+from .calls import Call, dim_names, example_sizes, given_call, made_call, signature_of, spread, with_example_sizes
+from .inputs import Wishes, describe, names_of, parse
+from .limits import limited
 from .program import live_guards
 from .signature import dtype_name, output_names
 from .specs import describe_inputs
@@ -28,26 +29,27 @@ _ATTEMPTS = 4  # exports, each with the ranges narrowed to what the one before a
 
 def from_module(
     module: nn.Module,
-    args: Sequence[Any] = (),
+    args: torch.Tensor | Sequence[Any] | Mapping[str, Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     dims: Sequence[str] = (),
     dynamic_shapes: Any = None,
     inputs: Sequence[str] = (),
-    eval_mode: bool = False,
+    eval: bool = False,
 ) -> Model:
     """Trace a live module. A copy of it is traced: the object itself, its tensors and its flags stay as they are.
 
     Args:
-        module: in eval mode, unless ``eval_mode``.
-        args: example positional arguments: tensors, nested containers, plain values. Without args and kwargs, examples are made
-            from ``inputs``.
+        module: in eval mode, unless ``eval``.
+        args: example positional arguments: tensors, nested containers, plain values; or one tensor alone. A mapping holds keyword
+            arguments where it fits forward's parameters, else it is the one argument. Without args and kwargs, examples are made from
+            ``inputs``.
         kwargs: example keyword arguments.
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
         dynamic_shapes: as ``torch.export.export`` takes it, instead of names in ``inputs``.
         inputs: what the tensors look like and which dims are dynamic, ``ids:int64[batch,seq]{0:30522}``; by the names of the forward
             parameters, or all of them in their order under new names.
-        eval_mode: put the copy in eval mode where it is not.
+        eval: put the copy in eval mode where it is not.
 
     Raises:
         InputError: the inputs do not fit the module, or a dim that was asked to be dynamic is fixed by it.
@@ -55,9 +57,10 @@ def from_module(
         ExportError: torch.export can't trace the module.
     """
     if not isinstance(module, nn.Module):
-        raise InputError(f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module")
+        raise InputError(f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module, an ExportedProgram or a file's path")
     own, wishes = copied(unwrapped(module)), parse(inputs, dims)
-    return trace(own, args, kwargs or {}, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval_mode, kind="live module")
+    args, kwargs = spread(own, args, kwargs or {})
+    return trace(own, args, kwargs, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval, kind="live module")
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -108,19 +111,19 @@ def trace(
         raise InputError("dynamic dims are given twice, by names in the inputs and by dynamic_shapes: give one of them")
     if dynamic_shapes is not None and not (args or kwargs):
         raise InputError("dynamic_shapes were given without example arguments: give args or kwargs too, or name the dims in inputs")
-    used = [dim.name for wish in wishes.inputs for dim in wish.shape if dim.name]
+    used = names_of(wishes.inputs)
     if unknown := sorted(wishes.dims.keys() - set(used)):
         raise InputError(f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(dict.fromkeys(used)) or 'none'}")
     if args or kwargs:
         call = given_call(module, args, kwargs, wishes)
-        program, wishes = _export_narrowing(module, call, with_example_sizes(wishes, call), dynamic_shapes)
+        program, wishes = _export_widest(module, call, with_example_sizes(wishes, call), dynamic_shapes)
     else:
         program, call, wishes = _export_made(module, wishes)
     require_eval_graph(program, eval_mode)
     names = dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
-    specs = describe_inputs(program, live_guards(program), call.wished(wishes), wishes, fresh=True, names=names)
+    specs, taken = describe_inputs(program, live_guards(program), call.wished(wishes), wishes, fresh=True, names=names)
     outputs = output_names(program, [spec.name for spec in specs])
-    return Model(program=program, inputs=specs, outputs=outputs, kind=kind)
+    return Model(program=program, inputs=specs, outputs=outputs, kind=kind, taken=taken)
 
 
 class _DoesNotRun(InputError):
@@ -129,15 +132,24 @@ class _DoesNotRun(InputError):
 
 def _export_made(module: nn.Module, wishes: Wishes) -> tuple[torch.export.ExportedProgram, Call, Wishes]:
     failure: _DoesNotRun | None = None
-    for sizes in example_sizes(wishes):
+    for sizes in example_sizes(limited(wishes, getattr(module, "config", None))):
         call = made_call(module, wishes, sizes)
         try:
-            program, wishes = _export_narrowing(module, call, wishes, None)
+            program, wishes = _export_widest(module, call, wishes, None)
             return program, call, wishes
         except _DoesNotRun as error:
             failure = failure or error
     assert failure is not None
     raise failure
+
+
+def _export_widest(module: nn.Module, call: Call, wishes: Wishes, dynamic_shapes: Any) -> tuple[torch.export.ExportedProgram, Wishes]:
+    """Export with the dims of which nothing was stated as wide as the module allows; where that fails, up to the usual maximum."""
+    wider = limited(wishes, getattr(module, "config", None))
+    if wider.dims != wishes.dims:
+        with contextlib.suppress(ExportError, InputError):
+            return _export_narrowing(module, call, wider, dynamic_shapes)
+    return _export_narrowing(module, call, wishes, dynamic_shapes)
 
 
 def _export_narrowing(module: nn.Module, call: Call, wishes: Wishes, dynamic_shapes: Any) -> tuple[torch.export.ExportedProgram, Wishes]:
@@ -160,11 +172,13 @@ def _export_narrowing(module: nn.Module, call: Call, wishes: Wishes, dynamic_sha
 
 
 def _dynamic_shapes(module: nn.Module, call: Call, wishes: Wishes) -> Any:
-    ranges = {name: torch.export.Dim(name, min=dim.min, max=dim.max) for name, dim in wishes.dims.items()}
+    ranges: dict[str, Any] = {name: torch.export.Dim(name, min=dim.min, max=dim.max) for name, dim in wishes.dims.items()}
     shapes = torch.export.ShapesCollection()
     dynamic = False
     for leaf, wish in zip(call.tensors(), call.wished(wishes), strict=True):
-        named = {index: ranges[dim.name] for index, dim in enumerate(wish.shape if wish else ()) if dim.name}
+        # torch has no sums of dims: it finds out itself that one is as long as others together
+        shape = wish.shape if wish else ()
+        named = {index: torch.export.Dim.AUTO if dim.terms else ranges[dim.name] for index, dim in enumerate(shape) if dim.name}
         if named:
             shapes[leaf], dynamic = named, True
     return shapes.dynamic_shapes(module, call.args, call.kwargs) if dynamic else None

@@ -100,7 +100,9 @@ def _explain(path: Path, errors: list[BaseException]) -> str:
         unknown = f"{path} uses the operator {match['op']}, which is not registered in this process"
         return f"{unknown}: pass --import with the module that defines it"
     if match := re.search(
-        r"(?<![\w.])(?P<name>[\w.]+) in pytree is not registered|couldn't find a serializated name|namedtuple class (?P<tuple>[\w.]+)", text
+        r"(?<![\w.])(?P<name>[\w.]+) in pytree (?:failed because the serialized type )?is not registered"  # the longer one from 2.15 on
+        r"|couldn't find a serializated name|namedtuple class (?P<tuple>[\w.]+)",
+        text,
     ):
         name = match["name"] or match["tuple"] or "an unknown class"
         unknown = f"{path} takes or returns {name}, a class that is not registered in this process"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -81,8 +82,16 @@ def _paths(program: torch.export.ExportedProgram, count: int) -> list[tuple[str,
     return found
 
 
+def used_parameters(program: torch.export.ExportedProgram) -> frozenset[str]:
+    """The qualified names of the parameters and buffers that the program reads."""
+    read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    signature = program.graph_signature
+    stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    return frozenset(target for name, target in stored.items() if name in read)
+
+
 def match_wishes(names: Sequence[str], wishes: Sequence[Wish], what: str) -> list[Wish | None]:
-    """The wishes in the order of the inputs ``names``: by name where all are known, else by position.
+    """The wishes in the order of the inputs ``names``: by name where all are known, else by position, where a name may stay as it is.
 
     Raises:
         InputError: neither fits.
@@ -90,13 +99,35 @@ def match_wishes(names: Sequence[str], wishes: Sequence[Wish], what: str) -> lis
     given = {wish.name: wish for wish in wishes}
     if given.keys() <= set(names):
         return [given.get(name) for name in names]
-    if len(wishes) == len(names) and not given.keys() & set(names):
+    if len(wishes) == len(names) and renamed(names, list(given)):
         return list(wishes)
+    raise InputError(misnamed(names, list(given), what))
+
+
+def renamed(names: Sequence[str], given: Sequence[str]) -> bool:
+    """Whether ``given`` are new names for the first of ``names`` in their order, some of which may be kept in their own places.
+
+    Where some are kept, a name that is nearly one of the others is a slip and no new name.
+    """
+    if len(given) > len(names) or any(name in names and names.index(name) != place for place, name in enumerate(given)):
+        return False
+    kept, fresh = set(given) & set(names), [name for name in given if name not in names]
+    return not kept or not any(difflib.get_close_matches(name, [n for n in names if n not in kept], 1) for name in fresh)
+
+
+def misnamed(names: Sequence[str], given: Sequence[str], what: str) -> str:
+    """What is wrong with the names ``given`` of inputs that are called ``names``, and what to do."""
     unknown = [name for name in given if name not in names]
-    raise InputError(
-        f"the input {unknown[0]!r} is not one of {what}: {', '.join(names) or 'none'}; use those names, or give all "
-        f"{len(names)} in their order under names of your own (given: {len(wishes)})"
-    )
+    near = difflib.get_close_matches(unknown[0], names, 1)
+    said = f"the input {unknown[0]!r} is not one of {what}: {', '.join(names) or 'none'}"
+    said += f" (is {near[0]!r} meant?)" if near else ""
+    if len(given) != len(names):
+        return f"{said}; use those names, or give all {len(names)} in their order under names of your own (given: {len(given)})"
+    moved = next((name for place, name in enumerate(given) if name in names and names.index(name) != place), "")
+    if not moved:
+        return f"{said}; write it so, or give it a name that can't be taken for that"
+    place = names.index(moved) + 1
+    return f"{said}; all {len(names)} may have names of your own in their order, but {moved!r} is that of input {place}: put it there"
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -11,6 +11,8 @@ from ..errors import InputError
 from ..model import Dim, InputSpec
 from .expressions import Guard, words
 from .inputs import DEFAULT, Wish, Wishes, describe
+from .limits import OPEN
+from .masks import attention_masks
 from .ranges import Bound, bounds
 from .signature import Placeholder, dtype_name, placeholders
 
@@ -26,8 +28,10 @@ def describe_inputs(
     *,
     fresh: bool,
     names: Sequence[Mapping[int, str]] = (),
-) -> tuple[InputSpec, ...]:
+) -> tuple[tuple[InputSpec, ...], dict[str, str]]:
     """The program's tensor inputs, named and bounded as the user wishes where the program allows it.
+
+    And of each dim whose largest size nobody stated, neither the user nor a saved program, what it was taken from.
 
     ``matched`` is one wish or None for each tensor input. ``fresh`` says that the program was just exported for these wishes:
     their dims then hold also where no range was stated; otherwise the sizes that the program was exported with count. ``names``
@@ -41,19 +45,25 @@ def describe_inputs(
     named = _symbols(tensors, shapes)
     if unknown := sorted(wishes.dims.keys() - set(named)):
         raise InputError(f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(named) or 'none'}")
-    limits = bounds(program)
-    dims = {name: _ranged(name, symbols, program, wishes, fresh, limits.sizes) for name, symbols in named.items()}
-    dims = _meet_guards(dims, guards, tensors, shapes, constants, wishes)
-    return tuple(
+    limits, hiding = bounds(program), attention_masks(program)
+    sums = {dim.name: dim for wish in wishes.inputs for dim in wish.shape if dim.name and dim.terms}
+    singles = {name: symbols for name, symbols in named.items() if name not in sums}
+    ranged = {name: _ranged(name, symbols, program, wishes, fresh, limits.sizes) for name, symbols in singles.items()}
+    dims = {name: dim for name, (dim, _) in ranged.items()}
+    dims = _meet_guards(dims, sums, guards, tensors, shapes, constants, wishes)
+    dims |= {name: dim.among(dims) for name, dim in sums.items()}
+    specs = tuple(
         _spec(
             tensor,
             wish,
             tuple(dims[size] if isinstance(size, str) else Dim.static(size) for size in shape),
             limits.values.get(tensor.name),
             tensor.name in limits.masks,
+            tensor.name in hiding,
         )
         for tensor, wish, shape in zip(tensors, matched, shapes, strict=True)
     )
+    return specs, {name: source for name, (_, source) in ranged.items() if source}
 
 
 Shape = list[str | int]  # a name for each dynamic dim
@@ -118,7 +128,7 @@ def _symbols(tensors: list[Placeholder], shapes: list[Shape]) -> dict[str, dict[
                     bearers[expr] = next(fresh)
                 shape[index] = bearers[expr]
                 named.setdefault(bearers[expr], {})[expr] = tensor.example[index] if tensor.example else None
-    _refuse_dependent(bearers)
+    _refuse_dependent({expr: name for expr, name in bearers.items() if "+" not in name})
     return named
 
 
@@ -139,35 +149,43 @@ def _ranged(
     wishes: Wishes,
     fresh: bool,
     limits: Mapping[Any, Bound],
-) -> Dim:
-    """The dim's range: as stated, which must fit the program and the tables that it indexes, or as wide as those allow."""
-    low, high, limit = 1, None, ""
+) -> tuple[Dim, str]:
+    """The dim's range: as stated, which must fit the program and the tables that it indexes, or as wide as those allow.
+
+    And what the largest size was taken from, "" where it was stated, by the user or in a saved program.
+    """
+    low, high, limit, source = 0, None, "", ""
     for expr in symbols:
         constraint = program.range_constraints.get(expr)
         if constraint is not None:
             low = max(low, int(constraint.lower))
-            if constraint.upper.is_Integer and (high is None or int(constraint.upper) < high):
-                high, limit = int(constraint.upper), "the program's own range"
+            upper = int(constraint.upper) if constraint.upper.is_Integer else None
+            if upper is not None and (high is None or upper < high) and not (fresh and upper >= OPEN):
+                high, limit = upper, "the program's own range"
+                source = wishes.sources.get(name, "the model's own code") if fresh else ""
         bound = limits.get(expr)
         if bound is not None and (high is None or bound.high - 1 < high):
             high, limit = bound.high - 1, f"the table {bound.source!r} has {bound.high - 1} usable rows"
+            source = f"the rows of {bound.source!r}"
     example = next((size for size in symbols.values() if size is not None), None)
-    if name in wishes.stated or (fresh and name in wishes.dims):
-        wished = wishes.dims[name]
+    if name in wishes.stated:
+        wished, source = wishes.dims[name], ""
     else:
-        best = example or max(low, DEFAULT[1])
+        best = wishes.dims[name].opt if fresh and name in wishes.dims else example or max(low, DEFAULT[1])
         wished = Dim(name, 1, best, high if high is not None else max(DEFAULT[2], best))
+        source = source if high is not None else "nothing says more"
     if name in wishes.stated and (wished.min < low or (high is not None and wished.max > high)):
         raise InputError(
             f"the dim {describe(wished)} goes beyond the model's {low} to "
             f"{high or 'any size'}{f' ({limit})' if high is not None and wished.max > high else ''}: narrow it"
         )
     top = max(low, wished.max if high is None else min(high, wished.max))
-    return Dim(name, max(low, wished.min), min(max(low, wished.opt), top), top)
+    return Dim(name, max(low, wished.min), min(max(low, wished.opt), top), top), source
 
 
 def _meet_guards(
     dims: dict[str, Dim],
+    sums: Mapping[str, Dim],
     guards: Sequence[Guard],
     tensors: list[Placeholder],
     shapes: list[Shape],
@@ -183,8 +201,9 @@ def _meet_guards(
     }
     sound = [guard for guard in guards if "!=" not in guard.text]
 
-    def broken(sizes: Mapping[str, int]) -> Guard | None:
-        known = constants | {key: sizes[owner] if isinstance(owner, str) else owner for key, owner in owners.items()}
+    def broken(sizes: dict[str, int]) -> Guard | None:
+        every = sizes | {name: dim.size(sizes) for name, dim in sums.items()}
+        known = constants | {key: every[owner] if isinstance(owner, str) else owner for key, owner in owners.items()}
         return next((guard for guard in sound if guard.holds(known) is False), None)
 
     best = {name: dim.opt for name, dim in dims.items()}
@@ -217,7 +236,7 @@ def _first(sizes: range, fails: Callable[[int], Guard | None]) -> int | None:
     return next((size for size in sizes[:_SEARCH] if fails(size) is None), None)
 
 
-def _spec(tensor: Placeholder, wish: Wish | None, shape: tuple[Dim, ...], bound: Bound | None, mask: bool) -> InputSpec:
+def _spec(tensor: Placeholder, wish: Wish | None, shape: tuple[Dim, ...], bound: Bound | None, mask: bool, hides: bool) -> InputSpec:
     name, dtype = wish.name if wish else tensor.name, dtype_name(tensor.value)
     if dtype not in _DTYPES:
         raise InputError(f"the input {name!r} is of dtype {dtype}, which can't be exported: cast it inside the model")
@@ -228,7 +247,7 @@ def _spec(tensor: Placeholder, wish: Wish | None, shape: tuple[Dim, ...], bound:
             f"which takes {{{bound.low}:{bound.high}}}"
         )
     if dtype == "bool":
-        return InputSpec(name, dtype, shape)
+        return InputSpec(name, dtype, shape, mask=hides)
     if tensor.value.is_floating_point():
         return InputSpec(name, dtype, shape, wished or ((0.0, 1.0) if mask else None))
     values = wished or ((bound.low, bound.high) if bound else (0, 2))
@@ -237,4 +256,4 @@ def _spec(tensor: Placeholder, wish: Wish | None, shape: tuple[Dim, ...], bound:
             f"no value of the input {name!r} fits all the tables that it indexes (the smallest is "
             f"{bound.source if bound else ''!r}): say which with {name}[...]{{LOW:HIGH}}"
         )
-    return InputSpec(name, dtype, shape, values)
+    return InputSpec(name, dtype, shape, values, mask=hides and wished is None and bound is None)

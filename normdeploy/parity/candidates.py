@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import onnx
 
 from ..engines.build import Engine
 from ..errors import GraphError, InputError, RuntimeUnavailable
-from ..model import Model
+from ..model import Signature
 from ..precision.precision import asked
 from ..precision.stepwise import stepwise
 from ..runtimes import Runner, RunResult
@@ -22,11 +22,18 @@ from ..runtimes.ort import OrtRunner, no_cuda, title
 from ..runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ..storage.files import load_onnx
 from .cases import Case
+from .measured import Measures
+from .names import End, check_used, ends_of, match
 from .parity import Tally
+from .policy import Policy
 
 OFF, ON = title("cpu", optimize=False), title("cpu", optimize=True)
 STEPWISE = "each node in float32, rounded"  # a file in half precision as a GPU computes it; the CPU has few half kernels
 FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
+
+# of a NaN in these ONNX says nothing, and onnxruntime drops it (1.31.1: a maximum passes it by, a recurrent net's gates clip it)
+_MAXIMA = {"MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK", "NonMaxSuppression", "RoiAlign"}
+NAN_BLIND = frozenset(_MAXIMA | {"LSTM", "GRU", "RNN"})
 
 File = Engine | str | os.PathLike[str]
 
@@ -36,30 +43,57 @@ class Subject:
     """A file to compare. ``label`` tells it from the others; ``runtime`` is an engine's, "" of an ONNX file.
 
     ``precision``: "fp16" or "bf16" where an ONNX file was made to compute in it, else "". Of an engine it is known once it is loaded.
+    ``inputs`` and ``outputs``: its names -> the model's, where they differ (``names``).
     """
 
     path: Path
     label: str
     runtime: str = ""
     precision: str = ""
-    types: Mapping[str, np.dtype] = field(default_factory=dict)  # of the inputs of an ONNX file
+    types: Mapping[str, np.dtype] = field(default_factory=dict)  # of the inputs of an ONNX file, by the model's names
+    ops: frozenset[str] = frozenset()  # in an ONNX file, its subgraphs and functions
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, types: Mapping[str, np.dtype]) -> dict[str, np.dtype]:
+        """Of its inputs, by the model's names."""
+        return {self.inputs.get(name, name): kind for name, kind in types.items()}
 
 
-def subjects(files: Iterable[File], model: Model) -> tuple[list[Subject], list[str]]:
+def subjects(
+    files: Iterable[File], model: Signature, ends: Sequence[End], names: Mapping[str, str] | None = None, ordered: bool = True
+) -> tuple[list[Subject], list[str]]:
     """The files, each once, and notes on them. ONNX files and engines are told apart by their content.
 
+    Args:
+        ends: the model's outputs.
+        names: a file's name of an input or output -> the model's, as the user says.
+        ordered: whether names that differ are matched by their order.
+
     Raises:
-        InputError: there is none, one is missing, or has other inputs than the model.
+        InputError: there is none, one is missing, or has other inputs than the model; or a name is said that no file has.
         GraphError: one is neither an engine nor ONNX.
     """
     paths = list({os.path.realpath(p): p for p in (Path(f.path if isinstance(f, Engine) else f) for f in files)}.values())
     if not paths:
         raise InputError("there is no file to compare with the model; give an ONNX file or an engine")
-    names = [p.name for p in paths]
-    found, notes = [subject_of(p, p.name if names.count(p.name) == 1 else str(p)) for p in paths], list[str]()
-    for subject in found:
-        if not subject.runtime:
-            notes += _checked(model, load_onnx(subject.path, external_data=False).graph, subject.label)
+    called, given = [p.name for p in paths], names or {}
+    found, notes, held = list[Subject](), list[str](), dict[str, list[str]]()
+    for path in paths:
+        subject = subject_of(path, path.name if called.count(path.name) == 1 else str(path))
+        if subject.runtime:
+            inputs = {spec.name for spec in model.inputs}
+            own = {theirs: ours for theirs, ours in given.items() if ours in inputs}
+            found.append(replace(subject, inputs=own, outputs={a: b for a, b in given.items() if a not in own}))
+            continue
+        graph = load_onnx(path, external_data=False).graph
+        matched = match(subject.label, graph, model, ends, given, ordered)
+        held[subject.label] = [end.name for side in ends_of(graph) for end in side]
+        notes += matched.notes
+        subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs)
+        found.append(replace(subject, types=subject.named(subject.types)))
+    if len(held) == len(found):
+        check_used(given, held)
     return found, notes
 
 
@@ -68,7 +102,18 @@ def subject_of(path: Path, label: str = "") -> Subject:
     if is_engine(path):
         return Subject(path, label or path.name, runtime_of(path))
     proto = load_onnx(path, external_data=False)
-    return Subject(path, label or path.name, "", asked(proto), types_of(proto.graph))
+    return Subject(path, label or path.name, "", asked(proto), types_of(proto.graph), _ops(proto))
+
+
+def _ops(proto: onnx.ModelProto) -> frozenset[str]:
+    waiting = [list(proto.graph.node), *(list(f.node) for f in proto.functions)]
+    found = set[str]()
+    while waiting:
+        for node in waiting.pop():
+            found.add(node.op_type)
+            waiting += [list(a.g.node) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+            waiting += [list(g.node) for a in node.attribute for g in a.graphs]
+    return frozenset(found)
 
 
 def types_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:
@@ -80,16 +125,6 @@ def types_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:
     if (other := next((v.name for v in graph.input if not v.type.tensor_type.elem_type), None)) is not None:
         raise InputError(f"the file's input {other!r} is a sequence, an optional or of no type; only tensors can be given: make it one")
     return {v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in graph.input}
-
-
-def _checked(model: Model, graph: onnx.GraphProto, label: str) -> list[str]:
-    """Notes on the file; raises where it can't be one of this model."""
-    initializers = {t.name for t in graph.initializer}
-    found, wanted = [v.name for v in graph.input if v.name not in initializers], [spec.name for spec in model.inputs]
-    if set(found) != set(wanted):
-        raise InputError(f"{label} takes the inputs {found}, the model takes {wanted}; is it a file of this model?")
-    extra = [v.name for v in graph.output if v.name not in model.outputs]
-    return [f"{label} has outputs that the model has not, which nothing can be compared with: {extra}"] if extra else []
 
 
 @dataclass(frozen=True)
@@ -118,6 +153,7 @@ class Candidate:
     ran: int = 0  # cases
     types: Mapping[str, np.dtype] = field(default_factory=dict)  # of its inputs
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)  # (output, kind of case)
+    measures: Measures = field(default_factory=lambda: Measures(Policy()))  # by the rules given
     culprit: tuple[str, ...] = ()  # onnxruntime's optimizers that break the file
     advice: str = ""
 
@@ -129,7 +165,10 @@ class Candidate:
         try:
             self.runner = stack.enter_context(self.make())
             if isinstance(self.runner, TrtRunner):
-                self.types = self.runner.types()
+                types = self.runner.types()
+                if self.subject is not None:  # what was said of other files' inputs is not this one's
+                    self.subject = replace(self.subject, inputs={a: b for a, b in self.subject.inputs.items() if a in types})
+                self.types = types if self.subject is None else self.subject.named(types)
         except RuntimeUnavailable as error:
             self.unavailable = str(error)
         except GraphError as error:
@@ -140,12 +179,17 @@ class Candidate:
         if self.runner is None:
             return None
         feeds = {name: value.astype(self.types.get(name, value.dtype), copy=False) for name, value in feeds.items()}
+        theirs = {} if self.subject is None else {ours: name for name, ours in self.subject.inputs.items()}
+        feeds = {theirs.get(name, name): value for name, value in feeds.items()}
         if isinstance(self.runner, TrtRunner) and not self.runner.fits(feeds):
             self.skipped += 1
             return None
         self.ran += 1
         try:
-            return self.runner.infer(feeds)
+            result = self.runner.infer(feeds)
+            ours = {} if self.subject is None else {a: b for a, b in self.subject.outputs.items() if a in result}
+            held = {name: value for name, value in result.items() if name not in ours.values()}  # what is another's is not its own
+            return {ours.get(name, name): value for name, value in (held | {n: result[n] for n in ours}).items()}
         except RuntimeUnavailable as error:
             self.runner, self.unavailable = None, str(error)
         except InputError as error:

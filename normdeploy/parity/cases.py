@@ -15,6 +15,11 @@ from ..model import Dim, InputSpec, Signature
 from ..runtimes.arrays import check_feeds
 from ..storage.archive import read_npz
 
+EXTREME, NAN, INFINITE = "extreme", "nan", "infinite"  # kinds of cases
+NONFINITE = frozenset({NAN, INFINITE})
+HIDDEN = "hidden"  # a mask hides a whole row
+DATASET = "dataset"  # kind of the samples of the user, for rules of his own
+LENIENT = NONFINITE | {EXTREME}  # where eager may leave its type's range, and what is made of the model as well
 SMALL = 1e-4  # scale at which an epsilon of 1e-5 outweighs the variance, so that a changed one shows in every type
 _AFFORDABLE = 8  # times the input elements at the opt sizes
 _ALWAYS = 1024  # input elements
@@ -24,14 +29,16 @@ _ALWAYS = 1024  # input elements
 class Case:
     """One input of the comparison.
 
-    ``kind``: "random", "small", "zeros" or "given". Errors are compared among the cases of one kind, whose values have one magnitude.
-    ``promised``: its sizes are ones that the model was said to take.
+    ``kind``: "random", "small", "zeros", HIDDEN, "given", or one of LENIENT. ``promised``: its sizes are ones that the model was said to
+    take.
+    ``sizes``: of the named dims, where they are known.
     """
 
     name: str
     kind: str
     make: Callable[[], dict[str, np.ndarray]]
     promised: bool = True
+    sizes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,19 +114,19 @@ def _one_size(case: str, feeds: Mapping[str, np.ndarray], specs: Iterable[InputS
                 raise InputError(f"{case}: the dim {dim.name!r} is {other} in input {first!r} and {size} in input {spec.name!r}")
 
 
-def generated(model: Signature, seeds: int) -> tuple[list[Case], list[str]]:
+def generated(model: Signature, seeds: int, most: int | None = None) -> tuple[list[Case], list[str]]:
     """Random, small and all-zero inputs at the sizes that ``model``'s dims may take, and a note for each size left out.
 
     Several seeds at the opt sizes; the min sizes (where a broadcast hides a wrong axis), an odd one (where a kernel's blocks do not
     divide it) and the max sizes, these as far as they cost no more than 8 times the opt sizes: all dims at once, or else each dim
-    with the others at their min.
+    with the others at their min. ``most``: input elements of a case, in place of 8 times the opt sizes.
     """
     dims = model.dims
     opt = {name: d.opt for name, d in dims.items()}
     plan: list[tuple[dict[str, int], bool]] = [({name: d.min for name, d in dims.items()}, True)]
     plan.append(({name: _odd(d) for name, d in dims.items()}, False))
-    largest, notes = _largest(model)
-    plan.extend((sizes, True) for sizes in largest)
+    largest = largest_sizes(model, most)
+    plan.extend((sizes, True) for sizes in largest.kept)
 
     cases = [_random(model, opt, seed, True) for seed in range(seeds)]
     seen = [opt]
@@ -127,30 +134,52 @@ def generated(model: Signature, seeds: int) -> tuple[list[Case], list[str]]:
         if sizes not in seen:
             seen.append(sizes)
             cases.append(_random(model, sizes, seeds + len(seen), promised))
-    if any(_floating(spec) for spec in model.inputs):
-        cases.append(Case(f"inputs around {SMALL:g}{_said(opt)}", "small", lambda: _scaled(model.samples(seeds), SMALL)))
-    cases.append(Case(f"zeros{_said(opt)}", "zeros", lambda: {spec.name: _zeros(spec) for spec in model.inputs}))
-    return cases, notes
+    if any(is_floating(spec) for spec in model.inputs):
+        cases.append(Case(f"inputs around {SMALL:g}{said(opt)}", "small", lambda: _scaled(model.samples(seeds), SMALL)))
+    cases.append(Case(f"zeros{said(opt)}", "zeros", lambda: {spec.name: _zeros(spec) for spec in model.inputs}))
+    cases.extend(_hidden(model, opt, seeds, spec.name) for spec in model.inputs if spec.mask)
+    return cases, largest.left_out
+
+
+def _hidden(model: Signature, opt: Mapping[str, int], seed: int, name: str) -> Case:
+    """A mask that hides whole rows, which no other case has: the first one, where there are several, as a batch filled up has it."""
+
+    def make() -> dict[str, np.ndarray]:
+        feeds = model.samples(seed, opt)
+        feeds[name].reshape(-1, feeds[name].shape[-1])[:1] = 0
+        return feeds
+
+    return Case(f"{name} hides a whole row{said(opt)}", HIDDEN, make)
 
 
 def _random(model: Signature, sizes: dict[str, int], seed: int, promised: bool) -> Case:
-    return Case(f"seed {seed}{_said(sizes)}", "random", lambda: model.samples(seed, sizes), promised)
+    return Case(f"seed {seed}{said(sizes)}", "random", lambda: model.samples(seed, sizes), promised, tuple(sizes.items()))
 
 
-def _largest(model: Signature) -> tuple[list[dict[str, int]], list[str]]:
+@dataclass(frozen=True)
+class Largest:
+    """``kept``: the largest sizes that are affordable, ``left_out``: what is not, in words; ``limit``: in input elements."""
+
+    kept: list[dict[str, int]]
+    left_out: list[str]
+    limit: int
+
+
+def largest_sizes(model: Signature, most: int | None = None) -> Largest:
+    """The max sizes of all dims at once where that costs no more than ``most`` input elements, else of each dim, others at min."""
     dims = model.dims
-    limit = max(_ALWAYS, _AFFORDABLE * _elements(model, {name: d.opt for name, d in dims.items()}))
+    limit = max(_ALWAYS, _AFFORDABLE * elements(model, {name: d.opt for name, d in dims.items()})) if most is None else most
     every = {name: d.max for name, d in dims.items()}
-    if _elements(model, every) <= limit:
-        return [every], []
+    if elements(model, every) <= limit:
+        return Largest([every], [], limit)
     low = {name: d.min for name, d in dims.items()}
     single = [low | {name: d.max} for name, d in dims.items()]
-    kept = [sizes for sizes in single if _elements(model, sizes) <= limit]
-    left_out = [every, *(sizes for sizes in single if sizes not in kept)]
-    return kept, [f"not run at {_listed(sizes)}: {_elements(model, sizes)} input elements, more than {limit}" for sizes in left_out]
+    kept = [sizes for sizes in single if elements(model, sizes) <= limit]
+    left_out = [every, *(sizes for sizes in single if sizes not in kept and sizes != every)]
+    return Largest(kept, [f"not run at {listed(s)}: {elements(model, s)} input elements, more than {limit}" for s in left_out], limit)
 
 
-def _elements(model: Signature, sizes: Mapping[str, int]) -> int:
+def elements(model: Signature, sizes: Mapping[str, int]) -> int:
     return sum(prod(spec.sizes(sizes)) for spec in model.inputs)
 
 
@@ -162,7 +191,7 @@ def _odd(dim: Dim) -> int:
     return next((n for n in near if n % 2 and dim.min < n < dim.max and n != dim.opt), dim.opt)
 
 
-def _floating(spec: InputSpec) -> bool:
+def is_floating(spec: InputSpec) -> bool:
     return spec.dtype.startswith(("float", "bfloat"))
 
 
@@ -171,16 +200,18 @@ def _scaled(feeds: dict[str, np.ndarray], factor: float) -> dict[str, np.ndarray
 
 
 def _zeros(spec: InputSpec) -> np.ndarray:
-    """Zeros, or the value nearest to zero that the input may take."""
+    """Zeros, or the value nearest to zero that the input may take; of a mask ones."""
     sample = spec.sample(np.random.default_rng(0))
     low, high = spec.range or (0, 1)
+    if spec.mask:
+        return np.ones_like(sample)
     nearest = min(max(0, low), high - 1) if sample.dtype.kind in "iu" else min(max(0.0, low), high)
     return np.full_like(sample, nearest)
 
 
-def _said(sizes: Mapping[str, int]) -> str:
-    return f", {_listed(sizes)}" if sizes else ""
+def said(sizes: Mapping[str, int]) -> str:
+    return f", {listed(sizes)}" if sizes else ""
 
 
-def _listed(sizes: Mapping[str, int]) -> str:
+def listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())

@@ -1,15 +1,18 @@
 """Does what was made of a model give what the model gives? Every runtime's error against float64, next to eager's own.
 
-The rule, for each floating output, over all cases of one kind (random at several seeds and sizes; small; zeros):
+The rule, for each element of a floating output (``bounds``):
 
-    error ≤ 4 · (eager's own error) + 4 ulp(max |reference|)
+    error ≤ 4 · max(ρ · s, eager's own error)        s = how far random roundings of the reference move it, plus an ulp
 
-Errors are against the model run in float64. Eager's error is what one correct evaluation in the model's type costs; another evaluation
-sums in another order and fuses other operators, so its error is another draw of the same size, not the same number. The 4 is the room
-between two such draws (in 560 exports of the project's own models, in float32 and float16, onnxruntime's error was at most 0.41 of
-what is allowed), the 4 ulp are for outputs that eager happens to get exactly. There is no tolerance besides. NaN and infinities must
-stand where the reference has them once it is rounded to the output's type. A file in half precision (``--precision``) is compared with
-eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at once, each by its own eager.
+Errors are against the model run in float64. What one correct evaluation in the model's type costs is known from two sides: from the
+reference with each intermediate rounded at random, which knows where a result hangs on roundings, and from eager, whose sums are as long
+as anybody's (ρ, the s that eager needs). Another evaluation is another draw of the same size; the 4 is the room between two draws. There
+is no tolerance besides. NaN and infinities must stand where the reference has them once it is rounded to the output's type; on inputs that
+are extreme or not finite (``battery``) they may also stand where eager has them, and NaN and Inf count alike. A file in half precision
+(``--precision``) is compared with eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at
+once, each by its own eager.
+
+Rules that the user gives for an output (``policy``) decide on it in the place of this one, which is judged and told all the same.
 
 Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or what the
 reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are counted and reported.
@@ -21,7 +24,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,25 +32,38 @@ import numpy as np
 from ..engines.build import Engine
 from ..errors import InputError
 from ..model import Model
-from ..runtimes.eager import EagerRunner, Float64Runner
+from ..runtimes.eager import Float64Runner
+from ..shown import Shown
 from ..storage.files import load_onnx
-from ..storage.record import recorded
+from .audit import Weight, audit
+from .battery import Battery, battery_of
+from .bounds import MOST_RATIO, MOST_RUNS, MULTIPLE
 from .candidates import FLOATS, Candidate, File, NotRun, Subject, candidates_of, subjects
-from .cases import Case, Inputs, generated, given_to, read
+from .cases import DATASET, Case, Inputs, given_to, read
 from .culprit import accuse
 from .drift import Point
 from .drift_files import drift_of_file
-from .judging import COLUMNS, OutputResult, Reference, Trial
-from .parity import EAGER_MULTIPLE, ULPS
+from .judging import Trial
+from .names import Map, parse_map
+from .originals import OWN, FileModel, Original, Reference, name_of, outputs_of
+from .policy import Policy
+from .remarks import computed, other_forms, remarks
+from .results import COLUMNS, OutputResult
 
 __all__ = ["COLUMNS", "Comparison", "Inputs", "NotRun", "OutputResult", "verify"]
 
+_NAMED = 3  # outputs that the verdict names
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What ``verify`` found. ``drift``: in the files' order, one runtime after the other; None where it was not asked for."""
+class Comparison(Shown):
+    """What ``verify`` found.
+
+    ``drift``: in the files' order, one runtime after the other; None where it was not asked for. ``up_to``: the input elements up to
+    which inputs were generated, where some sizes that the model takes have more; None where none were left out. ``weights``: of ONNX
+    files, those that are no tensor of the model as it stands (``audit``).
+    """
 
     results: tuple[OutputResult, ...]
     not_run: tuple[NotRun, ...]
@@ -55,22 +71,46 @@ class Comparison:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     drift: tuple[Point, ...] | None = None
+    up_to: int | None = None
+    weights: tuple[Weight, ...] = ()
+    reference: str = "the model"  # what the files were compared with
 
     @property
     def ok(self) -> bool:
-        """Something besides eager was run, every ONNX file in some runtime, and all of it passes; engines are not run without a GPU. Where
-        eager itself fails, the model leaves its type's range: its row and a note say so, but what was made of it may be right."""
-        made = [r for r in self.results if r.runtime != EagerRunner.name]
+        """Something besides eager was run, every ONNX file in some runtime, and all of it passes, its weights too.
+
+        Engines are not run without a GPU. Where eager itself fails, the model leaves its type's range: its row and a note say so, but
+        what was made of it may be right.
+        """
+        made = [r for r in self.results if r.runtime not in OWN]
         ran = {r.file for r in made} | {""}
-        return bool(made) and all(made) and all(m.file in ran for m in self.not_run if m.runtime.startswith("onnxruntime"))
+        shown = all(m.file in ran for m in self.not_run if m.runtime.startswith("onnxruntime"))
+        return bool(made) and all(made) and all(self.weights) and shown
 
     def __bool__(self) -> bool:
         return self.ok
 
     @property
+    def standard(self) -> str:
+        """By which rules the files are verified, and by which not; "" where they are not, or the default rule alone decided."""
+        made = [r for r in self.results if r.runtime not in OWN]
+        if not self or not any(r.rules for r in made):
+            return ""
+        failing = [r for r in made if r.by_default == "fail"]
+        if not failing:
+            return "by the rules given, and by the default rule"
+        some = dict.fromkeys(f"{r.output} in {r.file or r.runtime}" for r in failing)
+        return f"by the rules given, NOT by the default rule ({', '.join([*some][:_NAMED])}{', …' if len(some) > _NAMED else ''})"
+
+    @property
     def columns(self) -> tuple[str, ...]:
-        """The heads of ``table``; where there are several files, each row names its own."""
-        return ("file", *COLUMNS) if self._several else COLUMNS
+        """The heads of ``table``; where there are several files, each row names its own; where rules were given, what decided."""
+        decided = ("decided by",) if self._ruled else ()
+        return (*(("file",) if self._several else ()), *COLUMNS, *decided)
+
+    @property
+    def _ruled(self) -> bool:
+        return any(r.rules for r in self.results)
 
     @property
     def _several(self) -> bool:
@@ -78,29 +118,37 @@ class Comparison:
 
     def rows(self) -> list[tuple[str, ...]]:
         """One row for each output and runtime, under ``columns``."""
+        rows = [(*r.row(), r.decided_by) if self._ruled else r.row() for r in self.results]
         if not self._several:
-            return [r.row() for r in self.results]
-        return [(r.file or (f"(in {FLOATS[r.precision]})" if r.precision else ""), *r.row()) for r in self.results]
+            return rows
+        files = [r.file or (f"(in {FLOATS[r.precision]})" if r.precision else "") for r in self.results]
+        return [(file, *row) for file, row in zip(files, rows, strict=True)]
 
     def table(self) -> list[tuple[str, ...]]:
         """``rows``, and the runtimes that were not run last."""
-        missed = [(m.file, "", m.runtime, "", "", "", f"not run: {m.reason}", "") for m in self.not_run]
+        last = ("",) if self._ruled else ()
+        missed = [(m.file, "", m.runtime, "", "", "", f"not run: {m.reason}", "", *last) for m in self.not_run]
         return self.rows() + (missed if self._several else [row[1:] for row in missed])
 
     def to_json(self) -> dict[str, Any]:
         """The same as values of JSON."""
-        rule = {"eager_multiple": EAGER_MULTIPLE, "ulps": ULPS, "reference": Float64Runner.name}
-        return {"ok": self.ok, "rule": rule, **asdict(self)}
+        rule = {"multiple": MULTIPLE, "most_ratio": MOST_RATIO, "most_runs": MOST_RUNS, "reference": Float64Runner.name}
+        results = [asdict(r) | {"decided_by": r.decided_by, "account": r.account} for r in self.results]
+        return {"ok": self.ok, "rule": rule, "standard": self.standard, **asdict(self), "results": results}
 
 
 def verify(
-    model: Model,
+    model: Original,
     files: File | Iterable[File],
     *,
     engines: Iterable[File] = (),
     seeds: int = 3,
     inputs: Inputs | None = None,
     drift: bool = False,
+    most: int | None = None,
+    policy: Policy | None = None,
+    names: Map | None = (),
+    dataset: Sequence[Case] = (),
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare what the runtimes make of ``files`` with ``model`` in float64.
@@ -113,34 +161,70 @@ def verify(
         files: ONNX files and engines, told apart by their content.
         engines: more of them.
         seeds: random inputs at the opt sizes, besides those at other sizes, small ones and zeros.
+        most: input elements of the largest generated input; None: 8 times those at the opt sizes. Larger sizes are left out.
         inputs: the user's own, name -> array or an .npz file, one or several; only these are run then.
         drift: look into the ONNX files too: the error of every tensor that a file and the model share.
+        policy: rules that decide on outputs in the place of the default rule.
+        names: a file's name of an input or output -> the model's, or texts such as "theirs=ours"; None: all must be the model's, and
+            are not matched by their order either.
+        dataset: samples on which metrics are measured, and tolerances too.
         progress: called with (stage, done, total).
 
     Raises:
         GraphError: an ONNX file is broken.
-        InputError: a file is missing or has other inputs than the model, an input does not fit the model, or it does not run on it.
+        InputError: a file is missing or has other inputs than the model, an input does not fit the model, or it does not run on it; or
+            a rule or name is for what there is not.
         NormdeployError: an operator of the model does not run in float64.
     """
     start = time.perf_counter()
     tell = progress or (lambda stage, done, total: None)
-    own = None if inputs is None else read(inputs)
-    found, notes = subjects([*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines], model)
-    cases, left_out = generated(model, seeds) if own is None else (given_to(model, own, _halves(found)), [])
-    if not cases:
+    own, rules = None if inputs is None else read(inputs), policy or Policy()
+    rules.check(model.outputs)
+    if dataset and not rules:
+        raise InputError("a dataset is what given rules are judged on, and there is none; give a metric or a tolerance, or inputs instead")
+    if drift and isinstance(model, FileModel):
+        raise InputError("drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out")
+    every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
+    found, notes = subjects(every, model, outputs_of(model), parse_map(names or (), model), names is not None)
+    plan = battery_of(model, seeds, most) if own is None else Battery(tuple(given_to(model, own, _halves(found))), (), 0)
+    cases = (*_unpromised(model, plan.cases), *dataset)
+    if not plan.cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
     candidates, not_run = candidates_of(found)
-    trials = _tried(model, candidates, _usual(found), cases, tell)
+    trials = _tried(model, candidates, _usual(found), cases, rules, tell)
     results = _ordered(model, trials, candidates)
     not_run += [NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable]
-    notes += left_out + _remarks(trials, candidates, results) + _other_forms(found, results)
+    notes += [
+        *(model.notes if isinstance(model, FileModel) and own is None else ()),
+        *plan.left_out,
+        *remarks(trials, candidates, results),
+        *other_forms(found, results),
+    ]
     points = None
-    if drift:
+    if drift and isinstance(model, Model):
         points, more = _drifts(model, found, trials, results, tell)
         notes += more
+    weights = [weight for s in found if not s.runtime for weight in audit(model, load_onnx(s.path), s.label)]
+    notes += computed(weights)
     done = dict.fromkeys(answer.case.name for trial in trials.values() for answer in trial.answers)
     seconds = time.perf_counter() - start
-    return Comparison(tuple(results), tuple(not_run), tuple(done), tuple(notes), seconds, None if points is None else tuple(points))
+    return Comparison(
+        tuple(results),
+        tuple(not_run),
+        tuple(done),
+        tuple(dict.fromkeys(notes)),
+        seconds,
+        None if points is None else tuple(points),
+        plan.most if plan.left_out else None,
+        tuple(weights),
+        name_of(model),
+    )
+
+
+def _unpromised(model: Original, cases: Sequence[Case]) -> Iterable[Case]:
+    """Where sizes are guessed, the model need not take them all."""
+    guessed = isinstance(model, FileModel) and model.guessed
+    return (replace(case, promised=False) if guessed and case.kind != "given" else case for case in cases)
 
 
 def _halves(found: Sequence[Subject]) -> dict[str, set[np.dtype]]:
@@ -158,14 +242,17 @@ def _usual(found: Sequence[Subject]) -> str:
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def _tried(model: Model, candidates: Sequence[Candidate], usual: str, cases: Sequence[Case], tell: Progress) -> dict[str, Trial]:
+def _tried(
+    model: Original, candidates: Sequence[Candidate], usual: str, cases: Sequence[Case], rules: Policy, tell: Progress
+) -> dict[str, Trial]:
     """Precision -> its trial. Of the reference and the runtimes one at a time is in memory: each may be as large as the model."""
     reference = Reference(model)
     trials: dict[str, Trial] = {}
 
     def trial_in(precision: str) -> Trial:
         if precision not in trials:
-            trials[precision] = Trial(model, reference, precision)
+            sampled = any(case.kind == DATASET for case in cases)
+            trials[precision] = Trial(model, reference, precision, each=True, policy=rules, dataset=sampled)
             for done, _ in enumerate(trials[precision].prepare(cases)):
                 tell("reference", done, len(cases))
             reference.free()
@@ -184,48 +271,12 @@ def _tried(model: Model, candidates: Sequence[Candidate], usual: str, cases: Seq
     return trials
 
 
-def _ordered(model: Model, trials: Mapping[str, Trial], candidates: Sequence[Candidate]) -> list[OutputResult]:
+def _ordered(model: Original, trials: Mapping[str, Trial], candidates: Sequence[Candidate]) -> list[OutputResult]:
     """Output by output: eager first, then the files as they were given."""
     eager = [result for _, trial in sorted(trials.items()) for result in trial.results(trial.eager)]
     of = {id(candidate): trial for trial in trials.values() for candidate in trial.candidates}
     every = eager + [result for candidate in candidates for result in of[id(candidate)].results(candidate)]
     return [result for output in model.outputs for result in every if result.output == output]
-
-
-def _remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], results: Sequence[OutputResult]) -> list[str]:
-    notes = []
-    for precision, trial in trials.items():
-        if precision and trial.candidates:
-            files = ", ".join(dict.fromkeys(c.file for c in trial.candidates))
-            notes.append(f"{files}: in half precision; eager was run in {FLOATS[precision]} too, on inputs rounded to it")
-        notes += trial.notes
-        for candidate in trial.candidates:
-            if candidate.skipped and candidate.ran:
-                of = f"{candidate.skipped} of {len(trial.answers)} cases"
-                notes.append(f"{candidate.name}: {of} lie outside the engine's profile and were not run")
-    notes += [
-        f"the model itself leaves the range of {r.dtype}, {r.case}: {r.output} is {r.reason}"
-        for r in results
-        if r.runtime == EagerRunner.name and not r
-    ]
-    for names in dict.fromkeys(c.culprit for c in candidates if c.culprit):
-        setting = f'add_session_config_entry("optimization.disable_specified_optimizers", "{";".join(names)}")'
-        notes.append(f"to run it in onnxruntime without {', '.join(names)}: SessionOptions.{setting}")
-    made = {r.file for r in results if r.runtime != EagerRunner.name}
-    for file in dict.fromkeys(c.file for c in candidates if c.file not in made):
-        notes.append(f"no runtime could be run on {file}: nothing is shown about it")
-    return notes
-
-
-def _other_forms(found: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:
-    """Of a file that failed in onnxruntime and was exported for its speed: that there are forms of its norms with smaller errors."""
-    failed = {r.file for r in results if r.runtime.startswith("onnxruntime") and not r}
-    return [
-        f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate writes those with the "
-        "smallest errors"
-        for s in found
-        if s.label in failed and recorded(load_onnx(s.path, external_data=False)).get("export", {}).get("runtime") == "onnxruntime"
-    ]
 
 
 def _drifts(
@@ -240,7 +291,7 @@ def _drifts(
         failed = [r.case for r in results if r.file == subject.label and not r]
         answers = trials[subject.precision].answers
         answer = next((a for a in answers if a.case.name in failed), answers[0])
-        seen, more = drift_of_file(model, subject.path, answer.feeds, subject.precision, subject.label, tell)
+        seen, more = drift_of_file(model, subject, answer.feeds, subject.precision, tell)
         points += seen
         notes += [f"drift of {subject.label}: seen at {answer.case.name}", *more]
     return points, notes

@@ -68,8 +68,8 @@ def accuse(trial: Trial, progress: Progress) -> None:
             continue
         if candidate.unavailable:  # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
             candidate.failure, candidate.unavailable = candidate.unavailable, ""
-        right = {r.output for r in trial.results(off) if r}
-        wrong = [r for r in trial.results(candidate) if not r and r.output in right]
+        right = {r.output for r in trial.results(off) if r.by_default == "pass"}
+        wrong = [r for r in trial.results(candidate) if not r and r.by_default != "pass" and r.output in right]
         if wrong:
             progress("find the optimizer to blame", 0, 0)
             _blame(trial, candidate, {r.output for r in wrong}, sorted({r.case for r in wrong if r.case}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,17 +12,20 @@ from ..errors import NormdeployError
 from ..model import Model
 from ..precision.stepwise import stepwise
 from ..storage.files import load_onnx
-from .candidates import OFF, ON, STEPWISE
+from .candidates import OFF, ON, STEPWISE, Subject
 from .drift import Point, drift, optimized
+from .names import renamed
 
 Progress = Callable[[str, int, int], None]
 
 
 def drift_of_file(
-    model: Model, path: Path, feeds: Mapping[str, np.ndarray], precision: str, label: str, progress: Progress | None = None
+    model: Model, subject: Subject, feeds: Mapping[str, np.ndarray], precision: str, progress: Progress | None = None
 ) -> tuple[list[Point], list[str]]:
     """Drift in each form in which ``verify`` runs a file on the CPU, and notes on those in which it can't be."""
-    proto, points, notes = load_onnx(path), list[Point](), list[str]()
+    label, proto, points, notes = subject.label, load_onnx(subject.path), list[Point](), list[str]()
+    if subject.inputs or subject.outputs:
+        proto = renamed(proto, subject.inputs, subject.outputs)
     forms: list[tuple[str, Callable[[onnx.ModelProto], onnx.ModelProto] | None]] = [(OFF, None), (ON, optimized)]
     if precision:
         forms.append((STEPWISE, stepwise))

@@ -5,96 +5,70 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Literal
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 import torch
 
 from ..errors import InputError
-from ..model import Model
 from ..runtimes import RunResult
-from ..runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
-from .candidates import Candidate
-from .cases import Case
+from ..runtimes.eager import HALVES
+from .bounds import Bounds
+from .candidates import NAN_BLIND, Candidate
+from .cases import DATASET, LENIENT, NAN, NONFINITE, Case
+from .measured import Measures, settled
+from .originals import Original, Reference, own_runner, unit_roundoff
 from .parity import Tally, Ties
+from .policy import Policy
+from .results import OutputResult, decided, judged
 
-COLUMNS = ("output", "runtime", "max abs error", "max rel error", "allowed", "verdict", "worst case")
-
-
-@dataclass(frozen=True)
-class OutputResult:
-    """One output in one runtime; true where it passes.
-
-    ``max_abs_error`` and ``allowed`` are of the kind of cases in which it came nearest to failing, ``case`` the worst of these;
-    ``max_rel_error`` is relative to each element, and informs only. ``near_ties`` counts integers that differ on a rounding.
-    ``file`` is "" of eager; ``precision`` is "fp16" or "bf16" where it was judged by eager in that, else "". ``culprit`` names
-    onnxruntime's optimizers without which the file passes.
-    """
-
-    output: str
-    runtime: str
-    dtype: str
-    max_abs_error: float
-    max_rel_error: float
-    allowed: float
-    verdict: Literal["pass", "fail"]
-    case: str
-    near_ties: int = 0
-    reason: str = ""
-    file: str = ""
-    precision: str = ""
-    culprit: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return self.verdict == "pass"
-
-    def row(self) -> tuple[str, ...]:
-        """The cells under COLUMNS."""
-        said = self.reason or (f"{self.near_ties} near-ties" if self.near_ties else "")
-        numbers = (f"{self.max_abs_error:.2e}", f"{self.max_rel_error:.2e}", f"{self.allowed:.2e}")
-        return (self.output, self.runtime, *numbers, f"{self.verdict}: {said}" if said else self.verdict, self.case)
-
-
-class Reference:
-    """The model in float64: made when asked for, and given up when not needed for a while."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-
-    @cached_property
-    def runner(self) -> Float64Runner:
-        return Float64Runner(self._model)
-
-    def free(self) -> None:
-        self.__dict__.pop("runner", None)
+_REFUSALS = 3  # sizes that the model does not take, each told with the error
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the reference says of one case, and what else an integer of it may be."""
+    """What the reference says of one case, what else an integer of it may be, and what each floating element may be off by.
+
+    ``eager``: its answer where what is not finite is judged by it too. ``feeds`` of a sample of the user's dataset are made when needed.
+    """
 
     case: Case
     feeds: dict[str, np.ndarray]
     reference: RunResult
     ties: Ties
+    bounds: Bounds | None = None
+    eager: RunResult | None = None
 
 
 class Trial:
     """Eager in one precision, what float64 says, and the runtimes that are judged by them.
 
     ``precision``: "" is the model's own. In half precision inputs are rounded to it, for the reference too.
+    ``each``: every element has a bound of its own (``bounds``), which costs some runs of the reference for each case.
+    ``policy``: rules that were given; ``dataset``: samples are among the cases, on which alone metrics are measured.
     """
 
-    def __init__(self, model: Model, reference: Reference, precision: str) -> None:
+    def __init__(
+        self,
+        model: Original,
+        reference: Reference,
+        precision: str,
+        *,
+        each: bool = False,
+        policy: Policy | None = None,
+        dataset: bool = False,
+    ) -> None:
         self.model, self.precision, self.notes = model, precision, list[str]()
+        self._policy, self._dataset, self._settled = policy or Policy(), dataset, False
+        self._each, self._refused = each, list[tuple[str, str]]()
+        self._ratios: dict[str, float] = {}
         self.answers: list[Answer] = []
         self.candidates: list[Candidate] = []
         self._reference = reference
         half = HALVES.get(precision)
-        make = partial(EagerRunner, model) if half is None else partial(HalfRunner, model, half)
-        self.eager = Candidate(EagerRunner.name, make)
+        self._half_type = half
+        self.eager = Candidate(*own_runner(model, half))
         self._half = None if half is None else np.dtype(ml_dtypes.bfloat16 if half == torch.bfloat16 else np.float16)
         self._unit = 4 * (unit_roundoff(model) if half is None else torch.finfo(half).eps / 2)
 
@@ -105,27 +79,61 @@ class Trial:
                 yield
                 self._answer(case)
         self.eager.runner = None
+        if not self.answers:
+            raise InputError(f"the model runs on none of the inputs that were made, such as {' '.join(self._refused[0])}; give --inputs")
+        self.notes += [f"not run at {case}: {error}" for case, error in self._refused[:_REFUSALS]]
+        if more := self._refused[_REFUSALS:]:
+            self.notes.append(f"nor at {', '.join(case for case, _ in more)}")
 
     def _answer(self, case: Case) -> None:
-        feeds = case.make()
-        if self._half is not None:
-            half = self._half
-            feeds = {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
+        feeds = self._fed(case)
         assert self.eager.runner is not None
         try:
             eager = self.eager.runner.infer(feeds)
         except InputError as error:
             if case.promised:
                 raise InputError(f"{case.name}: {error}") from error
-            self.notes.append(f"not run at {case.name}: {error}")
+            self._refused.append((case.name, str(error)))
             return
         reference = self._reference.runner.infer(feeds)
+        self._settle(reference)
+        if case.kind == DATASET:
+            self.answers.append(Answer(case, {}, reference, Ties(lambda seed: {}, reference, {})))
+            self._measure(self.eager, self.answers[-1], eager)
+            return
         integers = {name: value for name, value in eager.items() if value.dtype.kind in "iub"}
-        ties = Ties(lambda seed: self._reference.runner.perturbed(feeds, self._unit, seed), reference, integers)
-        self.answers.append(Answer(case, feeds, reference, ties))
+        ties = Ties(
+            lambda seed: self._reference.runner.perturbed(feeds, self._unit, seed),
+            reference,
+            integers,
+            lambda seed: self._rounded(feeds, seed),
+        )
+        bounds = None
+        if self._each:
+            bounds = Bounds(reference, eager, lambda seed: self._rounded(feeds, seed))
+            for name in bounds.outputs if case.kind not in LENIENT else ():
+                self._ratios[name] = max(self._ratios.get(name, 1.0), bounds.ratio(name))
+        self.answers.append(Answer(case, feeds, reference, ties, bounds, eager if case.kind in LENIENT else None))
         for name, value in eager.items():
             self.eager.tallies.setdefault((name, case.kind), Tally(value.dtype))
         self._keep(self.eager, self.answers[-1], eager)
+
+    def _fed(self, case: Case) -> dict[str, np.ndarray]:
+        feeds, half = case.make(), self._half
+        if half is None:
+            return feeds
+        return {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
+
+    def _settle(self, reference: RunResult) -> None:
+        """The rules for each output, once it is known what they are."""
+        if not self._settled and self._policy:
+            self._policy, notes = settled(self._policy, reference)
+            self.notes += notes
+            self.eager.measures = Measures(self._policy, self._dataset)
+        self._settled = True
+
+    def _rounded(self, feeds: Mapping[str, np.ndarray], seed: int) -> RunResult:
+        return self._reference.runner.rounded(feeds, seed, self._half_type)
 
     def _dtype(self, output: str) -> np.dtype:
         return next(tally.dtype for (name, _), tally in self.eager.tallies.items() if name == output)
@@ -133,6 +141,7 @@ class Trial:
     def take(self, candidate: Candidate) -> None:
         """Run a loaded candidate on every case, and keep it to be judged."""
         self.candidates.append(candidate)
+        candidate.measures = Measures(self._policy, self._dataset)
         self._run(candidate)
         if candidate.skipped and not candidate.tallies:
             candidate.unavailable = "every case lies outside the engine's profile; build it for the sizes that the model takes"
@@ -145,11 +154,13 @@ class Trial:
             self._run(fresh, names)
         mine = [(key, tally) for key, tally in fresh.tallies.items() if key[0] in outputs]
         sound = bool(mine) and not fresh.failure and not fresh.unavailable
-        return sound and all(_badness(tally, self.eager.tallies[key]) <= 1 for key, tally in mine)
+        return sound and all(tally.badness(self.eager.tallies[key]) <= 1 for key, tally in mine)
 
     def _run(self, candidate: Candidate, names: Sequence[str] = ()) -> None:
         for answer in self.answers:
-            result = candidate.infer(answer.case, answer.feeds) if not names or answer.case.name in names else None
+            if (names and answer.case.name not in names) or not _comparable(candidate, answer.case):
+                continue
+            result = candidate.infer(answer.case, self._fed(answer.case) if answer.case.kind == DATASET else answer.feeds)
             if result is not None:
                 self._keep(candidate, answer, {name: self._narrow(name, value) for name, value in result.items()})
 
@@ -159,10 +170,25 @@ class Trial:
             return value
         return value.astype(self._half)
 
-    def _keep(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
+    def _measure(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
         for output in self.model.outputs:
-            tally = candidate.tallies.setdefault((output, answer.case.kind), Tally(self._dtype(output)))
-            tally.add(answer.case.name, result.get(output), answer.reference[output], partial(answer.ties.explained, output))
+            candidate.measures.add(output, answer.case, result.get(output), answer.reference[output], self._dtype(output))
+
+    def _keep(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
+        self._measure(candidate, answer, result)
+        for output in self.model.outputs if answer.case.kind != DATASET else ():
+            dtype = self._dtype(output)
+            if dtype.kind in "iub" and answer.case.kind in NONFINITE:
+                continue  # what an index or a comparison is there, nothing defines
+            tally = candidate.tallies.setdefault((output, answer.case.kind), Tally(dtype))
+            tally.add(
+                answer.case.name,
+                result.get(output),
+                answer.reference[output],
+                partial(answer.ties.explained, output),
+                bound=partial(answer.bounds.allowed, output, self._ratios.get(output, 1.0)) if answer.bounds is not None else None,
+                peer=None if answer.eager is None else answer.eager[output],
+            )
 
     def results(self, candidate: Candidate) -> list[OutputResult]:
         """One for each output, none where it was not run."""
@@ -175,7 +201,7 @@ class Trial:
             dtype = str(self._dtype(output))
             found = OutputResult(output, candidate.name, dtype, 0.0, 0.0, 0.0, "fail", candidate.where, reason=candidate.failure)
         elif mine and not candidate.unavailable:
-            found = judged(output, candidate.name, mine, eager)
+            found = decided(judged(output, candidate.name, mine, eager), candidate.measures.judged(output), self._policy.required)
         else:
             return
         if not found and candidate.advice:
@@ -184,37 +210,8 @@ class Trial:
         yield replace(found, file=candidate.file, precision=self.precision)
 
 
-def _badness(tally: Tally, eager: Tally) -> float:
-    """Above 1 it fails."""
-    allowed = tally.allowed(eager)
-    if tally.broken or not allowed:
-        return np.inf if tally.broken or tally.absolute else 0.0
-    return tally.absolute / allowed
-
-
-def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[str, Tally]) -> OutputResult:
-    """The verdict on the tallies of one output by kind of case: the kind that comes nearest to failing, or fails most, speaks for it."""
-    kind = max(mine, key=lambda kind: _badness(mine[kind], eager[kind]))
-    tally = mine[kind]
-    reason = tally.broken
-    if reason and runtime != EagerRunner.name and eager[kind].broken:
-        reason += f"; eager fails here too ({eager[kind].broken}): the model itself leaves the range of {tally.dtype}"
-    return OutputResult(
-        output,
-        runtime,
-        str(tally.dtype),
-        tally.absolute,
-        max(t.relative for t in mine.values()),
-        tally.allowed(eager[kind]),
-        "fail" if _badness(tally, eager[kind]) > 1 else "pass",
-        tally.case,
-        sum(t.ties for t in mine.values()),
-        reason,
-    )
-
-
-def unit_roundoff(model: Model) -> float:
-    """The unit roundoff of the coarsest floating type in the model's graph; 0 where it has none."""
-    values = [node.meta.get("val") for node in model.program.graph.nodes]
-    dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
-    return max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
+def _comparable(candidate: Candidate, case: Case) -> bool:
+    """Engines promise nothing of numbers that are not finite, and ONNX nothing of a NaN in a maximum or an order."""
+    if case.kind not in NONFINITE or candidate.subject is None:
+        return True
+    return not candidate.subject.runtime and not (case.kind == NAN and candidate.subject.ops & NAN_BLIND)

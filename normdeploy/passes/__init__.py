@@ -10,6 +10,8 @@ from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
 from ..passes import group, instance, layer, mean_variance, portable
 from ..recognition.facts import Norm
+from ..recognition.parameters import held_epsilon
+from ..recognition.probe import CLAMPED
 from ..recognition.region import NoMatch
 from .form import Form
 
@@ -25,7 +27,11 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
     if abs(float(np.float32(norm.epsilon)) - norm.epsilon) > _HALF_ULP * norm.epsilon:
         return NoMatch(f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name)
     own = portable.op_of(graph, norm)
-    if fuse == "portable" and own in ("RMSNorm", "ChannelLayerNorm"):
+    if norm.fit.clamped and (held := held_epsilon(graph, norm.region, norm.epsilon)) is not None and held != float(np.float32(held)):
+        return NoMatch(f"the number {held!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name)
+    if norm.fit.clamped and (not own or fuse != "portable"):
+        return NoMatch(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
+    if fuse == "portable" and (norm.fit.clamped or own in ("RMSNorm", "ChannelLayerNorm")):
         return portable.form(graph, norm)
     if norm.ddof or norm.fit.outside:
         made = mean_variance.form(graph, norm, runtime) if norm.fit.outside else NoMatch(_UNBIASED, norm.y.name)

@@ -16,18 +16,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
+from ..proof.branches import Branches
+from ..proof.folds import Expressions
 from ..recognition.region import NoMatch
 from ..recognition.scales import Affine
 from .channels import input_vector, maker, output_vector, private, readers, views_above, views_below
 from .linear import Linear, along, linear_of, representable, with_added_bias
 
 Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]  # a tensor of the graph, and the nodes that shall produce it
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one linear op takes of a scale and shift, and the constants of the op that is written: `normdeploy.proof.folds` proves them,
+    `normdeploy.rewriting.conditioning` asks what they cost in accuracy."""
+
+    linear: Linear
+    side: Literal["output", "input", "scale"]  # its output channels, its input channels, or those of its input without the shift
+    scale: np.ndarray  # over these channels
+    shift: np.ndarray
+    weight: gs.Constant
+    bias: gs.Constant | None
+    viewed: bool = False  # views stand between
+    start: int = 0  # its first channel among those of the scale and shift
+    whole: int = 0  # the channels of the scale and shift, where they are more
+    index: int = 0  # which of the parts of a Concat it is
 
 
 @dataclass(frozen=True)
@@ -40,6 +60,13 @@ class Fold:
     leaves: tuple[gs.Tensor, ...]
     windows: tuple[tuple[int, ...] | None, ...]  # for each leaf a small shape that shows everything, None where there is none
     edits: tuple[Edit, ...]
+    expressions: Expressions | Branches  # what the new constants are made of
+    remains: tuple[str, ...] = ()  # the ops that are left of the scale and shift itself
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What linear ops take; none where a scale and shift stays one."""
+        return self.expressions.shares
 
 
 def into_previous(graph: Graph, found: Affine) -> Fold | NoMatch:
@@ -64,7 +91,15 @@ def into_previous(graph: Graph, found: Affine) -> Fold | NoMatch:
     else:
         nodes = [*made, *_copied(graph, views, made[-1].outputs[0])]
         edits = ((t, tuple(made)), (found.y, (_copy(graph, views[-1], views[-1].inputs[0]),)))
-    return Fold(tuple(nodes), f"folded into {linear.said}", found.y, (linear.data,), (window(linear),), edits)
+    expressions = Expressions(found.region, shares=(Share(linear, "output", a, b, *_written(linear, made), bool(views)),))
+    return Fold(tuple(nodes), f"folded into {linear.said}", found.y, (linear.data,), (window(linear),), edits, expressions)
+
+
+def _written(linear: Linear, made: Sequence[gs.Node]) -> tuple[gs.Constant, gs.Constant | None]:
+    """Weight and bias of a linear op as `Linear.write` wrote it."""
+    node = made[0]
+    bias = made[1].inputs[1] if len(made) > 1 else node.inputs[2] if len(node.inputs) > 2 else None
+    return node.inputs[linear.weight], bias
 
 
 def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
@@ -95,6 +130,7 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
         return NoMatch(f"its scale or shift varies along more than the axis of Concat {joint.name!r}", found.z.name)
     nodes: list[gs.Node] = []
     joined: list[gs.Tensor] = []
+    shares: list[Share] = []
     start = 0
     for part in parts:
         cut = slice(start, start := start + part.channels)
@@ -102,6 +138,7 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
         if isinstance(made, NoMatch):
             return made
         nodes += made
+        shares.append(Share(part, "output", a[cut], b[cut], *_written(part, made), start=cut.start, whole=len(a), index=len(shares)))
         joined.append(made[-1].outputs[0])
     nodes.append(graph.node("Concat", joined, found.y, {"axis": axis}))
     leaves = {id(p.data): p.data for p in parts}
@@ -109,7 +146,10 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
     same = all(window(p) == windows[id(p.data)] for p in parts)
     small = tuple(windows[i] if same else None for i in leaves)
     said = ", ".join(p.said for p in parts)
-    return Fold(tuple(nodes), f"folded into {said}", found.y, tuple(leaves.values()), small, ((found.y, tuple(nodes)),))
+    edits = ((found.y, tuple(nodes)),)
+    return Fold(
+        tuple(nodes), f"folded into {said}", found.y, tuple(leaves.values()), small, edits, Expressions(found.region, shares=tuple(shares))
+    )
 
 
 def into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
@@ -120,7 +160,7 @@ def into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
     linear, views, a, b = behind
     if linear.pads() and b.any():
         return NoMatch(f"{linear.said} pads its input with zeros, which the shift would have to reach", found.y.name)
-    return _folded_next(graph, found, linear, views, *linear.scaled_input(a, b), before=[])
+    return _folded_next(graph, found, linear, views, (a, b), *linear.scaled_input(a, b))
 
 
 def scale_into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
@@ -128,7 +168,7 @@ def scale_into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
     behind = _behind(graph, found)
     if isinstance(behind, NoMatch):
         return behind
-    linear, views, a, _ = behind
+    linear, views, a, b = behind
     if not found.scale.all():
         return NoMatch("its scale is zero somewhere, so the shift can't be divided by it", found.y.name)
     with evaluate.quiet():
@@ -137,7 +177,7 @@ def scale_into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
         return NoMatch(f"its shift divided by its scale does not fit into {found.dtype.name}", found.y.name)
     shift = graph.constant(f"{found.y.name}_shift", _trimmed(ratio), found.dtype)
     added = graph.node("Add", [found.z, shift], found.y)
-    return _folded_next(graph, found, linear, views, *linear.scaled_input(a, np.zeros_like(a)), before=[added])
+    return _folded_next(graph, found, linear, views, (a, b), *linear.scaled_input(a, np.zeros_like(a)), added)
 
 
 def scale_and_shift(graph: Graph, found: Affine) -> Fold | NoMatch:
@@ -145,14 +185,18 @@ def scale_and_shift(graph: Graph, found: Affine) -> Fold | NoMatch:
     if not representable(found.dtype, found.scale, found.shift):
         return NoMatch(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
     nodes: list[gs.Node] = []
+    held: dict[str, tuple[gs.Constant, ...]] = {}
     t = found.z
     for op, value, neutral, name in (("Mul", found.scale, 1.0, "scale"), ("Add", found.shift, 0.0, "shift")):
         if (value == neutral).all() and (nodes or op == "Mul"):
             continue
-        nodes.append(graph.node(op, [t, graph.constant(f"{found.y.name}_{name}", _trimmed(value), found.dtype)], found.y))
+        held[name] = (graph.constant(f"{found.y.name}_{name}", _trimmed(value), found.dtype),)
+        nodes.append(graph.node(op, [t, *held[name]], found.y))
         t = nodes[-1].outputs[0]
     said = " and ".join(n.op for n in nodes) + " (one scale and shift)" if len(nodes) > 1 else f"one {nodes[0].op}"
-    return Fold(tuple(nodes), said, found.y, (found.z,), (None,), ((found.y, tuple(nodes)),))
+    expressions = Expressions(found.region, **held)
+    remains = tuple(n.op for n in nodes)
+    return Fold(tuple(nodes), said, found.y, (found.z,), (None,), ((found.y, tuple(nodes)),), expressions, remains)
 
 
 def neutral(graph: Graph, found: Affine, node: gs.Node) -> Fold | NoMatch:
@@ -166,7 +210,8 @@ def neutral(graph: Graph, found: Affine, node: gs.Node) -> Fold | NoMatch:
     inputs = [graph.constant(f"{found.y.name}_{name}", value, found.dtype) for name, value in held]
     made = graph.node("BatchNormalization", [found.z, *inputs], found.y, {"epsilon": 0.0})
     said = "BatchNormalization (one scale and shift)"
-    return Fold((made,), said, found.y, (found.z,), (None,), ((found.y, (made,)),))
+    expressions = Expressions(found.region, scale=(inputs[0],), shift=(inputs[1],))
+    return Fold((made,), said, found.y, (found.z,), (None,), ((found.y, (made,)),), expressions, (made.op,))
 
 
 def is_neutral(graph: Graph, node: gs.Node) -> bool:
@@ -213,20 +258,31 @@ def _behind(graph: Graph, found: Affine) -> tuple[Linear, list[gs.Node], np.ndar
 
 
 def _folded_next(
-    graph: Graph, found: Affine, linear: Linear, views: Sequence[gs.Node], w: np.ndarray, c: np.ndarray, before: list[gs.Node]
+    graph: Graph,
+    found: Affine,
+    linear: Linear,
+    views: Sequence[gs.Node],
+    vectors: tuple[np.ndarray, np.ndarray],
+    w: np.ndarray,
+    c: np.ndarray,
+    added: gs.Node | None = None,
 ) -> Fold | NoMatch:
-    source = before[-1].outputs[0] if before else found.z
+    """``vectors``: scale and shift over the input channels. ``added``: the Add that keeps the shift, where the scale alone is taken."""
+    source = found.z if added is None else added.outputs[0]
     copies = _copied(graph, views, source)
     made = linear.write(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, found.dtype)
     if isinstance(made, NoMatch):
         return made
-    nodes = (*before, *copies, *made)
+    nodes = (*(() if added is None else (added,)), *copies, *made)
     shapes: list[Edit] = []  # of what is gone now: z has the same shape
     for reader in (r for r in graph.consumers(found.y) if r.op in ("Shape", "Size")):
         shapes.append((reader.outputs[0], (_copy(graph, reader, found.z),)))
     small = None if views else window(linear)
-    said = f"folded into {linear.said} behind it" if not before else f"its scale folded into {linear.said} behind it, its shift one Add"
-    return Fold(nodes, said, linear.out, (found.z,), (small,), (*shapes, (linear.out, nodes)))
+    said = f"folded into {linear.said} behind it" if added is None else f"its scale folded into {linear.said} behind it, its shift one Add"
+    share = Share(linear, "input" if added is None else "scale", *vectors, *_written(linear, made), bool(views))
+    expressions = Expressions(found.region, ratio=() if added is None else (added.inputs[1],), shares=(share,))
+    remains = () if added is None else (added.op,)
+    return Fold(nodes, said, linear.out, (found.z,), (small,), (*shapes, (linear.out, nodes)), expressions, remains)
 
 
 def _copy(graph: Graph, node: gs.Node, data: gs.Tensor) -> gs.Node:

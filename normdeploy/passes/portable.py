@@ -7,6 +7,7 @@ import numpy as np
 from ..graphs.functions import DOMAIN, OLDEST
 from ..graphs.graph import Graph
 from ..recognition.facts import Norm
+from ..recognition.parameters import held_epsilon
 from ..recognition.region import NoMatch
 from .form import Form, Writer, inside, inverse, to_the_end, trailing, written
 
@@ -17,6 +18,8 @@ def op_of(graph: Graph, norm: Norm) -> str:
     """The op of ours that says this norm; "" where a standard node does, or none."""
     if norm.fit.split is not None:
         return ""
+    if norm.fit.clamped:  # the number that clamps is of the norm, not of a mean: else the file would hold another one
+        return "L2Norm" if held_epsilon(graph, norm.region, norm.epsilon) is not None else ""
     if norm.fit.outside:
         return "StdNorm" if norm.fit.centered else ""
     if norm.ddof:
@@ -43,6 +46,8 @@ def form(graph: Graph, norm: Norm) -> Form | NoMatch:
         scale, bias = writer.parameter(norm.gamma, channels, 1.0, "scale"), writer.parameter(norm.beta, channels, 0.0, "bias")
         writer.own(core, scale, bias, epsilon=norm.epsilon, stash_type=stash)
         return writer.form(core, f"{DOMAIN}.{core}(epsilon={written(norm.epsilon)})", OLDEST)
+    if core == "L2Norm":
+        return _l2_norm(writer, stash)
     axis, perm = trailing(norm), list(range(len(norm.shape)))
     if axis is None:
         perm = to_the_end(norm)
@@ -69,3 +74,15 @@ def form(graph: Graph, norm: Norm) -> Form | NoMatch:
     writer.affine(None if fits else norm.gamma, None if fits and norm.fit.centered else norm.beta)
     ddof = f", ddof={norm.ddof}" if norm.fit.centered else ""
     return writer.form(core, f"{DOMAIN}.{core}(axes={axes}, epsilon={written(norm.epsilon)}{ddof})", OLDEST)
+
+
+def _l2_norm(writer: Writer, stash: int) -> Form:
+    """Over whatever axes, with a scale that broadcasts to x as it is."""
+    norm, shape = writer.norm, [1]
+    if norm.gamma is not None and norm.gamma.value is not None:
+        sizes = list(norm.gamma.value.shape)
+        shape = sizes[next((i for i, n in enumerate(sizes) if n > 1), len(sizes)) :] or [1]
+    axes = [a - len(norm.shape) for a in norm.axes]
+    writer.own("L2Norm", writer.parameter(norm.gamma, shape, 1.0, "scale"), axes=axes, epsilon=norm.epsilon, stash_type=stash)
+    writer.affine(None, norm.beta)
+    return writer.form("L2Norm", f"{DOMAIN}.L2Norm(axes={axes}, epsilon={written(norm.epsilon)})", OLDEST)

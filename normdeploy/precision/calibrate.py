@@ -19,7 +19,7 @@ import onnx
 import onnxruntime as ort
 
 from ..errors import InputError, NormdeployError
-from ..graphs.protos import copy_field, inferred, typed
+from ..graphs.protos import copied, inferred, typed
 from ..model import Dim, InputSpec
 from ..storage.archive import read_npz
 from ..storage.files import save_onnx
@@ -32,6 +32,8 @@ _AT_ONCE = 1 << 28  # bytes of inner tensors that one run holds
 _UNKNOWN = 1 << 22  # taken for the size of a tensor whose shape is not known
 _IN_MEMORY = 1 << 30  # bytes of weights
 _AFFORDABLE = 8
+_GENERATED = 1 << 26  # elements of a sample that nobody asked for: 256 MB
+_LARGEST = 1 << 28  # of a tensor that is computed of it: 1 GB; the attention of an SDXL at 1024² has 1.7e8
 _FEW = 2  # the size that an unnamed dynamic dim takes in generated inputs
 
 
@@ -96,8 +98,20 @@ def _range(values: np.ndarray) -> Range | None:
     return Range(float(low), float(high)) if low <= high else None
 
 
-def _chunks(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> list[list[str]]:
-    """``tensors`` in groups whose values together take about ``_AT_ONCE`` bytes in the largest sample."""
+def require_room(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> None:
+    """What is run on generated samples is small enough to be run without having been asked for.
+
+    Raises:
+        InputError: a tensor is too large.
+    """
+    held = _bytes(proto, tensors, samples)
+    largest = max(held, key=lambda name: held[name], default="")
+    if held.get(largest, 0) > 4 * _LARGEST:
+        raise InputError(f"{largest!r} has {held[largest] // 4} elements; at most {_LARGEST} are computed of inputs that are generated")
+
+
+def _bytes(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> dict[str, int]:
+    """About how much each of ``tensors`` takes in the largest sample."""
     sizes: dict[str, int] = {}
     for v in proto.graph.input:
         for sample in samples:
@@ -105,11 +119,19 @@ def _chunks(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) ->
                 if isinstance(d, str):
                     sizes[d] = max(sizes.get(d, 0), size)
     shapes = {name: dims for name, (_, dims) in inferred(proto).items()}
+    found: dict[str, int] = {}
+    for tensor in tensors:
+        known = shapes.get(tensor)
+        dims = [sizes.get(d) if isinstance(d, str) else d for d in ((None,) if known is None else known)]
+        found[tensor] = _UNKNOWN if None in dims else 4 * math.prod(d for d in dims if d is not None)
+    return found
+
+
+def _chunks(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> list[list[str]]:
+    """``tensors`` in groups whose values together take about ``_AT_ONCE`` bytes in the largest sample."""
     chunks: list[list[str]] = [[]]
     taken = 0
-    for tensor in tensors:
-        dims = [sizes.get(d) if isinstance(d, str) else d for d in shapes.get(tensor) or (None,)]
-        size = _UNKNOWN if None in dims else 4 * math.prod(d for d in dims if d is not None)
+    for tensor, size in _bytes(proto, tensors, samples).items():
         if chunks[-1] and taken + size > _AT_ONCE:
             chunks.append([])
             taken = 0
@@ -142,17 +164,6 @@ def loadable(proto: onnx.ModelProto) -> Iterator[str | bytes]:
     with tempfile.TemporaryDirectory() as folder:
         save_onnx(proto, Path(folder) / "model.onnx", external=True)
         yield str(Path(folder) / "model.onnx")
-
-
-def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy, field by field: a message of more than 2 GB can't be copied as a whole."""
-    copy = onnx.ModelProto()
-    for field, value in proto.ListFields():
-        if field.name != "graph":
-            copy_field(copy, field, value)
-    for field, value in proto.graph.ListFields():
-        copy_field(copy.graph, field, value)
-    return copy
 
 
 # ------------------------------------------------------------------ where samples come from
@@ -192,11 +203,17 @@ def fitted(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarra
 
 
 def generated(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
-    """Random inputs: two at the usual sizes, one at the smallest, one at the largest that costs no more than 8 times the usual."""
+    """Random inputs: two at the usual sizes, one at the smallest, one at the largest that costs no more than 8 times the usual.
+
+    Raises:
+        InputError: the inputs are too large to be made without having been asked for.
+    """
+    if (usual := _elements(specs, {})) > _GENERATED:
+        raise InputError(f"the inputs have {usual} elements; at most {_GENERATED} are generated")
     dims = {d.name: d for spec in specs for d in spec.shape if d.name is not None}
     sizes: list[dict[str, int]] = [{}, {}, {name: d.min for name, d in dims.items()}]
     every = {name: d.max for name, d in dims.items()}
-    if dims and _elements(specs, every) <= _AFFORDABLE * _elements(specs, {}):
+    if dims and _elements(specs, every) <= min(_AFFORDABLE * usual, _GENERATED):
         sizes.append(every)
     return [
         {spec.name: spec.sample(np.random.default_rng([seed, i]), size) for i, spec in enumerate(specs)} for seed, size in enumerate(sizes)
@@ -204,7 +221,7 @@ def generated(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
 
 
 def _elements(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
-    return sum(int(np.prod(spec.sizes(sizes))) for spec in specs)
+    return sum(math.prod(spec.sizes(sizes)) for spec in specs)
 
 
 def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:

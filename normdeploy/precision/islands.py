@@ -10,12 +10,11 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from onnx import TensorProto
-
+from .arguments import arguments
+from .exponents import inexact_logits, logarithms
 from .floating import View, module
-from .keeping import MOVES, REDUCTIONS, as_written, out_of_range, reason
+from .keeping import MOVES, REDUCTIONS, STEPS, as_written, out_of_range, reason
 
-_STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Max", "Min", "Clip", "Abs", "Neg", "Log"})
 _SQUARES = frozenset({"Mul", "Pow", "Abs", "Sub"})
 _HEAVY = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU", "RNN", "Softmax"})
 
@@ -24,7 +23,8 @@ _HEAVY = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attent
 class Island:
     """One reason to keep a node, and what is kept with it, in float32.
 
-    ``kind``: "norm", "statistics", "constant", "range", "positions", "no half form", "control flow" or "as written"; ``tensor``: what the
+    ``kind``: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm",
+    "logits", "no half form", "control flow" or "as written"; ``tensor``: what the
     reason speaks of; ``value``: the largest magnitude seen of it, None where none was looked for; ``nodes``: outputs of the nodes kept.
     """
 
@@ -53,29 +53,34 @@ def find(view: View, carried: Collection[str] = (), wide_inputs: Collection[str]
         if found is not None:
             kind, tensor, text, value = found
             kept[i] = Island(kind, node.op_type, module(node), tensor, text, value)
-    _positions(view, kept)
+    _arguments(view, kept)
+    _exponents(view, kept)
     _grow(view, kept, carried, wide_inputs)
     return kept, _listed(view, kept)
 
 
-def _positions(view: View, kept: dict[int, Island]) -> None:
-    """Angles made of whole numbers (rotary and sinusoidal positions): half of a turn's precision is lost at position 1 / unit."""
-    steps = MOVES | _STEPS | {"MatMul", "Einsum", "Range"}
-    counted: set[str] = set()
-    for i, node in enumerate(view.graph.node):
-        whole = node.op_type == "Range" or (node.op_type == "Cast" and view.types.get(node.input[0]) == TensorProto.INT64)
-        if whole or (node.op_type in steps and view.reads(i) and counted.issuperset(view.reads(i))):
-            counted.update(view.makes(i))
-    said = f"angles made of positions: at {1 / view.form.unit:.0f} neighbours are one {view.form.dtype.name} number"
-    for first, turned in enumerate(view.graph.node):
-        if turned.op_type not in ("Sin", "Cos") or not view.reads(first) or not counted.issuperset(view.reads(first)):
-            continue
-        island, stack = Island("positions", turned.op_type, module(turned), turned.output[0], said), [first]
-        while stack:
-            i = stack.pop()
-            if i not in kept:
-                kept[i] = island
-                stack += [view.producer[name] for name in view.reads(i) if name in view.producer]
+def _arguments(view: View, kept: dict[int, Island]) -> None:
+    """What is computed for a node that shows all digits of what it reads."""
+    for found in arguments(view):
+        node = view.graph.node[found.place]
+        island = Island(found.kind, node.op_type, module(node), node.output[0], found.reason, found.magnitude)
+        for i in found.made:
+            kept.setdefault(i, island)
+
+
+def _exponents(view: View, kept: dict[int, Island]) -> None:
+    """Logarithms of what half loses, and factors that half does not hold where a softmax shows it."""
+    form = view.form.dtype.name
+    for what, places in logarithms(view):
+        node = view.graph.node[places[0]]
+        said = "the sigmoid of a large negative number is 0" if what == "log-sigmoid" else "1 + x loses what is below a unit of 1"
+        island = Island("logarithm", what, module(node), node.output[0], f"in {form} {said}")
+        for i in places:
+            kept[i] = island  # a better reason than that the type has no such op
+    for i, (name, magnitude) in inexact_logits(view).items():
+        node = view.graph.node[i]
+        said = f"{form} rounds {name!r}, and a softmax of numbers up to {magnitude:.3g} shows that"
+        kept.setdefault(i, Island("logits", node.op_type, module(node), name, said, magnitude))
 
 
 # ------------------------------------------------------------------ what is kept around them
@@ -87,7 +92,7 @@ def _grow(view: View, kept: dict[int, Island], carried: Collection[str], wide_in
         if island.kind == "statistics":
             _squares(view, kept, i, island)
     counting = ("statistics", "constant")
-    _until_divided(view, kept, {i: s for i, s in roots.items() if s.kind in counting and s.op in _STEPS | REDUCTIONS})
+    _until_divided(view, kept, {i: s for i, s in roots.items() if s.kind in counting and s.op in STEPS | REDUCTIONS})
     for i, island in roots.items():
         if island.kind in ("range", "constant"):
             for j in (j for name in view.makes(i) if out_of_range(view, name, carried) for j in view.readers.get(name, ())):
@@ -120,7 +125,7 @@ def _until_divided(view: View, kept: dict[int, Island], seeds: Mapping[int, Isla
         alone = len(made_of) == len(view.reads(i))
         if i in seeds:
             owner.update((name, seeds[i]) for name in view.makes(i))
-        elif made_of and (node.op_type in _STEPS or (node.op_type in MOVES and alone)):
+        elif made_of and (node.op_type in STEPS or (node.op_type in MOVES and alone)):
             kept.setdefault(i, made_of[0])
             if alone:
                 owner.update((name, made_of[0]) for name in view.makes(i))

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from ..graphs.functions import DOMAIN
 from ..graphs.nested import graphs
 from .floating import View
-from .retype import values
+from .retype import Format, values
 
 HEADROOM = 8.0
 """How far below the type's largest number the largest value seen must stay. Calibration sees some inputs, and the largest activations of
@@ -40,6 +40,7 @@ MOVES = frozenset(
         *("GatherElements", "GatherND", "Pad", "DepthToSpace", "SpaceToDepth", "Cast", "Where", "Trilu"),
     }
 )
+STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Max", "Min", "Clip", "Abs", "Neg", "Log"})
 _BOUNDS = frozenset({"Clip", "Min", "Max"})  # a bound that overflows is no bound, which is what it was
 _ADDED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}  # the bias: what it loses is far below what it is added to
 _REFUSED = {"fp16": frozenset({"Celu"}), "bf16": frozenset({"Celu", "HardSwish", "Mish"})}  # by the parser of TensorRT-RTX 1.7
@@ -72,10 +73,11 @@ def _has_half(view: View, node: onnx.NodeProto) -> bool:
         return True
     into, out = allowed
     wanted = f"tensor({view.form.dtype.name})"
-    for names, kinds in ((node.input, into), (node.output, out)):
-        for k, name in enumerate(names):
-            if name in view.floating and kinds and wanted not in kinds[min(k, len(kinds) - 1)]:
-                return node.op_type == "Resize" and k == 2  # its scales are float32 always, which the converter knows
+    for side, kinds in ((node.input, into), (node.output, out)):
+        for k, name in enumerate(side):
+            always = side is node.input and k in float32_inputs(node, view.opset, view.form)
+            if name in view.floating and kinds and wanted not in kinds[min(k, len(kinds) - 1)] and not always:
+                return False
     return all(name in view.types for name in (*node.input, *node.output) if name)  # a sequence has no type there
 
 
@@ -89,8 +91,17 @@ def allowed_types(op: str, opset: int) -> tuple[list[frozenset[str]], list[froze
     return tuple([kinds.get(v.type_str, frozenset({v.type_str})) for v in side] for side in (schema.inputs, schema.outputs))  # type: ignore[return-value]
 
 
+def float32_inputs(node: onnx.NodeProto, opset: int, form: Format) -> frozenset[int]:
+    """The inputs, by place, that may not be half though the first may: the scales of Resize and Upsample, in bfloat16 Resize's region."""
+    allowed, wanted = allowed_types(node.op_type, opset) if node.domain in ("", "ai.onnx") else None, f"tensor({form.dtype.name})"
+    if allowed is None or not allowed[0] or wanted not in allowed[0][0]:
+        return frozenset()
+    return frozenset(k for k, kinds in enumerate(allowed[0]) if wanted not in kinds and "tensor(float)" in kinds)
+
+
 def _by_constant(view: View, node: onnx.NodeProto) -> Reason | None:
-    held = [(k, name, values(view.constants[name])) for k, name in enumerate(node.input) if _is_float32(view, name)]
+    always = float32_inputs(node, view.opset, view.form)
+    held = [(k, name, values(view.constants[name])) for k, name in enumerate(node.input) if _is_float32(view, name) and k not in always]
     if node.op_type == "ConstantOfShape":
         held = [(0, node.output[0], values(a.t)) for a in node.attribute if a.name == "value" and a.t.data_type == TensorProto.FLOAT]
     form, name_of = view.form, view.form.dtype.name

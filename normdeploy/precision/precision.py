@@ -18,12 +18,14 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ..errors import GraphError, InputError, NormdeployError
-from ..graphs.protos import captured, inferred
+from ..graphs.protos import captured, copied, inferred
 from ..model import InputSpec
-from .calibrate import Progress, Range, Samples, copied, fed, fitted, generated, ranges, specs_of
+from .arguments import arguments
+from .calibrate import Progress, Range, Samples, fed, fitted, generated, ranges, require_room, specs_of
+from .exponents import rejoin
 from .floating import View
 from .islands import Island, find
-from .keeping import HEADROOM, out_of_range
+from .keeping import HEADROOM, float32_inputs, out_of_range
 from .masks import masks
 from .prepare import opset_of, prepared, types_of
 from .retype import FORMATS, Casts, Format, narrowed
@@ -81,6 +83,7 @@ def converted(
     form = FORMATS[to]
     to = form.name
     proto, notes = prepared(proto, form)
+    rejoin(proto.graph)
     view = View(proto.graph, types_of(proto), form, opset_of(proto))
     _check(view, form)
     held, carried = masks(view)
@@ -94,7 +97,8 @@ def converted(
     kept, islands = find(view, carried, wide_inputs)
     before = _bytes(proto)
     floating = sum(view.floats(i) for i in range(len(proto.graph.node)))
-    casts = Casts(proto.graph, view.floating, set(kept), wide_inputs, wide_outputs, form)
+    always = {i: places for i, node in enumerate(proto.graph.node) if (places := float32_inputs(node, view.opset, view.form))}
+    casts = Casts(proto.graph, view.floating, set(kept), wide_inputs, wide_outputs, form, always)
     apart = casts.write() | wide_outputs | {o for i in casts.wide_nodes for o in proto.graph.node[i].output}
     narrowed(proto, form, casts.wide_nodes, apart)
     _drop_unread(proto.graph)
@@ -164,6 +168,7 @@ def _calibrated(
         return len(fit), "given", []
     try:
         fit = fitted(generated(inputs or specs_of(proto)), proto)
+        require_room(proto, wanted, fit)
         view.ranges = ranges(proto, wanted, fit, progress) | fed(fit)
     except NormdeployError as error:
         return 0, "", [f"not calibrated, so only constants and kinds of nodes decided: {error}; give inputs with --calibrate in.npz"]
@@ -172,12 +177,13 @@ def _calibrated(
 
 
 def _ends(proto: onnx.ModelProto, view: View, carried: set[str], keep_io: bool, notes: list[str]) -> tuple[set[str], set[str]]:
-    """The inputs and outputs that stay float32: all where so asked, else those whose values do not fit."""
+    """The inputs and outputs that stay float32: all where so asked, else those whose values do not fit or whose digits are needed."""
     graph, none = proto.graph, Range(0.0, 0.0)
     inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     outputs = {v.name for v in graph.output if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     if keep_io:
         return inputs, outputs
+    digits = {name: argument for argument in arguments(view) for name in argument.inputs if name in inputs}
     inputs = {name for name in inputs if out_of_range(view, name, carried)}
     outputs = {name for name in outputs if view.ranges.get(name, none).magnitude > view.form.largest}
     stay = "it stays float32"
@@ -188,7 +194,12 @@ def _ends(proto: onnx.ModelProto, view: View, carried: set[str], keep_io: bool, 
         f"output {name!r} reached {view.ranges[name].magnitude:.3g}, {view.form.name} ends at {view.form.largest:.5g}; {stay}"
         for name in sorted(outputs)
     ]
-    return inputs, outputs
+    notes += [
+        f"{graph.node[a.place].op_type} {graph.node[a.place].output[0]!r} is made of the input {name!r}: {a.reason}; {stay}"
+        for name, a in sorted(digits.items())
+        if name not in inputs
+    ]
+    return inputs | set(digits), outputs
 
 
 # ------------------------------------------------------------------ after

@@ -7,10 +7,10 @@ import onnx.inliner
 from onnx import TensorProto
 
 from ..errors import GraphError
+from ..foreign.shadows import STANDARD, shadowing
 from ..graphs.functions import DOMAIN
 from ..graphs.opsets import needs_conversion, renumbered
-from ..graphs.protos import IR_OF_CONSTANTS, inferred
-from .calibrate import copied
+from ..graphs.protos import IR_OF_CONSTANTS, copied, inferred
 from .keeping import allowed_types
 from .retype import Format, lifted
 
@@ -19,7 +19,17 @@ _OLDEST = 16  # the first whose ops all tell their bfloat16
 
 
 def prepared(proto: onnx.ModelProto, form: Format) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy whose functions are this project's own alone and whose constants are initializers, at an opset that has the type."""
+    """A copy whose functions are this project's own alone and whose constants are initializers, at an opset that has the type.
+
+    Raises:
+        GraphError: a function of the file bears the name of a standard op.
+    """
+    shadow = next((f.name for f in proto.functions if f.domain in STANDARD and shadowing(f)), None)
+    if shadow is not None:
+        raise GraphError(
+            f"the file has a function {shadow!r} in ONNX's own domain, and runtimes don't agree whether it or ONNX's op of that name "
+            "counts, so half precision can't be written; rename the function, or put it into a domain of its own"
+        )
     notes: list[str] = []
     foreign = [(f.domain, f.name) for f in proto.functions if f.domain != DOMAIN]
     proto = onnx.inliner.inline_selected_functions(proto, foreign) if foreign else copied(proto)

@@ -11,7 +11,7 @@ onnxruntime's float16 converter decides it (``onnxruntime.transformers.float16``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,12 +160,20 @@ class Casts:
         floating: the tensors that are float32 or half.
         wide: the places of the nodes that compute in float32.
         wide_inputs, wide_outputs: the inputs and outputs of the graph that stay float32.
+        always: place of a node -> those of its inputs, by place, that are float32 also where the node is half.
     """
 
     def __init__(
-        self, graph: onnx.GraphProto, floating: set[str], wide: set[int], wide_inputs: set[str], wide_outputs: set[str], form: Format
+        self,
+        graph: onnx.GraphProto,
+        floating: set[str],
+        wide: set[int],
+        wide_inputs: set[str],
+        wide_outputs: set[str],
+        form: Format,
+        always: Mapping[int, Collection[int]],
     ) -> None:
-        self._graph, self._floating, self._wide, self._form = graph, floating, wide, form
+        self._graph, self._floating, self._wide, self._form, self._always = graph, floating, wide, form, always
         self._is_wide = {v.name: v.name in wide_inputs for v in graph.input if v.name in floating}
         self._weights = {t.name: t for t in graph.initializer if t.name in floating and t.name not in self._is_wide}
         narrow = self._narrow_readers()
@@ -180,19 +188,21 @@ class Casts:
         self._outputs = {v.name: v.name in wide_outputs for v in graph.output if v.name in floating}
 
     def _narrow_readers(self) -> set[str]:
-        return {i for k, n in enumerate(self._graph.node) if k not in self._wide for i in n.input} | {v.name for v in self._graph.output}
+        narrow = [(place, node) for place, node in enumerate(self._graph.node) if place not in self._wide]
+        read = {name for place, node in narrow for k, name in enumerate(node.input) if k not in self._always.get(place, ())}
+        return read | {v.name for v in self._graph.output}
 
     def write(self) -> set[str]:
         """Returns the names of the float32 tensors."""
         for place, node in enumerate(self._graph.node):
-            self._add(node, place in self._wide)
+            self._add(node, place in self._wide, self._always.get(place, ()))
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
         self._graph.initializer.extend(self._copies)
         weights = {name for name in self._wide_weights.values() if name}
         return weights | {name for name, wide in self._is_wide.items() if wide}
 
-    def _add(self, node: onnx.NodeProto, wide: bool) -> None:
+    def _add(self, node: onnx.NodeProto, wide: bool, always: Collection[int]) -> None:
         if node.op_type == "Cast" and node.input[0] in self._floating and node.output[0] in self._floating:
             source = self._renamed.get(node.input[0], node.input[0])
             if source not in self._weights and self._is_wide[source] == wide and node.output[0] not in self._outputs:
@@ -201,7 +211,7 @@ class Casts:
         else:
             for i, name in enumerate(node.input):
                 if name in self._floating:
-                    node.input[i] = self._read(name, wide)
+                    node.input[i] = self._read(name, wide or i in always)
         self._read_in_bodies(node, wide)
         late = []
         for i, name in enumerate(node.output):

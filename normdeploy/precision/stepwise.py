@@ -11,8 +11,7 @@ from onnx import TensorProto
 
 from ..errors import GraphError
 from ..graphs.nested import graphs
-from ..graphs.protos import inferred
-from .calibrate import copied
+from ..graphs.protos import copied, inferred
 from .retype import values
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

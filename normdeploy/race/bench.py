@@ -35,6 +35,7 @@ from ..runtimes.live import LiveRunner
 from ..runtimes.ort import no_cuda
 from ..runtimes.tensors import TensorSpec
 from ..runtimes.trt import TITLES, missing, runtime_of
+from ..shown import Shown
 from .answers import UNITS, disagreement
 from .given import PathLike, check_counts, inputs_of
 from .machine import Machine, machine
@@ -69,7 +70,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Race:
+class Race(Shown):
     """What ``bench`` measured; true where every contestant that could run gave the right answer."""
 
     threads: int

@@ -25,7 +25,7 @@ from ..rewriting import rewrite
 from ..runtimes.live import LiveRunner
 from ..runtimes.trt import missing
 from ..storage.atomic import write_bytes
-from ..storage.files import load_onnx
+from ..storage.files import load_onnx, opened_sizes
 from ..storage.record import recorded
 from .answers import UNITS, disagreement
 from .bench import UNSTEADY, Entry, Race, timed
@@ -145,7 +145,7 @@ def norms_of(source: str | os.PathLike[str] | onnx.ModelProto, sizes: Mapping[st
         InputError: there is no such dim.
         GraphError: the file is broken.
     """
-    proto = source if isinstance(source, onnx.ModelProto) else load_onnx(source)
+    proto = opened_sizes(source) if isinstance(source, onnx.ModelProto) else load_onnx(source)
     usual = {d.name: d.opt for spec in recorded(proto).get("inputs", ()) for d in spec.shape if d.name is not None}
     proto, _ = rewrite.optimize(proto)
     fixed = onnx.ModelProto()
@@ -178,10 +178,10 @@ def _case(graph: Graph, node: gs.Node) -> NormCase | str:
     if kind is None or kind.name not in UNITS or kind.name == "bfloat16":
         return "its type is not float32, float16 or float64"
     if dims is None or not all(isinstance(d, int) and d > 0 for d in dims):
-        return f"its shape is {list(dims) if dims is not None else 'not known'}; give the sizes with --profile"
+        return f"its shape is {list(dims) if dims is not None else 'not known'}; give the sizes with --size"
     shape = tuple(d for d in dims if isinstance(d, int))
     if math.prod(shape) > MOST:
-        return f"its input {list(shape)} has more than {MOST} elements; give smaller sizes with --profile"
+        return f"its input {list(shape)} has more than {MOST} elements; give smaller sizes with --size"
     case = NormCase(_KINDS[node.op], shape, epsilon=given.get("epsilon", 1e-5), dtype=kind.name)
     if case.kind in ("LayerNorm", "RMSNorm"):
         axis = int(given.get("axis", -1))

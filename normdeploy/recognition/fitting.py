@@ -106,7 +106,7 @@ def _as_written(graph: Graph, region: Region, found: Fit) -> Fit | None:
 
 
 def _differ_by_size(a: Fit, b: Fit) -> str:
-    if (a.axes, a.split, a.centered) != (b.axes, b.split, b.centered):
+    if (a.axes, a.split, a.centered, a.clamped) != (b.axes, b.split, b.centered, b.clamped):
         return "what it normalizes over changes with the dynamic sizes"
     same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
     factor = float(np.median(np.abs(a.gamma))) / float(np.median(np.abs(b.gamma)) or 1.0)

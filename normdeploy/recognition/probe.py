@@ -25,6 +25,8 @@ from .region import Bound, EvaluationFailed, NoMatch
 
 # Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the scales.
 _TOLERANCE = 1e-9
+CLAMPED = "its denominator is clamped from below instead of having epsilon added"
+EVEN = "it is the same for x and −x: a deviation, and what it divides is no part of it"
 _LARGE = 2.0**34  # about 1.7e10: an ε up to 0.1 is far below the tolerance there, inside the root or outside
 
 
@@ -41,6 +43,7 @@ class Fit:
     gamma: np.ndarray  # the shape of y
     beta: np.ndarray
     outside: bool = False  # x̂ = (x − mean)/(sqrt(var) + epsilon)
+    clamped: bool = False  # x̂ = x/max(‖x‖₂, epsilon), not of the mean: so gamma and epsilon of F.normalize are the same at every size
 
     @property
     def n(self) -> int:
@@ -81,6 +84,8 @@ class Fit:
         return self.gamma * d / self.denominator(v) + self.beta
 
     def denominator(self, v: np.ndarray) -> np.ndarray:
+        if self.clamped:
+            return np.maximum(np.sqrt(self.n * v), self.epsilon)
         return np.sqrt(v) + self.epsilon if self.outside else np.sqrt(v + self.epsilon)
 
     def arrange(self, rows: np.ndarray) -> np.ndarray:
@@ -149,7 +154,8 @@ def _fit(ask: _Asked) -> Fit | NoMatch:
         return NoMatch("gives NaN or Inf on ordinary input", clarity=1)
     beta, odd = (up + down) / 2, (up - down) / 2
     if not odd.any():
-        return NoMatch("does not depend on its input (gamma is zero everywhere)", clarity=1)
+        moves = bool((ask(_LARGE * ask.draw()) != up).any())
+        return NoMatch(EVEN if moves else "does not depend on its input (gamma is zero everywhere)", clarity=1)
     groups = _groups(ask, z, up, odd)
     if isinstance(groups, NoMatch):
         return groups
@@ -253,7 +259,7 @@ def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, 
 
 def _check(ask: _Asked, found: Fit) -> bool:
     """True where a fresh input, its groups at several scales, tells the region from the fit."""
-    root = found.epsilon if found.outside else np.sqrt(found.epsilon)
+    root = found.epsilon if found.outside else found.epsilon / np.sqrt(found.n) if found.clamped else np.sqrt(found.epsilon)
     scales = [s for s in (0.6 * root, 1.0, 10 * root, _LARGE, 0.05 * root) if s]
     rows = found.rows(ask.draw())
     for start in range(0, len(scales), len(rows)):
@@ -296,5 +302,22 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
             break
         scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3
     if (np.abs(ask.odd(x)[sure] / unit[sure] - 1) < 1e-12).all():
-        return NoMatch("its denominator is clamped from below instead of having epsilon added", fit=replace(found, epsilon=math.nan))
+        clamped = _clamped(ask, found, x, sure)
+        if clamped is not None and not _check(ask, clamped):
+            return clamped
+        return NoMatch(CLAMPED, fit=replace(found, epsilon=math.nan))
     return NoMatch("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(found, epsilon=math.nan))
+
+
+def _clamped(ask: _Asked, found: Fit, x: np.ndarray, sure: np.ndarray) -> Fit | None:
+    """The fit with max(‖x‖₂, ε) in the denominator: of a small x the result is γ·x/ε."""
+    gamma, scale = found.gamma * math.sqrt(found.n), 1.0
+    for _ in range(16):
+        told = scale * (gamma * x)[sure] / ask.odd(scale * x)[sure]  # ε, or where that is larger ‖x‖
+        epsilon = float(np.median(told))
+        if not np.isfinite(told).all() or epsilon <= 0:
+            return None
+        if np.ptp(told) <= 1e-9 * epsilon and epsilon > 2 * scale * float(np.sqrt(found.n * found.statistics(x)[1].max())):
+            return None if found.centered else replace(found, gamma=gamma, epsilon=epsilon, clamped=True)
+        scale *= 1e-2
+    return None

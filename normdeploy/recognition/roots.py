@@ -41,6 +41,7 @@ INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES  # what a 
 
 _UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
 _DOWNWARD = 48
+_NESTED = 4  # roots passed above a root with no reduction between: no norm has one, and a chain of thousands is not looked at from each
 
 
 def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]]:
@@ -52,6 +53,7 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
     passed: list[gs.Node] = []
     seen: set[int] = set()
     heap: list[tuple[float, int, gs.Tensor]] = []
+    nested = 0
 
     def push(tensors: Iterable[gs.Tensor]) -> None:
         for t in tensors:
@@ -68,6 +70,9 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
         node = graph.producer(t)
         another = node is not None and is_root(graph, node) and (node.op in NORMS or any(n.op in REDUCTIONS for n in passed))
         if node is None or another or not _walkable(graph, node):
+            break
+        nested += is_root(graph, node)  # no reduction was passed, or it were another
+        if nested > _NESTED:
             break
         passed.append(node)
         push(value_inputs(node))

@@ -122,8 +122,10 @@ def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
         return NoMatch(f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name)
     for sizes in assignments(region.symbols):
         size = concrete(graph, z, sizes)
-        if size is None or 0 in size or not affordable(size):
+        if size is None or not affordable(size):
             break
+        if min(size, default=1) < 1:  # what a convolution without padding leaves of too few samples
+            continue
         try:
             with evaluate.quiet():
                 bound = region.bind(sizes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from ..records import Finding
+from ..records import Certificate, Finding
 
 COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
 LIKE = " of its like"  # ends the proof of a norm that was not run itself
@@ -104,13 +104,21 @@ def reason(group: Group) -> str:
     return unnumbered(group.first.reason) if several else group.first.reason
 
 
+def _identity(worst: Certificate, cases: int, exact: bool, bits: int) -> str:
+    if exact:
+        return f"exact, {cases} points, error 2^-{bits}"
+    return f"identity {worst.error:.1g} ≤ {worst.bound:.0g}, {cases} inputs"
+
+
 def proof(group: Group) -> list[str]:
     """Where the claim was seen, the certificates' worst errors with it."""
     proofs = [f.certificate for f in group.findings if f.certificate is not None]
     if not proofs:
         return list(group.first.proved)
     worst = max(proofs, key=lambda c: math.inf if math.isnan(c.error) else c.error)
-    said = {"identity": f"identity {worst.error:.1g} ≤ {worst.bound:.0g}, {sum(c.cases for c in proofs)} inputs"}
+    said = {
+        "identity": _identity(worst, sum(c.cases for c in proofs), all(c.method == "exact" for c in proofs), min(c.bits for c in proofs))
+    }
     rounding = [c for c in proofs if c.rounding_after is not None and c.rounding_bound is not None]
     if rounding:
         ran = max(rounding, key=lambda c: (c.rounding_after or 0) / (c.rounding_bound or 1))

@@ -42,7 +42,7 @@ def require() -> None:
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise NormdeployError(f"--html needs {' and '.join(missing)}, not installed here: pip install 'normdeploy[report]'")
+        raise NormdeployError(f"--html needs {' and '.join(missing)}, not installed here: pip install jinja2 matplotlib")
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -97,6 +97,7 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
         "busy": _busy(race or {}),
         "entries": Cut.of(race["entries"]) if race else None,
         "plots": _plots(report),
+        "pictures": [_picture(picture, i) for i, picture in enumerate(report.get("pictures") or ())],
     }
 
 
@@ -129,8 +130,11 @@ def _plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
     certificates = [norm["certificate"] for norm in report.get("norms") or () if norm["certificate"]]
     ops, race = report.get("ops") or {}, report.get("race") or {"entries": ()}
     drawn: list[tuple[str, Plot | None]] = []
+    exact = [c for c in certificates if c.get("method") == "exact" and c["identity"]]
+    others = [c for c in certificates if c.get("method") != "exact"]
+    drawn += [("certificates", plot(some)) for plot, some in ((plots.proofs, exact), (plots.identity, others)) if some]
     if certificates:
-        drawn += [("certificates", plots.identity(certificates)), ("certificates", plots.rounding(certificates))]
+        drawn.append(("certificates", plots.rounding(certificates)))
     if ops.get("before") and ops.get("after"):
         drawn.append(("ops", plots.ops(ops["before"], ops["after"])))
     runs = _by((report.get("parity") or {}).get("drift") or (), lambda p: " · ".join(filter(None, (p["runtime"], p.get("file")))))
@@ -142,6 +146,16 @@ def _plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
         if plot is not None:
             kept[section].append(plot)
     return kept
+
+
+def _picture(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A norm's graph before and after, as SVG and in words."""
+    from . import graph
+
+    count, forms = len(picture["tensors"]), [("now", picture["before"]), ("then", picture["after"])]
+    drawn = [(when, graph.svg(boxes, f"head-{number}-{when}"), graph.said(boxes)) for when, boxes in forms if boxes]
+    name = picture["module"] or picture["tensors"][0]
+    return {"name": name, "kind": picture["kind"], "status": picture["status"], "count": count, "forms": drawn}
 
 
 def _by(values: Iterable[Mapping[str, Any]], name: Callable[[Mapping[str, Any]], str]) -> dict[str, list[Mapping[str, Any]]]:
@@ -160,10 +174,11 @@ def _exceeding(parity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(value, what it is, tone) of each figure at the top."""
     stats: list[tuple[str, str, str]] = []
-    tones = {"fused": "good", "folded": "good", "kept": "", "refused": "warn", "undone": "bad"}
+    tones = {"fused": "good", "folded": "good", "reduced": "", "kept": "", "refused": "warn", "undone": "bad"}
+    said = {"reduced": "reduced to a scale and shift", "refused": "left as they are", "kept": "kept, best already"}
     for status, tone in tones.items():
-        if count := sum(norm["status"] == status for norm in report.get("norms") or ()):
-            stats.append((str(count), {"refused": "left as they are", "kept": "kept, best already"}.get(status, status), tone))
+        if count := sum(("reduced" if norm.get("remains") else norm["status"]) == status for norm in report.get("norms") or ()):
+            stats.append((str(count), said.get(status, status), tone))
     if nodes := report.get("nodes"):
         stats.append((f"{nodes['before']} → {nodes['after']}", "nodes", ""))
     if report.get("opset"):

@@ -13,6 +13,7 @@ from .svg import FIRST, INK, MUTED, SECOND, dots, drawn, in_order, inline, legen
 
 _OPS = 12  # op types shown one by one
 _NAME = 28  # letters of a name
+_LEAST = 80  # bits (issue F)
 _CERTIFICATES = 10_000  # that are drawn; more would make the page large
 _FARTHEST = 3  # times the slowest median ends a race's axis at the latest, or a busy machine's outliers take all the room
 _POINTS = 1000  # of one runtime's drift
@@ -47,6 +48,20 @@ def identity(certificates: Sequence[Mapping[str, Any]]) -> Plot:
         )
         caption = "Before and after are the same function: error in float64 against the bound."
         return Plot(caption + _left_out(shown, certificates), said, inline(figure, "identity"))
+
+
+def proofs(certificates: Sequence[Mapping[str, Any]]) -> Plot:
+    """The error probability of every exact proof: its negative binary logarithm, above the least that is asked for."""
+    shown = _some(certificates, [False for _ in certificates], _CERTIFICATES)
+    bits = [number(c["bits"]) for c in shown]
+    with drawn(2.2) as (figure, axes):
+        axes.set_ylim(0, max(bits) * 1.15)
+        ticks(axes, [float(_LEAST)] * len(bits), INK, "least")
+        dots(axes, bits, [b < _LEAST for b in bits], FIRST, "proof")
+        in_order(axes, "norms with an exact proof, in the graph's order", "−log₂ of the error probability")
+        said = f"{len(certificates)} exact proofs; the probability that one of them is wrong is at most 2^-{int(min(bits))} each."
+        caption = "Before and after are the same function at every input and size: how unlikely it is that a proof is wrong."
+        return Plot(caption + _left_out(shown, certificates), said, inline(figure, "proofs"))
 
 
 def rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:

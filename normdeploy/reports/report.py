@@ -14,11 +14,14 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
     ops         {"before", "after"}: op type -> number of nodes in the main graph, the most frequent first
     norms       one object for each normalization of the model, in the graph's order:
         kind, status ("fused" | "folded" | "kept" | "refused" | "undone"), module (qualified path), place (the body or function that it is
-        in, "" for the main graph), tensor, spelling (op types found), became, reason, axes, epsilon, dtype, notes,
+        in, "" for the main graph), tensor, spelling (op types found), remains (the ops left of one that is folded), became, reason, axes,
+        epsilon, dtype, notes,
         attempts (each reading that was given up: start, end, stage "ends" | "values" | "form", reason, tensor: the culprit),
-        proved (where it was seen: "identity", "onnxruntime run", ...), certificate: null, or identity, error and bound (relative,
-        float64), cases, worst, rounding_before, rounding_after and rounding_bound (absolute, in onnxruntime, in the model's own type),
-        rounding_ok, note. The others are told by "inspect" alone:
+        proved (where it was seen: "identity", "onnxruntime run", ...), certificate: null, or identity, method ("exact" | "float64"),
+        of exact ones cases (points), bits (the error probability is 2^-bits or less), degree, gains (NaN where an infinite input gave a
+        number) and, of failures, why and culprit; of others error and bound (relative, float64), cases, worst; rounding_before,
+        rounding_after and rounding_bound (absolute, in onnxruntime, in the model's own type), rounding_ok,
+        note. The others are told by "inspect" alone:
         input, shape (of the input: sizes, names, null), ddof (0 | 1 | null), epsilon_as_written (beside a variance of that ddof; epsilon
         is that of the equal biased norm), outside (epsilon is added to the root), gamma and beta: null, or data (from an input of the
         model), axes (of the norm's input, along which it varies), name, one_plus (it is 1 + w), statistics (the type in which the
@@ -29,20 +32,29 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
         types of TensorRT's layers that see data), reason
     explanations  one object for each norm that --explain NAME means, or for the place where there is none:
         name, finding (its tensor, null where none), start, way (the nodes from there: tensor, text, mark), said (how far recognition came)
+    pictures    of "inspect" alone, one object for norms that look alike: kind, module (of the first), status, tensors (of the norms),
+        before and after (empty where it stays or is folded away): boxes, each with op ("" for a tensor at the edge), name (of that),
+        inputs (places of boxes before it), own (a node of the norm; else a neighbour)
     engine      path, bytes, runtime, version (of the library), compute_capabilities (empty: every GPU that the library builds for),
         profile (input -> [min, opt, max] shapes), layers, seconds, proved ("built only": nothing was run), norm_impl ("native" | "plugin" |
         "auto"), norms (empty where the file was parsed as it is): node, module, op, form ("native node", "function body", "plugin RMSNorm",
         or the nodes that took its place), reason, types (floating type -> number of layers, checked against the file's; {} where the file
         was not made half precision here)
     precision   null, or to ("fp16" | "bf16"), islands (what stayed float32: kind "norm" | "statistics" | "constant" | "range" |
-        "positions" | "no half form" | "control flow" | "as written", op, module, tensor, reason, value: the largest magnitude seen or null,
+        "positions" | "logarithm" | "logits" | "no half form" | "control flow" | "as written", op, module, tensor, reason,
+        value: the largest magnitude seen or null,
         nodes: their outputs), nodes (floating ones), kept (of them, in float32), casts (inserted), bytes (of the weights, before and
         after), calibrated ("given" | "generated" | ""), samples, inputs and outputs (name -> type), notes. The certificates of norms
         speak of the model before
-    parity      ok, rule (reference, eager_multiple, ulps), cases (names), notes, seconds, not_run (runtime, reason, file: "" where it is so
+    parity      ok, rule (of the default: reference, multiple, most_ratio, most_runs), standard (by which rules the files are verified where
+        some were given, else ""), reference (what the files were compared with), up_to (input elements, null
+        where every size was run), cases (names), notes, seconds, not_run (runtime, reason, file: "" where it is so
         for every file), results: output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict ("pass" | "fail"), case (the
         worst), near_ties, reason, file (its name, the path where two have one name; "" of eager), precision ("" | "fp16" | "bf16": of
-        the eager run that it was judged by), culprit (onnxruntime's optimizers without which the file passes),
+        the eager run that it was judged by), culprit (onnxruntime's optimizers without which the file passes), decided_by ("default
+        rule", or the rules that were given), rules (each: rule, kind "tolerance" | "cosine" | ..., measured, wanted, verdict, case,
+        reason), by_default ("pass" | "fail" | "": the default rule's verdict, of which the numbers are), default_reason, account (rules
+        and default rule in words),
         and drift: null where it was not asked for, or the tensors that a file and the model share, in the file's order, one runtime after
         the other: runtime, file, module, tensor, where ("out of MODULE" | "into MODULE" | "output NAME"), error (absolute, against
         float64), eager (eager's), allowed, scale (the largest magnitude in float64), reason (of what no error can express)
@@ -132,6 +144,7 @@ class Report:
             "ops": {"before": summary.ops_before, "after": summary.ops_after} if summary else None,
             "norms": [_norm(finding) for finding in summary.findings] if summary else [],
             "explanations": [_explanation(e) for e in summary.explanations] if summary else [],
+            "pictures": summary.pictures if summary else (),
             "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
             "precision": self.precision,
             "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
@@ -171,7 +184,7 @@ class Report:
         if self.inference is not None:
             show_inference(console, self.inference)
         for note in (*self.notes, *(summary.notes if summary is not None and not summary.explanations else ())):
-            console.print(Text(f"note: {note}", style="yellow"))
+            console.print(Text(f"note: {printable(note)}", style="yellow"))
 
 
 def _norm(finding: Finding) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..infer import Inference
     from ..parity.compare import Comparison
 
+_ORDER = ("fused", "folded", "reduced", "kept", "refused", "undone")
 _WIDE = 100  # columns of a terminal, from which on the comparison's table fits as it is
 
 
@@ -31,10 +33,18 @@ def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> 
         show_census(console, summary)
     else:
         _show_done(console, summary)
-    counts = {status: sum(f.status == status for f in summary.findings) for status in COLOURS}
-    said = ", ".join(f"{n} {status}" for status, n in counts.items() if n) or "no normalization found"
+    counts = Counter("reduced" if f.remains else f.status for f in summary.findings)
+    said = ", ".join(f"{counts[status]} {_counted(summary, status)}" for status in _ORDER if counts[status]) or "no normalization found"
     nodes = f"{summary.nodes_before} nodes{' now' if planned else ' before'}, {summary.nodes_after} after"
     console.print(f"{said}; {nodes}; opset {summary.opset}")
+
+
+def _counted(summary: Summary, status: str) -> str:
+    """The word for a status; of norms that could not be folded away as a whole also what is left of them."""
+    if status != "reduced":
+        return status
+    left = Counter(f.remains for f in summary.findings if f.remains)
+    return "reduced to one scale and shift (left: " + ", ".join(f"{n} × {' and '.join(ops.split())}" for ops, n in left.items()) + ")"
 
 
 def _show_done(console: Console, summary: Summary) -> None:
@@ -78,9 +88,12 @@ def show_parity(console: Console, parity: Comparison) -> None:
     """One line for each output and runtime, why some fail, where the error grows, what was not run with the reason, and the verdict."""
     console.print(_results(parity, narrow=console.width < _WIDE))
     for result in parity.results:
-        if result.reason:
+        if result.reason or result.account:
             where = ", ".join(filter(None, (result.output, result.runtime, result.file)))
-            console.print(Text(f"{result.verdict}: {where}: {result.reason}", style="" if result else "red"))
+            style = "red" if not result else "yellow" if result.account and result.by_default == "fail" else ""
+            console.print(Text(f"{result.verdict}: {where}: {result.account or result.reason}", style=style))
+    for line in _altered(parity):
+        console.print(Text(line, style="red"))
     if parity.drift:
         from ..parity.drift_files import DRIFT, outline
 
@@ -92,9 +105,39 @@ def show_parity(console: Console, parity: Comparison) -> None:
         console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
     for note in parity.notes:
         console.print(Text(f"note: {note}", style="yellow"))
-    verdict = Text("verified", style="green") if parity else Text("NOT verified", style="red")
+    verdict = Text(_verdict(parity), style="green" if parity and "NOT" not in parity.standard else "yellow" if parity else "red")
+    console.print(verdict.append(_on(parity), style="default"))
+
+
+def failures(parity: Comparison) -> list[str]:
+    """What is wrong, a line each, and the verdict: all that a quiet run says of a comparison that fails."""
+    lines = [
+        f"fail: {', '.join(filter(None, (r.output, r.runtime, r.file)))}: "
+        + (r.reason or f"error {r.max_abs_error:.2e}, allowed {r.allowed:.2e}")
+        + (f", at {r.case}" if r.case and not r.rules else "")
+        for r in parity.results
+        if not r and r.file
+    ]
+    missed = [f"not run: {', '.join(filter(None, (m.runtime, m.file)))}: {m.reason}" for m in parity.not_run]
+    return [*lines, *_altered(parity), *(missed if not lines else ()), _verdict(parity) + _on(parity)]
+
+
+def _altered(parity: Comparison) -> list[str]:
+    wrong = [w for w in parity.weights if not w]
+    return [f"fail: {w.file}: weight {w.name}{f' in {w.module}' if w.module else ''}: {w.reason}" for w in wrong]
+
+
+def _verdict(parity: Comparison) -> str:
+    """By which rules, too, where some were given."""
+    if not parity:
+        return "NOT verified"
+    far = f" up to {parity.up_to} input elements" if parity.up_to is not None else ""
+    return f"verified{far}{f' {parity.standard}' if parity.standard else ''}"
+
+
+def _on(parity: Comparison) -> str:
     count = len(parity.cases)
-    console.print(verdict.append(f" on {count} input{'' if count == 1 else 's'} against the model in float64", style="default"))
+    return f" on {count} input{'' if count == 1 else 's'} against {parity.reference} in float64"
 
 
 def _results(parity: Comparison, narrow: bool) -> Table:
@@ -117,7 +160,9 @@ def _shape(sizes: Sequence[int]) -> str:
 def _done_row(group: Group) -> tuple[Text, Text, Text, Text]:
     first = group.first
     became = unnumbered(first.became) if len(group.findings) > 1 else first.became
-    what = Text(first.status, style=COLOURS[first.status]).append(f" {became}" if became else "", style="default")
+    what = Text("reduced:" if first.remains else first.status, style=COLOURS[first.status]).append(
+        f" {became}" if became else "", style="default"
+    )
     if first.reason:
         what.append(f"; {reason(group)}", style="dim")
     for note in first.notes:

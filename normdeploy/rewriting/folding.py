@@ -11,7 +11,9 @@ from ..recognition import traits
 from ..recognition.region import NoMatch, compile_region
 from ..recognition.scales import Affine, affines, measure
 from ..records import Finding, Status
-from . import certify, rounding
+from . import certify, rounding, trials
+from .conditioning import Costly, priced
+from .sealed import seals
 from .work import Work
 
 
@@ -19,34 +21,36 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
     """Fold the scale and shift that begins with ``start``."""
     graph = work.graph
     if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
-        reason = "batch statistics of a weight, as in training mode (weight standardization): constant folding computes it once"
-        return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=reason)
+        return None  # `constants` computes it once
     chains = affines(graph, start)
     if isinstance(chains, NoMatch):
         return Finding("BatchNorm", "refused", chains.tensor, graph.module(start), reason=chains.reason)
     reasons: list[str] = []
+    costly: Costly | None = None
     longest: Affine | None = None
     for chain in chains:
         longest = longest or chain
         for write in (batch.into_previous, batch.into_concat, batch.into_next):
-            made = write(graph, chain)
+            made = priced(graph, chain, write(graph, chain))
             if isinstance(made, batch.Fold):
                 return _replace(work, chain, made, "")
             reasons.append(made.reason)
+            costly = made if costly is None and isinstance(made, Costly) else costly
     if longest is None:
         alone = measure(graph, start.inputs[0], start.outputs[0]) if start.op == "BatchNormalization" else None
         if isinstance(alone, NoMatch):
             return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=alone.reason)
         return None
     why = next((r for r in reasons if not r.startswith("no linear op")), "no linear op stands before or behind it")
+    why = costly.reason if costly is not None else why
     # Sub, Div, Mul, Add by vectors are what other optimizers leave of a BatchNorm by hand: its root is folded already
-    return _alone(work, longest, why) if longest.normalizes or len(longest.nodes) > 2 else None
+    return _alone(work, longest, why) if longest.normalizes or len(longest.nodes) > 2 or costly is not None else None
 
 
 def _alone(work: Work, chain: Affine, why: str) -> Finding:
     """What no linear op takes whole: its scale alone if one can, else one scale and shift, in no more nodes than before."""
     graph = work.graph
-    made = batch.scale_into_next(graph, chain)
+    made = priced(graph, chain, batch.scale_into_next(graph, chain))
     if isinstance(made, batch.Fold):
         return _replace(work, chain, made, why)
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
@@ -55,7 +59,7 @@ def _alone(work: Work, chain: Affine, why: str) -> Finding:
     done = batch.is_neutral(graph, steps[0]) if lone else len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes)
     if plain and done:
         return _chain_finding(work, chain, "kept", reason=f"it is one scale and shift already; {why}")
-    made = batch.neutral(graph, chain, steps[0]) if lone else batch.scale_and_shift(graph, chain)
+    made = priced(graph, chain, batch.neutral(graph, chain, steps[0]) if lone else batch.scale_and_shift(graph, chain))
     return _replace(work, chain, made, why) if isinstance(made, batch.Fold) else _chain_finding(work, chain, "refused", reason=made.reason)
 
 
@@ -65,15 +69,16 @@ def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
     rewrite = before if isinstance(before, NoMatch) else certify.rewrite_of(graph, before, form.nodes)
     if isinstance(rewrite, NoMatch):
         return _chain_finding(work, chain, "refused", reason=rewrite.reason)
-    cases = certify.fold_cases(rewrite, form.windows)
-    certificate, terms = certify.certify_fold(rewrite, cases)
+    certificate = certify.certified(work.proofs, [rewrite], form.expressions)
     if not certificate:
-        reason = f"its certificate failed: {certificate.note or f'differs by {certificate.error:.2g} (relative) on {certificate.worst!r}'}"
-        return replace(_chain_finding(work, chain, "undone", reason=reason), certificate=certificate)
-    trial = rounding.fold_trial(graph, cases[0], rewrite, chain.dtype, terms, len(work.trials))
+        return certify.unproved(_chain_finding(work, chain, "undone"), certificate)
+    tried = trials.fold_case(rewrite, form.windows)
+    trial = rounding.fold_trial(graph, tried[0], rewrite, chain.dtype, tried[1], len(work.trials)) if tried is not None else None
     if trial is not None:
         work.trials.append((len(work.findings), trial))
     finding = replace(_chain_finding(work, chain, "folded", reason=why), became=form.became, certificate=certificate, proved=("identity",))
+    finding = replace(finding, remains=" ".join(form.remains))
+    work.sealed += seals(graph, form.nodes)
     for old, nodes in form.edits:
         graph.replace(old, nodes)
     if work.wanted.census and why:  # otherwise it is gone

@@ -13,14 +13,19 @@ from ..passes import write
 from ..passes.form import Form
 from ..recognition import traits
 from ..recognition.facts import Candidate, Norm
+from ..recognition.numerators import reason_of
+from ..recognition.probe import EVEN
 from ..recognition.readings import candidate, readings
 from ..recognition.region import NoMatch
 from ..recognition.roots import NORMS, is_root
-from ..records import Attempt, Finding, Status, both
-from . import certify, rounding
+from ..records import Attempt, Certificate, Finding, Status, both
+from . import certify, rounding, trials
+from .certify import unproved
 from .norm_forms import measured
+from .sealed import seals
 from .work import Work
 
+_TRIES = 4  # smaller readings of a norm whose certificate fails, one inside the other
 OPSET = "its node needs opset"  # begins the reason where the file's opset is too old
 
 _Refusal = tuple[NoMatch, Norm | None]  # the norm, where it was one and only its form failed
@@ -32,7 +37,7 @@ def fuse(work: Work, root: gs.Node) -> Finding | None:
     return None if around is None else _fuse(work, root, around)
 
 
-def _fuse(work: Work, root: gs.Node, around: Candidate, within: Norm | None = None) -> Finding | None:
+def _fuse(work: Work, root: gs.Node, around: Candidate, within: Norm | None = None, tries: int = _TRIES) -> Finding | None:
     """``within``: a wider reading whose certificate failed. Another kind of norm inside it is none that anybody meant."""
     graph = work.graph
     best, refusals = _best(work, around)
@@ -49,14 +54,31 @@ def _fuse(work: Work, root: gs.Node, around: Candidate, within: Norm | None = No
     if root.op in NORMS and form.core == root.op and len(_data_nodes(graph, norm)) <= len(form.nodes):
         return _finding(work, norm, "kept", reason=f"it is one {'' if root.domain == DOMAIN else 'standard '}node already")
     finding = _replace(work, norm, form)
-    if finding.status == "undone" and norm.guessed:
+    if finding.status != "fused" and norm.guessed:
         graph.memo.pop(norm.region.template, None)
-        return _fuse(work, root, around, within)
-    if finding.status == "undone":  # what lies before the norm may be what rounds: a scale and a shift that it took in
-        nearer = around.xs[: next(i for i, x in enumerate(around.xs) if x is norm.x)]
-        smaller = _fuse(work, root, replace(around, xs=nearer), within=norm) if nearer else None
-        return smaller if smaller is not None and smaller.status in ("fused", "kept") else finding
+        return _fuse(work, root, around, within, tries)
+    if not finding.certificate and finding.status != "fused":
+        for smaller in _smaller(graph, root, around, norm, finding.certificate) if tries else ():
+            made = _fuse(work, root, smaller, within=norm, tries=tries - 1)
+            if made is not None and made.status in ("fused", "kept"):
+                return made
+        return finding
     return _wider(work, finding, form) if within is not None and finding.status == "fused" else finding
+
+
+def _smaller(graph: Graph, root: gs.Node, around: Candidate, norm: Norm, certificate: Certificate | None) -> list[Candidate]:
+    """What is left of a candidate without what could not be proved: a scale and a shift before the norm, an activation behind it."""
+    xs = around.xs[: next(i for i, x in enumerate(around.xs) if x is norm.x)]
+    ys = around.ys[: next(i for i, y in enumerate(around.ys) if y is norm.y)]
+    culprit = next((n for n in norm.region.nodes if certificate is not None and n.outputs[0].name == certificate.culprit), None)
+    if culprit is not None and graph.order(culprit) < graph.order(root):
+        at = graph.order(culprit)
+        xs = tuple(x for x in xs if (node := graph.producer(x)) is not None and graph.order(node) >= at)
+        return [replace(around, xs=xs)] if xs else []
+    if culprit is not None and culprit is not root:
+        ys = tuple(y for y in ys if (node := graph.producer(y)) is not None and graph.order(node) < graph.order(culprit))
+        return [replace(around, ys=ys)] if ys else []
+    return ([replace(around, xs=xs)] if xs else []) + ([replace(around, ys=ys)] if ys else [])
 
 
 def _wider(work: Work, finding: Finding, form: Form) -> Finding:
@@ -119,18 +141,18 @@ def _replace(work: Work, norm: Norm, form: Form) -> Finding:
     rewrite = certify.rewrite_of(graph, norm.region, form.nodes)
     if isinstance(rewrite, NoMatch):
         return _finding(work, norm, "refused", reason=rewrite.reason)
-    likes = work.kinds.setdefault((rewrite.before.template, form.became), [])
-    cases = certify.norm_cases(norm, rewrite, 2 if len(likes) < rounding.OF_A_KIND else 1)
-    certificate = certify.certify_norm(norm, rewrite, cases)
+    certificate = certify.certified(work.proofs, [rewrite])
     if not certificate:
-        why = certificate.note or f"differs by {certificate.error:.2g} (relative) on the input {certificate.worst!r}"
-        return replace(_finding(work, norm, "undone", form, reason=f"its certificate failed: {why}"), certificate=certificate)
+        return unproved(_finding(work, norm, "undone", form), certificate)
+    likes = work.kinds.setdefault((rewrite.before.template, form.became), [])
     likes.append(len(work.findings))
     if len(likes) <= rounding.OF_A_KIND:
-        trial = rounding.norm_trial(graph, norm, cases[0], rewrite, form.opset, len(work.trials))
+        case = trials.norm_case(norm, rewrite)
+        trial = rounding.norm_trial(graph, norm, case, rewrite, form.opset, len(work.trials)) if case is not None else None
         if trial is not None:
             work.trials.append((len(work.findings), trial))
     finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",), notes=(*form.notes, *norm.notes))
+    work.sealed += seals(graph, form.nodes)
     graph.replace(norm.y, form.nodes, norm.shape, origin=_heart(graph, norm))
     if work.wanted.census:
         finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))
@@ -170,6 +192,8 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
         return None
     best, norm = next((pair for pair in reversed(said) if pair[0].clarity > 1), said[0])
     best, norm = next(pair for pair in said if pair[0].reason == best.reason)  # of the same flaw the whole norm
+    if best.reason == EVEN and (region := best.region) is not None:
+        best = replace(best, reason=reason_of(work.graph, region.leaves[0], region.y))
     status: Status = "kept" if root.op in NORMS else "refused"
     attempts = tuple(_attempt(r, norm) for r, norm in refusals)
     if norm is not None:

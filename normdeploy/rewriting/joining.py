@@ -23,9 +23,10 @@ from ..passes.form import written
 from ..recognition import traits
 from ..recognition.region import NoMatch, compile_region
 from ..records import Certificate, Finding, both
-from . import join_proof
-from .certify import Rewrite
-from .join_proof import Grouping
+from . import join_trials
+from .certify import Rewrite, certified, unproved
+from .join_trials import Grouping
+from .sealed import seals
 from .work import Work
 
 _KINDS = {"AddLayerNorm": "LayerNorm", "AddRMSNorm": "RMSNorm", "ModulatedLayerNorm": "LayerNorm", "GroupNormSiLU": "GroupNorm"}
@@ -136,6 +137,8 @@ class _Row:
 
 def _row_norm(graph: Graph, node: gs.Node) -> _Row | None:
     ours = node.domain == DOMAIN and node.op == "RMSNorm"
+    if ours and lacking(node.op, [t.name for t in node.inputs], node.attrs):  # another op of that name
+        return None
     if not ours and not _is(node, "LayerNormalization", "RMSNormalization"):
         return None
     attrs, shape = graph.attrs(node), graph.shape(node.inputs[0])
@@ -202,26 +205,29 @@ def _replace(work: Work, found: Join) -> Finding | None:
         if isinstance(before, NoMatch) or isinstance(after, NoMatch):
             return None
         pairs.append(Rewrite(before, after))
-    cases = join_proof.cases(pairs, found.grouping)
-    certificate = join_proof.certified(cases, found.grouping)
+    certificate = certified(work.proofs, pairs)
     place = work.place(found.norm.name)
     if place is None or not certificate:
         told = _finding(work, node, found.norm, found.attrs)
-        why = certificate.note or f"differs by {certificate.error:.2g} (relative) on {certificate.worst!r}"
         if not certificate:
-            return replace(told, status="undone", reason=f"its certificate failed: {why}", certificate=certificate)
+            return unproved(told, certificate)
         place = len(work.findings)
         work.findings.append(told)
     if work.findings[place].certificate is None:  # else onnxruntime runs the nodes that the body holds already
         scale = graph.known(found.inputs[len(found.leaves)]) if len(found.leaves) < 3 else None
-        trial = join_proof.trial(cases, pairs[0], found.grouping, scale, oldest(found.op), len(work.trials))
+        case = join_trials.case(pairs[0], found.grouping)
+        n = len(work.trials)
+        trial = join_trials.trial(case, pairs[0], found.grouping, scale, oldest(found.op), n) if case is not None else None
         work.trials += [(place, trial)] if trial is not None else []
+    work.sealed += seals(graph, (*found.views, node))
     if len(found.old) > 1:  # it stands where the Add stood: others may read the sum before the norm does
         graph.replace(found.old[1], (node,), place=1)
         graph.take_over(found.old[0], node, 0)
     else:
         graph.replace(found.old[0], (*found.views, node))
     work.opset = max(work.opset, oldest(found.op))
+    if work.step is not None:
+        work.steps.setdefault(place, []).append(work.step)
     work.findings[place] = _merged(work.findings[place], found, node, certificate, work.wanted.census)
     return None
 

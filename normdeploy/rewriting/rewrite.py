@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -21,23 +21,27 @@ from ..errors import CertificateError
 from ..evaluate import evaluate
 from ..foreign.account import accounted
 from ..foreign.foreign import standardized
+from ..foreign.shadows import apart
 from ..graphs.calls import attach, imports, opened
 from ..graphs.graph import Graph
 from ..graphs.nested import Nested, bodies
 from ..graphs.nested_functions import functions
 from ..graphs.opsets import converted, needs_conversion, renumbered
 from ..graphs.ordering import ordered
-from ..graphs.protos import names, without_unused
+from ..graphs.protos import copied, names, without_unused
 from ..graphs.shapes import complete
+from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
 from ..records import Finding, Summary
-from . import rounding
+from . import constants, rounding
+from .branching import merge
 from .folding import fold
 from .fusing import OPSET
 from .fusing import fuse as fuse_norm
 from .joining import join
 from .norm_forms import ACCURATE, best
-from .work import Progress, Wanted, Work
+from .sealed import require_sealed
+from .work import Progress, Step, Wanted, Work
 
 RUNTIMES = ("any", "onnxruntime", f"onnxruntime{ACCURATE}", "tensorrt", "tensorrt-rtx")
 FUSES = ("standard", "portable")
@@ -74,8 +78,54 @@ def optimize(
     for name, value, known in (("runtime", runtime, RUNTIMES), ("fuse", fuse, FUSES)):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; it is one of {', '.join(known)}")
+    return optimized(proto, Wanted(runtime, fuse, census=census, progress=progress), strict)[:2]
+
+
+def optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool = False) -> tuple[onnx.ModelProto, Summary, list[tuple[Step, Finding]]]:
+    """As `optimize`, and with every step that changed the graph, so that a caller may ask for the same without some of them.
+
+    Where onnxruntime can't run what a step wrote, or with a gross error (`normdeploy.rewriting.rounding`), all is done again without it.
+    """
     with _uncollected():
-        return _optimized(proto, Wanted(runtime, fuse, census=census, progress=progress), strict)
+        for attempt in range(_ATTEMPTS):
+            work, out = _attempt(proto, wanted)
+            if not work.gross or attempt == _ATTEMPTS - 1:
+                break
+            again = work.gross if attempt < _ATTEMPTS - 2 else {step: _untaken(f) for step, f in work.taken} | work.gross
+            wanted = replace(wanted, undone={**wanted.undone, **again})
+    require_sealed(out, work.seals)
+    if strict:
+        require_kept(work.findings)
+    ops, left, found = op_counts(proto), op_counts(out), tuple(work.findings)
+    summary = Summary(found, sum(ops.values()), len(out.graph.node), _opset(out), work.seconds, ops_before=ops, ops_after=left)
+    return out, summary, work.taken
+
+
+def require_kept(findings: Sequence[Finding]) -> None:
+    """Raises CertificateError where one is undone: ``--strict``."""
+    failed = [f for f in findings if f.status == "undone"]
+    if failed:
+        raise CertificateError(
+            f"{len(failed)} of {len(findings)} rewrites failed their certificates, "
+            f"the first {failed[0].tensor!r}: {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
+        )
+
+
+def require_exact(findings: Sequence[Finding]) -> None:
+    """Raises CertificateError where a rewrite rests on inputs alone, or makes NaN of what was a number at an infinite input:
+    ``--strict-proof``."""
+    for f in findings:
+        if f.status in ("fused", "folded") and f.certificate is not None and (f.certificate.method != "exact" or f.certificate.gains):
+            why = f.certificate.note or "its certificate rests on inputs alone"
+            raise CertificateError(f"the rewrite of {f.tensor!r} ({f.became}) is not proved as --strict-proof asks: {why}")
+
+
+_ATTEMPTS = 8  # the last but one leaves out all that was done; models with several kinds of norms need two or three
+
+
+def _untaken(finding: Finding) -> Finding:
+    reason = f"{_ATTEMPTS - 2} times a rewrite of this file turned out to be one that onnxruntime can't run well"
+    return undone(finding, reason)
 
 
 @contextmanager
@@ -91,9 +141,11 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool) -> tuple[onnx.ModelProto, Summary]:
-    ops = op_counts(proto)
-    proto, foreign = standardized(opened(ordered(proto), wanted.fuse))
+def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelProto]:
+    """The whole file once, without the steps that are not to be taken."""
+    proto = source = ordered(proto)
+    proto, shadows = apart(proto)
+    proto, foreign = standardized(opened(proto, wanted.fuse))
     work, out = _file(proto, wanted)
     if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = converted(proto, work.opset)
@@ -103,17 +155,21 @@ def _optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool) -> tuple[on
         else:
             work, out = _file(newer, wanted)
     work.findings = accounted(work.findings, foreign, proto)
-    failed = [f for f in work.findings if f.status == "undone"]
-    if strict and failed:
-        raise CertificateError(
-            f"{len(failed)} of {len(work.findings)} rewrites failed their certificates, "
-            f"the first {failed[0].tensor!r}: {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
-        )
     out = renumbered(out, work.opset)
     if wanted.fuse == "portable" or imports(out):
         attach(out, _opset(out))
-    found, nodes = tuple(work.findings), len(out.graph.node)
-    return out, Summary(found, sum(ops.values()), nodes, _opset(out), work.seconds, ops_before=ops, ops_after=op_counts(out))
+    name = shadows.written(out) or (shadows.standard if _opset(out) != _opset(source) else "")
+    if not name:
+        return work, shadows.restored(out)
+    said = f"the file has a function {name!r}, and a file with the rewrite would take it for ONNX's op, or ONNX's op for it; rename it"
+    work.findings = [replace(f, status="refused", reason=said, became="", written=()) if _written(f) else f for f in work.findings]
+    work.taken, work.gross, work.seals = [], {}, []
+    return work, copied(source)
+
+
+def _written(finding: Finding) -> bool:
+    """Whether something was written for a norm: its node, or standard nodes in the place of a foreign one."""
+    return bool(finding.status in ("fused", "folded") or finding.became or (finding.status == "refused" and finding.certificate))
 
 
 def op_counts(proto: onnx.ModelProto) -> dict[str, int]:
@@ -141,10 +197,14 @@ def _graph(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> tu
 
 
 def _inside(work: Work, nested: Nested, taken: Collection[str]) -> None:
-    inner, out = _graph(nested.model, taken, work.wanted)
+    place = "; ".join(filter(None, (work.wanted.place, nested.place)))
+    inner, out = _graph(nested.model, taken, replace(work.wanted, place=place))
     if any(f.status in ("fused", "folded") for f in inner.findings):
         nested.put_back(out)
         work.opset = max(work.opset, inner.opset)
+    work.taken += inner.taken
+    work.gross |= inner.gross
+    work.seals += inner.seals if any(f.status in ("fused", "folded") for f in inner.findings) else []
     work.findings += [replace(f, place=f"{nested.place}, {f.place}" if f.place else nested.place) for f in inner.findings]
 
 
@@ -152,13 +212,21 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     start = time.perf_counter()
     work = Work(Graph(proto, taken), wanted)
     work.graph.completer = complete
-    steps = {"norms": fuse_norm, "scales": fold} | ({"neighbours": join} if wanted.fuse == "portable" else {})
+    work.graph.take_as_data(repeated_constants(work.graph))
+    of_constants = constants.census_of(work.graph)
+    steps = {"norms": fuse_norm, "scales": fold, "branches": merge} | ({"neighbours": join} if wanted.fuse == "portable" else {})
     for stage, step in steps.items():
         began = time.perf_counter()
         _walk(work, stage, step)
         work.seconds[stage] = time.perf_counter() - began
     began = time.perf_counter()
+    constants.settle(work, of_constants)
+    work.seconds[constants.STAGE] = time.perf_counter() - began
+    work.seals = [seal for node, seal in work.sealed if work.graph.alive(node)]
+    began = time.perf_counter()
     _rounding(work)
+    work.taken = [(s, work.findings[i]) for i, steps in work.steps.items() if work.findings[i].status in ("fused", "folded") for s in steps]
+    work.taken += work.settled
     work.seconds["rounding"] = time.perf_counter() - began
     work.seconds["passes"] = time.perf_counter() - start
     return work
@@ -170,29 +238,38 @@ def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None
         if progress is not None and i % 16 == 0:
             progress(stage, i, len(nodes))
         if work.graph.alive(node):
+            work.step = Step(work.wanted.place, stage, node.outputs[0].name)
+            if (known := work.wanted.undone.get(work.step)) is not None:
+                if not any(f.tensor == known.tensor and f.status == "undone" for f in work.findings):
+                    work.findings.append(known)
+                continue
             try:
                 finding = step(work, node)
             except evaluate.Unsupported as error:  # a constant that would take too long; nothing was edited yet
                 finding = Finding("unknown", "refused", node.outputs[0].name, work.graph.module(node), reason=str(error))
+            work.tried += [work.step] * (len(work.trials) - len(work.tried))
             if finding is not None:
+                work.steps[len(work.findings)] = [work.step]
                 work.findings.append(finding)
     if progress is not None:
         progress(stage, len(nodes), len(nodes))
 
 
 def _rounding(work: Work) -> None:
-    """Run both sides of every rewrite in onnxruntime, and complete the certificates."""
+    """Run both sides of every rewrite in onnxruntime, and complete the certificates; take down what turns out to be gross."""
     trials, progress = [t for _, t in work.trials], work.wanted.progress
+    decides = not work.wanted.runtime.startswith("tensorrt")  # another runtime than the one asked for does not
     for start in range(0, len(trials), rounding.BATCH):
         if progress is not None:
             progress("rounding", start, len(trials))
         batch = work.trials[start : start + rounding.BATCH]
-        for (place, _), verdict in zip(batch, rounding.verdicts([t for _, t in batch]), strict=True):
+        steps = work.tried[start : start + rounding.BATCH]
+        for (place, _), step, verdict in zip(batch, steps, rounding.verdicts([t for _, t in batch]), strict=True):
             finding = work.findings[place]
             assert finding.certificate is not None
             certificate = rounding.with_rounding(finding.certificate, verdict)
             notes, proved = finding.notes, finding.proved
-            if certificate.rounding_after is not None:
+            if certificate.rounding_after is not None and "onnxruntime run" not in proved:
                 proved = (*proved, "onnxruntime run")
             if certificate.rounding_ok is False:
                 found, most = certificate.rounding_after, certificate.rounding_bound
@@ -201,9 +278,20 @@ def _rounding(work: Work) -> None:
                 hint = "; --runtime onnxruntime writes another form" if better and not work.wanted.runtime.startswith("onnxruntime") else ""
                 notes = (*notes, said + hint)
             work.findings[place] = replace(finding, certificate=certificate, notes=notes, proved=proved)
+            if verdict.gross and decides:
+                work.gross[step] = undone(work.findings[place], verdict.gross)
     for likes in work.kinds.values():
+        bad = next((work.gross[s] for i in likes[: rounding.OF_A_KIND] for s in work.steps.get(i, ()) if s in work.gross), None)
         for place in likes[rounding.OF_A_KIND :]:
             work.findings[place] = rounding.like(work.findings[place], work.findings[likes[0]])
+            if bad is not None:
+                why = f"{bad.reason} (seen of {bad.tensor!r}, which differs in gamma and beta only)"
+                work.gross |= {step: undone(work.findings[place], why) for step in work.steps.get(place, ())}
+
+
+def undone(finding: Finding, reason: str) -> Finding:
+    """What is told of a rewrite that was made and proved and is taken back."""
+    return replace(finding, status="undone", became="", reason=f"it was taken back: {reason}", written=())
 
 
 def _opset(proto: onnx.ModelProto) -> int:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import onnx_graphsurgeon as gs
+
 from ..graphs.graph import NEWEST, Graph
+from ..proof.errors import NotProved
+from ..proof.prove import Identity
 from ..records import Finding
 from .rounding import Trial
+from .sealed import Seal
 
 Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One application of a pass: where it began."""
+
+    place: str  # the body or function, "" in the main graph
+    stage: str
+    tensor: str  # the first result of the node at which it began
 
 
 @dataclass(frozen=True)
@@ -21,6 +35,8 @@ class Wanted:
     limit: int = NEWEST  # the highest opset that the result may have
     census: bool = False  # whether findings shall hold all that there is to know of a norm
     progress: Progress | None = None  # called with (stage, done, total)
+    place: str = ""  # of the graph dealt with: the body or function, "" for the main graph
+    undone: Mapping[Step, Finding] = field(default_factory=dict)  # steps that are not to be taken again, and what is told of them
 
 
 @dataclass
@@ -33,6 +49,16 @@ class Work:
     findings: list[Finding] = field(default_factory=list)
     trials: list[tuple[int, Trial]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run)
     kinds: dict[object, list[int]] = field(default_factory=dict)  # places of findings that differ in gamma and beta only
+    step: Step | None = None  # the one under way
+    steps: dict[int, list[Step]] = field(default_factory=dict)  # place of the finding -> the steps that made it
+    tried: list[Step] = field(default_factory=list)  # of each trial
+    taken: list[tuple[Step, Finding]] = field(default_factory=list)  # every step that changed the graph, those in bodies included
+    settled: list[tuple[Step, Finding]] = field(default_factory=list)  # what was computed once of what constants alone feed
+    gross: dict[Step, Finding] = field(default_factory=dict)  # those whose result onnxruntime can't run, or not well enough
+    proofs: dict[object, Identity | NotProved] = field(default_factory=dict)  # of rewrites that others may be like
+    sealed: list[tuple[gs.Node, Seal]] = field(default_factory=list)  # nodes as they were proved
+    seals: list[Seal] = field(default_factory=list)  # of those that are left at the end, in bodies too
+    merged: dict[str, list[int]] = field(default_factory=dict)  # result of a merged branch -> places of the findings in it
     opset: int = 0  # the opset that the nodes written so far need
     _places: dict[str, int] = field(default_factory=dict)
     _placed: int = 0

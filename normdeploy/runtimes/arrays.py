@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
-import torch
 
 from ..errors import InputError
 from ..model import InputSpec
 
+if TYPE_CHECKING:  # onnxruntime's runner needs ``check_names`` alone
+    import torch
+
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
     """A copy of ``array`` as a tensor on the CPU."""
+    import torch
+
     own = np.array(array, copy=True, order="C")
     if own.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
@@ -22,6 +27,8 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 def to_numpy(value: torch.Tensor | float) -> np.ndarray:
     """A copy of ``value`` (a Python number is a scalar of numpy's own type for it: int64, float64, bool)."""
+    import torch
+
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
     value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -147,7 +147,7 @@ class Float64Runner(_TorchRunner):
             InputError: the feeds do not fit the model's inputs.
             NormdeployError: an operator does not run in float64.
         """
-        lifted = {n: _Narrow(v) if isinstance(v, torch.Tensor) and not self._mutates else v for n, v in self._lifted.items()}
+        lifted = {n: Narrow(v) if isinstance(v, torch.Tensor) and not self._mutates else v for n, v in self._lifted.items()}
         return self._widely([widen(tensor) for tensor in self._inputs(feeds)], lifted)
 
     def perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
@@ -212,19 +212,21 @@ class _Rounding(_Interpreter):
 
 
 @dataclass(frozen=True)
-class _Narrow:
+class Narrow:
     """A parameter that is to be float64 where it is read."""
 
     tensor: torch.Tensor
 
 
-class _Widening(_Interpreter):
+class Widening(_Interpreter):
+    """Parameters become float64 where they are read, one at a time."""
+
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[Any, Any]:
         found: tuple[Any, Any] = super().fetch_args_kwargs_from_env(n)
-        return tree_map(lambda v: widen(v.tensor) if isinstance(v, _Narrow) else v, found)
+        return tree_map(lambda v: widen(v.tensor) if isinstance(v, Narrow) else v, found)
 
 
-_TorchRunner._interpreter, HalfRunner._interpreter, Float64Runner._interpreter = _Interpreter, _Rounding, _Widening
+_TorchRunner._interpreter, HalfRunner._interpreter, Float64Runner._interpreter = _Interpreter, _Rounding, Widening
 
 
 def _lifted(program: torch.export.ExportedProgram) -> dict[str, Any]:

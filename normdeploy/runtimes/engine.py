@@ -14,7 +14,7 @@ import torch
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from .cuda import Cuda
 from .live import LiveRunner
-from .tensors import DTYPES, TensorSpec, chosen
+from .tensors import TensorSpec, chosen
 from .trt import PACKAGES, TITLES, missing, runtime_of
 
 _TYPES = {
@@ -159,7 +159,7 @@ class EngineRunner(LiveRunner):
         fixed: dict[str, torch.Tensor] = {}
         allocators: dict[str, Any] = {}
         for spec in self.outputs:
-            shape, dtype = tuple(context.get_tensor_shape(spec.name)), DTYPES[spec.dtype]
+            shape, dtype = tuple(context.get_tensor_shape(spec.name)), getattr(torch, spec.dtype)
             where = torch.device("cpu") if spec.name in self._host else self._cuda.device
             if any(n < 0 for n in shape):
                 allocators[spec.name] = _allocator(self._library, where, dtype)

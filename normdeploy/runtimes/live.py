@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import NormdeployError
-from .tensors import TensorSpec, checked, given_as
+from .tensors import TensorSpec, are_arrays, checked, checked_arrays, given_as
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 
 class LiveRunner:
@@ -23,6 +25,7 @@ class LiveRunner:
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    _takes_arrays = False  # whether numpy arrays need not become tensors
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,6 +48,8 @@ class LiveRunner:
         """
         with self._lock:
             self._alive()
+            if self._takes_arrays and are_arrays(feeds):
+                return dict(self._run_arrays(checked_arrays(self.name, feeds, self.inputs)))
             return given_as(feeds, self._run(checked(self.name, feeds, self.inputs)))
 
     def prepare(self, feeds: Mapping[str, Any]) -> Callable[[], None]:
@@ -62,6 +67,9 @@ class LiveRunner:
         raise NotImplementedError
 
     def _run(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+    def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         raise NotImplementedError
 
     def _free(self) -> None:

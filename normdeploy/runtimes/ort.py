@@ -76,12 +76,7 @@ class OrtRunner:
         Raises:
             InputError: the feeds do not fit the model's inputs, or it does not run on them.
         """
-        check_names(self.name, feeds, [i.name for i in self._session.get_inputs()])
-        try:
-            values = self._session.run_with_ort_values(None, {name: _to_ort(array) for name, array in feeds.items()})
-        except Exception as error:
-            raise InputError(f"{self.name} does not run the model on these inputs: {short(error)}") from error
-        return {out.name: _from_ort(value) for out, value in zip(self._session.get_outputs(), values, strict=True)}
+        return run_session(self._session, feeds, self.name)
 
     @property
     def output_shapes(self) -> dict[str, tuple[int | str | None, ...]]:
@@ -93,6 +88,22 @@ class OrtRunner:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         del self._session
+
+
+def run_session(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], name: str) -> RunResult:
+    """
+    Args:
+        name: what the session is called in errors.
+
+    Raises:
+        InputError: the feeds do not fit the model's inputs, or it does not run on them.
+    """
+    check_names(name, feeds, [i.name for i in session.get_inputs()])
+    try:
+        values = session.run_with_ort_values(None, {given: _to_ort(array) for given, array in feeds.items()})
+        return {out.name: from_ort(value) for out, value in zip(session.get_outputs(), values, strict=True)}
+    except Exception as error:  # of onnxruntime, or of a type that numpy lacks
+        raise InputError(f"{name} does not run the model on these inputs: {short(error)}") from error
 
 
 def title(provider: str, *, optimize: bool) -> str:
@@ -139,7 +150,8 @@ def _to_ort(array: np.ndarray) -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"))
 
 
-def _from_ort(value: ort.OrtValue) -> np.ndarray:
+def from_ort(value: ort.OrtValue) -> np.ndarray:
+    """A copy of the value; bfloat16 as ``ml_dtypes.bfloat16``."""
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
     data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()) if value.tensor_size_in_bytes() else b""

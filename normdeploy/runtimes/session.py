@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
-import torch
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
-from .cuda import Cuda
 from .live import LiveRunner
-from .ort import NOT_IMPLEMENTED, PROVIDERS, no_cuda, short
+from .ort import NOT_IMPLEMENTED, PROVIDERS, from_ort, no_cuda, short
 from .tensors import DTYPES, TensorSpec
+
+if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU need none of it
+    import torch
+
+    from .cuda import Cuda
 
 _ERRORS_ONLY = 4  # onnxruntime's severity
 _NO_GRAPH = "-1"  # its gpu_graph_id of a run that neither records nor replays
@@ -47,7 +51,8 @@ class SessionRunner(LiveRunner):
         self.name = f"onnxruntime{' CUDA' if provider == 'cuda' else ''} ({os.path.basename(path)})"
         if provider == "cuda" and (reason := no_cuda()):
             raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
-        self._cuda = Cuda(device, stream) if provider == "cuda" else None
+        self._cuda = _cuda(device, stream) if provider == "cuda" else None
+        self._takes_arrays = self._cuda is None
         self._graphs: dict[tuple[torch.Size, ...], _Graph] | None = {} if cuda_graph else None
         settings: dict[str, str] = {}
         if self._cuda is not None:
@@ -89,6 +94,13 @@ class SessionRunner(LiveRunner):
             found = self._bound(tensors, "cuda" if stays else "cpu") if graphs is None else self._replayed(tensors, graphs)
             self._cuda.share([*tensors.values(), *found.values()])
             return found if stays else {name: tensor.cpu() for name, tensor in found.items()}
+
+    def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        try:
+            values = self._session.run_with_ort_values(None, {name: _over(array) for name, array in arrays.items()})
+        except Exception as error:
+            raise InputError(f"{self.name} does not run the model on these inputs: {short(error)}") from error
+        return {out.name: from_ort(value) for out, value in zip(self._session.get_outputs(), values, strict=True)}
 
     def _prepared(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
         cuda = self._cuda
@@ -155,6 +167,8 @@ class _Graph:
     """One recorded combination of shapes: its buffers, and the binding of them."""
 
     def __init__(self, runner: SessionRunner, number: int, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> None:
+        import torch
+
         self._runner, self._number = runner, str(number + 1)
         self._inputs, self._outputs = inputs, {name: torch.empty_like(tensor) for name, tensor in outputs.items()}
         self._binding = runner._session.io_binding()
@@ -170,6 +184,21 @@ class _Graph:
         return {name: tensor.clone() for name, tensor in self._outputs.items()}
 
 
+def _cuda(device: int, stream: Any) -> Cuda:
+    from .cuda import Cuda
+
+    return Cuda(device, stream)
+
+
+def _over(array: np.ndarray) -> ort.OrtValue:
+    """A value over the array's own memory."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
 def _tensor(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:
+    import torch
+
     found = torch.from_dlpack(value._ortvalue)  # the wrapper's own __dlpack__ does not take the arguments that torch gives
     return found.view(torch.bool) if spec.dtype == "bool" else found  # onnxruntime says uint8 there

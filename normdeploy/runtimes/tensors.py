@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-import torch
 
 from ..errors import InputError
 from .arrays import check_names
 from .profiles import Shapes
 
-DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "uint64": torch.uint64,
-    "bool": torch.bool,
-}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU need none of it
+    import torch
+
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
+)
+"""What can be given or returned; torch has a type of each name."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +53,8 @@ def as_tensor(name: str, value: Any) -> torch.Tensor:
     Raises:
         InputError: it is none of these, or of a dtype that torch does not have.
     """
+    import torch
+
     if isinstance(value, torch.Tensor):
         return value.detach()
     try:
@@ -85,6 +78,8 @@ class _Writable:
 
 
 def _over(array: np.ndarray) -> torch.Tensor:
+    import torch
+
     bfloat16 = array.dtype == ml_dtypes.bfloat16
     plain = np.asarray(array.view(np.int16) if bfloat16 else array, dtype=None if bfloat16 else array.dtype.newbyteorder("="))
     if any(stride < 0 for stride in plain.strides):
@@ -95,6 +90,8 @@ def _over(array: np.ndarray) -> torch.Tensor:
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     """An array over the memory of a tensor on the CPU; bfloat16 as ``ml_dtypes.bfloat16``."""
+    import torch
+
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
@@ -108,12 +105,36 @@ def checked(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) 
     """
     check_names(runner, feeds, [spec.name for spec in specs])
     tensors = {spec.name: as_tensor(spec.name, feeds[spec.name]) for spec in specs}
+    _require_fit(runner, specs, {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()})
+    return tensors
+
+
+def are_arrays(feeds: Mapping[str, Any]) -> bool:
+    """Whether all of them are numpy's."""
+    return all(isinstance(value, np.ndarray | np.generic) for value in feeds.values())
+
+
+def checked_arrays(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """``checked`` for numpy arrays, without torch. A copy is made of those that are not contiguous or in another order of bytes.
+
+    Raises:
+        InputError: as ``checked``.
+    """
+    check_names(runner, feeds, [spec.name for spec in specs])
+    given = {spec.name: np.asarray(feeds[spec.name]) for spec in specs}
+    if strange := next((name for name, array in given.items() if array.dtype.name not in DTYPES), ""):
+        kind = given[strange].dtype
+        raise InputError(f"input {strange!r} can't be taken: it is an array of {kind}; give one of {', '.join(DTYPES)}")
+    _require_fit(runner, specs, {name: (array.dtype.name, list(array.shape)) for name, array in given.items()})
+    return {name: np.asarray(a, a.dtype if a.dtype.isnative else a.dtype.newbyteorder("="), order="C") for name, a in given.items()}
+
+
+def _require_fit(runner: str, specs: Sequence[TensorSpec], given: Mapping[str, tuple[str, list[int]]]) -> None:
     known: dict[str, tuple[int, str]] = {}
     for spec in specs:
-        tensor = tensors[spec.name]
-        if (given := _NAMES.get(tensor.dtype, str(tensor.dtype))) != spec.dtype:
-            raise InputError(f"{runner}: input {spec.name!r} is {spec.dtype}, it was given {given}; convert it")
-        shape = list(tensor.shape)
+        dtype, shape = given[spec.name]
+        if dtype != spec.dtype:
+            raise InputError(f"{runner}: input {spec.name!r} is {spec.dtype}, it was given {dtype}; convert it")
         if len(shape) != len(spec.shape) or any(isinstance(d, int) and d != n for d, n in zip(spec.shape, shape, strict=True)):
             raise InputError(f"{runner}: the input is {spec}, it was given the shape {shape}; reshape it")
         for dim, size in zip(spec.shape, shape, strict=True):
@@ -121,7 +142,6 @@ def checked(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) 
                 raise InputError(
                     f"{runner}: the dim {dim!r} is {first[0]} in input {first[1]!r}, but {size} in input {spec.name!r}; give both one size"
                 )
-    return tensors
 
 
 def chosen(runner: str, tensors: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec], count: int, named: int | None) -> int:
@@ -146,6 +166,6 @@ def chosen(runner: str, tensors: Mapping[str, torch.Tensor], specs: Sequence[Ten
 
 def given_as(feeds: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """The outputs as numpy arrays where every input was one, else as they are."""
-    if all(isinstance(value, np.ndarray | np.generic) for value in feeds.values()):
+    if are_arrays(feeds):
         return {name: as_numpy(tensor) for name, tensor in outputs.items()}
     return dict(outputs)

@@ -26,7 +26,6 @@ from .types import FLOATS
 
 PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}  # runtime -> its Python package
 TITLES = {"tensorrt-rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
-_EXTRAS = {"tensorrt-rtx": "rtx", "tensorrt": "tensorrt"}
 _RTX_MAGIC = b"vtrt"  # the first bytes of an engine; TensorRT's own differ in the first
 
 
@@ -163,7 +162,7 @@ def runtime_of(engine: Path) -> str:
 def missing(runtime: str, *, gpu: bool = True) -> str:
     """What ``runtime`` lacks on this machine (``gpu``: whether it needs one), with what to do; "" where nothing."""
     if importlib.util.find_spec(PACKAGES[runtime]) is None:
-        return f"{TITLES[runtime]} is not installed; pip install 'normdeploy[{_EXTRAS[runtime]}]'"
+        return f"{TITLES[runtime]} is not installed; pip install {PACKAGES[runtime].replace('_', '-')}"
     if importlib.util.find_spec("polygraphy") is None:
         return "Polygraphy is not installed; pip install polygraphy"
     return no_gpu() if gpu else ""

@@ -13,11 +13,13 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 
 from ..errors import GraphError
 from ..graphs.ordering import sort
+from ..graphs.protos import copied
+from ..log import log
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
 from .weights import detached, nbytes, write_inline, write_weights
 from .wellformed import require, require_end
 
-__all__ = ["atomic", "bodies", "load_onnx", "save_onnx", "sha256", "tensors", "write_bytes"]
+__all__ = ["atomic", "bodies", "load_onnx", "opened_sizes", "save_onnx", "sha256", "tensors", "write_bytes"]
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
 _APART = "normdeploy.foreign"  # a domain that the checker knows nothing of
@@ -64,6 +66,7 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
             if location is not None:
                 commit(data, target.with_name(location))
             commit(model, target)
+            log.info("wrote %s", target)
             for old in siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.data"):
                 if old.name != location:
                     old.unlink(missing_ok=True)
@@ -84,7 +87,8 @@ def check_end(path: str | os.PathLike[str]) -> None:
 
 
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
-    """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid order are put into one.
+    """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid order are put into one,
+    and a size of -1 is an open one (`opened_sizes`).
 
     Raises:
         GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, or its external data is missing,
@@ -111,6 +115,7 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
     if not proto.HasField("graph") or not proto.opset_import:
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
     require(proto, list(bodies(proto)), tensors(proto))
+    proto = opened_sizes(proto)
     outside = [t for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     places = [_place(t, source.parent) for t in outside]
     moved = sort(proto)
@@ -174,6 +179,25 @@ def bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionPr
         for node in body.node:
             for attribute in node.attribute:
                 stack.extend([attribute.g] if attribute.HasField("g") else attribute.graphs)
+
+
+def opened_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, or where it states a negative size a copy that leaves that dim open.
+
+    PaddlePaddle's older writers put -1 for a dynamic size, and onnxruntime and TensorRT read it so; ONNX itself has no size below 0.
+    """
+
+    def negative(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+        for body in bodies(model):
+            stated = body.value_info if isinstance(body, onnx.FunctionProto) else (*body.input, *body.output, *body.value_info)
+            yield from (d for v in stated for d in v.type.tensor_type.shape.dim if d.dim_value < 0)
+
+    if next(negative(proto), None) is None:
+        return proto
+    proto = copied(proto)
+    for dim in negative(proto):
+        dim.ClearField("dim_value")
+    return proto
 
 
 def tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -1,22 +1,17 @@
 """What an exported file says about its own making: the model, its inputs and the flags, as one JSON value in the file's metadata.
 
-With it ``verify model.pt model.onnx`` needs no flag repeated. A file may come from a stranger, and some flags make the loader run
-code, so the record is signed with a key that never leaves the user's machine; only what is signed may be followed there.
+With it ``verify model.pt model.onnx`` needs no flag repeated. It is plain text that anybody can write, and the same for everybody who
+exports the same model: no key, no folder and no date is in it. So what runs no code is followed whoever wrote it (``DATA``), and what
+may run code (``CODE``) only where somebody who is trusted has signed the record (`normdeploy.storage.signing`), outside of the file.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import hmac
 import json
-import os
-import secrets
-import stat
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from pathlib import PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -24,15 +19,18 @@ import onnx
 
 from ..errors import GraphError
 from ..model import Dim, InputSpec, Signature
-from .atomic import locked
 
-SCHEMA = 1
+SCHEMA = 2
+_OLDER = 1  # {"record": ..., "hmac": ...}: the same content, signed in its own bytes with a user's key
 _PROPERTY = "normdeploy"
-_KEY_BYTES = 32
+
+DATA = ("key", "inputs", "dims", "eval", "task", "part")  # flags of loading that run no code
+CODE = ("model", "model_args", "imports")  # what is imported, and what it is called with; ``trust`` stands with the export's flags
+_LONGEST = 4096  # characters of one text that is followed
 
 
 def record(proto: onnx.ModelProto, model: Signature, flags: Mapping[str, Any]) -> None:
-    """Write into ``proto``'s metadata how it came about, signed with this user's key.
+    """Write into ``proto``'s metadata how it came about.
 
     Args:
         flags: the export's own flags, JSON values. Absolute paths, here and in ``model.recorded``, are cut to their last part.
@@ -46,69 +44,104 @@ def record(proto: onnx.ModelProto, model: Signature, flags: Mapping[str, Any]) -
         "export": _portable(dict(flags)),
         "versions": {name: version(name) for name in ("torch", "onnx", "normdeploy")},
     }
-    key = _key(create=True)
-    value = {"record": content, "hmac": _hmac(key, content) if key is not None else ""}
     kept = [p for p in proto.metadata_props if p.key != _PROPERTY]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
-    proto.metadata_props.add(key=_PROPERTY, value=json.dumps(value, sort_keys=True))
+    proto.metadata_props.add(key=_PROPERTY, value=json.dumps(content, sort_keys=True))
 
 
-def amend(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[str, Any]) -> None:
-    """Bring the record of a file up to what became of it; nothing where it has none. It is signed anew where this user had signed it.
+def amend(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[str, Any] | None = None) -> None:
+    """Bring the record of a file up to what became of it; one without a record, of another tool, gets one that tells its inputs alone.
 
     Args:
         inputs: as the file takes them now.
         flags: those of the export that changed.
     """
-    known = recorded(proto)
-    if not known:
+    content = content_of(proto)
+    if not content:
+        if inputs:
+            record(proto, Signature(inputs=tuple(inputs), outputs=tuple(o.name for o in proto.graph.output), kind="onnx"), flags or {})
         return
-    prop = next(p for p in proto.metadata_props if p.key == _PROPERTY)
-    value = json.loads(prop.value)
-    content = value["record"]
+    content["schema"] = SCHEMA
     content["inputs"] = [dataclasses.asdict(spec) for spec in inputs]
-    content["export"] |= _portable(dict(flags))
-    key = _key(create=False) if known["signed"] else None
-    prop.value = json.dumps({"record": content, "hmac": _hmac(key, content) if key is not None else ""}, sort_keys=True)
+    content["export"] |= _portable(dict(flags or {}))
+    prop = next(p for p in proto.metadata_props if p.key == _PROPERTY)
+    prop.value = json.dumps(content, sort_keys=True)
 
 
 def recorded(proto: onnx.ModelProto) -> dict[str, Any]:
     """What ``record`` wrote, {} where nothing was.
 
-    ``inputs`` are InputSpecs; ``load`` and ``export`` the flags. ``signed`` is True where this user, on this machine, exported the file
-    with exactly this record. Flags that make the loader run code (a model factory, imports, trust) may be followed only where
-    ``signed`` is True and the model file at hand has the recorded ``model["sha256"]``: the signature vouches for that file, not for
-    whatever bears its name.
+    ``inputs`` are InputSpecs; ``load`` and ``export`` the flags. Whoever wrote the file may have written anything here: of ``load``, what
+    ``CODE`` names, and the ``trust`` of ``export``, are not to be followed for that alone (`normdeploy.sources.remembered`).
 
     Raises:
         GraphError: the record is malformed, or of a schema that this version does not know.
+    """
+    content = content_of(proto)
+    if not content:
+        return {}
+    try:
+        found = {part: dict(content[part]) for part in ("model", "load", "export", "versions")}
+        _check_flags(found["load"])
+        inputs = tuple(_input(entry) for entry in content["inputs"])
+        return {**found, "schema": content["schema"], "inputs": inputs, "outputs": [str(o) for o in content["outputs"]]}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _malformed(error) from error
+
+
+def content_of(proto: onnx.ModelProto) -> dict[str, Any]:
+    """The record as it stands in the file, not looked into; {} where there is none.
+
+    Raises:
+        GraphError: as ``recorded``.
     """
     text = next((p.value for p in proto.metadata_props if p.key == _PROPERTY), None)
     if text is None:
         return {}
     try:
         value = json.loads(text)
-        content, signature = value["record"], value["hmac"]
+        content: dict[str, Any] = dict(value["record"] if "hmac" in value else value)
         schema = content["schema"]
-        if schema != SCHEMA:
-            raise GraphError(
-                f"the file's record of its export has schema {schema!r}, this version reads {SCHEMA}; export again, or give the flags"
-            )
-        key = _key(create=False)
-        signed = key is not None and hmac.compare_digest(signature.encode(), _hmac(key, content).encode())
-        inputs = tuple(_input(entry) for entry in content["inputs"])
-        found = {part: dict(content[part]) for part in ("model", "load", "export", "versions")}
-        return {**found, "schema": schema, "inputs": inputs, "outputs": [str(o) for o in content["outputs"]], "signed": signed}
+        if schema == _OLDER and "eval_mode" in content["load"]:
+            content["load"]["eval"] = content["load"].pop("eval_mode")
+        json.dumps(content).encode()  # texts that are no Unicode can be neither signed nor written again
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _malformed(error) from error
+    if schema not in (SCHEMA, _OLDER):
         raise GraphError(
-            f"the file's record of its export is malformed ({type(error).__name__}: {error}); export again, or give the flags"
-        ) from error
+            f"the file's record of its export has schema {schema!r}, this version reads {SCHEMA}; export again, or give the flags"
+        )
+    return content
+
+
+def runs_code(found: Mapping[str, Any]) -> bool:
+    """Whether loading the model as ``recorded`` says imports or runs what the flags name."""
+    return bool(found) and (any(found["load"].get(name) for name in CODE) or bool(found["export"].get("trust")))
+
+
+def _malformed(error: Exception) -> GraphError:
+    return GraphError(f"the file's record of its export is malformed ({type(error).__name__}: {error}); export again, or give the flags")
+
+
+def _check_flags(load: Mapping[str, Any]) -> None:
+    """The flags have the types that the loader takes, and are no texts without end: some are followed whoever wrote them."""
+    for name in ("inputs", "dims", "imports"):
+        texts = load.get(name, [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) and len(text) <= _LONGEST for text in texts):
+            raise ValueError(f"{name} is no list of short texts")
+    for name in ("key", "model", "task", "part"):
+        if not isinstance(load.get(name, ""), str) or len(load.get(name, "")) > _LONGEST:
+            raise ValueError(f"{name} is no short text")
+    if not isinstance(load.get("model_args", {}), dict):
+        raise ValueError("model_args are no names with values")
+    if not isinstance(load.get("eval", False), bool):
+        raise ValueError("eval is neither true nor false")
 
 
 def _input(entry: Mapping[str, Any]) -> InputSpec:
-    shape = tuple(Dim(**dim) for dim in entry["shape"])
-    for dim in shape:
+    shape = tuple(_dim(dim) for dim in entry["shape"])
+    for dim in (part for whole in shape for part in (whole, *whole.terms)):
         if not (
             isinstance(dim.name, str | None)
             and all(type(n) is int for n in (dim.min, dim.opt, dim.max))
@@ -122,7 +155,11 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
     dtype = str(entry["dtype"])
     if dtype != "bfloat16" and np.dtype(dtype).kind not in "biuf":
         raise ValueError(f"the dtype {dtype!r} of input {entry['name']!r} is no tensor's")
-    return InputSpec(str(entry["name"]), dtype, shape, limits)
+    return InputSpec(str(entry["name"]), dtype, shape, limits, entry.get("mask") is True)
+
+
+def _dim(entry: Mapping[str, Any]) -> Dim:
+    return Dim(**{**entry, "terms": tuple(Dim(**{**term, "terms": ()}) for term in entry.get("terms", ()))})
 
 
 def _portable(value: Any) -> Any:
@@ -136,41 +173,3 @@ def _portable(value: Any) -> Any:
         absolute = PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
         return PureWindowsPath(text).name if absolute else text
     return value
-
-
-def _hmac(key: bytes, content: Mapping[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hmac.new(key, f"normdeploy record\n{canonical}".encode(), hashlib.sha256).hexdigest()
-
-
-# ------------------------------------------------------------------ the key
-
-
-def _key(*, create: bool) -> bytes | None:
-    """This user's key; None where there is none (and none could be made): a file is then not signed, or not known to be."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    folder = (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "normdeploy"  # a relative one is to be ignored
-    path = folder / "key"
-    with suppress(OSError):
-        if (key := _usable(path)) is not None or not create:
-            return key
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(folder):  # of several processes that find no key, one makes it
-            if (key := _usable(path)) is None:
-                fresh = folder / f".key.{secrets.token_hex(8)}.tmp"
-                with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    file.write(key := secrets.token_bytes(_KEY_BYTES))
-                os.replace(fresh, path)
-        return key
-    return None
-
-
-def _usable(path: Path) -> bytes | None:
-    """The key, unless it is missing, cut short, or was open to others, who may know it."""
-    try:
-        status = path.stat()
-        key = path.read_bytes()
-    except OSError:
-        return None
-    private = os.name != "posix" or (not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and status.st_uid == os.getuid())
-    return key if private and len(key) == _KEY_BYTES else None

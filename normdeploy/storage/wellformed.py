@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from ..errors import GraphError
 from ..graphs.protos import subgraphs
+from .weights import element_bits
 
 _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
 _WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)  # two numbers in the field for each element
@@ -94,13 +94,12 @@ def _require_tensor(tensor: onnx.TensorProto) -> None:
         raise GraphError(f"{said} is one segment of a tensor, which no runtime reads; write it whole")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return
-    elements = math.prod(tensor.dims)
+    elements, bits = math.prod(tensor.dims), element_bits(tensor.data_type)
     if tensor.HasField("raw_data"):
-        needed, held = math.ceil(elements * ir.DataType(tensor.data_type).itemsize), len(tensor.raw_data)
+        needed, held = math.ceil(elements * bits / 8), len(tensor.raw_data)
         if tensor.data_type == onnx.TensorProto.STRING or held != needed:
             raise GraphError(f"{said} of shape {list(tensor.dims)} needs {needed} bytes and holds {held}; the file is damaged")
         return
-    bits = 8 if tensor.data_type == onnx.TensorProto.STRING else ir.DataType(tensor.data_type).bitwidth
     needed = math.ceil(elements * min(bits, 8) / 8) * (2 if tensor.data_type in _WIDE else 1)
     held = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
     if held != needed:

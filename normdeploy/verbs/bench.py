@@ -8,15 +8,30 @@ from typing import Annotated
 import typer
 
 from .console import bars, check_report, tell
-from .options import Dims, Eval, Factory, FactoryArgs, HtmlFile, Imports, Inputs, Key, Quiet, ReportFile, Trust, loading_of
+from .options import (
+    Dims,
+    Eval,
+    Factory,
+    FactoryArgs,
+    HtmlFile,
+    Imports,
+    Inputs,
+    Key,
+    PartOption,
+    Quiet,
+    ReportFile,
+    TaskOption,
+    Trust,
+    loading_of,
+)
 
 
 def bench(
     sources: Annotated[
         list[Path] | None, typer.Argument(metavar="FILE...", help="A model, ONNX files and engines, told apart by their content.")
     ] = None,
-    profile: Annotated[
-        list[str] | None, typer.Option("--profile", metavar="NAME=SIZE", help="The size of a dynamic dim in the race. Repeatable.")
+    size: Annotated[
+        list[str] | None, typer.Option("--size", metavar="NAME=SIZE", help="Of a dynamic dim in the race, such as batch=8. Repeatable.")
     ] = None,
     inputs: Annotated[
         Path | None, typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; without it some are generated.")
@@ -44,24 +59,26 @@ def bench(
     input_: Inputs = None,
     dim: Dims = None,
     eval_mode: Eval = False,
+    task: TaskOption = None,
+    part: PartOption = None,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Race a model in eager and torch.compile, ONNX files and engines, in turns; exit code 1 where one gives a wrong answer.
 
-    Options that were given to export need not be given again, unless the files come from somebody else.
+    Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
     """
     from .. import deploy
     from ..reports.report import Report
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
+    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     check_report(report, html, (*(sources or ()), *([inputs] if inputs else ())))
     with bars(quiet) as progress:
         race = deploy.bench(
             sources or (),
             feeds=inputs,
-            sizes=profile or (),
+            sizes=size or (),
             threads=threads,
             rounds=rounds,
             seed=seed,

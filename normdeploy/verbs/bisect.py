@@ -19,8 +19,10 @@ from .options import (
     Key,
     ModelFile,
     OnnxFile,
+    PartOption,
     Quiet,
     ReportFile,
+    TaskOption,
     Trust,
     loading_of,
 )
@@ -47,18 +49,20 @@ def bisect(
     input_: Inputs = None,
     dim: Dims = None,
     eval_mode: Eval = False,
+    task: TaskOption = None,
+    part: PartOption = None,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Find the first tensor that leaves the bound of verify, the node that makes it so, and why; exit code 1 where there is one.
 
-    Options that were given to export need not be given again, unless the files come from somebody else.
+    Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
     """
     from .. import deploy
     from ..reports.report import Report
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
+    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     check_report(report, html, (source, onnx, *(engine or ()), *(given or ()), *([output] if output else ())))
     with bars(quiet) as progress:
         found = deploy.bisect(

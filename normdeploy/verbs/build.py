@@ -30,7 +30,8 @@ def build(
     source: OnnxFile,
     output: Output,
     runtime: Annotated[
-        EngineRuntime, typer.Option("--runtime", help="The library that builds and will run the engine.")
+        EngineRuntime,
+        typer.Option("--runtime", metavar="RUNTIME", help="The library that builds and will run the engine: tensorrt-rtx or tensorrt."),
     ] = EngineRuntime.tensorrt_rtx,
     compute_capability: Annotated[
         list[str] | None,
@@ -43,12 +44,16 @@ def build(
         typer.Option(
             "--profile",
             metavar="NAME=MIN:OPT:MAX",
-            help="Sizes of a dynamic dim (batch=1:8:64) or input (ids=1x8:8x128:64x512). Repeatable.",
+            help="Sizes of a dynamic dim (batch=1:8:64) or input (ids=1x8:4x64:64x512). Repeatable.",
         ),
     ] = None,
     norm_impl: Annotated[
         NormImpl,
-        typer.Option("--norm-impl", help="plugin: norms in our kernels, held by the engine (tensorrt only); auto: where that helps."),
+        typer.Option(
+            "--norm-impl",
+            metavar="FORM",
+            help="native; plugin: norms in our kernels, held by the engine (tensorrt only); auto: where that helps.",
+        ),
     ] = NormImpl.native,
     report: ReportFile = None,
     html: HtmlFile = None,

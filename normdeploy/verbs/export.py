@@ -9,6 +9,7 @@ import typer
 from .console import bars, check_report, tell
 from .options import (
     Calibrate,
+    CompareLimit,
     Dims,
     Eval,
     Factory,
@@ -22,12 +23,15 @@ from .options import (
     Key,
     ModelFile,
     Output,
+    PartOption,
     PrecisionOption,
     Quiet,
     ReportFile,
     Runtime,
     RuntimeOption,
     Strict,
+    StrictProof,
+    TaskOption,
     Trust,
     loading_of,
 )
@@ -44,13 +48,17 @@ def export(
     input_: Inputs = None,
     dim: Dims = None,
     eval_mode: Eval = False,
+    task: TaskOption = None,
+    part: PartOption = None,
     opset: Annotated[int | None, typer.Option("--opset", help="18 to 25; without it 21, raised only where a norm needs it.")] = None,
     runtime: RuntimeOption = Runtime.any,
     fuse: FuseOption = Fuse.standard,
     strict: Strict = False,
+    strict_proof: StrictProof = False,
     precision: PrecisionOption = None,
     calibrate: Calibrate = None,
     keep_io: KeepIO = False,
+    compare_limit: CompareLimit = 2**30,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
@@ -59,7 +67,7 @@ def export(
     from .. import deploy
     from ..reports.report import Report
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
+    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:
         result = deploy.export(
@@ -69,9 +77,11 @@ def export(
             runtime=runtime,
             fuse=fuse,
             strict=strict,
-            precision=precision,
+            strict_proof=strict_proof,
+            precision=precision or None,
             calibrate=calibrate or (),
             keep_io=keep_io,
+            compare_limit=compare_limit,
             progress=progress,
             **loading,
         )

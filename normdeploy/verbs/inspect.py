@@ -15,13 +15,16 @@ from .options import (
     FactoryArgs,
     Fuse,
     FuseOption,
+    HtmlFile,
     Imports,
     Inputs,
     Key,
+    PartOption,
     Quiet,
     ReportFile,
     Runtime,
     RuntimeOption,
+    TaskOption,
     Trust,
     loading_of,
 )
@@ -37,20 +40,23 @@ def inspect(
     input_: Inputs = None,
     dim: Dims = None,
     eval_mode: Eval = False,
+    task: TaskOption = None,
+    part: PartOption = None,
     runtime: RuntimeOption = Runtime.any,
     fuse: FuseOption = Fuse.standard,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="NAME", help="Say why this tensor, node or module path was fused or not.")
     ] = None,
     report: ReportFile = None,
+    html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it; changes nothing."""
     from .. import deploy
     from ..reports.report import Report
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
-    check_report(report, used=[source])
+    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    check_report(report, html, [source])
     with bars(quiet) as progress:
         summary = deploy.inspect(source, runtime=runtime, fuse=fuse, explain=explain, progress=progress, **loading)
-    tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), report, quiet)
+    tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), report, quiet, html)

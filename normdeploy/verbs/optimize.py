@@ -5,6 +5,8 @@ from __future__ import annotations
 from .console import bars, check_report, tell
 from .options import (
     Calibrate,
+    CompareLimit,
+    Dims,
     Fuse,
     FuseOption,
     HtmlFile,
@@ -17,6 +19,7 @@ from .options import (
     Runtime,
     RuntimeOption,
     Strict,
+    StrictProof,
 )
 
 
@@ -26,9 +29,12 @@ def optimize(
     runtime: RuntimeOption = Runtime.any,
     fuse: FuseOption = Fuse.standard,
     strict: Strict = False,
+    strict_proof: StrictProof = False,
     precision: PrecisionOption = None,
     calibrate: Calibrate = None,
     keep_io: KeepIO = False,
+    compare_limit: CompareLimit = 2**30,
+    dim: Dims = None,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
@@ -45,9 +51,12 @@ def optimize(
             runtime=runtime,
             fuse=fuse,
             strict=strict,
-            precision=precision,
+            strict_proof=strict_proof,
+            precision=precision or None,
             calibrate=calibrate or (),
             keep_io=keep_io,
+            compare_limit=compare_limit,
+            dims=dim or (),
             progress=progress,
         )
     files = {"source": str(source), "output": str(output)}

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..dtypes import precision_of
+from ..errors import InputError
+
 if TYPE_CHECKING:
     from ..sources import Loading
 
@@ -30,7 +33,9 @@ class Fuse(StrEnum):
     portable = "portable"
 
 
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="A model file (.pt, .pt2, .safetensors ...) or a Hugging Face folder.")]
+ModelFile = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model file (.pt, .pt2, .safetensors ...), a Hugging Face folder or its name on the Hub.")
+]
 
 
 class EngineRuntime(StrEnum):
@@ -40,11 +45,12 @@ class EngineRuntime(StrEnum):
     tensorrt = "tensorrt"
 
 
-class Precision(StrEnum):
-    """What a file computes in."""
-
-    fp16 = "fp16"
-    bf16 = "bf16"
+def precision(text: str) -> str:
+    """A precision in its one spelling; "" for float32, which is no change."""
+    try:
+        return precision_of(text) or ""
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 class NormImpl(StrEnum):
@@ -57,20 +63,40 @@ class NormImpl(StrEnum):
 
 OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")]
-RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="Choose between equal standard forms for this runtime.")]
+RuntimeOption = Annotated[
+    Runtime,
+    typer.Option(
+        "--runtime",
+        metavar="RUNTIME",
+        help="Choose between equal standard forms for this runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx.",
+    ),
+]
 FuseOption = Annotated[
     Fuse, typer.Option("--fuse", help="portable: our own ops, with bodies that run anywhere, for norms that no standard op says.")
 ]
 PrecisionOption = Annotated[
-    Precision | None, typer.Option("--precision", help="Compute in half precision, but for what it can't hold; float32 without it.")
+    str | None,
+    typer.Option(
+        "--precision",
+        parser=precision,
+        metavar="fp16|bf16",
+        help="Compute in half precision (float16 and bfloat16 are understood too), but for what it can't hold; float32 without it.",
+    ),
 ]
 Calibrate = Annotated[
     list[Path] | None,
     typer.Option("--calibrate", metavar="IN.npz", help="Inputs, by name, to see what half precision can't hold. Repeatable."),
 ]
 KeepIO = Annotated[bool, typer.Option("--keep-io", help="With --precision: inputs and outputs stay float32.")]
+CompareLimit = Annotated[
+    int,
+    typer.Option("--compare-limit", min=0, metavar="BYTES", help="Compare the whole model before and after up to these bytes of weights."),
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="A rewrite that fails its certificate is an error; without it, the rewrite is undone.")
+]
+StrictProof = Annotated[
+    bool, typer.Option("--strict-proof", help="A rewrite whose certificate is not exact is an error, or that makes NaN of a number at Inf.")
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE.json", help="Write the report as JSON too.")]
 HtmlFile = Annotated[
@@ -79,7 +105,10 @@ HtmlFile = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress bars; errors are still printed.")]
 
 Factory = Annotated[
-    str | None, typer.Option("--model", metavar="PACKAGE.MODULE:FACTORY", help="Makes the model that a file of weights is put into.")
+    str | None,
+    typer.Option(
+        "--model", metavar="MODULE:FACTORY", help="Makes the model that a file of weights is put into, such as mypackage.nets:Encoder."
+    ),
 ]
 FactoryArgs = Annotated[
     list[str] | None,
@@ -92,10 +121,18 @@ Imports = Annotated[
 ]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="SPEC", help=r'An input, such as "ids:int64\[batch,seq]{0:30522}": dtype, shape, values. Repeatable.'),
+    typer.Option("--input", metavar="SPEC", help=r'An input, such as "ids:int64\[n,s]{0:30522}": dtype, shape, values. Repeatable.'),
 ]
 Dims = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=MIN:OPT:MAX", help="The range of a dynamic dim. Repeatable.")]
 Eval = Annotated[bool, typer.Option("--eval", help="Put the model in eval mode where it is not.")]
+
+TaskOption = Annotated[
+    str | None,
+    typer.Option("--task", help="Of a Hugging Face folder: what it is for, such as feature-extraction or text-generation-with-past."),
+]
+PartOption = Annotated[
+    str | None, typer.Option("--part", help="Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past; else the whole.")
+]
 
 
 def loading_of(
@@ -107,6 +144,8 @@ def loading_of(
     inputs: list[str] | None,
     dims: list[str] | None,
     eval_mode: bool,
+    task: str | None = None,
+    part: str | None = None,
 ) -> Loading:
     return {
         "model": model,
@@ -116,7 +155,9 @@ def loading_of(
         "imports": imports or (),
         "inputs": inputs or (),
         "dims": dims or (),
-        "eval_mode": eval_mode,
+        "eval": eval_mode,
+        "task": task,
+        "part": part,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .console import _console, bars
-from .options import Dims, Eval, Factory, FactoryArgs, Imports, Inputs, Key, OnnxFile, Quiet, Trust, loading_of
+from .options import Dims, Eval, Factory, FactoryArgs, Imports, Inputs, Key, OnnxFile, PartOption, Quiet, TaskOption, Trust, loading_of
 
 
 def package(
@@ -42,6 +42,8 @@ def package(
     input_: Inputs = None,
     dim: Dims = None,
     eval_mode: Eval = False,
+    task: TaskOption = None,
+    part: PartOption = None,
     quiet: Quiet = False,
 ) -> None:
     """Write a Triton model repository with samples, expected outputs, report, certificates, versions and hashes beside it.
@@ -51,7 +53,7 @@ def package(
     from ..bundles.package import package as made_of
     from ..bundles.table import show_package
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
+    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     with bars(quiet) as progress:
         made = made_of(
             onnx,

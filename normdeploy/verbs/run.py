@@ -19,8 +19,9 @@ def run(
     ] = None,
     provider: Annotated[str | None, typer.Option("--provider", help="cpu or cuda, for an ONNX file; an engine runs on a GPU.")] = None,
     device: Annotated[int, typer.Option("--device", min=0, help="Which GPU.")] = 0,
-    profile: Annotated[
-        int | None, typer.Option("--profile", min=0, help="Which profile of an engine; the first that holds the shapes without it.")
+    profile_index: Annotated[
+        int | None,
+        typer.Option("--profile-index", min=0, help="Which profile of an engine, from 0 on; without it the first that holds the shapes."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the generated inputs.")] = 0,
     report: ReportFile = None,
@@ -31,6 +32,6 @@ def run(
     from ..reports.report import Report
 
     check_report(report, used=[source, output, *([inputs] if inputs else ())])
-    done = deploy.run(source, inputs, output, provider=provider, device=device, profile=profile, seed=seed)
+    done = deploy.run(source, inputs, output, provider=provider, device=device, profile_index=profile_index, seed=seed)
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)

@@ -2,22 +2,80 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .console import bars, check_report, tell
-from .options import Dims, Eval, Factory, FactoryArgs, HtmlFile, Imports, Inputs, Key, ModelFile, Quiet, ReportFile, Trust, loading_of
+from .options import (
+    Dims,
+    Eval,
+    Factory,
+    FactoryArgs,
+    HtmlFile,
+    Imports,
+    Inputs,
+    Key,
+    PartOption,
+    Quiet,
+    ReportFile,
+    TaskOption,
+    Trust,
+    loading_of,
+)
 
 
 def verify(
-    source: ModelFile,
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="A model file, a Hugging Face folder, or an ONNX file to compare the others with."),
+    ],
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="ONNX files and engines, told apart by their content.")],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")] = 3,
     given: Annotated[
         list[Path] | None,
         typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; only these are run instead of generated ones. Repeatable."),
+    ] = None,
+    max_elements: Annotated[
+        int | None,
+        typer.Option(
+            "--max-elements",
+            min=1,
+            metavar="N",
+            help="Of the largest generated input; by default 8 times the elements at the usual sizes.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tolerance", metavar=r"\[OUT=]ABS:REL", help="|error| ≤ ABS + REL·|reference| decides on an output, or on all. Repeatable."
+        ),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metric",
+            metavar=r"'\[OUT=]NAME>=X'",
+            help="cosine, psnr, snr, top1, top5 or nearest decides; in quotes, or NAME:X. Repeatable.",
+        ),
+    ] = None,
+    policy: Annotated[Path | None, typer.Option("--policy", metavar="VERIFY.toml", help="A file of tolerances, metrics and names.")] = None,
+    also_default: Annotated[
+        bool, typer.Option("--also-default", help="The default rule must hold beside the tolerances and metrics given.")
+    ] = False,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            "--dataset",
+            metavar="PATH",
+            help="Samples that metrics are measured on: an .npz, a folder of these, or a Hugging Face dataset on disk.",
+        ),
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="THEIRS=OURS", help="An input or output of a file is the model's of another name. Repeatable."),
     ] = None,
     drift: Annotated[
         bool, typer.Option("--drift", help="Also compare inner tensors of ONNX files with the model's: where does the error grow?")
@@ -30,23 +88,47 @@ def verify(
     input_: Inputs = None,
     dim: Dims = None,
     eval_mode: Eval = False,
+    task: TaskOption = None,
+    part: PartOption = None,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is worse than rounding.
 
-    Options that were given to export need not be given again, unless the files come from somebody else.
+    Tolerances and metrics that are given decide in the place of that rule, which is told beside them.
+    Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
     """
     from .. import deploy
+    from ..errors import printable
     from ..reports.report import Report
+    from ..reports.tables import failures
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode)
-    check_report(report, html, (source, *files, *(given or ())))
+    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    used = [path for path in (policy, dataset) if path is not None]
+    check_report(report, html, (source, *files, *(given or ()), *used))
     with bars(quiet) as progress:
-        parity = deploy.verify(source, files, seeds=seeds, feeds=given or None, drift=drift, progress=progress, **loading)
+        parity = deploy.verify(
+            source,
+            files,
+            seeds=seeds,
+            feeds=given or None,
+            drift=drift,
+            max_elements=max_elements,
+            tolerance=tolerance,
+            metric=metric,
+            policy=policy,
+            also_default=also_default,
+            dataset=dataset,
+            map=map_ or (),
+            progress=progress,
+            **loading,
+        )
     tell(Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), report, quiet, html)
     if not parity:
+        if quiet:
+            for line in failures(parity):
+                print(printable(line), file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-MISSING = "triton is not installed: the kernels can't be tried (pip install 'normdeploy[plugins]')"
+MISSING = "triton is not installed: the kernels can't be tried (pip install triton)"
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["test_*.py"]
 

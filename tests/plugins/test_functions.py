@@ -64,4 +64,11 @@ def test_norms_joined_with_neighbours(name: str) -> None:
 
 
 def test_every_function_is_compared() -> None:
-    assert {"LayerNorm", "RMSNorm", "StdNorm", *OTHERS} == functions.OPS
+    assert {"LayerNorm", "RMSNorm", "StdNorm", *OTHERS} == functions.OPS - functions.WITHOUT_KERNEL
+    assert not functions.WITHOUT_KERNEL & set(BY_NAME)
+
+
+def test_a_function_without_a_kernel_is_its_formula() -> None:
+    x, scale = rng.standard_normal((3, 5, 7)) * np.array([1.0, 1e-3, 0.0])[:, None, None], rng.standard_normal((5, 1))
+    expected = functions.reference("L2Norm", x, scale, axes=(-2,), epsilon=1e-2)
+    agree(expected, body("L2Norm", [x, scale], {"epsilon": 1e-2, "axes": [-2]}))

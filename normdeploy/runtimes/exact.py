@@ -1,4 +1,5 @@
-"""A file's nodes in float64, any part of them, with anything in their way replaced: what ``bisection.bisect`` asks its questions of."""
+"""A file's nodes in float64, any part of them, with anything in their way replaced: what ``bisect`` asks its questions of, and the
+reference of ``verify`` where that is an ONNX file."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from ..graphs.protos import captured
 from ..precision.calibrate import copied
 from ..precision.prepare import opset_of
 from ..precision.retype import values
-from ..runtimes.ort import OrtRunner
+from .ort import OrtRunner
 
 Array = np.ndarray[Any, Any]
 Values = Mapping[str, Array]
@@ -100,7 +101,7 @@ class Exact:
                 for (where, i), function in change.inputs.items():
                     if where == place:
                         inputs[i] = function(np.asarray(inputs[i]))
-                for name, value in zip(node.output, self._apply(node, inputs, found), strict=False):
+                for name, value in zip(node.output, self.apply(node, inputs, found), strict=False):
                     if name and name not in known and value is not None:
                         found[name] = value
         return found
@@ -117,7 +118,12 @@ class Exact:
                 raise NotEvaluated(f"the value of {name!r} is not known")
         return self._wide[name]
 
-    def _apply(self, node: onnx.NodeProto, inputs: Sequence[Any], found: Values) -> Sequence[Array | None]:
+    def apply(self, node: onnx.NodeProto, inputs: Sequence[Any], found: Values) -> Sequence[Array | None]:
+        """What one node writes, in float64 where it is floating.
+
+        Raises:
+            NotEvaluated: it can't be computed.
+        """
         try:
             if node.op_type == "CastLike":
                 kind = widen(self.rounded(node.input[1], np.asarray(inputs[1]))).dtype
@@ -133,14 +139,16 @@ class Exact:
     def _by_runtime(self, node: onnx.NodeProto, inputs: Sequence[Array | None], found: Values) -> list[Array | None]:
         given = {name: value for name, value in zip(node.input, inputs, strict=True) if name and value is not None}
         given |= {name: self.value(name, found) for name in self.reads(node) if name not in given}
+        if any(isinstance(value, list) for value in given.values()):
+            raise NotEvaluated(f"{node.op_type} {node.name!r} reads a sequence, and has no float64 form")
         feeds = {name: self.rounded(name, value) for name, value in given.items()}
         ends = [name for name in node.output if name]
         try:
             with OrtRunner(cut(self, [node], ends, feeds), optimize=False) as runner:
                 ran = runner.infer({name: feeds[name] for name in feeds if name not in self.constants})
-        except (GraphError, InputError, RuntimeUnavailable) as error:
+        except (GraphError, InputError, RuntimeUnavailable, RuntimeError) as error:  # the last of a sequence
             raise NotEvaluated(f"{node.op_type} {node.name!r} has no float64 form, and alone: {error}") from error
-        return [widen(ran[name]) if name else None for name in node.output]
+        return [(ran[name] if ran[name].dtype == object else widen(ran[name])) if name else None for name in node.output]
 
     def rounded(self, name: str, value: Array) -> Array:
         """``value`` in the type that ``name`` has in the file."""
@@ -169,7 +177,7 @@ def cut(exact: Exact, nodes: Sequence[onnx.NodeProto], ends: Sequence[str], give
     written = {name for node in nodes for name in node.output}
     for name in dict.fromkeys(name for node in nodes for name in exact.reads(node) if name not in written):
         if name in exact.constants and name in given:
-            graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(given[name]), name))
+            graph.initializer.append(onnx.numpy_helper.from_array(np.array(given[name], order="C"), name))
         elif name in exact.weights:
             graph.initializer.append(exact.weights[name])
         else:

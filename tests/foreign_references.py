@@ -1,4 +1,6 @@
-"""Float64 references of norm ops that are not standard ONNX, each written from its owner's documentation.
+"""Float64 references of norm ops that are not standard ONNX, each written from its owner's documentation in numpy.
+
+They know nothing of `normdeploy.proof.foreign`, whose definitions are judged by them.
 
 - onnxruntime's contrib ops: docs/ContribOperators.md (GroupNorm, SkipGroupNorm, EmbedLayerNormalization). Its layer norms are in
   `normdeploy.evaluate.evaluate` already, because a float64 evaluation may meet them anywhere.
@@ -12,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .core import Array, Attrs, Inputs, Result, Table, float32, optional
-from .reductions import standardize
+from normdeploy.evaluate.core import Array, Attrs, Inputs, Result, Table, float32, optional
+from normdeploy.evaluate.reductions import standardize
 
 _EPSILON = float32(1e-5)
 GROUPS = 32  # fixed in TensorRT's groupNormPlugin.cpp

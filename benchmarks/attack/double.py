@@ -1,0 +1,193 @@
+"""A model in float64: every floating tensor becomes double, norm nodes are written out by what the ONNX spec says of them.
+
+onnxruntime runs it where it has the kernels, else onnx's ReferenceEvaluator with convolutions of our own. Parameters and a factor behind
+every reduction are inputs of the double model, so that one session answers what the original's own rounding could do (``jitters``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, inliner, numpy_helper
+
+from .builder import PARAMETER
+from .kernels import OPS
+from .spec import EXPANDED, expand
+
+FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
+NOISY = {  # where roundings of float64 are felt: what sums, and what cancels
+    "ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceL1", "MatMul", "Gemm", "Conv", "ConvTranspose", "AveragePool",
+    "GlobalAveragePool", "Einsum", "Add", "Sub",
+}  # fmt: skip
+FACTORS = {"Sqrt", "Reciprocal", "Pow", "Exp"}  # a rewrite rounds what scales them: sqrt(n/(n − 1)) of an unbiased variance
+WHOLE = {"Shape", "Size", "NonZero", "ArgMax", "ArgMin", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Not", "And", "Or",
+         "IsNaN", "IsInf"}  # fmt: skip
+
+
+class NoDouble(Exception):
+    """Neither runtime evaluates the model in float64."""
+
+
+def _tensor(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    if tensor.data_type not in FLOATS:
+        return tensor
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
+
+
+def _retype(info: onnx.ValueInfoProto) -> None:
+    if info.type.HasField("tensor_type") and info.type.tensor_type.elem_type in FLOATS:
+        info.type.tensor_type.elem_type = TensorProto.DOUBLE
+
+
+def _value(node: onnx.NodeProto) -> onnx.TensorProto:
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        return attribute.t
+    kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), kinds[attribute.name]))
+
+
+@dataclass
+class _Double:
+    opset: int
+    noisy: bool
+    noise: list[str] = field(default_factory=list)
+    params: dict[str, np.ndarray] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)  # tensors that are integers or booleans
+
+    def graph(self, graph: onnx.GraphProto, top: bool) -> None:
+        held = list(graph.initializer)
+        self.whole |= {t.name for t in held if t.data_type not in FLOATS}
+        self.whole |= {i.name for i in graph.input if i.type.tensor_type.elem_type not in FLOATS}
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            if node.op_type == "Constant" and node.domain == "":
+                tensor = onnx.TensorProto()
+                tensor.CopyFrom(_value(node))
+                tensor.name = node.output[0]
+                held.append(tensor)
+                self.whole |= {tensor.name} if tensor.data_type not in FLOATS else set()
+            else:
+                nodes.extend(self.node(node))
+        held = [_tensor(t) for t in held]
+        if self.noisy:  # a body's parameters are inputs of the model too; names are unique by construction
+            for tensor in [t for t in held if PARAMETER in t.name and t.data_type in FLOATS and t.name not in self.params]:
+                self.params[tensor.name] = numpy_helper.to_array(tensor)
+                held.remove(tensor)
+        for info in [*graph.input, *graph.output]:
+            _retype(info)
+        del graph.node[:], graph.initializer[:], graph.value_info[:]
+        graph.node.extend(nodes)
+        graph.initializer.extend(held)
+        if top:
+            known = {info.name for info in graph.input}
+            for name, array in self.params.items():
+                if name not in known:
+                    graph.input.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, array.shape))
+            for name in self.noise:
+                graph.input.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, []))
+
+    def node(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                self.graph(attribute.g, False)
+            elif attribute.type == onnx.AttributeProto.TENSOR:
+                attribute.t.CopyFrom(_tensor(attribute.t))
+            elif attribute.name in ("to", "dtype") and attribute.i in FLOATS:
+                attribute.i = TensorProto.DOUBLE
+        self.typed(node)
+        if (node.domain, node.op_type) in EXPANDED:
+            yield from expand(node, self.opset)
+        elif self.noisy and node.op_type in NOISY | FACTORS and node.domain == "" and node.output[0] not in self.whole:
+            name = f"{'factor' if node.op_type in FACTORS else 'noise'}_{len(self.noise)}"
+            self.noise.append(name)
+            result = node.output[0]
+            node.output[0] = f"{result}__exact"
+            yield node
+            yield helper.make_node("Mul", [node.output[0], name], [result])
+        else:
+            yield node
+
+    def typed(self, node: onnx.NodeProto) -> None:
+        """Adds the node's outputs to ``whole`` where they are no floating tensors; a body's results are taken for floating ones."""
+        kinds = {a.name: a for a in node.attribute}
+        if node.op_type == "Cast":
+            whole = kinds["to"].i not in FLOATS
+        elif node.op_type == "ConstantOfShape":
+            whole = "value" in kinds and kinds["value"].t.data_type not in FLOATS
+        elif node.op_type in WHOLE:
+            whole = True
+        else:
+            source = node.input[1 if node.op_type == "Where" else 0] if node.input else ""
+            whole = source in self.whole and node.op_type not in ("If", "Loop", "Scan")
+        if whole:
+            self.whole |= set(node.output)
+
+
+def converted(model: onnx.ModelProto, noisy: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[str]]:
+    """The model in double, its parameters by name, and the names of its noise inputs."""
+    double = onnx.ModelProto()
+    double.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
+    opset = next((i.version for i in double.opset_import if i.domain in ("", "ai.onnx")), 17)
+    work = _Double(opset, noisy)
+    work.graph(double.graph, True)
+    return double, work.params, work.noise
+
+
+class Evaluator:
+    """A model in float64. ``runtime`` says which one runs it: "onnxruntime" or "reference"."""
+
+    def __init__(self, model: onnx.ModelProto, noisy: bool = False) -> None:
+        self.model, self.params, self.noise = converted(model, noisy)
+        self.outputs = [o.name for o in model.graph.output]
+        try:
+            self.runner: Any = session(self.model)
+            self.runtime = "onnxruntime"
+        except Exception:  # onnxruntime says a missing kernel in several types of its own
+            self.reference()
+
+    def reference(self) -> None:
+        from onnx.reference import ReferenceEvaluator
+
+        try:
+            self.runner = ReferenceEvaluator(self.model, new_ops=OPS)
+        except Exception as error:
+            raise NoDouble(str(error)) from error
+        self.runtime = "reference"
+
+    def __call__(self, feed: dict[str, np.ndarray], jitter: np.random.Generator | None = None, ulp: float = 0.0) -> list[np.ndarray]:
+        """Outputs in double. With ``jitter``, parameters and factors move by ``ulp``, sums and differences by 1e-13, relative.
+
+        Raises:
+            NoDouble: it does not run.
+        """
+        full = {k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in feed.items()}
+        for name, default in self.params.items():
+            array = full.get(name, default)  # a default that the caller overrides
+            full[name] = array if jitter is None else np.asarray(array * (1 + ulp * jitter.uniform(-1, 1, array.shape)))
+        for name in self.noise:
+            size = 1e-13 if name.startswith("noise") else ulp
+            full[name] = np.asarray(1.0 if jitter is None else 1 + size * jitter.uniform(-1, 1))
+        try:
+            with np.errstate(all="ignore"):
+                return [np.asarray(a) for a in self.runner.run(None, full)]
+        except Exception as error:
+            if self.runtime == "onnxruntime" and "NOT_IMPLEMENTED" in str(error):
+                self.reference()
+                return self(feed, jitter, ulp)
+            raise NoDouble(str(error)) from error
+
+
+def session(model: onnx.ModelProto) -> Any:
+    """An onnxruntime CPU session with its optimizer off and one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,235 @@
+"""Is the optimized file the same function? Float64 of both files, and both as they stand in onnxruntime with its optimizer off.
+
+Kinds of a false rewrite:
+
+- ``numbers``: in float64 the files differ at finite inputs by more than half an ulp of every parameter can do, or one is not finite.
+- ``hidden``: NaN or Inf comes out before (in float64 and as it stands) and a number after.
+- ``runs``: the optimized file does not load or run, or answers another shape or type.
+- ``accuracy``: at ordinary inputs (normal, or drawn from the statistics that the graph states) the error in the model's own type is
+  over 16 times that of the original, and over 64 ulp of that channel beside a linear op; a norm's kernel may take 1,000 ulp.
+
+Not false, but counted: ``exposed``, a finite result at an infinite input that is NaN after; ``runtime``, a NaN that a kernel hides
+while the file itself, in float64, does not.
+
+The bound of ``numbers`` is per element: 16 times what moving every parameter and root by half an ulp, and every sum and difference by
+1e-13 (hundreds of roundings of float64), did in four draws, plus 16 half ulps of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+
+from .builder import Case
+from .double import Evaluator, NoDouble, session
+from .inputs import FINITE_AT_ONE, feeds
+
+DRAWS = 4
+SLACK = 16
+FOLD_ULPS = 64
+NODE_ULPS = 1000
+HALF_ULP = {np.dtype(np.float16): 2.0**-11, np.dtype(np.float32): 2.0**-24, np.dtype(np.float64): 2.0**-24}  # epsilon is a float32
+FALSE = ("numbers", "hidden", "runs", "accuracy")
+
+Feed = dict[str, np.ndarray]
+Arrays = Sequence[np.ndarray]
+
+
+@dataclass
+class Verdict:
+    """``kind``: "" (no difference seen), "skipped" (nothing could be judged), or one of ``FALSE``; with the input that shows it."""
+
+    kind: str = ""
+    detail: str = ""
+    feed: Feed = field(default_factory=dict)
+    exposed: bool = False
+    runtime: bool = False
+    judged: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.kind in FALSE
+
+
+class _Unsure(Exception):
+    """The judge evaluates something else than the runtime does."""
+
+
+@dataclass
+class _Files:
+    """Both files in their own type and in float64. ``after64`` is None where the optimized file has no float64 form."""
+
+    before: Any
+    after: Any
+    before64: Evaluator
+    after64: Evaluator | None
+    ulp: float
+
+
+def judge(case: Case, optimized: onnx.ModelProto, rng: np.random.Generator, count: int = 12) -> Verdict:
+    """Compares ``case.model`` with ``optimized`` at ``count`` inputs; the first false one is returned."""
+    verdict = Verdict()
+    try:
+        before = session(case.model)
+        before64 = Evaluator(case.model, noisy=True)
+    except Exception as error:  # a graph that the runtime refuses is no case
+        return Verdict("skipped", f"the original: {str(error)[:300]}")
+    try:
+        after = session(optimized)
+    except Exception as error:
+        return Verdict("runs", f"does not load: {str(error)[:300]}")
+    try:
+        after64 = Evaluator(optimized)
+    except NoDouble as error:
+        after64 = None
+        verdict.notes.append(f"no float64 after: {str(error)[:200]}")
+    kinds = {i.dtype for i in case.inputs if i.dtype.kind == "f"}
+    files = _Files(before, after, before64, after64, max((HALF_ULP[k] for k in kinds), default=2.0**-24))
+    for kind, feed in feeds(case, rng, count):
+        try:
+            found = _compare(case, files, kind, feed, rng, verdict)
+        except _Unsure:
+            return Verdict("skipped", "float64 of the original is not the original in onnxruntime")
+        if found is not None:
+            verdict.kind, verdict.detail, verdict.feed = found[0], f"{kind}: {found[1]}", feed
+            return verdict
+    if not verdict.judged:
+        return Verdict("skipped", "; ".join(verdict.notes[:3]) or "no input runs")
+    return verdict
+
+
+def _compare(case: Case, files: _Files, kind: str, feed: Feed, rng: np.random.Generator, verdict: Verdict) -> tuple[str, str] | None:
+    try:
+        own = files.before.run(None, feed)
+        exact = files.before64(feed)
+        moved = [files.before64(feed, rng, files.ulp) for _ in range(DRAWS)]
+    except NoDouble as error:
+        verdict.notes.append(f"no float64: {str(error)[:200]}")
+        return None
+    except Exception as error:  # sizes that the graph itself does not take
+        verdict.notes.append(f"{kind}: does not run before: {str(error)[:200]}")
+        return None
+    try:
+        new = files.after.run(None, feed)
+    except Exception as error:
+        return "runs", f"ran before, fails after: {str(error)[:300]}"
+    for name, a, c in zip(files.before64.outputs, own, new, strict=True):
+        if a.shape != c.shape or a.dtype != c.dtype:
+            return "runs", f"output {name}: {a.dtype}{a.shape} before, {c.dtype}{c.shape} after"
+    finite_input = all(np.isfinite(v).all() for v in feed.values() if v.dtype.kind == "f")
+    if kind == "normal" and not _agree(own, exact, files.ulp):
+        raise _Unsure
+    verdict.judged += 1
+    other = None
+    if files.after64 is not None:
+        try:
+            other = files.after64(feed)
+        except NoDouble as error:
+            verdict.notes.append(f"no float64 after: {str(error)[:200]}")
+    for place in range(len(own)):
+        found = _output(case, files, kind, finite_input, verdict, [own[place], new[place], exact[place]],
+                        None if other is None else other[place], [m[place] for m in moved])  # fmt: skip
+        if found is not None:
+            return found[0], f"output {files.before64.outputs[place]}: {found[1]}"
+    return None
+
+
+def _agree(own: Arrays, exact: Arrays, ulp: float) -> bool:
+    """Whether float64 of the original is the original at ordinary inputs: a guard against a judge that evaluates something else."""
+    for a, b in zip(own, exact, strict=True):
+        if a.shape != b.shape:
+            return False
+        if a.dtype.kind != "f" or not a.size:
+            continue
+        a64, fine = a.astype(np.float64), np.isfinite(a) & np.isfinite(b)
+        with np.errstate(all="ignore"):
+            off = np.abs(a64 - b)[fine] > 0.05 * np.abs(b[fine]) + 0.05 * np.abs(b[fine]).max(initial=0) + ulp
+        if off.mean() > 0.5 if off.size else False:
+            return False
+    return True
+
+
+def _output(case: Case, files: _Files, kind: str, finite_input: bool, verdict: Verdict, trio: list[np.ndarray],
+            other: np.ndarray | None, draws: list[np.ndarray]) -> tuple[str, str] | None:  # fmt: skip
+    own, new, exact = trio
+    if own.dtype.kind != "f":
+        return None if np.array_equal(own, new) else ("numbers", f"{own.dtype} values differ")
+    with np.errstate(all="ignore"):
+        bad = ~np.isfinite(exact) & ~np.isfinite(own) & np.all([~np.isfinite(m) for m in draws], axis=0)
+        good = np.isfinite(exact) & np.all([np.isfinite(m) for m in draws], axis=0)
+        bound = SLACK * np.max([np.abs(m - exact) for m in draws], axis=0) + SLACK * files.ulp * np.abs(exact) + _floor(own.dtype)
+    bound = _smoothed(np.where(good, bound, 0.0)) if case.honest else np.where(good, bound, 0.0)
+    hidden = bad & np.isfinite(new)
+    if other is not None:
+        if other.shape != exact.shape:
+            return "numbers", f"shape {exact.shape} before, {other.shape} after in float64"
+        verdict.runtime |= bool((hidden & ~np.isfinite(other)).any())
+        hidden &= np.isfinite(other)
+        lost = good & ~np.isfinite(other)
+        if lost.any():
+            if finite_input and np.isfinite(own[lost]).any() and (not case.degenerate or kind == "zero"):
+                return "numbers", f"{_show(exact, lost)} before, {_show(other, lost)} after, in float64"
+            verdict.exposed |= not finite_input
+        with np.errstate(all="ignore"):
+            off = good & np.isfinite(other) & (np.abs(other - exact) > bound)
+        if off.any() and not finite_input:  # what a NaN does to numbers is no promise; the same input without it decides
+            verdict.exposed = True
+        elif off.any():
+            if _contradicted(own, new, exact, other, off):
+                raise _Unsure
+            return "numbers", f"{_show(exact, off)} before, {_show(other, off)} after, in float64; allowed {_show(bound, off)}"
+    if hidden.any():
+        return "hidden", f"{_show(exact, hidden)} before, {_show(new, hidden)} after"
+    if kind in FINITE_AT_ONE and not case.degenerate:
+        return _accuracy(case, own, new, exact, good)
+    return None
+
+
+def _contradicted(own: np.ndarray, new: np.ndarray, exact: np.ndarray, other: np.ndarray, off: np.ndarray) -> bool:
+    """Float64 sees a gross difference, and the files as they stand agree everywhere: the judge is at fault."""
+    with np.errstate(all="ignore"):
+        gap = np.abs(other - exact)
+        gross = off & (gap > 1e-2 * np.abs(exact)) & np.isfinite(own) & np.isfinite(new)
+        seen = np.abs(own.astype(np.float64) - new.astype(np.float64))
+        close = np.abs(own.astype(np.float64) - exact) < 0.1 * gap  # rounding does not hide it here
+        return bool((gross & close).any() and not (seen > 0.1 * gap)[gross & close].any())
+
+
+def _floor(kind: np.dtype) -> float:
+    """What the model's own type can't tell from zero."""
+    return SLACK * float(np.finfo(kind).smallest_subnormal if kind == np.float16 else np.finfo(kind).tiny)
+
+
+def _smoothed(bound: np.ndarray) -> np.ndarray:
+    """An element's bound is at least a quarter of the largest of its row, so that a lucky draw alarms nobody."""
+    return bound if bound.ndim == 0 or not bound.size else np.maximum(bound, 0.25 * bound.max(axis=-1, keepdims=True))
+
+
+def _accuracy(case: Case, own: np.ndarray, new: np.ndarray, exact: np.ndarray, good: np.ndarray) -> tuple[str, str] | None:
+    fine = good & np.isfinite(own)
+    if not fine.any() or own.ndim == 0:
+        return None
+    axis = case.channel % own.ndim
+    rest = tuple(k for k in range(own.ndim) if k != axis)
+    size = np.where(fine, np.abs(exact), 0.0).max(axis=rest, keepdims=True)
+    with np.errstate(all="ignore"):
+        before = np.where(fine, np.abs(own.astype(np.float64) - exact), 0.0).max(axis=rest, keepdims=True)
+        after = np.where(fine, np.abs(new.astype(np.float64) - exact), 0.0)
+    after = np.where(fine & ~np.isfinite(new), np.inf, after)
+    ulp = max(2 * HALF_ULP[own.dtype], float(np.finfo(own.dtype).eps))
+    allowed = SLACK * before + (FOLD_ULPS if case.fold else NODE_ULPS) * ulp * size
+    off = fine & (after > allowed)
+    if not off.any():
+        return None
+    where = tuple(int(k) for k in np.argwhere(off)[0])
+    spot = tuple(w if k == axis else 0 for k, w in enumerate(where))
+    return "accuracy", f"error {before[spot]:.2e} before, {after[where]:.2e} after at {where}, channel up to {size[spot]:.2e}"
+
+
+def _show(values: np.ndarray, mask: np.ndarray) -> str:
+    where = tuple(int(k) for k in np.argwhere(mask)[0])
+    return f"{values[where]:.8g} at {where}"

@@ -1,0 +1,220 @@
+"""Hugging Face folders out of the box: ``export`` and ``verify`` with no option besides the files, exit code 0 or not.
+
+    python -m benchmarks.huggingface [NAME...]        default: all families
+
+For each family a small model with random weights is saved as its users have it (``save_pretrained``), and the two commands are run on
+the folder in processes of their own. Needs transformers, which the project's own environment does not have: the Makefile's
+``test-architectures`` makes one that does. Writes ``benchmarks/results/huggingface.md`` when all families were run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = Path(__file__).parent / "results" / "huggingface.md"
+LIMIT = 600  # seconds for one command
+
+
+@dataclass(frozen=True)
+class Family:
+    """A class of transformers with a small config.
+
+    ``files``: each the options of ``export`` that make one file, () being what is made without any. ``preprocessor``: what
+    ``preprocessor_config.json`` says, where the folder has one.
+    """
+
+    name: str
+    model: str
+    config: Callable[[Any], Any]
+    files: tuple[tuple[str, ...], ...] = ((),)
+    preprocessor: dict[str, Any] = field(default_factory=dict)
+
+
+def _of(name: str, **settings: Any) -> Callable[[Any], Any]:
+    return lambda transformers: getattr(transformers, name)(**settings)
+
+
+def _nested(name: str, **parts: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A config of configs, given as dictionaries, as all versions take them."""
+    return lambda transformers: getattr(transformers, name)(**{k: part(transformers).to_dict() for k, part in parts.items()})
+
+
+_BERT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_LLAMA = {**_BERT, "num_key_value_heads": 2, "max_position_embeddings": 64, **_SPECIAL}
+_MODERN = {**_SPECIAL, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8}
+_SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+_DECODER_FILES = ((), ("--task", "text-generation-with-past"))
+_SEQ2SEQ_FILES = ((), ("--part", "encoder"), ("--part", "decoder"), ("--part", "decoder-with-past"))
+_VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 32, "patch_size": 8}
+_T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+_BART = {
+    **{"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4},
+    **{"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64},
+    **{"decoder_start_token_id": 2, **_SPECIAL},
+}
+_WHISPER = {
+    **{k: v for k, v in _BART.items() if k != "max_position_embeddings"},
+    **{"num_mel_bins": 16, "max_source_positions": 30, "max_target_positions": 32, "decoder_start_token_id": 1},
+    **{"begin_suppress_tokens": None, "suppress_tokens": None},
+}
+_CLIP_TEXT = {**_LLAMA, "max_position_embeddings": 32, "projection_dim": 24}
+_CLIP_TEXT.pop("num_key_value_heads")
+_CLIP_VISION = {**_VIT, "projection_dim": 24}
+_SAM_VISION = {
+    **{"hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 64, "patch_size": 16},
+    **{"window_size": 2, "global_attn_indexes": [1], "mlp_dim": 48, "num_pos_feats": 8},
+}
+_SAM_PROMPT = {"hidden_size": 16, "image_size": 64, "patch_size": 16, "mask_input_channels": 8}
+_SAM_MASK = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 32, "iou_head_hidden_dim": 16}
+_ALBERT = {**_BERT, "embedding_size": 16}
+_DISTIL = {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64}
+_DEBERTA = {**_BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0, "max_position_embeddings": 64}
+_GPT2 = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
+_WAV2VEC2 = {
+    **_BERT,
+    **{"conv_dim": [16, 16, 16], "conv_stride": [5, 2, 2], "conv_kernel": [10, 3, 3]},
+    **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4},
+}
+_PREPROCESSOR = {"do_resize": True, "size": {"height": 32, "width": 32}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+
+FAMILIES = (
+    Family("BERT", "BertModel", _of("BertConfig", **_BERT, max_position_embeddings=64)),
+    Family(
+        "BERT classifier",
+        "BertForSequenceClassification",
+        _of("BertConfig", **_BERT, num_labels=3),
+        ((), ("--task", "text-classification")),
+    ),
+    Family("RoBERTa", "RobertaModel", _of("RobertaConfig", **_BERT, max_position_embeddings=66)),
+    Family("DistilBERT", "DistilBertModel", _of("DistilBertConfig", **_DISTIL)),
+    Family("ALBERT", "AlbertModel", _of("AlbertConfig", **_ALBERT, max_position_embeddings=64)),
+    Family(
+        "ModernBERT",
+        "ModernBertForMaskedLM",
+        _of("ModernBertConfig", **_BERT, **_MODERN),
+    ),
+    Family("DeBERTa", "DebertaModel", _of("DebertaConfig", **_DEBERTA)),
+    Family("DeBERTa v2", "DebertaV2Model", _of("DebertaV2Config", **_DEBERTA)),
+    Family("GPT-2", "GPT2LMHeadModel", _of("GPT2Config", **_GPT2), _DECODER_FILES),
+    Family("Llama", "LlamaForCausalLM", _of("LlamaConfig", **_LLAMA), _DECODER_FILES),
+    Family("Qwen 2", "Qwen2ForCausalLM", _of("Qwen2Config", **_LLAMA), _DECODER_FILES),
+    Family("Qwen 3", "Qwen3ForCausalLM", _of("Qwen3Config", **_LLAMA, head_dim=8), _DECODER_FILES),
+    Family("Gemma", "GemmaForCausalLM", _of("GemmaConfig", **_LLAMA, head_dim=8), _DECODER_FILES),
+    Family("Gemma 2", "Gemma2ForCausalLM", _of("Gemma2Config", **_LLAMA, head_dim=8, sliding_window=16), _DECODER_FILES),
+    Family("Gemma 3", "Gemma3ForCausalLM", _of("Gemma3TextConfig", **_LLAMA, head_dim=8, sliding_window=16), _DECODER_FILES),
+    Family("Mistral", "MistralForCausalLM", _of("MistralConfig", **_LLAMA, sliding_window=16), _DECODER_FILES),
+    Family("T5", "T5ForConditionalGeneration", _of("T5Config", **_T5), _SEQ2SEQ_FILES),
+    Family("BART", "BartForConditionalGeneration", _of("BartConfig", **_BART), _SEQ2SEQ_FILES),
+    Family(
+        "Whisper",
+        "WhisperForConditionalGeneration",
+        _of("WhisperConfig", **_WHISPER),
+        _SEQ2SEQ_FILES,
+        {"feature_size": 16, "nb_max_frames": 60},
+    ),
+    Family("ViT", "ViTForImageClassification", _of("ViTConfig", **_VIT), preprocessor=_PREPROCESSOR),
+    Family("DINOv2", "Dinov2Model", _of("Dinov2Config", **_VIT)),
+    Family("ConvNeXt", "ConvNextModel", _of("ConvNextConfig", hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1], image_size=64)),
+    Family("CLIP text", "CLIPTextModel", _of("CLIPTextConfig", **_CLIP_TEXT)),
+    Family(
+        "CLIP",
+        "CLIPModel",
+        lambda t: t.CLIPConfig(
+            text_config=t.CLIPTextConfig(**_CLIP_TEXT).to_dict(),
+            vision_config=t.CLIPVisionConfig(**_CLIP_VISION).to_dict(),
+            projection_dim=24,
+        ),
+    ),
+    Family(
+        "SAM",
+        "SamModel",
+        lambda t: t.SamConfig(
+            vision_config=t.SamVisionConfig(**_SAM_VISION).to_dict(),
+            prompt_encoder_config=t.SamPromptEncoderConfig(**_SAM_PROMPT).to_dict(),
+            mask_decoder_config=t.SamMaskDecoderConfig(**_SAM_MASK).to_dict(),
+        ),
+    ),
+    Family("Wav2Vec2", "Wav2Vec2ForCTC", _of("Wav2Vec2Config", **_WAV2VEC2, **_SPECIAL)),
+    Family("ELECTRA", "ElectraModel", _of("ElectraConfig", **_BERT, embedding_size=16, max_position_embeddings=64)),
+    Family("Phi 3", "Phi3ForCausalLM", _of("Phi3Config", **_LLAMA), _DECODER_FILES),
+    Family("Swin", "SwinModel", _of("SwinConfig", **_SWIN)),
+)
+
+
+def made(family: Family, folder: Path) -> Path:
+    """The family's folder, its weights the same at each call."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    model = getattr(transformers, family.model)(family.config(transformers)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # the library starts gammas at 1 and betas at 0, which hide what is lost
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    if family.preprocessor:
+        (folder / "preprocessor_config.json").write_text(json.dumps(family.preprocessor))
+    return folder
+
+
+def command(*arguments: str | Path) -> tuple[int, str, float]:
+    """Exit code, the last line that says why (or nothing), seconds."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "normdeploy", *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"no end after {LIMIT} s", float(LIMIT)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("error", "wrong", "Traceback")) or "FAIL" in line]
+    return done.returncode, said[0] if said and done.returncode else "", time.perf_counter() - start
+
+
+def rows(family: Family) -> list[list[str]]:
+    found = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = made(family, Path(scratch) / "model")
+        for options in family.files:
+            output = Path(scratch) / "x.onnx"
+            output.unlink(missing_ok=True)
+            code, why, seconds = command("export", folder, "-o", output, *options)
+            checked, reason, more = command("verify", folder, output) if code == 0 else (1, "", 0.0)
+            verdict = ["0" if code == 0 else str(code), "0" if checked == 0 else "not run" if code else str(checked)]
+            found.append([family.name, " ".join(options), *verdict, f"{seconds:.0f} + {more:.0f}", (why or reason)[:200]])
+            print(" | ".join(found[-1]), flush=True)
+    return found
+
+
+def main() -> int:
+    chosen = [f for f in FAMILIES if not sys.argv[1:] or f.name in sys.argv[1:]]
+    table = [row for family in chosen for row in rows(family)]
+    right = sum(row[2] == row[3] == "0" for row in table)
+    plain = [row for row in table if not row[1]]
+    summary = (
+        f"{right} of {len(table)} files exported and verified, {sum(r[2] == r[3] == '0' for r in plain)} of {len(plain)} without an option."
+    )
+    print(summary)
+    if not sys.argv[1:]:
+        head = ["family", "options of export", "export", "verify", "seconds", "why not"]
+        lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *table)]
+        heading = "# Hugging Face folders out of the box\n\n" + (__doc__ or "").partition("\n\n")[0] + "\n\n"
+        versions = f"torch {version('torch')}, transformers {version('transformers')}, onnxruntime-gpu {version('onnxruntime-gpu')}"
+        RESULT.write_text(f"{heading}{summary} {versions}; small configs, random weights.\n\n" + "\n".join(lines) + "\n")
+    return 0 if right == len(table) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

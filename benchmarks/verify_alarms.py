@@ -1,0 +1,218 @@
+"""Does ``verify`` cry wolf? 35 right nets of many kinds, exported with default options for 24 seeds each, and verified each.
+
+``python -m benchmarks.verify_alarms [SEEDS]`` writes ``benchmarks/results/verify_alarms.md`` after each seed; where it was cut short,
+the table says how many were verified. A seed makes the weights (and running statistics, scales and shifts of norms) and the inputs. A
+net counts as a false alarm where ``verify`` does not pass; the first reason is told. That the nets are right is an assumption: each is
+exported from the very model that it is compared with.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import normdeploy
+
+RESULTS = Path(__file__).with_name("results") / "verify_alarms.md"
+IMAGE, TOKENS, ROWS = "x:float32[batch=1:2:4,3,8,8]", "x:float32[batch=1:2:4,seq=1:6:40,16]", "x:float32[batch=1:3:8,16]"
+FIXED = "x:float32[batch=1:2:4,6,16]"  # torch.export fixes the length of a recurrent net
+IDS = "ids:int64[batch=1:2:4,seq=1:6:40]{0:50}"
+
+
+class Fn(nn.Module):
+    """A function of the input, with layers to use in it."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleDict(layers)
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.function(self.layers, *args)
+
+
+class RMS(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+def conv(*after: nn.Module, out: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, out, 3, padding=1), *after)
+
+
+def attention(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    y = layers["norm"](x)
+    q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in layers["qkv"](y).chunk(3, -1))
+    return x + layers["mix"](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def causal(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    q, k, v = layers["qkv"](x).chunk(3, -1)
+    scores = q @ k.transpose(-1, -2) / 4
+    n = x.shape[1]
+    mask = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
+    return torch.softmax(scores.masked_fill(~mask, float("-inf")), -1) @ v
+
+
+def rotary(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * (0.1 ** torch.arange(8, dtype=x.dtype))
+    one, two = layers["up"](x).chunk(2, -1)
+    return torch.cat([one * angles.cos() - two * angles.sin(), one * angles.sin() + two * angles.cos()], -1)
+
+
+def words(layers: nn.ModuleDict, ids: torch.Tensor) -> torch.Tensor:
+    return layers["head"](layers["norm"](layers["table"](ids)))
+
+
+def pooled_words(layers: nn.ModuleDict, ids: torch.Tensor) -> torch.Tensor:
+    return F.normalize(layers["table"](ids).mean(1), dim=-1)
+
+
+def by_hand(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    mean = x.mean(-1, keepdim=True)
+    return layers["head"]((x - mean) / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + 1e-5))
+
+
+def gated(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    return layers["down"](F.silu(layers["gate"](x)) * layers["up"](x))
+
+
+def lin(i: int = 16, o: int = 16) -> nn.Linear:
+    return nn.Linear(i, o)
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "Conv, BatchNorm, ReLU": (lambda: conv(nn.BatchNorm2d(8), nn.ReLU()), IMAGE),
+    "Conv, BatchNorm, Conv, BatchNorm": (lambda: conv(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)), IMAGE),
+    "depthwise Conv, BatchNorm, Hardswish": (
+        lambda: conv(nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.Hardswish()), IMAGE),
+    "Conv, GroupNorm, SiLU": (lambda: conv(nn.GroupNorm(4, 8), nn.SiLU()), IMAGE),
+    "Conv, GroupNorm of one channel each, SiLU": (lambda: conv(nn.GroupNorm(8, 8), nn.SiLU()), IMAGE),
+    "Conv, InstanceNorm, LeakyReLU": (lambda: conv(nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU()), IMAGE),
+    "Conv, max pool, Linear": (lambda: conv(nn.MaxPool2d(2), nn.Flatten(), lin(128, 5)), IMAGE),
+    "Conv, mean pool, Linear": (lambda: conv(nn.AdaptiveAvgPool2d(1), nn.Flatten(), lin(8, 5)), IMAGE),
+    "ConvTranspose, BatchNorm": (lambda: nn.Sequential(nn.ConvTranspose2d(3, 6, 2, stride=2), nn.BatchNorm2d(6), nn.GELU()), IMAGE),
+    "bilinear resize, Conv": (lambda: nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(3, 4, 3)), IMAGE),
+    "nearest resize, Conv": (lambda: nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(3, 4, 3)), IMAGE),
+    "channels-last LayerNorm of an image": (
+        lambda: Fn(lambda m, x: m["norm"](m["conv"](x).permute(0, 2, 3, 1)), conv=nn.Conv2d(3, 8, 3), norm=nn.LayerNorm(8)), IMAGE),
+    "Linear, BatchNorm1d, Tanh": (lambda: nn.Sequential(lin(), nn.BatchNorm1d(16), nn.Tanh(), lin()), ROWS),
+    "MLP with Sigmoid": (lambda: nn.Sequential(lin(16, 32), nn.Sigmoid(), lin(32, 4)), ROWS),
+    "MLP with ELU and Softplus": (lambda: nn.Sequential(lin(), nn.ELU(), lin(), nn.Softplus()), ROWS),
+    "LayerNorm, GELU MLP": (lambda: nn.Sequential(nn.LayerNorm(16), lin(16, 64), nn.GELU(), lin(64, 16)), TOKENS),
+    "LayerNorm by hand": (lambda: Fn(by_hand, head=lin()), TOKENS),
+    "RMSNorm, gated MLP": (lambda: nn.Sequential(RMS(16), Fn(gated, gate=lin(16, 32), up=lin(16, 32), down=lin(32, 16))), TOKENS),
+    "attention with LayerNorm": (lambda: Fn(attention, norm=nn.LayerNorm(16), qkv=lin(16, 48), mix=lin()), TOKENS),
+    "causal attention with a mask": (lambda: Fn(causal, qkv=lin(16, 48)), TOKENS),
+    "rotary positions": (lambda: Fn(rotary, up=lin()), TOKENS),
+    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), TOKENS),
+    "LSTM": (lambda: Fn(lambda m, x: m["lstm"](x)[0], lstm=nn.LSTM(16, 12, batch_first=True)), FIXED),
+    "GRU": (lambda: Fn(lambda m, x: m["gru"](x)[0], gru=nn.GRU(16, 12, batch_first=True)), FIXED),
+    "Embedding, LayerNorm, Linear": (lambda: Fn(words, table=nn.Embedding(50, 16), norm=nn.LayerNorm(16), head=lin()), IDS),
+    "Embedding, mean, unit length": (lambda: Fn(pooled_words, table=nn.Embedding(50, 16)), IDS),
+    "TopK values": (lambda: Fn(lambda m, x: torch.topk(m["up"](x), 4, -1).values, up=lin()), TOKENS),
+    "TopK indices": (lambda: Fn(lambda m, x: torch.topk(m["up"](x), 4, -1).indices, up=lin()), TOKENS),
+    "TopK and gather": (
+        lambda: Fn(lambda m, x: torch.gather(m["v"](x), -1, torch.topk(m["up"](x), 4, -1).indices), up=lin(), v=lin()), TOKENS),
+    "argmax of logits": (lambda: Fn(lambda m, x: m["up"](x).argmax(-1), up=lin()), TOKENS),
+    "running sum": (lambda: Fn(lambda m, x: m["up"](x).cumsum(1), up=lin()), TOKENS),
+    "log-softmax": (lambda: Fn(lambda m, x: F.log_softmax(m["up"](x), -1), up=lin(16, 20)), TOKENS),
+    "variance and standard deviation": (lambda: Fn(lambda m, x: torch.cat([m["up"](x).std(-1), x.var(-1)], -1), up=lin()), TOKENS),
+    "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(lin()), nn.ReLU(), lin()), ROWS),
+    "mixture of two experts": (
+        lambda: Fn(lambda m, x: (torch.softmax(m["gate"](x), -1)[..., None] * torch.stack([m["a"](x), m["b"](x)], -2)).sum(-2),
+                   gate=lin(16, 2), a=lin(), b=lin()), TOKENS),
+}  # fmt: skip
+
+
+def made(name: str, seed: int) -> nn.Module:
+    """The net with weights of that seed; norms get scales, shifts and statistics as training leaves them."""
+    torch.manual_seed(seed)
+    net = NETS[name][0]()
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
+                module.running_mean.normal_(0, 0.5)
+                module.running_var.uniform_(0.3, 2)
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm | nn.InstanceNorm2d):
+                module.weight.uniform_(0.5, 1.5)
+                module.bias.normal_(0, 0.3)
+            if isinstance(module, RMS):
+                module.weight.uniform_(0.5, 1.5)
+    return net.eval()
+
+
+@dataclass
+class Row:
+    """What became of one net: exports made, false alarms with their reasons, the largest error in units of the allowed, seconds."""
+
+    name: str
+    ran: int = 0
+    alarms: int = 0
+    nearest: float = 0.0
+    seconds: float = 0.0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def cells(self) -> tuple[str, ...]:
+        first = self.reasons.most_common(1)[0][0] if self.reasons else ""
+        return (self.name, str(self.ran), str(self.alarms), f"{self.nearest:.2f}", f"{self.seconds / max(self.ran, 1):.2f}", first)
+
+
+def run(row: Row, seed: int, folder: Path) -> None:
+    specs = [NETS[row.name][1]]
+    net = made(row.name, seed)
+    normdeploy.export(net, inputs=specs, output=folder / "net.onnx")
+    start = time.perf_counter()
+    found = normdeploy.verify(net, folder / "net.onnx", inputs=specs)
+    row.seconds += time.perf_counter() - start
+    row.ran += 1
+    row.alarms += not found
+    made_of = [r for r in found.results if r.runtime != "eager"]
+    row.nearest = max([row.nearest, *(r.max_abs_error / r.allowed for r in made_of if r.allowed)])
+    for r in made_of:
+        if not r:
+            row.reasons[f"{r.runtime}, {r.case.partition(',')[0]}: {r.reason or f'{r.max_abs_error:.1e} of {r.allowed:.1e}'}"[:160]] += 1
+    if not found and all(made_of):
+        row.reasons[str(found.notes)[:160]] += 1
+
+
+def main() -> None:
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 24
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    rows = [Row(name) for name in NETS]
+    for seed in range(seeds):
+        for row in rows:
+            with tempfile.TemporaryDirectory() as folder:
+                run(row, seed, Path(folder))
+        write(rows)  # what was measured stays if it is cut short
+        print(f"{seed + 1} of {seeds} seeds, {sum(r.alarms for r in rows)} false alarms", flush=True)
+    sys.exit(1 if any(r.alarms for r in rows) else 0)
+
+
+def write(rows: list[Row]) -> None:
+    """The table so far."""
+    ran, alarms = sum(r.ran for r in rows), sum(r.alarms for r in rows)
+    head = f"# False alarms of verify\n\n{__doc__}\n{len(rows)} nets, {ran} exports verified, {alarms} false alarms.\n"
+    columns = ("net", "verified", "false alarms", "largest error / allowed", "seconds each", "the first reason")
+    lines = [columns, ("---",) * len(columns), *(row.cells() for row in rows)]
+    RESULTS.write_text("\n".join([head, *(f"| {' | '.join(line)} |" for line in lines), ""]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""Writes the JSON Schemas of the reports into ``normdeploy/reports/schemas``, from the types of the values that the verbs write.
+
+    python -m docs.schemas
+
+``tests/test_schemas.py`` fails where a schema is older than the code, and holds what every verb writes against them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import normdeploy
+from normdeploy.bisection.hunt import Fault
+from normdeploy.bundles import recheck
+from normdeploy.engines.build import Engine
+from normdeploy.guard import check
+from normdeploy.parity.candidates import NotRun
+from normdeploy.parity.compare import Comparison
+from normdeploy.precision.precision import Account
+from normdeploy.race.bench import Race
+from normdeploy.records import Certificate, Explanation, Finding, Picture
+
+FOLDER = Path(normdeploy.__file__).parent / "reports" / "schemas"
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+class _Before(TypedDict):
+    before: int
+    after: int
+
+
+class _Ops(TypedDict):
+    before: dict[str, int]
+    after: dict[str, int]
+
+
+class _Inference(TypedDict):
+    runner: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+class _Bisection(TypedDict):
+    ok: bool
+    faults: list[Fault]
+    not_searched: list[NotRun]
+    notes: list[str]
+    seconds: float
+
+
+class Report(TypedDict):
+    """What `--report` of a verb writes, and `report.json` in a bundle; the keys are described in `normdeploy/reports/report.py`."""
+
+    schema: Literal["normdeploy/report/1"]
+    normdeploy: str
+    verb: Literal["export", "optimize", "inspect", "build", "verify", "bisect", "run", "bench", "package"]
+    command: str
+    files: dict[str, str]
+    sizes: dict[str, int]
+    opset: int | None
+    nodes: _Before | None
+    ops: _Ops | None
+    norms: list[Finding]
+    explanations: list[Explanation]
+    pictures: list[Picture]
+    engine: Engine | None
+    precision: Account | None
+    parity: Comparison | None
+    bisection: _Bisection | None
+    race: Race | None
+    inference: _Inference | None
+    environment: dict[str, str]
+    notes: list[str]
+    seconds: dict[str, float]
+
+
+class Check(TypedDict):
+    """What `check --format json` writes; the keys are described in `normdeploy/guard/check.py`."""
+
+    schema: Literal["normdeploy/check/1"]
+    normdeploy: str
+    ok: bool
+    fail_on: list[str]
+    files: list[check.Checked]
+
+
+class Recheck(TypedDict):
+    """What `recheck --report` writes; the keys are described in `normdeploy/bundles/recheck.py`."""
+
+    schema: Literal["normdeploy/recheck/1"]
+    ok: bool
+    name: str
+    made: str
+    files: int
+    changes: list[recheck.Change]
+    parity: Comparison | None
+    notes: list[str]
+    seconds: float
+
+
+class _Model(TypedDict):
+    kind: str
+    sha256: str | None
+
+
+class _Source(TypedDict):
+    file: str
+    sha256: str
+
+
+class _PlacedEngine(TypedDict):
+    path: str
+    runtime: Literal["tensorrt", "tensorrt-rtx"]
+    compute_capability: str
+    served: bool
+
+
+class _Port(TypedDict):
+    name: str
+    dtype: str
+    key: str
+
+
+class _Sample(TypedDict):
+    name: str
+    kind: str
+    inputs: str
+    expected: str
+    free: str | None
+
+
+class _Bound(TypedDict):
+    output: str
+    kind: str
+    allowed: float
+
+
+class _Result(TypedDict):
+    output: str
+    runtime: str
+    max_abs_error: float
+    allowed: float
+    verdict: Literal["pass", "fail"]
+    reason: str
+
+
+class _Missed(TypedDict):
+    runtime: str
+    reason: str
+
+
+class _Norm(TypedDict):
+    kind: str
+    module: str
+    tensor: str
+    place: str
+    runtimes: dict[str, str]
+
+
+class _File(TypedDict):
+    sha256: str
+    bytes: int
+
+
+class Package(TypedDict):
+    """`manifest.json` of what `package` writes; the keys are described in `normdeploy/bundles/bundle.py`."""
+
+    schema: Literal["normdeploy/package/1"]
+    normdeploy: str
+    made: str
+    name: str
+    source: _Source
+    model: _Model | None
+    onnx: str
+    configs: list[str]
+    engines: list[_PlacedEngine]
+    inputs: list[_Port]
+    outputs: list[_Port]
+    samples: list[_Sample]
+    reference: str
+    bounds: list[_Bound]
+    results: list[_Result]
+    not_run: list[_Missed]
+    norms: list[_Norm]
+    versions: dict[str, str]
+    commands: list[str]
+    files: dict[str, _File]
+
+
+DOCUMENTS: dict[str, type] = {"report": Report, "check": Check, "recheck": Recheck, "package": Package}
+"""The schema's file -> what the document holds."""
+_ADDED: dict[type, dict[str, Any]] = {  # to the fields of a value, where it is written
+    Certificate: {"rounding_ok": {"type": ["boolean", "null"]}},
+    Engine: {"proved": {"const": "built only"}},
+    Comparison: {"ok": {"type": "boolean"}, "rule": {"type": "object"}},
+    Explanation: {"finding": {"type": ["string", "null"]}},
+}
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """The schema's file -> the schema."""
+    return {f"{name}.json": _schema(document) for name, document in DOCUMENTS.items()}
+
+
+def _schema(document: type) -> dict[str, Any]:
+    defs: dict[str, Any] = {}
+    body = _object(document, defs)
+    name = body["properties"]["schema"]["const"]
+    head = {"$schema": _DIALECT, "$id": f"urn:{name.replace('/', ':')}", "title": name}
+    return {**head, **body, "$defs": dict(sorted(defs.items()))}
+
+
+def _object(cls: type, defs: dict[str, Any]) -> dict[str, Any]:
+    """A value with named fields: all of them are written, and later versions may add others."""
+    hints = typing.get_type_hints(cls)
+    if dataclasses.is_dataclass(cls):
+        hints = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    added = _ADDED.get(cls, {})
+    properties = {name: _of(hint, defs) for name, hint in hints.items() if name not in added} | added
+    told = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("``", "`") if cls.__doc__ != dict.__doc__ else ""
+    said = {} if not told or told.startswith(f"{cls.__name__}(") else {"description": told}
+    return {"type": "object", **said, "properties": properties, "required": list(properties)}
+
+
+def _of(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a type, as ``normdeploy.reports.report.plain`` writes its values.
+
+    Raises:
+        TypeError: there is no rule for the type.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or hint is object:
+        return {}
+    if simple := {str: "string", Path: "string", bool: "boolean", int: "integer", type(None): "null"}.get(hint):
+        return {"type": simple}
+    if hint is float:  # JSON has no number that is not finite
+        return {"anyOf": [{"type": "number"}, {"enum": list(_NOT_FINITE)}]}
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return {"enum": [member.value for member in hint]}
+    if origin is Literal:
+        return {"const": arguments[0]} if len(arguments) == 1 else {"enum": list(arguments)}
+    if origin in (types.UnionType, typing.Union):
+        return {"anyOf": [_of(argument, defs) for argument in arguments]}
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        items = [_of(argument, defs) for argument in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": _of(arguments[1], defs)}
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return {"type": "array", "items": _of(arguments[0], defs)}
+    if dataclasses.is_dataclass(hint) or typing.is_typeddict(hint):
+        name = hint.__name__.removeprefix("_")
+        if name not in defs:
+            defs[name] = {}  # it may hold itself
+            defs[name] = _object(hint, defs)
+        return {"$ref": f"#/$defs/{name}"}
+    raise TypeError(f"there is no rule for {hint!r}")
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, schema in schemas().items():
+        (FOLDER / name).write_text(json.dumps(schema, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,133 @@
+"""What the verbs are called with, looked at before any work: wrong values are refused, and what people write is brought to one form.
+
+``prepared`` wraps a verb. One thing may stand where several are taken (``dims="batch=1:8:64"``), a result or an ONNX model in memory
+where a file is, and names of types in every usual spelling.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from .dtypes import precision_of
+from .errors import InputError
+from .results import ExportResult, onnx_of, several
+from .sources import Loading, has_examples
+
+OPSETS = range(18, 26)  # torch takes others without a word and writes something else
+RUNTIMES = ("any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx")
+FUSES = ("standard", "portable")
+_LEAST = {"seeds": 1, "rounds": 1, "threads": 1, "max_elements": 1, "instances": 1, "seed": 0, "device": 0, "compare_limit": 0}
+_SEVERAL = frozenset({"sources", "files", "engines", "calibrate", "compute_capabilities", "profiles", "fail_on", "dims", "imports"})
+_FLAGS = frozenset({"strict", "strict_proof", "keep_io", "drift", "trust", "eval", "replace", "also_default"})
+_LOADING = frozenset(Loading.__annotations__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def prepared(*, onnx: str = "", runtimes: Sequence[str] = RUNTIMES) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A verb whose arguments are checked and in one form.
+
+    Args:
+        onnx: the parameter that takes ONNX files; models in memory and results are written to a temporary folder for the time of the
+            call. Where the parameter "source" is a result, it stands for what that was made from, with its arguments.
+        runtimes: what the parameter "runtime" may be.
+    """
+
+    def wrapped(verb: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(verb)
+
+        @functools.wraps(verb)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            bound = signature.bind(*args, **kwargs)
+            given, loading = bound.arguments, bound.arguments.get("loading", {})
+            if unknown := sorted(loading.keys() - _LOADING):
+                raise TypeError(f"{verb.__name__}() got an unexpected keyword argument {unknown[0]!r}")  # as Python has it
+            for values in (given, loading):
+                for name in values.keys() - {"loading", "kwargs"}:
+                    values[name] = _checked(name, values[name], runtimes)
+            if isinstance(loading.get("inputs"), str):  # elsewhere inputs are arrays, or a file of them
+                loading["inputs"] = [loading["inputs"]]
+            if onnx and "args" in signature.parameters:
+                _completed(given, onnx)
+            elif "source" in given:
+                given["source"] = onnx_of(given["source"])
+            with ExitStack() as stack:
+                if onnx in given:
+                    given[onnx] = _on_disk(given[onnx], stack)
+                return verb(*bound.args, **bound.kwargs)
+
+        return call
+
+    return wrapped
+
+
+def _checked(name: str, value: Any, runtimes: Sequence[str]) -> Any:
+    """The value of one option in its one form.
+
+    Raises:
+        InputError: it can't be one.
+    """
+    if name == "precision":
+        return precision_of(value)
+    for choices, wanted in ((runtimes, "runtime"), (FUSES, "fuse")):
+        if name == wanted and value not in choices:
+            raise InputError(f"there is no {name} {value!r}; choose one of {', '.join(choices)}")
+    if name == "opset" and value is not None and (type(value) is not int or value not in OPSETS):
+        raise InputError(
+            f"opset {value!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21, the default, suits every runtime)"
+        )
+    if name in _LEAST and value is not None and (type(value) is not int or value < _LEAST[name]):
+        raise InputError(f"{name} is {value!r}; give a whole number of {_LEAST[name]} or more")
+    if name in _FLAGS and not isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}; it is True or False")
+    if name == "dims" and isinstance(value, Mapping):
+        raise InputError(f"dims is {value!r}; give texts, dims=['batch=1:8:64']")
+    if name == "fail_on" and isinstance(value, str):
+        return [rule.strip() for rule in value.split(",")]
+    if name not in _SEVERAL or value is None or (name == "profiles" and isinstance(value, Mapping)):
+        return value
+    return value if isinstance(value, Iterator | Set) else several(value)
+
+
+def _completed(given: dict[str, Any], onnx: str) -> None:
+    """Where the model is a result: what that was made from, and the result itself as the first of the files to look at.
+
+    Raises:
+        InputError: nothing says what it was made from, or it is said twice.
+    """
+    result = given.get("source")
+    if not isinstance(result, ExportResult):
+        return
+    origin = result.origin
+    if origin is None:
+        raise InputError("this result does not say what it was made from; give the model, and the result behind it")
+    if has_examples(given.get("args", ()), given.get("kwargs")):
+        raise InputError("the result was made with arguments of its own, and others are given; give the model in the result's place")
+    loading = {**origin.loading, **given.get("loading", {})}
+    given |= {"source": origin.source, "args": origin.args, "kwargs": origin.kwargs, "loading": loading}
+    if onnx == "files":
+        given[onnx] = [result, *(f for f in given.get(onnx, ()) if f is not result and f != result.path)]
+    else:
+        given.setdefault(onnx, result)
+
+
+def _on_disk(value: Any, stack: ExitStack) -> Any:
+    """The files that are meant: models in memory are written to a folder that is gone when ``stack`` is closed."""
+    from .storage.files import save_onnx
+
+    def file(item: Any) -> Any:
+        item = onnx_of(item)
+        if type(item).__name__ != "ModelProto":  # onnx is not imported for that
+            return item
+        folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        save_onnx(item, Path(folder) / "model.onnx")
+        return Path(folder) / "model.onnx"
+
+    return [file(item) for item in value] if isinstance(value, Iterable) and not isinstance(value, str) else file(value)

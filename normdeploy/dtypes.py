@@ -1,0 +1,36 @@
+"""The names of floating types: whoever writes fp32, f32 or float32 means one type, in every option and every function."""
+
+from __future__ import annotations
+
+from .errors import InputError
+
+_NAMES = {
+    "float64": ("fp64", "f64", "double"),
+    "float32": ("fp32", "f32", "float", "single"),
+    "float16": ("fp16", "f16", "half"),
+    "bfloat16": ("bf16",),
+}
+_PRECISIONS = {"float32": None, "float16": "fp16", "bfloat16": "bf16"}
+_TYPE_OF = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases)}
+
+PRECISIONS = ("fp16", "bf16")
+"""What a file can be made to compute in, besides the float32 that it is exported in."""
+
+
+def type_of(name: str) -> str | None:
+    """numpy's name of a floating type ("bfloat16" too), "float32" for "FP32"; None where ``name`` is none."""
+    return _TYPE_OF.get(name.lower())
+
+
+def precision_of(name: str | None) -> str | None:
+    """What ``--precision`` means: "fp16" or "bf16"; None for float32, which is no change.
+
+    Raises:
+        InputError: it is another type, or none.
+    """
+    if name is None:
+        return None
+    kind = type_of(name) if isinstance(name, str) else None
+    if kind not in _PRECISIONS:
+        raise InputError(f"there is no precision {name!r}; choose one of fp16 (float16, half), bf16 (bfloat16) or fp32, which is no change")
+    return _PRECISIONS[kind]

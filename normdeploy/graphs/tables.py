@@ -1,0 +1,256 @@
+"""How large the dims of an ONNX graph may be, and which values its whole-number inputs may take: read off the tables that they index.
+
+An index into a table of n rows lies in [0, n), and a slice of a table up to a size has no more than n rows. Going forward through the
+graph, small vectors keep the dims that their elements are, and whole numbers keep their origins: an input, or positions that count up to
+a dim, plus an offset. (`normdeploy.loading.ranges` asks the same of torch's programs.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx
+
+from .protos import typed
+
+_SAME = frozenset(
+    [
+        "Unsqueeze",
+        "Squeeze",
+        "Reshape",
+        "Expand",
+        "Cast",
+        "CastLike",
+        "Identity",
+        "Transpose",
+        "Slice",
+        "Tile",
+        "Flatten",
+        "Split",
+        "Concat",
+        "Where",
+    ]
+)
+_FLAGS = frozenset(["Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN"])
+_COUNTS = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.FLOAT)  # torch casts the 0 and 1 of a Range from float
+_SMALL = 64  # elements of a constant whose values are looked at
+
+
+@dataclass(frozen=True)
+class Most:
+    """A half-open range of values [low, high) or, with ``low`` 0, the largest size ``high - 1``, and the tensor that sets it."""
+
+    low: int
+    high: int
+    source: str
+
+    def __and__(self, other: Most) -> Most:
+        return Most(max(self.low, other.low), min(self.high, other.high), self.source if self.high <= other.high else other.source)
+
+
+@dataclass
+class Bounds:
+    """``values`` by input, ``sizes`` by the name of a dim of the inputs."""
+
+    values: dict[str, Most] = field(default_factory=dict)
+    sizes: dict[str, Most] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A dim plus an offset."""
+
+    dim: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Whole numbers that are those of an input plus something in [low, high]; or that lie in [low, dim + high]."""
+
+    what: str
+    counted: bool  # up to the dim ``what``; else of the input ``what``
+    low: int = 0
+    high: int = 0
+
+
+_Vector = tuple["int | _Size | None", ...]
+
+
+def bounds(proto: onnx.ModelProto) -> Bounds:
+    """What the main graph says of its inputs."""
+    return _Analysis(proto.graph).found
+
+
+class _Analysis:
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.found = Bounds()
+        self.rows = {t.name: tuple(t.dims) for t in graph.initializer}
+        self.vectors: dict[str, _Vector] = {}
+        self.origins: dict[str, frozenset[_Origin]] = {}
+        self.flags: set[str] = set()
+        self.shapes: dict[str, _Vector] = {}
+        for tensor in graph.initializer:
+            self._constant(tensor.name, tensor)
+        for value in graph.input:
+            kind, dims = typed(value)
+            if value.name not in self.rows:
+                self.shapes[value.name] = tuple(
+                    d if isinstance(d, int) and d >= 0 else _Size(d) if isinstance(d, str) else None for d in dims or ()
+                )
+                if kind is not None and onnx.helper.tensor_dtype_to_np_dtype(kind).kind in "iu":
+                    self.origins[value.name] = frozenset({_Origin(value.name, False)})
+        for node in graph.node:
+            if node.domain in ("", "ai.onnx") and node.output and (node.input or node.op_type == "Constant"):
+                self._step(node)
+
+    def _constant(self, name: str, tensor: onnx.TensorProto) -> None:
+        self.rows[name] = tuple(tensor.dims)
+        if tensor.data_type in _COUNTS and tensor.data_location != onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) <= _SMALL:
+            values = onnx.numpy_helper.to_array(tensor).ravel().tolist()
+            self.vectors[name] = tuple(int(n) if float(n).is_integer() else None for n in values)
+
+    def _step(self, node: onnx.NodeProto) -> None:
+        attributes = {a.name: a for a in node.attribute}
+        if node.op_type == "Constant" and "value" in attributes:
+            self._constant(node.output[0], attributes["value"].t)
+        elif node.op_type == "Constant":
+            whole = [n for a in node.attribute for n in ([a.i] if a.name == "value_int" else a.ints if a.name == "value_ints" else ())]
+            self.vectors |= {node.output[0]: tuple(whole)} if 0 < len(whole) <= _SMALL else {}
+        elif (vector := self._vector(node, attributes)) is not None and len(vector) <= _SMALL:
+            self.vectors[node.output[0]] = vector
+        if origins := _merged(self._produced(node)):
+            for output in node.output:
+                self.origins[output] = origins
+        if node.op_type in _FLAGS or (
+            node.op_type in ("Cast", "CastLike", "Identity", "Unsqueeze", "Reshape") and node.input[0] in self.flags
+        ):
+            self.flags.update(node.output)
+        if node.op_type == "Gather" and len(node.input) == 2:
+            self._index(node, attributes["axis"].i if "axis" in attributes else 0)
+        elif node.op_type == "Slice" and len(node.input) >= 3:
+            self._cut(node)
+
+    # -------------------------------------------------------------- sizes
+
+    def _vector(self, node: onnx.NodeProto, attributes: dict[str, onnx.AttributeProto]) -> _Vector | None:
+        op, held = node.op_type, [self.vectors.get(name) for name in node.input]
+        if op == "Shape" and node.input[0] in self.shapes:
+            start, end = (attributes[n].i if n in attributes else None for n in ("start", "end"))
+            return self.shapes[node.input[0]][start:end]
+        if not held or any(v is None for v in held[:1]):
+            return None
+        first = held[0] or ()
+        if op in ("Unsqueeze", "Squeeze", "Cast", "CastLike", "Identity", "Reshape"):
+            return first
+        if op == "Concat" and all(v is not None for v in held):
+            return tuple(entry for v in held for entry in v or ())
+        if op == "Gather" and len(held) == 2 and held[1] is not None:
+            picked = [n if isinstance(n, int) and -len(first) <= n < len(first) else None for n in held[1]]
+            return tuple(None if n is None else first[n] for n in picked)
+        if op == "Slice" and all(v is not None and len(v) == 1 and isinstance(v[0], int) for v in held[1:]):
+            start, end, _, step = (*(v[0] for v in held[1:] if v), None, None)[:4]  # starts, ends, axes, steps
+            return first[start : end : step or 1]  # type: ignore[index]
+        if op in ("Add", "Sub") and len(held) == 2 and held[1] is not None and len(first) == len(held[1]) == 1:
+            return (_sum(first[0], held[1][0], 1 if op == "Add" else -1),)
+        return None
+
+    # -------------------------------------------------------------- whole numbers
+
+    def _of(self, name: str) -> frozenset[_Origin]:
+        return self.origins.get(name, frozenset())
+
+    def _produced(self, node: onnx.NodeProto) -> Iterable[_Origin]:
+        op, names = node.op_type, node.input
+        if op == "Range" and len(names) == 3:
+            start, end, step = (self._one(name) for name in names)
+            if isinstance(start, int) and isinstance(end, _Size) and step == 1:
+                yield _Origin(end.dim, True, start, end.offset - 1)
+        elif op == "CumSum" and names[0] in self.flags:
+            yield from self._running()
+        elif op in _SAME or op == "Gather":
+            data = names if op == "Concat" else names[1:] if op == "Where" else names[:1]
+            for name in data:
+                yield from self._of(name)
+        elif op in ("Add", "Sub") and len(names) == 2:
+            left, right = (names[1], names[0]) if op == "Add" and not self._of(names[0]) else names[:2]
+            span = self._span(right)
+            if span is not None:
+                low, high = span if op == "Add" else (-span[1], -span[0])
+                for origin in self._of(left):
+                    yield replace(origin, low=origin.low + low, high=origin.high + high)
+        elif op == "Mul" and len(names) == 2 and (names[0] in self.flags or names[1] in self.flags):
+            for origin in self._of(names[0]) | self._of(names[1]):
+                yield replace(origin, low=min(origin.low, 0), high=origin.high if origin.counted else max(origin.high, 0))
+
+    def _running(self) -> Iterable[_Origin]:
+        """The running sum of flags counts up to the dim along which it runs: the positions of a text, where there is one such dim alone."""
+        dims = {shape[1].dim for shape in self.shapes.values() if len(shape) > 1 and isinstance(shape[1], _Size)}
+        if len(dims) == 1:
+            yield _Origin(dims.pop(), True)
+
+    def _one(self, name: str) -> int | _Size | None:
+        vector = self.vectors.get(name)
+        return vector[0] if vector is not None and len(vector) == 1 else None
+
+    def _span(self, name: str) -> tuple[int, int] | None:
+        vector = self.vectors.get(name)
+        whole = [n for n in vector or () if isinstance(n, int)]
+        return (min(whole), max(whole)) if vector and len(whole) == len(vector) else None
+
+    # -------------------------------------------------------------- tables
+
+    def _index(self, node: onnx.NodeProto, axis: int) -> None:
+        table, index = node.input
+        dims = self.rows.get(table, ())
+        if len(dims) < 2 or not -len(dims) <= axis < len(dims):
+            return
+        rows = dims[axis]
+        for origin in self._of(index):
+            if origin.counted:
+                self._limit(self.found.sizes, origin.what, Most(0, rows - origin.high, table))
+            else:
+                self._limit(self.found.values, origin.what, Most(-origin.low, rows - origin.high, table))
+
+    def _cut(self, node: onnx.NodeProto) -> None:
+        """A stored table from its first row up to a size."""
+        dims = self.rows.get(node.input[0], ())
+        starts, ends = (self.vectors.get(name) for name in node.input[1:3])
+        axes: Sequence[Any] | None = self.vectors.get(node.input[3]) if len(node.input) > 3 and node.input[3] else range(len(ends or ()))
+        if not dims or starts is None or ends is None or axes is None:
+            return
+        for start, end, axis in zip(starts, ends, axes, strict=False):
+            if (
+                isinstance(start, int)
+                and start >= 0
+                and isinstance(end, _Size)
+                and isinstance(axis, int)
+                and -len(dims) <= axis < len(dims)
+            ):
+                self._limit(self.found.sizes, end.dim, Most(0, dims[axis] - end.offset + 1, node.input[0]))
+
+    @staticmethod
+    def _limit(held: dict[str, Most], name: str, most: Most) -> None:
+        held[name] = held.get(name, most) & most
+
+
+def _merged(origins: Iterable[_Origin]) -> frozenset[_Origin]:
+    """One origin for each input and dim, wide enough for all; of a tensor with too many none is told."""
+    found: dict[tuple[str, bool], _Origin] = {}
+    for origin in origins:
+        other = found.get((origin.what, origin.counted), origin)
+        found[origin.what, origin.counted] = replace(origin, low=min(origin.low, other.low), high=max(origin.high, other.high))
+    return frozenset(found.values() if len(found) <= _SMALL else ())
+
+
+def _sum(a: int | _Size | None, b: int | _Size | None, sign: int) -> int | _Size | None:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + sign * b
+    if isinstance(a, _Size) and isinstance(b, int):
+        return _Size(a.dim, a.offset + sign * b)
+    if isinstance(b, _Size) and isinstance(a, int) and sign == 1:
+        return _Size(b.dim, b.offset + a)
+    return None

@@ -1,0 +1,60 @@
+"""Names of models on the Hugging Face Hub, ``org/name``: their folder in huggingface_hub's cache, fetched where it is not there yet."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ..errors import LoadError
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILES = re.compile(r"\.(pt|pt2|pth|bin|ckpt|onnx|safetensors|npz|zip|json|engine|plan|ts|pkl|h5|tflite)$")
+_WANTED = ["*.json", "*.safetensors", "*.txt", "*.model"]  # no pickles, no code
+_SECONDS = 10  # for an answer of the Hub
+
+
+def looks_like_id(source: str | Path) -> bool:
+    """``org/name``, where neither a file nor a folder of that name, nor a folder ``org``, is here."""
+    text = Path(source).as_posix()
+    here = Path(source).exists() or Path(text.partition("/")[0]).exists()
+    return bool(_ID.fullmatch(text)) and not _FILES.search(text) and not here
+
+
+def resolved(source: str | Path) -> Path:
+    """The folder of a model that is named by its id on the Hub; every other path as it is.
+
+    The cache comes first. What is not in it is fetched, config and safetensors alone, unless huggingface_hub is told to stay offline
+    (HF_HUB_OFFLINE) or the Hub gives no answer within ten seconds.
+
+    Raises:
+        LoadError: the model is not in the cache and can't be fetched.
+    """
+    if not looks_like_id(source):
+        return Path(source)
+    try:
+        import huggingface_hub
+    except ImportError:
+        return Path(source)  # there is no such file, as the loader says
+    name = Path(source).as_posix()
+    if (cached := _cached(huggingface_hub, name)) is not None:
+        return cached
+    try:
+        huggingface_hub.HfApi().model_info(name, timeout=_SECONDS)  # the fetch itself tries for minutes where there is no network
+        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=_WANTED, etag_timeout=_SECONDS))
+    except Exception as error:  # offline, unknown, gated, no network: errors of several libraries
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise LoadError(
+            f"{name} is no file or folder here and no model in the cache of huggingface_hub, and it can't be fetched from the Hub: "
+            f"{type(error).__name__}: {first}; check the name, or give a folder"
+        ) from error
+    return folder
+
+
+def _cached(huggingface_hub: object, name: str) -> Path | None:
+    """The folder in the cache, if config and weights are there."""
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))  # type: ignore[attr-defined]
+    except Exception:  # LocalEntryNotFoundError, HFValidationError, ...: not there
+        return None
+    weights = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+    return folder if (folder / "config.json").is_file() and weights else None

@@ -1,0 +1,84 @@
+"""Tasks of Hugging Face models: the class that each is loaded with, and the inputs and outputs that its users know.
+
+Names of tasks, inputs and outputs are those of the optimum library's ONNX export (its ``TasksManager`` and ``model_configs.py``), so
+that code written for its files runs on ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class Task:
+    """``loaders``: the classes of transformers that are tried, in this order; ``outputs``: what is kept, () being all; ``past``: the
+    cache of a decoder is among inputs and outputs."""
+
+    name: str
+    loaders: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+    past: bool = False
+
+
+_LOGITS = ("logits",)
+_TASKS = (
+    Task("feature-extraction", ("AutoModel",), ("last_hidden_state",)),
+    Task("fill-mask", ("AutoModelForMaskedLM",), _LOGITS),
+    Task("text-generation", ("AutoModelForCausalLM",), _LOGITS),
+    Task("text-generation-with-past", ("AutoModelForCausalLM",), _LOGITS, past=True),
+    Task("text2text-generation", ("AutoModelForSeq2SeqLM",), _LOGITS),
+    Task("text-classification", ("AutoModelForSequenceClassification",), _LOGITS),
+    Task("token-classification", ("AutoModelForTokenClassification",), _LOGITS),
+    Task("question-answering", ("AutoModelForQuestionAnswering",), ("start_logits", "end_logits")),
+    Task("image-classification", ("AutoModelForImageClassification",), _LOGITS),
+    Task("image-feature-extraction", ("AutoModel",), ("last_hidden_state",)),
+    Task("object-detection", ("AutoModelForObjectDetection",), ("logits", "pred_boxes")),
+    Task("semantic-segmentation", ("AutoModelForSemanticSegmentation",), _LOGITS),
+    Task("depth-estimation", ("AutoModelForDepthEstimation",), ("predicted_depth",)),
+    Task(
+        "zero-shot-image-classification",
+        ("AutoModelForZeroShotImageClassification",),
+        ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+    ),
+    Task("mask-generation", ("AutoModelForMaskGeneration",), ("iou_scores", "pred_masks")),
+    Task("automatic-speech-recognition", ("AutoModelForSpeechSeq2Seq", "AutoModelForCTC"), _LOGITS),
+    Task("audio-classification", ("AutoModelForAudioClassification",), _LOGITS),
+    Task("image-to-text", ("AutoModelForImageTextToText",), _LOGITS),
+)
+_SYNONYMS = {
+    "default": "feature-extraction",
+    "masked-lm": "fill-mask",
+    "causal-lm": "text-generation",
+    "causal-lm-with-past": "text-generation-with-past",
+    "seq2seq-lm": "text2text-generation",
+    "sequence-classification": "text-classification",
+    "summarization": "text2text-generation",
+    "translation": "text2text-generation",
+    "image-segmentation": "semantic-segmentation",
+}
+PARTS = ("encoder", "decoder", "decoder-with-past")
+
+
+def task_of(name: str) -> Task:
+    """
+    Raises:
+        InputError: there is no such task.
+    """
+    wanted = _SYNONYMS.get(name, name)
+    found = next((task for task in _TASKS if task.name == wanted), None)
+    if found is None:
+        known = ", ".join(task.name for task in _TASKS)
+        raise InputError(f"there is no task {name!r}; one of {known}. An encoder-decoder's cache is in its part decoder-with-past (--part)")
+    return found
+
+
+def check_part(part: str) -> str:
+    """
+    Raises:
+        InputError: there is no such part.
+    """
+    if part not in PARTS:
+        raise InputError(f"there is no part {part!r} of an encoder-decoder; one of {', '.join(PARTS)}")
+    return part

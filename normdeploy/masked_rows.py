@@ -1,0 +1,103 @@
+"""Rows of an attention that a mask hides whole: the exporter's form of them, mended.
+
+torch's scaled_dot_product_attention gives 0 in a row whose mask has no True. The exporter (onnxscript's translation for a bool mask)
+writes the mask as m = Where(mask, 0, lowest), the lowest number of the type, and guards the softmax against NaN:
+
+    p = Softmax(scores + m);  Where(IsNaN(p), 0, p)
+
+That guard is for a mask of −Inf: with the lowest number a hidden row comes out as the mean of all values, and a NaN among the scores,
+which eager passes on, becomes 0. The guard that does what is meant asks the mask:  Where(ReduceMax(m) > lowest / 2, p, 0).
+Only nodes that the exporter made of that operator are taken: a user who writes the same by hand gets in eager what the nodes say.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+_MADE_OF = "pkg.torch.onnx.fx_node"
+
+
+def guard_hidden_rows(graph: ir.Graph) -> int:
+    """Replace the exporter's guards in ``graph`` and its bodies; how many there were."""
+    seen: dict[ir.Value, ir.Value] = {}
+    count = 0
+    for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+        mask = _mask_of_guard(node)
+        if mask is None:
+            continue
+        weights, zero = node.inputs[2], node.inputs[1]
+        if mask not in seen or node.graph is not mask.graph:
+            seen[mask] = _any(mask)
+        for index, value in enumerate((seen[mask], weights, zero)):
+            node.replace_input_with(index, value)
+        count += 1
+    return count
+
+
+def _mask_of_guard(node: ir.Node) -> ir.Value | None:
+    """m of ``Where(IsNaN(p), 0, p)`` with p = Softmax(s + m), where m = Where(b, 0, lowest)."""
+    if _kind(node) != "Where":
+        return None
+    asked, zero, weights = node.inputs
+    test = asked.producer() if asked is not None else None
+    softmax = weights.producer() if weights is not None else None
+    if _kind(test) != "IsNaN" or _kind(softmax) != "Softmax" or test.inputs[0] is not weights or _number(zero) != 0:  # type: ignore[union-attr]
+        return None
+    scores = softmax.inputs[0].producer()  # type: ignore[union-attr]
+    axis = softmax.attributes.get_int("axis", -1)  # type: ignore[union-attr]
+    if _kind(scores) != "Add" or axis != -1 or not all(map(_of_attention, (node, test, softmax, scores))):
+        return None
+    return next((value for value in scores.inputs if value is not None and _lowest(value) is not None), None)  # type: ignore[union-attr]
+
+
+def _lowest(mask: ir.Value) -> np.ndarray | None:
+    """The number that ``mask`` has where it hides, if it is such a mask."""
+    node = mask.producer()
+    if _kind(node) != "Where" or _number(node.inputs[1]) != 0:  # type: ignore[union-attr]
+        return None
+    low = _held(node.inputs[2])  # type: ignore[union-attr]
+    floating = low is not None and low.size == 1 and low.dtype.name in ("float16", "bfloat16", "float32", "float64")
+    return low if floating and float(low) == float(ml_dtypes.finfo(low.dtype).min) else None  # type: ignore[arg-type, union-attr]
+
+
+def _any(mask: ir.Value) -> ir.Value:
+    """Whether each row of ``mask`` shows anything, [..., 1]; the nodes stand behind the mask's own."""
+    made, low = mask.producer(), _lowest(mask)
+    assert made is not None
+    assert made.graph is not None
+    assert low is not None
+    axes = ir.node("Constant", [], {"value": ir.tensor(np.array([-1]))}, name=f"{made.name}_axes")
+    half = ir.node("Constant", [], {"value": ir.tensor((low / 2).astype(low.dtype).reshape(()))}, name=f"{made.name}_half")
+    most = ir.node("ReduceMax", [mask, axes.outputs[0]], {"keepdims": 1}, name=f"{made.name}_most")
+    shown = ir.node("Greater", [most.outputs[0], half.outputs[0]], name=f"{made.name}_shown")
+    for node in (axes, half, most, shown):
+        node.metadata_props.update(made.metadata_props)
+    made.graph.insert_after(made, [axes, half, most, shown])
+    return shown.outputs[0]
+
+
+def _of_attention(node: ir.Node | None) -> bool:
+    """Whether the exporter made it of torch's operator, as its metadata says."""
+    return node is not None and "scaled_dot_product_attention" in node.metadata_props.get(_MADE_OF, "")
+
+
+def _kind(node: ir.Node | None) -> str:
+    return node.op_type if node is not None and node.domain == "" else ""
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """The one number that a constant holds."""
+    held = _held(value)
+    return float(held.reshape(())) if held is not None and held.size == 1 and held.dtype.kind != "U" else None
+
+
+def _held(value: ir.Value | None) -> np.ndarray | None:
+    if value is None:
+        return None
+    held, node = value.const_value, value.producer()
+    if held is None and _kind(node) == "Constant":
+        attribute = node.attributes.get("value")  # type: ignore[union-attr]
+        held = attribute.as_tensor() if attribute is not None else None
+    return held.numpy() if held is not None and held.size == 1 else None

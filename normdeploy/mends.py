@@ -1,0 +1,75 @@
+"""What torch's exporter writes, without its own optimizer, that onnxruntime does not run: mended in its graph, each for a named op.
+
+- Conv: torch_lib gives a 3-D convolution without bias zeros of shape (channels, 2). A bias of zeros is none.
+- Attention (opset 23): ONNX lets the mask broadcast to (batch, heads, queries, keys); onnxruntime wants its last two dims in full
+  (``attention_helper.h``, onnxruntime 1.31).
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+_COPIES = ("Expand", "Cast", "CastLike", "Identity")
+
+
+def mend(graph: ir.Graph) -> None:
+    """Mend every node of ``graph`` and of the bodies in it, in place."""
+    for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+        if node.domain == "" and node.op_type in ("Conv", "ConvTranspose"):
+            _without_zero_bias(node)
+        elif node.domain == "" and node.op_type == "Attention":
+            _with_full_mask(node)
+
+
+def _without_zero_bias(node: ir.Node) -> None:
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    maker = None if bias is None else bias.producer()
+    if maker is None or maker.op_type != "Expand" or not _is_zero(bias):
+        return
+    node.resize_inputs(2)
+    _remove_unread(maker)
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    """Whether a tensor is a copy of a constant that holds zeros alone."""
+    while value is not None and (maker := value.producer()) is not None and maker.op_type in _COPIES:
+        value = maker.inputs[0]
+    constant = None if value is None else ir.convenience.get_const_tensor(value)
+    return constant is not None and not constant.numpy().any()
+
+
+def _remove_unread(node: ir.Node) -> None:
+    """Remove a node that nobody reads, and those before it that only it read."""
+    if any(out.uses() or out.is_graph_output() for out in node.outputs) or node.graph is None:
+        return
+    makers = {maker for value in node.inputs if value is not None and (maker := value.producer()) is not None}
+    node.graph.remove(node, safe=True)
+    for maker in makers:
+        _remove_unread(maker)
+
+
+def _with_full_mask(node: ir.Node) -> None:
+    query, key, _, mask, past, *_ = (*node.inputs, None, None)
+    if query is None or key is None or mask is None or past is not None or node.graph is None:
+        return
+    wanted = [_dim(query), _dim(key)]
+    if None not in wanted and [_dim(mask), _dim(mask, -1)] == wanted:
+        return
+    rows, columns = (ir.node("Shape", [value], {"start": -2, "end": -1}) for value in (query, key))
+    full = ir.node("Concat", [rows.outputs[0], columns.outputs[0]], {"axis": 0})
+    spread = ir.node("Expand", [mask, full.outputs[0]])
+    out = spread.outputs[0]
+    out.name, out.type = f"{mask.name}_full", mask.type
+    made = [rows, columns, full, spread]
+    for new in made:
+        new.metadata_props.update(node.metadata_props)
+    node.graph.insert_before(node, made)
+    node.replace_input_with(3, out)
+
+
+def _dim(value: ir.Value, axis: int = -2) -> int | str | None:
+    """A size or its symbol; None where the shape or the size is not known."""
+    if value.shape is None or len(value.shape) < -axis:
+        return None
+    dim = value.shape[axis]
+    return dim if isinstance(dim, int) else dim.value

@@ -1,0 +1,277 @@
+"""What files are compared with: a PyTorch model, or an ONNX file or session in its place (``verify a.onnx b.onnx``).
+
+An ONNX file is run in float64 node by node (``runtimes.file64``); what eager is to a model, onnxruntime with its optimizer off is to it, or
+the session that was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import onnx
+import torch
+
+from ..errors import GraphError, InputError, RuntimeUnavailable
+from ..graphs.protos import typed
+from ..loading.inputs import DEFAULT, Wishes, parse
+from ..model import Dim, InputSpec, Model, Signature
+from ..runtimes import Runner, RunResult
+from ..runtimes.eager import EagerRunner, HalfRunner
+from ..runtimes.file64 import File64Runner
+from ..runtimes.ort import OrtRunner, run_session
+from ..runtimes.rounding import RoundedRunner
+from ..storage.files import load_onnx
+from ..storage.record import recorded
+from .names import End, ends_of
+
+AS_IT_IS = "the reference as it is"  # in the place of eager
+OWN = (EagerRunner.name, AS_IT_IS)  # runtimes of what the files are compared with
+
+Float64 = RoundedRunner | File64Runner
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileModel(Signature):
+    """An ONNX model that others are compared with.
+
+    ``session``: the user's, which is run in the place of one of our own; ``path``: where it lies, None where it came from memory.
+    ``guessed``: nothing says which sizes its dims take, so it need not run at all of those tried.
+    """
+
+    proto: onnx.ModelProto
+    label: str
+    path: Path | None = None
+    session: Any = None
+    guessed: bool = False
+    notes: tuple[str, ...] = ()
+    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def wide(self) -> File64Runner:
+        if "wide" not in self._made:
+            self._made["wide"] = File64Runner(self.proto)
+        return self._made["wide"]  # type: ignore[no-any-return]
+
+
+Original = Model | FileModel
+
+
+class Reference:
+    """The model in float64: made when asked for, and given up when not needed for a while."""
+
+    def __init__(self, model: Original) -> None:
+        self._model = model
+
+    @cached_property
+    def runner(self) -> Float64:
+        return self._model.wide if isinstance(self._model, FileModel) else RoundedRunner(self._model)
+
+    def free(self) -> None:
+        self.__dict__.pop("runner", None)
+
+
+def name_of(model: Original) -> str:
+    return f"{model.label}" if isinstance(model, FileModel) else "the model"
+
+
+def own_runner(model: Original, half: torch.dtype | None) -> tuple[str, Callable[[], Runner]]:
+    """What one correct evaluation in the model's own type, or in ``half``, is taken from, and what it is called."""
+    if isinstance(model, FileModel):
+        return AS_IT_IS, partial(_Own, model, half)
+    return EagerRunner.name, partial(EagerRunner, model) if half is None else partial(HalfRunner, model, half)
+
+
+def unit_roundoff(model: Original) -> float:
+    """The unit roundoff of the coarsest floating type in the model's graph; 0 where it has none."""
+    if isinstance(model, FileModel):
+        return model.wide.unit
+    values = [node.meta.get("val") for node in model.program.graph.nodes]
+    dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
+    return max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
+
+
+def work_of(model: Original) -> float:
+    """Floating-point operations of one run at the opt sizes, as far as torch counts them; 0 where it does not run.
+
+    Of an ONNX file two for each weight and row of the inputs: what products of matrices take.
+    """
+    if isinstance(model, FileModel):
+        weights = sum(int(np.prod(t.dims)) for t in model.proto.graph.initializer)
+        return 2.0 * weights * max((int(np.prod(spec.sizes({})[:-1])) for spec in model.inputs), default=1)
+    from torch.utils.flop_counter import FlopCounterMode
+
+    try:
+        with FlopCounterMode(display=False) as counter, EagerRunner(model) as runner:
+            runner.infer(model.samples(0))
+    except InputError:  # the comparison itself says so, and on which input
+        return 0.0
+    return float(counter.get_total_flops())
+
+
+def outputs_of(model: Original) -> list[End]:
+    """The outputs, as far as the model says what they are."""
+    if isinstance(model, FileModel):
+        return ends_of(model.proto.graph)[1]
+    values = {n.name: n.meta.get("val") for n in model.program.graph.nodes}
+    specs = [s for s in model.program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")]
+    found = []
+    for name, spec in zip(model.outputs, specs, strict=False):
+        value = values.get(spec.arg.name)
+        if len(specs) != len(model.outputs) or not isinstance(value, torch.Tensor):
+            found.append(End(name))
+            continue
+        kind = "f" if value.is_floating_point() else "b" if value.dtype == torch.bool else "i"
+        found.append(End(name, kind, tuple(d if isinstance(d, int) else None for d in value.shape)))
+    return found
+
+
+class _Own:
+    """An ONNX model in onnxruntime as it is; node by node, rounded, in half precision and where onnxruntime has no kernel."""
+
+    name = AS_IT_IS
+
+    def __init__(self, model: FileModel, half: torch.dtype | None) -> None:
+        self._model, self._half, self._asked = model, half, False
+        self._runner: OrtRunner | None = None
+        if half is None and model.session is None:
+            try:
+                self._runner = OrtRunner(model.path or model.proto, optimize=False)
+            except RuntimeUnavailable:
+                if not model.wide.unit:
+                    raise
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        found = self._run(feeds)
+        if not self._asked:  # once is enough
+            self._asked, again = True, self._run(feeds)
+            if any(value.tobytes() != again[name].tobytes() for name, value in found.items()):
+                raise InputError(f"{self._model.label} gives other outputs each time it is run on the same inputs: nothing can be compared")
+        return found
+
+    def _run(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        if self._half is None and self._model.session is not None:
+            return run_session(self._model.session, feeds, "the session that was given")
+        return self._runner.infer(feeds) if self._runner is not None else self._model.wide.in_half(feeds, self._half)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._runner = None
+
+
+# ------------------------------------------------------------------ opening one
+
+
+def is_session(source: object) -> bool:
+    """Whether it is an onnxruntime.InferenceSession, of this onnxruntime or another."""
+    return type(source).__name__ == "InferenceSession" and hasattr(source, "run_with_ort_values")
+
+
+def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] = ()) -> FileModel:
+    """An ONNX file, a ModelProto with its weights loaded, or a session as what others are compared with.
+
+    Args:
+        inputs: "ids:int64[batch,seq]{0:30522}": sizes and values of an input of that name.
+        dims: "batch=1:8:64": the range of a named dim.
+
+    Raises:
+        GraphError: the file is broken, or a session does not hold the model that it was made from.
+        InputError: what is said of an input or dim fits none, or one is no tensor.
+    """
+    path, session = None, None
+    if is_session(source):
+        session = source
+        held = getattr(source, "_model_path", None) or getattr(source, "_model_bytes", None)
+        if held is None:
+            raise GraphError("the session does not hold the model that it was made from; give the ONNX file or the ModelProto")
+        source = held if isinstance(held, str) else onnx.load_from_string(bytes(held))
+    if isinstance(source, onnx.ModelProto):
+        proto, label = source, source.graph.name or "the reference"
+    else:
+        path = Path(source)
+        proto, label = load_onnx(path), path.name
+    held = recorded_inputs(proto)
+    wishes = parse(inputs, dims)
+    specs, notes, guessed = _specs(proto, held, wishes, label)
+    outputs = []
+    for v in proto.graph.output:
+        if not v.type.tensor_type.elem_type and v.type.WhichOneof("value") not in (None, "tensor_type"):
+            raise InputError(f"{label}: the output {v.name!r} is no tensor; only tensors are compared")
+        outputs.append(v.name)
+    return FileModel(
+        inputs=specs,
+        outputs=tuple(outputs),
+        kind="onnx",
+        proto=proto,
+        label=label,
+        path=path,
+        session=session,
+        guessed=guessed,
+        notes=tuple(notes),
+    )
+
+
+def recorded_inputs(proto: onnx.ModelProto) -> dict[str, InputSpec]:
+    """What ``export`` recorded; {} where it did not, or another version did."""
+    try:
+        return {spec.name: spec for spec in recorded(proto).get("inputs", ())}
+    except GraphError:
+        return {}
+
+
+def _specs(
+    proto: onnx.ModelProto, held: Mapping[str, InputSpec], wishes: Wishes, label: str
+) -> tuple[tuple[InputSpec, ...], list[str], bool]:
+    said = {wish.name: wish for wish in wishes.inputs}
+    stated = {**wishes.single, **{name: wishes.dims[name] for name in wishes.stated}}
+    specs, values, sizes = list[InputSpec](), list[str](), dict[str, None]()
+    initializers = {t.name for t in proto.graph.initializer}
+    used = set[str]()
+    for v in proto.graph.input:
+        kind, dims = typed(v)
+        if v.name in initializers:
+            continue
+        if not kind:
+            raise InputError(f"{label}: the input {v.name!r} is no tensor of a known type; only tensors can be given: make it one")
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind).name
+        spec = held.get(v.name)
+        if (wish := said.pop(v.name, None)) is not None:
+            if wish.dtype not in (None, dtype):
+                raise InputError(f"{label}: the input {v.name!r} is {dtype}, and --input says {wish.dtype}; leave the type out")
+            if dims is not None and len(dims) != len(wish.shape):
+                raise InputError(f"{label}: the input {v.name!r} has {len(dims)} dims, and --input says {len(wish.shape)}")
+            old = InputSpec(v.name, dtype, wish.shape) if spec is None else replace(spec, dtype=dtype, shape=wish.shape)
+            spec = old if wish.range is None else replace(old, range=wish.range, mask=False)
+        elif spec is None or spec.dtype != dtype or (dims is not None and len(spec.shape) != len(dims)):
+            if dims is None:
+                raise InputError(f"{label} does not say which shape the input {v.name!r} has; give --input '{v.name}:{dtype}[...]'")
+            names = [
+                d if isinstance(d, int) and d >= 0 else str(d if isinstance(d, str) and d else f"{v.name}_{i}") for i, d in enumerate(dims)
+            ]
+            shape = tuple(Dim.static(n) if isinstance(n, int) else Dim(n, *DEFAULT) for n in names)
+            sizes |= dict.fromkeys(d.name for d in shape if d.name is not None and d.name not in stated)
+            spec = InputSpec(v.name, dtype, shape)
+        used |= {d.name for dim in spec.shape for d in dim.named() if d.name is not None}
+        spec = replace(spec, shape=tuple(d.among(stated) for d in spec.shape))
+        if spec.range is None and np.dtype(np.float32 if dtype == "bfloat16" else dtype).kind in "iu":
+            values.append(v.name)
+        specs.append(spec)
+    if said:
+        raise InputError(f"{label} has no input {next(iter(said))!r}; it has {[spec.name for spec in specs]}")
+    if unknown := sorted(stated.keys() - used):
+        raise InputError(f"{label} has no dynamic dim {unknown[0]!r}; it has {sorted(used)}")
+    notes = []
+    if sizes:
+        notes.append(
+            f"{label} does not say which sizes {', '.join(sizes)} take: 1 to {DEFAULT[2]} were tried; --dim NAME=MIN:OPT:MAX says it"
+        )
+    if values:
+        notes.append(f"{label} does not say which values {', '.join(values)} take: 0 and 1 were given; --input or --inputs says it")
+    return tuple(specs), notes, bool(sizes)

@@ -1,0 +1,230 @@
+"""Arithmetic on `Value`s, and sums over their axes; a division asks for its premise where it is made (docs/certificates.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .errors import NotProved, Redraw, Why
+from .field import Field
+from .plan import Atoms, Axes, Plan, product
+from .sampler import Draws, Sampler, sign_of
+from .sizes import ONE, Size
+from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Degree, Value, axis_of
+
+
+@dataclass
+class Radicand:
+    """W = V + ε, a sum of squares and a number, and its root."""
+
+    w: Value
+    root: Value
+    node: int  # id of the node whose epsilon it holds; 0 where there is none
+    epsilon: Value | None = None
+
+
+class Arithmetic(Sampler):
+    """Computes with `Value`s. Without a field no premise is checked."""
+
+    def __init__(self, plan: Plan, draws: Draws, gf: Field | None, real: type = np.float64) -> None:
+        super().__init__(plan, draws, gf, real)
+        self.radicands: list[Radicand] = []
+        self.divided: set[int] = set()  # radicands that may be zero, by whose roots something is divided
+        self.zeros: list[Size] = []  # sizes divided by that may be zero
+
+    def over_each_other(self, *values: Value) -> tuple[Axes, list[tuple[Array | None, Array]]]:
+        """The common axes of values that broadcast to each other, and their arrays so that numpy broadcasts them."""
+        rank = max(len(v.axes) for v in values)
+        padded = [((),) * (rank - len(v.axes)) + v.axes for v in values]
+        common: list[Any] = []
+        for i in range(rank):
+            numbers = [i - rank + len(v.axes) for v in values]  # of this axis in each; below zero where it has none
+            varying = [n >= 0 and v.varies(n) for v, n in zip(values, numbers, strict=True)]
+            common.append(self._one_axis([axes[i] for axes in padded], varying))
+        self.plan.lie_together(tuple(common))
+        arrays: list[tuple[Array | None, Array]] = []
+        for v, axes in zip(values, padded, strict=True):
+            shape, at = [], 1
+            for own, atoms in zip(axes, common, strict=True):
+                lengths = v.f.shape[at : at + len(own)]
+                shape += list(lengths) if any(n > 1 for n in lengths) else [1] * len(atoms)
+                at += len(own)
+            f = v.f.reshape([v.f.shape[0], *shape])
+            arrays.append((None if v.a is None else v.a.reshape([v.a.shape[0], *shape]), f))
+        return tuple(common), arrays
+
+    def _one_axis(self, column: Sequence[Atoms], varying: Sequence[bool]) -> Atoms:
+        """The atoms of axes that lie over each other. What does not vary along its axis, as an Expand leaves it, is cut as the others."""
+        atoms: Atoms = ()
+        for i in sorted(range(len(column)), key=lambda i: not varying[i]):  # those that vary say how it is cut
+            if varying[i] or not atoms or not column[i] or product(atoms) != product(column[i]):
+                atoms = self.plan.unified(atoms, column[i])
+        return atoms
+
+    def _two(
+        self, x: Value, y: Value, exact: Callable[[Array, Array], Array], real: Callable[[Array, Array], Array], degree: Degree
+    ) -> Value:
+        axes, ((a, f), (b, g)) = self.over_each_other(x, y)
+        made = None if a is None or b is None else exact(a, b)
+        z = Value(axes, made, real(f, g), x.data or y.data, degree=degree, sized=x.sized or y.sized)
+        z.sums, z.fixed = x.sums | y.sums, x.fixed | y.fixed
+        return z
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self._sum(x, y, 1)
+
+    def sub(self, x: Value, y: Value) -> Value:
+        return self._sum(x, y, -1)
+
+    def _sum(self, x: Value, y: Value, by: int) -> Value:
+        (n, d), (m, e) = x.degree, y.degree
+        degree = (max(n, m), 0) if d == e == 0 else (max(n + e, m + d), d + e)
+        p = self.gf.p if self.gf is not None else 0
+        exact, real = ((lambda a, b: (a + b) % p), np.add) if by == 1 else ((lambda a, b: (a - b) % p), np.subtract)
+        z = self._two(x, y, exact, real, degree)
+        if by == 1 and x.sign and y.sign:
+            z.sign = max(x.sign, y.sign)
+        if x.size is not None and y.size is not None:
+            z.size = x.size + y.size if by == 1 else x.size - y.size
+            z.sign = max(z.sign, sign_of(z.size))
+        return z
+
+    def mul(self, x: Value, y: Value) -> Value:
+        p = self.gf.p if self.gf is not None else 0
+        z = self._two(x, y, lambda a, b: a * b % p, np.multiply, (x.degree[0] + y.degree[0], x.degree[1] + y.degree[1]))
+        z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
+        z.nonzero = x.nonzero and y.nonzero
+        if (x.roots is not None or x.nonzero) and (y.roots is not None or y.nonzero) and not (x.roots is y.roots is None):
+            z.roots = (x.roots or frozenset()) | (y.roots or frozenset())
+        if x.size is not None and y.size is not None:
+            z.size = x.size * y.size
+        return z
+
+    def neg(self, x: Value) -> Value:
+        made = None if x.a is None or self.gf is None else (-x.a) % self.gf.p
+        z = replace(x, a=made, f=-x.f, size=None if x.size is None else -x.size)
+        z.sign = NEGATIVE if z.size is None else sign_of(z.size)
+        return z
+
+    def inverse(self, y: Value) -> Value:
+        """1/y, where y is zero for no real input, or at most where both sides are NaN."""
+        made = None
+        if self.gf is not None and y.a is not None:
+            self._require_nonzero(y)
+            if (y.a == 0).any():
+                if not y.data:
+                    raise NotProved(Why.SIGN, "it divides by a constant of zero")
+                raise Redraw(None, ())
+            made = self.gf.inverse(y.a)
+        with np.errstate(all="ignore"):
+            f = np.asarray(1, dtype=self.real) / y.f
+        z = Value(y.axes, made, f, y.data, y.sign, (y.degree[1], y.degree[0]), sized=y.sized)
+        z.nonzero = y.nonzero or y.sign == POSITIVE  # else it is Inf where y is zero, and 1/Inf is zero
+        z.sums, z.fixed = y.sums, y.fixed | (y.along() if y.sums else frozenset())
+        return z
+
+    def div(self, x: Value, y: Value) -> Value:
+        z = self.mul(x, self.inverse(y))
+        with np.errstate(all="ignore"):
+            _, ((_, f), (_, g)) = self.over_each_other(x, y)
+            z.f = f / g  # as IEEE divides: x·(1/y) is another number where y is Inf
+        if x.size is not None and y.size is not None:
+            z.size = x.size.over(y.size) if y.size != 0 else None
+        return z
+
+    def _require_nonzero(self, y: Value) -> None:
+        if y.nonzero or y.sign == POSITIVE:
+            return
+        if y.roots is not None:
+            self.divided |= {i for i in y.roots if self.radicands[i].w.sign != POSITIVE}
+            return
+        if not y.data:
+            if not y.sized:
+                raise NotProved(Why.SIGN, "it divides by a constant that may be zero")
+            elif y.size is None:
+                raise NotProved(Why.SIZE, "it divides by a number made of sizes that may be zero")
+            elif not y.size.positive:
+                self.zeros.append(y.size)
+            return
+        for i, radicand in enumerate(self.radicands):
+            power = y
+            for j in range(1, 5):  # y² = r·W^j
+                if (
+                    self.ratio(self.mul(y, y), radicand.w if j == 1 else (power := self.mul(power if j > 2 else radicand.w, radicand.w)))
+                    is not None
+                ):
+                    self.divided |= {i} if radicand.w.sign != POSITIVE else set()
+                    return
+        raise NotProved(Why.SIGN, "it divides by what may be zero")
+
+    def total(self, x: Value, axes: Sequence[int]) -> Value:
+        """The sum over axes, which stay as axes of one place."""
+        a, f, summed = x.a, x.f, frozenset(atom for axis in axes for atom in x.axes[axis])
+        if any(self.plan.sampled(atom) and axis_of(atom) in x.fixed for axis in axes for atom in x.axes[axis]):
+            raise NotProved(Why.LIMIT, "it sums over rows that are divided by statistics of their own")
+        for axis in axes:
+            for slot, atom in zip(x.slots(axis), x.axes[axis], strict=True):
+                self.plan.sum_over(atom)
+                a, f = self._summed(a, f, slot, atom)
+        kept = tuple(() if i in axes else axis for i, axis in enumerate(x.axes))
+        slots = [s for i in range(len(x.axes)) if i in axes for s in x.slots(i)]
+        for slot in sorted(slots, reverse=True):
+            a = None if a is None else a.squeeze(slot)
+            f = f.squeeze(slot)
+        sized = x.sized or any(atom.symbols() for atom in summed)
+        return Value(kept, a, f, x.data, x.sign, x.degree, sized=sized, sums=x.sums | summed, fixed=x.fixed)
+
+    def _summed(self, a: Array | None, f: Array, slot: int, atom: Size) -> tuple[Array | None, Array]:
+        p = self.gf.p if self.gf is not None else 0
+        if f.shape[slot] == 1:
+            n = self.size(atom)
+            return (None if a is None else a * n.a[0] % p), f * n.f[0]  # type: ignore[index]
+        exact, real = self._weights(atom)
+        shape = [-1 if i == slot else 1 for i in range(f.ndim)]
+        if exact is not None and a is not None:
+            a = a * exact.reshape(shape)
+        if a is not None:
+            a = np.add.reduce(a, axis=slot, keepdims=True) % p
+        with np.errstate(all="ignore"):
+            return a, np.add.reduce(f if real is None else f * real.reshape(shape), axis=slot, keepdims=True)
+
+    def count(self, x: Value, axes: Sequence[int]) -> Value:
+        size = ONE
+        for axis in axes:
+            for atom in x.axes[axis]:
+                size = size * atom
+        return self.size(size)
+
+    def mean(self, x: Value, axes: Sequence[int]) -> Value:
+        return self.div(self.total(x, axes), self.count(x, axes))
+
+    def product(self, t: Value, w: Value) -> tuple[int, float] | None:
+        """t·w where it is one number at all points."""
+        if t.a is None or w.a is None or self.gf is None:
+            return None
+        (mine, a), (theirs, b) = t.varying(t.a), w.varying(w.a)
+        if mine != theirs or a.shape != b.shape or a.size < 2:
+            return None
+        made = (a * b % self.gf.p).reshape(-1)
+        if (made != made[0]).any():
+            return None
+        self.plan.need(t.degree[0] + t.degree[1] + w.degree[0] + w.degree[1])
+        return int(made[0]), float(t.f.reshape(-1)[0] * w.f.reshape(-1)[0])
+
+    def ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
+        """t/w where it is one number at all points: its residue and its value. One point fixes the number, the others test it."""
+        if t.a is None or w.a is None or self.gf is None:
+            return None
+        (mine, a), (theirs, b) = t.varying(t.a), w.varying(w.a)
+        if mine != theirs or a.shape != b.shape or (b == 0).any() or (a.size < 2 and (a != b).any()):
+            return None
+        r = int(a.reshape(-1)[0]) * pow(int(b.reshape(-1)[0]), -1, self.gf.p) % self.gf.p
+        if ((a - r * b) % self.gf.p != 0).any():
+            return None
+        self.plan.need(t.degree[0] + t.degree[1] + w.degree[0] + w.degree[1])
+        with np.errstate(all="ignore"):
+            value = float(t.f.reshape(-1)[0] / w.f.reshape(-1)[0])
+        return r, value

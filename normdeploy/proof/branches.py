@@ -1,0 +1,153 @@
+"""Parallel branches as one convolution: its weight as an expression, and the two lemmas that its proof needs.
+
+**Displacements.** Tap t of a convolution reads, for the output at place s, the input at place s·stride + e with e = t·dilation − pad, or a
+zero where there is none. So two taps with the same stride and e, over the same input and with as many outputs, read the same numbers
+whatever kernels they belong to: one linear map G_e of the places. With stride 1, e = 0 and as many outputs as inputs it is the identity.
+Proof: t and pad enter the place in e alone; s·1 + 0 = s, for which there is a place. ∎ In the field G_e is a matrix of random elements for
+each e (`normdeploy.proof.linear`), the identity where it is that; what holds for all such matrices holds for these. Each tap has a point of
+its own, and so has each zero that is put around a smaller kernel.
+
+**The unit matrix.** Of an axis of n places k hold values of their own and the others one, all the same (docs/certificates.md); the point
+of the others has the weight n − k. The unit matrix maps tensors that are such to such, the common value to itself. As a weight
+that is summed over with the points' weights w it is therefore δ/w: Σⱼ wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. It is equal for any order of the places and of
+degree 0, so that the argument of degrees goes through. ∎ It is used as a part of a weight that is summed over, nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.graph import Graph
+from ..recognition.region import Region
+from .machine import Machine
+from .plan import Atoms
+from .run import constant
+from .sizes import Size
+from .value import Array, Value
+
+
+@dataclass(frozen=True)
+class Branch:
+    """``sign`` times a convolution (`normdeploy.passes.linear.Linear`), or times the scale and shift that ``chain`` is of the input.
+
+    ``at``: the place of its first tap in the kernel that is written, for each axis.
+    """
+
+    sign: int
+    linear: Any
+    chain: Region | None
+    at: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The constants of a convolution that branches were merged into, and what they are made of; ``frame`` has its kernel and attributes."""
+
+    parts: tuple[Branch, ...]
+    frame: Any
+    weight: gs.Constant
+    bias: gs.Constant | None
+
+    shares: tuple[Any, ...] = ()
+
+    def constants(self) -> list[gs.Constant]:
+        """All that was computed."""
+        return [self.weight, *([] if self.bias is None else [self.bias])]
+
+    @property
+    def chains(self) -> list[Region]:
+        return [p.chain for p in self.parts if p.chain is not None]
+
+    @property
+    def nodes(self) -> list[gs.Node]:
+        """Whose constants it is made of."""
+        return [n for c in self.chains for n in c.nodes] + [p.linear.node for p in self.parts if p.linear is not None]
+
+    @property
+    def told(self) -> tuple[object, ...]:
+        """Equal for merges that differ in the elements of larger constants alone."""
+        kinds = ((p.sign, p.linear is None, p.at, p.chain and p.chain.template, p.linear and p.linear.biased) for p in self.parts)
+        return ("branches", *kinds, self.bias is None)
+
+
+def given_of(m: Machine, graph: Graph, e: Branches, scale_and_shift: Any, bias_of: Any, absolute: bool) -> dict[int, Value]:
+    """The weight and the bias by their ids. ``scale_and_shift``, ``bias_of``: `normdeploy.proof.folds`."""
+    rank, n = e.frame.w.ndim - 2, e.frame.channels
+    kernel = [int(k) for k in e.frame.w.shape[2:]]
+    weight = bias = m.number(0)
+    for part in e.parts:
+        if part.linear is not None:
+            w, c = constant(m, graph, part.linear.node.inputs[1]), bias_of(m, graph, part.linear)
+        else:
+            a, c = scale_and_shift(m, graph, part.chain)
+            a, c = _channels(m, a, n), _channels(m, c, n)
+            unit = _unit(m, n, int(e.frame.w.shape[1]))
+            w = m.mul(a.moved((*a.axes, (), *((),) * rank)), unit.moved((*unit.axes, *((),) * rank)))
+        if absolute:
+            w.f, c.f = np.abs(w.f), np.abs(c.f)
+        w = _embedded(m, w, kernel, part.at)
+        add = m.add if part.sign > 0 or absolute else m.sub
+        weight, bias = add(weight, w), add(bias, c)
+    found = {id(e.weight): weight}
+    if e.bias is not None:
+        found[id(e.bias)] = bias
+    return found
+
+
+def _channels(m: Machine, v: Value, n: int) -> Value:
+    """A scale or shift that varies along the channels alone, or not at all, with one axis for these."""
+    array = v.f if v.a is None else v.a
+    atoms = m.plan.atoms(Size.of(n))
+    kept = [i for i, k in enumerate(array.shape[1:], start=1) if k > 1]
+    if not kept:
+        flat = (1,) * (1 + len(atoms))
+        return Value((atoms,), None if v.a is None else v.a.reshape(v.a.shape[0], *flat[1:]), v.f.reshape(v.f.shape[0], *flat[1:]))
+    first = 1 + sum(len(axis) for axis in v.axes[:1])
+    slots = range(first, first + len(atoms))
+    shape = [array.shape[s] for s in slots]
+    return Value((atoms,), None if v.a is None else v.a.reshape(v.a.shape[0], *shape), v.f.reshape(v.f.shape[0], *shape))
+
+
+def _unit(m: Machine, channels: int, inputs: int) -> Value:
+    """The unit matrix in each group, as a weight: output channels, and input channels of a group."""
+    outer, inner = m.plan.atoms(Size.of(channels)), m.plan.atoms(Size.of(inputs))
+    exact: Array = np.ones((1,) * (1 + len(outer) + len(inner)), dtype=object)
+    real: Array = np.ones(exact.shape, dtype=m.real)
+    own = outer[len(outer) - len(inner) :]
+    if own != inner and inner:
+        m.plan.unified(own, inner)
+    for i, atom in enumerate(inner):
+        k = m.plan.count(atom)
+        weights, floats = m._weights(atom)
+        shape = [1] * exact.ndim
+        shape[1 + len(outer) - len(inner) + i] = shape[1 + len(outer) + i] = k
+        diagonal: Array = np.zeros((k, k), dtype=object)
+        diagonal[np.arange(k), np.arange(k)] = 1 if weights is None or m.gf is None else m.gf.inverse(weights)
+        exact = exact * diagonal.reshape(shape)
+        real = real * np.diag(np.ones(k) if floats is None else 1 / floats).reshape(shape).astype(m.real)
+    return Value((outer, inner), None if m.gf is None else exact, real)
+
+
+def _embedded(m: Machine, w: Value, kernel: Sequence[int], at: Sequence[int]) -> Value:
+    """A weight in a larger kernel, its first tap at ``at``, with zeros around it."""
+    axes: list[Atoms] = list(w.axes[:2])
+    head = 1 + sum(len(axis) for axis in axes)
+    taps = [m.plan.atoms(Size.of(k)) for k in kernel]
+
+    def put(x: Array) -> Array:
+        own, slot = [], head
+        for axis in w.axes[2:]:  # each tap has a point, or the axis none
+            own.append(1 if not axis else x.shape[slot])
+            slot += len(axis)
+        small = [1 if not axis else m.plan.count(axis[0]) for axis in w.axes[2:]]
+        x = np.broadcast_to(x.reshape(*x.shape[:head], *own), (*x.shape[:head], *small))
+        made: Array = np.zeros((*x.shape[:head], *kernel), dtype=x.dtype)
+        made[(slice(None),) * head + tuple(slice(o, o + k) for o, k in zip(at, small, strict=True))] = x
+        return made.reshape(*x.shape[:head], *(k for k in kernel if k > 1))
+
+    return Value((*axes, *taps), None if w.a is None else put(w.a), put(w.f), degree=w.degree)

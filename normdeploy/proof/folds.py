@@ -1,0 +1,214 @@
+"""The parameters of a fold as expressions: what a folded weight is before it is rounded.
+
+A chain of scales and shifts computes y = a·z + b of its input z, with b = chain(0) and a = chain(1) − b. A linear op takes them as
+
+    output channels   W' = a·W      c' = a·c + b
+    input channels    W' = W·a      c' = c + Σ W·b
+
+(`normdeploy.passes.linear`). Here the same is worked out in the field, from the file's own nodes, and put in the place of the new
+constants; the proof that before and after agree then holds for these, and each stored number is compared with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.graph import Graph
+from ..recognition.region import Region
+from .branches import Branches, given_of
+from .errors import NotProved, Why
+from .linear import merged, split_channels
+from .machine import Machine
+from .plan import Atoms
+from .run import constant, run, shape_of
+from .sizes import Size
+from .value import Value
+
+
+@dataclass(frozen=True)
+class Expressions:
+    """What the constants of a fold are made of: the chain's scale a and shift b.
+
+    ``chain``: from z to y. ``scale``, ``shift``, ``ratio``: constants that hold a, b and b/a themselves. ``shares``: the linear ops that
+    take them (`normdeploy.passes.batch.Share`).
+    """
+
+    chain: Region
+    scale: tuple[gs.Constant, ...] = ()
+    shift: tuple[gs.Constant, ...] = ()
+    ratio: tuple[gs.Constant, ...] = ()
+    shares: tuple[Any, ...] = ()
+
+    @property
+    def nodes(self) -> Sequence[gs.Node]:
+        """Whose constants the scale and shift are made of."""
+        return self.chain.nodes
+
+    @property
+    def told(self) -> tuple[object, ...]:
+        """Equal for folds that differ in the elements of larger constants alone."""
+        return (self.chain.template, *((s.side, s.linear.node.op, s.start, s.whole, s.bias is None) for s in self.shares))
+
+    def constants(self) -> list[gs.Constant]:
+        """All that the fold computed."""
+        taken = [c for share in self.shares for c in (share.weight, share.bias) if c is not None]
+        return [*self.scale, *self.shift, *self.ratio, *taken]
+
+
+def given(m: Machine, graph: Graph, e: Expressions | Branches, absolute: bool = False) -> dict[int, Value]:
+    """The new constants by their ids, as the file's own constants make them.
+
+    ``absolute``: in floats alone, the sums of the magnitudes of their terms instead.
+    """
+    if isinstance(e, Branches):
+        return given_of(m, graph, e, _scale_and_shift, _bias, absolute)
+    if e.shares and e.shares[0].whole:  # the parts of a Concat
+        m.plan.join(Size.of(e.shares[0].whole), tuple(Size.of(share.linear.channels) for share in e.shares))
+    a, b = _scale_and_shift(m, graph, e.chain)
+    if absolute:
+        a.f, b.f = np.abs(a.f), np.abs(b.f)
+    found: dict[int, Value] = {}
+    for constants, value in ((e.scale, a), (e.shift, b), (e.ratio, None)):
+        for c in constants:
+            found[id(c)] = _laid(m, m.div(b, a) if value is None else value, c.shape)
+    for share in e.shares:
+        found |= _shared(m, graph, share, a, None if share.side == "scale" else b, absolute)
+    return found
+
+
+def _scale_and_shift(m: Machine, graph: Graph, chain: Region) -> tuple[Value, Value]:
+    """a = (chain(s) − chain(−s))/2s and b = chain(0); a large s, so that floats lose nothing where b is large against a."""
+    shape = shape_of(graph, chain.leaves[0])
+    axes = tuple(m.plan.atoms(s) for s in shape)
+    flat = (1,) * (1 + sum(len(x) for x in axes))
+    ends = []
+    for number in (0, 2**40, -(2**40)):
+        one = m.number(number)
+        z = Value(axes, None if one.a is None else one.a.reshape(flat), one.f.reshape(flat))
+        ends.append(run(m, chain, {id(chain.leaves[0]): z}))
+    a = m.mul(m.sub(ends[1], ends[2]), m.number(Fraction(1, 2**41)))
+    a.nonzero = True  # where b is divided by it; `stored.check_expressions` looks at every element
+    return a, ends[0]
+
+
+def _laid(m: Machine, v: Value, shape: Sequence[int]) -> Value:
+    """``v``, which varies along few of its axes, in the shape of a constant."""
+    wanted = tuple(m.plan.atoms(Size.of(n)) for n in shape)
+    array = v.f if v.a is None else v.a
+    atoms, _ = v.varying(array)
+    flat = tuple(x for axis in wanted for x in axis)
+    where = _positions(flat, atoms)
+    if where is None:
+        raise NotProved(Why.LAYOUT, f"its scale or shift varies along {atoms}, a constant along {flat}")
+
+    def put(x: Any) -> Any:
+        kept = x.reshape(x.shape[0], *(n for n in x.shape[1:] if n > 1))
+        lengths = dict(zip(where, kept.shape[1:], strict=True))
+        return kept.reshape(x.shape[0], *(lengths.get(i, 1) for i in range(len(flat))))
+
+    return Value(wanted, None if v.a is None else put(v.a), put(v.f), sign=v.sign, degree=v.degree)
+
+
+def _positions(flat: Atoms, atoms: Atoms) -> list[int] | None:
+    """Where ``atoms`` stand in ``flat``, in order."""
+    found, at = [], 0
+    for atom in atoms:
+        while at < len(flat) and flat[at] != atom:
+            at += 1
+        if at == len(flat):
+            return None
+        found.append(at)
+        at += 1
+    return found
+
+
+def _vector(m: Machine, v: Value, n: int, share: Any) -> Value:
+    """``v`` over the n channels that ``share`` takes."""
+    if not share.whole:
+        return _laid(m, v, (n,))
+    whole = _laid(m, v, (share.whole,))
+    bounds, size = m.plan.bounds(Size.of(share.whole)), Size.of(n)
+    atoms = m.plan.atoms(size)
+    if whole.f.shape[1] == 1:
+        return whole.moved((atoms,)) if len(atoms) == 1 else whole.moved(((),))
+    part = slice(bounds[share.index], bounds[share.index + 1])
+    counts = [m.plan.count(x) for x in atoms]
+
+    def cut(x: Any) -> Any:
+        return x[:, part].reshape(x.shape[0], *counts)
+
+    return Value((atoms,), None if whole.a is None else cut(whole.a), cut(whole.f), sign=whole.sign, degree=whole.degree)
+
+
+def _shared(m: Machine, graph: Graph, share: Any, a: Value, b: Value | None, absolute: bool) -> dict[int, Value]:
+    linear = share.linear
+    w, c = constant(m, graph, linear.node.inputs[linear.weight]), _bias(m, graph, linear)
+    alpha = linear.node.attrs.get("alpha", 1.0) if linear.node.op == "Gemm" else 1.0
+    w = w if alpha == 1.0 else m.mul(m.number(float(alpha)), w)
+    if absolute:
+        w.f, c.f = np.abs(w.f), np.abs(c.f)
+    side = linear.channels if share.side == "output" else linear.inputs
+    a = _vector(m, a, side, share)
+    b = None if b is None else _vector(m, b, side, share)
+    if share.side == "output":
+        weight, bias = _times(m, linear, w, a, output=True), m.add(m.mul(a, c), b) if b is not None else m.mul(a, c)
+    else:
+        weight, bias = _times(m, linear, w, a, output=False), c if b is None else m.add(c, _through(m, linear, w, b))
+    found = {id(share.weight): weight}
+    if share.bias is not None:
+        shape = share.bias.shape
+        found[id(share.bias)] = _laid(m, bias, shape) if len(shape) != 1 or bias.axes else bias
+    return found
+
+
+def _bias(m: Machine, graph: Graph, linear: Any) -> Value:
+    """The bias before as a vector over the output channels: its own, times beta, or the constant that is added behind a MatMul."""
+    if linear.biased:
+        c = _flat(constant(m, graph, linear.node.inputs[2]))
+        beta = linear.node.attrs.get("beta", 1.0) if linear.node.op == "Gemm" else 1.0
+        return c if beta == 1.0 else m.mul(m.number(float(beta)), c)
+    if len(linear.nodes) == 2:
+        added = next(t for t in linear.nodes[1].inputs if t is not linear.node.outputs[0])
+        return _flat(constant(m, graph, added))
+    return m.constant(np.zeros(1))
+
+
+def _flat(v: Value) -> Value:
+    return v.moved((v.atoms,))
+
+
+def _times(m: Machine, linear: Any, w: Value, v: Value, output: bool) -> Value:
+    """W·v along its output or its input channels."""
+    op, ones = linear.node.op, ((),) * (len(w.axes) - 2)
+    if op in ("Conv", "ConvTranspose"):
+        cut = split_channels(m, w, 0, linear.groups)  # (g, o, i, …) or, transposed, (g, i, o, …)
+        v = split_channels(m, v, 0, linear.groups)
+        own = 1 if output != (op == "ConvTranspose") else 2
+        laid = v.moved((v.axes[0], v.axes[1], (), *ones) if own == 1 else (v.axes[0], (), v.axes[1], *ones))
+        return merged(m.mul(cut, laid), 0)
+    rows = _rows(linear, output)
+    return m.mul(w, v.moved((*v.axes, ())) if rows else v)
+
+
+def _through(m: Machine, linear: Any, w: Value, b: Value) -> Value:
+    """Σ W·b over input channels (and taps), a vector over the output channels."""
+    y = _times(m, linear, w, b, output=False)
+    if linear.node.op == "Conv":
+        y = m.total(y, range(1, len(y.axes)))
+        return y.moved((y.axes[0],))
+    rows = _rows(linear, False)
+    y = m.total(y, [len(y.axes) - 2 if rows else len(y.axes) - 1])
+    return y.moved((y.axes[-1] if rows else y.axes[-2],))
+
+
+def _rows(linear: Any, output: bool) -> bool:
+    """Whether the channels lie along the rows of the weight, the last axis but one."""
+    if linear.node.op == "Gemm":
+        return bool(linear.transposed) == output
+    return bool(linear.weight == 1) != output

@@ -1,0 +1,11 @@
+"""What ops outside of algebra do nothing, and why: a lemma a file, with its statement, its proof, and a test that breaks it.
+
+`TABLE` holds the ops that a lemma lets in. Where the premise of a lemma is not met, the op is refused by its name.
+"""
+
+from __future__ import annotations
+
+from ..ops import Op
+from . import absolute, casts, clamp, congruence, constant_row, exponent
+
+TABLE: dict[str, Op] = {**absolute.TABLE, **casts.TABLE, **clamp.TABLE, **congruence.TABLE, **constant_row.TABLE, **exponent.TABLE}

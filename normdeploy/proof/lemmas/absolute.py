@@ -1,0 +1,28 @@
+"""The square of an absolute value is the square.
+
+**Lemma.** |x|·|x| = |x|² = x² for every real x; and |t| = t where t ≥ 0 (`clamp.not_negative`).
+
+**Proof.** |x| is x or −x. So Abs is let in where only its square is read: a product with itself, an even power, a sum of squares.
+Anything else that reads it is refused. `tests/proof/test_lemmas.py` reads |x| as it is, and multiplies it by x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..machine import Machine
+from ..ops import Attrs, Inputs, Op, lifted
+from ..value import NOT_NEGATIVE, Magnitude, Value
+from .clamp import not_negative
+
+
+def _abs(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value | Magnitude:
+    x = lifted(m, inputs[0])
+    if m.gf is None or not_negative(m, x):
+        return replace(x, f=np.abs(x.f), sign=max(x.sign, NOT_NEGATIVE))
+    return Magnitude(m.mul(x, x), Value(x.axes, None, np.abs(x.f), x.data))
+
+
+TABLE: dict[str, Op] = {"Abs": _abs}

@@ -1,0 +1,57 @@
+"""A Cast between floating types does nothing to the function, as the rounding of its type is judged apart.
+
+**Statement.** A region is the function that its ops say, without the rounding of their types; a Cast to a floating type is the identity
+there. Recognition lets no Cast to a narrower type than the input's stand in the middle of a norm. A Cast of a size to a floating type is
+the size as a number. A Cast of elements to whole numbers or to bool is refused. `tests/proof/test_lemmas.py` casts to bool.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import NotProved, Why
+from ..machine import Machine
+from ..ops import Attrs, Inputs, Op, lifted
+from ..sizes import Size
+from ..value import Value
+
+_FLOATS = frozenset({1, 10, 11, 16, "FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"})
+_WHOLE = {2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 12: np.uint32, 13: np.uint64}
+
+
+def _cast(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
+    to = attrs["to"]
+    to = to.decode() if isinstance(to, bytes) else to
+    return to_type(m, inputs[0], to in _FLOATS, np.dtype(_WHOLE[to]) if to in _WHOLE else None)
+
+
+def to_type(m: Machine, x: Any, floating: bool, whole: np.dtype[Any] | None) -> Any:
+    """``x`` as a floating number or as a whole one of the type ``whole``."""
+    if isinstance(x, Value):
+        if floating:
+            return x
+        if whole is not None and not x.data and x.size is not None and not any(x.axes):
+            _require_fits(x.size, whole)
+            return np.array(x.size if x.size.number is None else x.size.number, dtype=object).reshape((1,) * len(x.axes))
+        raise NotProved(Why.OP, "a Cast to whole numbers or bool is no algebra", "Cast")
+    if floating:
+        array = np.asarray(x)
+        return array if array.dtype == object and array.size != 1 else lifted(m, array)
+    if whole is None:
+        raise NotProved(Why.OP, "a Cast to bool is no algebra", "Cast")
+    for n in np.asarray(x).reshape(-1).tolist():
+        _require_fits(Size.of(n), whole)
+    return x
+
+
+def _require_fits(n: Size, whole: np.dtype[Any]) -> None:
+    """A size that is open fits into 32 bits with a sign; what is cut off by a shorter type changes from size to size."""
+    limits = np.iinfo(whole)
+    fits = limits.min <= n.number <= limits.max if n.number is not None else limits.min < 0 and limits.bits >= 32
+    if not fits:
+        raise NotProved(Why.SIZE, f"a Cast of {n} to {whole.name}, which may not hold it", "Cast")
+
+
+TABLE: dict[str, Op] = {"Cast": _cast}

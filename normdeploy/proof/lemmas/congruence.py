@@ -1,0 +1,52 @@
+"""Equal arguments have equal results.
+
+**Lemma.** If B and A are the same function of x and of unknown functions σ, whatever these are, they are the same for the σ at hand.
+
+**Proof.** Specialisation. In the field σ takes a random value for each argument, the same for the same argument; two arguments that are
+different functions are different residues but for the error probability that is counted anyway. So a Sigmoid may stand inside a region
+where it stands in the same place after the rewrite. `tests/proof/test_lemmas.py` has another function, and another argument, after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...evaluate import evaluate
+from ..machine import Machine
+from ..ops import Attrs, Inputs, Op, lifted
+from ..value import Value
+
+
+def unknown(m: Machine, name: str, x: Value, real: Any) -> Value:
+    """σ(x) of a function of one number that is not looked into."""
+    made = None
+    if m.gf is not None and x.a is not None:
+        m.plan.need(2 * max(x.degree))  # σ hides how high the degree of its argument is from what is compared in the end
+        table, p = m.draws.opaque, m.gf.p
+        made = np.empty(x.a.shape, dtype=object)
+        made.reshape(-1)[:] = [table.setdefault((name, v), m.draws.rng.randrange(p)) for v in x.a.reshape(-1).tolist()]
+    with np.errstate(all="ignore"):
+        y = Value(x.axes, made, np.asarray(real(x.f)), x.data, degree=(max(x.degree[0], 1), 0), sized=x.sized, sums=x.sums)
+    y.fixed = x.fixed | (x.along() if x.sums else frozenset())
+    return y
+
+
+def _unary(name: str) -> Op:
+    def run(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+        def real(x: Any) -> Any:
+            return evaluate.apply(name, [x.astype(np.float64)], attrs, opset=opset)[0]
+
+        return unknown(m, f"{name}{sorted(attrs.items())}", lifted(m, inputs[0]), real)
+
+    return run
+
+
+def _swish(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    """x·sigmoid(alpha·x)."""
+    x = lifted(m, inputs[0])
+    return m.mul(x, _unary("Sigmoid")(m, [m.mul(m.number(float(attrs.get("alpha", 1.0))), x)], {}, opset, outputs))
+
+
+TABLE: dict[str, Op] = {**{name: _unary(name) for name in ("Sigmoid", "Tanh", "Erf", "Softplus", "HardSigmoid", "Gelu")}, "Swish": _swish}

@@ -1,0 +1,112 @@
+"""What is centered is zero on a constant row: Flax's guard says what holds anyway.
+
+**Lemma.** Let c(x) imply min x = max x over some axes, and d = r·(x − mean x) over these axes. Then Where(c, 0, d) = d at every real x.
+
+**Proof.** Where c is false, d is taken. Where it is true, the row is constant, x − mean x is zero, and so is d. Further conditions joined
+by And do no harm. `tests/proof/test_lemmas.py` has another number than 0, other axes, Or for And, and another condition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import NotProved, Why
+from ..machine import Machine
+from ..ops import Attrs, Inputs, Op, axes_of, expanded, lifted
+from ..sizes import Size
+from ..value import Array, Value
+
+Row = tuple[Value, tuple[int, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Extremum:
+    """The least or the largest element of each row of ``x`` over ``axes``."""
+
+    of: str
+    row: Row
+    value: Value  # in floats alone
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """A condition: where it holds, each of ``rows`` is constant. Its floats are zeros and ones."""
+
+    value: Value
+    rows: tuple[Row, ...]
+
+
+def _extremum(of: str, reduce: Any) -> Op:
+    def run(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Extremum:
+        x = lifted(m, inputs[0])
+        given = attrs.get("axes") if len(inputs) < 2 or inputs[1] is None else np.asarray(inputs[1]).reshape(-1).tolist()
+        axes = tuple(axes_of(x, given))
+        slots = tuple(s for i in axes for s in x.slots(i))
+        kept = tuple(() if i in axes else axis for i, axis in enumerate(x.axes))
+        f = reduce(x.f, axis=slots)
+        if not attrs.get("keepdims", 1):
+            kept = tuple(axis for i, axis in enumerate(kept) if i not in axes)
+        return Extremum(of, (x, axes), Value(kept, None, f, x.data))
+
+    return run
+
+
+def _floats(m: Machine, x: Any) -> Value:
+    v = x.value if isinstance(x, (Extremum, Truth)) else lifted(m, x)
+    return Value(v.axes, None, v.f, v.data)
+
+
+def _truth(m: Machine, f: Any, *inputs: Any, rows: tuple[Row, ...] = ()) -> Truth:
+    values = [_floats(m, x) for x in inputs]
+    axes, arrays = m.over_each_other(*values)
+    with np.errstate(all="ignore"):
+        found: Array = np.asarray(f(*(g for _, g in arrays)), dtype=np.float64)
+    return Truth(Value(axes, None, found, any(v.data for v in values)), rows)
+
+
+def _equal(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Truth:
+    a, b = inputs
+    rows: tuple[Row, ...] = ()
+    if isinstance(a, Extremum) and isinstance(b, Extremum) and a.of != b.of and a.row[0] is b.row[0] and a.row[1] == b.row[1]:
+        kept = all(len(e.value.axes) == len(e.row[0].axes) for e in (a, b))  # else it lies over other rows than those it speaks of
+        rows = (a.row,) if kept else ()
+    return _truth(m, np.equal, a, b, rows=rows)
+
+
+def _and(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Truth:
+    rows = tuple(row for x in inputs if isinstance(x, Truth) for row in x.rows)
+    return _truth(m, lambda a, b: (a != 0) & (b != 0), *inputs, rows=rows)
+
+
+def _where(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    condition, chosen, d = inputs[0], inputs[1], lifted(m, inputs[2])
+    zero = lifted(m, chosen)
+    if isinstance(condition, np.ndarray) and condition.dtype == bool and condition.size == 1:  # fixed by the file
+        taken, other = (zero, d) if condition.all() else (d, zero)
+        return expanded(m, expanded(m, taken, other.shape), [Size.of(n) for n in condition.shape])
+    if not isinstance(condition, Truth) or zero.data or zero.sized or zero.f.size != 1 or (zero.f != 0).any():
+        raise NotProved(Why.OP, "Where is no algebra", "Where")
+    if m.gf is not None and not any(_centered(m, d, x, axes) for x, axes in condition.rows):
+        raise NotProved(Why.OP, "Where is no algebra, and nothing shows that it does nothing here", "Where")
+    axes, ((_, c), (_, f), _) = m.over_each_other(condition.value, d, zero)
+    if axes != d.axes:
+        raise NotProved(Why.OP, "Where broadcasts", "Where")
+    return replace(d, f=np.where(c != 0, 0.0, f))
+
+
+def _centered(m: Machine, d: Value, x: Value, axes: tuple[int, ...]) -> bool:
+    """Whether d = r·(x − mean x), axis by axis."""
+    c = m.sub(x, m.mean(x, axes))
+    return len(d.axes) == len(c.axes) and d.f.shape[1:] == c.f.shape[1:] and m.ratio(d, c) is not None
+
+
+TABLE: dict[str, Op] = {
+    "ReduceMax": _extremum("max", np.max),
+    "ReduceMin": _extremum("min", np.min),
+    "Equal": _equal,
+    "And": _and,
+    "Where": _where,
+}

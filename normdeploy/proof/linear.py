@@ -1,0 +1,207 @@
+"""Convolutions, as sums over taps of gathered places.
+
+y[n, o, s] = Σ_{i,t} W[o, i, t]·(G x)[n, i, s, t], where G takes for each place s of the output and each tap t of the kernel one place of
+the input, or a zero where the kernel reaches into the padding (or, transposed, between the strides). Which place is a matter of strides,
+dilations and pads alone. So an identity that holds for every linear G, the same for the same attributes, whose rows add up to one where
+there are no zeros, holds for these: in the field G is a matrix of random elements, one for each set of attributes. A G that only takes
+places would show little: of few points two taps share one. No stride or dilation makes this larger.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..evaluate.core import optional, text
+from .errors import NotProved, Why
+from .machine import Machine
+from .ops import Attrs, Inputs, Op, by_channel, lifted
+from .plan import Atoms, product
+from .sizes import Place, Size
+from .value import Array, Value, axis_of
+
+
+def split_channels(m: Machine, x: Value, axis: int, groups: int) -> Value:
+    """``x`` with an axis of g·c places as two, of g and of c."""
+    head, tail = m.plan.regrouped(x.axes[axis], [Size.of(groups), None])
+    return x.moved((*x.axes[:axis], head, tail, *x.axes[axis + 1 :]))
+
+
+def merged(x: Value, axis: int) -> Value:
+    """``x`` with axes ``axis`` and the next as one."""
+    return x.moved((*x.axes[:axis], x.axes[axis] + x.axes[axis + 1], *x.axes[axis + 2 :]))
+
+
+def _convolution(transposed: bool) -> Op:
+    def run(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+        x, w, groups = lifted(m, inputs[0]), lifted(m, inputs[1]), int(attrs.get("group", 1))
+        rank = len(w.axes) - 2
+        if len(x.axes) != rank + 2:
+            raise NotProved(Why.SIZE, f"a convolution of {rank} axes over an input of {len(x.axes)}")
+        kernel = w.shape[2:]
+        if m.plan.displaced:
+            for k in kernel:
+                m.plan.every_place(k)
+        x = split_channels(m, x, 1, groups)  # (N, g, i, S…)
+        w = split_channels(m, w, 0, groups)  # (g, o, i, K…), transposed (g, i, o, K…)
+        if transposed:
+            order = [0, 2, 1, *range(3, rank + 3)]
+            w = w.moved(tuple(w.axes[i] for i in order), [0] + [s for i in order for s in w.slots(i)])
+        gathered = _gathered(m, x, kernel, attrs, transposed)  # (N, g, i, S'…, K…)
+        left = gathered.moved((*gathered.axes[:2], (), *gathered.axes[2:]))
+        right = w.moved(((), *w.axes[:3], *((),) * rank, *w.axes[3:]))
+        y = m.total(m.mul(left, right), [3, *range(4 + rank, 4 + 2 * rank)])
+        y = y.moved(tuple(axis for i, axis in enumerate(y.axes) if i != 3 and i < 4 + rank))
+        y = merged(y, 1)
+        bias = optional(inputs, 2)
+        return y if bias is None else m.add(y, by_channel(m, bias, y))
+
+    return run
+
+
+def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
+    """(N, g, i, S'…, K…) of (N, g, i, S…)."""
+    rank, a, f = len(kernel), x.a, x.f
+    axes, taps = list(x.axes), []
+    for i in range(rank):
+        source, slots = axes[3 + i], _slots(axes, 3 + i)
+        for atom in source:
+            m.plan.sum_over(atom)
+        label = ("places of a convolution", m.node, i)
+        places = tuple(Place(a, label) for a in m.plan.atoms(_extent(attrs, i, rank, product(source), kernel[i], transposed)))
+        tap = m.plan.atoms(kernel[i])
+        for atom in tap:
+            m.plan.sum_over(atom)
+        if m.plan.displaced and not transposed and _auto(attrs) == "NOTSET":
+            index, exact, real = _by_displacement(m, attrs, i, rank, source, places, kernel[i], a is not None)
+        else:
+            index, exact, real = _map(m, attrs, i, rank, source, places, tap, transposed, a is not None)
+        laid = [1] * slots.start + [-1] + [1] * (f.ndim - slots.stop)
+        f = _taken(m, f, slots, source, index)
+        f = f if real is None else np.where(real.reshape(laid) == 0, 0.0, f)
+        if a is not None and exact is not None and m.gf is not None:
+            flat = np.moveaxis(_flat(m, a, slots, source), slots.start, -1)
+            a = np.moveaxis(np.dot(flat, exact) % m.gf.p, -1, slots.start)
+        f, a = _spread(m, f, slots.start, places, tap), None if a is None else _spread(m, a, slots.start, places, tap)
+        axes[3 + i] = places
+        taps.append(tap)
+    made = Value((*axes, *taps), a, f, x.data, degree=(x.degree[0] + rank, x.degree[1]), sized=x.sized, sums=x.sums)
+    made.fixed = x.fixed | frozenset(axis_of(atom) for axis in axes[3:] for atom in axis)  # two of these may read one place of the input
+    return made
+
+
+def _slots(axes: list[Atoms], axis: int) -> range:
+    start = 1 + sum(len(a) for a in axes[:axis])
+    return range(start, start + len(axes[axis]))
+
+
+def _taken(m: Machine, x: Array, slots: range, source: Atoms, index: Array) -> Array:
+    """The array with the axes of ``slots`` gone, and in their place one for all of ``index``."""
+    return np.take(_flat(m, x, slots, source), index, axis=slots.start)
+
+
+def _flat(m: Machine, x: Array, slots: range, source: Atoms) -> Array:
+    """The array with one axis for those of ``slots``."""
+    counts = [m.plan.count(atom) for atom in source]
+    full = np.broadcast_to(x, (*x.shape[: slots.start], *counts, *x.shape[slots.stop :]))
+    return full.reshape(*x.shape[: slots.start], int(np.prod(counts, dtype=int)), *x.shape[slots.stop :])
+
+
+def _spread(m: Machine, x: Array, at: int, places: Atoms, tap: Atoms) -> Array:
+    """The one axis that `_taken` leaves as the atoms of the output's places, and those of the taps at the end."""
+    first, last = ([m.plan.count(atom) for atom in atoms] for atoms in (places, tap))
+    y = x.reshape(*x.shape[:at], *first, *last, *x.shape[at + 1 :])
+    ends = range(at + len(first), at + len(first) + len(last))
+    return y.transpose([s for s in range(y.ndim) if s not in ends] + list(ends))
+
+
+def _map(
+    m: Machine, attrs: Attrs, i: int, rank: int, source: Atoms, places: Atoms, tap: Atoms, transposed: bool, exactly: bool
+) -> tuple[Array, Array | None, Array | None]:
+    """For each place and tap: which point of the input is read, in the field what part of each point (points, places · taps), and a zero
+    where one may stand (None where none may)."""
+    counts = [int(np.prod([m.plan.count(a) for a in atoms], dtype=int)) for atoms in (source, places, tap)]
+    reads = counts[1] * counts[2]
+    index = np.random.default_rng(53).integers(0, counts[0], reads)
+    zeros = transposed or _pads(attrs, i, rank)
+    real = None
+    if zeros:
+        real = np.ones(reads)
+        real[0] = 0.0
+    if m.gf is None or not exactly:
+        return index, None, real
+    exact = m.elements(("gather", transposed, _said(attrs, i, rank), source, places, tap), (counts[0], reads))
+    if not zeros:
+        exact = exact.copy()
+        exact[-1] = (1 - exact[:-1].sum(axis=0)) % m.gf.p
+    return index, exact, real
+
+
+def _by_displacement(
+    m: Machine, attrs: Attrs, i: int, rank: int, source: Atoms, places: Atoms, kernel: Size, exactly: bool
+) -> tuple[Array, Array | None, Array | None]:
+    """As `_map`, one map of the places for each displacement, the same for all convolutions (the lemma of `normdeploy.proof.branches`)."""
+    points, outputs = (int(np.prod([m.plan.count(a) for a in atoms], dtype=int)) for atoms in (source, places))
+    stride, dilation, _, begin, *_ = _said(attrs, i, rank)
+    taps = kernel.number
+    if taps is None:
+        raise NotProved(Why.SIZE, "a kernel whose size is open")
+    index, exact, real = [], [], []
+    for tap in range(taps):
+        e = tap * dilation - begin
+        same = stride == 1 and e == 0 and product(source) == product(places)
+        inside = e >= 0 and (product(source) - 1 - (product(places) - 1) * stride - e).not_negative
+        index.append(np.arange(points) if same else np.random.default_rng([53, e + 2**20, stride]).integers(0, points, outputs))
+        real.append(np.ones(outputs))
+        real[-1][0] = 1.0 if inside else 0.0
+        if m.gf is not None and exactly:
+            if same:
+                one: Array = np.zeros((points, points), dtype=object)
+                one[np.arange(points), np.arange(points)] = 1
+            else:
+                one = m.elements(("gather", stride, e, source, places), (points, outputs)).copy()
+                if inside:
+                    one[-1] = (1 - one[:-1].sum(axis=0)) % m.gf.p
+            exact.append(one)
+    laid = [np.stack(parts, axis=-1) for parts in (index, real)]  # (places, taps)
+    whole = np.stack(exact, axis=-1).reshape(points, -1) if exact else None
+    return laid[0].reshape(-1), whole, laid[1].reshape(-1)
+
+
+def _said(attrs: Attrs, i: int, rank: int) -> tuple[Any, ...]:
+    one = tuple((attrs.get(name) or [default] * rank)[i] for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
+    pads = attrs.get("pads") or [0] * (2 * rank)
+    given = attrs.get("output_shape")
+    return (*one, pads[i], pads[i + rank], _auto(attrs), None if given is None else tuple(given)[-rank:][i])
+
+
+def _auto(attrs: Attrs) -> str:
+    return text(attrs.get("auto_pad", "NOTSET"))
+
+
+def _pads(attrs: Attrs, i: int, rank: int) -> bool:
+    """Whether the kernel may reach beyond the input along an axis."""
+    pads = attrs.get("pads") or [0] * (2 * rank)
+    return bool(pads[i] or pads[i + rank]) or _auto(attrs) in ("SAME_UPPER", "SAME_LOWER")
+
+
+def _extent(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool) -> Size:
+    """The length of the output along an axis; a symbol of its own, the same for the same attributes, where it is no polynomial."""
+    stride, dilation, extra, begin, end, auto, given = _said(attrs, i, rank)
+    span = (k - 1) * dilation + 1
+    if auto == "NOTSET" or (auto == "VALID" and not begin and not end):
+        if transposed and given is None:
+            return (n - 1) * stride + span + extra - begin - end
+        if not transposed and stride == 1:
+            return n - span + 1 + begin + end
+        if not transposed and n.number is not None and span.number is not None:
+            return Size.of((n.number - span.number + begin + end) // stride + 1)
+    if auto in ("SAME_UPPER", "SAME_LOWER") and n.number is not None:
+        return Size.of(n.number * stride if transposed else -(-n.number // stride))
+    if auto == "NOTSET" and not transposed and span.number is not None:  # ⌊(n − span + begin + end)/stride⌋ + 1
+        return Size.symbol(f"convolution of {n} by {begin + end - span.number} in strides of {stride}")
+    return Size.symbol(f"{'transposed ' if transposed else ''}convolution{_said(attrs, i, rank)} of {n} by {k}")
+
+
+TABLE: dict[str, Op] = {"Conv": _convolution(False), "ConvTranspose": _convolution(True)}

@@ -1,0 +1,266 @@
+"""One evaluation of a piece of a graph: in the field, and beside it in floats.
+
+The ops stand in `normdeploy.proof.ops`; they are made of arithmetic and sums (`normdeploy.proof.arithmetic`), and of the roots here, each
+with the premises of the theorem (docs/certificates.md) checked where it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from . import readings
+from .arithmetic import Arithmetic, Radicand
+from .errors import NewPrime, NotProved, OtherEpsilon, Redraw, Why
+from .field import Field
+from .plan import Axes, Plan
+from .sampler import DRAWS, Draws, Held
+from .sizes import Size
+from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
+
+__all__ = ["DRAWS", "Draws", "Held", "Machine"]
+
+
+class Machine(Arithmetic):
+    """Evaluates ops on `Value`s. Without a field only the floats are computed, and no premise is checked."""
+
+    def __init__(self, plan: Plan, draws: Draws, gf: Field | None, real: type = np.float64) -> None:
+        super().__init__(plan, draws, gf, real)
+        self.generators: list[tuple[Fraction, int]] = []  # constants whose roots are no rationals, and these roots
+        self.unknown: dict[int, int] = {}  # constants that are no small fractions, and their roots
+        self.others: list[OtherEpsilon] = []  # of radicands that differ from the known ones in epsilon alone
+        self.node = 0  # id of the node that is evaluated
+        self.given: dict[int, Value] = {}  # what constants after are proved to be, by their ids
+        self.epsilons: dict[int, Value] = {}  # of nodes, by their ids
+        self.divisors: list[Radicand] = []  # √V + ε
+
+    def constant(self, held: Array | Held) -> Value:
+        """As `Sampler.constant`; a number that is the rounding of a fraction of counts is that fraction, where such are read."""
+        held = held if isinstance(held, Held) else Held(held)
+        if self.draws.counts and held.finite and held.uniform and held.array.size <= readings.FEW:
+            number = float(held.array.reshape(-1)[0])
+            reading = readings.of(number, self.draws.counts, held.half)
+            if reading is not None:
+                return self._read(tuple(self.plan.atoms(Size.of(n)) for n in held.array.shape), number, reading)
+        return super().constant(held)
+
+    def _read(self, axes: Axes, number: float, reading: readings.Reading) -> Value:
+        """A constant as what it is the rounding of."""
+        self.draws.read[number] = str(reading)
+        one = self.number(reading.square if reading.root else reading.fraction)
+        one = self.root(one) if reading.root else one
+        one = self.neg(one) if number < 0 and reading.root else one
+        flat = (1,) * (1 + sum(len(axis) for axis in axes))
+        return Value(
+            axes,
+            None if one.a is None else one.a.reshape(flat),
+            one.f.reshape(flat),
+            sign=POSITIVE if number > 0 else NEGATIVE,
+            nonzero=True,
+        )
+
+    def standardized(self, x: Value, axes: Sequence[int], epsilon: float, centered: bool = True) -> tuple[Value, Value, Value]:
+        """((x − mean)/√(variance + ε), mean, 1/√(variance + ε)); without ``centered`` the mean is left at zero."""
+        mean = self.mean(x, axes)
+        d = self.sub(x, mean) if centered else x
+        v = self.mean(self.mul(d, d), axes)
+        w = self.add(v, self.epsilon(epsilon))
+        w.sign = max(w.sign, NOT_NEGATIVE if epsilon >= 0 else NEGATIVE)
+        inverse = self.inverse(self.root(w))
+        y = self.mul(d, inverse)
+        with np.errstate(all="ignore"):
+            _, ((_, f), (_, g)) = self.over_each_other(d, inverse)
+            y.f = f * g
+        return y, mean, inverse
+
+    def epsilon(self, given: float) -> Value:
+        """The epsilon of the node that is evaluated: as given, or the exact one that the nodes before were seen to have."""
+        residue, value = self.draws.epsilons.get(self.node, (None, given))
+        e = self.number(value)
+        if residue is not None and self.gf is not None:
+            e.a = np.array([residue], dtype=object)
+        self.epsilons[self.node] = e
+        return e
+
+    def inverse(self, y: Value) -> Value:
+        """As `Arithmetic.inverse`; of √V + ε the exact epsilon is asked for, as of the radicand V + ε."""
+        if y.data and y.roots is None and y.a is not None:
+            for known in self.divisors:
+                other = self._other_epsilon(y, known)
+                if other is not None and other.residue not in (0, _residue(known.epsilon)):
+                    raise other
+            if self.node in self.epsilons:
+                self.divisors.append(Radicand(y, y, self.node, self.epsilons[self.node]))
+        return super().inverse(y)
+
+    def root(self, t: Value) -> Value:
+        """√t: of a constant, of a multiple of a radicand that is known, or of a new radicand that can't be negative."""
+        with np.errstate(all="ignore"):
+            f = np.sqrt(t.f)
+        degree = ((t.degree[0] + t.degree[1] + 1) // 2, t.degree[1])
+        made = Value(t.axes, None, f, t.data, POSITIVE if t.sign == POSITIVE else NOT_NEGATIVE, degree, sized=t.sized, sums=t.sums)
+        made.nonzero, made.fixed = t.sign == POSITIVE, t.fixed | (t.along() if t.sums else frozenset())
+        if self.gf is None or t.a is None:
+            return made
+        if not t.data and t.a.size == 1:
+            made.a = np.full(t.a.shape, self._constant_root(int(t.a.reshape(-1)[0]), float(t.f.reshape(-1)[0])), dtype=object)
+            return made
+        if not t.data and t.sign != POSITIVE:
+            raise NotProved(Why.SIGN, "it takes the root of a constant that is negative or zero")
+        for i, radicand in enumerate(self.radicands):
+            ratio = self.ratio(t, radicand.w)
+            if ratio is not None:
+                r, value = ratio
+                made.roots = frozenset({i})
+                if value <= 0:
+                    raise NotProved(Why.SIGN, "it takes the root of what is negative")
+                factor = self._constant_root(r, value)
+                made.a = self._laid_like(radicand.root, t) * factor % self.gf.p
+                return made
+        for radicand in self.radicands:  # 1/(V + ε), and what else is r/W
+            ratio = self.product(t, radicand.w)
+            if ratio is not None and ratio[1] > 0:
+                factor = self._constant_root(*ratio)
+                made.a = self._laid_like(self.inverse(radicand.root), t) * factor % self.gf.p
+                return made
+        turned = [t, super().inverse(t)] if t.data and t.sign == POSITIVE else [t]  # √(1/(V + ε)) too
+        other = next((e for r in self.radicands for u in turned if (e := self._other_epsilon(u, r)) is not None), None)
+        if other is not None and other.residue:
+            raise other
+        if other is not None:  # a root of the variance alone: only one step of several, or an epsilon was lost
+            self.others.append(other)
+        if t.data and not t.sign:
+            raise other or NotProved(Why.SIGN, "it takes the root of what may be negative")
+        made.a, made.roots = self._new_root(t), frozenset({len(self.radicands)})
+        self.radicands.append(Radicand(t, made, self.node, self.epsilons.get(self.node)))
+        return made
+
+    def _new_root(self, t: Value) -> Array:
+        assert self.gf is not None
+        assert t.a is not None
+        root = self.gf.root(t.a)
+        seen = self.draws.seen.setdefault(len(self.radicands), set())
+        bad = root == -1
+        seen.update(np.unique(~bad).tolist())
+        if bad.any():
+            raise Redraw(bad, t.atoms)
+        return root
+
+    def _laid_like(self, x: Value, like: Value) -> Array:
+        """The elements of ``x``, which vary as those of ``like``, in its layout."""
+        assert x.a is not None
+        assert like.a is not None
+        return x.varying(x.a)[1].reshape(x.a.shape[0], *like.a.shape[1:])
+
+    def _other_epsilon(self, t: Value, radicand: Radicand) -> OtherEpsilon | None:
+        """Where t = r·(W − ε) + e with another e than r·ε: e/r in the place of ε."""
+        if radicand.epsilon is None or radicand.epsilon.a is None or self.gf is None or not t.data or t.a is None or radicand.w.a is None:
+            return None
+        (mine, a), (theirs, b) = t.varying(t.a), radicand.w.varying(radicand.w.a)
+        if mine != theirs or a.shape != b.shape or a.size < 4:
+            return None
+        p = self.gf.p
+        a, b = a.reshape(-1), (b.reshape(-1) - _residue(radicand.epsilon)) % p
+        if (b[0] - b[1]) % p == 0:
+            return None
+        r = int(a[0] - a[1]) * pow(int(b[0] - b[1]), -1, p) % p
+        e = int(a[0] - r * b[0]) % p
+        if not r or ((a - r * b - e) % p != 0).any():
+            return None
+        f, g = t.f.reshape(-1), radicand.w.f.reshape(-1) - radicand.epsilon.f.reshape(-1)[0]
+        if f.size != g.size:
+            return None
+        i, j = int(np.argmax(g)), int(np.argmin(g))
+        slope = float((f[i] - f[j]) / (g[i] - g[j]))
+        value = float(f[j] - slope * g[j]) / slope
+        if slope <= 0:
+            raise NotProved(Why.SIGN, "it takes the root of what may be negative")
+        if abs(g[j]) > 2.0**18 * abs(value) and e:
+            raise NotProved(Why.LIMIT, "its epsilon can't be measured beside its variance")
+        return OtherEpsilon(radicand.node, e * pow(r, -1, p) % p, value)
+
+    def _constant_root(self, v: int, value: float) -> int:
+        """√v of a positive rational, times powers of sizes.
+
+        Roots of rationals satisfy no relations but those that multiplication of positive roots gives (Besicovitch, 1940): √a·√b is
+        rational where a·b is a square. So a rational root is that rational, one that belongs to another is made of it, and any
+        further one may have either sign.
+        """
+        assert self.gf is not None
+        if value < 0:
+            raise NotProved(Why.SIGN, "it takes the root of a negative constant")
+        if v == 0:
+            return 0
+        for factor, number, root in self._size_powers():
+            q = self.gf.rational(v * factor % self.gf.p)
+            if q is None or q <= 0 or not math.isclose(float(q), value * number, rel_tol=1e-9):
+                continue
+            return self._rational_root(q) * pow(root, -1, self.gf.p) % self.gf.p
+        return self._unknown_root(v)
+
+    def _unknown_root(self, v: int) -> int:
+        """√v of a constant that is no small fraction: either root, and what is proved has to hold for both."""
+        assert self.gf is not None
+        if not self.unknown.keys() <= {v}:
+            raise NotProved(Why.LIMIT, "it takes the roots of several constants that are no fractions")
+        if not self.gf.is_square(v):
+            raise NewPrime
+        root = pow(v, (self.gf.p + 1) // 4, self.gf.p)
+        self.unknown[v] = self.gf.p - root if self.draws.flipped else root
+        return self.unknown[v]
+
+    def _size_powers(self) -> list[tuple[int, float, int]]:
+        """(n^e in the field, as a number, its root) for products of powers of up to two of the sizes in use, 1 first."""
+        assert self.gf is not None
+        p, found = self.gf.p, [(1, 1.0, 1)]
+        for q, n in self.draws.symbols.values():
+            found += [(c * pow(q, 2 * e, p) % p, x * n**e, s * pow(q, e, p) % p) for c, x, s in found[:64] for e in (-1, 1, -2, 2)]
+        return found[:4096]
+
+    def _rational_root(self, q: Fraction) -> int:
+        assert self.gf is not None
+        p = self.gf.p
+        subsets: list[tuple[Fraction, int]] = [(Fraction(1), 1)]
+        for known, root in self.generators:
+            subsets += [(q0 * known, r0 * root % p) for q0, r0 in subsets]
+        for known, root in subsets:
+            product = q * known
+            a, b = math.isqrt(product.numerator), math.isqrt(product.denominator)
+            if a * a == product.numerator and b * b == product.denominator:  # √q = √(q·known)/√known
+                return self.gf.fraction(Fraction(a, b)) * pow(root, -1, self.gf.p) % self.gf.p
+        if len(self.generators) >= 3:
+            raise NotProved(Why.LIMIT, "it takes the roots of more than three constants")
+        residue = self.gf.fraction(q)
+        if not self.gf.is_square(residue):
+            raise NewPrime
+        root = pow(residue, (self.gf.p + 1) // 4, self.gf.p)
+        self.generators.append((q, root))
+        return root
+
+    def power(self, x: Value, q: Fraction) -> Value:
+        """x^q for whole and half q."""
+        if q.denominator not in (1, 2) or abs(q) > 16:
+            raise NotProved(Why.OP, f"Pow by {float(q):g}, which is no whole or half number")
+        if q == 0:
+            raise NotProved(Why.OP, "Pow by 0")
+        base = x
+        if q.denominator == 2:
+            base = self.root(x)
+        n = int(q * q.denominator)
+        made = base
+        for _ in range(abs(n) - 1):
+            made = self.mul(made, base)
+        made = self.inverse(made) if n < 0 else made
+        with np.errstate(all="ignore"):
+            made = replace(made, f=np.power(x.f, np.asarray(float(q), dtype=self.real)))
+        return made
+
+
+def _residue(number: Value | None) -> int:
+    assert number is not None
+    assert number.a is not None
+    return int(number.a.reshape(-1)[0])

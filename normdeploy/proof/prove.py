@@ -1,0 +1,343 @@
+"""``prove``: two functions of the same leaves are one, at every real input and at every size.
+
+docs/certificates.md has the theorem. Both sides are evaluated at random points of a random prime field; then in floats, on inputs with NaN,
+Inf and constant rows, to see that nothing is hidden; then what a rewrite computed is compared with what is stored.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..evaluate import evaluate
+from . import nonfinite, readings, stored
+from .branches import Branches
+from .errors import NewPrime, NotProved, OtherEpsilon, Redraw, Restart, Why
+from .field import BITS, Field
+from .field import field as field_number
+from .folds import given
+from .machine import DRAWS, Draws, Machine
+from .plan import Plan
+from .sides import Sides
+from .sizes import Place, Size
+from .value import Value
+
+_BEGINNINGS = 500  # evaluations that one proof may begin
+PROMISED = 80  # bits of the error probability of an exact certificate
+_ASKED = PROMISED + 16  # of each identity: a certificate may hold several
+_LONGEST = 4096  # bits of a prime
+_PRIMES = 12
+_ROUNDS = 24  # redraws of one kind: each halves the rows that are bad
+_UNSEEN = 60  # evaluations in which a radicand may be a square every time
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Both sides are one function. ``parameters``: but for a scale and shift of each element, which stand in the file rounded.
+
+    ``epsilons``: by place among the nodes after, the exact epsilon. ``plan``: how the axes were laid out. It holds for all sides that
+    differ in the elements of larger constants alone; what these hold `checked` looks at.
+    """
+
+    points: int
+    degree: int
+    parameters: bool
+    epsilons: dict[int, float]
+    plan: Plan = field(compare=False)
+    gains: bool = False  # an infinite input gives NaN where it gave a number before
+    read: tuple[tuple[float, str], ...] = ()  # constants that were read as the fractions they are roundings of (`proof.readings`)
+    roots: int = 0  # elements of roots in one input: each doubles the degree of what has to vanish, and halves the inputs that have it
+    zeros: tuple[Size, ...] = ()  # sizes that both divide by and that may be zero
+    sized: bool = False  # a leaf has an open size
+    length: int = BITS  # of the prime, in bits
+
+    @property
+    def bits(self) -> int:
+        """The error probability is 2^-bits or less: 4^roots · (total degree)/p, the total degree (weights, sizes and parameters too) being
+        less than 2^16 times the counted one, and less for p itself (docs/certificates.md)."""
+        return max(self.length - self.lost, 0)
+
+    @property
+    def lost(self) -> int:
+        """Bits of the prime that go to roots and degree."""
+        return 16 + 2 * self.roots + math.ceil(math.log2(max(self.degree, 1)))
+
+
+def identity(sides: Sides) -> Identity:
+    """Show that both sides are one function.
+
+    Raises:
+        NotProved: they are not, or it can't be shown; with the reason and the culprit.
+    """
+    plan = Plan(displaced=isinstance(sides.expressions, Branches))
+    counts = readings.counts([s.number for s in shape] for shape in sides.shapes)
+    read: frozenset[int] = frozenset()
+    try:
+        found = _in_the_field(sides, plan, read)
+    except NotProved as e:
+        if e.why not in (Why.DIFFERS, Why.SIGN, Why.LIMIT) or not counts:
+            raise
+        read = counts
+        try:
+            found = _in_the_field(sides, plan, read)
+        except NotProved:
+            raise e from None
+        if not found.read:
+            raise
+    if found.bits < _ASKED and found.lost + _ASKED <= _LONGEST:  # many roots: in a larger field
+        found = _in_the_field(sides, plan, read, found.lost + _ASKED)
+    if found.bits < _ASKED:
+        raise NotProved(Why.LIMIT, f"it takes {found.roots} roots of each input, too many for an error probability of 2^-{PROMISED}")
+    gains = nonfinite.check(sides, plan)
+    nonfinite.check_sizes(sides, found.zeros)
+    return replace(found, gains=gains)
+
+
+def checked(sides: Sides, found: Identity) -> None:
+    """Show that what the rewrite computed and stored is what the identity speaks of.
+
+    Raises:
+        NotProved: a parameter is not the exact one, or not stored as it, rounded once.
+    """
+    if found.parameters or found.epsilons:
+        stored.check(sides, found.plan, found.epsilons, bool(found.read))
+    if sides.expressions is not None and sides.graph is not None:
+        stored.check_expressions(sides.graph, sides.expressions, found.plan)
+    stored.check_bytes(sides)
+
+
+def prove(sides: Sides) -> Identity:
+    """`identity` and `checked`."""
+    found = identity(sides)
+    checked(sides, found)
+    return found
+
+
+def _in_the_field(sides: Sides, plan: Plan, counts: frozenset[int], length: int = BITS) -> Identity:
+    """Evaluate both until every root is at hand, and compare.
+
+    Args:
+        counts: of which constants are read as fractions.
+        length: of the prime, in bits.
+    """
+    number, draws, unseen = 0, replace(_fresh(counts=counts), length=length), 0
+    for _ in range(_BEGINNINGS):
+        m = Machine(plan, draws, field_number(number, length))
+        try:
+            with evaluate.quiet():
+                found = _once(m, sides)
+        except Restart:
+            draws = _fresh(draws, epsilons=True)
+            continue
+        except Redraw as e:
+            _redrawn(draws, e)
+            continue
+        except NewPrime:
+            number, draws = number + 1, _fresh(draws)
+            if number == _PRIMES:
+                raise NotProved(Why.LIMIT, "its constants have no common field") from None
+            continue
+        except OtherEpsilon as e:
+            if e.node in draws.epsilons:
+                raise NotProved(Why.DIFFERS, "it takes roots that no one epsilon agrees with") from None
+            draws.epsilons[e.node] = (e.residue, e.value)
+            continue
+        if all(len(draws.seen.get(i, ())) == 2 for i in range(len(m.radicands))):
+            again = _again(draws, found, bool(m.unknown))
+            if again is None:
+                return found
+            draws = again
+            continue
+        unseen += 1
+        if unseen == _UNSEEN:
+            raise NotProved(Why.SIGN, "it takes the root of what is a square itself")
+        draws.elements, draws.affine = {k: v for k, v in draws.elements.items() if k[0] == "weights"}, []
+    raise NotProved(Why.LIMIT, "no points were found at which all its roots exist")
+
+
+def _again(draws: Draws, found: Identity, unknown: bool) -> Draws | None:
+    """What is to be looked at once more: other sizes, on which no scale, shift or epsilon may depend; the other sign of roots."""
+    sizes = found.sized and (found.parameters or found.epsilons) and len(draws.affine) == 1
+    if len(draws.affine) == 2:
+        for one, other in zip(*draws.affine, strict=True):
+            if (one is None) != (other is None) or (one is not None and any((u != v).any() for u, v in zip(one, other, strict=True))):
+                raise NotProved(Why.DIFFERS, "a scale, a shift or an epsilon of it depends on a size")
+        draws.affine = [None]  # looked at
+    if sizes:
+        draws.elements = {k: v for k, v in draws.elements.items() if k[0] == "constant"}
+        draws.symbols = {}
+        return draws
+    if not unknown or draws.flipped:
+        return None
+    draws.flipped, draws.affine = True, []
+    return draws
+
+
+def _fresh(old: Draws | None = None, epsilons: bool = False, counts: frozenset[int] = frozenset()) -> Draws:
+    """New random elements; the file's constants and, in the same field, the epsilons stay."""
+    draws = Draws(random.Random(random.SystemRandom().getrandbits(128)), counts=counts)
+    if old is not None:
+        draws.held, draws.counts, draws.length = old.held, old.counts, old.length
+        draws.epsilons = dict(old.epsilons) if epsilons else {}
+    return draws
+
+
+def _once(m: Machine, sides: Sides) -> Identity:
+    leaves = [m.leaf(i, shape, partial(_floats, i)) for i, shape in enumerate(sides.shapes)]
+    if sides.expressions is not None and sides.graph is not None:
+        try:
+            m.given = given(m, sides.graph, sides.expressions)
+        except NotProved:
+            sides.before(m, leaves)  # which may show how an axis is cut
+            raise
+    new = sides.after(m, leaves)
+    zeros, m.zeros, divided, m.divided = m.zeros, [], m.divided, set()
+    old = sides.before(m, leaves)
+    computed = bool(m.draws.epsilons or m.draws.read) or any(id(c) in sides.graph.exact for c in sides.constants() if sides.graph)
+    try:
+        if set(zeros) != set(m.zeros):
+            sizes = ", ".join(map(str, set(zeros) ^ set(m.zeros)))
+            raise NotProved(Why.SIZE, f"one of both divides by {sizes}, which is zero at some size")
+        if divided != m.divided:
+            raise NotProved(Why.HIDDEN, "one of both divides by a deviation that may be zero, the other does not")
+        results = [_compared(m, b, a, computed) for b, a in zip(old, new, strict=True)]
+    except NotProved as e:
+        e.culprit = e.culprit or sides.culprit
+        if e.why is not Why.DIFFERS or not m.others or m.draws.epsilons:
+            raise
+        raise m.others[-1] from None
+    places = {id(n): i for i, n in enumerate(sides.nodes)}
+    epsilons = {places[node]: value for node, (_, value) in m.draws.epsilons.items()}
+    points, degrees, affine = zip(*results, strict=True)
+    m.draws.affine.append(affine)
+    sized = any(size.symbols() for shape in sides.shapes for size in shape)
+    roots = sum(r.root.a.size // r.root.a.shape[0] for r in m.radicands if r.root.a is not None)
+    return Identity(
+        sum(points),
+        max(degrees),
+        any(x is not None for x in affine),
+        epsilons,
+        m.plan,
+        read=tuple(sorted(m.draws.read.items())),
+        roots=roots,
+        zeros=tuple(set(zeros)),
+        sized=sized,
+        length=m.draws.length,
+    )
+
+
+def _floats(leaf: int, counts: tuple[int, ...]) -> Any:
+    """Normal, and in the last draw zero, where an epsilon shows as it is."""
+    x = np.random.default_rng(41 + leaf).standard_normal((DRAWS, *counts))
+    x[-1] = 0.0
+    return x
+
+
+def _compared(m: Machine, old: Value, new: Value, computed: bool) -> tuple[int, int, Any]:
+    """(points, degree, the scale and shift of each element where they are equal up to these).
+
+    ``computed``: after holds numbers that were rounded.
+    """
+    if old.shape != new.shape:
+        raise NotProved(Why.SIZE, f"the shape {_told(old)} becomes {_told(new)}, and nothing says that they are one")
+    degree = max(old.degree[0] + new.degree[1], new.degree[0] + old.degree[1])
+    _, ((b, f), (a, g)) = m.over_each_other(old, new)
+    assert a is not None
+    assert b is not None
+    assert m.gf is not None
+    p = m.gf.p
+    same = not ((a - b) % p != 0).any()
+    if not same and not computed:
+        raise NotProved(Why.DIFFERS, "it computes something else")
+    if not same:
+        degree *= 2
+    affine = None if same else _affine(a, b, p)
+    m.plan.need(degree)
+    f, g = np.broadcast_arrays(f[: DRAWS - 1], g[: DRAWS - 1])
+    if same and not np.allclose(f, g, rtol=1e-6, atol=1e-6 * (float(np.abs(f).max()) + 1e-300), equal_nan=True):
+        raise NotProved(Why.DIFFERS, "the floats differ where the field agrees")
+    return int(np.prod(np.broadcast_shapes(a.shape, b.shape))), degree, affine
+
+
+def _affine(a: Any, b: Any, p: int) -> tuple[Any, Any]:
+    """A and B of before = A·after + B at each element, the same for all inputs: two draws fix them, the others agree."""
+    a, b = np.broadcast_arrays(a, b)
+    if a.shape[0] < 4:
+        raise NotProved(Why.DIFFERS, "it computes something else")
+    da, db = (a[1:] - a[0]) % p, (b[1:] - b[0]) % p
+    if ((da == 0) != (db == 0)).any() or ((db[1:] * da[0] - db[0] * da[1:]) % p != 0).any():
+        raise NotProved(Why.DIFFERS, "it computes something else")
+    scale = Field(p).inverse(da[0]) * db[0] % p
+    scale[da[0] == 0] = 1  # where gamma is zero both are a shift
+    return scale, (b[0] - scale * a[0]) % p
+
+
+def _told(v: Value) -> str:
+    return "(" + ", ".join(map(str, v.shape)) + ")"
+
+
+def _redrawn(draws: Draws, e: Redraw) -> None:
+    """Draw the elements again of which a row without a root is made.
+
+    What good rows are made of as well (a bias that is added to all of them) stays, or all rows would have to be good by chance at once:
+    first the leaf whose axes the bad rows are told by is drawn again, then whatever belongs to as few rows, then all; and so on.
+    """
+    held = {k: v for k, v in draws.elements.items() if k[0] in ("leaf", "constant")}
+    masks = {k: _over(e, k[-1], v.shape) for k, v in held.items()}
+    if e.mask is not None:
+        fewest, told = e.mask.mean(), _told_by(e)
+        tight = {k: mask for k, mask in masks.items() if mask.mean() <= fewest}
+        own = {k: mask for k, mask in tight.items() if k[0] == "leaf" and told == {k[1]}}
+        choices = [own, tight, masks]
+        masks = next(filter(None, choices[draws.redraws // _ROUNDS % 3 :]), masks)
+    draws.redraws += 1
+    for key, mask in masks.items():
+        count = int(mask.sum())
+        if count:
+            fresh = held[key].copy()
+            fresh[mask] = [draws.rng.getrandbits(draws.length - 1) | 1 for _ in range(count)]
+            draws.elements[key] = fresh
+            if key[0] == "constant":  # what was taken down of scales and shifts was with other parameters
+                draws.affine = []
+
+
+def _told_by(e: Redraw) -> set[int]:
+    """The leaves by whose axes the rows of the mask are told."""
+    varying = [atom for atom, n in zip(e.atoms, e.mask.shape[1:], strict=True) if n > 1]
+    return {atom.label[0] if isinstance(atom, Place) else -1 for atom in varying}
+
+
+def _over(e: Redraw, atoms: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
+    """Which elements of a tensor of these atoms belong to the rows of the mask."""
+    if e.mask is None:
+        return np.ones(shape, dtype=bool)
+    mask, left, places = e.mask, list(enumerate(atoms)), {}
+    for slot, atom in enumerate(e.atoms, start=1):
+        if mask.shape[slot] == 1:
+            continue
+        place = next((i for i, own in left if own == atom and _one_place(own, atom)), None)
+        if place is None:
+            mask = mask.any(axis=slot, keepdims=True)
+        else:
+            left = [(i, own) for i, own in left if i != place]
+            places[slot] = place + 1
+    order = sorted(places, key=lambda s: places[s])
+    mask = mask.transpose([0, *order, *(s for s in range(1, mask.ndim) if s not in places)])
+    wanted = [1] * len(shape)
+    for slot in order:
+        wanted[places[slot]] = e.mask.shape[slot]
+    wanted[0] = mask.shape[0]
+    mask = mask.reshape(wanted)
+    if shape[0] == 1 and mask.shape[0] > 1:
+        mask = mask.any(axis=0, keepdims=True)
+    return np.broadcast_to(mask, shape)
+
+
+def _one_place(own: Any, atom: Any) -> bool:
+    """Whether two axes of one size can be the same axis: what the same leaf calls otherwise is another."""
+    return not isinstance(own, Place) or not isinstance(atom, Place) or own.label[0] != atom.label[0] or own.label == atom.label

@@ -1,0 +1,191 @@
+"""A region of a graph, evaluated by a `Machine`: its nodes as they stand there, with their attributes and initializers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluate
+from ..graphs import functions
+from ..graphs.file_graph import NEWEST
+from ..graphs.graph import Graph
+from ..recognition.region import Region
+from . import linear, norms, ops, whole_numbers
+from .errors import NotProved, Why
+from .lemmas import TABLE as LEMMAS
+from .lemmas.casts import to_type
+from .machine import Held, Machine
+from .sizes import Size, dim_size
+from .value import Value
+
+FAILURES = (evaluate.Unsupported, ValueError, TypeError, IndexError, KeyError, AssertionError, AttributeError, ArithmeticError)
+_STANDARD = ("", "ai.onnx")
+
+Own = Callable[[gs.Node], Callable[[Machine, list[Any], Mapping[str, Any]], tuple[Any, ...]] | None]
+_NAMED = {("com.microsoft", "LayerNormalization"), ("com.microsoft", "SimplifiedLayerNormalization")}
+
+
+def shape_of(graph: Graph, t: gs.Tensor) -> tuple[Size, ...]:
+    """The shape that the file states; a dim that it does not is a symbol of its own."""
+    shape = graph.shape(t)
+    if shape is None:
+        raise NotProved(Why.SIZE, f"the rank of {t.name!r} is not known", t.name)
+    return tuple(dim_size(d, f"\0{t.name}:{i}") for i, d in enumerate(shape))
+
+
+def run(m: Machine, region: Region, leaves: Mapping[int, Value]) -> Value:
+    """The value of the region's result. ``leaves``: by the id of their tensors."""
+    graph = region.graph
+    env: dict[int, Any] = dict(leaves)
+    for t in region.shape_leaves:
+        if id(t) not in env:
+            env[id(t)] = _Shaped(shape_of(graph, t))
+    run_nodes(m, graph, region.nodes, env)
+    y = env.get(id(region.y))
+    if y is None and graph.is_constant(region.y):
+        y = constant(m, graph, region.y)
+    if not isinstance(y, Value):
+        raise NotProved(Why.OP, f"{region.y.name!r} is no result of algebra", region.y.name)
+    if m.gf is not None and y.a is None:
+        raise NotProved(Why.OP, "a constant of it is not finite", region.y.name)
+    return y
+
+
+def run_nodes(m: Machine, graph: Graph, nodes: Sequence[gs.Node], env: MutableMapping[int, Any], own: Own | None = None) -> None:
+    """Evaluate nodes in topological order; ``env`` gets their outputs, by the ids of the tensors.
+
+    ``own``: the meaning of a node that is none of the standard's, None where it is.
+    """
+    for node in nodes:
+        m.node = id(node)
+        inputs = [_input(m, graph, node, i, t, env) for i, t in enumerate(node.inputs)]
+        opset = max(graph.opset, NEWEST) if id(node) in graph._new else graph.opset
+        try:
+            meaning = own(node) if own is not None else None
+            found = meaning(m, inputs, graph.attrs(node)) if meaning is not None else _node(m, graph, node, inputs, opset)
+        except NotProved as e:
+            e.culprit = node.outputs[0].name if node.outputs else e.culprit
+            raise
+        except FAILURES as e:
+            raise NotProved(Why.OP, f"{node.op} can't be followed: {type(e).__name__}: {e}", node.outputs[0].name) from e
+        env.update((id(t), v) for t, v in zip(node.outputs, found, strict=False) if v is not None)
+
+
+class _Shaped:
+    """A tensor of which only the shape is read."""
+
+    def __init__(self, shape: tuple[Size, ...]) -> None:
+        self.shape = shape
+
+
+def _input(m: Machine, graph: Graph, node: gs.Node, i: int, t: gs.Tensor, env: MutableMapping[int, Any]) -> Any:
+    if t.is_empty():
+        return None
+    if id(t) in env:
+        return env[id(t)]
+    if id(t) in m.given:
+        return m.given[id(t)]
+    if node.op == "CastLike" and i == 1:  # its type alone is asked for
+        return None
+    if not graph.is_constant(t):
+        raise NotProved(Why.OP, f"{t.name!r} is no constant and no input of the region", t.name)
+    env[id(t)] = constant(m, graph, t)
+    return env[id(t)]
+
+
+def constant(m: Machine, graph: Graph, t: gs.Tensor) -> Any:
+    """A constant of the file: whole numbers as they are, others as a value."""
+    held = m.draws.held.get(id(t))
+    if held is None:
+        try:
+            with evaluate.quiet():
+                array = graph.value(t)
+        except evaluate.Unsupported as e:
+            raise NotProved(Why.LIMIT, str(e), t.name) from e
+        if array.dtype.kind in "iub":
+            return array
+        held = m.draws.held[id(t)] = Held(array, _half(graph, t))
+    return m.constant(held)
+
+
+def _half(graph: Graph, t: gs.Tensor) -> bool:
+    """Whether a constant was stored in float16, before Casts."""
+    node = graph.producer(t)
+    while node is not None and node.op in ("Cast", "CastLike", "Identity"):
+        t, node = node.inputs[0], graph.producer(node.inputs[0])
+    return getattr(graph.dtype(t), "name", "") == "float16"
+
+
+def _node(m: Machine, graph: Graph, node: gs.Node, inputs: list[Any], opset: int) -> tuple[Any, ...]:
+    if node.op == "CastLike":
+        kind = graph.dtype(node.inputs[1])
+        floating = kind is None or kind.kind in "fV"
+        return (to_type(m, inputs[0], floating, kind if kind is not None and kind.kind in "iu" else None),)
+    return apply(m, node.op, node.domain or "", inputs, graph.attrs(node), opset, len(node.outputs))
+
+
+def apply(m: Machine, op: str, domain: str, inputs: list[Any], attrs: Mapping[str, Any], opset: int, outputs: int) -> tuple[Any, ...]:
+    """The outputs of one node.
+
+    Raises:
+        NotProved: the op is outside of the language, or a premise does not hold.
+    """
+    if domain == functions.DOMAIN and op in functions.OPS:
+        return _function(m, op, inputs, attrs, opset)
+    if domain not in _STANDARD and (domain, op) not in _NAMED:
+        raise NotProved(Why.OP, f"{domain}.{op} is no op of the language", op)
+    if op == "Shape":
+        shape = list(inputs[0].shape)[attrs.get("start", 0) : attrs.get("end")]
+        return (_whole(shape, (len(shape),)),)
+    if op == "Size":
+        total: Any = Size.of(1)
+        for n in inputs[0].shape:
+            total = total * n
+        return (_whole([total], ()),)
+    if any(isinstance(x, _Shaped) for x in inputs):
+        raise NotProved(Why.OP, f"{op} reads a tensor that is no input of the region", op)
+    if op == "Constant":
+        (array,) = evaluate.apply(op, inputs, attrs, opset=opset)
+        return (array if array is None or array.dtype.kind in "iub" else m.constant(array),)
+    if inputs and all(whole_numbers.is_whole(x) for x in inputs) and op not in ("Cast", "ConstantOfShape"):
+        return tuple(
+            x if whole_numbers.is_whole(x) else m.constant(np.asarray(x)) for x in whole_numbers.apply(op, inputs, attrs, opset, outputs)
+        )
+    function = ops.TABLE.get(op) or norms.TABLE.get(op) or linear.TABLE.get(op) or LEMMAS.get(op)
+    if function is None:
+        raise NotProved(Why.OP, f"{op} is no algebra", op)
+    found = function(m, inputs, attrs, opset, outputs)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _whole(sizes: list[Size], shape: tuple[int, ...]) -> np.ndarray:
+    numbers = [s.number for s in sizes]
+    if all(n is not None for n in numbers):
+        return np.array(numbers, dtype=np.int64).reshape(shape)
+    made = np.empty(len(sizes), dtype=object)
+    made[:] = sizes
+    return made.reshape(shape)
+
+
+def _function(m: Machine, op: str, inputs: list[Any], attrs: Mapping[str, Any], opset: int) -> tuple[Any, ...]:
+    """One of this project's ops, by its function body."""
+    opset = max(opset, functions.oldest(op))
+    function = functions.body(op, opset)
+    known: dict[str, Any] = dict(zip(function.input, inputs, strict=False))
+    at = m.node
+    for node in function.node:
+        given = {a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a) for a in node.attribute}
+        m.node = at
+        if node.op_type == "CastLike":
+            known[node.output[0]] = known[node.input[0]]
+            continue
+        if any(a.ref_attr_name == "epsilon" for a in node.attribute) and node.op_type == "Constant":
+            known[node.output[0]] = m.epsilon(attrs["epsilon"])
+            continue
+        found = apply(m, node.op_type, "", [known[n] if n else None for n in node.input], given, opset, len(node.output))
+        known.update(zip(node.output, found, strict=False))
+    return tuple(known[name] for name in function.output)

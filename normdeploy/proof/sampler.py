@@ -1,0 +1,192 @@
+"""What an evaluation begins with: leaves, constants and sizes at a few points of each axis, in the field and as floats."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .errors import NotProved, Why
+from .field import BITS, Field
+from .plan import Axes, Plan
+from .sizes import Place, Size
+from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
+
+DRAWS = 4  # inputs that are looked at together; two fix a scale and shift, the others test it. In floats the last one is zero
+
+
+@dataclass
+class Draws:
+    """What stays from one beginning of an evaluation to the next: random elements, and whose roots were seen to be none."""
+
+    rng: random.Random
+    elements: dict[Any, Array] = field(default_factory=dict)  # by ("leaf" or "constant", …, atoms), ("weights", atom), …
+    symbols: dict[str, tuple[int, float]] = field(default_factory=dict)  # a symbol's value in the field and as a number
+    weights: dict[Any, Array] = field(default_factory=dict)
+    seen: dict[int, set[bool]] = field(default_factory=dict)  # number of the radicand -> whether squares and others were met
+    epsilons: dict[int, tuple[int, float]] = field(default_factory=dict)  # id of a node after -> its exact epsilon
+    opaque: dict[tuple[str, int], int] = field(default_factory=dict)
+    length: int = BITS  # of the prime, in bits
+    redraws: int = 0  # how often elements were drawn again, for want of a root
+    flipped: bool = False  # whether roots of constants that are no small fractions have the other sign
+    counts: frozenset[int] = frozenset()  # numbers of elements, of which constants are read as fractions; empty: none is
+    read: dict[float, str] = field(default_factory=dict)  # constants that were read so, and as what
+    affine: list[Any] = field(default_factory=list)  # scales and shifts between both sides, of each result, at each choice of sizes
+    held: dict[int, Held] = field(default_factory=dict)  # constants of the file, by the ids of their tensors
+
+
+class Held:
+    """A constant of the file in float64, looked at once."""
+
+    def __init__(self, array: Array, half: bool = False) -> None:
+        """``half``: it was stored in float16."""
+        self.half = half
+        self.array = array = np.asarray(array, dtype=np.float64)
+        self.finite = bool(np.isfinite(array).all())
+        self.uniform = bool((array == array.reshape(-1)[:1]).all())
+        self.nonzero = bool((array != 0).all())
+        self.sign = POSITIVE if (array > 0).all() else NOT_NEGATIVE if (array >= 0).all() else NEGATIVE
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Equal for equal elements in equal order, whatever the shape."""
+        return hashlib.blake2b(np.ascontiguousarray(self.array).data).digest()
+
+
+class Sampler:
+    """Makes `Value`s. Without a field only the floats are computed."""
+
+    def __init__(self, plan: Plan, draws: Draws, gf: Field | None, real: type = np.float64) -> None:
+        self.plan, self.draws, self.gf, self.real = plan, draws, gf, real
+
+    def constant(self, held: Array | Held) -> Value:
+        """A constant of the file: a number where all its elements are one, else elements of their own (any, in the field)."""
+        held = held if isinstance(held, Held) else Held(held)
+        array, first = held.array, held.array.reshape(-1)[:1]
+        axes: Axes = tuple(self.plan.atoms(Size.of(n)) for n in array.shape)
+        atoms = [a for axis in axes for a in axis]
+        if not first.size:
+            raise NotProved(Why.SIZE, "a constant of it has no element")
+        if not held.finite:  # no element of the field: nothing that depends on it is proved
+            return Value(axes, None, np.full((1,) * (1 + len(atoms)), np.nan, dtype=self.real))
+        if held.uniform:
+            number = float(first[0])
+            f: Array = np.full((1,) * (1 + len(atoms)), number, dtype=self.real)
+            a = None if self.gf is None else self.gf.numbers(f.astype(np.float64))
+            size = Size.of(int(number)) if number == int(number) and abs(number) < 2**53 else None
+            return Value(axes, a, f, sign=held.sign, size=size, nonzero=held.nonzero)
+        places = array.reshape([whole(a) for a in atoms])[np.ix_(*(self._places(a) for a in atoms))]
+        f = places.astype(self.real)[None]
+        a = None if self.gf is None else self.elements(("constant", held.digest, tuple(atoms)), f.shape)
+        return Value(axes, a, f, sign=held.sign, degree=(slots_of(axes), 0), nonzero=held.nonzero)
+
+    def leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
+        labels = itertools.count()
+        axes: Axes = tuple(tuple(Place(a, (key, next(labels))) for a in self.plan.atoms(s)) for s in shape)
+        counts = tuple(self.plan.count(a) for axis in axes for a in axis)
+        f = reals(counts)
+        a = None if self.gf is None else self.elements(("leaf", key, tuple(x for axis in axes for x in axis)), (DRAWS, *counts))
+        return Value(axes, a, f.astype(self.real), data=True, degree=(slots_of(axes), 0))
+
+    def elements(self, key: Any, shape: tuple[int, ...]) -> Array:
+        """Random elements of the field that stay the same until they are drawn again."""
+        assert self.gf is not None
+        found = self.draws.elements.get(key)
+        if found is None or found.shape != shape:
+            found = np.empty(shape, dtype=object)
+            found.reshape(-1)[:] = [self.draws.rng.randrange(1, self.gf.p) for _ in range(found.size)]
+            self.draws.elements[key] = found
+        return found
+
+    def number(self, value: Fraction | int | float, sign: int | None = None) -> Value:
+        f: Array = np.full((1,), float(value), dtype=self.real)
+        a = None if self.gf is None else np.array([self.gf.fraction(Fraction(value))], dtype=object)
+        known = POSITIVE if value > 0 else NOT_NEGATIVE if value == 0 else NEGATIVE
+        return Value(
+            (), a, f, sign=known if sign is None else sign, size=Size.of(int(value)) if value == int(value) else None, nonzero=value != 0
+        )
+
+    def size(self, size: Size) -> Value:
+        """A size as a number."""
+        values = {s: self._symbol(s) for s in size.symbols()}
+        f: Array = np.full((1,), float(size.at({s: v[1] for s, v in values.items()})), dtype=self.real)
+        a = None
+        if self.gf is not None:
+            a = np.array([size.at({s: v[0] for s, v in values.items()}) % self.gf.p], dtype=object)
+        return Value((), a, f, sign=sign_of(size), size=size, sized=bool(values), nonzero=size.positive)
+
+    def _symbol(self, name: str) -> tuple[int, float]:
+        """A random square in the field, and some size; a square, so that roots of sizes are at hand."""
+        if name not in self.draws.symbols:
+            q = self.draws.rng.randrange(2, self.gf.p) if self.gf is not None else 2
+            self.draws.symbols[name] = (q, float(7 + 4 * len(self.draws.symbols)))
+        q, n = self.draws.symbols[name]
+        return (q * q % self.gf.p if self.gf is not None else 0), n
+
+    def _places(self, atom: Size) -> list[int]:
+        """Which places of a constant's axis the points stand for."""
+        if atom in self.plan.joins:
+            return self._joined_places(atom)
+        n, k = whole(atom), self.plan.count(atom)
+        return list(range(n)) if k >= n else [round(i * (n - 1) / (k - 1)) for i in range(k)]
+
+    def _joined_places(self, atom: Size) -> list[int]:
+        found, start = [], 0
+        for part in self.plan.joins[atom]:
+            places = [0]
+            for a in self.plan.atoms(part):
+                places = [p * whole(a) + i for p in places for i in self._places(a)]
+            found += [start + p for p in places]
+            start += whole(part)
+        return found
+
+    def _weights(self, atom: Size) -> tuple[Array | None, Array | None]:
+        """Of the points of an atom: they add up to its size. None where there is a point for each place."""
+        if not self.plan.sampled(atom):
+            return None, None
+        if atom in self.plan.joins:
+            return self._joined_weights(atom)
+        k, n = self.plan.count(atom), self.size(atom)
+        real = np.linspace(0.5, 1.5, k).astype(self.real) * (n.f[0] / k)
+        if self.gf is None or n.a is None:
+            return None, real
+        exact = self.elements(("weights", atom), (k,)).copy()
+        exact[-1] = (n.a[0] - sum(exact[:-1].tolist())) % self.gf.p
+        return exact, real
+
+    def _joined_weights(self, atom: Size) -> tuple[Array | None, Array | None]:
+        exact, real = [], []
+        for part in self.plan.joins[atom]:
+            e: Array = np.ones(1, dtype=object)
+            r: Array = np.ones(1, dtype=self.real)
+            for a in self.plan.atoms(part):
+                k = self.plan.count(a)
+                own, floats = self._weights(a)
+                e = np.multiply.outer(e, np.ones(k, dtype=object) if own is None else own).reshape(-1)
+                r = np.multiply.outer(r, np.ones(k) if floats is None else floats).reshape(-1)
+            exact.append(e)
+            real.append(r)
+        return None if self.gf is None else np.concatenate(exact) % self.gf.p, np.concatenate(real)
+
+
+def sign_of(size: Size) -> int:
+    return POSITIVE if size.positive else NOT_NEGATIVE if size.not_negative else NEGATIVE
+
+
+def slots_of(axes: Axes) -> int:
+    """The largest number of axes of one atom: an element of S×S names two places of S."""
+    atoms = [atom for axis in axes for atom in axis]
+    return max((atoms.count(atom) for atom in set(atoms)), default=1) or 1
+
+
+def whole(atom: Size) -> int:
+    n = atom.number
+    assert n is not None
+    return n

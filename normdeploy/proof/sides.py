@@ -1,0 +1,77 @@
+"""The two sides of a rewrite as functions of the same leaves, whatever they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluate
+from ..graphs.graph import Graph
+from ..recognition.region import EvaluationFailed, Region, concrete
+from .branches import Branches
+from .errors import NotProved, Why
+from .folds import Expressions
+from .machine import Machine
+from .run import run, shape_of
+from .sizes import Size
+from .value import Value
+
+Side = Callable[[Machine, Sequence[Value]], list[Value]]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """``before`` and ``after`` compute as many results of leaves of the given shapes.
+
+    ``at``: both sides in float64 at given sizes, each leaf full of a number or, where that is NaN, normal; None where it can't be said.
+    ``graph``, ``nodes``: where the nodes after stand, to look at their constants and epsilons. ``expressions``: of a fold.
+    """
+
+    shapes: tuple[tuple[Size, ...], ...]
+    before: Side
+    after: Side
+    culprit: str = ""
+    at: Callable[[Mapping[str, int], Sequence[float]], tuple[list[Any], list[Any]] | None] = lambda sizes, numbers: None
+    graph: Graph | None = None
+    nodes: tuple[gs.Node, ...] = ()
+    expressions: Expressions | Branches | None = None
+
+    def constants(self) -> list[gs.Constant]:
+        """Those that the nodes after read."""
+        return list({id(t): t for n in self.nodes for t in n.inputs if isinstance(t, gs.Constant)}.values())
+
+
+def of_regions(before: Sequence[Region], after: Sequence[Region], expressions: Expressions | Branches | None = None) -> Sides:
+    """Regions of one graph with the same leaves, one for each result."""
+    first = before[0]
+    graph = first.graph
+    shapes = []
+    for t in first.leaves:
+        dtype = graph.dtype(t)
+        if dtype is not None and dtype.kind in "iubO":
+            raise NotProved(Why.OP, f"{t.name!r} holds no floating numbers", t.name)
+        shapes.append(shape_of(graph, t))
+
+    def side(regions: Sequence[Region]) -> Side:
+        ids = [id(t) for t in first.leaves]
+        return lambda m, leaves: [run(m, region, dict(zip(ids, leaves, strict=True))) for region in regions]
+
+    def at(sizes: Mapping[str, int], numbers: Sequence[float]) -> tuple[list[Any], list[Any]] | None:
+        rng = np.random.default_rng(3)
+        try:
+            sized = [concrete(graph, t, sizes) for t in first.leaves]
+            if any(s is None for s in sized):
+                return None
+            fed = [np.full(s or (), x) if x == x else rng.standard_normal(s or ()) for s, x in zip(sized, numbers, strict=True)]
+            with evaluate.quiet():
+                old, new = ([region.bind(sizes).run(fed) for region in regions] for regions in (before, after))
+                return old, new
+        except (EvaluationFailed, ValueError):
+            return None
+
+    nodes = tuple({id(n): n for region in after for n in region.nodes}.values())
+    return Sides(tuple(shapes), side(before), side(after), first.y.name, at, graph, nodes, expressions)

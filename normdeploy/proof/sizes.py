@@ -1,0 +1,172 @@
+"""Sizes of tensors as polynomials of the dims that a file leaves open: what is proved of them holds for every size.
+
+A dim that is named is a symbol; one that is not known, or is written as something else than a polynomial, is a symbol of its own and
+equals nothing but itself. Every symbol stands for a size of 1 or more.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+Monomial = tuple[str, ...]  # symbols in order, repeated for powers
+
+
+class Size:
+    """A polynomial with whole coefficients; immutable, equal where it is the same polynomial."""
+
+    __slots__ = ("_hash", "terms")
+
+    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+        self.terms: tuple[tuple[Monomial, int], ...] = tuple(sorted((m, c) for m, c in terms.items() if c))
+        self._hash = hash(self.terms)
+
+    @staticmethod
+    def of(value: int | Size) -> Size:
+        return value if isinstance(value, Size) else Size({(): int(value)})
+
+    @staticmethod
+    def symbol(name: str) -> Size:
+        return Size({(name,): 1})
+
+    @property
+    def number(self) -> int | None:
+        """The size, where it does not depend on a symbol."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and self.terms[0][0] == () else None
+
+    @property
+    def positive(self) -> bool:
+        """True only where it is 1 or more whatever its symbols are."""
+        return self._least()[0] and self._least()[1] > 0
+
+    @property
+    def not_negative(self) -> bool:
+        """True only where it is 0 or more whatever its symbols are."""
+        return self._least()[0]
+
+    def _least(self) -> tuple[bool, int]:
+        """With every symbol written as 1 + t: whether no coefficient is negative, so that the least value is at t = 0; and that value."""
+        if len(self.terms) <= 1:
+            c = self.terms[0][1] if self.terms else 0
+            return c >= 0, c
+        total = Size({})
+        for monomial, c in self.terms:
+            product = Size.of(c)
+            for s in monomial:
+                product = product * Size({(): 1, (s,): 1})
+            total = total + product
+        return all(c >= 0 for _, c in total.terms), dict(total.terms).get((), 0)
+
+    def symbols(self) -> frozenset[str]:
+        return frozenset(s for m, _ in self.terms for s in m)
+
+    def at(self, values: Mapping[str, Any]) -> Any:
+        """Its value where the symbols have the given ones, of any type that adds and multiplies."""
+        total: Any = 0
+        for monomial, c in self.terms:
+            product: Any = c
+            for s in monomial:
+                product = product * values[s]
+            total = total + product
+        return total
+
+    def __add__(self, other: int | Size) -> Size:
+        terms = dict(self.terms)
+        for m, c in Size.of(other).terms:
+            terms[m] = terms.get(m, 0) + c
+        return Size(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Size:
+        return Size({m: -c for m, c in self.terms})
+
+    def __sub__(self, other: int | Size) -> Size:
+        return self + -Size.of(other)
+
+    def __rsub__(self, other: int) -> Size:
+        return Size.of(other) - self
+
+    def __mul__(self, other: int | Size) -> Size:
+        terms: dict[Monomial, int] = {}
+        for m, c in self.terms:
+            for n, d in Size.of(other).terms:
+                key = tuple(sorted(m + n))
+                terms[key] = terms.get(key, 0) + c * d
+        return Size(terms)
+
+    __rmul__ = __mul__
+
+    def over(self, other: int | Size) -> Size | None:
+        """The exact quotient by a monomial or an equal polynomial; None where there is none that holds for every size."""
+        other = Size.of(other)
+        if self == other:
+            return Size.of(1)
+        if len(other.terms) != 1:
+            return None
+        (monomial, factor) = other.terms[0]
+        terms: dict[Monomial, int] = {}
+        for m, c in self.terms:
+            rest = list(m)
+            for s in monomial:
+                if s not in rest:
+                    return None
+                rest.remove(s)
+            if c % factor:
+                return None
+            terms[tuple(rest)] = c // factor
+        return Size(terms)
+
+    def __eq__(self, other: object) -> bool:  # of a Place, too
+        if isinstance(other, int):
+            other = Size.of(other)
+        return isinstance(other, Size) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return " + ".join("·".join((*([str(c)] if c != 1 or not m else []), *m)) for m, c in self.terms) or "0"
+
+
+class Place(Size):
+    """The size of an axis of a leaf that says which axis it is; equal to any size that is the same."""
+
+    __slots__ = ("label",)
+
+    def __init__(self, size: Size, label: tuple[Any, ...]) -> None:
+        super().__init__(dict(size.terms))
+        self.label = label
+
+
+ONE = Size.of(1)
+
+
+@lru_cache(maxsize=4096)
+def dim_size(dim: int | str | None, name: str) -> Size:
+    """The size of a dim as a file states it; ``name`` says which one it is where the file does not."""
+    if isinstance(dim, int):
+        return Size.of(dim)
+    if dim is None:
+        return Size.symbol(name)
+    try:
+        return _parsed(ast.parse(dim, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, RecursionError):
+        return Size.symbol(dim)
+
+
+def _parsed(tree: ast.AST) -> Size:
+    if isinstance(tree, ast.Constant) and type(tree.value) is int:
+        return Size.of(tree.value)
+    if isinstance(tree, ast.Name):
+        return Size.symbol(tree.id)
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        return -_parsed(tree.operand)
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.Sub, ast.Mult)):
+        a, b = _parsed(tree.left), _parsed(tree.right)
+        return a + b if isinstance(tree.op, ast.Add) else a - b if isinstance(tree.op, ast.Sub) else a * b
+    raise TypeError(ast.dump(tree))

@@ -1,0 +1,135 @@
+"""What a rewrite computed, and what stands in the file: each stored number is the exact one, rounded once.
+
+Where a rewrite computes gamma, beta or epsilon (γ·√((n−1)/n), ε·(n−1)/n, 1 + w), the field shows that before = A·after + B for each
+element, with A and B that don't depend on the input. Here the numbers are looked at: with the parameters as they were computed, in
+float64, A is one and B is zero; and each element that is stored lies within half an ulp of the computed one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluate
+from ..graphs.file_graph import widen
+from ..graphs.graph import Graph
+from .branches import Branches
+from .errors import NotProved, Restart, Why
+from .folds import Expressions, given
+from .machine import Draws, Held, Machine
+from .nonfinite import Pattern, evaluated
+from .plan import Plan
+from .sides import Sides
+from .sizes import Size
+
+_CLOSE = 2.0**-34  # of float64's evaluation of both sides; a half ulp of float32 is 2^-25 or more
+_CLOSER = 2.0**-46  # of long doubles, where a parameter is stored in float64
+_READ = 2.0**-21  # where constants before are roundings in float32: what is measured with them is off by a few of its ulp
+_TERMS = 2.0**-40  # of the sum of the magnitudes of what is added up: float64 loses a few ulp of that for each term
+_SOLVED = 2.0**-40  # of an epsilon, a quotient of differences in float64
+_UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+_LEAST = {"float64": 2.0**-1075, "float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}  # half of the smallest subnormal
+
+
+class _Full(Plan):
+    """A plan in which the axes along which constants vary have a point for each place."""
+
+    laid: frozenset[Size] = frozenset()
+
+    def count(self, atom: Size) -> int:
+        n = atom.number if atom not in self.joins else None
+        return n if n is not None and atom in self.laid else super().count(atom)
+
+
+def check(sides: Sides, plan: Plan, epsilons: Mapping[int, float], read: bool) -> None:
+    """Raises NotProved where a computed parameter is not what it should be.
+
+    ``epsilons``: by place among the nodes after. ``read``: constants before stand for fractions that they are roundings of.
+    """
+    full = _full(plan)
+    new = [c for c in sides.constants() if sides.graph is not None and id(c) in sides.graph.exact]
+    held: dict[int, Held] = {}
+    evaluated(sides, plan, [("zero", tuple((i, 0.0, -1) for i in range(len(sides.shapes))))], held=held)
+    full.laid = frozenset(a for h in held.values() if not h.uniform for n in h.array.shape for a in full.atoms(Size.of(n)))
+    for place, exact in epsilons.items():
+        node = sides.nodes[place]
+        _within_half_an_ulp(np.array(float(node.attrs["epsilon"])), np.array(exact), "float32", f"the epsilon of {node.op}", _SOLVED)
+    double = any(c.dtype == np.float64 for c in new)
+    close = max(_CLOSER if double else _CLOSE, 2.0**-23 if epsilons else 0.0, _READ if read else 0.0)
+    looked: list[Pattern] = [("normal", ()), ("normal", ()), ("zero", tuple((i, 0.0, -1) for i in range(len(sides.shapes))))]
+    for old, found in evaluated(sides, full, looked, np.longdouble if double else np.float64):
+        finite = np.isfinite(old) & np.isfinite(found)
+        dy, dz = old[1] - old[0], found[1] - found[0]
+        apart = np.abs(found[0] - found[2]) + np.abs(found[1] - found[2])  # a row of zeros is the shift alone, or 0/0
+        apart = np.where(np.isfinite(apart), apart, np.abs(dz))
+        scale, shift = np.abs(dz - dy) <= close * apart, np.abs(old - found) <= close * (np.abs(found) + apart)
+        shift[2] = np.abs(old[2] - found[2]) <= close * np.abs(found[2])
+        if not (scale | ~finite[0] | ~finite[1]).all() or not (shift | ~finite).all():
+            raise NotProved(Why.STORED, "its scale or shift is not the exact one", sides.culprit)
+
+
+def _full(plan: Plan) -> _Full:
+    return _Full(plan.points, dict(plan.cuts), set(plan.summed), dict(plan.joins), plan.displaced, dict(plan.together))
+
+
+def check_expressions(graph: Graph, e: Expressions | Branches, plan: Plan) -> None:
+    """Raises NotProved where a constant of a fold is not the value of its expression."""
+    new = e.constants()
+    full = _full(plan)
+    while True:
+        full.laid = frozenset(a for atoms in _lengths(graph, e, new) for a in full.atoms(atoms))
+        m = Machine(full, Draws(random.Random(7)), None)
+        try:
+            with evaluate.quiet():
+                values, terms = given(m, graph, e), given(m, graph, e, absolute=True)
+        except Restart:
+            continue
+        break
+    for c in new:
+        exact = graph.exact.get(id(c))
+        if exact is None:
+            raise NotProved(Why.STORED, f"{c.name!r} is no constant that was computed", c.name)
+        found, most = (
+            np.broadcast_to(v.f, (1, *(full.count(x) for x in v.atoms))).reshape(exact.shape) for v in (values[id(c)], terms[id(c)])
+        )
+        off = np.abs(found - exact)
+        if not (off <= _TERMS * most).all():
+            worst = int(np.argmax(off.reshape(-1)))
+            raise NotProved(
+                Why.STORED, f"{c.name!r} holds {exact.reshape(-1)[worst]:.9g} where {found.reshape(-1)[worst]:.9g} is right", c.name
+            )
+
+
+def _lengths(graph: Graph, e: Expressions | Branches, new: list[gs.Constant]) -> set[Size]:
+    """The lengths of all axes along which constants of the fold vary."""
+    constants = [t for n in e.nodes for t in n.inputs if not t.is_empty() and graph.is_constant(t)]
+    arrays = [v for t in constants if (v := graph.known(t)) is not None]
+    arrays += [s.linear.w for s in e.shares] + [s.linear.c for s in e.shares]
+    return {Size.of(n) for v in (*arrays, *(c.values for c in new)) for n in v.shape}
+
+
+def check_bytes(sides: Sides) -> None:
+    """Raises NotProved where a constant that a rewrite computed is stored as something else than itself, rounded."""
+    for c in sides.constants():
+        exact = sides.graph.exact.get(id(c)) if sides.graph is not None else None
+        if exact is not None:
+            if tuple(c.shape) != exact.shape:
+                raise NotProved(Why.STORED, f"{c.name!r} is stored in the shape {tuple(c.shape)}, computed in {exact.shape}", c.name)
+            _within_half_an_ulp(widen(c.values), exact, np.dtype(c.dtype).name, repr(c.name))
+
+
+def _within_half_an_ulp(held: np.ndarray, exact: np.ndarray, dtype: str, name: str, off: float = 0.0) -> None:
+    """``off``: relative error of ``exact`` itself."""
+    unit, least = _UNITS.get(dtype, 2.0**-24), _LEAST.get(dtype, 0.0)
+    with np.errstate(all="ignore"):
+        _, exponent = np.frexp(held)
+        half = np.maximum(np.ldexp(unit, exponent - 1), least)  # |held| lies in [2^(e−1), 2^e), where an ulp is 2·unit·2^(e−1)
+        if not (np.abs(held - exact) <= half + off * np.abs(exact)).all():
+            worst = int(np.argmax(np.abs(held - exact).reshape(-1)))
+            raise NotProved(
+                Why.STORED,
+                f"{name} is stored as {held.reshape(-1)[worst]:.9g}, which is more than half an ulp from {exact.reshape(-1)[worst]:.9g}",
+            )

@@ -1,0 +1,144 @@
+"""Which sizes and values the inputs of an ONNX file take: what the user states, what the file recorded, and what its tables say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import onnx
+
+from .errors import InputError
+from .graphs.protos import typed
+from .graphs.tables import Bounds, bounds
+from .model import Dim, InputSpec
+
+_HOW = "write NAME=MIN:OPT:MAX, for example batch=1:8:64"
+_USUAL = 8
+_MAX_SIZE = 2**31 - 1
+
+
+def described(proto: onnx.ModelProto, recorded: Sequence[InputSpec], dims: Sequence[str]) -> tuple[tuple[InputSpec, ...], list[str]]:
+    """The inputs of the file with the ranges that the user states, and notes; as ``recorded`` where none is stated.
+
+    A dim that the file leaves without a name is called after its input and axis, ``x_0`` (``name_dims`` writes that).
+
+    Args:
+        dims: ``batch=1:8:64`` (min:opt:max).
+
+    Raises:
+        InputError: a range can't be read, belongs to no dim, contradicts a table, or another dim has none.
+    """
+    stated = _parsed(dims)
+    found = bounds(proto)
+    if not stated:
+        return tuple(recorded), list(_hints(proto, recorded, found))
+    sums = {d.name for spec in recorded for d in spec.shape if d.terms}  # each is as long as its terms together
+    known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named() if d.name is not None}
+    terms = [d.name for spec in recorded for dim in spec.shape if dim.terms for d in dim.named() if d.name is not None]
+    names = list(dict.fromkeys([d for _, _, shape in _inputs(proto) for d in shape if isinstance(d, str) and d not in sums] + terms))
+    if unknown := sorted(stated.keys() - set(names)):
+        raise InputError(f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(names) or 'none'}")
+    for name, dim in stated.items():
+        most = found.sizes.get(name)
+        if most is not None and dim.max >= most.high:
+            raise InputError(f"the dim {_said(dim)} goes beyond the table {most.source!r}, which has rows for {most.high - 1}: narrow it")
+    taken: dict[str, Dim] = {}
+    notes: list[str] = []
+    for name in names:
+        most = found.sizes.get(name)
+        if name in stated:
+            taken[name] = stated[name]
+            if name in known and stated[name].max > known[name].max:
+                notes.append(f"{_said(stated[name])} goes beyond {_said(known[name])}, which the file recorded: verify it there")
+        elif name in known:
+            taken[name] = known[name]
+        elif most is not None and most.high > 1:
+            taken[name] = Dim(name, 1, min(_USUAL, most.high - 1), most.high - 1)
+            notes.append(f"sizes taken where none were stated: {_said(taken[name])} (the rows of {most.source!r}); state others with --dim")
+        else:
+            raise InputError(f"nothing says which sizes the dim {name!r} takes: state it too, with --dim {name}=1:8:64 or another range")
+    specs = {spec.name: spec for spec in recorded}
+    made = []
+    for name, dtype, shape in _inputs(proto):
+        old = specs.get(name)
+        if old is not None and old.dtype == dtype and len(old.shape) == len(shape):
+            sizes = tuple(was.among(taken) if was.terms else _sized(d, taken) for d, was in zip(shape, old.shape, strict=True))
+            made.append(replace(old, shape=sizes))
+            continue
+        sizes = tuple(_sized(d, taken) for d in shape)
+        values = found.values.get(name)
+        made.append(
+            InputSpec(name, dtype, sizes, (max(values.low, 0), values.high) if values and values.high > max(values.low, 0) else None)
+        )
+        if values is None and dtype.startswith(("int", "uint")):
+            notes.append(f"nothing says which values the input {name!r} takes: 0 and 1 are recorded")
+    return tuple(made), notes
+
+
+def _sized(d: int | str, taken: Mapping[str, Dim]) -> Dim:
+    if isinstance(d, int):
+        return Dim.static(d)
+    if d not in taken:
+        raise InputError(f"the file's record says that the dim {d!r} is the sum of others, and not everywhere: export it again")
+    return taken[d]
+
+
+def name_dims(proto: onnx.ModelProto) -> None:
+    """Give the inputs' dynamic dims without a name those by which ``described`` calls them."""
+    for value in proto.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.dim_param and (not dim.HasField("dim_value") or dim.dim_value < 0):
+                dim.dim_param = f"{value.name}_{axis}"
+
+
+def _inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, list[int | str]]]:
+    initializers = {t.name for t in proto.graph.initializer}
+    for value in proto.graph.input:
+        if value.name in initializers:
+            continue
+        kind, dims = typed(value)
+        if not kind or dims is None:
+            raise InputError(f"the input {value.name!r} is no tensor of a known type and rank: no sizes can be recorded of it")
+        dtype = "bfloat16" if kind == onnx.TensorProto.BFLOAT16 else onnx.helper.tensor_dtype_to_np_dtype(kind).name
+        yield (
+            value.name,
+            dtype,
+            [
+                d if isinstance(d, int) and d >= 0 else d if isinstance(d, str) and d else f"{value.name}_{axis}"
+                for axis, d in enumerate(dims)
+            ],
+        )
+
+
+def _hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], found: Bounds) -> Iterator[str]:
+    """Where the file's tables go further than its record."""
+    sums = {d.name for spec in recorded for d in spec.shape if d.terms}
+    known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named() if d.name is not None}
+    for name, most in found.sizes.items():
+        if name not in sums and most.high > 1 and (name not in known or known[name].max < most.high - 1):
+            now = f"recorded as {_said(known[name])}" if name in known else "not recorded"
+            yield (
+                f"the sizes of {name!r} are {now}, and {most.source!r} has rows for {most.high - 1}: "
+                f"--dim {name}=1:{min(_USUAL, most.high - 1)}:{most.high - 1} records that"
+            )
+
+
+def _parsed(dims: Sequence[str]) -> dict[str, Dim]:
+    found: dict[str, Dim] = {}
+    for text in dims:
+        name, _, rest = text.rpartition("=")
+        match = re.fullmatch(r"(\d{1,10}):(\d{1,10}):(\d{1,10})", rest.strip())
+        if not name.strip() or match is None:
+            raise InputError(f"the dim {text!r} can't be read: {_HOW}")
+        low, best, high = map(int, match.groups())
+        if not (0 <= low <= best <= high <= _MAX_SIZE and high):
+            raise InputError(f"the dim {text!r} must have 0 <= min <= opt <= max and max >= 1, for example batch=1:8:64")
+        dim = Dim(name.strip(), low, best, high)
+        if found.setdefault(name.strip(), dim) != dim:
+            raise InputError(f"the dim {name.strip()!r} is given twice: {_said(found[name.strip()])} and {_said(dim)}; give it once")
+    return found
+
+
+def _said(dim: Dim) -> str:
+    return f"{dim.name}={dim.min}:{dim.opt}:{dim.max}"

@@ -1,0 +1,53 @@
+"""What a deviation divides, where that is neither its input nor its input minus a mean: EvoNorm's x·sigmoid(v·x) (arXiv:2004.02967)."""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from ..graphs.graph import Graph, value_inputs
+from .probe import EVEN
+from .roots import INSIDE, VIEWS
+
+_FARTHEST = 24  # nodes walked below a deviation, and above what it divides
+
+
+def reason_of(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
+    """Why what divides by ``deviation``, a function of x that is the same for −x, is no norm of x."""
+    for divided in _divided(graph, deviation):
+        node = _stranger(graph, divided, x)
+        if node is not None:
+            name = f"{node.op} {node.name!r}" if node.name else node.op
+            return f"its deviation divides what {name} makes, where a norm divides its input, or that minus its mean (EvoNorm is such)"
+    return EVEN
+
+
+def _divided(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
+    """The numerators of the fractions that have it, or a view of it, as their denominator."""
+    found: list[gs.Tensor] = []
+    stack, seen = [(deviation, False)], 0
+    while stack and seen < _FARTHEST:
+        t, inverse = stack.pop()
+        for reader in graph.consumers(t):
+            seen += 1
+            if reader.op in VIEWS or reader.op in ("Identity", "Cast"):
+                stack.append((reader.outputs[0], inverse))
+            elif reader.op == "Reciprocal":
+                stack.append((reader.outputs[0], not inverse))
+            elif reader.op == ("Mul" if inverse else "Div") and (inverse or reader.inputs[1] is t):
+                found.append(next((i for i in reader.inputs if i is not t), t))
+    return found
+
+
+def _stranger(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> gs.Node | None:
+    """The nearest node above ``t``, and not above ``x``, that no norm contains; None where there is none."""
+    stack, seen = [t], 0
+    while stack and seen < _FARTHEST:
+        t = stack.pop(0)
+        node = graph.producer(t)
+        seen += 1
+        if node is None or t is x:
+            continue
+        if node.op not in INSIDE:
+            return node
+        stack += [i for i in value_inputs(node) if not graph.is_shape_valued(i)]
+    return None

@@ -1,0 +1,66 @@
+"""Results as text and as HTML: what the command line prints of them, without a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ..errors import printable
+from .report import Report
+
+_WIDTH = 120  # columns, as the command line takes for a file or a pipe
+_PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
+
+
+def text(result: Any) -> str:
+    """The tables of a result, without colours and without a newline at the end."""
+    console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, color_system=None)
+    show(console, result)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip("\n")  # type: ignore[attr-defined]
+
+
+def html(result: Any) -> str:
+    """The same as a block of HTML with its colours; what files brought along is escaped."""
+    console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, record=True, color_system="standard", force_terminal=True)
+    show(console, result)
+    return console.export_html(inline_styles=True, code_format=_PRE)
+
+
+def show(console: Console, result: Any) -> None:
+    """Print what the verb prints that gives such a result."""
+    match type(result).__name__:  # the classes live with their verbs, and importing one would import torch
+        case "ExportResult":
+            Report("export", {}, result.summary, precision=result.precision, notes=result.notes).show(console)
+        case "Summary":
+            Report("inspect", {}, result).show(console)
+        case "Engine":
+            Report("build", {}, engine=result).show(console)
+        case "Comparison":
+            Report("verify", {}, parity=result).show(console)
+        case "Bisection":
+            Report("bisect", {}, parity=result.parity, bisection=result).show(console)
+        case "Race":
+            Report("bench", {}, race=result).show(console)
+        case "Inference":
+            Report("run", {}, inference=result, notes=result.notes).show(console)
+        case "Check":
+            from ..guard.text import text as lines
+
+            console.print(Text(printable(lines(result)).rstrip("\n")), soft_wrap=True)
+        case "Package":
+            from ..bundles.table import show_package
+
+            show_package(console, result)
+        case "Recheck":
+            from ..bundles.table import show_recheck
+
+            show_recheck(console, result)
+        case "Judgement":
+            from ..bundles.table import show_judgement
+
+            show_judgement(console, result)
+        case name:
+            raise TypeError(f"nothing shows a {name}")

@@ -1,0 +1,164 @@
+"""The step that merges parallel branches of one input into one convolution, where a batch norm is in one of them (`passes.branches`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluate
+from ..graphs.graph import Graph
+from ..passes.batch import Fold
+from ..passes.branches import Part, branches_of, merged, weight_of
+from ..passes.linear import Linear
+from ..proof.branches import Branch, Branches
+from ..recognition.region import NoMatch, compile_region
+from ..records import Finding, both
+from . import certify, rounding, trials
+from .conditioning import TIMES, ULPS, Costly, Loss, normal, rounded, scaled, summed, worst
+from .folding import fold
+from .rows import chosen_rows
+from .sealed import seals
+from .work import Work
+
+_DRAWS, _ROWS = 8, 24
+
+
+def merge(work: Work, node: gs.Node) -> Finding | None:
+    """Merge the branches that ``node`` adds up; the findings of their norms say what became of them."""
+    graph = work.graph
+    parts = branches_of(graph, node)
+    if parts is None:
+        return None
+    places = [p for part in parts for p in _places(work, part)]
+    if not places:
+        return None
+    form = merged(graph, node, parts)
+    form = form if isinstance(form, NoMatch) else _priced(graph, parts, form)
+    if isinstance(form, NoMatch):
+        _left(work, places, form.reason)
+        return None
+    before = compile_region(graph, form.old, form.leaves)
+    rewrite = before if isinstance(before, NoMatch) else certify.rewrite_of(graph, before, form.nodes)
+    if isinstance(rewrite, NoMatch):
+        _left(work, places, rewrite.reason)
+        return None
+    certificate = certify.certified(work.proofs, [rewrite], form.expressions)
+    if not certificate:
+        _left(work, places, f"it can't be proved: {certificate.note}")
+        return None
+    tried, dtype = trials.fold_case(rewrite, form.windows), graph.dtype(form.old)
+    trial = rounding.fold_trial(graph, tried[0], rewrite, dtype, tried[1], len(work.trials)) if tried is not None else None
+    if trial is not None:
+        work.trials.append((places[0], trial))
+    for place in places:
+        finding = work.findings[place]
+        became = finding.became.split(", merged")[0]
+        told = form.became if finding.remains else f"{became}, {form.became}"
+        work.findings[place] = replace(
+            finding, became=told, reason="", remains="", certificate=both(finding.certificate, certificate), written=()
+        )
+        if work.step is not None:
+            work.steps.setdefault(place, []).append(work.step)
+    work.sealed += seals(graph, form.nodes)
+    for old, nodes in form.edits:
+        graph.replace(old, nodes)
+    work.merged[form.old.name] = places
+    return _behind(work, form.old)
+
+
+def _places(work: Work, part: Part) -> list[int]:
+    """The findings of the norms in a branch."""
+    name = part.out.name
+    if name in work.merged:
+        return work.merged[name]
+    place = work.place(name)
+    known = place is not None and work.findings[place].status in ("folded", "kept")
+    return [place] if known and place is not None else []
+
+
+def _left(work: Work, places: list[int], reason: str) -> None:
+    """Say of the norms that remain why they are not merged."""
+    for place in places:
+        if work.findings[place].remains:
+            was = work.findings[place]
+            work.findings[place] = replace(was, reason="; ".join(filter(None, (was.reason, f"its branch is not merged: {reason}"))))
+
+
+def _behind(work: Work, t: gs.Tensor) -> Finding | None:
+    """What scales the merged branches (FastViT's layer scale) can be folded now."""
+    readers = work.graph.consumers(t)
+    if len(readers) != 1 or readers[0].op not in ("Mul", "Div", "BatchNormalization"):
+        return None
+    found = fold(work, readers[0])
+    return found if found is not None and found.status == "folded" else None
+
+
+# ------------------------------------------------------------------ accuracy
+
+
+def _priced(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Fold | NoMatch:
+    """``form`` where it costs no accuracy by the rule of `conditioning`, on inputs that the scale and shift state, or normal ones."""
+    with evaluate.quiet():
+        loss = _loss(graph, parts, form)
+    if loss is None:
+        return form
+    said = (
+        f"merged it would lose accuracy: in channel {loss.channel} the error grows from {loss.before:.2g} to {loss.after:.2g}, "
+        f"and {TIMES} times the error before and {ULPS} ulp are allowed"
+    )
+    return Costly(said, form.old.name)
+
+
+def _loss(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Loss | None:
+    e, dtype = form.expressions, graph.dtype(form.old)
+    assert isinstance(e, Branches)
+    frame: Linear = e.frame
+    w, taps = graph.value(e.weight), int(np.prod(frame.w.shape[2:]))
+    bias = np.zeros(frame.channels) if e.bias is None else graph.value(e.bias)
+    inputs, per = w.shape[1], frame.channels // frame.groups
+    chain = next((p for p in parts if p.chain is not None), None)
+    mean, spread = np.zeros(frame.inputs), np.ones(frame.inputs)
+    if chain is not None:
+        safe = np.where(chain.scale != 0, chain.scale, 1.0)
+        mean, spread = -chain.shift / safe, np.abs(np.where(chain.scale != 0, 1 / safe, 1.0))
+    weights = [_laid(part, frame, at.at) for part, at in zip(parts, _in_order(parts, e), strict=True)]
+    cancels = np.sum([np.abs(v).sum(axis=(1, 2)) for v in weights], axis=0) / (np.abs(w).reshape(len(w), -1).sum(axis=1) + 1e-300)
+    exact, before, after, channels = [], [], [], []
+    for o in chosen_rows(cancels, _ROWS):
+        own = np.arange(inputs) + o // per * inputs
+        z = rounded(mean[own, None] + spread[own, None] * normal(_DRAWS * inputs * taps).reshape(_DRAWS, inputs, taps), dtype)
+        total, told = np.zeros(_DRAWS), np.zeros(_DRAWS)
+        for part, laid in zip(parts, weights, strict=True):
+            if part.linear is not None:
+                c = float(np.broadcast_to(part.linear.c, frame.channels)[o])
+                kept = laid[o].any(axis=0)
+                y = summed(part.linear, (z[..., kept] * laid[o][:, kept]).reshape(_DRAWS, -1), c, dtype)
+                true = (z * laid[o]).sum(axis=(1, 2)) + c
+            else:
+                assert part.chain is not None
+                at = np.flatnonzero(laid.reshape(len(laid), -1, taps).any(axis=(0, 1)))
+                tap = int(at[0]) if at.size else 0
+                one = z[:, int(o) % inputs if frame.groups == 1 else int(o - o // per * per), tap]
+                run = scaled(part.chain, part.scale[[o]], part.shift[[o]], True)
+                y, true = run(one[:, None], True)[:, 0], run(one[:, None], False)[:, 0]
+            total, told = rounded(total + part.sign * y, dtype), told + part.sign * true
+        exact.append(told)
+        before.append(total)
+        after.append(summed(frame, (z * rounded(w[o].reshape(inputs, taps), dtype)).reshape(_DRAWS, -1), rounded(bias[o], dtype), dtype))
+        channels.append(int(o))
+    return worst(np.array(exact).T, np.array(before).T, np.array(after).T, dtype, np.array(channels), frame.said)
+
+
+def _in_order(parts: tuple[Part, Part], e: Branches) -> list[Branch]:
+    return [next(b for b in e.parts if b.linear is p.linear and (b.chain is None) == (p.chain is None)) for p in parts]
+
+
+def _laid(part: Part, frame: Linear, at: tuple[int, ...]) -> np.ndarray:
+    """The weight of a branch in the kernel of ``frame``, as (outputs, inputs of a group, taps)."""
+    shape = frame.w.shape
+    small, _ = weight_of(frame, part)
+    made = np.zeros(shape)
+    made[(slice(None), slice(None), *(slice(o, o + n) for o, n in zip(at, small.shape[2:], strict=True)))] = small
+    return made.reshape(*shape[:2], -1)

@@ -1,0 +1,148 @@
+"""The step that computes once what constants alone feed (`normdeploy.recognition.constant_parts`), and says what became of norms in it.
+
+Each result is evaluated in float64 and rounded once to the type that the file gives it; where a part only moves numbers they stay bit for
+bit. The file never grows by it but for a few small constants: what is stored instead is counted against the weights that nobody reads any
+more, a result that would cost more stays, and so do the nodes that make it; of these the inputs are asked next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluate
+from ..graphs.graph import Graph
+from ..recognition.constant_parts import ConstantNorm, Part, constant_norms, nbytes, parts
+from ..records import Finding
+from .sealed import seals
+from .work import Step, Work
+
+STAGE = "constants"
+_SLACK = 2**16  # bytes by which a file may grow in all
+_ROUNDS = 24  # each moves a border of what is computed up by a node
+_TRIES = 2**22  # nodes looked at to choose among the results of one part
+
+COMPUTED = "computed once: constants alone feed it"
+
+
+def settle(work: Work, norms: Sequence[ConstantNorm]) -> None:
+    """Store what constants alone feed. ``norms``: those that the file had of constants (`census_of`)."""
+    graph, left = work.graph, _SLACK
+    reasons: dict[int, str] = {}  # of nodes that have to stay
+    for _ in range(_ROUNDS):
+        again = False
+        for part in parts(graph, reasons):
+            chosen = _chosen(work, part, left, reasons)
+            values = _values(work, part, chosen, reasons)
+            again = again or len(values) < len(part.results)
+            if len(values) < len(chosen):
+                continue  # what would be freed was counted with all of them
+            left -= max(0, part.growth(graph, {id(t) for t, _ in values}))
+            for t, value in values:
+                readers = {id(n) for n in graph.every_consumer(t)}
+                graph.settle(t, value)  # what was proved of a node that reads it holds for the number as well: it is sealed anew
+                work.sealed = [pair for n, seal in work.sealed for pair in (seals(graph, [n]) if id(n) in readers else [(n, seal)])]
+            if values:
+                _take_down(work, part)
+        if not again:
+            break
+    for norm in norms:
+        work.steps[len(work.findings)] = []
+        work.findings.append(_finding(work, norm, reasons))
+
+
+def census_of(graph: Graph) -> list[ConstantNorm]:
+    """The norms of constants before anything is rewritten: a fold may take one along."""
+    return list(constant_norms(graph))
+
+
+def _chosen(work: Work, part: Part, left: int, reasons: dict[int, str]) -> list[gs.Tensor]:
+    """The results that are stored; the nodes of those that are not get a reason."""
+    graph = work.graph
+    undone = work.wanted.undone.get(_step(work, part))
+    if undone is not None:
+        for node in part.nodes:
+            reasons[id(node)] = undone.reason
+        return []
+    chosen = {id(t): t for t in part.results}
+    growth = whole = part.growth(graph, chosen)
+    large = sorted(part.results, key=lambda t: nbytes(graph, t), reverse=True)
+    for t in large if len(large) * len(part.nodes) <= _TRIES else ():
+        if growth <= left:
+            break
+        without = {key: other for key, other in chosen.items() if key != id(t)}
+        less = part.growth(graph, without)
+        if less < growth:
+            chosen, growth = without, less
+    if growth > left:
+        chosen = {}
+    for t in part.results:
+        node = graph.producer(t)
+        if id(t) not in chosen and node is not None:
+            reasons[id(node)] = f"constants alone feed it, but stored once the file would be larger by {whole:,} bytes"
+    return list(chosen.values())
+
+
+def _values(work: Work, part: Part, chosen: Sequence[gs.Tensor], reasons: dict[int, str]) -> list[tuple[gs.Tensor, np.ndarray]]:
+    """What is stored for each result, in its own type; those that can't be computed are left out and their nodes get a reason."""
+    graph = work.graph
+    found: list[tuple[gs.Tensor, np.ndarray]] = []
+    for t in chosen:
+        node, dtype = graph.producer(t), graph.dtype(t)
+        assert node is not None
+        try:
+            with evaluate.quiet():
+                exact = graph.value(t)
+                stored = exact.astype(dtype) if dtype is not None else None
+                fits = stored is not None and (stored.dtype.kind in "iub" or bool(np.isfinite(stored.astype(np.float64)).all()))
+        except evaluate.Unsupported as e:
+            reasons[id(node)] = f"constants alone feed it, but it can't be computed: {e}"
+            continue
+        if stored is None or not fits or stored.shape != graph.shape(t):
+            reasons[id(node)] = "constants alone feed it, but what it computes is not finite, or of no known type"
+            continue
+        found.append((t, stored))
+    return found
+
+
+def _step(work: Work, part: Part) -> Step:
+    return Step(work.wanted.place, STAGE, part.nodes[0].outputs[0].name)
+
+
+def _take_down(work: Work, part: Part) -> None:
+    """Let the comparison of the whole model take it back."""
+    first = part.results[0]
+    told = Finding("constant", "folded", first.name, work.graph.module(part.nodes[0]), became=COMPUTED)
+    work.settled.append((_step(work, part), told))
+
+
+def _finding(work: Work, norm: ConstantNorm, reasons: dict[int, str]) -> Finding:
+    graph, node = work.graph, norm.node
+    dtype = graph.dtype(node.outputs[0])
+    gone = not graph.alive(node)
+    return Finding(
+        kind=norm.kind,
+        status="folded" if gone else "refused",
+        tensor=norm.tensor,
+        module=norm.module,
+        spelling=norm.spelling,
+        became=COMPUTED if gone else "",
+        reason="" if gone else _reason(graph, node, reasons),
+        dtype="" if dtype is None else dtype.name,
+        proved=("float64, rounded once",) if gone else (),
+    )
+
+
+def _reason(graph: Graph, node: gs.Node, reasons: dict[int, str]) -> str:
+    """Why a norm stays: the reason of the first node behind it that has to."""
+    stack, seen = [node], {id(node)}
+    while stack:
+        top = stack.pop(0)
+        if id(top) in reasons:
+            return reasons[id(top)]
+        new = [r for t in top.outputs for r in graph.every_consumer(t) if id(r) not in seen and graph.is_constant(r.outputs[0])]
+        seen.update(map(id, new))
+        stack += new
+    return "constants alone feed it, but a step or a narrower type behind it depends on how it is rounded"

@@ -1,0 +1,78 @@
+"""The input on which onnxruntime is asked about a norm that was joined with its neighbours, and the error that is expected there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graphs.dims import Dims
+from ..recognition.probe import Fit
+from ..recognition.region import EvaluationFailed
+from . import rounding
+from .certify import Rewrite
+from .rounding import Trial
+from .trials import Case, battery
+
+_FEW = (3, 4, 2, 3)  # sizes of the axes of x that are not normalized over, and of a group norm's places
+_ROW = 9  # elements of a row whose number is dynamic
+_BATCH = 8  # a static batch up to this is taken as it is: a Reshape may hold it
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """What is normalized over: the last axis, or of (N, C, …) one of ``groups`` parts of the channels and all places."""
+
+    epsilon: float
+    centered: bool = True
+    groups: int = 0
+    added: bool = False  # x is the sum of the first two leaves
+
+    def fit(self, size: tuple[int, ...]) -> Fit:
+        axes, split, block = (tuple(range(2, len(size))), 1, size[1] // self.groups) if self.groups else ((len(size) - 1,), None, 1)
+        return Fit(size, axes, split, block, self.centered, self.epsilon, np.ones(()), np.zeros(()))
+
+
+def case(rewrite: Rewrite, grouping: Grouping) -> Case | None:
+    """The battery at small sizes; None where one side can't be evaluated."""
+    before = rewrite.before
+    shapes = [before.graph.shape(leaf) or () for leaf in before.leaves]
+    rng = np.random.default_rng(19)
+    try:
+        bound = before.bind({})
+    except EvaluationFailed:
+        return None
+    size, *others = (_size(shape, grouping) for shape in shapes)
+    fit = grouping.fit(size)
+    x, names = battery(size, fit.axes, fit.split, fit.block, grouping.epsilon)[0]
+    rest = [rng.standard_normal(s) for s in others]
+    return Case((x - rest[0] if grouping.added else x, *rest), names, bound)
+
+
+def _size(shape: Dims, grouping: Grouping) -> tuple[int, ...]:
+    """A leaf's size: that of x, or of a vector for each sample."""
+    last = len(shape) - 1
+    size = []
+    for i, n in enumerate(shape):
+        fixed = i == 1 if grouping.groups else i == last
+        if isinstance(n, int) and (fixed or n == 1 or (i == 0 and n <= _BATCH)):
+            size.append(n)
+        else:
+            size.append(_ROW if fixed else _FEW[min(i, len(_FEW) - 1)])
+    return tuple(size)
+
+
+def trial(case: Case, rewrite: Rewrite, grouping: Grouping, scale: np.ndarray | None, opset: int, n: int) -> Trial | None:
+    """The first output's rewrite for onnxruntime; what is expected of it is what `normdeploy.rewriting.rounding` expects of a norm.
+
+    ``scale``: where it is constant; 1 + s of the second leaf where not. ``n``: makes names that no other trial has.
+    """
+    graph = rewrite.before.graph
+    fit, gain = grouping.fit(case.leaves[0].shape), float(np.abs(1 + case.leaves[1] if scale is None else scale).max())
+
+    def expected(reference: np.ndarray, unit: float) -> np.ndarray:
+        x = fit.rows(case.leaves[0] + case.leaves[1] if grouping.added else case.leaves[0])
+        return rounding.bound(x, fit.rows(reference), grouping.epsilon, grouping.centered, gain, unit)
+
+    dtype = graph.dtype(rewrite.before.leaves[0])
+    return None if dtype is None else rounding.trial(graph, case, rewrite, dtype, opset, n, fit.rows, expected)

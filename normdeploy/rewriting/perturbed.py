@@ -1,0 +1,126 @@
+"""A model as a session of onnxruntime whose parameters, inputs and reductions can be perturbed, to see what rounding may do to its results.
+
+The reductions, because nothing else moves x − mean off zero in a constant row, which is then divided by the root of epsilon alone (an
+instance norm of one place, say).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from ..graphs import equal
+from ..storage.files import bodies
+from ..storage.weights import detached
+
+FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_LARGE = 2**16  # elements of a parameter that is not perturbed: its layer's bias or norm is
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum")
+_POOLS = ("GlobalAveragePool", "AveragePool", "Sum", "Mean")
+_REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", *_POOLS, *_PRODUCTS})
+_NORMS = ("BatchNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization")
+_ARITHMETIC = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Add", "Sub", "Mul", "Div", "PRelu", *_NORMS})
+PATIENCE = 20.0  # seconds after which a run of the model before is ended, and four times as many for the one after
+
+
+class Model:
+    """A session without optimizations.
+
+    ``held``: weights of another model, taken where those of ``same`` are equal. ``floating``: the element types of its floating tensors
+    where it is to be perturbed: small parameters become inputs, and each reduction's result is multiplied by an input that is 1.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        held: Mapping[str, ort.OrtValue],
+        floating: Mapping[str, int] | None = None,
+        same: Mapping[str, onnx.TensorProto] | None = None,
+    ) -> None:
+        light, weights = detached(proto)
+        own = {name: t for name, t in weights.items() if not (name in held and same is not None and _equal(t, same.get(name)))}
+        self.values = equal.held(own) | {name: held[name] for name in weights if name not in own}
+        self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
+        self._parameters = {} if floating is None else _as_inputs(light) | _shaken(light, floating)
+        unread = {name: value for name, value in self.values.items() if name not in self._parameters}
+        for name in self._parameters:
+            if name in self.values:
+                self._parameters[name] = self.values[name].numpy()
+        self._session, self._fed = equal.session(light, unread)
+        self.outputs = [o.name for o in self._session.get_outputs()]
+
+    def run(
+        self, feeds: Mapping[str, np.ndarray], rng: np.random.Generator | None = None, by: float = 0.0, patience: float = PATIENCE
+    ) -> list[Any]:
+        given = {name: feeds[name] for name in self._inputs} | self._parameters
+        values = {name: equal.computable(_moved(value, rng, by) if rng is not None else value) for name, value in given.items()}
+        fed = self._fed | {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in values.items()}
+        options = ort.RunOptions()
+        watch = threading.Timer(patience, lambda: setattr(options, "terminate", True))  # a loop in a stranger's file may never end
+        watch.daemon = True
+        watch.start()
+        try:
+            return [v.numpy() if v.is_tensor() else v for v in self._session.run_with_ort_values(self.outputs, fed, options)]
+        finally:
+            watch.cancel()
+
+
+def _equal(a: onnx.TensorProto, b: onnx.TensorProto | None) -> bool:
+    return b is not None and a.data_type == b.data_type and list(a.dims) == list(b.dims) and a.raw_data == b.raw_data
+
+
+def _as_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Turn the floating parameters of arithmetic, but for large ones, into inputs; their values, where ``light`` holds them."""
+    readers: dict[str, set[str]] = {}
+    for body in bodies(light):
+        for node in body.node:
+            for name in node.input:
+                readers.setdefault(name, set()).add(f"{node.domain}{node.op_type}")
+    named = {v.name for v in (*light.graph.input, *light.graph.output)}
+    found = {}
+    for tensor in list(light.graph.initializer):
+        floating = tensor.data_type in FLOATING and tensor.data_type != onnx.TensorProto.BFLOAT16
+        if floating and tensor.name not in named and readers.get(tensor.name, {""}) <= _ARITHMETIC and math.prod(tensor.dims) <= _LARGE:
+            external = tensor.data_location == onnx.TensorProto.EXTERNAL
+            found[tensor.name] = np.zeros(0) if external else onnx.numpy_helper.to_array(tensor)
+            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+            light.graph.initializer.remove(tensor)
+    return found
+
+
+def _shaken(light: onnx.ModelProto, floating: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Multiply the results of reductions by inputs that are 1, which is exact; these by name."""
+    nodes = list(light.graph.node)
+    found: dict[str, np.ndarray] = {}
+    made: list[onnx.NodeProto] = []
+    for node in nodes:
+        made.append(node)
+        y = node.output[0] if node.output else ""
+        if node.op_type in _REDUCTIONS and not node.domain and (kind := floating.get(y)) is not None:
+            factor, exact = f"{y}/normdeploy.factor", f"{y}/normdeploy.exact"
+            node.output[0] = exact
+            made.append(onnx.helper.make_node("Mul", [exact, factor], [y]))
+            light.graph.input.append(onnx.helper.make_tensor_value_info(factor, kind, []))
+            found[factor] = np.ones((), onnx.helper.tensor_dtype_to_np_dtype(kind))
+    if found:
+        light.graph.ClearField("node")
+        light.graph.node.extend(made)
+    return found
+
+
+def _moved(value: np.ndarray, rng: np.random.Generator, by: float) -> np.ndarray:
+    """Each element times 1 ± by at most; what is no float stays."""
+    if value.dtype.kind in "biuSOU":
+        return value
+    with np.errstate(all="ignore"):
+        return np.asarray(value.astype(np.float64) * (1 + by * rng.uniform(-1, 1, value.shape))).astype(value.dtype)
+
+
+def short(e: Exception) -> str:
+    return " ".join(str(e).split())[:200]

@@ -1,0 +1,258 @@
+"""Two models side by side in onnxruntime, its optimizer off: whether they differ by more than rounding explains.
+
+They run at each dynamic dim's minimum, an odd size between and its maximum, on random inputs that the model takes. What rounding
+explains the model before says itself: its inputs, parameters and the results of its reductions are perturbed by up to 8u at random (u the
+unit roundoff of the coarsest type in it), and with d the largest change in an element's row (the last axis) and y the row's largest element
+
+    |after − before| ≤ 4 · d + 6 · √N · u · |y|       N nodes; the second term as in `normdeploy.graphs.equal`
+
+Integers and the like may differ where they do so under perturbation. What is not finite before is not finite after, and the other way
+round. A difference is confirmed with more perturbations before it is believed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..graphs import equal
+from ..graphs.dims import Dims, evaluate_dim
+from ..graphs.protos import inferred, typed
+from ..model import Dim, InputSpec
+from .perturbed import FLOATING, PATIENCE, Model, short
+
+_BARE = (1, 7, 33)  # sizes of a dynamic dim of which a file says nothing
+_SECONDS = 1.5  # for the runs at larger sizes than the first, all together, as the smaller ones promise
+_RUNS = 3  # of the models at each size
+_LARGEST = 2**24  # input elements
+_INNER = 2**28  # elements of any tensor, as far as its shape is stated
+_PERTURBED, _CONFIRMED = 1, 8  # perturbed runs at each size, and more before a difference is believed
+_UNITS = 8
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where after and before differ; ``fails`` where after does not run at all."""
+
+    said: str
+    sizes: Mapping[str, int]
+    fails: bool = False
+
+
+# ------------------------------------------------------------------ inputs and sizes
+
+
+def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
+    """What a file alone says of its inputs: of integers nothing, and 0 and 1 are taken; a dynamic dim is taken at `_BARE`."""
+    initializers = {t.name for t in proto.graph.initializer}
+    specs = []
+    for v in proto.graph.input:
+        kind, dims = typed(v)
+        if v.name not in initializers:
+            if not kind:
+                raise _NotComparable(f"the input {v.name!r} is no tensor of a known type")
+            shape = tuple(
+                Dim.static(d) if isinstance(d, int) and d >= 0 else Dim(str(d or f"{v.name}_{i}"), *_BARE) for i, d in enumerate(dims or ())
+            )
+            specs.append(InputSpec(v.name, onnx.helper.tensor_dtype_to_np_dtype(kind).name, shape))
+    return specs
+
+
+class _NotComparable(Exception):
+    pass
+
+
+def _plan(dims: Mapping[str, Dim]) -> list[dict[str, int]]:
+    """All dims at their minimum, at an odd size between, at their maximum."""
+    plan = [{name: getattr(d, which) for name, d in dims.items()} for which in ("min", "max")]
+    plan.insert(1, {name: _odd(d) for name, d in dims.items()})
+    return [sizes for i, sizes in enumerate(plan) if sizes not in plan[:i]]
+
+
+def _odd(dim: Dim) -> int:
+    """An odd size between the extremes, near the usual one from below; that one where there is none."""
+    return next((n for n in range(dim.opt, dim.min, -1) if n % 2 and n < dim.max), dim.opt)
+
+
+def _said(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "its sizes"
+
+
+# ------------------------------------------------------------------ the model before
+
+
+@dataclass
+class _Seen:
+    """The model before at one size: inputs, outputs and how far each element moves under perturbations."""
+
+    sizes: dict[str, int]
+    feeds: dict[str, np.ndarray]
+    outputs: list[Any]
+    moved: list[np.ndarray | None] = field(default_factory=list)  # by output, None where it is no array
+    draws: int = 0
+
+
+def _beyond(shapes: Mapping[str, Dims], sizes: Mapping[str, int]) -> str | None:
+    """A tensor that would be too large; dims that are not known count as 1."""
+    for name, dims in shapes.items():
+        known = [evaluate_dim(d, sizes) for d in dims]
+        if math.prod(1 if n is None else n for n in known) > _INNER:
+            return name
+    return None
+
+
+def _seconds(paces: Sequence[tuple[int, float]], elements: int) -> float:
+    """What a run will take, going by the first and the last: at most in proportion to that, and what does not grow is not multiplied."""
+    if not paces:
+        return 0.0
+    (few, short), (many, long) = paces[0], paces[-1]
+    slope = max((long - short) / (many - few) if many > few else 0.0, long / max(1, many) / 64)
+    return min(long + slope * (elements - many), long * max(1.0, elements / max(1, many)))
+
+
+class Reference:
+    """The model before, run at each size, and asked how far rounding may carry another that is the same function.
+
+    ``failed``: why it can't be run at all, "" where it can; ``notes``: the sizes that were left out.
+    """
+
+    def __init__(self, before: onnx.ModelProto, specs: Sequence[InputSpec]) -> None:
+        self.specs = specs
+        self.notes: list[str] = []
+        self.failed = ""
+        self._seen: list[_Seen] = []
+        self._unit = equal.unit_roundoff(before)
+        self._relative = 6 * math.sqrt(sum(1 for _ in before.graph.node)) * self._unit
+        try:
+            bare = specs_of(before)
+            if {s.name for s in bare} != {s.name for s in specs}:
+                self.specs = bare
+            self._weights = {t.name: t for t in before.graph.initializer}
+            known = inferred(before)
+            self._shapes = {name: dims for name, (_, dims) in known.items() if dims is not None}
+            self._model = Model(before, {}, {name: kind for name, (kind, _) in known.items() if kind is not None and kind in FLOATING})
+            self._run_all()
+        except _NotComparable as e:
+            self.failed = str(e)
+        except Exception as e:  # onnxruntime's exceptions share no base class
+            self.failed = f"onnxruntime can't load the model before: {short(e)}"
+
+    def _run_all(self) -> None:
+        dims = {d.name: d for spec in self.specs for d in spec.shape if d.name is not None}
+        missing: list[str] = []
+        paces: list[tuple[int, float]] = []  # (input elements, seconds) of each run
+        plan, spent = _plan(dims), 0.0
+        for number, sizes in enumerate(plan):
+            elements = sum(math.prod(spec.sizes(sizes)) for spec in self.specs)
+            if (inner := _beyond(self._shapes, sizes)) is not None:
+                missing.append(f"{_said(sizes)} (the tensor {inner!r} would have more than {_INNER:,} elements)")
+                continue
+            needed = _RUNS * _seconds(paces, elements)
+            if elements > _LARGEST or spent + needed > _SECONDS:
+                missing.append(f"{_said(sizes)} ({elements:,} input elements would take too long)")
+                if number == 2 and len(dims) > 1:  # all at their maximum: each by itself, then
+                    least = {name: d.min for name, d in dims.items()}
+                    plan += [each for name, d in dims.items() if (each := least | {name: d.max}) not in plan]
+                continue
+            try:
+                feeds = {s.name: s.sample(np.random.default_rng([number, i]), sizes) for i, s in enumerate(self.specs)}
+                if not paces:
+                    self._model.run(feeds)  # the first run of a session takes longer
+                start = time.perf_counter()
+                outputs = self._model.run(feeds)
+            except Exception as e:  # of onnxruntime or of numpy: whatever it is, nothing can be compared there
+                missing.append(f"{_said(sizes)} (the model does not run there: {short(e)})")
+                continue
+            spent += needed
+            paces.append((elements, time.perf_counter() - start))
+            self._seen.append(_Seen(dict(sizes), feeds, outputs, [_still(value) for value in outputs]))
+        if not self._seen:
+            raise _NotComparable(f"it runs at none of the sizes tried: {'; '.join(missing)}")
+        if missing:
+            compared = "; ".join(_said(s.sizes) for s in self._seen)
+            self.notes.append(f"the whole model was compared at {compared}, and not at {'; '.join(missing)}")
+
+    def difference(self, after: onnx.ModelProto, only: Mapping[str, int] | None = None) -> Difference | None:
+        """The first difference that rounding can't explain, None where there is none. ``only``: at these sizes."""
+        try:
+            model = Model(after, self._model.values, same=self._weights)
+        except Exception as e:
+            return Difference(f"onnxruntime can't load the result, and loads the model before: {short(e)}", self._seen[0].sizes, True)
+        for seen in self._seen:
+            if only is not None and seen.sizes != only:
+                continue
+            try:
+                found = self._at(seen, model)
+            except MemoryError:  # of numpy, which computes in float64: the models themselves ran
+                self._note(f"the whole model was not compared at {_said(seen.sizes)}: there is not enough memory for it")
+                continue
+            if found is not None:
+                return found
+        return None
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _at(self, seen: _Seen, model: Model) -> Difference | None:
+        try:
+            outputs = model.run(seen.feeds, patience=4 * PATIENCE)
+        except Exception as e:
+            said = f"at {_said(seen.sizes)} the result does not run in onnxruntime, where the model before does: {short(e)}"
+            return Difference(said, seen.sizes, True)
+        for draws in (_PERTURBED, _PERTURBED + _CONFIRMED):
+            self._perturb(seen, draws)
+            said = self._compared(seen, outputs)
+            if not said:
+                return None
+        return Difference(f"at {_said(seen.sizes)} {said}", seen.sizes)
+
+    def _perturb(self, seen: _Seen, draws: int) -> None:
+        for number in range(seen.draws, draws):
+            outputs = self._model.run(seen.feeds, np.random.default_rng([99, number]), _UNITS * self._unit)
+            for i, (old, new) in enumerate(zip(seen.outputs, outputs, strict=True)):
+                if (moved := seen.moved[i]) is not None:
+                    seen.moved[i] = np.maximum(moved, _apart(old, new)) if old.shape == np.shape(new) else np.full(old.shape, np.inf)
+        seen.draws = max(seen.draws, draws)
+
+    def _compared(self, seen: _Seen, outputs: Sequence[Any]) -> str:
+        for name, old, new, moved in zip(self._model.outputs, seen.outputs, outputs, seen.moved, strict=True):
+            if moved is None:
+                continue
+            if old.shape != np.shape(new) or old.dtype != new.dtype:
+                return f"the output {name!r} is {new.dtype}{list(np.shape(new))}, where the model before makes {old.dtype}{list(old.shape)}"
+            apart = _apart(old, new)
+            bound = 4 * _row_largest(moved)
+            if old.dtype.kind == "f":
+                bound = bound + self._relative * _row_largest(np.nan_to_num(np.abs(old.astype(np.float64)), nan=0.0, posinf=0.0))
+            beyond = (apart > bound) & np.isfinite(bound)
+            if beyond.any():
+                at = np.unravel_index(int(np.argmax(np.where(beyond, apart, 0.0))), apart.shape) if apart.ndim else ()
+                place = f" at {[int(i) for i in at]}" if at else ""
+                explained = f", and rounding explains {float(np.broadcast_to(bound, apart.shape)[at]):.2g}" if old.dtype.kind == "f" else ""
+                return f"the output {name!r} is {new[at]}{place}, where it was {old[at]} before{explained}"
+        return ""
+
+
+def _still(value: Any) -> np.ndarray | None:
+    return np.zeros(value.shape) if isinstance(value, np.ndarray) else None
+
+
+def _apart(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """|old − new| of each element; infinite where one alone is not finite, or where they are no floats and not equal."""
+    if old.dtype.kind != "f":
+        return np.where(old == new, 0.0, np.inf)
+    with np.errstate(all="ignore"):
+        a, b = old.astype(np.float64), new.astype(np.float64)
+        one = np.isfinite(a) != np.isfinite(b)
+        return np.where(one, np.inf, np.where(np.isfinite(a), np.abs(a - b), 0.0))
+
+
+def _row_largest(values: np.ndarray) -> np.ndarray:
+    return values.max(axis=-1, keepdims=True) if values.ndim and values.size else values

@@ -1,0 +1,105 @@
+"""The whole model before and after: what a certificate of each rewrite can't see shows here, and the rewrite to blame is taken back.
+
+The two are compared once (`normdeploy.rewriting.side_by_side`). Where they differ, the model is made again with fewer and fewer of the
+steps, which finds the one with which the difference begins; it is left out, and the search goes on until there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx
+
+from ..errors import ExportError
+from ..model import InputSpec
+from ..records import Finding, Summary
+from ..storage.files import tensors
+from ..storage.weights import nbytes
+from .rewrite import require_kept, undone
+from .side_by_side import Difference, Reference
+from .work import Step
+
+LIMIT = 2**30  # bytes of weights: both models and their results are held at once
+_SEARCHES = 8  # steps that are left out one by one; after that all are
+
+Made = tuple[onnx.ModelProto, Summary, list[tuple[Step, Finding]]]
+Make = Callable[[Mapping[Step, Finding]], Made]
+
+
+def weight(proto: onnx.ModelProto) -> int:
+    """Bytes of all weights."""
+    return sum(nbytes(t) for t in tensors(proto))
+
+
+def settled(
+    before: onnx.ModelProto,
+    specs: Sequence[InputSpec],
+    make: Make,
+    made: Made,
+    tidy: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None,
+    *,
+    strict: bool = False,
+    loads: bool = True,
+) -> tuple[Made, list[str], bool]:
+    """``made``, or what ``make`` makes without the steps that are to blame for a difference; what there is to note; and whether the result
+    ran in onnxruntime.
+
+    Args:
+        before: the model; not changed.
+        specs: its inputs; where they are not those of the file, what this says of them is taken (`specs_of`).
+        make: makes the result without some steps, telling of each the finding that it is given.
+        made: what it makes without leaving out any, and ``tidy`` of that.
+        tidy: cleans up; where that is to blame the result is left as it was.
+        strict: a step to blame is an error.
+        loads: whether the result has to run in onnxruntime where ``before`` does; else that is a note.
+
+    Raises:
+        ExportError: the result does not run, or computes something else, and no step is to blame.
+        CertificateError: with ``strict``, where one is.
+    """
+    reference = Reference(before, specs)
+    if reference.failed:
+        return made, [f"the whole model was not compared: {reference.failed}"], False
+    found = reference.difference(made[0])
+    if found is None:
+        return made, reference.notes, True
+    if found.fails and not loads:
+        return made, [*reference.notes, f"the whole model was not compared: {found.said}"], False
+    left: dict[Step, Finding] = {}
+    if tidy is not None:
+        made = make(left)
+        found = reference.difference(made[0])
+    while found is not None:
+        steps = {step: finding for step, finding in made[2] if step not in left}
+        if not steps:
+            raise ExportError(f"{found.said}; none of the rewrites is to blame: this is a mistake of normdeploy's, please report it")
+        blamed = _blamed(reference, make, left, steps, found) if len(left) < _SEARCHES else list(steps)
+        left |= {step: undone(steps[step], f"{found.said}; without it that is not so") for step in blamed}
+        made = make(left)
+        found = reference.difference(made[0])
+    if strict:
+        require_kept(made[1].findings)
+    if tidy is None:
+        return made, reference.notes, True
+    tidied = tidy(made[0])
+    wrong = reference.difference(tidied)
+    if wrong is not None:
+        return made, [*reference.notes, f"the graph was left unsimplified: {wrong.said}"], True
+    return (tidied, *made[1:]), reference.notes, True
+
+
+def _blamed(reference: Reference, make: Make, left: Mapping[Step, Finding], steps: Mapping[Step, Finding], found: Difference) -> list[Step]:
+    """The step with which the first ``k`` of ``steps`` begin to differ; all where leaving out all does not help."""
+    order = list(steps)
+
+    def differs(first: int) -> bool:
+        proto, *_ = make({**left, **{step: steps[step] for step in order[first:]}})
+        return reference.difference(proto, only=found.sizes) is not None
+
+    if differs(0):
+        return order
+    good, bad = 0, len(order)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (good, middle) if differs(middle) else (middle, bad)
+    return [order[bad - 1]]

@@ -1,0 +1,147 @@
+"""Whether onnxruntime loads and runs a file that is to be written. One that it does not is an error, and nothing is written.
+
+Which file has to run: one that ``export`` makes, unless it is for another runtime or holds ops of a domain of the user's own, whose library
+is not known here; one that ``optimize`` makes, where the file before did. bfloat16, of which onnxruntime's CPU provider computes next to
+nothing, is judged in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from .errors import ExportError, GraphError
+from .graphs import equal
+from .graphs.protos import inferred, module
+from .rewriting.perturbed import Model, short
+from .storage.weights import detached
+
+_OURS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "normdeploy")
+_NO_KERNEL = ("NOT_IMPLEMENTED", "is not a registered function/op", "No Op registered for")
+Feeds = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """``said``: why the file does not run, in onnxruntime's words where it names no op; ``loads``: it does not run only.
+
+    ``foreign``: nothing is missing but the kernels of ops in domains that are neither ONNX's nor onnxruntime's nor ours.
+    """
+
+    said: str
+    loads: bool = False
+    foreign: bool = False
+
+
+def trouble(proto: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> Trouble | None:
+    """Why onnxruntime does not load ``proto``, or runs it on none of ``samples``; None where it does."""
+    try:
+        model = Model(proto, {})
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        missing = _without_kernel(proto)
+        said = f"onnxruntime has no kernel for {'; '.join(missing)}" if missing else f"onnxruntime can't load it: {short(error)}"
+        return Trouble(said, foreign=bool(missing) and not any(missing.values()))
+    said = ""
+    for feeds in samples:
+        try:
+            model.run(feeds)
+        except Exception as error:
+            said = said or short(error)
+        else:
+            return None
+    return Trouble(f"onnxruntime loads it and does not run it: {said}", loads=True) if said else None
+
+
+def require(proto: onnx.ModelProto, samples: Sequence[Feeds], runtime: str, eager: Callable[[Feeds], str]) -> list[str]:
+    """The notes on a file that ``export`` made, where that may be written.
+
+    Args:
+        samples: inputs that it should run on.
+        runtime: the one that it is for.
+        eager: why PyTorch does not run the model on a sample, "" where it does.
+
+    Raises:
+        ExportError: onnxruntime does not load or run it.
+    """
+    found = trouble(proto, samples)
+    if found is None:
+        return []
+    if runtime.startswith("tensorrt") or found.foreign:
+        return [f"the file was not run: {found.said}"]
+    if found.loads and all(eager(feeds) for feeds in samples):
+        return []  # the samples are to blame: that nothing was compared is noted already
+    raise ExportError(
+        f"the file would not run, and nothing is written: {found.said}. Change that part of the model (float64 to float32, say); or give "
+        "--runtime tensorrt for a file that onnxruntime need not run"
+    )
+
+
+def require_as_before(proto: onnx.ModelProto, before: Callable[[], onnx.ModelProto], runtime: str) -> None:
+    """
+    Raises:
+        GraphError: onnxruntime does not load ``proto``, which was made of a file that it loads.
+    """
+    found = None if runtime.startswith("tensorrt") else trouble(proto)
+    if found is not None and trouble(before()) is None:
+        raise GraphError(
+            f"onnxruntime loads the file given and not what was made of it, so nothing is written: {found.said}; please report it"
+        )
+
+
+def require_half(proto: onnx.ModelProto, samples: Sequence[Feeds], to: str) -> None:
+    """
+    Raises:
+        GraphError: a half-precision file does not run, where the float32 model does.
+    """
+    found = trouble(proto, samples)
+    if found is not None:
+        raise GraphError(
+            f"the file would not run in {to}, and nothing is written: {found.said}; leave --precision out, and please report it"
+        )
+
+
+# ------------------------------------------------------------------ which ops are to blame
+
+
+def _without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
+    """Each op of the main graph that onnxruntime has no kernel for in its types, with the first such node; whether it ought to know it."""
+    known = {name: kind for name, (kind, _) in inferred(proto).items()}
+    written = {(f.domain, f.name) for f in proto.functions}
+    held = {t.name: t for t in proto.graph.initializer if int(np.prod(t.dims)) <= 64}
+    asked: set[tuple[object, ...]] = set()
+    found: dict[str, bool] = {}
+    for node in proto.graph.node:
+        kinds = tuple(known.get(name) for name in node.input)
+        key = (node.domain, node.op_type, kinds)
+        if key in asked or (node.domain, node.op_type) in written or any(a.HasField("g") or a.graphs for a in node.attribute):
+            continue
+        asked.add(key)
+        if _is_refused(proto, node, known, held):
+            floating = next((k for k in kinds if k in _FLOATING), None)
+            of = f" of {onnx.helper.tensor_dtype_to_np_dtype(floating).name}" if floating is not None else ""
+            domain = f"{node.domain}." if node.domain else ""
+            where = f" in module {path!r}" if (path := module(node)) else ""
+            found[f"{domain}{node.op_type}{of} (node {node.name or node.output[0]!r}{where})"] = node.domain in _OURS
+    return found
+
+
+_FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+
+
+def _is_refused(
+    proto: onnx.ModelProto, node: onnx.NodeProto, known: Mapping[str, int | None], held: Mapping[str, onnx.TensorProto]
+) -> bool:
+    """Whether onnxruntime says of a node by itself that it has no kernel for it."""
+    read = [name for name in dict.fromkeys(node.input) if name]
+    graph = onnx.GraphProto(name="one", node=[node], initializer=[held[name] for name in read if name in held])
+    graph.input.extend(onnx.helper.make_tensor_value_info(name, known.get(name) or 1, None) for name in read if name not in held)
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
+    model = onnx.ModelProto(ir_version=proto.ir_version, graph=graph, opset_import=proto.opset_import)
+    try:
+        equal.session(detached(model, smallest=2**62)[0], {})
+    except Exception as error:
+        return any(said in str(error) for said in _NO_KERNEL)
+    return False

@@ -1,0 +1,266 @@
+"""An ONNX file as the reference of a comparison: every node in float64, and with the roundings of the file's own types put back at random.
+
+The same as ``eager.Float64Runner`` and ``rounding.RoundedRunner`` are for a PyTorch model. A node that the evaluator does not know is run
+by onnxruntime in the file's own type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+
+from ..errors import NormdeployError
+from ..evaluate import evaluate
+from ..graphs.file_graph import widen
+from ..graphs.protos import inferred
+from . import RunResult
+from .arrays import check_names
+from .eager import Float64Runner
+from .exact import Array, Exact, NotEvaluated, inlined
+
+_HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# as in `rounding`: what rounds nothing; what rounds once; of what the largest value is 1, or as large as the operand, in roundings
+_EXACT = _names(
+    """
+    Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Concat Split Slice Gather GatherElements GatherND ScatterND
+    ScatterElements Pad Relu Neg Abs Max Min Clip Where Sign Floor Ceil Round MaxPool GlobalMaxPool ReduceMax ReduceMin Dropout Constant
+    ConstantOfShape DepthToSpace SpaceToDepth Trilu Compress OneHot EyeLike ReverseSequence
+    SplitToSequence ConcatFromSequence SequenceAt SequenceConstruct
+    """
+)
+_ONE_ROUNDING = _names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
+_AS_ONE = _names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
+_AS_OPERAND = _names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
+_NORMS = {"LayerNormalization": 2, "GroupNormalization": 1, "InstanceNormalization": 1}  # the input that is the scale
+_SEQUENCES = _names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSequence")
+_FIRST_ALONE = _names("Pow Resize Upsample CumSum")
+_ORDERS = _names("TopK ArgMax ArgMin NonMaxSuppression Unique")
+_SMALL = 2**16  # elements of a parameter that is disturbed, and more than one: an epsilon or exponent is what it is
+_APART = 1e-300  # of equal values, which any order may take; any other number absorbs it
+
+Change = Callable[[str, Array], Array]
+
+
+class File64Runner:
+    """The main graph of ``proto``, its weights loaded, in float64; floating outputs come so.
+
+    Raises:
+        GraphError: a function that the file calls can't be written out.
+    """
+
+    name = Float64Runner.name
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        proto = inlined(proto)
+        kinds = {name: kind for name, (kind, _) in inferred(proto).items() if kind}
+        types = {name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
+        self._exact = Exact(proto, types)
+        self._outputs = [v.name for v in proto.graph.output]
+        self._places = [p for p in self._exact.before(self._outputs) if not set(self._exact.nodes[p].output) <= self._exact.constants]
+        reads = {p: self._exact.reads(self._exact.nodes[p]) for p in self._places}
+        self._last = {name: p for p, names in reads.items() for name in names}
+        floats = [t for t in (types.get(n) for n in self._touched(reads.values())) if t is not None and _is_floating(t)]
+        self.unit = max((_unit(t) for t in floats), default=0.0)
+
+    def _touched(self, reads: Any) -> Iterator[str]:
+        for names in reads:
+            yield from names
+        yield from self._outputs
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: inputs are missing or unknown.
+            NormdeployError: a node can't be computed.
+        """
+        return self._run(feeds, lambda name, value: value, lambda node, inputs: inputs, lambda node, inputs, name, value: value)
+
+    def perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
+        """The same with every input and weight off by up to ``unit``, relative: what changes is ill-conditioned. Single numbers stay: an
+        epsilon or exponent is what it is."""
+        rng = np.random.default_rng(seed)
+
+        def off(value: Any) -> Any:
+            return value * (1 + unit * rng.uniform(-1, 1, value.shape)) if _wide(value) else value
+
+        def read(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+            constant = [name in self._exact.constants for name in node.input]
+            return [off(v) if c and self._moves(node, i, v) else v for i, (v, c) in enumerate(zip(inputs, constant, strict=True))]
+
+        return self._run(feeds, lambda name, value: off(value), read, lambda node, inputs, name, value: value)
+
+    def _moves(self, node: onnx.NodeProto, place: int, value: Any, most: float = float("inf")) -> bool:
+        """Whether an input may be disturbed: not an exponent, the scales of a Resize or the end of a Range, which say what is computed; of
+        constants those of several elements, ``most`` at the most."""
+        if node.op_type == "Range" or (place and node.op_type in _FIRST_ALONE):
+            return False
+        return node.input[place] not in self._exact.constants or 1 < np.size(value) <= most
+
+    def rounded(self, feeds: Mapping[str, np.ndarray], seed: int, half: torch.dtype | None = None) -> RunResult:
+        """One run with random roundings, other ones for each ``seed``; ``half``: of that type where the file has a wider one."""
+        noise = _Noise(np.random.default_rng(seed), self._exact.types, _HALVES.get(half) if half is not None else None)
+
+        def read(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+            unit = noise.unit(node.output[0] if node.op_type not in _ORDERS else node.input[0], node)
+            if not unit or node.op_type in _EXACT | _ONE_ROUNDING:
+                return inputs
+            apart = _APART if node.op_type in _ORDERS else 0.0
+            return [noise.lost(v, unit, apart) if self._moves(node, i, v, _SMALL) else v for i, v in enumerate(inputs)]
+
+        return self._run(feeds, lambda name, value: value, read, noise.written)
+
+    def in_half(self, feeds: Mapping[str, np.ndarray], half: torch.dtype | None) -> RunResult:
+        """Each result rounded to its own type, or to ``half`` where that is wider: what a correct runtime makes of it node by node.
+
+        Outputs come in these types.
+        """
+        narrow = None if half is None else _HALVES[half]
+
+        def kind(name: str, value: Array) -> np.dtype:
+            own = self._exact.types.get(name, np.dtype(np.float32) if _wide(value) else value.dtype)
+            return narrow if narrow is not None and own in (np.float32, np.float64) else own
+
+        def rounded(name: str, value: Any) -> Any:
+            return value.astype(kind(name, value)).astype(np.float64) if _wide(value) else value
+
+        def read(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+            return [rounded(n, v) if n in self._exact.constants else v for n, v in zip(node.input, inputs, strict=True)]
+
+        found = self._run(feeds, rounded, read, lambda node, inputs, name, value: rounded(name, value))
+        with np.errstate(all="ignore"):
+            return {name: value.astype(kind(name, value)) if _wide(value) else value for name, value in found.items()}
+
+    def _run(
+        self,
+        feeds: Mapping[str, np.ndarray],
+        feed: Change,
+        read: Callable[[onnx.NodeProto, list[Any]], list[Any]],
+        write: Callable[[onnx.NodeProto, list[Any], str, Array], Array],
+    ) -> RunResult:
+        check_names(self.name, feeds, sorted(self._exact.inputs))
+        found: dict[str, Array] = {name: feed(name, widen(np.asarray(value))) for name, value in feeds.items()}
+        try:
+            with evaluate.quiet():
+                for place in self._places:
+                    self._step(place, found, read, write)
+                return {name: np.asarray(self._exact.value(name, found)) for name in self._outputs}
+        except NotEvaluated as error:
+            raise NormdeployError(f"the float64 reference can't be run: {error}") from error
+
+    def _step(self, place: int, found: dict[str, Array], read: Any, write: Any) -> None:
+        node = self._exact.nodes[place]
+        inputs = read(node, [self._exact.value(name, found) if name else None for name in node.input])
+        made = self._exact.apply(node, inputs, found) if node.op_type not in _SEQUENCES else _sequence(node, inputs)
+        for name, value in zip(node.output, made, strict=False):
+            if name and value is not None:
+                found[name] = write(node, inputs, name, value) if _wide(value) else value
+        for name in {*node.input, *node.output}:
+            if self._last.get(name, -1) <= place and name not in self._outputs:
+                found.pop(name, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+
+class _Noise:
+    """Random roundings: r + u·ξ·(|r| + a), as ``rounding`` has them."""
+
+    def __init__(self, rng: np.random.Generator, types: Mapping[str, np.dtype], half: np.dtype | None) -> None:
+        self._rng, self._types, self._half = rng, types, half
+
+    def unit(self, name: str, node: onnx.NodeProto) -> float:
+        """The unit roundoff of a tensor, 0 where its node rounds nothing or it is not floating."""
+        own = self._types.get(name, np.dtype(np.float32))
+        if node.op_type in _EXACT or not _is_floating(own):
+            return 0.0
+        return _unit(self._half if self._half is not None and own in (np.float32, np.float64) else own)
+
+    def lost(self, value: Any, unit: float, apart: float = 0.0, extra: Any = 0.0) -> Any:
+        if not _wide(value):
+            return value
+        drawn = self._rng.uniform(-1, 1, value.shape)
+        return value + np.nan_to_num(unit * drawn * (np.abs(value) + extra), nan=0.0, posinf=0.0, neginf=0.0) + apart * drawn
+
+    def written(self, node: onnx.NodeProto, inputs: list[Any], name: str, value: Array) -> Array:
+        unit = self.unit(name, node)
+        counted = node.op_type == "Range" or (node.op_type in ("Cast", "CastLike") and not _wide(inputs[0]))
+        if not unit or counted or node.op_type in _ORDERS:  # a size that became a float is whole
+            return value
+        extra: Any = 1.0 if node.op_type in _AS_ONE else 0.0
+        if node.op_type in _AS_OPERAND and np.shape(inputs[0]) == value.shape:
+            extra = extra + np.abs(inputs[0])
+        if node.op_type in ("ReduceSum", "ReduceMean", "GlobalAveragePool") and value.size and _wide(inputs[0]):
+            extra = extra + np.abs(value) * (_of_a_sum(inputs[0].size / value.size) - 1)
+        elif node.op_type == "CumSum":
+            value = value + np.cumsum(self.lost(value, unit) - value, axis=int(np.asarray(inputs[1]).item()))
+        elif node.op_type in _NORMS and name == node.output[0]:
+            value = value + self._off_mean(node, inputs, value, unit)
+        return np.asarray(self.lost(value, unit, extra=extra))
+
+    def _off_mean(self, node: onnx.NodeProto, inputs: list[Any], value: Array, unit: float) -> Array:
+        """What a rounded mean does to a norm: the whole row is off by as much, however little its elements lie apart."""
+        x, scale = inputs[0], inputs[1]
+        if not x.size:
+            return np.zeros_like(value)
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type == "LayerNormalization":
+            axis = int(attrs.get("axis", -1)) % x.ndim
+            rows, weight = x.reshape(*x.shape[:axis], -1), scale
+        else:
+            groups = int(attrs.get("num_groups", x.shape[1])) if node.op_type == "GroupNormalization" else x.shape[1]
+            rows = x.reshape(x.shape[0], groups, -1)
+            weight = np.repeat(scale, x.shape[1] // len(scale)).reshape(-1, *[1] * (x.ndim - 2))
+        spread = np.sqrt(rows.var(-1, keepdims=True) + float(attrs.get("epsilon", 1e-5)))
+        mean = np.abs(rows.mean(-1, keepdims=True)) / spread * _of_a_sum(rows.shape[-1])
+        off = np.broadcast_to(self.lost(mean, unit) - mean, rows.shape).reshape(value.shape)
+        return np.asarray(off * weight)
+
+
+def _sequence(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+    """The ops on sequences that torch's exporter writes for ``split`` and ``chunk``; a sequence is a list."""
+    attrs = {a.name: a.i for a in node.attribute}
+    first, second = inputs[0], inputs[1] if len(inputs) > 1 else None
+    if node.op_type == "SequenceConstruct":
+        return [list(inputs)]
+    if node.op_type == "SequenceAt":
+        return [first[int(inputs[1])]]
+    axis = attrs.get("axis", 0)
+    if node.op_type == "ConcatFromSequence":
+        return [np.stack(first, axis) if attrs.get("new_axis", 0) else np.concatenate(first, axis)]
+    size = first.shape[axis]
+    step = 1 if second is None else second
+    ends = np.cumsum(step)[:-1] if np.ndim(step) else np.arange(int(step), size, int(step))
+    parts = np.split(first, ends, axis)
+    return [[np.squeeze(part, axis) for part in parts] if second is None and not attrs.get("keepdims", 1) else parts]
+
+
+def _of_a_sum(terms: float) -> float:
+    """Roundings of a sum, in units of the result: of n terms of one size, added one after another, √n/3 (root mean square)."""
+    return max(1.0, float(terms) ** 0.5 / 3)
+
+
+def _wide(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic) and value.dtype == np.float64
+
+
+def _is_floating(kind: np.dtype) -> bool:
+    return kind.kind == "f" or kind == ml_dtypes.bfloat16
+
+
+def _unit(kind: np.dtype) -> float:
+    return float(ml_dtypes.finfo(kind).eps) / 2

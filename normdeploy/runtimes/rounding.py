@@ -1,0 +1,163 @@
+"""The float64 reference with the roundings of the model's own type put back at random: how far may a correct evaluation be off, where?
+
+Every result that a type of unit roundoff u rounds is disturbed: r + u·ξ·(|r| + a), with ξ uniform in [−1, 1] for each element anew. What
+makes several roundings inside (sums, products of matrices, norms, transcendental functions) also has its operands disturbed, x·(1 + u·ξ);
+large parameters, as weight matrices are, stay as they are: the other operand's roundings stand for theirs.
+a is 0, but for functions whose common formulas lose relative accuracy: a sigmoid near 0 is as exact as 1, a gelu of x as x (issue F).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from . import RunResult
+from .eager import Float64Runner, Narrow, Widening
+from .widen import widen
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# moves, choices among the operands, and changes of sign round nothing
+_EXACT = _names(
+    """
+    view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute
+    movedim t mT numpy_T contiguous clone alias detach flatten unflatten repeat repeat_interleave to _to_copy type_as
+    lift_fresh_copy lift_fresh flip roll split split_with_sizes chunk unbind view_as cat stack concat where
+    masked_fill gather index index_select take_along_dim embedding scatter index_put index_copy pad constant_pad_nd
+    neg abs relu maximum minimum clamp clamp_min clamp_max max min amax amin max_pool1d max_pool2d
+    max_pool3d max_pool2d_with_indices hardtanh relu6 sign floor ceil round trunc dropout zeros ones full zeros_like
+    ones_like full_like empty empty_like new_zeros new_ones new_full scalar_tensor tril triu diagonal unfold im2col
+    pixel_shuffle pixel_unshuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d eye arange one_hot isnan eq
+    ne lt le gt ge logical_not
+    """
+)
+_ONE_ROUNDING = _names("add sub rsub mul div true_divide reciprocal sqrt square leaky_relu prelu threshold")
+# absolute accuracy: of these the largest value is 1
+_AS_ONE = _names(
+    """
+    sigmoid hardsigmoid softplus elu selu celu expm1 log1p log_sigmoid log_softmax _log_softmax sin cos erf erfc tanh atan lstm gru
+    rnn_tanh
+    """
+)
+# and of these the operand
+_AS_OPERAND = _names("silu gelu mish hardswish softplus log_sigmoid sin cos")
+# of equal values the order is anybody's choice, so they are drawn apart
+_ORDERS = _names("topk sort argsort argmax argmin kthvalue")
+_APART = 1e-300  # of zeros; any other number absorbs it
+_NORMS = _names("layer_norm group_norm instance_norm")
+_SMALL = 2**16  # elements of a parameter
+
+
+class RoundedRunner(Float64Runner):
+    """``Float64Runner`` that can also be run with roundings."""
+
+    def rounded(self, feeds: Mapping[str, np.ndarray], seed: int, half: torch.dtype | None = None) -> RunResult:
+        """One run with random roundings, other ones for each ``seed``.
+
+        Args:
+            half: the type whose roundings are meant where the model has float32, for files in half precision; None: the model's own.
+
+        Raises:
+            InputError, NormdeployError: as ``infer``.
+        """
+        plain = self._interpreter
+        self._interpreter = partial(_Rounded, half=half, seed=seed)  # type: ignore[assignment]
+        try:
+            return self.infer(feeds)
+        finally:
+            self._interpreter = plain
+
+
+class _Rounded(Widening):
+    def __init__(self, module: torch.fx.GraphModule, half: torch.dtype | None, seed: int) -> None:
+        super().__init__(module)
+        self._half, self._op, self._unit = half, "", 0.0
+        self._rng = torch.Generator().manual_seed(seed)
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        schema = getattr(n.target, "_schema", None)
+        # what writes into its operand has no value of its own
+        self._op = "" if schema is None or schema.is_mutable else schema.name.partition("::")[2].removesuffix("_copy")
+        value = n.args[0].meta.get("val") if self._op in _ORDERS and isinstance(n.args[0], torch.fx.Node) else n.meta.get("val")
+        self._unit = 0.0 if self._op in _EXACT else self._unit_of(value)
+        return super().run_node(n)
+
+    def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[Any, Any]:
+        if not self._op or not self._unit or self._op in _ONE_ROUNDING or self._op == "cumsum":
+            return super().fetch_args_kwargs_from_env(n)
+        found: tuple[Any, Any] = torch.fx.Interpreter.fetch_args_kwargs_from_env(self, n)
+        return tree_map(self._operand, found)
+
+    def _operand(self, value: Any) -> Any:
+        if isinstance(value, Narrow):
+            value, small = widen(value.tensor), value.tensor.numel() <= _SMALL
+            return value + self._lost(value) if small and value.is_floating_point() else value
+        if not _floating(value):
+            return value
+        apart = _APART * self._drawn(value) if self._op in _ORDERS else 0.0
+        return value + self._lost(value) + apart
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        result = super().call_function(target, args, kwargs)
+        if self._op in _ORDERS:
+            return result
+        if not self._op or not self._unit:
+            return result
+        if self._op == "cumsum":  # each partial sum is rounded, and what it lost is lost for all that follow
+            return result + super().call_function(target, (self._lost(result), *args[1:]), kwargs)
+        if self._op in _NORMS and args[0].is_floating_point():
+            result = result + self._off_mean(args, result)
+        elif self._op in ("sum", "mean") and _floating(result) and result.numel():
+            result = result + self._lost(result.abs() * _of_a_sum(args[0].numel() / result.numel()))
+        extra = (args[0].abs() if self._op in _AS_OPERAND else 0.0) + (1.0 if self._op in _AS_ONE else 0.0)
+        return tree_map(lambda v: v + self._lost(v.abs() + extra) if _floating(v) else v, result)
+
+    def _off_mean(self, args: Any, result: torch.Tensor) -> torch.Tensor:
+        """What a rounded mean does to a norm: the whole row is off by as much, however little its elements lie apart."""
+        x, second = args[0], args[1]
+        if self._op == "layer_norm":
+            rows = x.reshape(*x.shape[: x.dim() - len(second)], -1)
+            weight = args[2] if len(args) > 2 else None
+        else:
+            groups = x.shape[1] if self._op == "instance_norm" else second
+            rows = x.reshape(x.shape[0], groups, -1)
+            scale = second if self._op == "instance_norm" else args[2] if len(args) > 2 else None
+            weight = None if scale is None else scale.reshape(-1, *[1] * (x.dim() - 2))
+        if not rows.numel():
+            return torch.zeros_like(result)
+        epsilon = next((a for a in args[3:] if isinstance(a, float)), 1e-5)
+        mean, variance = rows.mean(-1, keepdim=True), rows.var(-1, keepdim=True, correction=0)
+        off = self._lost(mean.abs() * torch.rsqrt(variance + epsilon) * _of_a_sum(rows.shape[-1]))
+        away = off.expand(rows.shape).reshape(result.shape)
+        return away if weight is None else away * weight
+
+    def _lost(self, value: torch.Tensor) -> torch.Tensor:
+        """u·ξ·value, ξ in [−1, 1] for each element; nothing where it is not finite, whose rounding would be another number."""
+        return self._drawn(value).mul_(self._unit).mul_(value).nan_to_num_(0.0, 0.0, 0.0)
+
+    def _drawn(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.rand(value.shape, generator=self._rng, dtype=torch.float64).mul_(2).sub_(1)
+
+    def _unit_of(self, values: Any) -> float:
+        """The unit roundoff of the coarsest floating type of a node's results, as the model has them."""
+        every = values if isinstance(values, list | tuple) else [values]
+        kinds = [v.dtype for v in every if _floating(v)]
+        wide = (torch.float32, torch.float64)
+        return max((torch.finfo(self._half if self._half is not None and k in wide else k).eps / 2 for k in kinds), default=0.0)
+
+
+def _of_a_sum(terms: float) -> float:
+    """Roundings of a sum, in units of the result: of n terms of one size, added one after another, √n/3 (root mean square)."""
+    return float(max(1.0, terms**0.5 / 3))
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,0 +1,98 @@
+"""Custom operators in ONNX: what ``torch.onnx.export`` calls ``custom_translation_table``, from Python and from installed packages.
+
+A package that brings operators of the namespace ``acme`` (``torch.ops.acme.*``) names its table in its pyproject.toml:
+
+    [project.entry-points."normdeploy.translations"]
+    acme = "acme.onnx:TABLE"
+
+TABLE maps operators, ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions (one, or several of which the first that
+fits is taken); or it is a function without parameters that returns such a mapping.
+
+An entry point is code that whoever installed the package has put into this Python: nothing here makes it safer or less safe. It is run
+only for a model that holds operators of the namespace by which it is called, never because of what a model file says elsewhere; ``-v``
+names it. A file can't bring one along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import torch
+
+from .errors import InputError
+from .log import log
+from .repeats import TRANSLATIONS
+
+GROUP = "normdeploy.translations"
+_TORCHS = frozenset({"aten", "prim", "prims", "higher_order"})  # an installed package does not change what torch's own operators mean
+
+Table = Mapping[Any, Any]
+
+
+def translations(program: torch.export.ExportedProgram, given: Table | None) -> dict[Any, Any]:
+    """The whole table for ``program``: `normdeploy.repeats`, what installed packages say of its operators, and ``given``, the last of
+    which counts.
+
+    Raises:
+        InputError: a key is no operator of torch's, a value no function, or a package's table can't be had.
+    """
+    wanted = sorted(_namespaces(program) - _TORCHS)
+    table: dict[Any, Any] = dict(TRANSLATIONS)
+    for point in (p for p in entry_points(group=GROUP) if p.name in wanted):
+        table |= _checked(_installed(point), f"the table of {point.value}")
+    return table | _checked(given or {}, "custom_translation_table")
+
+
+def _namespaces(program: torch.export.ExportedProgram) -> set[str]:
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    targets = [node.target for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    return {target.namespace for target in targets if isinstance(target, torch._ops.OpOverload)}
+
+
+def _installed(point: EntryPoint) -> Table:
+    owner = point.dist.name if point.dist is not None else "an installed package"
+    log.info("operators of %s are translated by %s of %s, whose code is run", point.name, point.value, owner)
+    try:
+        table = point.load()
+        table = table() if callable(table) and not isinstance(table, Mapping) else table
+    except Exception as error:  # the package's own code
+        raise InputError(
+            f"{owner} names {point.value!r} for the operators of {point.name!r}, and it fails: {type(error).__name__}: {error}; "
+            "mend or remove the package"
+        ) from error
+    if not isinstance(table, Mapping):
+        raise InputError(f"{point.value!r} of {owner} is a {type(table).__name__}, not a mapping of operators to onnxscript functions")
+    return table
+
+
+def _checked(table: Table, name: str) -> dict[Any, Any]:
+    if not isinstance(table, Mapping):
+        raise InputError(f"{name} is a {type(table).__name__}; it maps operators of torch to onnxscript functions")
+    found = {}
+    for key, functions in table.items():
+        several = functions if isinstance(functions, list | tuple) else (functions,)
+        if not several or not all(map(callable, several)):
+            raise InputError(f"{name} translates {key} by {functions!r}; give an onnxscript function, or a list of them")
+        found[_operator(key, name)] = functions
+    return found
+
+
+def _operator(key: Any, name: str) -> Any:
+    """The overload that is meant: itself, an operator's default one, or "acme::norm" and "acme::norm.Tensor"."""
+    if isinstance(key, torch._ops.OpOverloadPacket):
+        return key.default if "default" in key.overloads() else getattr(key, key.overloads()[0])
+    if isinstance(key, str):
+        namespace, _, rest = key.partition("::")
+        operator, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), operator, None) if namespace and operator else None
+        found = getattr(packet, overload or "default", None)
+        if found is None:
+            raise InputError(
+                f"{name} names the operator {key!r}, which is not registered; write namespace::name, and import what registers it"
+            )
+        return found
+    if not callable(key):
+        raise InputError(f"{name} has the key {key!r}; it is an operator such as torch.ops.acme.norm.default, or its name 'acme::norm'")
+    return key

@@ -1,0 +1,119 @@
+"""A file that onnxruntime would not run is an error that names the ops to blame, and nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from torch import Tensor, nn
+
+from normdeploy import deploy
+from normdeploy.errors import ExportError, GraphError
+from normdeploy.precision import precision
+from normdeploy.rewriting import rewrite, whole
+from normdeploy.runnable import trouble
+
+
+class Doubles(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3).double(), nn.ConvTranspose2d(4, 2, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())
+
+
+X = torch.randn(1, 3, 6, 6, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("limit", [whole.LIMIT, 0])
+def test_ops_without_a_kernel_are_named_and_nothing_is_written(limit: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    with pytest.raises(ExportError, match=r"nothing is written: .* Conv of float64 .*'first'.*; ConvTranspose of float64 ") as error:
+        deploy.export(Doubles().eval(), (X,), output=path, compare_limit=limit)
+    assert "--runtime tensorrt" in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_for_another_runtime_it_is_written_with_a_note(tmp_path: Path) -> None:
+    result = deploy.export(Doubles().eval(), (X,), output=tmp_path / "m.onnx", runtime="tensorrt-rtx")
+    assert any(note.startswith("the file was not run: onnxruntime has no kernel for Conv of float64") for note in result.notes)
+    assert (tmp_path / "m.onnx").is_file()
+
+
+def edited(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, edit: Any) -> None:
+    """Plant a mistake behind everything that proves: ``edit`` changes what ``module.name`` makes."""
+    right = getattr(module, name)
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        made = right(*args, **kwargs)
+        edit(made if isinstance(made, onnx.ModelProto) else made[0])
+        return made
+
+    monkeypatch.setattr(module, name, wrong)
+
+
+def wrong_bias(proto: onnx.ModelProto) -> None:
+    """The mistake of issue G: a bias of two dims, which loads and does not run."""
+    conv = next(n for n in proto.graph.node if n.op_type == "Conv")
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 2), np.float32), "bias2"))
+    conv.input[2:] = ["bias2"]
+
+
+def test_an_export_that_loads_and_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raw export and result fail alike, and PyTorch runs the model: the export is to blame."""
+    from normdeploy import exporter
+
+    edited(monkeypatch, exporter, "to_onnx", wrong_bias)
+    net, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), torch.randn(1, 3, 6, 6)
+    with pytest.raises(ExportError, match=r"loads it and does not run it: .*bias must be a 1D tensor"):
+        deploy.export(net, (x,))
+
+
+class Picky(nn.Module):
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        return x.flatten()[index * index]
+
+
+def test_samples_that_pytorch_does_not_take_either_say_nothing() -> None:
+    args = (torch.randn(4), torch.tensor([1, 2]))
+    result = deploy.export(Picky().eval(), args, inputs=["x[4]", "index:int64[2]{40:50}"])
+    assert any("the whole model was not compared" in note for note in result.notes)
+
+
+def test_ops_of_a_domain_of_ones_own_are_noted() -> None:
+    text = '<ir_version: 10, opset_import: ["": 21, "my.own": 1]> g (float[2] x) => (float[2] y) { a = Relu(x) y = my.own.Twist(a) }'
+    found = trouble(onnx.parser.parse_model(text))
+    assert found is not None
+    assert found.foreign
+    assert "my.own.Twist of float32" in found.said
+
+
+def test_what_is_made_of_a_file_that_loads_has_to_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unknown(proto: onnx.ModelProto) -> None:
+        proto.graph.node[0].op_type = "NoSuchOp"
+
+    relu = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) <float[1] w = {1}> { z = Add(x, w) y = Relu(z) }'
+    )
+    edited(monkeypatch, rewrite, "optimized", unknown)
+    with pytest.raises(GraphError, match=r"not what was made of it, so nothing is written: .*NoSuchOp"):
+        deploy.optimize(relu, tmp_path / "m.onnx", compare_limit=0)
+    assert not list(tmp_path.iterdir())
+    deploy.optimize(relu, tmp_path / "m.onnx", runtime="tensorrt", compare_limit=0)
+    twisted = onnx.ModelProto()
+    twisted.CopyFrom(relu)
+    twisted.opset_import.append(helper.make_opsetid("com.nobody", 1))
+    twisted.graph.node[0].domain = "com.nobody"
+    deploy.optimize(twisted, compare_limit=0)  # which onnxruntime never could load
+
+
+def test_half_precision_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    edited(monkeypatch, precision, "converted", lambda proto: proto.graph.node[0].ClearField("input"))
+    with pytest.raises(GraphError, match="would not run in fp16, and nothing is written"):
+        deploy.export(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), precision="fp16")

@@ -1,0 +1,107 @@
+"""Custom operators: their ONNX form is given from Python, or by an installed package and by nothing else."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from onnxscript import opset18 as op
+
+import normdeploy
+from normdeploy import translations
+from normdeploy.errors import ExportError, InputError
+
+
+@torch.library.custom_op("normdeploy_tests::center", mutates_args=())
+def center(x: torch.Tensor) -> torch.Tensor:
+    """x less its mean over the last dim."""
+    return x - x.mean(-1, keepdim=True)
+
+
+@center.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def center_in_onnx(x: Any) -> Any:
+    return op.Sub(x, op.ReduceMean(x, [-1], keepdims=1))
+
+
+TABLE = {torch.ops.normdeploy_tests.center.default: center_in_onnx}
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        d = torch.ops.normdeploy_tests.center(self.linear(x))
+        return d / torch.sqrt((d * d).mean(-1, keepdim=True) + 1e-5)
+
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("key", [*TABLE, torch.ops.normdeploy_tests.center, "normdeploy_tests::center", "normdeploy_tests::center.default"])
+def test_a_table_from_python(key: Any) -> None:
+    result = normdeploy.export(Net().eval(), X, custom_translation_table={key: center_in_onnx})
+    assert [f.status for f in result.summary.findings] == ["fused"]
+    assert normdeploy.verify(result, seeds=1)
+
+
+def test_without_it_the_error_says_what_to_do() -> None:
+    with pytest.raises(ExportError, match=r"normdeploy_tests.center.* custom_translation_table"):
+        normdeploy.export(Net().eval(), X)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"normdeploy_tests::centre": center_in_onnx}, "'normdeploy_tests::centre', which is not registered"),
+        ({"center": center_in_onnx}, "write namespace::name"),
+        ({3: center_in_onnx}, "has the key 3"),
+        ({"normdeploy_tests::center": "ReduceMean"}, "give an onnxscript function"),
+        ([center_in_onnx], "is a list"),
+    ],
+)
+def test_tables_that_can_not_be_read(table: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        normdeploy.export(Net().eval(), X, custom_translation_table=table)
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str) -> None:
+    """A package of that name's table, as pip leaves it: a module, and the metadata that names it."""
+    module = f"translations_of_{name}"
+    (folder / f"{module}.py").write_text(code)
+    metadata = folder / f"{module}-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[{translations.GROUP}]\n{name} = {module}:table\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_an_installed_package_is_asked_for_its_own_operators_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from tests.test_translations import TABLE\n\n\ndef table():\n    return TABLE\n"
+    install(tmp_path, monkeypatch, "normdeploy_tests", code)
+    install(tmp_path, monkeypatch, "other", "raise AssertionError('imported')\n")
+    assert "translations_of_normdeploy_tests" not in sys.modules
+    normdeploy.export(torch.nn.Linear(8, 8).eval(), X)
+    assert "translations_of_normdeploy_tests" not in sys.modules, "the model holds no operator of it"
+    assert normdeploy.verify(normdeploy.export(Net().eval(), X), seeds=1)
+    assert "translations_of_other" not in sys.modules
+
+
+@pytest.mark.parametrize(("code", "said"), [("table = 1 / 0\n", "ZeroDivisionError"), ("table = 3\n", "is a int, not a mapping")])
+def test_a_package_that_is_broken_is_named(code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_translations.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "broken_translations", raising=False)
+    point = EntryPoint("normdeploy_tests", "broken_translations:table", translations.GROUP)
+    monkeypatch.setattr(translations, "entry_points", lambda group: [point])
+    with pytest.raises(InputError, match=said):
+        normdeploy.export(Net().eval(), X)
