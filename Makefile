@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 ARCHITECTURES := .venv-architectures
+HUGGINGFACE := .venv-huggingface
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: demo test test-gpu architectures test-architectures test-matrix install clean
+.PHONY: demo test test-gpu architectures test-architectures test-matrix huggingface install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -36,6 +37,14 @@ test-architectures: $(STAMP)
 	$(ARCHITECTURES)/bin/python -m pip install --quiet --no-deps --requirement tests/architectures/requirements.txt
 	OMP_NUM_THREADS=1 $(ARCHITECTURES)/bin/python -m pytest -m architectures tests/architectures
 
+# Hugging Face folders through export and verify; torchvision, whose wheel does not import beside the CPU torch, must not be in sight
+huggingface: $(STAMP)
+	test -x $(HUGGINGFACE)/bin/python || $(BIN)/python -m venv $(HUGGINGFACE)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(HUGGINGFACE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth
+	grep -v -e torchvision -e timm -e diffusers tests/architectures/requirements.txt > $(HUGGINGFACE)/requirements.txt
+	$(HUGGINGFACE)/bin/python -m pip install --quiet --no-deps --requirement $(HUGGINGFACE)/requirements.txt
+	$(HUGGINGFACE)/bin/python -m benchmarks.huggingface
+
 # the core tests on torch 2.11, 2.13 and 2.15 with Python 3.11 to 3.13, as far as this machine has them: 10 GB of downloads, 6 GB a cell at a time
 test-matrix: $(STAMP)
 	$(BIN)/python -m benchmarks.matrix
@@ -51,4 +60,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-matrix $(ARCHITECTURES) demo build *.egg-info
+	rm -rf .venv .venv-matrix $(ARCHITECTURES) $(HUGGINGFACE) demo build *.egg-info

@@ -3,8 +3,8 @@
     python -m benchmarks.huggingface [NAME...]        default: all families
 
 For each family a small model with random weights is saved as its users have it (``save_pretrained``), and the two commands are run on
-the folder in processes of their own. Needs transformers, which the project's own environment does not have: the Makefile's
-``test-architectures`` makes one that does. Writes ``benchmarks/results/huggingface.md`` when all families were run.
+the folder in processes of their own. Needs transformers, which the project's own environment does not have, and no torchvision:
+``make huggingface`` makes one like that and runs this. Writes ``benchmarks/results/huggingface.md`` when all families were run.
 """
 
 from __future__ import annotations

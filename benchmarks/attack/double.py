@@ -57,10 +57,13 @@ class _Double:
     noisy: bool
     noise: list[str] = field(default_factory=list)
     params: dict[str, np.ndarray] = field(default_factory=dict)
+    sums: dict[str, tuple[int, ...]] = field(default_factory=dict)  # noise of a sum of parameters -> its shape
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of parameters
     whole: set[str] = field(default_factory=set)  # tensors that are integers or booleans
 
     def graph(self, graph: onnx.GraphProto, top: bool) -> None:
         held = list(graph.initializer)
+        self.shapes |= {t.name: tuple(t.dims) for t in held if PARAMETER in t.name and t.data_type in FLOATS}
         self.whole |= {t.name for t in held if t.data_type not in FLOATS}
         self.whole |= {i.name for i in graph.input if i.type.tensor_type.elem_type not in FLOATS}
         nodes: list[onnx.NodeProto] = []
@@ -89,7 +92,7 @@ class _Double:
                 if name not in known:
                     graph.input.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, array.shape))
             for name in self.noise:
-                graph.input.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, []))
+                graph.input.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, self.sums.get(name, ())))
 
     def node(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         for attribute in node.attribute:
@@ -102,15 +105,23 @@ class _Double:
         self.typed(node)
         if (node.domain, node.op_type) in EXPANDED:
             yield from expand(node, self.opset)
+        elif self.noisy and node.op_type in ("Add", "Sub") and all(i in self.shapes for i in node.input):
+            # 1 + w: the original rounds it each time, and a rewrite once for all, which a loop may make much of
+            shape = np.broadcast_shapes(*(self.shapes[i] for i in node.input))
+            yield from self.disturbed(node, f"factor_{len(self.noise)}", shape)
         elif self.noisy and node.op_type in NOISY | FACTORS and node.domain == "" and node.output[0] not in self.whole:
-            name = f"{'factor' if node.op_type in FACTORS else 'noise'}_{len(self.noise)}"
-            self.noise.append(name)
-            result = node.output[0]
-            node.output[0] = f"{result}__exact"
-            yield node
-            yield helper.make_node("Mul", [node.output[0], name], [result])
+            yield from self.disturbed(node, f"{'factor' if node.op_type in FACTORS else 'noise'}_{len(self.noise)}", ())
         else:
             yield node
+
+    def disturbed(self, node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> Iterator[onnx.NodeProto]:
+        """The node, and a product of its result and the new input ``name``."""
+        self.noise.append(name)
+        self.sums |= {name: shape} if shape else {}
+        result = node.output[0]
+        node.output[0] = f"{result}__exact"
+        yield node
+        yield helper.make_node("Mul", [node.output[0], name], [result])
 
     def typed(self, node: onnx.NodeProto) -> None:
         """Adds the node's outputs to ``whole`` where they are no floating tensors; a body's results are taken for floating ones."""
@@ -128,14 +139,14 @@ class _Double:
             self.whole |= set(node.output)
 
 
-def converted(model: onnx.ModelProto, noisy: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[str]]:
-    """The model in double, its parameters by name, and the names of its noise inputs."""
+def converted(model: onnx.ModelProto, noisy: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, tuple[int, ...]]]:
+    """The model in double, its parameters by name, and the shapes of its noise inputs."""
     double = onnx.ModelProto()
     double.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
     opset = next((i.version for i in double.opset_import if i.domain in ("", "ai.onnx")), 17)
     work = _Double(opset, noisy)
     work.graph(double.graph, True)
-    return double, work.params, work.noise
+    return double, work.params, {name: work.sums.get(name, ()) for name in work.noise}
 
 
 class Evaluator:
@@ -160,7 +171,8 @@ class Evaluator:
         self.runtime = "reference"
 
     def __call__(self, feed: dict[str, np.ndarray], jitter: np.random.Generator | None = None, ulp: float = 0.0) -> list[np.ndarray]:
-        """Outputs in double. With ``jitter``, parameters and factors move by ``ulp``, sums and differences by 1e-13, relative.
+        """Outputs in double. With ``jitter``, parameters, their sums and factors move by ``ulp``, other sums and differences by 1e-13,
+        relative.
 
         Raises:
             NoDouble: it does not run.
@@ -169,9 +181,9 @@ class Evaluator:
         for name, default in self.params.items():
             array = full.get(name, default)  # a default that the caller overrides
             full[name] = array if jitter is None else np.asarray(array * (1 + ulp * jitter.uniform(-1, 1, array.shape)))
-        for name in self.noise:
+        for name, shape in self.noise.items():
             size = 1e-13 if name.startswith("noise") else ulp
-            full[name] = np.asarray(1.0 if jitter is None else 1 + size * jitter.uniform(-1, 1))
+            full[name] = np.ones(shape) if jitter is None else np.asarray(1 + size * jitter.uniform(-1, 1, shape))
         try:
             with np.errstate(all="ignore"):
                 return [np.asarray(a) for a in self.runner.run(None, full)]

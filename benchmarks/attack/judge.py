@@ -11,8 +11,8 @@ Kinds of a false rewrite:
 Not false, but counted: ``exposed``, a finite result at an infinite input that is NaN after; ``runtime``, a NaN that a kernel hides
 while the file itself, in float64, does not.
 
-The bound of ``numbers`` is per element: 16 times what moving every parameter and root by half an ulp, and every sum and difference by
-1e-13 (hundreds of roundings of float64), did in four draws, plus 16 half ulps of the result.
+The bound of ``numbers`` is per element: 16 times what moving every parameter, sum of parameters and root by half an ulp, and every other
+sum and difference by 1e-13 (hundreds of roundings of float64), did in four draws, plus 16 half ulps of the result.
 """
 
 from __future__ import annotations
