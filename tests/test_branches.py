@@ -43,8 +43,8 @@ class Block(nn.Module):
         return y if self.identity is None else y + self.identity(x)
 
 
-def net(block: nn.Module, out: int = C) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU(), block, nn.ReLU(), nn.Conv2d(out, 4, 1)).eval()
+def net(block: nn.Module, out: int = C, activation: nn.Module | None = None) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU(), block, activation or nn.ReLU(), nn.Conv2d(out, 4, 1)).eval()
 
 
 def exported(module: nn.Module, path: str | None = None) -> ExportResult:
@@ -59,9 +59,10 @@ def exported(module: nn.Module, path: str | None = None) -> ExportResult:
 )
 def test_branches_become_one_convolution(block: Block, tmp_path: str) -> None:
     torch.manual_seed(1)
-    module = net(block, 40 if block.identity is None else C)
+    depthwise = block.convs[0][0].groups == C  # of one infinity in two Relu makes zero there, and GELU NaN
+    module = net(block, 40 if block.identity is None else C, nn.GELU() if depthwise else None)
     made = exported(module, f"{tmp_path}/net.onnx")
-    assert made.summary.ops_after == {"Conv": 3, "Relu": 2}
+    assert made.summary.ops_after == ({"Conv": 3, "Relu": 1, "Gelu": 1} if depthwise else {"Conv": 3, "Relu": 2})
     assert {f.status for f in made.summary.findings} == {"folded"}
     assert all("merged with its parallel branches" in f.became and not f.remains for f in made.summary.findings)
     assert all(f.certificate and f.certificate.method == "exact" and f.certificate.bits >= 80 for f in made.summary.findings)
@@ -162,10 +163,58 @@ def test_kernels_that_do_not_line_up_stay() -> None:
 
 
 def test_what_an_activation_would_hide_stays() -> None:
-    """Inf − Inf is NaN, which Relu shows; of the merged kernel's −Inf it makes zero. Many channels behind it show the others' NaN."""
-    made = exported(nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU(), Block(groups=C), nn.ReLU()).eval())
-    assert made.summary.ops_after["Conv"] == 3
+    """Inf − Inf is NaN, which Relu shows; of the merged kernel's −Inf it makes zero, whatever other channels do."""
+    module = nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU(), Block(groups=C), nn.ReLU(), nn.Conv2d(C, 4, 1)).eval()
+    made = exported(module)
+    assert made.summary.ops_after["Conv"] == 4
     assert not any("merged" in f.became for f in made.summary.findings)
+
+
+def of_one_sign(tail: str, **held: np.ndarray) -> onnx.ModelProto:
+    """Two branches of one channel whose infinities are of two signs, of 32 outputs alike; merged each is −Inf."""
+    batch = ", ".join(["one, zero, zero, one"])
+    body = f"""c1 = Conv <pads = [1, 1, 1, 1]> (x, w1) n1 = BatchNormalization(c1, {batch})
+        c2 = Conv(x, w2) n2 = BatchNormalization(c2, {batch}) s = Add(n1, n2) {tail}"""
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 18]> net (float[N, 1, H, W] x) => (float[N, K, P, Q] y) {{ {body} }}'
+    )
+    held = {"w1": np.ones((C, 1, 3, 3)), "w2": np.full((C, 1, 1, 1), -3.0), "one": np.ones(C), "zero": np.zeros(C), **held}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in held.items())
+    return proto
+
+
+_MIXED = np.random.default_rng(0).standard_normal((1, C, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("tail", "w3"),
+    [
+        ("g = Relu(s) y = Conv(g, w3)", _MIXED),
+        ("g = Conv(s, w3) y = Relu(g)", np.abs(_MIXED)),  # one op later
+        ("g = Sigmoid(s) y = Conv(g, w3)", _MIXED),
+        ("g = Clip(s, lo, hi) y = Conv(g, w3)", _MIXED),
+        ("g = Relu(s) h = Conv <group = 32> (g, w4) y = Conv(h, w3)", _MIXED),
+        ("g = Relu(s) h = GlobalAveragePool(g) y = Conv(h, w3)", _MIXED),
+        ("h = GlobalAveragePool(s) k = Conv(h, w4s) m = Sigmoid(k) t = Mul(s, m) y = Conv(t, w3)", _MIXED),  # other places are numbers
+    ],
+)
+def test_branches_whose_infinities_all_have_one_sign_stay(tail: str, w3: np.ndarray) -> None:
+    """That channels are many says nothing of their weights."""
+    held = {"w3": w3, "w4": np.ones((C, 1, 1, 1)), "w4s": np.eye(C)[:, :, None, None], "lo": np.array(-9.0), "hi": np.array(9.0)}
+    proto = of_one_sign(tail, **held)
+    out, summary = optimize(proto)
+    assert not any("merged" in f.became for f in summary.findings)
+    for shape in ((1, 1, 1, 1), (1, 1, 3, 3)):
+        x = np.ones(shape, np.float32)
+        x[0, 0, shape[2] // 2, shape[3] // 2] = np.inf
+        before, after = (run_onnxruntime(model, {"x": x})[0] for model in (proto, out))
+        assert not (~np.isfinite(before) & np.isfinite(after)).any()
+
+
+@pytest.mark.parametrize("tail", ["y = Conv(s, w3)", "g = Sigmoid(s) h = Mul(s, g) y = Conv(h, w3)", "g = LeakyRelu(s) y = Conv(g, w3)"])
+def test_branches_are_merged_where_infinities_show(tail: str) -> None:
+    out, _ = optimize(of_one_sign(tail, w3=_MIXED))
+    assert [n.op_type for n in out.graph.node].count("Conv") == 2
 
 
 @pytest.mark.parametrize(

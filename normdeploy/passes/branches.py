@@ -18,20 +18,12 @@ import onnx_graphsurgeon as gs
 from ..graphs.graph import Graph, value_inputs
 from ..proof.branches import Branch, Branches
 from ..recognition.region import NoMatch
-from ..recognition.roots import VIEWS
 from ..recognition.scales import Affine, measure
+from . import infinities
 from .batch import Fold, window
 from .channels import private
 from .linear import Linear, along, linear_of
 
-# what makes no finite number of an infinite one; all else may hide it
-_SHOWING = VIEWS | {
-    *("Add", "Sub", "Mul", "Neg", "Identity", "LeakyRelu", "PRelu", "Concat", "Split"),
-    *("Conv", "ConvTranspose", "MatMul", "Gemm", "AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"),
-    *("BatchNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization"),
-}
-_MANY = 32  # channels: that all of them hide it happens once in 2³² times
-_FARTHEST = 256  # tensors looked at behind a sum
 _LONGEST = 8  # nodes of a scale and shift
 
 
@@ -95,11 +87,6 @@ def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | NoMa
             return NoMatch(f"{part.out.name!r}, one of two parallel branches, is read by others as well", part.out.name)
         if part.linear is not None and part.linear.shared > 1:
             return NoMatch(f"the weight of {part.linear.said} would be stored once more", part.out.name)
-    hiding = _hidden(graph, y)
-    if hiding is not None:
-        return NoMatch(
-            f"the sum of two infinities is NaN where the branches differ in sign, merged it is one that {hiding.op} hides", y.name
-        )
     reason = ""
     for frame, other in (parts, parts[::-1]):
         if frame.linear is None:
@@ -114,6 +101,11 @@ def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | NoMa
         w = frame.sign * frame.linear.w
         cut = tuple(slice(o, o + n) for o, n in zip(at, small.shape[2:], strict=True))
         w[(slice(None), slice(None), *cut)] += other.sign * small
+        hider = infinities.hiding(graph, y, w, frame.linear.groups)
+        if hider is not None:
+            return NoMatch(
+                f"the sum of two infinities is NaN where the branches differ in sign, merged it is one that {hider.op} hides", y.name
+            )
         c = frame.sign * np.broadcast_to(frame.linear.c, frame.linear.channels) + other.sign * shift
         made = frame.linear.write(graph, frame.linear.data, w, c, y, dtype)
         if isinstance(made, NoMatch):
@@ -126,33 +118,6 @@ def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | NoMa
         edits = ((y, tuple(made)),)
         return Fold(tuple(made), said, y, (frame.linear.data,), (window(frame.linear),), edits, expressions)
     return NoMatch(reason, y.name)
-
-
-def _hidden(graph: Graph, y: gs.Tensor) -> gs.Node | None:
-    """The op behind a sum that may make a finite number of an infinity of one sign, with a result that is seen.
-
-    None where there is none: a path ends where an op adds up so many channels that others of them, which an infinite input has made
-    infinite too, show it: each does in one of two cases.
-    """
-    stack: list[tuple[gs.Tensor, gs.Node | None]] = [(y, None)]
-    seen = {(id(y), False)}
-    while stack:
-        t, hider = stack.pop()
-        if hider is not None and graph.is_output(t):
-            return hider
-        for reader in graph.every_consumer(t):
-            if reader.op in ("Shape", "Size"):
-                continue
-            linear = linear_of(graph, reader)
-            if isinstance(linear, Linear) and linear.groups == 1 and linear.inputs >= _MANY and linear.data is t:
-                continue
-            hides = hider or (None if reader.op in _SHOWING else reader)
-            if len(seen) > _FARTHEST:
-                return hides or reader
-            new = [o for o in reader.outputs if (id(o), hides is not None) not in seen]
-            seen.update((id(o), hides is not None) for o in new)
-            stack += [(o, hides) for o in new]
-    return None
 
 
 def weight_of(frame: Linear, part: Part) -> tuple[np.ndarray, np.ndarray]:
