@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 import types
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typer.testing import CliRunner
 import normdeploy
 from normdeploy.cli import app
 from normdeploy.errors import InputError, NormdeployError
+from normdeploy.model import Dim, InputSpec, Signature
 from normdeploy.parity.compare import Comparison
+from normdeploy.parity.dataset import open_dataset
 from normdeploy.reports.page import page
 
 RNG = np.random.default_rng(1)
@@ -127,6 +130,20 @@ def test_a_folder_of_files_is_a_dataset(folder: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / f"{number}.npz", x=DATA[number : number + 2].astype(np.float64))
     comparison = verified(folder, metric="y=snr>=5", dataset=tmp_path)
     assert [case for case in comparison.cases if "samples" in case] == [f"{n}.npz, samples 0 to 1" for n in range(3)]
+
+
+def test_a_batch_converts_its_own_samples_alone(tmp_path: Path) -> None:
+    """A file of another type than the model's would otherwise be converted whole once for each batch."""
+    model = Signature(inputs=(InputSpec("x", "float32", (Dim("n", 1, 4, 8), Dim.static(8))),), outputs=("y",), kind="onnx")
+    np.savez(tmp_path / "d.npz", x=np.repeat(DATA[:4], 250, 0).astype(np.float64))
+    (case, *_) = cases = open_dataset(tmp_path / "d.npz", model)
+    assert len(cases) == 250
+    tracemalloc.start()
+    feeds = case.make()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (feeds["x"].shape, feeds["x"].dtype) == ((4, 8), np.float32)
+    assert most < 1000 * 8 * 4, f"{most} bytes for a batch of {feeds['x'].nbytes}"
 
 
 def test_a_dataset_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
