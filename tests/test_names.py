@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import normdeploy
+from normdeploy.errors import InputError
 from normdeploy.parity.names import renamed
 
 from .support import run_onnxruntime
@@ -68,3 +69,16 @@ def test_drift_of_a_file_whose_outputs_are_swapped(tmp_path: Path) -> None:
     swapped = {first: second, second: first}
     assert normdeploy.verify(Two().eval(), tmp_path / "swapped.onnx", example, map=swapped, drift=True)
     assert not normdeploy.verify(Two().eval(), tmp_path / "swapped.onnx", example)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("a=x", "map a=x can't be: 'a' is an output of f.onnx, and 'x' an input of the model; .* outputs onto outputs: a=a or a=b"),
+        ("x=b", "map x=b can't be: 'x' is an input of f.onnx, and 'b' an output of the model; .*: x=x or x=z"),
+    ],
+)
+def test_an_output_is_not_mapped_onto_an_input(said: str, told: str, tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(PLAIN), tmp_path / "f.onnx")
+    with pytest.raises(InputError, match=told):
+        normdeploy.verify(tmp_path / "f.onnx", tmp_path / "f.onnx", map=[said])

@@ -84,18 +84,31 @@ def _pair(text: str, known: Sequence[str]) -> tuple[str, str]:
     return text[:place], text[place + 1 :]
 
 
-def check_used(names: Mapping[str, str], held: Mapping[str, Sequence[str]]) -> None:
+Ends = tuple[Sequence[str], Sequence[str]]  # the names of inputs, and those of outputs
+
+
+def check_used(names: Mapping[str, str], model: Signature, held: Mapping[str, Ends]) -> None:
     """
     Args:
-        held: file -> the names of its inputs and outputs.
+        held: of each file.
 
     Raises:
-        InputError: a name is mapped that no file has.
+        InputError: a name is mapped that no file has, or that is an input of the one and an output of the other.
     """
-    for theirs in names:
-        if held and not any(theirs in own for own in held.values()):
-            said = "; ".join(f"{file} has {list(own)}" for file, own in held.items())
-            raise InputError(f"the map {theirs}={names[theirs]} names {theirs!r}, which is no input or output of a file: {said}")
+    own = [spec.name for spec in model.inputs], list(model.outputs)
+    for theirs, ours in names.items():
+        if not held or any(theirs in ends and ours in mine for sides in held.values() for ends, mine in zip(sides, own, strict=True)):
+            continue
+        file = next((file for file, sides in held.items() if any(theirs in ends for ends in sides)), None)
+        if file is None:
+            said = "; ".join(f"{file} has {[*sides[0], *sides[1]]}" for file, sides in held.items())
+            raise InputError(f"the map {theirs}={ours} names {theirs!r}, which is no input or output of a file: {said}")
+        side = int(theirs in held[file][1])
+        a, b = ("an output", "an input") if side else ("an input", "an output")
+        raise InputError(
+            f"the map {theirs}={ours} can't be: {theirs!r} is {a} of {file}, and {ours!r} {b} of the model; map inputs onto inputs and "
+            f"outputs onto outputs: {theirs}={f' or {theirs}='.join(own[side])}"
+        )
 
 
 def match(
