@@ -87,6 +87,13 @@ def test_with_the_default_rule_besides_both_must_hold(folder: Path) -> None:
     assert verified(folder, "right").standard == ""
 
 
+def test_a_policy_of_also_default_alone_goes_with_rules_of_the_command(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "verify.toml").write_text("also-default = true\n")
+    comparison = verified(folder, tolerance="y=0.2:0", policy=tmp_path / "verify.toml")
+    assert not comparison
+    assert "default rule: error" in made(comparison).reason
+
+
 def test_a_rule_that_does_not_hold_fails_a_file_that_the_default_rule_passes(folder: Path) -> None:
     comparison = verified(folder, "right", tolerance="y=0:0")
     assert not comparison
@@ -248,6 +255,7 @@ def test_the_command_tells_which_rule_decided(folder: Path, tmp_path: Path, monk
 
 def test_wrong_options_are_told_and_write_nothing(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("tolerance = [\n")
+    (tmp_path / "alone.toml").write_text("also-default = true\n")
     report = tmp_path / "r.json"
     for options, said in (
         (["--tolerance", "y=1"], "can't be read; write ABS:REL"),
@@ -256,7 +264,8 @@ def test_wrong_options_are_told_and_write_nothing(folder: Path, tmp_path: Path) 
         (["--metric", "best=cosine:0.9"], "it is int64, not floating"),
         (["--policy", str(tmp_path / "broken.toml")], "is no TOML"),
         (["--map", "a=b"], "names 'b', which is no input or output of the model"),
-        (["--also-default"], "leave --also-default out"),
+        (["--also-default"], "or leave --also-default (in a policy file also-default) out"),
+        (["--policy", str(tmp_path / "alone.toml")], "or leave --also-default (in a policy file also-default) out"),
         (["--dataset", "data.npz"], "give a metric or a tolerance"),
     ):
         arguments = ["verify", "right.onnx", "off.onnx", "--inputs", "in.npz", "--report", str(report), *options]
