@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import normdeploy
 from normdeploy.errors import InputError
 from normdeploy.model import Dim, InputSpec, Signature
 from normdeploy.parity.compare import Comparison
-from normdeploy.parity.originals import AS_IT_IS, open_original
+from normdeploy.parity.originals import AS_IT_IS, Reference, open_original
 from normdeploy.ranges import described
 from normdeploy.runtimes.file64 import File64Runner
 from normdeploy.storage.record import record
@@ -127,6 +129,20 @@ def test_the_reference_is_float64(folder: Path) -> None:
         moved = np.abs(runner.rounded({name: x}, 0)[output] - wanted).max()
         assert 1e-9 < moved < 1e-5
         assert not np.array_equal(runner.rounded({name: x}, 0)[output], runner.rounded({name: x}, 1)[output])
+
+
+def test_what_was_widened_is_given_up_when_it_is_not_needed(folder: Path) -> None:
+    """While the runtimes are run, the reference's weights in float64 are not held beside theirs."""
+    opened = open_original(folder / "a.onnx")
+    reference = Reference(opened)
+    x = RNG.standard_normal((5, 16)).astype(np.float32)
+    before = reference.runner.infer({"x": x})["y"]
+    held = weakref.ref(reference.runner)
+    reference.free()
+    gc.collect()
+    assert held() is None
+    assert opened.unit == 2.0**-24
+    np.testing.assert_array_equal(reference.runner.infer({"x": x})["y"], before)
 
 
 def test_half_precision_is_judged_by_the_reference_in_it(folder: Path, tmp_path: Path) -> None:

@@ -54,9 +54,21 @@ class FileModel(Signature):
 
     @property
     def wide(self) -> File64Runner:
+        """Made when asked for; once it has run, it holds the weights in float64."""
         if "wide" not in self._made:
             self._made["wide"] = File64Runner(self.proto)
         return self._made["wide"]  # type: ignore[no-any-return]
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff of the coarsest floating type in it; 0 where it has none."""
+        if "unit" not in self._made:
+            self._made["unit"] = self.wide.unit
+        return self._made["unit"]  # type: ignore[no-any-return]
+
+    def free(self) -> None:
+        """Give up ``wide``."""
+        self._made.pop("wide", None)
 
 
 Original = Model | FileModel
@@ -74,6 +86,8 @@ class Reference:
 
     def free(self) -> None:
         self.__dict__.pop("runner", None)
+        if isinstance(self._model, FileModel):
+            self._model.free()
 
 
 def name_of(model: Original) -> str:
@@ -90,7 +104,7 @@ def own_runner(model: Original, half: torch.dtype | None) -> tuple[str, Callable
 def unit_roundoff(model: Original) -> float:
     """The unit roundoff of the coarsest floating type in the model's graph; 0 where it has none."""
     if isinstance(model, FileModel):
-        return model.wide.unit
+        return model.unit
     values = [node.meta.get("val") for node in model.program.graph.nodes]
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
     return max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
@@ -143,7 +157,7 @@ class _Own:
             try:
                 self._runner = OrtRunner(model.path or model.proto, optimize=False)
             except RuntimeUnavailable:
-                if not model.wide.unit:
+                if not model.unit:
                     raise
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
