@@ -207,7 +207,7 @@ class _Noise:
         if node.op_type in ("ReduceSum", "ReduceMean", "GlobalAveragePool") and value.size and _wide(inputs[0]):
             extra = extra + np.abs(value) * (_of_a_sum(inputs[0].size / value.size) - 1)
         elif node.op_type == "CumSum":
-            value = value + np.cumsum(self.lost(value, unit) - value, axis=int(np.asarray(inputs[1]).item()))
+            value = value + _summed(node, self.lost(value, unit) - value, int(np.asarray(inputs[1]).item()))
         elif node.op_type in _NORMS and name == node.output[0]:
             value = value + self._off_mean(node, inputs, value, unit)
         return np.asarray(self.lost(value, unit, extra=extra))
@@ -229,6 +229,16 @@ class _Noise:
         mean = np.abs(rows.mean(-1, keepdims=True)) / spread * _of_a_sum(rows.shape[-1])
         off = np.broadcast_to(self.lost(mean, unit) - mean, rows.shape).reshape(value.shape)
         return np.asarray(off * weight)
+
+
+def _summed(node: onnx.NodeProto, lost: Array, axis: int) -> Array:
+    """What a CumSum's partial sums lose for all that follow, the last first where it is ``reverse``.
+
+    ``exclusive`` changes nothing: each result is a partial sum then too, one element later, and the first is 0 and loses nothing.
+    """
+    if any(a.name == "reverse" and a.i for a in node.attribute):
+        return np.asarray(np.flip(np.cumsum(np.flip(lost, axis), axis=axis), axis))
+    return np.asarray(np.cumsum(lost, axis=axis))
 
 
 def _sequence(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
