@@ -493,8 +493,6 @@ def _calibration(calibrate: Calibration, precision: str | None, keep_io: bool) -
         if calibrate or keep_io:
             raise InputError("calibrate and keep_io are for half precision alone; ask for it with precision, fp16 or bf16")
         return None
-    if precision not in half.FORMATS:
-        raise InputError(f"there is no precision {precision!r}; choose one of {', '.join(half.FORMATS)}")
     if not calibrate:
         return None
     from .precision.calibrate import given
