@@ -21,6 +21,7 @@ from normdeploy.model import Dim, InputSpec, Signature
 from normdeploy.parity.compare import Comparison
 from normdeploy.parity.dataset import open_dataset
 from normdeploy.reports.page import page
+from normdeploy.reports.shown import html as shown
 
 RNG = np.random.default_rng(1)
 W = RNG.standard_normal((8, 6)).astype(np.float32)
@@ -74,6 +75,8 @@ def test_a_rule_decides_in_the_place_of_the_default_rule_which_is_told(folder: P
         float((value * reference).sum() / np.linalg.norm(value) / np.linalg.norm(reference)), rel=1e-6
     )
     assert comparison.standard == "by the rules given, NOT by the default rule (y in off.onnx)"
+    assert {r.output for r in comparison.beyond_default} == {"y"}
+    assert "color: #808000" in shown(comparison).partition(">verified by the rules")[0].rpartition("<span")[2]  # yellow
     assert made(comparison, "best").decided_by == "default rule"
 
 
@@ -84,6 +87,8 @@ def test_with_the_default_rule_besides_both_must_hold(folder: Path) -> None:
     right = verified(folder, "right", tolerance="y=0.2:0", also_default=True)
     assert right
     assert right.standard == "by the rules given, and by the default rule"
+    assert right.beyond_default == ()
+    assert "color: #008000" in shown(right).partition(">verified by the rules")[0].rpartition("<span")[2]
     assert verified(folder, "right").standard == ""
 
 
