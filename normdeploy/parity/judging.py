@@ -199,7 +199,8 @@ class Trial:
         mine = {kind: tally for (name, kind), tally in candidate.tallies.items() if name == output}
         if candidate.failure:
             dtype = str(self._dtype(output))
-            found = OutputResult(output, candidate.name, dtype, 0.0, 0.0, 0.0, "fail", candidate.where, reason=candidate.failure)
+            nan = float("nan")
+            found = OutputResult(output, candidate.name, dtype, nan, nan, nan, "fail", candidate.where, reason=candidate.failure)
         elif mine and not candidate.unavailable:
             found = decided(judged(output, candidate.name, mine, eager), candidate.measures.judged(output), self._policy.required)
         else:

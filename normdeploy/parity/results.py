@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,9 +22,9 @@ class OutputResult:
     ``rules`` are those that were given for the output, and decide; where there are none the default rule does, of which ``by_default`` is
     the verdict in any case ("" where the runtime could not be run at all). The numbers are the default rule's: ``max_abs_error`` and
     ``allowed`` are of the element that came nearest to failing (or of all, where they have one bound), ``case`` is where;
-    ``max_rel_error`` is relative to each element, and informs only. ``near_ties`` counts integers that differ on a rounding. ``file`` is ""
-    of eager; ``precision`` is "fp16" or "bf16" where it was judged by eager in that, else "". ``culprit`` names onnxruntime's optimizers
-    without which the file passes.
+    ``max_rel_error`` is relative to each element, and informs only. Both are NaN or infinite where the output is, and NaN where there is
+    none. ``near_ties`` counts integers that differ on a rounding. ``file`` is "" of eager; ``precision`` is "fp16" or "bf16" where it was
+    judged by eager in that, else "". ``culprit`` names onnxruntime's optimizers without which the file passes.
     """
 
     output: str
@@ -71,6 +72,7 @@ def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[
     kind = max(mine, key=lambda kind: mine[kind].badness(eager[kind]))
     tally = mine[kind]
     reason, (error, allowed) = tally.broken, tally.shown(eager[kind])
+    relative = max(t.relative for t in mine.values()) if math.isfinite(error) else error
     if reason and runtime not in OWN and eager[kind].broken:
         reason += f"; eager fails here too ({eager[kind].broken}): the model itself leaves the range of {tally.dtype}"
     return OutputResult(
@@ -78,7 +80,7 @@ def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[
         runtime,
         str(tally.dtype),
         error,
-        max(t.relative for t in mine.values()),
+        relative,
         allowed,
         "fail" if tally.badness(eager[kind]) > 1 else "pass",
         tally.case,
