@@ -10,7 +10,10 @@ import onnx
 import pytest
 from typer.testing import CliRunner
 
+import normdeploy
 from normdeploy.cli import app
+from normdeploy.reports.page import page
+from normdeploy.reports.report import Report
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]> net (float[2, 3] x) => '
 CONSTANTS = "<float zero = {0.0}, float one = {1.0}> "
@@ -47,3 +50,20 @@ def test_the_error_of_what_is_no_number_is_none(
     assert {(r["max_abs_error"], r["max_rel_error"], r["verdict"]) for r in results} == {(error, error, "fail")}
     assert all(reason in r["reason"] for r in results), results
     assert f">{error}<" in Path("r.html").read_text()
+
+
+def test_no_word_of_eager_where_the_reference_is_a_file(tmp_path: Path) -> None:
+    """An overflow in the reference itself, a half file beside it, and the page's rule."""
+    saved(tmp_path, right=RIGHT, a=RIGHT.replace("y = Neg(x)", "h = Mul(x, x) g = Mul(h, h) y = Div(g, h)"))
+    saved(tmp_path, b=RIGHT.replace("y = Neg(x)", "h = Mul(x, x) g = Mul(h, h) y = Sub(g, g)"))
+    comparison = normdeploy.verify(tmp_path / "a.onnx", tmp_path / "b.onnx", feeds={"x": np.full((2, 3), 1e10, np.float32)})
+    reasons = [r.reason for r in comparison.results if r.file]
+    assert any("; the reference as it is fails here too (" in reason and "the reference itself leaves" in reason for reason in reasons)
+    assert any(note.startswith("the reference itself leaves the range of float32") for note in comparison.notes)
+    normdeploy.optimize(tmp_path / "right.onnx", tmp_path / "half.onnx", precision="fp16")
+    half = normdeploy.verify(tmp_path / "right.onnx", tmp_path / "half.onnx")
+    assert any("the reference as it is was run in float16 too" in note for note in half.notes)
+    for found in (comparison, half):
+        document = json.loads(Report("verify", {}, parity=found).json())
+        assert "eager" not in "".join((*found.notes, str(found), *(r.reason for r in found.results)))
+        assert "the reference&#39;s own error there" in page(document)

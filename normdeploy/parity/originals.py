@@ -36,6 +36,11 @@ OWN = (EagerRunner.name, AS_IT_IS)  # runtimes of what the files are compared wi
 Float64 = RoundedRunner | File64Runner
 
 
+def run_by(runtime: str) -> str:
+    """What a runtime of ``OWN`` runs, as messages call it."""
+    return "the reference" if runtime == AS_IT_IS else "the model"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileModel(Signature):
     """An ONNX model that others are compared with.

@@ -71,9 +71,9 @@ class Tally:
         if value is None:
             broken = "there is no such output"
         elif value.dtype != self.dtype:
-            broken = f"it is {value.dtype}, the model's is {self.dtype}"
+            broken = f"it is {value.dtype}, the reference is {self.dtype}"
         elif value.shape != reference.shape:
-            broken = f"its shape is {list(value.shape)}, the model's is {list(reference.shape)}"
+            broken = f"its shape is {list(value.shape)}, the reference's is {list(reference.shape)}"
         elif self.dtype.kind in "iub":
             broken = self._integers(value, reference, explained)
         else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from .measured import Judged
-from .originals import OWN
+from .originals import OWN, run_by
 from .parity import Tally
 
 DEFAULT = "default rule"
@@ -67,14 +67,17 @@ class OutputResult:
         return (self.output, self.runtime, *numbers, f"{self.verdict}: {said}" if said else self.verdict, self.case)
 
 
-def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[str, Tally]) -> OutputResult:
-    """The verdict on the tallies of one output by kind of case: the kind that comes nearest to failing, or fails most, speaks for it."""
+def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[str, Tally], own: str = OWN[0]) -> OutputResult:
+    """The verdict on the tallies of one output by kind of case: the kind that comes nearest to failing, or fails most, speaks for it.
+
+    ``own``: the runtime that ``eager`` is of, one of ``OWN``.
+    """
     kind = max(mine, key=lambda kind: mine[kind].badness(eager[kind]))
     tally = mine[kind]
     reason, (error, allowed) = tally.broken, tally.shown(eager[kind])
     relative = max(t.relative for t in mine.values()) if math.isfinite(error) else error
     if reason and runtime not in OWN and eager[kind].broken:
-        reason += f"; eager fails here too ({eager[kind].broken}): the model itself leaves the range of {tally.dtype}"
+        reason += f"; {own} fails here too ({eager[kind].broken}): {run_by(own)} itself leaves the range of {tally.dtype}"
     return OutputResult(
         output,
         runtime,
