@@ -25,7 +25,20 @@ from .records import Finding, Summary
 from .results import ExportResult, Origin, several
 from .rewriting import rewrite, whole
 from .rewriting.work import Step, Wanted
-from .sources import Loading, Onnx, PathLike, Progress, check_output, is_onnx, loaded, opened, original, remembered, remembered_by_any
+from .sources import (
+    Loading,
+    Onnx,
+    PathLike,
+    Progress,
+    check_output,
+    is_onnx,
+    loaded,
+    loaded_as_recorded,
+    opened,
+    original,
+    remembered,
+    remembered_by_any,
+)
 from .storage.files import load_onnx, opened_sizes, save_onnx
 
 if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
@@ -406,8 +419,8 @@ def bisect(
     if not file:
         raise InputError("no ONNX file was given to look into; give it behind the model")
     with stage("load"):
-        loading, notes = remembered_by_any(source, [file], loading)
-        model = loaded(source, args, kwargs, loading)
+        followed, notes = remembered_by_any(source, [file], loading)
+        model = loaded_as_recorded(source, args, kwargs, followed, loading)
     with stage("bisect"):
         found = search(model, file, engines=engines, seeds=seeds, inputs=own, progress=progress)
     if output is not None:
@@ -471,9 +484,10 @@ def bench(
     model, notes = None, list[str]()
     if models:
         with _Stages(progress)("load"):
+            followed = loading
             for file in [f for f in files if is_onnx(f)][:1]:
-                loading, notes = remembered(models[0], file, loading)
-            model = loaded(models[0], args, kwargs, loading)
+                followed, notes = remembered(models[0], file, loading)
+            model = loaded_as_recorded(models[0], args, kwargs, followed, loading)
     else:
         _no_model(loading)
     given = read_npz(feeds) if isinstance(feeds, str | os.PathLike) else feeds
@@ -493,8 +507,6 @@ def _calibration(calibrate: Calibration, precision: str | None, keep_io: bool) -
         if calibrate or keep_io:
             raise InputError("calibrate and keep_io are for half precision alone; ask for it with precision, fp16 or bf16")
         return None
-    if precision not in half.FORMATS:
-        raise InputError(f"there is no precision {precision!r}; choose one of {', '.join(half.FORMATS)}")
     if not calibrate:
         return None
     from .precision.calibrate import given

@@ -9,7 +9,7 @@ from dataclasses import replace
 import onnx
 
 from .errors import InputError
-from .graphs.protos import typed
+from .graphs.stated import STRING, stated_inputs
 from .graphs.tables import Bounds, bounds
 from .model import Dim, InputSpec
 
@@ -92,23 +92,11 @@ def name_dims(proto: onnx.ModelProto) -> None:
                 dim.dim_param = f"{value.name}_{axis}"
 
 
-def _inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, list[int | str]]]:
-    initializers = {t.name for t in proto.graph.initializer}
-    for value in proto.graph.input:
-        if value.name in initializers:
-            continue
-        kind, dims = typed(value)
-        if not kind or dims is None:
-            raise InputError(f"the input {value.name!r} is no tensor of a known type and rank: no sizes can be recorded of it")
-        dtype = "bfloat16" if kind == onnx.TensorProto.BFLOAT16 else onnx.helper.tensor_dtype_to_np_dtype(kind).name
-        yield (
-            value.name,
-            dtype,
-            [
-                d if isinstance(d, int) and d >= 0 else d if isinstance(d, str) and d else f"{value.name}_{axis}"
-                for axis, d in enumerate(dims)
-            ],
-        )
+def _inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, tuple[int | str, ...]]]:
+    for held in stated_inputs(proto.graph):
+        if held.dtype in ("", STRING) or held.dims is None:
+            raise InputError(f"the input {held.name!r} is no tensor of numbers of a known type and rank: no sizes can be recorded of it")
+        yield held.name, held.dtype, held.dims
 
 
 def _hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], found: Bounds) -> Iterator[str]:

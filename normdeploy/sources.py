@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 import onnx
 
-from .errors import InputError, NormdeployError
+from .errors import InputError, LoadError, NormdeployError, TrustError
 from .results import ExportResult
 from .storage.atomic import writable
 from .storage.files import load_onnx, opened_sizes
@@ -101,8 +101,20 @@ def original(
         if given := sorted(name for name, value in loading.items() if value and name not in ("inputs", "dims")):
             raise InputError(f"{', '.join(given)}: for a PyTorch model, and the reference is an ONNX model; leave it out")
         return open_original(source, loading.get("inputs", ()), loading.get("dims", ())), []
-    loading, notes = remembered_by_any(source, files, loading)
-    return loaded(source, args, kwargs, loading), notes
+    followed, notes = remembered_by_any(source, files, loading)
+    return loaded_as_recorded(source, args, kwargs, followed, loading), notes
+
+
+def loaded_as_recorded(source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: Loading, given: Loading) -> Model:
+    """``loaded``; where the model does not take what ``loading`` has beyond ``given``, the error says who said that."""
+    recorded = {name: value for name, value in loading.items() if value and value != given.get(name)}
+    try:
+        return loaded(source, args, kwargs, loading)
+    except (InputError, LoadError) as error:
+        if not recorded or isinstance(error, TrustError) or (isinstance(error, LoadError) and "key" not in recorded):
+            raise
+        said = ", ".join(f"{name}={value!r}" for name, value in sorted(recorded.items()))
+        raise type(error)(f"{error}. The ONNX file's record of its export says {said}: give here what this model takes instead") from error
 
 
 def opened(
@@ -186,7 +198,8 @@ def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loa
     name = os.fspath(onnx_path)
     same = record["model"].get("sha256") in ("", sha256(Path(source)))  # "": a live module, or an ONNX file
     notes = [] if same else [f"{name} was exported from another file than {os.fspath(source)}"]
-    load = {n: value for n, value in record["load"].items() if value and not given.get(n)}
+    load, strange = _fitting({n: value for n, value in record["load"].items() if value and not given.get(n)}, Path(source), given)
+    notes += [f"{name} records {said}" for said in strange]
     data = {n: value for n, value in load.items() if n in DATA}
     code = {n: value for n, value in load.items() if n in CODE}
     trust = bool(record["export"].get("trust")) and not given.get("trust")
@@ -209,6 +222,25 @@ def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loa
     if data and "code" not in followed:
         notes.append(f"as {name} records: {', '.join(f'{n}={value!r}' for n, value in sorted(data.items()))}")
     return {**given, **followed}, notes  # type: ignore[typeddict-item]
+
+
+def _fitting(load: Mapping[str, Any], source: Path, given: Loading) -> tuple[dict[str, Any], list[str]]:
+    """What is recorded of another model may mean nothing of this one: ``load`` without that, and what of it is not followed and why."""
+    from .loading.inputs import names_of, parse
+    from .loading.kinds import Kind, detect
+
+    kind = detect(source) if load.keys() & {"task", "part", "key"} else None
+    of_folder, of_pickle = kind is Kind.HUGGINGFACE, kind in (Kind.PICKLE, Kind.LEGACY_PICKLE)
+    meant = {"task": of_folder, "part": of_folder, "key": of_pickle}
+    left, strange = {n: value for n, value in load.items() if meant.get(n, True)}, list[str]()
+    if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:
+        strange.append(f"{', '.join(foreign)}, which is not followed: {source} is of the kind {kind}")
+    if (dims := left.get("dims")) and given.get("inputs"):  # their names were said anew
+        named = set(names_of(parse(given["inputs"], ()).inputs))
+        left["dims"] = [text for text in dims if text.partition("=")[0].strip() in named]
+        if other := [text for text in dims if text not in left["dims"]]:
+            strange.append(f"dims={other}, which are not followed: the inputs that are given have the dynamic dims {sorted(named)}")
+    return {n: value for n, value in left.items() if value}, strange
 
 
 def is_onnx(path: PathLike) -> bool:

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tests.support import parsed
+
 
 def written(folder: Path, text: str, name: str = "model.onnx") -> Path:
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'), folder / name)
+    onnx.save(parsed(text), folder / name)
     return folder / name
 
 

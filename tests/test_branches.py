@@ -16,8 +16,10 @@ import normdeploy
 from normdeploy.deploy import ExportResult
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.shapes import complete
+from normdeploy.passes.batch import Fold
 from normdeploy.passes.branches import branches_of, merged
-from normdeploy.recognition.region import compile_region
+from normdeploy.proof.branches import Branches
+from normdeploy.recognition.region import NoMatch, compile_region
 from normdeploy.rewriting import certify
 from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
@@ -135,31 +137,57 @@ def test_a_lookalike_stays(change: str) -> None:
     assert not any("merged" in f.became for f in made.summary.findings)
 
 
-def test_kernels_that_do_not_line_up_stay() -> None:
-    """As many places behind, but shifted by one."""
+def _beside(large: dict[str, object], small: dict[str, object], k: int) -> Fold | NoMatch:
+    """What is said of a convolution of 3×3 and one of k×k beside it."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((C, C, 3, 3)).astype(np.float32), "v": rng.standard_normal((C, C, k, k)).astype(np.float32)}
+    opened = Graph(graph([of("Conv", "x w", "p", **large), of("Conv", "x v", "q", **small), of("Add", "p q", "y")], weights, (1, C, 6, 6)))
+    opened.completer = complete
+    parts = branches_of(opened, opened.nodes[-1])
+    assert parts is not None
+    return merged(opened, opened.nodes[-1], parts)
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "k"),
+    [
+        ({"pads": [1, 1, 1, 1]}, {"pads": [2, 2, 0, 0]}, 3),
+        ({"pads": [1, 1, 1, 1]}, {"pads": [0, 0, 2, 2]}, 3),
+        ({"pads": [0, 0, 2, 2]}, {"pads": [1, 1, -1, -1]}, 1),
+        ({"pads": [2, 2, 0, 0]}, {"pads": [-1, -1, 1, 1]}, 1),
+        ({"pads": [2, 2, 2, 2], "dilations": [2, 2]}, {"pads": [1, 1, -1, -1]}, 1),
+    ],
+    ids=["before", "behind", "before, negative pads", "behind, negative pads", "between the places of a dilation"],
+)
+def test_kernels_that_do_not_line_up_stay(large: dict[str, object], small: dict[str, object], k: int) -> None:
+    """As many outputs, but of other places. Nobody is asked for a proof: that the kernel lies nowhere is seen before."""
+    found = _beside(large, small, k)
+    assert isinstance(found, NoMatch)
+    assert "do not line up" in found.reason or "dilations" in large  # of the other in the one's place the dilation is told
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "at"),
+    [([1, 1, 1, 1], [0, 0, 0, 0], 1), ([2, 2, 0, 0], [0, 0, 0, 0], 2), ([1, 1, 1, 1], [1, 1, -1, -1], 0), ([2, 2, 1, 1], [1, 1, 0, 0], 1)],
+)
+def test_a_kernel_is_put_where_the_paddings_say(large: list[int], small: list[int], at: int) -> None:
+    found = _beside({"pads": large}, {"pads": small}, 1)
+    assert isinstance(found, Fold)
+    assert isinstance(found.expressions, Branches)
+    assert [branch.at for branch in found.expressions.parts] == [(0, 0), (at, at)]
+
+
+def test_kernels_that_line_up_are_merged() -> None:
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((C, C, 3, 3)).astype(np.float32), "v": rng.standard_normal((C, C, 1, 1)).astype(np.float32)}
     weights |= {name: (rng.random(C) + 0.5).astype(np.float32) for name in ("g", "b", "m", "s")}
-    for pads, small, left in (([1, 1, 1, 1], [0, 0, 0, 0], 1), ([2, 2, 0, 0], [0, 0, 0, 0], 1), ([1, 1, 1, 1], [1, 1, -1, -1], 1)):
+    for pads, small in (([1, 1, 1, 1], [0, 0, 0, 0]), ([2, 2, 0, 0], [0, 0, 0, 0]), ([2, 2, 1, 1], [1, 1, 0, 0])):
         nodes = [of("Conv", "x w", "p", pads=pads), of("Conv", "x v", "q", pads=small), of("BatchNormalization", "q g b m s", "r")]
-        if min(small) < 0:
-            nodes[1] = of("Conv", "x v", "q", pads=[1, 1, 0, 0])
-            nodes[0] = of("Conv", "x w", "p", pads=[2, 2, 1, 1])
         before = graph([*nodes, of("Add", "p r", "y")], weights, (1, C, 6, 6))
         out, _ = optimize(before)
-        assert [n.op_type for n in out.graph.node] == ["Conv"] * left
+        assert [n.op_type for n in out.graph.node] == ["Conv"]
         x = {"x": rng.standard_normal((1, C, 6, 6)).astype(np.float32)}
         assert np.abs(run_onnxruntime(before, x)[0] - run_onnxruntime(out, x)[0]).max() <= 1e-4
-    nodes = [of("Conv", "x w", "p", pads=[0, 0, 2, 2]), of("Conv", "x v", "q", pads=[1, 1, -1, -1])]
-    nodes = [
-        of("Conv", "x w", "p", pads=[0, 0, 2, 2]),
-        of("Conv", "x w", "q", pads=[2, 2, 0, 0]),
-        of("BatchNormalization", "q g b m s", "r"),
-    ]
-    weights["w2"] = weights["w"][::-1].copy()
-    nodes[1] = of("Conv", "x w2", "q", pads=[2, 2, 0, 0])
-    out, _ = optimize(graph([*nodes, of("Add", "p r", "y")], weights, (1, C, 6, 6)))
-    assert [n.op_type for n in out.graph.node] == ["Conv", "Conv", "Add"]
 
 
 def test_what_an_activation_would_hide_stays() -> None:

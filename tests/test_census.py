@@ -25,6 +25,7 @@ from normdeploy.records import Finding, Half, Parameter
 MEAN = "m = ReduceMean(x, ax)  c = Sub(x, m)  s = Mul(c, c)"
 BIASED = f"{MEAN}  v = ReduceMean(s, ax)"
 UNBIASED = f"{MEAN}  t = ReduceSum(s, ax)  v = Div(t, less)"
+AFTER = "e = Add(v, eps) r = Sqrt(e) n = Div(c, r) g = Mul(n, w) y = Add(g, b)"
 SQUARE = "s = Mul(x, x)  v = ReduceMean(s, ax)"
 
 
@@ -101,7 +102,7 @@ def test_affine(body: str, gamma: Parameter | None, beta: Parameter | None) -> N
 
 
 def test_gamma_of_an_unbiased_norm_is_the_authors() -> None:
-    finding = only(model(f"{UNBIASED} e = Add(v, eps) r = Sqrt(e) n = Div(c, r) g = Mul(n, w) y = Add(g, b)"))
+    finding = only(model(f"{UNBIASED} {AFTER}"))
     assert (finding.status, finding.gamma) == ("fused", Parameter(False, (1,), "w"))
 
 

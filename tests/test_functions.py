@@ -32,14 +32,15 @@ def net(body: str, dims: str = "N,6", constants: str = CONSTANTS, opset: int = 1
     return proto
 
 
+RMS = "q = Mul(x, x) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)"
+STD = "r = Sqrt(v) e = Add(r, eps) n = Div(d, e) m = Mul(n, g) y = Add(m, s)"
+UNBIASED_STD = "w = Mul(v, factor) r = Sqrt(w) e = Add(r, eps) y = Div(d, e)"
 NETS = {
-    "std + eps": net(f"{MEAN} r = Sqrt(v) e = Add(r, eps) n = Div(d, e) m = Mul(n, g) y = Add(m, s)"),
+    "std + eps": net(f"{MEAN} {STD}"),
     "std + eps, over n − 1, dynamic": net(f"{MEAN} {COUNT} r = Sqrt(w) e = Add(r, eps) y = Div(d, e)", "N,L", DYNAMIC),
     "over n − 1, dynamic": net(f"{MEAN} {COUNT} e = Add(w, eps) r = Sqrt(e) n = Div(d, r) y = Mul(n, three)", "N,L", DYNAMIC),
-    "rms": net("q = Mul(x, x) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)"),
-    "std + eps over the first axis": net(
-        MEAN.replace("-1", "0") + " r = Sqrt(v) e = Add(r, eps) n = Div(d, e) m = Mul(n, g) y = Add(m, s)", "5,6"
-    ),
+    "rms": net(RMS),
+    "std + eps over the first axis": net(MEAN.replace("-1", "0") + f" {STD}", "5,6"),
 }
 OPS = {
     "std + eps": "StdNorm",
@@ -127,11 +128,10 @@ def test_from_opset_23_on_rms_norm_is_standard() -> None:
 
 
 def test_a_file_is_raised_no_further_than_the_body_needs() -> None:
-    body = "q = Mul(x, x) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)"
-    out, summary = optimize(net(body, opset=13), fuse="portable")
+    out, summary = optimize(net(RMS, opset=13), fuse="portable")
     assert summary.opset == functions.OLDEST
     assert own(out) == ["RMSNorm"]
-    agree(net(body, opset=13), out)
+    agree(net(RMS, opset=13), out)
 
 
 @pytest.mark.parametrize("fuse", ["standard", "portable"])
@@ -325,14 +325,14 @@ def test_written_out_functions_keep_what_the_file_says() -> None:
 
 
 def test_an_old_file_gets_the_ir_version_of_functions() -> None:
-    proto = net("q = Mul(x, x) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)")
+    proto = net(RMS)
     proto.ir_version = 7
     assert optimize(proto, fuse="portable")[0].ir_version == 8
 
 
 def test_of_a_static_size_std_is_as_its_author_wrote_it() -> None:
     """torch writes x.std() as a variance times 6/5: epsilon and n − 1 are the author's, not 1e-5·sqrt(5/6) over n."""
-    proto = net(f"{MEAN} w = Mul(v, factor) r = Sqrt(w) e = Add(r, eps) y = Div(d, e)", constants=f"{CONSTANTS}, float factor = {{1.2}}")
+    proto = net(f"{MEAN} {UNBIASED_STD}", constants=f"{CONSTANTS}, float factor = {{1.2}}")
     _, summary = optimize(proto, fuse="portable")
     assert [f.became for f in summary.findings] == ["normdeploy.StdNorm(axes=[-1], epsilon=1e-05, ddof=1)"]
     assert optimize(proto)[1].findings[0].reason.startswith("epsilon (1e-05) is added to the standard deviation, outside the root")
@@ -398,14 +398,14 @@ def test_a_function_is_ours_by_what_it_computes(op: str) -> None:
 
 
 def test_the_way_back_keeps_epsilon_as_its_author_wrote_it() -> None:
-    proto = net(f"{MEAN} w = Mul(v, factor) r = Sqrt(w) e = Add(r, eps) y = Div(d, e)", constants=f"{CONSTANTS}, float factor = {{1.2}}")
+    proto = net(f"{MEAN} {UNBIASED_STD}", constants=f"{CONSTANTS}, float factor = {{1.2}}")
     back, _ = optimize(optimize(proto, fuse="portable")[0])
     assert optimize(back, fuse="portable")[1].findings[0].became == "normdeploy.StdNorm(axes=[-1], epsilon=1e-05, ddof=1)"
 
 
 def test_double_is_computed_in_double() -> None:
     constants = "double eps = {0.25}, double[6] g = {1,2,3,4,5,6}, double[6] s = {1,0,-1,2,0,1}"
-    body = f"{MEAN} r = Sqrt(v) e = Add(r, eps) n = Div(d, e) m = Mul(n, g) y = Add(m, s)"
+    body = f"{MEAN} {STD}"
     proto = parser.parse_model(
         f'<ir_version: 9, opset_import: ["" : 17]> net (double[N,6] x) => (double[N,6] y) <{constants}> {{ {body} }}'
     )

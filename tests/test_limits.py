@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 import normdeploy
 from normdeploy.cli import app
 from normdeploy.engines.build import _inputs
-from normdeploy.errors import GraphError, InputError
+from normdeploy.errors import ExportError, GraphError, InputError
 from normdeploy.exporter import to_onnx
 from normdeploy.graphs.tables import bounds
-from normdeploy.loading import from_module
+from normdeploy.loading import from_module, live
 from normdeploy.loading.inputs import describe
 from normdeploy.model import Dim, InputSpec, Model
 from normdeploy.runtimes.profiles import profile
@@ -132,6 +132,34 @@ def test_a_model_that_takes_no_open_dim_is_traced_up_to_the_usual_maximum() -> N
 
     model = from_module(Bounded().eval(), inputs=["x[batch,3]"])
     assert describe(model.dims["batch"]) == "batch=1:8:64"
+
+
+def test_where_the_usual_maximum_fails_too_both_errors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Vision(nn.Module):
+        """As a patch embedding that asks for its own size; the second trace meets something else."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(image_size=16)
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            if pixel_values.shape[-1] % 8:
+                raise ValueError("not in patches of 8")
+            return pixel_values
+
+    def exported(module: nn.Module, call: Any, wishes: Any, shapes: Any) -> Any:
+        raise ExportError("the first" if wishes.dims["width"].max == 16 else "the second")
+
+    inputs = ["pixel_values[batch,3,height,width]"]
+    monkeypatch.setattr(live, "_export_narrowing", exported)
+    with pytest.raises(
+        ExportError, match=r"^the second. Before, with batch=1:8:1048576, height=1:16:16, width=1:16:16: the first$"
+    ) as raised:
+        from_module(Vision().eval(), inputs=inputs)
+    assert str(raised.value.__cause__) == "the first"
+    monkeypatch.setattr(live, "_export_narrowing", lambda *_: (_ for _ in ()).throw(InputError("the same")))
+    with pytest.raises(InputError, match=r"^the same$"):
+        from_module(Vision().eval(), inputs=inputs)
 
 
 def test_the_summary_says_what_was_taken_and_how_to_change_it(tmp_path: Path) -> None:

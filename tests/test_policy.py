@@ -91,6 +91,16 @@ tolerance = [0, 0]
     assert both.rules[""]["psnr"] == Threshold("psnr", 9)
 
 
+def test_a_file_may_require_the_default_rule_beside_rules_that_are_given_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "verify.toml"
+    file.write_text("also-default = true")
+    alone = read_policy(file).policy
+    both = policy_of("logits=2:0", None).over(alone).requiring(False)
+    assert (rules(both, "logits"), both.required) == (["tolerance 2:0"], True)
+    with pytest.raises(InputError, match="and none is; give a tolerance or a metric too, or leave --also-default"):
+        policy_of(None, None).over(alone).requiring(False)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -110,7 +120,6 @@ tolerance = [0, 0]
         ("max-elements = 0", r"line 1: max-elements is 0; write a whole number"),
         ("max-elements = true", "max-elements is True"),
         ("also-default = 'yes'", r"line 1: also-default is 'yes'; write true or false"),
-        ("also-default = true", "stands beside no rule"),
         ("map = { a = 3 }", r"line 1: map.a is 3; write the model's name"),
         ("map = ['a=b']", "map is .* not a table"),
         ("x = " + "[" * 3000, "no TOML"),

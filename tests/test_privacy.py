@@ -12,13 +12,9 @@ import pytest
 
 from normdeploy.bisection.reproduce import SCRIPT
 from tests.forked import ROOT
+from tests.support import LAYER_NORM, parsed
 
 FOLDERS = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "ORT_DISABLE_TELEMETRY")
-
-NORM = """<ir_version: 10, opset_import: ["": 21]> g (float[2,4] x) => (float[2,4] y) <float e = {1e-5}, int64[1] axes = {-1}> {
-    m = ReduceMean<keepdims = 1>(x, axes)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<keepdims = 1>(s, axes)
-    w = Add(v, e)  r = Sqrt(w)  y = Div(d, r)
-}"""
 
 
 def python(home: Path, *arguments: str | Path, **variables: str) -> str:
@@ -52,7 +48,7 @@ def test_onnxruntime_alone_leaves_something(home: Path) -> None:
 
 def test_a_run_of_ours_leaves_nothing(home: Path) -> None:
     """The passes open many sessions, the census asks every runtime, each in a process of its own."""
-    onnx.save(onnx.parser.parse_model(NORM), home.parent / "norm.onnx")
+    onnx.save(parsed(LAYER_NORM), home.parent / "norm.onnx")
     script = (
         "import normdeploy; print(normdeploy.optimize('norm.onnx', 'out.onnx').summary.findings[0].status); normdeploy.inspect('out.onnx')"
     )

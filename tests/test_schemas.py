@@ -22,11 +22,8 @@ from normdeploy.guard import check
 from normdeploy.reports import report
 from normdeploy.runtimes.trt import missing
 from tests.packaged import written
+from tests.support import LAYER_NORM
 
-HAND = """g (float[2, 4] x) => (float[2, 4] y) <int64[1] axes = {-1}, float e = {1e-5}> {
-    m = ReduceMean<keepdims = 1>(x, axes)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<keepdims = 1>(s, axes)
-    w = Add(v, e)  r = Sqrt(w)  y = Div(d, r)
-}"""
 VERBS = {
     "export": "report", "export in half": "report", "optimize": "report", "inspect": "report", "explained": "report", "build": "report",
     "verify": "report", "bisect": "report", "run": "report", "bench": "report", "bench of norms": "report", "package": "package",
@@ -46,7 +43,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("verbs")
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)).eval()
     torch.export.save(torch.export.export(net, (torch.zeros(2, 4),)), folder / "model.pt2")
-    written(folder, HAND, "hand.onnx")
+    written(folder, LAYER_NORM, "hand.onnx")
     found: dict[str, Any] = {}
 
     def run(name: str, *arguments: str, code: int = 0, file: str = "report.json") -> None:

@@ -112,6 +112,43 @@ def test_what_runs_no_code_is_followed_by_anyone_and_said(inside: Path, monkeypa
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
 
 
+def recorded_as(file: str, **load: Any) -> None:
+    """``file`` as if it had been exported from another model, loaded so."""
+    proto = onnx.load("model.onnx")
+    content = content_of(proto)
+    content |= {"load": load, "model": content["model"] | {"sha256": "ab"}}
+    next(p for p in proto.metadata_props if p.key == "normdeploy").value = json.dumps(content)
+    onnx.save(proto, file)
+
+
+def test_what_is_recorded_of_another_model_is_not_followed_where_it_means_nothing(inside: Path) -> None:
+    """Nobody is told to leave out what they did not give."""
+    normdeploy.export("model.pt", output="model.onnx")
+    for load, said in (
+        (
+            {"task": "text-generation", "part": "decoder"},
+            "records task='text-generation', part='decoder', which is not followed: model.pt is",
+        ),
+        ({"key": "ema"}, "records key='ema', which is not followed: model.pt is of the kind ExportedProgram"),
+    ):
+        recorded_as("other.onnx", **load)
+        comparison = normdeploy.verify("model.pt", "other.onnx", seeds=1)
+        assert comparison
+        assert any(said in note for note in comparison.notes), comparison.notes
+    recorded_as("other.onnx", dims=["seq=1:2:3"], inputs=["x[seq,8]"])
+    comparison = normdeploy.verify("model.pt", "other.onnx", seeds=1, inputs="x[n,8]")
+    assert any("dims=['seq=1:2:3'], which are not followed: the inputs that are given have" in note for note in comparison.notes)
+
+
+@pytest.mark.parametrize("verb", ["verify", "bisect", "bench"])
+def test_an_error_of_what_is_recorded_says_so(verb: str, inside: Path) -> None:
+    normdeploy.export("model.pt", output="model.onnx")
+    recorded_as("other.onnx", dims=["seq=1:2:3"])
+    arguments = (["model.pt", "other.onnx"],) if verb == "bench" else ("model.pt", "other.onnx")
+    with pytest.raises(InputError, match=r"'seq' belongs to no input.*The ONNX file's record .* says dims=\['seq=1:2:3'\]: give here what"):
+        getattr(normdeploy, verb)(*arguments)
+
+
 def test_arguments_of_a_factory_are_a_strangers_too(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     normdeploy.export("weights.pt", output="model.onnx", **FACTORY)
     as_another_user(inside, monkeypatch)

@@ -119,7 +119,7 @@ def test_tanh_for_sigmoid_in_the_small_half(tmp_path: Path) -> None:
     comparison = verified(model, proto, tmp_path)
     assert failed(comparison)
     # far below an ulp of the large half, which is what one bound for all allows
-    assert all(r.max_abs_error < np.spacing(np.float32(1e4)) for r in comparison.results)
+    assert all(r.max_abs_error < np.spacing(np.float32(1e4)) for r in comparison.results if r.file)
 
 
 @pytest.mark.parametrize("limits", [(-LARGEST, LARGEST), (-1e30, 1e30)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 import types
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from typer.testing import CliRunner
 import normdeploy
 from normdeploy.cli import app
 from normdeploy.errors import InputError, NormdeployError
+from normdeploy.model import Dim, InputSpec, Signature
 from normdeploy.parity.compare import Comparison
+from normdeploy.parity.dataset import open_dataset
 from normdeploy.reports.page import page
+from normdeploy.reports.shown import html as shown
 
 RNG = np.random.default_rng(1)
 W = RNG.standard_normal((8, 6)).astype(np.float32)
@@ -71,6 +75,8 @@ def test_a_rule_decides_in_the_place_of_the_default_rule_which_is_told(folder: P
         float((value * reference).sum() / np.linalg.norm(value) / np.linalg.norm(reference)), rel=1e-6
     )
     assert comparison.standard == "by the rules given, NOT by the default rule (y in off.onnx)"
+    assert {r.output for r in comparison.beyond_default} == {"y"}
+    assert "color: #808000" in shown(comparison).partition(">verified by the rules")[0].rpartition("<span")[2]  # yellow
     assert made(comparison, "best").decided_by == "default rule"
 
 
@@ -81,7 +87,16 @@ def test_with_the_default_rule_besides_both_must_hold(folder: Path) -> None:
     right = verified(folder, "right", tolerance="y=0.2:0", also_default=True)
     assert right
     assert right.standard == "by the rules given, and by the default rule"
+    assert right.beyond_default == ()
+    assert "color: #008000" in shown(right).partition(">verified by the rules")[0].rpartition("<span")[2]
     assert verified(folder, "right").standard == ""
+
+
+def test_a_policy_of_also_default_alone_goes_with_rules_of_the_command(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "verify.toml").write_text("also-default = true\n")
+    comparison = verified(folder, tolerance="y=0.2:0", policy=tmp_path / "verify.toml")
+    assert not comparison
+    assert "default rule: error" in made(comparison).reason
 
 
 def test_a_rule_that_does_not_hold_fails_a_file_that_the_default_rule_passes(folder: Path) -> None:
@@ -127,6 +142,20 @@ def test_a_folder_of_files_is_a_dataset(folder: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / f"{number}.npz", x=DATA[number : number + 2].astype(np.float64))
     comparison = verified(folder, metric="y=snr>=5", dataset=tmp_path)
     assert [case for case in comparison.cases if "samples" in case] == [f"{n}.npz, samples 0 to 1" for n in range(3)]
+
+
+def test_a_batch_converts_its_own_samples_alone(tmp_path: Path) -> None:
+    """A file of another type than the model's would otherwise be converted whole once for each batch."""
+    model = Signature(inputs=(InputSpec("x", "float32", (Dim("n", 1, 4, 8), Dim.static(8))),), outputs=("y",), kind="onnx")
+    np.savez(tmp_path / "d.npz", x=np.repeat(DATA[:4], 250, 0).astype(np.float64))
+    (case, *_) = cases = open_dataset(tmp_path / "d.npz", model)
+    assert len(cases) == 250
+    tracemalloc.start()
+    feeds = case.make()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (feeds["x"].shape, feeds["x"].dtype) == ((4, 8), np.float32)
+    assert most < 1000 * 8 * 4, f"{most} bytes for a batch of {feeds['x'].nbytes}"
 
 
 def test_a_dataset_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
@@ -231,6 +260,7 @@ def test_the_command_tells_which_rule_decided(folder: Path, tmp_path: Path, monk
 
 def test_wrong_options_are_told_and_write_nothing(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("tolerance = [\n")
+    (tmp_path / "alone.toml").write_text("also-default = true\n")
     report = tmp_path / "r.json"
     for options, said in (
         (["--tolerance", "y=1"], "can't be read; write ABS:REL"),
@@ -239,7 +269,8 @@ def test_wrong_options_are_told_and_write_nothing(folder: Path, tmp_path: Path) 
         (["--metric", "best=cosine:0.9"], "it is int64, not floating"),
         (["--policy", str(tmp_path / "broken.toml")], "is no TOML"),
         (["--map", "a=b"], "names 'b', which is no input or output of the model"),
-        (["--also-default"], "leave --also-default out"),
+        (["--also-default"], "or leave --also-default (in a policy file also-default) out"),
+        (["--policy", str(tmp_path / "alone.toml")], "or leave --also-default (in a policy file also-default) out"),
         (["--dataset", "data.npz"], "give a metric or a tolerance"),
     ):
         arguments = ["verify", "right.onnx", "off.onnx", "--inputs", "in.npz", "--report", str(report), *options]

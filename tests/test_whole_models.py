@@ -17,7 +17,7 @@ from normdeploy.graphs.simplify import Simplified
 from normdeploy.records import Finding
 from normdeploy.rewriting import perturbed, rewrite, side_by_side, whole
 from normdeploy.rewriting.work import Step, Wanted
-from tests.support import run_onnxruntime
+from tests.support import parsed, run_onnxruntime
 
 NORM = """
     m{i} = ReduceMean(x{i}, axes) d{i} = Sub(x{i}, m{i}) q{i} = Mul(d{i}, d{i}) v{i} = ReduceMean(q{i}, axes)
@@ -36,9 +36,7 @@ def norms(count: int, shape: str = "batch, seq, 16") -> onnx.ModelProto:
 
 
 def net(text: str, constants: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
-    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
-    proto.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in (constants or {}).items())
-    return proto
+    return parsed(text, **(constants or {}))
 
 
 def other_epsilon(_: onnx.ModelProto, node: onnx.NodeProto) -> None:

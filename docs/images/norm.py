@@ -17,9 +17,9 @@ import normdeploy
 from models.layer import Norm
 from normdeploy.exporter import to_onnx
 from normdeploy.loading import from_module
+from normdeploy.reports.graph import Layout
 
-WIDTH, HEIGHT, ACROSS, DOWN = 128, 28, 150, 48  # of a box, and from one box to the next
-BEND = 8  # half the length of the shortest arrow: with more it would run back over itself
+LAYOUT = Layout(wide=128, high=28, across=150, down=48, gap=4)
 STYLE = """
     svg { --ground: #ffffff; --line: #57606a; --text: #1f2328; --box: #f6f8fa; --norm: #ddf4ff; --edge: #0969da }
     @media (prefers-color-scheme: dark) {
@@ -33,8 +33,6 @@ STYLE = """
     text { fill: var(--text); font: 13px system-ui, sans-serif; text-anchor: middle }
     text.small { font-size: 11px }
     text.title { font-size: 15px; font-weight: 600 }"""
-
-Place = tuple[float, float]
 
 
 def rows_of(graph: onnx.GraphProto) -> tuple[dict[str, int], list[list[str]]]:
@@ -53,49 +51,37 @@ def rows_of(graph: onnx.GraphProto) -> tuple[dict[str, int], list[list[str]]]:
 def drawn(graph: onnx.GraphProto, left: float, top: float, columns: int) -> list[str]:
     """The graph as SVG, ``columns`` boxes wide."""
     maker = {node.output[0]: node for node in graph.node}
-    _, rows = rows_of(graph)
-    place: dict[str, Place] = {}
-    for at, names in enumerate(rows):
-        start = left + (columns - len(names)) * ACROSS / 2 + ACROSS / 2
-        place |= {name: (start + i * ACROSS, top + at * DOWN) for i, name in enumerate(names)}
-    center = left + columns * ACROSS / 2
+    row, rows = rows_of(graph)
+    names = [name for members in rows for name in members]
+    place = dict(zip(names, LAYOUT.places([row[name] for name in names], left, top, columns), strict=True))
+    center = left + columns * LAYOUT.across / 2
     edges = [(name, to) for to, node in maker.items() if to in place for name in dict.fromkeys(node.input) if name in place]
-    lines = [arrow(place[name], place[to], center) for name, to in edges]
+    lines = [LAYOUT.arrow(place[name], place[to], center, "head") for name, to in edges]
     return lines + [box(maker[name].op_type if name in maker else name, *at, name in maker) for name, at in place.items()]
-
-
-def arrow(start: Place, end: Place, center: float) -> str:
-    """From the lower edge of one box to the upper edge of another; where rows lie between, around the outside of their boxes."""
-    (x, y), (to_x, to_y) = (start[0], start[1] + HEIGHT / 2), (end[0], end[1] - HEIGHT / 2 - 4)
-    side = 0.0 if to_y - y < DOWN else 1.0 if x + to_x > 2 * center else -1.0
-    to_x += side * WIDTH / 4
-    aside = side * WIDTH * 0.6
-    bends = f"{x + aside:g} {y + BEND:g} {to_x + aside:g} {to_y - BEND:g}"
-    return f'<path d="M{x:g} {y:g} C{bends} {to_x:g} {to_y:g}" marker-end="url(#head)"/>'
 
 
 def box(text: str, x: float, y: float, node: bool) -> str:
     if not node:
         return f'<text x="{x:g}" y="{y + 5:g}">{text}</text>'
-    kind, wide = ("box norm", WIDTH + 22) if text.endswith("Normalization") else ("box", WIDTH)
-    frame = f'<rect class="{kind}" x="{x - wide / 2:g}" y="{y - HEIGHT / 2:g}" width="{wide}" height="{HEIGHT}" rx="6"/>'
+    norm = text.endswith("Normalization")
+    frame = LAYOUT.frame("box norm" if norm else "box", x, y, 22 if norm else 0)
     return f'{frame}<text x="{x:g}" y="{y + 5:g}">{text}</text>'
 
 
 def picture(before: onnx.GraphProto, after: onnx.GraphProto, said: str) -> str:
     rows = rows_of(before)[1]
     columns, data, top = max(map(len, rows)), sum(map(len, rows)) - 1, 92
-    center, middle = columns * ACROSS / 2 + 20, columns * ACROSS + 40
-    right, height = middle + 2 * ACROSS, top - 16 + DOWN * len(rows)
+    center, middle = columns * LAYOUT.across / 2 + 20, columns * LAYOUT.across + 40
+    right, height = middle + 2 * LAYOUT.across, top - 16 + LAYOUT.down * len(rows)
     body = [
         f'<text class="title" x="{center:g}" y="28">torch\'s exporter: {len(before.node)} nodes</text>',
         f'<text class="small" x="{center:g}" y="48">{data} on the data; {len(before.node) - data} constants and shapes not drawn</text>',
-        f'<text class="title" x="{middle + ACROSS:g}" y="28">normdeploy: {len(after.node)} node</text>',
+        f'<text class="title" x="{middle + LAYOUT.across:g}" y="28">normdeploy: {len(after.node)} node</text>',
         *drawn(before, 20, top, columns),
         *drawn(after, middle, top, 2),
     ]
     for i, line in enumerate(said.split("\n")):
-        body.append(f'<text class="small" x="{middle + ACROSS:g}" y="{top + 2 * DOWN + 4 + 18 * i}">{line}</text>')
+        body.append(f'<text class="small" x="{middle + LAYOUT.across:g}" y="{top + 2 * LAYOUT.down + 4 + 18 * i}">{line}</text>')
     head = 'viewBox="0 0 8 8" refX="4" refY="4" markerWidth="7" markerHeight="7" orient="auto"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right:g} {height:g}" width="{right:g}" height="{height:g}" role="img">',

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import onnx
 
@@ -23,8 +24,9 @@ _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 
 @dataclass(frozen=True)
 class Cause:
-    """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "overflow" | "underflow" | "factor" |
-    "accuracy" | "optimizer" | "unknown"; ``text`` says what was found; ``place``: of the node that has it, None where more than one may."""
+    """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "hidden row" | "overflow" | "underflow" |
+    "factor" | "accuracy" | "optimizer" | "unknown"; ``text`` says what was found; ``place``: of the node that has it, None
+    where more than one may."""
 
     kind: str
     text: str
@@ -60,6 +62,7 @@ def _trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Itera
         yield from _epsilons(exact, place, program.numbers(spot.operators))
         yield from _ddof(exact, place, values)
         yield from _attributes(exact, place, values)
+        yield from _hidden_rows(exact, place, values)
 
 
 def _always(value: Array) -> Edit:
@@ -199,6 +202,26 @@ def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Caus
         for other in (i for i in range(rank) if i != int(axes.item()) % rank):
             text = f"{_said(exact, place)} has axes [{int(axes.item())}], with [{other}] it is right"
             yield Cause("axis", text, place), Change(inputs={(place, 1): _filled(other)})
+
+
+def _hidden_rows(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
+    """Rows of an attention that the mask hides whole, where torch gives 0 (`masked_rows`): the softmax is 0 there for all that read it."""
+    node = exact.nodes[place]
+    axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+    if node.op_type != "Softmax" or node.input[0] not in values or node.output[0] not in values:
+        return
+    scores, made = values[node.input[0]], values[node.output[0]]
+    lowest = float(ml_dtypes.finfo(exact.types.get(node.input[0], np.dtype(np.float32))).min)
+    hidden = scores.max(axis, keepdims=True, initial=-math.inf) < lowest / 2
+    if not hidden.any():
+        return
+    readers = [(p, i) for p, reader in enumerate(exact.nodes) for i, name in enumerate(reader.input) if name == node.output[0]]
+    what = "NaN" if np.isnan(np.where(hidden, made, 0)).any() else "the mean of all values"
+    text = (
+        f"{_said(exact, place)}: the mask hides {int(hidden.sum())} of {hidden.size} rows whole, where the model gives 0 and the file "
+        f"{what}; its export guards such rows wrongly (docs/huggingface.md, Masks): export the model with normdeploy, or leave each row a 1"
+    )
+    yield Cause("hidden row", text, place), Change(inputs=dict.fromkeys(readers, lambda value: np.where(hidden, 0.0, value)))
 
 
 def _axes(exact: Exact, node: onnx.NodeProto) -> Array | None:

@@ -154,12 +154,12 @@ def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | 
     if wanted.source is None:
         made = from_file(job.path, job.proto, job.inputs, batch=batch, largest=wanted.max_batch or 0, inputs=given, progress=progress)
         return made, batch, why
-    from ..sources import loaded, remembered
+    from ..sources import loaded_as_recorded, remembered
 
     if progress is not None:
         progress("load", 0, 0)
-    loading, notes = remembered(wanted.source, job.path, loading)
-    model = loaded(wanted.source, (), None, loading)
+    followed, notes = remembered(wanted.source, job.path, loading)
+    model = loaded_as_recorded(wanted.source, (), None, followed, loading)
     job.notes += notes
     job.model = {"kind": model.kind, "sha256": model.sha256}
     theirs, ours = {spec.name for spec in model.inputs}, {p.name for p in job.inputs}

@@ -7,6 +7,7 @@ and now runs as a function of primitives or refuses. Other versions, smaller or 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -228,7 +229,7 @@ def _compared(before: _Results, judgement: Judgement | None, otherwise: str) -> 
 
 
 def _alike(one: float, other: float) -> bool:
-    return one == other or max(one, other) <= _TELLING * min(one, other)
+    return one == other or (math.isnan(one) and math.isnan(other)) or max(one, other) <= _TELLING * min(one, other)
 
 
 def _norms(bundle: Bundle, path: Path, progress: Progress | None) -> list[Change]:

@@ -105,7 +105,8 @@ def _result(output: str, candidate: Candidate, samples: Samples) -> list[OutputR
     """What became of one output in one runtime; nothing where it was not run."""
     dtype = next(s.expected[output] for s in samples.cases if output in s.expected).dtype
     if candidate.failure:
-        return [OutputResult(output, candidate.name, str(dtype), 0.0, 0.0, 0.0, "fail", candidate.where, reason=candidate.failure)]
+        nan = float("nan")
+        return [OutputResult(output, candidate.name, str(dtype), nan, nan, nan, "fail", candidate.where, reason=candidate.failure)]
     mine = {kind: tally for (name, kind), tally in candidate.tallies.items() if name == output}
     if not mine or candidate.unavailable:
         return []

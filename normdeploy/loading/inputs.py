@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..dtypes import type_of
@@ -21,7 +21,8 @@ from .expressions import words
 DEFAULT = (1, 8, 64)  # min, opt and max of a dim of which nothing is said
 _MAX_SIZE = 2**31 - 1
 
-_SPEC = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-/]*)\s*(:\s*(?P<dtype>\w+)\s*)?\[(?P<shape>[^\]]*)\]\s*(\{(?P<range>[^}]*)\})?\s*")
+_REST = re.compile(r"\s*(:\s*(?P<dtype>\w+)\s*)?\[(?P<shape>[^\]]*)\]\s*(\{(?P<range>[^}]*)\})?\s*")
+_SPEC = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-/]*)(?P<rest>.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _DTYPES = {
     **{name: name for name in words("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool")},
@@ -62,19 +63,22 @@ class Wishes:
         return replace(self, inputs=inputs, dims=dims)
 
 
-def parse(inputs: Sequence[str], dims: Sequence[str]) -> Wishes:
+def parse(inputs: Sequence[str], dims: Sequence[str], names: Collection[str] = (), dim_names: Collection[str] | None = None) -> Wishes:
     """Read the --input and --dim values.
+
+    Args:
+        names, dim_names: the inputs of an ONNX file and their dims, whose names may be anything ("x:0", "unk-1").
 
     Raises:
         InputError: one can't be read, or two contradict each other.
     """
     ranges: dict[str, Dim] = {}
     for text in dims:
-        name, _, rest = text.partition("=")
-        if not _NAME.fullmatch(name.strip()) or not rest:
+        name, _, rest = text.partition("=") if dim_names is None else text.rpartition("=")
+        if not (_NAME.fullmatch(name.strip()) if dim_names is None else name.strip()) or not rest:
             raise InputError(f"the dim {text!r} can't be read: write NAME=MIN:OPT:MAX, for example batch=1:8:64")
         _state(ranges, _range_of(name.strip(), rest, text), text)
-    drafts = [_draft(text, ranges) for text in inputs]
+    drafts = [_draft(text, ranges, names, dim_names or ()) for text in inputs]
     names = [wish.name for wish in drafts]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"the input {twice[0]!r} is given {names.count(twice[0])} times: give each input once")
@@ -116,8 +120,8 @@ def _range_of(name: str, text: str, where: str) -> Dim:
     return Dim(name, low, best, high)
 
 
-def _draft(text: str, ranges: dict[str, Dim]) -> Wish:
-    match = _SPEC.fullmatch(text)
+def _draft(text: str, ranges: dict[str, Dim], names: Collection[str], dim_names: Collection[str]) -> Wish:
+    name, match = _parts(text, names)
     if match is None:
         raise InputError(
             f"the input {text!r} can't be read: write NAME:DTYPE[DIM,...], for example ids:int64[batch,seq]{{0:30522}} "
@@ -125,17 +129,33 @@ def _draft(text: str, ranges: dict[str, Dim]) -> Wish:
         )
     dtype = match["dtype"] and (type_of(match["dtype"]) or _DTYPES.get(match["dtype"].lower(), ""))
     if dtype == "":
-        raise InputError(f"the input {text!r} has the unknown dtype {match['dtype']!r}: one of {', '.join(_DTYPES)}")
-    shape = tuple(_dim(part.strip(), text, ranges) for part in match["shape"].split(",")) if match["shape"].strip() else ()
+        held = f"; the inputs are {[*names]}" if names else ""
+        raise InputError(f"the input {text!r} has the unknown dtype {match['dtype']!r}: one of {', '.join(_DTYPES)}{held}")
+    shape = tuple(_dim(part.strip(), text, ranges, dim_names) for part in match["shape"].split(",")) if match["shape"].strip() else ()
     values = _values(match["range"], text) if match["range"] is not None else None
-    return Wish(match["name"], dtype, shape, values)
+    return Wish(name, dtype, shape, values)
 
 
-def _dim(part: str, text: str, ranges: dict[str, Dim]) -> Dim:
+def _parts(text: str, names: Collection[str]) -> tuple[str, re.Match[str] | None]:
+    """The input's name and what stands behind it; of names that a file has the longest that can be meant."""
+    bare = text.strip()
+    for name in sorted(names, key=len, reverse=True):
+        if bare.startswith(name) and (rest := _REST.fullmatch(bare[len(name) :])) is not None:
+            return name, rest
+    match = _SPEC.fullmatch(text)
+    return ("", None) if match is None else (match["name"], _REST.fullmatch(match["rest"]))
+
+
+def _dim(part: str, text: str, ranges: dict[str, Dim], dim_names: Collection[str]) -> Dim:
     if part.isdecimal() and 1 <= int(part) <= _MAX_SIZE:
         return Dim.static(int(part))
-    if "+" in part:
-        return Dim.sum(tuple(_dim(term.strip(), text, ranges) for term in part.split("+")))
+    terms = [term.partition("=")[0].strip() for term in part.split("+")]
+    if "+" in part and all(term.isdecimal() or _NAME.fullmatch(term) or term in dim_names for term in terms):
+        return Dim.sum(tuple(_dim(term.strip(), text, ranges, dim_names) for term in part.split("+")))
+    if (known := next((n for n in dim_names if part == n or part.startswith((f"{n}=", f"{n} ="))), None)) is not None:
+        if rest := part[len(known) :].strip().removeprefix("=").strip():
+            _state(ranges, _range_of(known, rest, text), text)
+        return Dim(known, *DEFAULT)
     name, _, rest = (piece.strip() for piece in part.partition("="))
     if not _NAME.fullmatch(name):
         raise InputError(f"the dim {part!r} of {text!r} can't be read: write a size of 1 or more, a name, or NAME=MIN:OPT:MAX")

@@ -146,10 +146,19 @@ def _export_made(module: nn.Module, wishes: Wishes) -> tuple[torch.export.Export
 def _export_widest(module: nn.Module, call: Call, wishes: Wishes, dynamic_shapes: Any) -> tuple[torch.export.ExportedProgram, Wishes]:
     """Export with the dims of which nothing was stated as wide as the module allows; where that fails, up to the usual maximum."""
     wider = limited(wishes, getattr(module, "config", None))
-    if wider.dims != wishes.dims:
-        with contextlib.suppress(ExportError, InputError):
-            return _export_narrowing(module, call, wider, dynamic_shapes)
-    return _export_narrowing(module, call, wishes, dynamic_shapes)
+    if wider.dims == wishes.dims:
+        return _export_narrowing(module, call, wishes, dynamic_shapes)
+    try:
+        return _export_narrowing(module, call, wider, dynamic_shapes)
+    except (ExportError, InputError) as error:
+        first = error
+    try:
+        return _export_narrowing(module, call, wishes, dynamic_shapes)
+    except (ExportError, InputError) as error:
+        if str(first) == str(error):
+            raise
+        tried = ", ".join(describe(dim) for name, dim in wider.dims.items() if dim != wishes.dims.get(name))
+        raise type(error)(f"{error}. Before, with {tried}: {first}") from first
 
 
 def _export_narrowing(module: nn.Module, call: Call, wishes: Wishes, dynamic_shapes: Any) -> tuple[torch.export.ExportedProgram, Wishes]:

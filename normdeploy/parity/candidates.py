@@ -23,7 +23,7 @@ from ..runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ..storage.files import load_onnx
 from .cases import Case
 from .measured import Measures
-from .names import End, check_used, ends_of, match
+from .names import End, Ends, check_used, ends_of, match
 from .parity import Tally
 from .policy import Policy
 
@@ -78,23 +78,27 @@ def subjects(
     if not paths:
         raise InputError("there is no file to compare with the model; give an ONNX file or an engine")
     called, given = [p.name for p in paths], names or {}
-    found, notes, held = list[Subject](), list[str](), dict[str, list[str]]()
-    for path in paths:
-        subject = subject_of(path, path.name if called.count(path.name) == 1 else str(path))
+    every = [subject_of(path, path.name if called.count(path.name) == 1 else str(path)) for path in paths]
+    graphs = {s.label: load_onnx(s.path, external_data=False).graph for s in every if not s.runtime}
+    if len(graphs) == len(every):
+        check_used(given, model, {label: _names(graph) for label, graph in graphs.items()})
+    found, notes = list[Subject](), list[str]()
+    for subject in every:
         if subject.runtime:
             inputs = {spec.name for spec in model.inputs}
             own = {theirs: ours for theirs, ours in given.items() if ours in inputs}
             found.append(replace(subject, inputs=own, outputs={a: b for a, b in given.items() if a not in own}))
             continue
-        graph = load_onnx(path, external_data=False).graph
-        matched = match(subject.label, graph, model, ends, given, ordered)
-        held[subject.label] = [end.name for side in ends_of(graph) for end in side]
+        matched = match(subject.label, graphs[subject.label], model, ends, given, ordered)
         notes += matched.notes
         subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs)
         found.append(replace(subject, types=subject.named(subject.types)))
-    if len(held) == len(found):
-        check_used(given, held)
     return found, notes
+
+
+def _names(graph: onnx.GraphProto) -> Ends:
+    inputs, outputs = ends_of(graph)
+    return [end.name for end in inputs], [end.name for end in outputs]
 
 
 def subject_of(path: Path, label: str = "") -> Subject:

@@ -91,13 +91,16 @@ class Comparison(Shown):
         return self.ok
 
     @property
+    def beyond_default(self) -> tuple[OutputResult, ...]:
+        """What the default rule would not pass, whatever the rules given say of it."""
+        return tuple(r for r in self.results if r.runtime not in OWN and r.by_default == "fail")
+
+    @property
     def standard(self) -> str:
         """By which rules the files are verified, and by which not; "" where they are not, or the default rule alone decided."""
-        made = [r for r in self.results if r.runtime not in OWN]
-        if not self or not any(r.rules for r in made):
+        if not self or not any(r.rules for r in self.results if r.runtime not in OWN):
             return ""
-        failing = [r for r in made if r.by_default == "fail"]
-        if not failing:
+        if not (failing := self.beyond_default):
             return "by the rules given, and by the default rule"
         some = dict.fromkeys(f"{r.output} in {r.file or r.runtime}" for r in failing)
         return f"by the rules given, NOT by the default rule ({', '.join([*some][:_NAMED])}{', …' if len(some) > _NAMED else ''})"

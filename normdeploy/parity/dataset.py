@@ -56,7 +56,7 @@ def _npz(file: Path, model: Signature, read: Callable[[Path], dict[str, np.ndarr
         raise InputError(f"the dataset {file.name!r} has {counts} samples of its inputs; give each as many, and one at least")
 
     def batch(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
-        return lambda: {name: array[start:stop] for name, array in _inputs(file.name, read(file), model).items()}
+        return lambda: _inputs(file.name, {name: held[start:stop] for name, held in read(file).items() if name in counts}, model)
 
     return [_case(f"{file.name}, samples {a} to {b - 1}", model, batch(a, b)) for a, b in _batches(file.name, count, model)]
 

@@ -18,7 +18,7 @@ from .bounds import Bounds
 from .candidates import NAN_BLIND, Candidate
 from .cases import DATASET, LENIENT, NAN, NONFINITE, Case
 from .measured import Measures, settled
-from .originals import Original, Reference, own_runner, unit_roundoff
+from .originals import Original, Reference, own_runner, run_by, unit_roundoff
 from .parity import Tally, Ties
 from .policy import Policy
 from .results import OutputResult, decided, judged
@@ -80,7 +80,9 @@ class Trial:
                 self._answer(case)
         self.eager.runner = None
         if not self.answers:
-            raise InputError(f"the model runs on none of the inputs that were made, such as {' '.join(self._refused[0])}; give --inputs")
+            raise InputError(
+                f"{run_by(self.eager.name)} runs on none of the inputs that were made, such as {' '.join(self._refused[0])}; give --inputs"
+            )
         self.notes += [f"not run at {case}: {error}" for case, error in self._refused[:_REFUSALS]]
         if more := self._refused[_REFUSALS:]:
             self.notes.append(f"nor at {', '.join(case for case, _ in more)}")
@@ -199,9 +201,11 @@ class Trial:
         mine = {kind: tally for (name, kind), tally in candidate.tallies.items() if name == output}
         if candidate.failure:
             dtype = str(self._dtype(output))
-            found = OutputResult(output, candidate.name, dtype, 0.0, 0.0, 0.0, "fail", candidate.where, reason=candidate.failure)
+            nan = float("nan")
+            found = OutputResult(output, candidate.name, dtype, nan, nan, nan, "fail", candidate.where, reason=candidate.failure)
         elif mine and not candidate.unavailable:
-            found = decided(judged(output, candidate.name, mine, eager), candidate.measures.judged(output), self._policy.required)
+            default = judged(output, candidate.name, mine, eager, self.eager.name)
+            found = decided(default, candidate.measures.judged(output), self._policy.required)
         else:
             return
         if not found and candidate.advice:

@@ -58,7 +58,9 @@ class Measure:
         if value is None:
             self._fails(case, "there is no such output")
         elif value.shape != reference.shape:
-            self._fails(case, f"its shape is {list(value.shape)}, the model's is {list(reference.shape)}")
+            self._fails(case, f"its shape is {list(value.shape)}, the reference's is {list(reference.shape)}")
+        elif value.dtype.kind in "OSU":
+            self._fails(case, f"it is strings, the reference is {dtype}")
         elif not self._broken and value.size:
             self._seen = True
             with np.errstate(all="ignore"):

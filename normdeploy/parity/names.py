@@ -7,13 +7,15 @@ missing is missing. Nothing passes by a wrong match: the values are compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import onnx
 
 from ..errors import InputError
+from ..graphs.nested import graphs
 from ..graphs.protos import typed
 from ..model import Signature
 
@@ -82,18 +84,31 @@ def _pair(text: str, known: Sequence[str]) -> tuple[str, str]:
     return text[:place], text[place + 1 :]
 
 
-def check_used(names: Mapping[str, str], held: Mapping[str, Sequence[str]]) -> None:
+Ends = tuple[Sequence[str], Sequence[str]]  # the names of inputs, and those of outputs
+
+
+def check_used(names: Mapping[str, str], model: Signature, held: Mapping[str, Ends]) -> None:
     """
     Args:
-        held: file -> the names of its inputs and outputs.
+        held: of each file.
 
     Raises:
-        InputError: a name is mapped that no file has.
+        InputError: a name is mapped that no file has, or that is an input of the one and an output of the other.
     """
-    for theirs in names:
-        if held and not any(theirs in own for own in held.values()):
-            said = "; ".join(f"{file} has {list(own)}" for file, own in held.items())
-            raise InputError(f"the map {theirs}={names[theirs]} names {theirs!r}, which is no input or output of a file: {said}")
+    own = [spec.name for spec in model.inputs], list(model.outputs)
+    for theirs, ours in names.items():
+        if not held or any(theirs in ends and ours in mine for sides in held.values() for ends, mine in zip(sides, own, strict=True)):
+            continue
+        file = next((file for file, sides in held.items() if any(theirs in ends for ends in sides)), None)
+        if file is None:
+            said = "; ".join(f"{file} has {[*sides[0], *sides[1]]}" for file, sides in held.items())
+            raise InputError(f"the map {theirs}={ours} names {theirs!r}, which is no input or output of a file: {said}")
+        side = int(theirs in held[file][1])
+        a, b = ("an output", "an input") if side else ("an input", "an output")
+        raise InputError(
+            f"the map {theirs}={ours} can't be: {theirs!r} is {a} of {file}, and {ours!r} {b} of the model; map inputs onto inputs and "
+            f"outputs onto outputs: {theirs}={f' or {theirs}='.join(own[side])}"
+        )
 
 
 def match(
@@ -173,19 +188,60 @@ def _said(left: _Left) -> str:
 
 
 def renamed(proto: onnx.ModelProto, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> onnx.ModelProto:
-    """A copy with other names outside, by an Identity where a name changes."""
+    """A copy with other names outside, by an Identity where a name changes.
+
+    What bears one of the new names inside gets a fresh one, an end too that keeps its place: names may be swapped, and an output may be
+    called as an input was.
+    """
     own = onnx.ModelProto()
     own.CopyFrom(proto)
+    used = set(_every_name(own.graph))
+    moved = {name: _fresh(name, used) for name in (*inputs.values(), *outputs.values()) if name in used}
+    _rename(own.graph, moved)
+    named_in, named_out = ({moved.get(a, a): b for a, b in names.items()} for names in (inputs, outputs))
     front, back = list[onnx.NodeProto](), list[onnx.NodeProto]()
     for v in own.graph.input:
-        if (name := inputs.get(v.name)) is not None:
+        if (name := named_in.get(v.name)) is not None:
             front.append(onnx.helper.make_node("Identity", [name], [v.name]))
             v.name = name
     for v in own.graph.output:
-        if (name := outputs.get(v.name)) is not None:
+        if (name := named_out.get(v.name)) is not None:
             back.append(onnx.helper.make_node("Identity", [v.name], [name]))
             v.name = name
     nodes = [*front, *own.graph.node, *back]
     del own.graph.node[:]
     own.graph.node.extend(nodes)
     return own
+
+
+def _every_name(graph: onnx.GraphProto) -> Iterator[str]:
+    """The tensors of a graph and of the bodies in it."""
+    yield from (item.name for item in (*graph.input, *graph.output, *graph.initializer, *graph.value_info))
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        yield from (*node.input, *node.output)
+        for attribute in node.attribute:
+            for body in graphs(attribute):
+                yield from _every_name(body)
+
+
+def _fresh(name: str, used: set[str]) -> str:
+    found = next(f"{name}_inside{n or ''}" for n in count() if f"{name}_inside{n or ''}" not in used)
+    used.add(found)
+    return found
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Other names for tensors, in the bodies that see them too."""
+    if not names:
+        return
+    for item in (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *(s.values for s in graph.sparse_initializer)):
+        item.name = names.get(item.name, item.name)
+    for note in graph.quantization_annotation:
+        note.tensor_name = names.get(note.tensor_name, note.tensor_name)
+    for node in graph.node:
+        for side in (node.input, node.output):
+            side[:] = [names.get(name, name) for name in side]
+        for attribute in node.attribute:
+            for body in graphs(attribute):
+                _rename(body, names)

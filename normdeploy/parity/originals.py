@@ -7,7 +7,7 @@ the session that was given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -18,22 +18,25 @@ import onnx
 import torch
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
-from ..graphs.protos import typed
-from ..loading.inputs import DEFAULT, Wishes, parse
-from ..model import Dim, InputSpec, Model, Signature
+from ..model import Model, Signature
 from ..runtimes import Runner, RunResult
 from ..runtimes.eager import EagerRunner, HalfRunner
 from ..runtimes.file64 import File64Runner
 from ..runtimes.ort import OrtRunner, run_session
 from ..runtimes.rounding import RoundedRunner
 from ..storage.files import load_onnx
-from ..storage.record import recorded
+from .file_inputs import file_inputs
 from .names import End, ends_of
 
 AS_IT_IS = "the reference as it is"  # in the place of eager
 OWN = (EagerRunner.name, AS_IT_IS)  # runtimes of what the files are compared with
 
 Float64 = RoundedRunner | File64Runner
+
+
+def run_by(runtime: str) -> str:
+    """What a runtime of ``OWN`` runs, as messages call it."""
+    return "the reference" if runtime == AS_IT_IS else "the model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +57,21 @@ class FileModel(Signature):
 
     @property
     def wide(self) -> File64Runner:
+        """Made when asked for; once it has run, it holds the weights in float64."""
         if "wide" not in self._made:
             self._made["wide"] = File64Runner(self.proto)
         return self._made["wide"]  # type: ignore[no-any-return]
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff of the coarsest floating type in it; 0 where it has none."""
+        if "unit" not in self._made:
+            self._made["unit"] = self.wide.unit
+        return self._made["unit"]  # type: ignore[no-any-return]
+
+    def free(self) -> None:
+        """Give up ``wide``."""
+        self._made.pop("wide", None)
 
 
 Original = Model | FileModel
@@ -74,6 +89,8 @@ class Reference:
 
     def free(self) -> None:
         self.__dict__.pop("runner", None)
+        if isinstance(self._model, FileModel):
+            self._model.free()
 
 
 def name_of(model: Original) -> str:
@@ -90,7 +107,7 @@ def own_runner(model: Original, half: torch.dtype | None) -> tuple[str, Callable
 def unit_roundoff(model: Original) -> float:
     """The unit roundoff of the coarsest floating type in the model's graph; 0 where it has none."""
     if isinstance(model, FileModel):
-        return model.wide.unit
+        return model.unit
     values = [node.meta.get("val") for node in model.program.graph.nodes]
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
     return max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
@@ -143,7 +160,7 @@ class _Own:
             try:
                 self._runner = OrtRunner(model.path or model.proto, optimize=False)
             except RuntimeUnavailable:
-                if not model.wide.unit:
+                if not model.unit:
                     raise
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
@@ -197,13 +214,16 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
     else:
         path = Path(source)
         proto, label = load_onnx(path), path.name
-    held = recorded_inputs(proto)
-    wishes = parse(inputs, dims)
-    specs, notes, guessed = _specs(proto, held, wishes, label)
+    specs, notes, guessed = file_inputs(proto, inputs, dims, label)
     outputs = []
     for v in proto.graph.output:
         if not v.type.tensor_type.elem_type and v.type.WhichOneof("value") not in (None, "tensor_type"):
-            raise InputError(f"{label}: the output {v.name!r} is no tensor; only tensors are compared")
+            raise InputError(f"{label}: the output {v.name!r} is no tensor; only tensors are compared: leave it out of the file's outputs")
+        if v.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+            raise InputError(
+                f"{label}: the output {v.name!r} is strings; only numbers are compared: give the index or the scores that they are made "
+                "from as the file's output, or leave it out"
+            )
         outputs.append(v.name)
     return FileModel(
         inputs=specs,
@@ -216,62 +236,3 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
         guessed=guessed,
         notes=tuple(notes),
     )
-
-
-def recorded_inputs(proto: onnx.ModelProto) -> dict[str, InputSpec]:
-    """What ``export`` recorded; {} where it did not, or another version did."""
-    try:
-        return {spec.name: spec for spec in recorded(proto).get("inputs", ())}
-    except GraphError:
-        return {}
-
-
-def _specs(
-    proto: onnx.ModelProto, held: Mapping[str, InputSpec], wishes: Wishes, label: str
-) -> tuple[tuple[InputSpec, ...], list[str], bool]:
-    said = {wish.name: wish for wish in wishes.inputs}
-    stated = {**wishes.single, **{name: wishes.dims[name] for name in wishes.stated}}
-    specs, values, sizes = list[InputSpec](), list[str](), dict[str, None]()
-    initializers = {t.name for t in proto.graph.initializer}
-    used = set[str]()
-    for v in proto.graph.input:
-        kind, dims = typed(v)
-        if v.name in initializers:
-            continue
-        if not kind:
-            raise InputError(f"{label}: the input {v.name!r} is no tensor of a known type; only tensors can be given: make it one")
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind).name
-        spec = held.get(v.name)
-        if (wish := said.pop(v.name, None)) is not None:
-            if wish.dtype not in (None, dtype):
-                raise InputError(f"{label}: the input {v.name!r} is {dtype}, and --input says {wish.dtype}; leave the type out")
-            if dims is not None and len(dims) != len(wish.shape):
-                raise InputError(f"{label}: the input {v.name!r} has {len(dims)} dims, and --input says {len(wish.shape)}")
-            old = InputSpec(v.name, dtype, wish.shape) if spec is None else replace(spec, dtype=dtype, shape=wish.shape)
-            spec = old if wish.range is None else replace(old, range=wish.range, mask=False)
-        elif spec is None or spec.dtype != dtype or (dims is not None and len(spec.shape) != len(dims)):
-            if dims is None:
-                raise InputError(f"{label} does not say which shape the input {v.name!r} has; give --input '{v.name}:{dtype}[...]'")
-            names = [
-                d if isinstance(d, int) and d >= 0 else str(d if isinstance(d, str) and d else f"{v.name}_{i}") for i, d in enumerate(dims)
-            ]
-            shape = tuple(Dim.static(n) if isinstance(n, int) else Dim(n, *DEFAULT) for n in names)
-            sizes |= dict.fromkeys(d.name for d in shape if d.name is not None and d.name not in stated)
-            spec = InputSpec(v.name, dtype, shape)
-        used |= {d.name for dim in spec.shape for d in dim.named() if d.name is not None}
-        spec = replace(spec, shape=tuple(d.among(stated) for d in spec.shape))
-        if spec.range is None and np.dtype(np.float32 if dtype == "bfloat16" else dtype).kind in "iu":
-            values.append(v.name)
-        specs.append(spec)
-    if said:
-        raise InputError(f"{label} has no input {next(iter(said))!r}; it has {[spec.name for spec in specs]}")
-    if unknown := sorted(stated.keys() - used):
-        raise InputError(f"{label} has no dynamic dim {unknown[0]!r}; it has {sorted(used)}")
-    notes = []
-    if sizes:
-        notes.append(
-            f"{label} does not say which sizes {', '.join(sizes)} take: 1 to {DEFAULT[2]} were tried; --dim NAME=MIN:OPT:MAX says it"
-        )
-    if values:
-        notes.append(f"{label} does not say which values {', '.join(values)} take: 0 and 1 were given; --input or --inputs says it")
-    return tuple(specs), notes, bool(sizes)

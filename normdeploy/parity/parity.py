@@ -33,7 +33,8 @@ class Tally:
     """One output of one runtime over all cases of one kind.
 
     ``absolute`` and ``relative`` are the largest errors, ``scale`` the largest |reference|; ``ties`` counts integers that differ where
-    the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN, another shape, another integer.
+    the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN, another shape, another integer; ``lost`` is
+    the error of a floating output there, NaN or infinite.
     ``worst`` is the element that comes nearest to its bound, or exceeds it most, where each has one.
     """
 
@@ -44,6 +45,7 @@ class Tally:
     case: str = ""
     ties: int = 0
     broken: str = ""
+    lost: float = float("nan")
     worst: Worst | None = None
 
     def add(
@@ -65,19 +67,19 @@ class Tally:
             bound: tells what each element may be off by, given what each is off by.
             peer: eager's answer, where a number that is not finite may stand where it has one too (NaN and infinities count alike).
         """
-        broken = ""
+        broken, lost = "", float("nan")
         if value is None:
             broken = "there is no such output"
         elif value.dtype != self.dtype:
-            broken = f"it is {value.dtype}, the model's is {self.dtype}"
+            broken = f"it is {value.dtype}, the reference is {self.dtype}"
         elif value.shape != reference.shape:
-            broken = f"its shape is {list(value.shape)}, the model's is {list(reference.shape)}"
+            broken = f"its shape is {list(value.shape)}, the reference's is {list(reference.shape)}"
         elif self.dtype.kind in "iub":
             broken = self._integers(value, reference, explained)
         else:
-            broken = self._floats(case, value, reference, bound, peer)
+            broken, lost = self._floats(case, value, reference, bound, peer)
         if broken and not self.broken:
-            self.broken, self.case = broken, case
+            self.broken, self.lost, self.case = broken, lost, case
         self.case = self.case or case
 
     def _integers(self, value: np.ndarray, reference: np.ndarray, explained: Callable[[np.ndarray], np.ndarray]) -> str:
@@ -95,7 +97,8 @@ class Tally:
         reference: np.ndarray,
         bound: Callable[[np.ndarray], np.ndarray] | None,
         peer: np.ndarray | None,
-    ) -> str:
+    ) -> tuple[str, float]:
+        """What is wrong, "" where nothing is but numbers, and the error of the first element where it is."""
         with np.errstate(all="ignore"):
             expected = reference.astype(self.dtype).astype(np.float64)  # beyond the type's range it is infinite
             got = value.astype(np.float64)
@@ -118,7 +121,10 @@ class Tally:
         else:
             lost = ~np.isfinite(got)
             wrong = (lost == np.isfinite(expected)) & (lost == np.isfinite(peer.astype(np.float64)))
-        return _first(wrong, got, reference) if wrong.any() else ""
+        if not wrong.any():
+            return "", 0.0
+        with np.errstate(all="ignore"):
+            return _first(wrong, got, reference), float(np.abs(got - expected)[wrong][0])
 
     def _take_worst(self, case: str, error: np.ndarray, allowed: np.ndarray) -> None:
         with np.errstate(all="ignore"):
@@ -138,8 +144,12 @@ class Tally:
         return self.absolute / allowed if allowed else float("inf") if self.absolute else 0.0
 
     def shown(self, eager: Tally) -> tuple[float, float]:
-        """The error that decides and what is allowed there: of the worst element, or the largest of all under one bound."""
-        return (self.absolute, self.allowed(eager)) if self.worst is None else (self.worst.error, self.worst.allowed)
+        """The error that decides and what is allowed there: of the worst element, or the largest of all under one bound.
+
+        Of a floating output that is ``broken`` the first is not finite.
+        """
+        error, allowed = (self.absolute, self.allowed(eager)) if self.worst is None else (self.worst.error, self.worst.allowed)
+        return (self.lost if self.broken and self.dtype.kind not in "iub" else error), allowed
 
     def allowed(self, eager: Tally) -> float:
         """The largest error that passes under one bound for all elements, ``eager`` being what the model in its own type was off by."""

@@ -70,14 +70,18 @@ class Policy:
         return Policy(rules, self.required or other.required)
 
     def requiring(self, default: bool) -> Policy:
-        """The same where the default rule must hold as well, if it is said.
+        """The same where the default rule must hold as well, if it is said; of what all places together say, options and file.
 
         Raises:
             InputError: there is no rule beside which it could.
         """
-        if default and not self:
-            raise InputError("the default rule is to hold beside rules that are given, and none is; leave --also-default out")
-        return Policy(self.rules, self.required or default)
+        required = self.required or default
+        if required and not self:
+            raise InputError(
+                "the default rule is to hold beside rules that are given, and none is; give a tolerance or a metric too, or leave "
+                "--also-default (in a policy file also-default) out"
+            )
+        return Policy(self.rules, required)
 
     def check(self, outputs: Sequence[str]) -> None:
         """

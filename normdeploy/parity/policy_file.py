@@ -2,7 +2,7 @@
 
 tolerance = "1e-3:1e-2"             # ABS:REL, or [1e-3, 1e-2], or { abs = 1e-3, rel = 1e-2 }: for every output
 metric = ["cosine>=0.995"]          # one or several, for every output
-also-default = true                 # the default rule must hold as well
+also-default = true                 # the default rule must hold as well; the rules beside it may be given elsewhere
 max-elements = 100000
 map = { "input.1" = "x" }           # the file's name = the model's
 
@@ -79,8 +79,6 @@ class _Reader:
         if not isinstance(required, bool):
             raise self._wrong(("also-default",), f"is {required!r}; write true or false")
         policy = Policy({name: found for name, found in rules.items() if found}, required)
-        if required and not policy:
-            raise self._wrong(("also-default",), "stands beside no rule; give a tolerance or a metric too")
         most = held.get("max-elements")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise self._wrong(("max-elements",), f"is {most!r}; write a whole number of 1 or more")

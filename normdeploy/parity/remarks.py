@@ -9,7 +9,7 @@ from ..storage.record import recorded
 from .audit import Origin, Weight
 from .candidates import FLOATS, Candidate, Subject
 from .judging import Trial
-from .originals import OWN
+from .originals import OWN, run_by
 from .results import OutputResult
 
 _NAMED = 3  # weights that a note names
@@ -38,14 +38,14 @@ def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], result
     for precision, trial in trials.items():
         if precision and trial.candidates:
             files = ", ".join(dict.fromkeys(c.file for c in trial.candidates))
-            notes.append(f"{files}: in half precision; eager was run in {FLOATS[precision]} too, on inputs rounded to it")
+            notes.append(f"{files}: in half precision; {trial.eager.name} was run in {FLOATS[precision]} too, on inputs rounded to it")
         notes += trial.notes
         for candidate in trial.candidates:
             if candidate.skipped and candidate.ran:
                 of = f"{candidate.skipped} of {len(trial.answers)} cases"
                 notes.append(f"{candidate.name}: {of} lie outside the engine's profile and were not run")
     notes += [
-        f"the model itself leaves the range of {r.dtype}, {r.case}: {r.output} is {r.default_reason or r.reason}"
+        f"{run_by(r.runtime)} itself leaves the range of {r.dtype}, {r.case}: {r.output} is {r.default_reason or r.reason}"
         for r in results
         if r.runtime in OWN and r.by_default == "fail"
     ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from .measured import Judged
-from .originals import OWN
+from .originals import OWN, run_by
 from .parity import Tally
 
 DEFAULT = "default rule"
@@ -21,9 +22,9 @@ class OutputResult:
     ``rules`` are those that were given for the output, and decide; where there are none the default rule does, of which ``by_default`` is
     the verdict in any case ("" where the runtime could not be run at all). The numbers are the default rule's: ``max_abs_error`` and
     ``allowed`` are of the element that came nearest to failing (or of all, where they have one bound), ``case`` is where;
-    ``max_rel_error`` is relative to each element, and informs only. ``near_ties`` counts integers that differ on a rounding. ``file`` is ""
-    of eager; ``precision`` is "fp16" or "bf16" where it was judged by eager in that, else "". ``culprit`` names onnxruntime's optimizers
-    without which the file passes.
+    ``max_rel_error`` is relative to each element, and informs only. Both are NaN or infinite where the output is, and NaN where there is
+    none. ``near_ties`` counts integers that differ on a rounding. ``file`` is "" of eager; ``precision`` is "fp16" or "bf16" where it was
+    judged by eager in that, else "". ``culprit`` names onnxruntime's optimizers without which the file passes.
     """
 
     output: str
@@ -66,19 +67,23 @@ class OutputResult:
         return (self.output, self.runtime, *numbers, f"{self.verdict}: {said}" if said else self.verdict, self.case)
 
 
-def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[str, Tally]) -> OutputResult:
-    """The verdict on the tallies of one output by kind of case: the kind that comes nearest to failing, or fails most, speaks for it."""
+def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[str, Tally], own: str = OWN[0]) -> OutputResult:
+    """The verdict on the tallies of one output by kind of case: the kind that comes nearest to failing, or fails most, speaks for it.
+
+    ``own``: the runtime that ``eager`` is of, one of ``OWN``.
+    """
     kind = max(mine, key=lambda kind: mine[kind].badness(eager[kind]))
     tally = mine[kind]
     reason, (error, allowed) = tally.broken, tally.shown(eager[kind])
+    relative = max(t.relative for t in mine.values()) if math.isfinite(error) else error
     if reason and runtime not in OWN and eager[kind].broken:
-        reason += f"; eager fails here too ({eager[kind].broken}): the model itself leaves the range of {tally.dtype}"
+        reason += f"; {own} fails here too ({eager[kind].broken}): {run_by(own)} itself leaves the range of {tally.dtype}"
     return OutputResult(
         output,
         runtime,
         str(tally.dtype),
         error,
-        max(t.relative for t in mine.values()),
+        relative,
         allowed,
         "fail" if tally.badness(eager[kind]) > 1 else "pass",
         tally.case,

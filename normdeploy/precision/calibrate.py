@@ -20,6 +20,7 @@ import onnxruntime as ort
 
 from ..errors import InputError, NormdeployError
 from ..graphs.protos import copied, inferred, typed
+from ..graphs.stated import stated_inputs
 from ..model import Dim, InputSpec
 from ..storage.archive import read_npz
 from ..storage.files import save_onnx
@@ -226,14 +227,8 @@ def _elements(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
 
 def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
     """What a file says of its inputs; of a dynamic dim it says no size, and two is taken, of integers no values, and 0 and 1 are taken."""
-    initializers = {t.name for t in proto.graph.initializer}
-    specs = []
-    for v in proto.graph.input:
-        kind, dims = typed(v)
-        if v.name not in initializers and kind is not None:
-            shape = tuple(
-                Dim.static(d) if isinstance(d, int) and d >= 0 else Dim(str(d or f"{v.name}_{i}"), _FEW, _FEW, _FEW)  # some write -1
-                for i, d in enumerate(dims or ())
-            )
-            specs.append(InputSpec(v.name, onnx.helper.tensor_dtype_to_np_dtype(kind).name, shape))
-    return specs
+    return [
+        InputSpec(held.name, held.dtype, tuple(Dim.static(d) if isinstance(d, int) else Dim(d, _FEW, _FEW, _FEW) for d in held.dims or ()))
+        for held in stated_inputs(proto.graph)
+        if held.dtype
+    ]

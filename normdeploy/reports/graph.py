@@ -3,12 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-_WIDE, _HIGH, _ACROSS, _DOWN = 150, 26, 166, 46  # of a box, and from one to the next
-_BEND = 8
+Place = tuple[float, float]
+
+_BEND = 8  # half the length of the shortest arrow: with more it would run back over itself
 _LETTERS = 22  # that fit a box
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Width and height of a box, the steps from one to the next, and the gap between an arrow's head and its box."""
+
+    wide: float = 150
+    high: float = 26
+    across: float = 166
+    down: float = 46
+    gap: float = 3
+
+    def places(self, rows: Sequence[int], left: float, top: float, columns: int) -> list[Place]:
+        """The centres of boxes that stand in ``rows``, each row in the middle of as many ``columns``; ``top``: the first row's centre."""
+        seen: dict[int, int] = {}
+        found = []
+        for at in rows:
+            seen[at] = seen.get(at, -1) + 1
+            found.append(
+                (left + (columns - rows.count(at)) * self.across / 2 + self.across / 2 + seen[at] * self.across, top + at * self.down)
+            )
+        return found
+
+    def arrow(self, start: Place, end: Place, center: float, head: str) -> str:
+        """From the lower edge of a box to the upper edge of another; around the outside of the boxes in rows between."""
+        (x, y), (to_x, to_y) = (start[0], start[1] + self.high / 2), (end[0], end[1] - self.high / 2 - self.gap)
+        side = 0.0 if to_y - y < self.down else 1.0 if x + to_x > 2 * center else -1.0
+        to_x += side * self.wide / 4
+        aside = side * self.wide * 0.6
+        bends = f"{x + aside:g} {y + _BEND:g} {to_x + aside:g} {to_y - _BEND:g}"
+        return f'<path d="M{x:g} {y:g} C{bends} {to_x:g} {to_y:g}" marker-end="url(#{head})"/>'
+
+    def frame(self, kind: str, x: float, y: float, more: float = 0) -> str:
+        """A box around a place, ``more`` wider than others."""
+        wide = self.wide + more
+        return f'<rect class="{kind}" x="{x - wide / 2:g}" y="{y - self.high / 2:g}" width="{wide:g}" height="{self.high:g}" rx="6"/>'
+
+
+_PAGE = Layout()
 
 
 def svg(boxes: Sequence[Mapping[str, Any]], head: str) -> str:
@@ -16,16 +57,10 @@ def svg(boxes: Sequence[Mapping[str, Any]], head: str) -> str:
     row: list[int] = []
     for box in boxes:
         row.append(max((row[i] + 1 for i in box["inputs"] if i < len(row)), default=0))
-    rows: dict[int, list[int]] = {}
-    for i, at in enumerate(row):
-        rows.setdefault(at, []).append(i)
-    columns = max(map(len, rows.values()), default=1)
-    width, height = columns * _ACROSS + 40, (max(row, default=0) + 1) * _DOWN
-    place: dict[int, tuple[float, float]] = {}
-    for at, members in rows.items():
-        left = (width - len(members) * _ACROSS) / 2 + _ACROSS / 2
-        place |= {i: (left + k * _ACROSS, at * _DOWN + _DOWN / 2) for k, i in enumerate(members)}
-    arrows = [_arrow(place[i], place[k], width / 2, head) for k, box in enumerate(boxes) for i in box["inputs"] if i < k]
+    columns = max(map(row.count, row), default=1)
+    width, height = columns * _PAGE.across + 40, (max(row, default=0) + 1) * _PAGE.down
+    place = _PAGE.places(row, 20, _PAGE.down / 2, columns)
+    arrows = [_PAGE.arrow(place[i], place[k], width / 2, head) for k, box in enumerate(boxes) for i in box["inputs"] if i < k]
     marker = (
         f'<defs><marker id="{head}" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z"/></marker></defs>'
@@ -40,16 +75,6 @@ def said(boxes: Sequence[Mapping[str, Any]]) -> str:
     return " ".join(box["op"] for box in boxes if box["own"]) or "nothing is left of it"
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float], center: float, head: str) -> str:
-    """From the lower edge of a box to the upper edge of another; around the outside of the boxes in rows between."""
-    (x, y), (to_x, to_y) = (start[0], start[1] + _HIGH / 2), (end[0], end[1] - _HIGH / 2 - 3)
-    side = 0.0 if to_y - y < _DOWN else 1.0 if x + to_x > 2 * center else -1.0
-    to_x += side * _WIDE / 4
-    aside = side * _WIDE * 0.6
-    bends = f"{x + aside:g} {y + _BEND:g} {to_x + aside:g} {to_y - _BEND:g}"
-    return f'<path d="M{x:g} {y:g} C{bends} {to_x:g} {to_y:g}" marker-end="url(#{head})"/>'
-
-
 def _box(box: Mapping[str, Any], x: float, y: float) -> str:
     name = str(box["op"] or box["name"])
     text = escape(name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…")
@@ -57,4 +82,4 @@ def _box(box: Mapping[str, Any], x: float, y: float) -> str:
     if not box["op"]:
         return said
     kind = "own" if box["own"] else "beside"
-    return f'<rect class="{kind}" x="{x - _WIDE / 2:g}" y="{y - _HIGH / 2:g}" width="{_WIDE}" height="{_HIGH}" rx="6"/>{said}'
+    return f"{_PAGE.frame(kind, x, y)}{said}"

@@ -62,10 +62,10 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
         runtime, case (the input it was found on), module ("" where unknown), tensor, nodes ("op name" of each that it may be), operator
         (the model's), wrong ("file": it computes something else than the model | "runtime": it computes otherwise than ONNX defines |
         "between": small errors grow), error (of the tensor, on right inputs), allowed, scale (its largest right value), reason (what no
-        error can say), kind ("weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "overflow" | "underflow" |
-        "factor" | "accuracy" | "optimizer" | "unknown"), cause, widened: mends (null where it can't be asked), nodes (in the island of
-        float32), error (of the output then, or null) and reason; output, output_error, output_allowed, output_reason (as the file is),
-        mended_error (with the tensor at its right value, null where that can't be run) and mended
+        error can say), kind ("weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "hidden row" | "overflow" |
+        "underflow" | "factor" | "accuracy" | "optimizer" | "unknown"), cause, widened: mends (null where it can't be asked), nodes (in
+        the island of float32), error (of the output then, or null) and reason; output, output_error, output_allowed, output_reason (as
+        the file is), mended_error (with the tensor at its right value, null where that can't be run) and mended
     race        null, or threads, warmup and rounds (counts), seed, shapes (input, or norm -> shape), reference (whose outputs the others
         were compared with), machine (cpu, cores, load, system, versions: library -> version), load (of the machine afterwards), notes,
         not_run (runtime, reason), and entries: runtime, file, form, norm ("" where whole models are raced), median, p95 and p99

@@ -105,7 +105,7 @@ def show_parity(console: Console, parity: Comparison) -> None:
         console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
     for note in parity.notes:
         console.print(Text(f"note: {note}", style="yellow"))
-    verdict = Text(_verdict(parity), style="green" if parity and "NOT" not in parity.standard else "yellow" if parity else "red")
+    verdict = Text(_verdict(parity), style="red" if not parity else "yellow" if parity.beyond_default else "green")
     console.print(verdict.append(_on(parity), style="default"))
 
 

@@ -23,7 +23,8 @@ import onnx
 
 from ..graphs import equal
 from ..graphs.dims import Dims, evaluate_dim
-from ..graphs.protos import inferred, typed
+from ..graphs.protos import inferred
+from ..graphs.stated import STRING, stated_inputs
 from ..model import Dim, InputSpec
 from .perturbed import FLOATING, PATIENCE, Model, short
 
@@ -50,17 +51,12 @@ class Difference:
 
 def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
     """What a file alone says of its inputs: of integers nothing, and 0 and 1 are taken; a dynamic dim is taken at `_BARE`."""
-    initializers = {t.name for t in proto.graph.initializer}
     specs = []
-    for v in proto.graph.input:
-        kind, dims = typed(v)
-        if v.name not in initializers:
-            if not kind:
-                raise _NotComparable(f"the input {v.name!r} is no tensor of a known type")
-            shape = tuple(
-                Dim.static(d) if isinstance(d, int) and d >= 0 else Dim(str(d or f"{v.name}_{i}"), *_BARE) for i, d in enumerate(dims or ())
-            )
-            specs.append(InputSpec(v.name, onnx.helper.tensor_dtype_to_np_dtype(kind).name, shape))
+    for held in stated_inputs(proto.graph):
+        if held.dtype in ("", STRING):
+            raise _NotComparable(f"the input {held.name!r} is no tensor of numbers")
+        shape = tuple(Dim.static(d) if isinstance(d, int) else Dim(d, *_BARE) for d in held.dims or ())
+        specs.append(InputSpec(held.name, held.dtype, shape))
     return specs
 
 

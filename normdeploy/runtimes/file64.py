@@ -23,16 +23,13 @@ from . import RunResult
 from .arrays import check_names
 from .eager import Float64Runner
 from .exact import Array, Exact, NotEvaluated, inlined
+from .rounding import of_a_sum, op_names
 
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # as in `rounding`: what rounds nothing; what rounds once; of what the largest value is 1, or as large as the operand, in roundings
-_EXACT = _names(
+_EXACT = op_names(
     """
     Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Concat Split Slice Gather GatherElements GatherND ScatterND
     ScatterElements Pad Relu Neg Abs Max Min Clip Where Sign Floor Ceil Round MaxPool GlobalMaxPool ReduceMax ReduceMin Dropout Constant
@@ -40,13 +37,13 @@ _EXACT = _names(
     SplitToSequence ConcatFromSequence SequenceAt SequenceConstruct
     """
 )
-_ONE_ROUNDING = _names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
-_AS_ONE = _names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
-_AS_OPERAND = _names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
+_ONE_ROUNDING = op_names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
+_AS_ONE = op_names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
+_AS_OPERAND = op_names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
 _NORMS = {"LayerNormalization": 2, "GroupNormalization": 1, "InstanceNormalization": 1}  # the input that is the scale
-_SEQUENCES = _names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSequence")
-_FIRST_ALONE = _names("Pow Resize Upsample CumSum")
-_ORDERS = _names("TopK ArgMax ArgMin NonMaxSuppression Unique")
+_SEQUENCES = op_names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSequence")
+_FIRST_ALONE = op_names("Pow Resize Upsample CumSum")
+_ORDERS = op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
 _SMALL = 2**16  # elements of a parameter that is disturbed, and more than one: an epsilon or exponent is what it is
 _APART = 1e-300  # of equal values, which any order may take; any other number absorbs it
 
@@ -205,9 +202,9 @@ class _Noise:
         if node.op_type in _AS_OPERAND and np.shape(inputs[0]) == value.shape:
             extra = extra + np.abs(inputs[0])
         if node.op_type in ("ReduceSum", "ReduceMean", "GlobalAveragePool") and value.size and _wide(inputs[0]):
-            extra = extra + np.abs(value) * (_of_a_sum(inputs[0].size / value.size) - 1)
+            extra = extra + np.abs(value) * (of_a_sum(inputs[0].size / value.size) - 1)
         elif node.op_type == "CumSum":
-            value = value + np.cumsum(self.lost(value, unit) - value, axis=int(np.asarray(inputs[1]).item()))
+            value = value + _summed(node, self.lost(value, unit) - value, int(np.asarray(inputs[1]).item()))
         elif node.op_type in _NORMS and name == node.output[0]:
             value = value + self._off_mean(node, inputs, value, unit)
         return np.asarray(self.lost(value, unit, extra=extra))
@@ -226,9 +223,19 @@ class _Noise:
             rows = x.reshape(x.shape[0], groups, -1)
             weight = np.repeat(scale, x.shape[1] // len(scale)).reshape(-1, *[1] * (x.ndim - 2))
         spread = np.sqrt(rows.var(-1, keepdims=True) + float(attrs.get("epsilon", 1e-5)))
-        mean = np.abs(rows.mean(-1, keepdims=True)) / spread * _of_a_sum(rows.shape[-1])
+        mean = np.abs(rows.mean(-1, keepdims=True)) / spread * of_a_sum(rows.shape[-1])
         off = np.broadcast_to(self.lost(mean, unit) - mean, rows.shape).reshape(value.shape)
         return np.asarray(off * weight)
+
+
+def _summed(node: onnx.NodeProto, lost: Array, axis: int) -> Array:
+    """What a CumSum's partial sums lose for all that follow, the last first where it is ``reverse``.
+
+    ``exclusive`` changes nothing: each result is a partial sum then too, one element later, and the first is 0 and loses nothing.
+    """
+    if any(a.name == "reverse" and a.i for a in node.attribute):
+        return np.asarray(np.flip(np.cumsum(np.flip(lost, axis), axis=axis), axis))
+    return np.asarray(np.cumsum(lost, axis=axis))
 
 
 def _sequence(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
@@ -247,11 +254,6 @@ def _sequence(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
     ends = np.cumsum(step)[:-1] if np.ndim(step) else np.arange(int(step), size, int(step))
     parts = np.split(first, ends, axis)
     return [[np.squeeze(part, axis) for part in parts] if second is None and not attrs.get("keepdims", 1) else parts]
-
-
-def _of_a_sum(terms: float) -> float:
-    """Roundings of a sum, in units of the result: of n terms of one size, added one after another, √n/3 (root mean square)."""
-    return max(1.0, float(terms) ** 0.5 / 3)
 
 
 def _wide(value: Any) -> bool:

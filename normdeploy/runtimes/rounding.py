@@ -21,12 +21,13 @@ from .eager import Float64Runner, Narrow, Widening
 from .widen import widen
 
 
-def _names(text: str) -> frozenset[str]:
+def op_names(text: str) -> frozenset[str]:
+    """A set of operators, written in a row."""
     return frozenset(text.split())
 
 
 # moves, choices among the operands, and changes of sign round nothing
-_EXACT = _names(
+_EXACT = op_names(
     """
     view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute
     movedim t mT numpy_T contiguous clone alias detach flatten unflatten repeat repeat_interleave to _to_copy type_as
@@ -39,20 +40,20 @@ _EXACT = _names(
     ne lt le gt ge logical_not
     """
 )
-_ONE_ROUNDING = _names("add sub rsub mul div true_divide reciprocal sqrt square leaky_relu prelu threshold")
+_ONE_ROUNDING = op_names("add sub rsub mul div true_divide reciprocal sqrt square leaky_relu prelu threshold")
 # absolute accuracy: of these the largest value is 1
-_AS_ONE = _names(
+_AS_ONE = op_names(
     """
     sigmoid hardsigmoid softplus elu selu celu expm1 log1p log_sigmoid log_softmax _log_softmax sin cos erf erfc tanh atan lstm gru
     rnn_tanh
     """
 )
 # and of these the operand
-_AS_OPERAND = _names("silu gelu mish hardswish softplus log_sigmoid sin cos")
+_AS_OPERAND = op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
 # of equal values the order is anybody's choice, so they are drawn apart
-_ORDERS = _names("topk sort argsort argmax argmin kthvalue")
+_ORDERS = op_names("topk sort argsort argmax argmin kthvalue")
 _APART = 1e-300  # of zeros; any other number absorbs it
-_NORMS = _names("layer_norm group_norm instance_norm")
+_NORMS = op_names("layer_norm group_norm instance_norm")
 _SMALL = 2**16  # elements of a parameter
 
 
@@ -116,7 +117,7 @@ class _Rounded(Widening):
         if self._op in _NORMS and args[0].is_floating_point():
             result = result + self._off_mean(args, result)
         elif self._op in ("sum", "mean") and _floating(result) and result.numel():
-            result = result + self._lost(result.abs() * _of_a_sum(args[0].numel() / result.numel()))
+            result = result + self._lost(result.abs() * of_a_sum(args[0].numel() / result.numel()))
         extra = (args[0].abs() if self._op in _AS_OPERAND else 0.0) + (1.0 if self._op in _AS_ONE else 0.0)
         return tree_map(lambda v: v + self._lost(v.abs() + extra) if _floating(v) else v, result)
 
@@ -135,7 +136,7 @@ class _Rounded(Widening):
             return torch.zeros_like(result)
         epsilon = next((a for a in args[3:] if isinstance(a, float)), 1e-5)
         mean, variance = rows.mean(-1, keepdim=True), rows.var(-1, keepdim=True, correction=0)
-        off = self._lost(mean.abs() * torch.rsqrt(variance + epsilon) * _of_a_sum(rows.shape[-1]))
+        off = self._lost(mean.abs() * torch.rsqrt(variance + epsilon) * of_a_sum(rows.shape[-1]))
         away = off.expand(rows.shape).reshape(result.shape)
         return away if weight is None else away * weight
 
@@ -154,7 +155,7 @@ class _Rounded(Widening):
         return max((torch.finfo(self._half if self._half is not None and k in wide else k).eps / 2 for k in kinds), default=0.0)
 
 
-def _of_a_sum(terms: float) -> float:
+def of_a_sum(terms: float) -> float:
     """Roundings of a sum, in units of the result: of n terms of one size, added one after another, √n/3 (root mean square)."""
     return float(max(1.0, terms**0.5 / 3))
 
