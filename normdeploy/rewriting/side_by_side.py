@@ -158,15 +158,16 @@ class Reference:
                 continue
             try:
                 feeds = {s.name: s.sample(np.random.default_rng([number, i]), sizes) for i, s in enumerate(self.specs)}
-                if not paces:
-                    self._model.run(feeds)  # the first run of a session takes longer
-                start = time.perf_counter()
+                first = self._model.run(feeds) if not paces else None  # the first run of a session takes longer
+                start = time.process_time()  # so that other work on the machine does not decide which sizes are compared
                 outputs = self._model.run(feeds)
             except Exception as e:  # of onnxruntime or of numpy: whatever it is, nothing can be compared there
                 missing.append(f"{_said(sizes)} (the model does not run there: {short(e)})")
                 continue
+            if first is not None and any(_random(a, b) for a, b in zip(first, outputs, strict=True)):
+                raise _NotComparable("it draws random numbers: two runs of it differ")
             spent += needed
-            paces.append((elements, time.perf_counter() - start))
+            paces.append((elements, time.process_time() - start))
             self._seen.append(_Seen(dict(sizes), feeds, outputs, [_still(value) for value in outputs]))
         if not self._seen:
             raise _NotComparable(f"it runs at none of the sizes tried: {'; '.join(missing)}")
@@ -234,6 +235,17 @@ class Reference:
                 explained = f", and rounding explains {float(np.broadcast_to(bound, apart.shape)[at]):.2g}" if old.dtype.kind == "f" else ""
                 return f"the output {name!r} is {new[at]}{place}, where it was {old[at]} before{explained}"
         return ""
+
+
+def _random(one: Any, other: Any) -> bool:
+    """Whether two runs on the same input differ by far more than rounding."""
+    if not isinstance(one, np.ndarray) or one.dtype.kind not in "fiub":
+        return False
+    if one.shape != other.shape:
+        return True
+    apart = _apart(one, other)
+    largest = np.abs(np.nan_to_num(one.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)).max(initial=0.0)
+    return bool((apart > 1e-3 * largest).any())
 
 
 def _still(value: Any) -> np.ndarray | None:
