@@ -9,13 +9,14 @@ cut short, or that takes a slice, goes on where the last one ended. What has a r
 Each architecture runs in a process of its own with a time limit (``--limit`` seconds), so that a crash ends one row. It is forked from this
 one, which has imported the libraries and exported one model by both exporters: that takes longer than most architectures do.
 
-It needs transformers, diffusers, timm and torchvision beside normdeploy: the Makefile's ``test-architectures`` makes an environment that has
-them. The exit code is 1 where a row is not as it should be (``table.wrong``).
+It needs transformers, diffusers, timm and torchvision beside normdeploy: the Makefile's ``test-architectures`` makes an environment that
+has them. The exit code is 1 where a row is not as it should be (``table.wrong``).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -88,6 +89,8 @@ def _warm_up() -> None:
     (architecture,) = (a for a in ARCHITECTURES if a.name == _WARM)
     with tempfile.TemporaryDirectory() as folder:
         measured(architecture, Path(folder), lambda row: None)
+    gc.collect()
+    gc.freeze()  # else each collection in a child walks through all that was imported, and copies its pages
 
 
 def in_a_process(architecture: Architecture, limit: float) -> dict[str, Any]:

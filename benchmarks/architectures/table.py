@@ -17,11 +17,11 @@ COLUMNS = (
 )
 ABOUT = """# Real architectures, random weights, default options
 
-Each goes through `normdeploy.export` → `verify` → `build`, and the file of `torch.onnx.export(dynamo=True)` (below: plain) through `optimize`, and
-`verify` of the result against that file. Small configurations, every gamma, beta and running statistic randomised. Norms run: calls of norm modules
-in one run of the model. Decomposed: roots of a mean or a sum in our file, found without this project's recognition, and how many of them no finding
-explains. Seconds: processor time; how it is compared is said in `benchmarks/architectures/measure.py`. Written by
-`python -m benchmarks.architectures`.
+Each goes through `normdeploy.export` → `verify` → `build`, and the file of `torch.onnx.export(dynamo=True)` (below: plain) through
+`optimize`, and `verify` of the result against that file. Small configurations, every gamma, beta and running statistic randomised. Norms
+run: calls of norm modules in one run of the model. Decomposed: roots of a mean or a sum in our file, found without this project's
+recognition, and how many of them no finding explains. Seconds: processor time; how it is compared is said in
+`benchmarks/architectures/measure.py`. Written by `python -m benchmarks.architectures`.
 
 """
 
@@ -107,7 +107,9 @@ def page(rows: Sequence[Json]) -> str:
     for r in rows:
         reasons.update(r["reasons"])
     told = [f"- {n}: {reason}" for reason, n in reasons.most_common()]
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "diffusers", "timm", "torchvision", "onnxruntime-gpu"))
+    versions = ", ".join(
+        f"{name} {version(name)}" for name in ("torch", "transformers", "diffusers", "timm", "torchvision", "onnxruntime-gpu")
+    )
     head = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
     parts = [
         ABOUT + summary(rows) + f"\n\n{versions}.\n",

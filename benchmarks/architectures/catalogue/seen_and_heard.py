@@ -76,16 +76,12 @@ AUDIO = (
     transformers("WavLM", "WavLMModel", _WAVE, **_SPEECH),
     transformers("Wav2Vec2 Conformer", "Wav2Vec2ConformerModel", _WAVE, **_SPEECH, conv_depthwise_kernel_size=5),
     transformers("AST", "ASTModel", ("input_values:float32[batch,32,16]",), **_AST),
-    transformers(
-        "Whisper", "WhisperModel", ("input_features:float32[batch,16,60]", "decoder_input_ids:int64[batch,5]{0:64}"), **_WHISPER
-    ),
+    transformers("Whisper", "WhisperModel", ("input_features:float32[batch,16,60]", "decoder_input_ids:int64[batch,5]{0:64}"), **_WHISPER),
     transformers("EnCodec", "EncodecModel", ("input_values:float32[batch,1,640]",), num_filters=4, hidden_size=16, codebook_size=32),
     transformers("DAC", "DacModel", ("input_values:float32[batch,1,512]",), encoder_hidden_size=8, decoder_hidden_size=64),
 )
 MULTIMODAL = (
-    transformers(
-        "CLIP", "CLIPModel", (_IDS, *_SMALL), text_config=_CLIP_TEXT, vision_config=_CLIP_VISION, projection_dim=24
-    ),
+    transformers("CLIP", "CLIPModel", (_IDS, *_SMALL), text_config=_CLIP_TEXT, vision_config=_CLIP_VISION, projection_dim=24),
     transformers("SigLIP", "SiglipModel", (_IDS, *_SMALL), text_config=_CLIP_TEXT, vision_config=_VIT),
     transformers("ViLT", "ViltModel", (_IDS, *_SMALL), **_VIT, vocab_size=64, max_position_embeddings=40, max_image_length=-1),
     transformers("BLIP, image encoder", "BlipVisionModel", _SMALL, **_VIT),

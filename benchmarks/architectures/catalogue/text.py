@@ -82,9 +82,7 @@ DECODERS = (
     transformers("MPT", "MptModel", _IDS, vocab_size=64, d_model=32, n_layers=2, n_heads=4, max_seq_len=64, use_cache=False),
     transformers("Mixtral", "MixtralModel", _IDS, **_DECODER, num_local_experts=4, num_experts_per_tok=2),
     transformers("Mamba", "MambaModel", ("input_ids:int64[batch,6]{0:64}",), **_MAMBA, state_size=8),
-    transformers(
-        "Mamba 2", "Mamba2Model", _FIXED, **_MAMBA, state_size=8, num_heads=8, head_dim=8, n_groups=2, expand=2, chunk_size=4
-    ),
+    transformers("Mamba 2", "Mamba2Model", _FIXED, **_MAMBA, state_size=8, num_heads=8, head_dim=8, n_groups=2, expand=2, chunk_size=4),
     transformers("Falcon Mamba", "FalconMambaModel", ("input_ids:int64[batch,6]{0:64}",), **_MAMBA, state_size=8),
     transformers("RWKV", "RwkvModel", ("input_ids:int64[batch,6]{0:64}",), **_RWKV, context_length=16, use_cache=False),
 )
