@@ -29,7 +29,6 @@ from normdeploy.parity import compare
 from normdeploy.records import Finding
 from normdeploy.storage.files import save_onnx
 
-
 NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")
 BUILD_SECONDS = 60.0
 

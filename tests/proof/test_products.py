@@ -1,4 +1,4 @@
-"""Products of matrices in the field, by digits in float64: equal to Python's integers; and what they are for, convolutions in little memory."""
+"""Products of matrices in the field, by digits in float64: equal to Python's integers, and for convolutions in little memory."""
 
 from __future__ import annotations
 
