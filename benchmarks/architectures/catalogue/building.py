@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -114,12 +115,20 @@ def diffusers(
     return Architecture(name, "diffusers", build, inputs, left or {})
 
 
+def _named(path: str) -> Callable[..., nn.Module]:
+    where, _, what = path.rpartition(".")
+    found: Callable[..., nn.Module] = getattr(import_module(where), what)
+    return found
+
+
 def timm(name: str, model: str, size: int = 64, *, left: Mapping[str, int] | None = None, **settings: Any) -> Architecture:
-    """A model of timm by its name, on images of one size."""
+    """A model of timm by its name, or a class of timm.models ("convmixer.ConvMixer"), on images of one size."""
 
     def build() -> nn.Module:
         import timm
 
+        if "." in model:
+            return _named(f"timm.models.{model}")(num_classes=10, **settings)
         return timm.create_model(model, pretrained=False, num_classes=10, **settings)
 
     return Architecture(name, "timm", build, (f"x:float32[batch,3,{size},{size}]",), left or {})
@@ -131,10 +140,7 @@ def torchvision(
     """A function or class of torchvision.models with its arguments."""
 
     def build() -> nn.Module:
-        from importlib import import_module
-
-        where, _, what = f"torchvision.models.{model}".rpartition(".")
-        return getattr(import_module(where), what)(**settings)
+        return _named(f"torchvision.models.{model}")(**settings)
 
     sizes = ",".join(str(size) for size in shape)
     return Architecture(name, "torchvision", build, (f"x:float32[batch,{sizes}]",), left or {})

@@ -24,6 +24,7 @@ def _frozen_resnet() -> nn.Module:
     return ResNet(Bottleneck, [1, 2, 1, 1], num_classes=10, width_per_group=8, norm_layer=FrozenBatchNorm2d)
 
 
+_SLIM = (16, 24, 32, 48)
 _SMALL_SWIN = {"embed_dim": 16, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4, "img_size": 32}
 
 TIMM = (
@@ -52,21 +53,20 @@ TIMM = (
     timm("EdgeNeXt", "edgenext_xx_small"),
     timm("MobileViT V2", "mobilevitv2_050"),
     timm("HRNet", "hrnet_w18_small"),
-    timm("Res2Net", "res2net50_14w_8s", layers=[1, 1, 1, 1]),
-    timm("ResNeSt", "resnest14d"),
-    timm("SKNet", "skresnet18"),
-    timm("SENet", "seresnet18"),
-    timm("ECA-ResNet", "ecaresnet26t", layers=(1, 1, 1, 1)),
-    timm("ResNetV2, weight standardization", "resnetv2_50", layers=(1, 1, 1, 1)),
-    timm("NF-ResNet", "nf_resnet26"),
-    timm("DPN", "dpn48b"),
+    timm("Res2Net", "res2net50_14w_8s", layers=(1, 1, 1, 1), channels=_SLIM),
+    timm("ResNeSt", "resnest14d", channels=_SLIM, stem_width=8),
+    timm("SKNet", "skresnet18", layers=(1, 1, 1, 1), channels=_SLIM),
+    timm("SENet", "seresnet18", layers=(1, 1, 1, 1), channels=_SLIM),
+    timm("ECA-ResNet", "ecaresnet26t", layers=(1, 1, 1, 1), channels=_SLIM),
+    timm("ResNetV2, weight standardization", "resnetv2_50", layers=(1, 1, 1, 1), channels=(64, 64, 128, 128)),
+    timm("NF-ResNet", "nf_resnet26", depths=(1, 1, 1, 1), channels=(32, 64, 64, 128)),
+    timm("DPN", "dpn.DPN", num_init_features=16, k_r=32, groups=8, k_sec=(1, 1, 1, 1), inc_sec=(8, 8, 8, 8), small=True),
     timm("DLA", "dla46_c"),
-    timm("CSPNet", "cspresnet50"),
     timm("VoVNet", "ese_vovnet19b_slim_dw"),
     timm("ReXNet", "rexnet_100", width_mult=0.5),
     timm("StarNet", "starnet_s1"),
-    timm("ConvMixer", "convmixer_1024_20_ks9_p14", 56),
-    timm("MLP-Mixer", "mixer_s32_224", img_size=64),
+    timm("ConvMixer", "convmixer.ConvMixer", dim=32, depth=3, kernel_size=9, patch_size=8),
+    timm("MLP-Mixer", "mlp_mixer.MlpMixer", img_size=64, patch_size=16, num_blocks=2, embed_dim=32),
     timm("gMLP", "gmlp_ti16_224", img_size=64),
     timm("ResMLP", "resmlp_12_224", img_size=64),
     timm("Swin V2 (timm)", "swinv2_tiny_window8_256", 32, **_SMALL_SWIN),
@@ -114,7 +114,6 @@ TORCHVISION = (
         mlp_dim=48,
     ),
     torchvision("DeepLab V3", "segmentation.deeplabv3_mobilenet_v3_large", weights_backbone=None, num_classes=4),
-    torchvision("R(2+1)D", "video.r2plus1d_18", (3, 4, 32, 32), num_classes=10),
 )
 
 PICTURES = (*TIMM, *TORCHVISION)
