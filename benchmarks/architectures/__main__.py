@@ -40,7 +40,7 @@ def main() -> int:
     rows = _kept(wanted.results)
     chosen = ARCHITECTURES[wanted.first :][: wanted.count]
     if wanted.names:
-        chosen = tuple(a for a in ARCHITECTURES if a.name in wanted.names)
+        chosen = tuple(a for name in wanted.names for a in ARCHITECTURES if a.name == name)
     elif not wanted.again:
         chosen = tuple(a for a in chosen if a.name not in rows)
     if chosen:

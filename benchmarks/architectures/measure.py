@@ -37,7 +37,7 @@ from .catalogue.building import SIZES
 from .leftovers import decomposed
 
 NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")
-LOW, AGAIN, PAIRS = 0.85, 1.15, 3
+LOW, AGAIN, PAIRS = 0.85, 1.15, 2
 BUILD_SECONDS = 120.0
 
 
