@@ -95,7 +95,8 @@ def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, tran
         for atom in source:
             m.plan.sum_over(atom)
         label = (_PLACES, m.node, i)
-        places = tuple(Place(a, label) for a in m.plan.atoms(_extent(attrs, i, rank, product(source), kernel[i], transposed)))
+        extent = (_unknown if m.plan.opaque else _extent)(attrs, i, rank, product(source), kernel[i], transposed)
+        places = tuple(Place(a, label) for a in m.plan.atoms(extent))
         tap = m.plan.atoms(kernel[i])
         for atom in tap:
             m.plan.sum_over(atom)
@@ -228,6 +229,11 @@ def _extent(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool)
         return Size.of(n.number * stride if transposed else -(-n.number // stride))
     if auto == "NOTSET" and not transposed and span.number is not None:  # ⌊(n − span + begin + end)/stride⌋ + 1
         return Size.symbol(f"convolution of {n} by {begin + end - span.number} in strides of {stride}")
+    return _unknown(attrs, i, rank, n, k, transposed)
+
+
+def _unknown(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool) -> Size:
+    """A symbol for the length of the output along an axis."""
     return Size.symbol(f"{'transposed ' if transposed else ''}convolution{_said(attrs, i, rank)} of {n} by {k}")
 
 
