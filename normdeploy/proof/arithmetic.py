@@ -189,11 +189,9 @@ class Arithmetic(Sampler):
             for slot, atom in enumerate(common[axis], starts[axis]):
                 self.plan.sum_over(atom)
                 slots.append(slot)
-                if f.shape[slot] == g.shape[slot] == 1:
-                    n = self.size(atom)
-                    exact, real = n.a, n.f
-                else:
-                    exact, real = self._weights(atom)
+                still = f.shape[slot] == g.shape[slot] == 1
+                n = self.size(atom)
+                exact, real = (n.a, n.f) if still else self._weights(atom)
                 shape = [-1 if i == slot else 1 for i in range(g.ndim)]
                 b = b if b is None or exact is None else b * exact.reshape(shape)
                 g = g if real is None else g * real.reshape(shape)
