@@ -97,8 +97,8 @@ class Method(nn.Module):
         self.model, self.method = model, method
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result = getattr(self.model, self.method)(x, return_dict=False)[0]
-        return result.mode() if self.method == "encode" and hasattr(result, "mode") else result
+        result = getattr(self.model, self.method)(x, return_dict=False)[0]  # latents of a VAE come as a distribution
+        return result if isinstance(result, torch.Tensor) else result.mode()
 
 
 def diffusers(
