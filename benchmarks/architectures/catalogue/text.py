@@ -42,7 +42,7 @@ ENCODERS = (
     transformers("ELECTRA", "ElectraModel", _MASKED, **_ENCODER, embedding_size=16, **_PLACES),
     transformers("MPNet", "MPNetModel", _IDS, **_ENCODER, **_PLACES),
     transformers("ModernBERT", "ModernBertForMaskedLM", _MASKED, **_ENCODER, **_MODERN),
-    transformers("MobileBERT", "MobileBertModel", _IDS, **{**_ENCODER, **_MOBILE}, **_PLACES),
+    transformers("MobileBERT", "MobileBertModel", _FIXED, **{**_ENCODER, **_MOBILE}, **_PLACES),
     transformers("SqueezeBERT", "SqueezeBertModel", _IDS, **_ENCODER, embedding_size=32, **_PLACES),
     transformers("ConvBERT", "ConvBertModel", _IDS, **_ENCODER, embedding_size=32, head_ratio=2, conv_kernel_size=3, **_PLACES),
     transformers("RoFormer", "RoFormerModel", _IDS, **_ENCODER, embedding_size=32, **_PLACES),
