@@ -178,7 +178,8 @@ def _failure(work: Callable[[], object]) -> str:
     except Exception as error:
         while not isinstance(error, NormdeployError) and isinstance(error.__cause__, Exception):
             error = error.__cause__
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        said = " ".join(str(error).partition("While executing")[0].split())  # what follows quotes sources with their paths
+        return f"{type(error).__name__}: {said[:400]}"
     return ""
 
 
