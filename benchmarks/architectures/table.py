@@ -88,8 +88,9 @@ def summary(rows: Sequence[Json]) -> str:
     time = f"median {statistics.median(ratios):.2f} (at most {MEDIAN}), largest {ratios[-1]:.2f} (at most {MOST})" if ratios else "none"
     plain = [r for r in rows if not r["plain"]]
     reasons = sum(r["left"] - len(r["unexplained"]) for r in rows)
+    libraries = ", ".join(f"{n} of {library}" for library, n in Counter(r["library"] for r in rows).items())
     lines = [
-        f"{len(rows)} of the catalogue's {len(ARCHITECTURES)} architectures: {', '.join(f'{n} of {lib}' for lib, n in Counter(r['library'] for r in rows).items())}.",
+        f"{len(rows)} of the catalogue's {len(ARCHITECTURES)} architectures: {libraries}.",
         f"- export: {len(exported)}; {sum(bool(r['plain'] and r['export']) for r in rows)} that the plain exporter can't export either",
         f"- verify: {sum(r['verify'] == 'passes' for r in rows)} pass, {sum(named(r) for r in rows)} fail as the plain file does",
         f"- optimize of the plain file: {sum(r['optimize'] == 'passes' for r in plain)} of {len(plain)} pass",
