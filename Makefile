@@ -26,15 +26,18 @@ test-gpu: $(STAMP)
 		compute-sanitizer --error-exitcode 1 $(BIN)/python -m pytest -rs tests/plugins/test_gpu.py -k '1001 or 7x7 or 7-20 or 40x41' || test $$? = 5; \
 	else echo "compute-sanitizer is not installed: memory was not checked"; fi
 
-# optional: models of transformers, diffusers, timm and torchvision with random weights, which have to be installed first (--no-deps)
-architectures: $(STAMP)
-	$(BIN)/python -m tests.architectures
-
 # transformers, diffusers, timm and torchvision in an environment of their own, which sees this one: none of them may bring another torch
-test-architectures: $(STAMP)
+$(ARCHITECTURES)/.installed: $(STAMP) tests/architectures/requirements.txt
 	test -x $(ARCHITECTURES)/bin/python || $(BIN)/python -m venv $(ARCHITECTURES)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(ARCHITECTURES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth
 	$(ARCHITECTURES)/bin/python -m pip install --quiet --no-deps --requirement tests/architectures/requirements.txt
+	touch $@
+
+# every architecture of the catalogue through every verb, an hour or two; goes on where it was cut short
+architectures: $(ARCHITECTURES)/.installed
+	OMP_NUM_THREADS=1 $(ARCHITECTURES)/bin/python -m benchmarks.architectures
+
+test-architectures: $(ARCHITECTURES)/.installed
 	OMP_NUM_THREADS=1 $(ARCHITECTURES)/bin/python -m pytest -m architectures tests/architectures
 
 # Hugging Face folders through export and verify; torchvision, whose wheel does not import beside the CPU torch, must not be in sight

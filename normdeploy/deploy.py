@@ -72,6 +72,7 @@ class _Stages:
         log.info("%s took %.2f s", name, self.seconds[name])
 
 
+_HEAVY = 2**26  # bytes of weights; to look for cycles takes up to half a second, a tenth of the export of a small model
 OPSET = 21  # the first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build
 
 
@@ -134,9 +135,11 @@ def export(
         proto = to_onnx(model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress)
     signature = model.signature
     wanted = Wanted(runtime, fuse, progress=progress)
-    before = proto if whole.weight(proto) <= compare_limit else None  # held no longer than it is needed
-    del model  # and its weights, of which the proto holds a copy
-    gc.collect()
+    weight = whole.weight(proto)
+    before = proto if weight <= compare_limit else None  # held no longer than it is needed
+    del model  # and its weights, of which the proto holds a copy; in cycles, as torch's graphs are
+    if weight >= _HEAVY:
+        gc.collect()
     with stage("norms"):
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)
     with stage("simplify"):

@@ -303,3 +303,24 @@ def test_the_command_takes_dims(bare: Path, tmp_path: Path) -> None:
     arguments = ["optimize", str(bare), "-o", str(tmp_path / "o.onnx"), "--dim", "batch=1:2:3", "--dim", "seq=1:2:3", "-q"]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert [d.max for d in recorded(onnx.load(tmp_path / "o.onnx"))["inputs"][0].shape] == [3, 3]
+
+
+class Shifted(nn.Module):
+    """MobileBERT's embeddings: each word beside the one after it; ``x[:, 1:]`` has one place where there are two words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(10, 4), nn.LayerNorm(8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        return self.norm(torch.cat([nn.functional.pad(x[:, 1:], [0, 0, 0, 1, 0, 0]), x], 2))
+
+
+def test_sizes_that_torch_excludes_are_left_out() -> None:
+    """Of a dim with a stated range the error says where it may begin."""
+    inputs = ["ids:int64[batch,words]{0:10}"]
+    result = normdeploy.export(Shifted().eval(), inputs=inputs)
+    assert any("words=3:8:64" in note for note in result.notes)
+    with pytest.raises(InputError, match="words=2:4:8 was asked for, but torch can't trace the model with 2: begin at 3"):
+        normdeploy.export(Shifted().eval(), inputs=inputs, dims=["words=2:4:8"])

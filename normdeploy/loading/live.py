@@ -172,6 +172,7 @@ def _export_narrowing(module: nn.Module, call: Call, wishes: Wishes, dynamic_sha
             if "Constraints violated" not in str(error):
                 raise _translated(module, call, wishes, error) from error
             narrower, in_steps = _narrowed(str(error), wishes)
+            narrower = _above_excluded(str(error), narrower)
             if narrower == wishes and in_steps <= steps:
                 raise InputError(_complaint(str(error), wishes)) from error
             wishes, steps = narrower, steps or in_steps
@@ -274,7 +275,24 @@ def _fitted(wished: Dim, low: int, high: int | None, step: int, offset: int, sta
 
 
 _VIOLATED = re.compile(r"Not all values of (?P<name>\w+) = .* satisfy the generated guard (?P<guard>.*)")
+_EXCLUDED = re.compile(r"\(\((?P<offset>-\d+)\) \+ L\[\S*\.size\(\)\[\d+\]\) != (?P<size>[01])\.?")
 _SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
+
+
+def _excluded(message: str) -> dict[str, int]:
+    """Sizes that torch can't trace together with others, as something a constant shorter (x[:, 1:]) has one place there, or none."""
+    lines = [match for line in message.splitlines() if (match := _VIOLATED.match(line.strip().removeprefix("- ")))]
+    return {m["name"]: int(e["size"]) - int(e["offset"]) for m in lines if (e := _EXCLUDED.fullmatch(m["guard"]))}
+
+
+def _above_excluded(message: str, wishes: Wishes) -> Wishes:
+    """The wishes with dims of which nothing was stated above the sizes that torch excludes."""
+    dims = dict(wishes.dims)
+    for name, size in _excluded(message).items():
+        dim = dims.get(name)
+        if dim is not None and name not in wishes.stated and dim.min <= size < dim.max:
+            dims[name] = Dim(name, size + 1, max(dim.opt, size + 1), dim.max)
+    return wishes.with_dims(dims)
 
 
 def _complaint(message: str, wishes: Wishes) -> str:
@@ -287,6 +305,9 @@ def _complaint(message: str, wishes: Wishes) -> str:
             wished = f" ({describe(dim)})" if dim else ""
             asked = f"the dim {match['name']!r} was asked to be dynamic{wished}"
             return f"{asked}, but the model was made for the size {size} there: write {size} in its place"
+    for name, size in _excluded(message).items():
+        if name in wishes.dims:
+            return f"the dim {describe(wishes.dims[name])} was asked for, but torch can't trace the model with {size}: begin at {size + 1}"
     if violated:
         conditions = "; ".join(match["guard"].rstrip(".") for match in violated[:3])
         asked = f"the dim {violated[0]['name']!r} does not have the range that was asked for"

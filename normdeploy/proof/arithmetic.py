@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from .errors import NotProved, Redraw, Why
 from .field import Field
 from .plan import Atoms, Axes, Plan, product
+from .products import contracted
 from .sampler import Draws, Sampler, sign_of
 from .sizes import ONE, Size
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Degree, Value, axis_of
@@ -163,8 +165,7 @@ class Arithmetic(Sampler):
     def total(self, x: Value, axes: Sequence[int]) -> Value:
         """The sum over axes, which stay as axes of one place."""
         a, f, summed = x.a, x.f, frozenset(atom for axis in axes for atom in x.axes[axis])
-        if any(self.plan.sampled(atom) and axis_of(atom) in x.fixed for axis in axes for atom in x.axes[axis]):
-            raise NotProved(Why.LIMIT, "it sums over rows that are divided by statistics of their own")
+        self._require_free(summed, x.fixed)
         for axis in axes:
             for slot, atom in zip(x.slots(axis), x.axes[axis], strict=True):
                 self.plan.sum_over(atom)
@@ -176,6 +177,41 @@ class Arithmetic(Sampler):
             f = f.squeeze(slot)
         sized = x.sized or any(atom.symbols() for atom in summed)
         return Value(kept, a, f, x.data, x.sign, x.degree, sized=sized, sums=x.sums | summed, fixed=x.fixed)
+
+    def inner(self, x: Value, y: Value, axes: Sequence[int]) -> Value:
+        """The `total` of their product, which is never held."""
+        common, ((a, f), (b, g)) = self.over_each_other(x, y)
+        summed, fixed = frozenset(atom for axis in axes for atom in common[axis]), x.fixed | y.fixed
+        self._require_free(summed, fixed)
+        starts = list(itertools.accumulate((len(axis) for axis in common), initial=1))
+        slots = []
+        for axis in axes:
+            for slot, atom in enumerate(common[axis], starts[axis]):
+                self.plan.sum_over(atom)
+                slots.append(slot)
+                still = f.shape[slot] == g.shape[slot] == 1
+                n = self.size(atom)
+                exact, real = (n.a, n.f) if still else self._weights(atom)
+                shape = [-1 if i == slot else 1 for i in range(g.ndim)]
+                b = b if b is None or exact is None else b * exact.reshape(shape)
+                g = g if real is None else g * real.reshape(shape)
+        kept = [i for i in range(f.ndim) if i not in slots]
+        made = None
+        if a is not None and b is not None and self.gf is not None:
+            made = contracted(a, b % self.gf.p, slots, self.gf.p)
+            made = made.reshape([made.shape[i] for i in kept])
+        with np.errstate(all="ignore"):
+            floats = contracted(f, g, slots)
+        z = Value(tuple(() if i in axes else axis for i, axis in enumerate(common)), made, floats.reshape([floats.shape[i] for i in kept]))
+        z.data, z.degree = x.data or y.data, (x.degree[0] + y.degree[0], x.degree[1] + y.degree[1])
+        z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
+        z.sized = x.sized or y.sized or any(atom.symbols() for atom in summed)
+        z.sums, z.fixed = x.sums | y.sums | summed, fixed
+        return z
+
+    def _require_free(self, atoms: frozenset[Size], fixed: frozenset[Any]) -> None:
+        if any(self.plan.sampled(atom) and axis_of(atom) in fixed for atom in atoms):
+            raise NotProved(Why.LIMIT, "it sums over rows that are divided by statistics of their own")
 
     def _summed(self, a: Array | None, f: Array, slot: int, atom: Size) -> tuple[Array | None, Array]:
         p = self.gf.p if self.gf is not None else 0

@@ -9,6 +9,7 @@ places would show little: of few points two taps share one. No stride or dilatio
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,12 @@ from ..evaluate.core import optional, text
 from .errors import NotProved, Why
 from .machine import Machine
 from .ops import Attrs, Inputs, Op, by_channel, lifted
-from .plan import Atoms, product
+from .plan import Atoms, Axes, product
+from .products import dot
 from .sizes import Place, Size
 from .value import Array, Value, axis_of
+
+_PLACES = "places of a convolution"
 
 
 def split_channels(m: Machine, x: Value, axis: int, groups: int) -> Value:
@@ -48,16 +52,38 @@ def _convolution(transposed: bool) -> Op:
         if transposed:
             order = [0, 2, 1, *range(3, rank + 3)]
             w = w.moved(tuple(w.axes[i] for i in order), [0] + [s for i in order for s in w.slots(i)])
-        gathered = _gathered(m, x, kernel, attrs, transposed)  # (N, g, i, S'…, K…)
+        gathered = _gathered_once(m, x, kernel, attrs, transposed)  # (N, g, i, S'…, K…)
         left = gathered.moved((*gathered.axes[:2], (), *gathered.axes[2:]))
         right = w.moved(((), *w.axes[:3], *((),) * rank, *w.axes[3:]))
-        y = m.total(m.mul(left, right), [3, *range(4 + rank, 4 + 2 * rank)])
+        y = m.inner(left, right, [3, *range(4 + rank, 4 + 2 * rank)])
         y = y.moved(tuple(axis for i, axis in enumerate(y.axes) if i != 3 and i < 4 + rank))
         y = merged(y, 1)
         bias = optional(inputs, 2)
         return y if bias is None else m.add(y, by_channel(m, bias, y))
 
     return run
+
+
+def _gathered_once(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
+    """`_gathered`, computed once for all convolutions of one input that read alike: the one before and the one after do."""
+    key = (id(x.a), id(x.f), x.axes, kernel, transposed, *(_said(attrs, i, len(kernel)) for i in range(len(kernel))))
+    if key not in m.gathered:
+        m.gathered[key] = x, m.node, _gathered(m, x, kernel, attrs, transposed)
+    _, node, y = m.gathered[key]  # x is held, so that no other array takes its id
+    if node == m.node:
+        return y
+
+    def own(atom: Size) -> Size:
+        of_it = isinstance(atom, Place) and atom.label[:2] == (_PLACES, node)
+        return Place(atom, (_PLACES, m.node, *atom.label[2:])) if of_it else atom  # type: ignore[attr-defined]
+
+    axes = tuple(tuple(own(atom) for atom in axis) for axis in y.axes)
+    return replace(y, axes=axes, fixed=_fixed(x, axes, len(kernel)))
+
+
+def _fixed(x: Value, axes: Axes, rank: int) -> frozenset[Any]:
+    """Two places of the output may read one place of the input."""
+    return x.fixed | frozenset(axis_of(atom) for axis in axes[3 : 3 + rank] for atom in axis)
 
 
 def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
@@ -68,8 +94,9 @@ def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, tran
         source, slots = axes[3 + i], _slots(axes, 3 + i)
         for atom in source:
             m.plan.sum_over(atom)
-        label = ("places of a convolution", m.node, i)
-        places = tuple(Place(a, label) for a in m.plan.atoms(_extent(attrs, i, rank, product(source), kernel[i], transposed)))
+        label = (_PLACES, m.node, i)
+        extent = (_unknown if m.plan.opaque else _extent)(attrs, i, rank, product(source), kernel[i], transposed)
+        places = tuple(Place(a, label) for a in m.plan.atoms(extent))
         tap = m.plan.atoms(kernel[i])
         for atom in tap:
             m.plan.sum_over(atom)
@@ -82,12 +109,13 @@ def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, tran
         f = f if real is None else np.where(real.reshape(laid) == 0, 0.0, f)
         if a is not None and exact is not None and m.gf is not None:
             flat = np.moveaxis(_flat(m, a, slots, source), slots.start, -1)
-            a = np.moveaxis(np.dot(flat, exact) % m.gf.p, -1, slots.start)
+            rows = dot(flat.reshape(-1, flat.shape[-1]), exact, m.gf.p)
+            a = np.moveaxis(rows.reshape(*flat.shape[:-1], -1), -1, slots.start)
         f, a = _spread(m, f, slots.start, places, tap), None if a is None else _spread(m, a, slots.start, places, tap)
         axes[3 + i] = places
         taps.append(tap)
     made = Value((*axes, *taps), a, f, x.data, degree=(x.degree[0] + rank, x.degree[1]), sized=x.sized, sums=x.sums)
-    made.fixed = x.fixed | frozenset(axis_of(atom) for axis in axes[3:] for atom in axis)  # two of these may read one place of the input
+    made.fixed = _fixed(x, tuple(axes), rank)
     return made
 
 
@@ -201,6 +229,11 @@ def _extent(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool)
         return Size.of(n.number * stride if transposed else -(-n.number // stride))
     if auto == "NOTSET" and not transposed and span.number is not None:  # ⌊(n − span + begin + end)/stride⌋ + 1
         return Size.symbol(f"convolution of {n} by {begin + end - span.number} in strides of {stride}")
+    return _unknown(attrs, i, rank, n, k, transposed)
+
+
+def _unknown(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool) -> Size:
+    """A symbol for the length of the output along an axis."""
     return Size.symbol(f"{'transposed ' if transposed else ''}convolution{_said(attrs, i, rank)} of {n} by {k}")
 
 

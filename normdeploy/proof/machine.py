@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class Machine(Arithmetic):
         self.generators: list[tuple[Fraction, int]] = []  # constants whose roots are no rationals, and these roots
         self.unknown: dict[int, int] = {}  # constants that are no small fractions, and their roots
         self.others: list[OtherEpsilon] = []  # of radicands that differ from the known ones in epsilon alone
+        self.gathered: dict[Any, tuple[Value, int, Value]] = {}  # what convolutions read (`proof.linear`)
         self.node = 0  # id of the node that is evaluated
         self.given: dict[int, Value] = {}  # what constants after are proved to be, by their ids
         self.epsilons: dict[int, Value] = {}  # of nodes, by their ids

@@ -285,8 +285,7 @@ def _matmul(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) 
     rows, columns = len(a.axes) > 1, len(b.axes) > 1
     left = a.moved((*a.axes[:-1], *(() if rows else ((),)), a.axes[-1], ()))
     right = b.moved((*b.axes[:-2], (), *(b.axes[-2:] if columns else (b.axes[-1], ()))))
-    y = m.mul(left, right)
-    y = m.total(y, [len(y.axes) - 2])
+    y = m.inner(left, right, [max(len(left.axes), len(right.axes)) - 2])
     kept = list(y.axes[:-3]) + ([y.axes[-3]] if rows else []) + ([y.axes[-1]] if columns else [])
     return y.moved(tuple(kept))
 

@@ -18,6 +18,8 @@ import onnx
 import torch
 from torch import nn
 
+from benchmarks.architectures.catalogue import Architecture, made
+from benchmarks.architectures.leftovers import decomposed
 from normdeploy import build, deploy, errors
 from normdeploy.exporter import to_onnx
 from normdeploy.graphs.functions import DOMAIN
@@ -26,9 +28,6 @@ from normdeploy.model import Model
 from normdeploy.parity import compare
 from normdeploy.records import Finding
 from normdeploy.storage.files import save_onnx
-
-from .catalogue import BATCH, Architecture, made
-from .leftovers import decomposed
 
 NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")
 BUILD_SECONDS = 60.0
@@ -95,11 +94,11 @@ def measured(architecture: Architecture, folder: Path, engine: bool = True) -> R
     row = Row(architecture.name)
     module = made(architecture)
     with row.timed("load"):
-        model = from_module(module, inputs=architecture.inputs, dims=[BATCH])
+        model = from_module(module, inputs=architecture.inputs, dims=architecture.dims)
     row.modules = _norm_calls(module, model)
     path = folder / "ours.onnx"
     with row.timed("ours"):
-        result = deploy.export(module, inputs=architecture.inputs, dims=[BATCH], output=path)
+        result = deploy.export(module, inputs=architecture.inputs, dims=architecture.dims, output=path)
     row.seconds.update({f"ours: {stage}": round(s, 2) for stage, s in result.seconds.items()})
     _fill(row.ours, result.proto, result.summary.findings)
     row.ours.failed = "; ".join(n for n in result.notes if "unsimplified" in n)

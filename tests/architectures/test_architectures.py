@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from .catalogue import ARCHITECTURES, JOINED, Architecture
+from benchmarks.architectures.catalogue import Architecture
+
+from .expected import JOINED, TESTED, tested
 from .measure import Result, Row, measured
 
 pytestmark = pytest.mark.architectures
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
+@pytest.mark.parametrize("architecture", tested(), ids=lambda a: a.name)
 def test_architecture(architecture: Architecture, tmp_path: Path) -> None:
     try:
         row = measured(architecture, tmp_path)
@@ -25,6 +27,10 @@ def test_architecture(architecture: Architecture, tmp_path: Path) -> None:
     assert row.portable.own == JOINED.get(architecture.name, {})
     for engine in (row.engine, row.portable_engine):
         assert engine.startswith(("built", "not tried")), engine
+
+
+def test_the_tested_are_in_the_catalogue() -> None:
+    assert [a.name for a in tested()] == sorted(TESTED, key=[a.name for a in tested()].index)
 
 
 def _holds(architecture: Architecture, row: Row, result: Result) -> None:

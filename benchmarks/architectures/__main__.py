@@ -1,0 +1,132 @@
+"""Every architecture through export, verify, optimize of the plain file and build, with default options.
+
+    python -m benchmarks.architectures [NAME ...] [--first N] [--count N] [--again]
+
+Rows are kept in ``benchmarks/results/architectures.json`` as they are made, and ``architectures.md`` is written from them: a run that was
+cut short, or that takes a slice, goes on where the last one ended. What has a row is measured again where it is named, or with ``--again``.
+``--results FILE.json`` keeps them elsewhere.
+
+Each architecture runs in a process of its own with a time limit (``--limit`` seconds), so that a crash ends one row. It is forked from this
+one, which has imported the libraries and exported one model by both exporters: that takes longer than most architectures do.
+
+It needs transformers, diffusers, timm and torchvision beside normdeploy: the Makefile's ``test-architectures`` makes an environment that
+has them. The exit code is 1 where a row is not as it should be (``table.wrong``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from . import table
+from .catalogue import ARCHITECTURES, Architecture, declare_torchvision
+from .measure import Row, measured
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "architectures.json"
+_WARM = "ViT (torchvision)"
+
+
+def main() -> int:
+    wanted = _arguments()
+    rows = _kept(wanted.results)
+    chosen = ARCHITECTURES[wanted.first :][: wanted.count]
+    if wanted.names:
+        chosen = tuple(a for name in wanted.names for a in ARCHITECTURES if a.name == name)
+    elif not wanted.again:
+        chosen = tuple(a for a in chosen if a.name not in rows)
+    if chosen:
+        _warm_up()
+    for i, architecture in enumerate(chosen, 1):
+        start = time.perf_counter()
+        rows[architecture.name] = row = in_a_process(architecture, wanted.limit)
+        _write(wanted.results, rows)
+        print(f"[{i}/{len(chosen)}] {table.line(row)} {time.perf_counter() - start:.0f} s", flush=True)
+    every = [rows[a.name] for a in ARCHITECTURES if a.name in rows]
+    print(table.summary(every))
+    return 1 if any(table.wrong(row) for row in every) else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.architectures")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=len(ARCHITECTURES))
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--limit", type=float, default=600.0)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    found = parser.parse_args()
+    if unknown := set(found.names) - {a.name for a in ARCHITECTURES}:
+        parser.error(f"no architecture is called {', '.join(sorted(unknown))}")
+    return found
+
+
+def _kept(path: Path) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(path.read_text())} if path.exists() else {}
+
+
+def _write(path: Path, rows: dict[str, dict[str, Any]]) -> None:
+    ordered = [rows[a.name] for a in ARCHITECTURES if a.name in rows]
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    part.replace(path)
+    path.with_suffix(".md").write_text(table.page(ordered))
+
+
+def _warm_up() -> None:
+    """Import every library, and run both exporters once: the rows' processes are forked from what this leaves."""
+    declare_torchvision()
+    for library in ("transformers", "diffusers", "timm", "torchvision"):
+        __import__(library)
+    (architecture,) = (a for a in ARCHITECTURES if a.name == _WARM)
+    with tempfile.TemporaryDirectory() as folder:
+        measured(architecture, Path(folder), lambda row: None)
+    gc.collect()
+    gc.freeze()  # else each collection in a child walks through all that was imported, and copies its pages
+
+
+def in_a_process(architecture: Architecture, limit: float) -> dict[str, Any]:
+    """The row, also where its process crashed or was stopped: then what was known until then, and ``failed``."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "row.json"
+        child = multiprocessing.get_context("fork").Process(target=_child, args=(architecture, Path(folder), kept))
+        child.start()
+        child.join(limit)
+        end = "" if child.exitcode == 0 else f"its process ended with {child.exitcode}"
+        if child.is_alive():
+            child.kill()
+            child.join()
+            end = f"no end after {limit:.0f} s"
+        row = json.loads(kept.read_text()) if kept.exists() else Row(architecture.name, architecture.library).to_json()
+        row["failed"] = row["failed"] or end
+    return row
+
+
+def _child(architecture: Architecture, folder: Path, kept: Path) -> None:
+    last = Row(architecture.name, architecture.library)
+
+    def save(row: Row) -> None:
+        nonlocal last
+        last = row
+        kept.write_text(json.dumps(row.to_json()))
+
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        save(measured(architecture, folder, save))
+    except Exception as error:
+        last.failed = f"{type(error).__name__}: {error} ({' '.join(traceback.format_exc(limit=-1).split())})"[:600]
+        save(last)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

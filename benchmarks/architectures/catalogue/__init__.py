@@ -1,0 +1,13 @@
+"""The architectures, data in one line each where that is possible: which library has them, small sizes, inputs."""
+
+from __future__ import annotations
+
+from .building import Architecture, declare_torchvision, made, randomised
+from .diffusion import DIFFUSION
+from .pictures import PICTURES
+from .seen_and_heard import SEEN_AND_HEARD
+from .text import TEXT
+
+__all__ = ["ARCHITECTURES", "Architecture", "declare_torchvision", "made", "randomised"]
+
+ARCHITECTURES = (*TEXT, *SEEN_AND_HEARD, *DIFFUSION, *PICTURES)
