@@ -9,6 +9,7 @@ places would show little: of few points two taps share one. No stride or dilatio
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -95,8 +96,7 @@ def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, tran
         for atom in source:
             m.plan.sum_over(atom)
         label = (_PLACES, m.node, i)
-        extent = (_unknown if m.plan.opaque else _extent)(attrs, i, rank, product(source), kernel[i], transposed)
-        places = tuple(Place(a, label) for a in m.plan.atoms(extent))
+        places = tuple(Place(a, label) for a in m.plan.atoms(_extent(attrs, i, rank, product(source), kernel[i], transposed)))
         tap = m.plan.atoms(kernel[i])
         for atom in tap:
             m.plan.sum_over(atom)
@@ -151,12 +151,12 @@ def _map(
     where one may stand (None where none may)."""
     counts = [int(np.prod([m.plan.count(a) for a in atoms], dtype=int)) for atoms in (source, places, tap)]
     reads = counts[1] * counts[2]
-    index = np.random.default_rng(53).integers(0, counts[0], reads)
+    index = _index(counts[0], reads, _said(attrs, i, rank))
     zeros = transposed or _pads(attrs, i, rank)
     real = None
     if zeros:
         real = np.ones(reads)
-        real[0] = 0.0
+        real[reads // 2 if reads > 2 else 0] = 0.0  # not at an end, where a NaN is put
     if m.gf is None or not exactly:
         return index, None, real
     exact = m.elements(("gather", transposed, _said(attrs, i, rank), source, places, tap), (counts[0], reads))
@@ -164,6 +164,14 @@ def _map(
         exact = exact.copy()
         exact[-1] = (1 - exact[:-1].sum(axis=0)) % m.gf.p
     return index, exact, real
+
+
+def _index(points: int, reads: int, said: tuple[Any, ...]) -> Array:
+    """Which point each read takes in floats: all of them, the first and the last by the first and the last, others for other attributes."""
+    rng = np.random.default_rng([53, zlib.crc32(repr(said).encode())])
+    index = rng.permutation(np.resize(np.arange(points), reads))
+    index[0], index[-1] = 0, points - 1
+    return index
 
 
 def _by_displacement(
@@ -225,15 +233,10 @@ def _extent(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool)
             return n - span + 1 + begin + end
         if not transposed and n.number is not None and span.number is not None:
             return Size.of((n.number - span.number + begin + end) // stride + 1)
-    if auto in ("SAME_UPPER", "SAME_LOWER") and n.number is not None:
+    if auto in ("SAME_UPPER", "SAME_LOWER") and n.number is not None and given is None:
         return Size.of(n.number * stride if transposed else -(-n.number // stride))
     if auto == "NOTSET" and not transposed and span.number is not None:  # ⌊(n − span + begin + end)/stride⌋ + 1
         return Size.symbol(f"convolution of {n} by {begin + end - span.number} in strides of {stride}")
-    return _unknown(attrs, i, rank, n, k, transposed)
-
-
-def _unknown(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool) -> Size:
-    """A symbol for the length of the output along an axis."""
     return Size.symbol(f"{'transposed ' if transposed else ''}convolution{_said(attrs, i, rank)} of {n} by {k}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -35,7 +35,8 @@ def patterns(leaves: int) -> list[Pattern]:
     one = [(str(b), ((leaf, b, place),)) for leaf in range(leaves) for b in bad for place in (0, 1)]
     two = [("inf", ((leaf, a, 0), (leaf, b, 1))) for leaf in range(leaves) for a in bad[1:] for b in bad[1:]]
     rows = [(name, ((leaf, number, -1),)) for leaf in range(leaves) for name, number in (("constant", 0.5), ("zero", 0.0))]
-    return [("normal", ()), *rows, *one, *two]
+    every = [("nan", ((leaf, np.nan, -1),)) for leaf in range(leaves)]
+    return [("normal", ()), *rows, *one, *two, *every]
 
 
 def check(sides: Sides, plan: Plan) -> bool:
@@ -58,6 +59,22 @@ def check(sides: Sides, plan: Plan) -> bool:
     return gains
 
 
+_LARGEST = 4096  # of a size at which a divisor is looked at
+
+
+def _candidates(zero: Size) -> list[int]:
+    """Sizes at which a divisor may be zero: small ones, and what n has to be in a·n + c."""
+    constant = dict(zero.terms).get((), 0)
+    found = {1, 2, 3} | {abs(c) for _, c in zero.terms}
+    found |= {-constant // c for m, c in zero.terms if len(m) == 1 and constant % c == 0}
+    return sorted(n for n in found if 1 <= n <= _LARGEST)
+
+
+def _exist(sides: Sides, sizes: Mapping[str, int]) -> bool:
+    """Whether every leaf has a place along each axis."""
+    return all(size.at(sizes) >= 1 for shape in sides.shapes for size in shape)
+
+
 def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
     """Look at the sizes themselves at which something is zero that both sides divide by: their answers are finite at the same places.
 
@@ -67,16 +84,25 @@ def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
     symbols = sorted({s for shape in sides.shapes for size in shape for s in size.symbols()})
     for zero in zeros:
         own = sorted(zero.symbols())
-        for choice in itertools.product((1, 2, 3), repeat=len(own)):
-            sizes = dict.fromkeys(symbols, 3) | dict(zip(own, choice, strict=True))
-            if zero.at(sizes) != 0:
+        if not set(own) <= set(symbols):
+            raise NotProved(Why.SIZE, f"it divides by {zero}, which may be zero, and no input says how large that is", sides.culprit)
+        looked = False
+        for choice in itertools.product(_candidates(zero), repeat=len(own)):
+            given = dict(zip(own, choice, strict=True))
+            if zero.at(given) != 0:
                 continue
+            looked = True
+            sizes = next((s for n in (3, 16, 128) if _exist(sides, s := dict.fromkeys(symbols, n) | given)), None)
+            if sizes is None:
+                continue  # a leaf of h − 2 places is there for h of 3 and more
             for number in (np.nan, 0.5, 0.0):
                 found = sides.at(sizes, [number] * len(sides.shapes))
                 if found is None:
                     raise NotProved(Why.SIZE, f"it divides by {zero}, and can't be seen where that is zero", sides.culprit)
                 if any((np.isfinite(b) != np.isfinite(a)).any() for b, a in zip(*found, strict=True)):
                     raise NotProved(Why.HIDDEN, f"where {zero} is zero one of both is finite, the other not", sides.culprit)
+        if not looked and not zero.positive and not (-zero).positive:
+            raise NotProved(Why.SIZE, f"it divides by {zero}, and it is not known where that is zero", sides.culprit)
 
 
 def evaluated(
@@ -103,7 +129,7 @@ def _reals(looked: Sequence[Pattern], leaf: int, counts: tuple[int, ...]) -> Arr
     x: Array = rng.uniform(0.5, 1.5, (len(looked), *counts)) * rng.choice([-1.0, 1.0], (len(looked), *counts))
     for n, (_, placed) in enumerate(looked):
         for at, number, place in placed:
-            if at == leaf and place < 0:
+            if at == leaf and place < 0:  # everywhere
                 x[n] = number
             elif at == leaf:
                 x[n : n + 1].reshape(-1)[-place] = number

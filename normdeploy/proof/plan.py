@@ -32,7 +32,6 @@ class Plan:
     joins: dict[Size, tuple[Size, ...]] = field(default_factory=dict)  # what a Concat puts one behind the other
     displaced: bool = False  # taps of convolutions are told by what they read (`normdeploy.proof.branches`)
     together: dict[Size, int] = field(default_factory=dict)  # along how many axes of one tensor an atom lies, where that is more than one
-    opaque: bool = False  # how far a convolution's output extends is a symbol, whatever its input's size
 
     def atoms(self, size: Size) -> Atoms:
         """The atoms of an axis of this size, in row-major order; none of an axis of one place."""

@@ -6,7 +6,6 @@ Inf and constant rows, to see that nothing is hidden; then what a rewrite comput
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 from dataclasses import dataclass, field, replace
@@ -75,14 +74,7 @@ def identity(sides: Sides) -> Identity:
     Raises:
         NotProved: they are not, or it can't be shown; with the reason and the culprit.
     """
-    if not isinstance(sides.expressions, Branches) and any(node.op in ("Conv", "ConvTranspose") for node in sides.nodes):
-        # an output that is no longer known to be as large as the input has two points in the place of fifteen
-        with contextlib.suppress(NotProved):
-            return _identity(sides, Plan(opaque=True))
-    return _identity(sides, Plan(displaced=isinstance(sides.expressions, Branches)))
-
-
-def _identity(sides: Sides, plan: Plan) -> Identity:
+    plan = Plan(displaced=isinstance(sides.expressions, Branches))
     counts = readings.counts([s.number for s in shape] for shape in sides.shapes)
     read: frozenset[int] = frozenset()
     try:
@@ -223,7 +215,7 @@ def _once(m: Machine, sides: Sides) -> Identity:
     epsilons = {places[node]: value for node, (_, value) in m.draws.epsilons.items()}
     points, degrees, affine = zip(*results, strict=True)
     m.draws.affine.append(affine)
-    sized = m.plan.opaque or any(size.symbols() for shape in sides.shapes for size in shape)
+    sized = bool(m.gathered) or any(size.symbols() for shape in sides.shapes for size in shape)
     roots = sum(r.root.a.size // r.root.a.shape[0] for r in m.radicands if r.root.a is not None)
     return Identity(
         sum(points),

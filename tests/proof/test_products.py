@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.proof import prove
 from normdeploy.proof.field import field
 from normdeploy.proof.machine import Draws, Machine
 from normdeploy.proof.plan import Plan
@@ -103,42 +102,3 @@ def test_a_convolution_of_as_many_channels_as_it_takes_is_proved_in_little_memor
     assert finding.certificate is not None
     assert finding.certificate.method == "exact"
     assert peak < 150e6, f"{peak / 1e6:.0f} MB"
-
-
-def folded(monkeypatch: pytest.MonkeyPatch, net: nn.Module) -> list[Plan]:
-    """The plans with which the fold of the net's one norm was tried; it is folded, and that is proved."""
-    plans: list[Plan] = []
-    tried = prove._identity
-    monkeypatch.setattr(prove, "_identity", lambda sides, plan: plans.append(plan) or tried(sides, plan))
-    (finding,) = normdeploy.export(net.eval(), inputs=["x:float32[batch,3,8,8]"], dims=["batch=1:2:3"]).summary.findings
-    assert finding.status == "folded"
-    assert finding.certificate is not None
-    assert finding.certificate.method == "exact"
-    return plans
-
-
-def norm(features: int, kind: type[nn.Module]) -> nn.Module:
-    made = kind(features)
-    made.running_mean.normal_()
-    made.running_var.uniform_(0.5, 2)
-    return made
-
-
-def test_the_output_of_a_convolution_has_two_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as its input, which is summed over, it had as many as that: fifteen along each axis."""
-    (plan,) = folded(monkeypatch, nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), norm(8, nn.BatchNorm2d)))
-    assert plan.opaque
-
-
-def test_where_the_length_is_needed_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Reshape to numbers: 8·8 places are 64."""
-
-    class Flat(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), norm(8, nn.BatchNorm1d)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(self.conv(x).reshape(x.shape[0], 8, 64))
-
-    assert [plan.opaque for plan in folded(monkeypatch, Flat())] == [True, False]
