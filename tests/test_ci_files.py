@@ -19,7 +19,7 @@ from docker.dry_run import run, steps
 from normdeploy.cli import app
 from tests.forked import ROOT
 from tests.packaged import written
-from tests.test_schemas import HAND
+from tests.support import LAYER_NORM
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 (HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
@@ -54,7 +54,7 @@ def act(tmp_path: Path) -> Any:
 
 def test_action_fails_on_what_check_finds(act: Any, tmp_path: Path) -> None:
     (tmp_path / "deep" / "er").mkdir(parents=True)
-    written(tmp_path / "deep" / "er", HAND, "a norm.onnx")
+    written(tmp_path / "deep" / "er", LAYER_NORM, "a norm.onnx")
     written(tmp_path, CLEAN, "clean.onnx")
     done = act(sarif="found.sarif")
     assert done.returncode == 1, done.stderr
@@ -65,7 +65,7 @@ def test_action_fails_on_what_check_finds(act: Any, tmp_path: Path) -> None:
 
 
 def test_action_passes_and_hands_its_inputs_on(act: Any, tmp_path: Path) -> None:
-    written(tmp_path, HAND, "hand.onnx")
+    written(tmp_path, LAYER_NORM, "hand.onnx")
     written(tmp_path, CLEAN, "-clean.onnx")
     done = act(files="hand.onnx\n-cl*.onnx", fail_on="train-mode", precision="fp16", runtime="onnxruntime")
     assert done.returncode == 0, done.stdout + done.stderr

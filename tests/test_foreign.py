@@ -449,6 +449,19 @@ def test_standard_group_norm_takes_the_form_that_every_runtime_computes(groups: 
         "GroupNormalization", [x.astype(float), np.arange(1.0, 5.0), np.arange(4.0, 0.0, -1)], {"num_groups": groups}, opset=21
     )
     agrees(run_onnxruntime(out, {"x": x})[0], ref, "float32")
+    if groups == 2:  # and the form for onnxruntime, which becomes one node again
+        fast, told = rewrite.optimize(proto, runtime="onnxruntime")
+        assert [n.op_type for n in fast.graph.node if n.op_type.endswith("Normalization")] == [
+            "InstanceNormalization",
+            "BatchNormalization",
+        ]
+        assert the(told.findings).status == "fused"
+        agrees(run_onnxruntime(fast, {"x": x})[0], ref, "float32")
+        again, back = rewrite.optimize(fast)
+        assert [n.op_type for n in again.graph.node] == ["GroupNormalization"]
+        assert the(back.findings).status == "fused"
+        kept, _ = rewrite.optimize(fast, runtime="onnxruntime")
+        assert [n.op_type for n in kept.graph.node] == [n.op_type for n in fast.graph.node]
 
 
 @pytest.fixture(scope="module")

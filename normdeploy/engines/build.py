@@ -78,8 +78,9 @@ def build(
         compute_capabilities: GPUs to build for, such as "8.6" and "12.0" (TensorRT-RTX only).
         profiles: ranges of dynamic inputs or dims: texts such as "ids=1x8:8x128:64x512" and "batch=1:8:64", or name -> (min, opt, max).
             What is not given is taken from the ranges that the file recorded at its export.
-        norm_impl: the form of the norms: "native" (the file as it is, but for what this version of the library can't read), "plugin" (our
-            kernels, which the engine then holds; TensorRT only) or "auto" (see ``normdeploy.engines.implement``).
+        norm_impl: the form of the norms: "native" (standard nodes: the file as it is, but for group norms that this project wrote for
+            onnxruntime and for what this version of the library can't read), "plugin" (our kernels, which the engine then holds;
+            TensorRT only) or "auto" (see ``normdeploy.engines.implement``).
         progress: called with (stage, done, total).
         timeout: seconds.
 
@@ -133,14 +134,23 @@ def _with_norms(
 ) -> tuple[onnx.ModelProto | None, tuple[Implementation, ...]]:
     """The model with its norms in the wanted form, None where that is the file itself; and the account of them."""
     version = version_of(runtime)
-    if norm_impl == "native" and not implement.changes(proto, runtime, version):
+    regrouped = _regrouped(proto)
+    if norm_impl == "native" and not regrouped and not implement.changes(proto, runtime, version):
         return None, ()
     fuse = "portable" if implement.kernels_run(norm_impl, runtime, version) else "standard"
     usual = {d: n for i in _inputs(proto) if i.name in shapes for d, n in zip(i.dims, shapes[i.name][1], strict=True) if isinstance(d, str)}
     whole = load_onnx(source)
-    if norm_impl != "native":
+    if norm_impl != "native" or regrouped:
         whole, _ = rewrite.optimize(whole, runtime=runtime, fuse=fuse, progress=progress)
     return implement.implemented(whole, norm_impl=norm_impl, runtime=runtime, version=version, sizes=usual)
+
+
+def _regrouped(proto: onnx.ModelProto) -> bool:
+    """Whether this project wrote group norms as onnxruntime runs them best (`passes.group`); TensorRT has a layer for the whole norm."""
+    if str(recorded(proto).get("export", {}).get("runtime", "tensorrt")).startswith("tensorrt"):
+        return False
+    reshaped = {n.output[0] for n in proto.graph.node if n.op_type == "Reshape"}
+    return any(n.op_type == "InstanceNormalization" and n.input[0] in reshaped for n in proto.graph.node)
 
 
 @contextlib.contextmanager

@@ -295,10 +295,13 @@ def value_inputs(node: gs.Node) -> list[gs.Tensor]:
 
 
 def _rounded(node: gs.Node, results: Sequence[Any]) -> Sequence[Any]:
-    """What a Cast of a constant to half precision makes: these numbers are the file's, not roundings on its way."""
+    """What a Cast of a constant to half precision makes: these numbers are the file's, not roundings on its way.
+
+    A single one stays as it is: an epsilon is what its author wrote, and a note says where it becomes 0.
+    """
     to = node.attrs.get("to") if node.op == "Cast" and (node.domain or "") in ("", "ai.onnx") else None
     dtype = _HALVES.get(to.decode() if isinstance(to, bytes) else to)
-    return results if dtype is None else [v.astype(dtype).astype(np.float64) for v in results]
+    return results if dtype is None else [v.astype(dtype).astype(np.float64) if v.size > 1 else v for v in results]
 
 
 def _value_count(node: gs.Node) -> int:

@@ -17,6 +17,7 @@ from ..recognition.parameters import Param
 from ..rewriting.norm_forms import best
 
 SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/rewriting/norm_forms.json)"
+_SOUND = 1e-7  # an epsilon with which that error is 2e-4 of x
 WIDEST = 2**20  # elements of a scale that is written out only because the runtime is faster with one for each element
 
 
@@ -82,6 +83,13 @@ class Writer:
                     value = self.graph.constant(f"{self.norm.y.name}_{name}", param.value.reshape(shape), self.norm.dtype)
                 self.then(op, value)
 
+    def channels(self, scale: np.ndarray, shift: np.ndarray) -> None:
+        """Scale and shift of axis 1 as a BatchNormalization of mean 0, variance 1 and epsilon 0, whose kernel in onnxruntime does both
+        in one pass: 15 to 40 % less than Mul and Add take behind a norm (``benchmarks.norm_forms``)."""
+        values = {"scale": scale, "shift": shift, "mean": np.zeros_like(scale), "variance": np.ones_like(scale)}
+        held = [self.graph.constant(f"{self.norm.y.name}_{name}", value, self.norm.dtype) for name, value in values.items()]
+        self.then("BatchNormalization", *held, epsilon=0.0)
+
     def form(self, core: str, said: str, opset: int) -> Form:
         extra = [n.op for n in self.nodes if n.op != core]
         words = said + (f" with {' '.join(extra)} around it" if extra else "")
@@ -111,6 +119,14 @@ def by_instances(norm: Norm, runtime: str) -> bool:
     filled = {a for p in (norm.gamma, norm.beta) if p is not None for a in p.varies}
     narrow = not filled >= {a for a in range(axis, len(norm.shape)) if norm.shape[a] != 1}
     return narrow and best("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance")) == "instance"
+
+
+def sound(norm: Norm, runtime: str) -> bool:
+    """Whether InstanceNormalization computes rows without deviation as it should, a channel of one place among them.
+
+    onnxruntime's kernel computes x·s + (β − mean·s), s = γ/sqrt(var + ε): where x − mean is 0 an error of u·|x|/sqrt(ε) is left.
+    """
+    return runtime.startswith("tensorrt") or norm.epsilon >= _SOUND
 
 
 def inside(param: Param | None, axes: Sequence[int]) -> bool:

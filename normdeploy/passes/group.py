@@ -7,7 +7,8 @@ as many groups as channels is InstanceNormalization: neither cuts the channel ax
 only where its scale would be narrower than its rows and the runtime is slow with that.
 
 onnxruntime has no kernel for it and computes E[x²] − E[x]² by a function. The other forms are Reshape to (N, G, −1), then
-InstanceNormalization, or LayerNormalization over the last axis, Reshape back, Mul and Add; which one a runtime gets was measured
+InstanceNormalization, or LayerNormalization over the last axis, Reshape back, then a BatchNormalization of mean 0 and variance 1 that
+holds gamma and beta, or Mul and Add; which one a runtime gets was measured
 (`normdeploy.rewriting.norm_forms`).
 """
 
@@ -20,12 +21,19 @@ from ..recognition.facts import Norm
 from ..recognition.parameters import Param
 from ..recognition.region import NoMatch
 from ..rewriting.norm_forms import best
-from .form import Form, Writer, by_instances, inverse, written
+from .form import Form, Writer, by_instances, inverse, sound, written
+
+_SCALED = ("float32", "float16")  # in which onnxruntime has a kernel for BatchNormalization
 
 
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     channel, rank = norm.fit.split, len(norm.shape)
-    if by_instances(norm, runtime) and norm.axes == tuple(range(1, rank)) and not any(p and p.data for p in (norm.gamma, norm.beta)):
+    if (
+        sound(norm, runtime)
+        and by_instances(norm, runtime)
+        and norm.axes == tuple(range(1, rank))
+        and not any(p and p.data for p in (norm.gamma, norm.beta))
+    ):
         return _regrouped(graph, norm, Writer(graph, norm), 1, list(range(rank)), "InstanceNormalization")
     if channel is None or not norm.fit.centered:
         return NoMatch("no group norm" if channel is None else "groups without a mean: no standard node computes it", norm.y.name)
@@ -33,7 +41,8 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
         return NoMatch("its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name)
-    chosen = best("GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"))
+    forms = ("standard", "instance", "layer") if sound(norm, runtime) else ("standard", "layer")
+    chosen = best("GroupNorm", runtime, norm.dtype.name, forms)
     if chosen == "standard" and rank == 2:
         chosen = "layer"
     core = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]
@@ -84,7 +93,12 @@ def _regrouped(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list
         shape.outputs[0].dtype = np.dtype(np.int64)
         writer.nodes.append(shape)
         writer.then("Reshape", shape.outputs[0])
-    writer.transpose(inverse(perm))
-    writer.affine(norm.gamma, norm.beta)
+    vectors = [p.value.reshape(-1) for p in (norm.gamma, norm.beta) if p is not None and p.value is not None]
+    if core == "InstanceNormalization" and norm.dtype.name in _SCALED and len(vectors) == 2 and len(perm) > 2:
+        writer.channels(*(np.broadcast_to(v, int(norm.shape[perm[1]])) for v in vectors))  # type: ignore[arg-type]
+        writer.transpose(inverse(perm))
+    else:
+        writer.transpose(inverse(perm))
+        writer.affine(norm.gamma, norm.beta)
     over = "axis=-1, " if core == "LayerNormalization" else ""
     return writer.form(core, f"Reshape to {groups} groups, {core}({over}epsilon={written(norm.epsilon)})", 17 if over else 6)

@@ -37,7 +37,8 @@ NORMS = frozenset(
 )
 CLAMPS = frozenset({"Relu", "Clip", "Max", "Min"})  # of a variance that rounding may have made negative; behind a norm an activation
 EQUALITIES = frozenset({"Equal", "And", "Or", "Not"})  # Flax sets what is centered to zero where a row's least and largest are equal
-INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES  # what a norm is made of
+SCALES = frozenset({"BatchNormalization"})  # of constant statistics, behind a norm: its gamma and beta
+INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES | SCALES  # what a norm is made of
 
 _UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
 _DOWNWARD = 48
@@ -95,7 +96,7 @@ def results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Ten
         found[id(t)] = t
         statistic = bool(xs) and graph.shape(t) != graph.shape(xs[-1])
         for consumer in graph.consumers(t):
-            passable = statistic if consumer.op in CLAMPS else consumer.op in POINTWISE or consumer.op in VIEWS
+            passable = statistic if consumer.op in CLAMPS else consumer.op in POINTWISE | VIEWS or _scales(graph, consumer)
             if id(consumer) not in seen and passable and _standard(consumer):
                 seen.add(id(consumer))
                 heapq.heappush(heap, (graph.order(consumer), id(consumer), consumer))
@@ -132,7 +133,12 @@ def _standard(node: gs.Node) -> bool:
 
 
 def _walkable(graph: Graph, node: gs.Node) -> bool:
-    return _standard(node) and node.op in INSIDE
+    return _standard(node) and node.op in INSIDE - SCALES
+
+
+def _scales(graph: Graph, node: gs.Node) -> bool:
+    fixed = node.op in SCALES and not graph.attrs(node).get("training_mode", 0)
+    return fixed and all(graph.is_constant(t) for t in node.inputs[1:])
 
 
 FLOATING = frozenset(

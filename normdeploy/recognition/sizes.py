@@ -11,7 +11,7 @@ computes. An axis of x is loose, and gets two small sizes in turn like a dynamic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -34,8 +34,8 @@ def bindings(region: Region, loose: tuple[int, ...] | None = None) -> Iterator[t
     any_size = loose is not None
     loose = loose_axes(region) if loose is None else loose
     tries = assignments(region.symbols)
-    for turn, sizes in enumerate(tries * 2 if loose and len(tries) == 1 else tries):
-        size = concrete(region.graph, region.leaves[0], sizes)
+    for turn, small in enumerate(tries * 2 if loose and len(tries) == 1 else tries):
+        sizes, size = _wide_enough(region, small)
         if size is None:
             return
         try:
@@ -46,6 +46,17 @@ def bindings(region: Region, loose: tuple[int, ...] | None = None) -> Iterator[t
                     yield region.bind(sizes), taken
         except EvaluationFailed:
             continue
+
+
+def _wide_enough(region: Region, sizes: Mapping[str, int]) -> tuple[Mapping[str, int], tuple[int, ...] | None]:
+    """``sizes``, or larger ones where x has next to no places at them: a waveform of 5 samples leaves -1 behind two convolutions."""
+    dims = region.graph.shape(region.leaves[0]) or ()
+    for factor in (1, 8, 64, 512):
+        larger = {name: factor * n for name, n in sizes.items()}
+        size = concrete(region.graph, region.leaves[0], larger)
+        if size is None or all(n > 1 for n, d in zip(size, dims, strict=True) if isinstance(d, str) and d not in sizes):
+            break
+    return larger, size
 
 
 def affordable(shape: tuple[int, ...]) -> bool:

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from ..graphs.graph import Graph
 from ..passes import batch
 from ..recognition import traits
 from ..recognition.region import NoMatch, compile_region
+from ..recognition.roots import NORMS, VIEWS
 from ..recognition.scales import Affine, affines, measure
 from ..records import Finding, Status
 from . import certify, rounding, trials
@@ -47,7 +49,7 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
     return _alone(work, longest, why) if longest.normalizes or len(longest.nodes) > 2 or costly is not None else None
 
 
-def _alone(work: Work, chain: Affine, why: str) -> Finding:
+def _alone(work: Work, chain: Affine, why: str) -> Finding | None:
     """What no linear op takes whole: its scale alone if one can, else one scale and shift, in no more nodes than before."""
     graph = work.graph
     made = priced(graph, chain, batch.scale_into_next(graph, chain))
@@ -57,10 +59,20 @@ def _alone(work: Work, chain: Affine, why: str) -> Finding:
     steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]  # torch's cat of one tensor is an Identity
     lone = len(steps) == 1 and steps[0].op == "BatchNormalization"
     done = batch.is_neutral(graph, steps[0]) if lone else len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes)
+    if plain and done and lone and _carries(graph, steps[0]):
+        return None
     if plain and done:
         return _chain_finding(work, chain, "kept", reason=f"it is one scale and shift already; {why}")
     made = priced(graph, chain, batch.neutral(graph, chain, steps[0]) if lone else batch.scale_and_shift(graph, chain))
     return _replace(work, chain, made, why) if isinstance(made, batch.Fold) else _chain_finding(work, chain, "refused", reason=made.reason)
+
+
+def _carries(graph: Graph, node: gs.Node) -> bool:
+    """Whether it is the scale and shift of the norm before it (`passes.group`): no norm of its own."""
+    before = graph.producer(node.inputs[0])
+    while before is not None and before.op in VIEWS:
+        before = graph.producer(before.inputs[0])
+    return before is not None and before.op in NORMS
 
 
 def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
