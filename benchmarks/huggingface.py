@@ -1,10 +1,10 @@
 """Hugging Face folders out of the box: ``export`` and ``verify`` with no option besides the files, exit code 0 or not.
 
-    python -m benchmarks.huggingface [NAME...]        default: all families
+    python -m benchmarks.huggingface [NAME...]        default: all families; the rows of those named replace older ones
 
 For each family a small model with random weights is saved as its users have it (``save_pretrained``), and the two commands are run on
 the folder in processes of their own. Needs transformers, which the project's own environment does not have, and no torchvision:
-``make huggingface`` makes one like that and runs this. Writes ``benchmarks/results/huggingface.md`` when all families were run.
+``make huggingface`` makes one like that and runs this. Writes ``benchmarks/results/huggingface.md``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path(__file__).parent / "results" / "huggingface.md"
 LIMIT = 600  # seconds for one command
+HEAD = ["family", "options of export", "export", "verify", "seconds", "why not"]
 
 
 @dataclass(frozen=True)
@@ -198,21 +199,33 @@ def rows(family: Family) -> list[list[str]]:
     return found
 
 
+def older() -> dict[str, list[list[str]]]:
+    """The rows of the table that was written last, by family."""
+    found: dict[str, list[list[str]]] = {}
+    for line in RESULT.read_text().splitlines() if RESULT.exists() else ():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == len(HEAD) and cells != HEAD and cells[0] != "---":
+            found.setdefault(cells[0], []).append(cells)
+    return found
+
+
 def main() -> int:
-    chosen = [f for f in FAMILIES if not sys.argv[1:] or f.name in sys.argv[1:]]
-    table = [row for family in chosen for row in rows(family)]
+    known = {f.name for f in FAMILIES}
+    if unknown := [name for name in sys.argv[1:] if name not in known]:
+        sys.exit(f"no family {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    measured = older() if sys.argv[1:] else {}
+    measured |= {f.name: rows(f) for f in FAMILIES if not sys.argv[1:] or f.name in sys.argv[1:]}
+    table = [row for family in FAMILIES for row in measured.get(family.name, ())]
     right = sum(row[2] == row[3] == "0" for row in table)
     plain = [row for row in table if not row[1]]
     summary = (
         f"{right} of {len(table)} files exported and verified, {sum(r[2] == r[3] == '0' for r in plain)} of {len(plain)} without an option."
     )
     print(summary)
-    if not sys.argv[1:]:
-        head = ["family", "options of export", "export", "verify", "seconds", "why not"]
-        lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *table)]
-        heading = "# Hugging Face folders out of the box\n\n" + (__doc__ or "").partition("\n\n")[0] + "\n\n"
-        versions = f"torch {version('torch')}, transformers {version('transformers')}, onnxruntime-gpu {version('onnxruntime-gpu')}"
-        RESULT.write_text(f"{heading}{summary} {versions}; small configs, random weights.\n\n" + "\n".join(lines) + "\n")
+    lines = ["| " + " | ".join(cells) + " |" for cells in (HEAD, ["---"] * len(HEAD), *table)]
+    heading = "# Hugging Face folders out of the box\n\n" + (__doc__ or "").partition("\n\n")[0] + "\n\n"
+    versions = f"torch {version('torch')}, transformers {version('transformers')}, onnxruntime-gpu {version('onnxruntime-gpu')}"
+    RESULT.write_text(f"{heading}{summary} {versions}; small configs, random weights.\n\n" + "\n".join(lines) + "\n")
     return 0 if right == len(table) else 1
 
 
