@@ -146,7 +146,11 @@ def _words(text: str) -> Counter[str]:
     Left out is what rounding or load decide: which input is the worst, where an error grows most, and what ``bench`` says of the machine.
     """
     steady = re.sub(r"\d+ rounds of warm-up.*?(?=^\$ |\Z)|\blayers\.\S+", "", text, flags=re.DOTALL | re.MULTILINE)
-    return Counter(re.findall(r"[^\W\d_]{2,}", steady)) - Counter(dict.fromkeys(("seed", "zeros", "inputs", "around"), len(text)))
+    return Counter(re.findall(r"[^\W\d_]{2,}", steady)) - Counter(
+        dict.fromkeys(
+            ("seed", "zeros", "inputs", "around", "constant", "positive", "negative", "outlier", "all", "one", "times", "small"), len(text)
+        )
+    )
 
 
 def test_reference_is_current() -> None:

@@ -17,7 +17,6 @@ from ..recognition.parameters import Param
 from ..rewriting.norm_forms import best
 
 SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/rewriting/norm_forms.json)"
-_SOUND = 1e-7  # an epsilon with which that error is 2e-4 of x
 WIDEST = 2**20  # elements of a scale that is written out only because the runtime is faster with one for each element
 
 
@@ -119,14 +118,6 @@ def by_instances(norm: Norm, runtime: str) -> bool:
     filled = {a for p in (norm.gamma, norm.beta) if p is not None for a in p.varies}
     narrow = not filled >= {a for a in range(axis, len(norm.shape)) if norm.shape[a] != 1}
     return narrow and best("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance")) == "instance"
-
-
-def sound(norm: Norm, runtime: str) -> bool:
-    """Whether InstanceNormalization computes rows without deviation as it should, a channel of one place among them.
-
-    onnxruntime's kernel computes x·s + (β − mean·s), s = γ/sqrt(var + ε): where x − mean is 0 an error of u·|x|/sqrt(ε) is left.
-    """
-    return runtime.startswith("tensorrt") or norm.epsilon >= _SOUND
 
 
 def inside(param: Param | None, axes: Sequence[int]) -> bool:

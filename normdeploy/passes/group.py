@@ -21,19 +21,14 @@ from ..recognition.facts import Norm
 from ..recognition.parameters import Param
 from ..recognition.region import NoMatch
 from ..rewriting.norm_forms import best
-from .form import Form, Writer, by_instances, inverse, sound, written
+from .form import Form, Writer, by_instances, inverse, written
 
 _SCALED = ("float32", "float16")  # in which onnxruntime has a kernel for BatchNormalization
 
 
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     channel, rank = norm.fit.split, len(norm.shape)
-    if (
-        sound(norm, runtime)
-        and by_instances(norm, runtime)
-        and norm.axes == tuple(range(1, rank))
-        and not any(p and p.data for p in (norm.gamma, norm.beta))
-    ):
+    if by_instances(norm, runtime) and norm.axes == tuple(range(1, rank)) and not any(p and p.data for p in (norm.gamma, norm.beta)):
         return _regrouped(graph, norm, Writer(graph, norm), 1, list(range(rank)), "InstanceNormalization")
     if channel is None or not norm.fit.centered:
         return NoMatch("no group norm" if channel is None else "groups without a mean: no standard node computes it", norm.y.name)
@@ -41,8 +36,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
         return NoMatch("its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name)
-    forms = ("standard", "instance", "layer") if sound(norm, runtime) else ("standard", "layer")
-    chosen = best("GroupNorm", runtime, norm.dtype.name, forms)
+    chosen = best("GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"))
     if chosen == "standard" and rank == 2:
         chosen = "layer"
     core = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]

@@ -15,18 +15,14 @@ from ..recognition.facts import Norm
 from ..recognition.parameters import Param
 from ..recognition.region import NoMatch
 from ..rewriting.norm_forms import best
-from .form import Form, Writer, by_instances, inverse, sound, written
+from .form import Form, Writer, by_instances, inverse, written
 
 
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     rank = len(norm.shape)
     outside = [a for a in range(rank) if a not in norm.axes]
-    chosen = (
-        norm.kind == "InstanceNorm"
-        and sound(norm, runtime)
-        and best("InstanceNorm", runtime, norm.dtype.name, ("standard", "layer")) == "standard"
-    )
-    plain = norm.gamma is None and norm.beta is None and outside == [0, 1] and sound(norm, runtime) and by_instances(norm, runtime)
+    chosen = norm.kind == "InstanceNorm" and best("InstanceNorm", runtime, norm.dtype.name, ("standard", "layer")) == "standard"
+    plain = norm.gamma is None and norm.beta is None and outside == [0, 1] and by_instances(norm, runtime)
     if len(outside) != 2 or not (chosen or plain):
         return NoMatch("no instance norm", norm.y.name)
     batch, channel = outside

@@ -17,7 +17,7 @@ from ..recognition.region import Region
 from . import linear, norms, ops, whole_numbers
 from .errors import NotProved, Why
 from .lemmas import TABLE as LEMMAS
-from .lemmas.casts import HELD, to_type
+from .lemmas.casts import to_type
 from .machine import Held, Machine
 from .sizes import Size, dim_size
 from .value import Value
@@ -124,8 +124,7 @@ def _node(m: Machine, graph: Graph, node: gs.Node, inputs: list[Any], opset: int
     if node.op == "CastLike":
         kind = graph.dtype(node.inputs[1])
         floating = kind is None or kind.kind in "fV"
-        most = HELD.get(kind) if kind is not None else None
-        return (to_type(m, inputs[0], floating, kind if kind is not None and kind.kind in "iu" else None, most),)
+        return (to_type(m, inputs[0], floating, kind if kind is not None and kind.kind in "iu" else None),)
     return apply(m, node.op, node.domain or "", inputs, graph.attrs(node), opset, len(node.outputs))
 
 

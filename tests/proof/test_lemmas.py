@@ -189,24 +189,6 @@ def test_numbers_that_are_roundings_are_read_as_what_they_are() -> None:
     refused("before = Mul(x, third) after = Div(x, three)", Why.DIFFERS, Why.STORED, shape="B, S, 24", third=np.float32(0.3333), three=3.0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape", "held"),
-    [(10, "b, d", False), (16, "b, d", False), (16, "b, 257", False), (16, "b, 256", True), (10, "b, 2048", True)],
-)
-def test_a_size_in_half_precision_is_the_size_where_it_is_held(kind: int, shape: str, held: bool) -> None:
-    """65,536 is Inf in float16, and 257 is 256 in bfloat16."""
-    size = f"n = Shape(x) k = Gather(n, one) h = Cast <to = {kind}> (k) c = Cast <to = 1> (h)"
-    proto = onnx.parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["" : 21]> net (float[{shape}] x) => (float[{shape}] y)
-        <int64[1] ax = {{-1}}, float e = {{1e-5}}, int64 one = {{1}}>
-        {{ m = ReduceMean(x, ax) u = Sub(x, m) q = Mul(u, u) s = ReduceSum(q, ax) {size}
-        v = Div(s, c) w = Add(v, e) r = Sqrt(w) y = Div(u, r) }}"""
-    )
-    (finding,) = optimize(proto)[1].findings
-    assert finding.status == ("fused" if held else "refused"), finding
-    assert held or "half precision, which may not hold it" in finding.reason
-
-
 @pytest.mark.parametrize("kind", [10, 16])
 def test_a_constant_that_the_file_rounds_is_what_it_rounds_to(kind: int) -> None:
     gamma = np.array([1.003, 0.3, -2.7, 0.1], np.float32)

@@ -2,15 +2,13 @@
 
 **Statement.** A region is the function that its ops say, without the rounding of their types; a Cast to a floating type is the identity
 there. Recognition lets no Cast to a narrower type than the input's stand in the middle of a norm. A Cast of a size to a floating type is
-the size as a number; in half precision that is so up to 2¹¹ (float16) or 2⁸ (bfloat16), and an open size goes beyond. A Cast of elements
-to whole numbers or to bool is refused. `tests/proof/test_lemmas.py` casts to bool, and a size to half precision.
+the size as a number. A Cast of elements to whole numbers or to bool is refused. `tests/proof/test_lemmas.py` casts to bool.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from ..errors import NotProved, Why
@@ -20,24 +18,17 @@ from ..sizes import Size
 from ..value import Value
 
 _FLOATS = frozenset({1, 10, 11, 16, "FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"})
-HELD: dict[Any, int] = {10: 2**11, "FLOAT16": 2**11, np.dtype(np.float16): 2**11} | {
-    16: 2**8,
-    "BFLOAT16": 2**8,
-    np.dtype(ml_dtypes.bfloat16): 2**8,
-}
 _WHOLE = {2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 12: np.uint32, 13: np.uint64}
 
 
 def _cast(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
     to = attrs["to"]
     to = to.decode() if isinstance(to, bytes) else to
-    return to_type(m, inputs[0], to in _FLOATS, np.dtype(_WHOLE[to]) if to in _WHOLE else None, HELD.get(to))
+    return to_type(m, inputs[0], to in _FLOATS, np.dtype(_WHOLE[to]) if to in _WHOLE else None)
 
 
-def to_type(m: Machine, x: Any, floating: bool, whole: np.dtype[Any] | None, most: int | None = None) -> Any:
-    """``x`` as a floating number, which holds whole numbers up to ``most``, or as a whole one of the type ``whole``."""
-    if floating and most is not None:
-        _require_held(x, most)
+def to_type(m: Machine, x: Any, floating: bool, whole: np.dtype[Any] | None) -> Any:
+    """``x`` as a floating number or as a whole one of the type ``whole``."""
     if isinstance(x, Value):
         if floating:
             return x
@@ -53,18 +44,6 @@ def to_type(m: Machine, x: Any, floating: bool, whole: np.dtype[Any] | None, mos
     for n in np.asarray(x).reshape(-1).tolist():
         _require_fits(Size.of(n), whole)
     return x
-
-
-def _require_held(x: Any, most: int) -> None:
-    if isinstance(x, Value):
-        sizes = [x.size] if x.sized and not x.data else []
-        if sizes == [None]:
-            raise NotProved(Why.SIZE, "a Cast of what is made of sizes to half precision, which may not hold it", "Cast")
-    else:
-        sizes = [Size.of(n) for n in np.asarray(x).reshape(-1).tolist()]
-    for n in sizes:
-        if n is not None and (n.number is None or abs(n.number) > most):
-            raise NotProved(Why.SIZE, f"a Cast of {n} to half precision, which may not hold it", "Cast")
 
 
 def _require_fits(n: Size, whole: np.dtype[Any]) -> None:
