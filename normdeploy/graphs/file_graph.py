@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -28,7 +27,6 @@ _SAME_SHAPE = frozenset(
 )
 _SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}
 NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
-_HALVES: dict[Any, Any] = {10: np.float16, "FLOAT16": np.float16, 16: ml_dtypes.bfloat16, "BFLOAT16": ml_dtypes.bfloat16}
 _A_NODE = 2**10  # elements that numpy computes in the time that a node takes besides: some microseconds
 _AT_ONCE = 2**27  # elements that one constant may be computed from: 1 GB
 _IN_ALL = 2**31  # that all constants of a graph may take: half a minute
@@ -122,7 +120,7 @@ class FileGraph(Links):
                     continue
                 inputs = [known.get(id(i)) for i in node.inputs[: _value_count(node)]]
                 self._spend(_A_NODE + (_products(inputs) if node.op in _CONTRACTIONS else 0))
-                results = _rounded(node, self._evaluated(node, inputs))
+                results = self._evaluated(node, inputs)
                 known.update((id(o), v) for o, v in zip(node.outputs, results, strict=False))
                 if known.get(id(top)) is None:
                     raise evaluate.Unsupported(f"{node.op} gives no {top.name!r}")
@@ -292,16 +290,6 @@ def value_inputs(node: gs.Node) -> list[gs.Tensor]:
     """The inputs whose values matter: CastLike's second gives only a type."""
     inputs = node.inputs[:1] if node.op == "CastLike" else node.inputs
     return [t for t in inputs if not t.is_empty()]
-
-
-def _rounded(node: gs.Node, results: Sequence[Any]) -> Sequence[Any]:
-    """What a Cast of a constant to half precision makes: these numbers are the file's, not roundings on its way.
-
-    A single one stays as it is: an epsilon is what its author wrote, and a note says where it becomes 0.
-    """
-    to = node.attrs.get("to") if node.op == "Cast" and (node.domain or "") in ("", "ai.onnx") else None
-    dtype = _HALVES.get(to.decode() if isinstance(to, bytes) else to)
-    return results if dtype is None else [v.astype(dtype).astype(np.float64) if v.size > 1 else v for v in results]
 
 
 def _value_count(node: gs.Node) -> int:
