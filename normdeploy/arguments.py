@@ -50,6 +50,8 @@ def prepared(*, onnx: str = "", runtimes: Sequence[str] = RUNTIMES) -> Callable[
             if unknown := sorted(loading.keys() - _LOADING):
                 raise TypeError(f"{verb.__name__}() got an unexpected keyword argument {unknown[0]!r}")  # as Python has it
             for values in (given, loading):
+                if not isinstance(held := values.get("kwargs") or {}, Mapping):
+                    raise InputError(f"kwargs is {held!r}; give a mapping of forward's keyword arguments, and a file to write as output=…")
                 for name in values.keys() - {"loading", "kwargs"}:
                     values[name] = _checked(name, values[name], runtimes)
             if isinstance(loading.get("inputs"), str):  # elsewhere inputs are arrays, or a file of them

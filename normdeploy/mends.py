@@ -1,8 +1,10 @@
-"""What torch's exporter writes, without its own optimizer, that onnxruntime does not run: mended in its graph, each for a named op.
+"""What torch's exporter writes that onnxruntime does not run, or answers otherwise: mended in its graph, each for a named op.
 
 - Conv: torch_lib gives a 3-D convolution without bias zeros of shape (channels, 2). A bias of zeros is none.
 - Attention (opset 23): ONNX lets the mask broadcast to (batch, heads, queries, keys); onnxruntime wants its last two dims in full
   (``attention_helper.h``, onnxruntime 1.31).
+- Clip with one bound: onnxruntime (1.31, CPU) takes the type's largest number for the other and makes 3.4e38 of Inf, where PyTorch keeps
+  Inf and so do Max and Min.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ def mend(graph: ir.Graph) -> None:
             _without_zero_bias(node)
         elif node.domain == "" and node.op_type == "Attention":
             _with_full_mask(node)
+        elif node.domain == "" and node.op_type == "Clip":
+            _as_max_or_min(node)
 
 
 def _without_zero_bias(node: ir.Node) -> None:
@@ -65,6 +69,17 @@ def _with_full_mask(node: ir.Node) -> None:
         new.metadata_props.update(node.metadata_props)
     node.graph.insert_before(node, made)
     node.replace_input_with(3, out)
+
+
+def _as_max_or_min(node: ir.Node) -> None:
+    data, low, high, *_ = (*node.inputs, None, None)
+    if data is None or (low is None) == (high is None) or data.dtype is None or not data.dtype.is_floating_point() or node.graph is None:
+        return
+    (out,) = node.outputs
+    made = ir.node("Max" if high is None else "Min", [data, high if low is None else low], name=node.name)
+    made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = out.name, out.type, out.shape
+    made.metadata_props.update(node.metadata_props)
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], [out], made.outputs)
 
 
 def _dim(value: ir.Value, axis: int = -2) -> int | str | None:

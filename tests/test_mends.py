@@ -47,3 +47,16 @@ def test_attention_takes_a_mask_that_broadcasts(shape: tuple[int, ...], spread: 
     assert len({next((p.value for p in n.metadata_props if p.key == MODULE), "") for n in proto.graph.node if n.op_type != "Constant"}) == 1
     found = run_onnxruntime(proto, {"q": q.numpy(), "k": k.numpy(), "mask": mask.numpy()})[0]
     np.testing.assert_allclose(found, net(q, k, mask).numpy(), atol=1e-5)
+
+
+class Bounded(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.clamp(x, min=0.5), torch.clamp(x, max=-0.5)
+
+
+def test_a_clamp_with_one_bound_keeps_infinities() -> None:
+    """onnxruntime's Clip makes 3.4e38 of Inf where the other bound is left out."""
+    x = torch.tensor([np.nan, np.inf, -np.inf, -1e30, 0.0, 1e30])
+    proto = to_onnx(from_module(Bounded().eval(), (x,)))
+    for found, wanted in zip(run_onnxruntime(proto, {"x": x.numpy()}), Bounded()(x), strict=True):
+        np.testing.assert_array_equal(found, wanted.numpy())

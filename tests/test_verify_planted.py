@@ -331,3 +331,26 @@ def test_what_was_not_run_for_its_size_is_in_the_verdict(tmp_path: Path) -> None
     every = verify(model, tmp_path / "m.onnx", seeds=1, most=524288)
     assert every.up_to is None
     assert any("batch=64, seq=512" in case for case in every.cases)
+
+
+class Quantizer(nn.Module):
+    """``torch.cdist`` packs the codebook, the sums of its squares and ones into one constant (VQ-VAE)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.codebook = nn.Embedding(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x, self.codebook.weight)
+
+
+def test_a_weight_packed_with_what_is_computed_of_it_is_none_that_was_altered(tmp_path: Path) -> None:
+    model = from_module(Quantizer().eval(), (torch.randn(40, 4),))
+    proto = normdeploy.export(Quantizer().eval(), torch.randn(40, 4)).proto
+    assert verified(model, proto, tmp_path, seeds=1)
+    (packed,) = (t for t in proto.graph.initializer if tuple(t.dims) == (6, 32))
+    array = numpy_helper.to_array(packed).copy()
+    array[2] = np.random.default_rng(0).normal(size=32)
+    packed.CopyFrom(numpy_helper.from_array(array, packed.name))
+    assert [w.name for w in verified(model, proto, tmp_path, seeds=1).weights if not w] == [packed.name]

@@ -5,7 +5,8 @@ order, or is put together from whole rows of such tensors (slices, packed and re
 
 - folded: a tensor of the model times one number for each channel, up to rounding; or a shift that a BatchNorm makes of a bias.
 - altered: next to a tensor of the model that the file has nowhere else, with some elements changed or all of them by a little. It fails.
-- computed: like nothing in the model, as the constants are that an exporter computes.
+- computed: like nothing in the model, as the constants are that an exporter computes; or whole tensors of the model beside such numbers
+  (``torch.cdist`` packs a codebook, its squares and ones into one).
 
 A comparison of outputs does not see one weight off by 1e-4 among thousands; this does.
 """
@@ -90,7 +91,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
         weight = _origin(
             Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size), array, missing, shifts
         )
-        if weight.origin is Origin.COMPUTED and share >= _MOSTLY:
+        if weight.origin is Origin.COMPUTED and share >= _MOSTLY and rows.lacks(array, missing.values()):
             said = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
             weight = replace(weight, origin=Origin.ALTERED, reason=said)
         found.append(weight)
@@ -151,6 +152,21 @@ class _Rows:
         if len(_squeezed(array.shape)) < 2:
             return self._runs(array.reshape(-1))
         return max((self._along(array, axis) for axis, size in enumerate(array.shape) if size >= _ROW), default=0.0)
+
+    def lacks(self, array: Array, parameters: Iterable[Array]) -> bool:
+        """Whether rows of one of ``parameters``, matrices and more, could have stood where ``array`` has rows of nobody: no more of them."""
+        if len(_squeezed(array.shape)) < 2:
+            return True
+        with np.errstate(over="ignore"):
+            matrices = [p.astype(array.dtype) for p in parameters if len(_squeezed(p.shape)) > 1]
+        for axis, size in enumerate(array.shape):
+            held = {line.tobytes() for line in _lines(array, axis)}
+            foreign = len(held - self._of(size, array.dtype))
+            for matrix in matrices:
+                for along in (i for i, length in enumerate(matrix.shape) if length == size >= _ROW):
+                    if 0 < len({line.tobytes() for line in _lines(matrix, along)} - held) <= foreign:
+                        return True
+        return False
 
     def _along(self, array: Array, axis: int) -> float:
         lines = _lines(array, axis)
