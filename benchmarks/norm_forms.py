@@ -3,8 +3,8 @@
 ``python -m benchmarks.norm_forms`` writes ``normdeploy/rewriting/norm_forms.json``, which the package reads
 (`normdeploy.rewriting.norm_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with each size. Times are
 medians of one thread, all forms of a norm in turns in random order; errors are the largest absolute differences from float64 of standard
-normal inputs around an offset. "allowed" is twice the error of the decomposed form, or what statistics with a few units of the largest
-element cost, whichever is more.
+normal inputs around an offset, and of constant ones (0.3, as a zero image is behind a convolution with a bias). "allowed" is twice the
+error of the decomposed form, or what statistics with a few units of the largest element cost, whichever is more.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ RESULTS = Path(__file__).with_name("results")
 TABLE = Path(__file__).resolve().parents[1] / "normdeploy" / "rewriting" / "norm_forms.json"
 RUNTIME = "onnxruntime"
 OFFSETS = (0.0, 1e2, 1e3, 1e4)
+CONSTANT = 0.3
+LOOKED = (*(f"error at {offset:g}" for offset in OFFSETS), "error at a constant")
 ROWS = ((1, 16, 64), (8, 128, 768), (1, 512, 1024), (32, 256))
 IMAGES = ((1, 16, 16, 16), (1, 64, 32, 32), (2, 320, 32, 32), (1, 256, 56, 56))
 OTHER_TYPES = (
@@ -42,6 +44,7 @@ OTHER_TYPES = (
     NormCase("BatchLayerNorm", (8, 16, 16, 16)),
     NormCase("GroupNorm", (1, 64, 32, 32), groups=8),
     NormCase("InstanceNorm", (1, 64, 32, 32)),
+    NormCase("ResidualLayerNorm", (8, 128, 768)),
 )
 CASES = (
     *(NormCase(kind, shape) for kind in ("LayerNorm", "RMSNorm") for shape in ROWS),
@@ -50,6 +53,7 @@ CASES = (
     *(NormCase("BatchLayerNorm", shape) for shape in ((4, 6, 7, 5), (8, 16, 16, 16), (32, 64, 14, 14))),
     *(NormCase("GroupNorm", shape, groups=8 if shape[1] < 256 else 32) for shape in IMAGES),
     *(NormCase("InstanceNorm", shape) for shape in IMAGES),
+    *(NormCase("ResidualLayerNorm", shape) for shape in ((1, 16, 64), (1, 64, 384), (8, 128, 768), (1, 512, 1024))),
     *(replace(case, dtype=dtype) for dtype in ("float16", "float64") for case in OTHER_TYPES),
 )
 
@@ -79,8 +83,8 @@ def measured(case: NormCase, rounds: int) -> dict[str, Any]:
     timing = race([call for _, call in runs.values()], rounds=rounds)
     errors: dict[str, list[float]] = {form: [] for form in runs}
     allowed = []
-    for offset in OFFSETS:
-        feeds = case.feeds(offset)
+    constant = {"x": np.full(case.shape, CONSTANT, case.dtype)}
+    for feeds in (*map(case.feeds, OFFSETS), constant):
         expected = case.reference(feeds["x"])
         for form, (made, _) in runs.items():
             error = np.abs(made.run(None, feeds)[0] - expected).max()
@@ -115,8 +119,8 @@ def rows(results: list[dict[str, Any]]) -> list[Row]:
 
 def table(results: list[dict[str, Any]], chosen: list[Row]) -> str:
     lines = [
-        "| norm | form | µs | time, of decomposed | " + " | ".join(f"error at {o:g}" for o in OFFSETS) + " |",
-        "| --- | --- | --- | --- |" + " --- |" * len(OFFSETS),
+        "| norm | form | µs | time, of decomposed | " + " | ".join(LOOKED) + " |",
+        "| --- | --- | --- | --- |" + " --- |" * len(LOOKED),
     ]
     for result in results:
         for form, told in result["forms"].items():
@@ -127,7 +131,7 @@ def table(results: list[dict[str, Any]], chosen: list[Row]) -> str:
             )
         lines.append("| | allowed | | | " + " | ".join(f"{a:.1e}" for a in result["allowed"]) + " |")
         lines += [
-            f"| {result['norm']} | {form} | not run: {why[:100]} |" + " |" * (len(OFFSETS) + 1) for form, why in result["refused"].items()
+            f"| {result['norm']} | {form} | not run: {why[:100]} |" + " |" * (len(LOOKED) + 1) for form, why in result["refused"].items()
         ]
     lines += ["", "| kind | type | form | time, of decomposed | error, of allowed | |", "| --- |" + " --- |" * 5]
     for row in chosen:

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import onnx
 import torch
 from torch import nn
+
+NORMS = {
+    *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"),
+    *("BatchNormalization", "MeanVarianceNormalization", "LpNormalization"),
+}
 
 Size = int | tuple[str, int, int, int]
 """A fixed size, or a dimension that may be dynamic: (name, min, opt, max)."""
@@ -75,6 +81,26 @@ class Case:
                 return False
             left.remove(match)
         return True
+
+
+def norm_ops(nodes: Sequence[onnx.NodeProto], grouped: bool) -> list[str]:
+    """The op types of the norm nodes.
+
+    ``grouped``: a group norm is expected. It may be written as Reshape, InstanceNormalization or LayerNormalization, Reshape and a
+    BatchNormalization for its gamma and beta, which onnxruntime has kernels for, and counts as the one node that it stands for.
+    """
+    reshaped = {n.output[0] for n in nodes if n.op_type == "Reshape"} if grouped else set()
+    found = []
+    for n in nodes:
+        if n.op_type in ("InstanceNormalization", "LayerNormalization") and n.input[0] in reshaped:
+            found.append("GroupNormalization")
+        elif n.op_type in NORMS and not (n.op_type == "BatchNormalization" and n.input[0] in reshaped and _neutral(n)):
+            found.append(n.op_type)
+    return found
+
+
+def _neutral(node: onnx.NodeProto) -> bool:
+    return any(a.name == "epsilon" and a.f == 0.0 for a in node.attribute)
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:

@@ -3,8 +3,9 @@
 - Conv: torch_lib gives a 3-D convolution without bias zeros of shape (channels, 2). A bias of zeros is none.
 - Attention (opset 23): ONNX lets the mask broadcast to (batch, heads, queries, keys); onnxruntime wants its last two dims in full
   (``attention_helper.h``, onnxruntime 1.31).
-- Clip with one bound: onnxruntime (1.31, CPU) takes the type's largest number for the other and makes 3.4e38 of Inf, where PyTorch keeps
-  Inf and so do Max and Min.
+- Clip from zero: onnxruntime (1.31, CPU) takes the type's largest number for the bound that is left out and makes 3.4e38 of Inf, where
+  PyTorch keeps Inf, and so does Max. (`torch.cdist` clamps a square before its root.) Other bounds stay: of a root a Clip is what our
+  L2Norm is proved by, and Relu with a Clip becomes one node.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def mend(graph: ir.Graph) -> None:
         elif node.domain == "" and node.op_type == "Attention":
             _with_full_mask(node)
         elif node.domain == "" and node.op_type == "Clip":
-            _as_max_or_min(node)
+            _as_max(node)
 
 
 def _without_zero_bias(node: ir.Node) -> None:
@@ -71,12 +72,14 @@ def _with_full_mask(node: ir.Node) -> None:
     node.replace_input_with(3, out)
 
 
-def _as_max_or_min(node: ir.Node) -> None:
+def _as_max(node: ir.Node) -> None:
     data, low, high, *_ = (*node.inputs, None, None)
-    if data is None or (low is None) == (high is None) or data.dtype is None or not data.dtype.is_floating_point() or node.graph is None:
+    if data is None or low is None or high is not None or data.dtype is None or not data.dtype.is_floating_point() or node.graph is None:
+        return
+    if not _is_zero(low):
         return
     (out,) = node.outputs
-    made = ir.node("Max" if high is None else "Min", [data, high if low is None else low], name=node.name)
+    made = ir.node("Max", [data, low], name=node.name)
     made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = out.name, out.type, out.shape
     made.metadata_props.update(node.metadata_props)
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], [out], made.outputs)

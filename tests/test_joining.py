@@ -41,6 +41,7 @@ JOINED: dict[str, tuple[str, dict[str, str], str, str]] = {
     "the sum is read too": ("AddLayerNorm", ROWS, "z", f"a = Add(x, r) y = {LN}(a, g, b) z = Add(a, y)"),
     "the sum is read before the norm": ("AddLayerNorm", ROWS, "z", f"a = Add(x, r) k = Relu(a) y = {LN}(a, g, b) z = Mul(k, y)"),
     "the sum is an output": ("AddLayerNorm", ROWS, "y, a", f"a = Add(x, r) y = {LN}(a, g, b)"),
+    "the sum is a Sum": ("AddLayerNorm", ROWS, "y", f"a = Sum(x, r) y = {LN}(a, g, b)"),
     "no beta": ("AddLayerNorm", ROWS, "y", f"a = Add(x, r) y = {LN}(a, g)"),
     "no gamma": ("AddLayerNorm", ROWS, "y", f"a = Add(x, r) y = {LN}(a, ones)"),
     "the axis is 2": ("AddLayerNorm", ROWS, "y", "a = Add(x, r) y = LayerNormalization<axis = 2>(a, g, b)"),

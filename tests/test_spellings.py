@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from models import registry
-from models.case import Case
+from models.case import Case, norm_ops
 from normdeploy.exporter import MODULE
 from normdeploy.records import Finding, Summary
 from normdeploy.rewriting.rewrite import optimize
@@ -37,14 +37,13 @@ def tensors(result: object) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else list(result)  # type: ignore[call-overload]
 
 
-def norm_ops(proto: onnx.ModelProto) -> dict[str, list[str]]:
-    """Module path -> the norm ops of that module."""
-    found: dict[str, list[str]] = defaultdict(list)
+def by_module(proto: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
+    """Module path -> the nodes of that module."""
+    found: dict[str, list[onnx.NodeProto]] = defaultdict(list)
     for node in proto.graph.node:
-        if node.op_type.endswith("Normalization"):
-            scopes = {p.key: p.value for p in node.metadata_props}
-            path = scopes.get(MODULE) or eval_scopes(scopes.get("pkg.torch.onnx.name_scopes", ""))
-            found[".".join(path.split(".")[:2])].append(node.op_type)
+        scopes = {p.key: p.value for p in node.metadata_props}
+        path = scopes.get(MODULE) or eval_scopes(scopes.get("pkg.torch.onnx.name_scopes", ""))
+        found[".".join(path.split(".")[:2])].append(node)
     return found
 
 
@@ -74,11 +73,10 @@ def bank() -> tuple[registry.Bank, tuple[torch.Tensor, ...], onnx.ModelProto, Su
 
 def test_every_static_spelling_becomes_its_norm() -> None:
     _, _, proto, summary = bank()
-    found = norm_ops(proto)
-    wrong = {c.name: found.get(f"members.{i}", []) for i, c in enumerate(BANK) if not c.accepts(found.get(f"members.{i}", []))}
+    nodes = by_module(proto)
+    found = {c.name: norm_ops(nodes.get(f"members.{i}", []), "GroupNormalization" in c.expect) for i, c in enumerate(BANK)}
+    wrong = {c.name: found[c.name] for c in BANK if not c.accepts(found[c.name])}
     assert not wrong, [f for f in summary.findings if f.status in ("refused", "undone")][:5]
-    alone = sum(c.expect.count("BatchNormalization") for c in BANK)
-    assert [n.op_type for n in proto.graph.node].count("BatchNormalization") == alone
 
 
 def test_every_static_spelling_gives_the_same_numbers() -> None:
@@ -100,7 +98,7 @@ def test_dynamic_spelling(case: Case) -> None:
     module = case.make()
     args, shapes = registry.export_args(case, dynamic=True)
     proto, summary = optimize(raw(module, args, shapes))
-    assert case.accepts([n.op_type for n in proto.graph.node if n.op_type.endswith("Normalization")]), summary.findings
+    assert case.accepts(norm_ops(proto.graph.node, "GroupNormalization" in case.expect)), summary.findings
     names = {d[0]: d for s in case.inputs for d in s.shape if not isinstance(d, int)}
     for dims in ({}, {n: min(d[2] + 1, d[3]) for n, d in names.items()}):
         values = registry.samples(case, dims=dims, seed=3)
@@ -123,7 +121,7 @@ def test_lookalike(case: Case) -> None:
     before = raw(module, args, shapes)
     proto, summary = optimize(before)
     if case.expect:  # a trap: it may be rewritten only as it says
-        assert case.accepts([n.op_type for n in proto.graph.node if n.op_type.endswith("Normalization")]), summary.findings
+        assert case.accepts(norm_ops(proto.graph.node, "GroupNormalization" in case.expect)), summary.findings
     elif case.name == "weight_standardization":  # of constants alone: computed once, and no node says it
         assert [f.status for f in summary.findings] == ["folded"]
         assert [n.op_type for n in proto.graph.node] == ["Conv"]

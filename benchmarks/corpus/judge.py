@@ -15,15 +15,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from models.case import Case
+from models.case import Case, norm_ops
 
 from . import exact
 from .entry import Entry
 
-NORMS = {
-    *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"),
-    *("BatchNormalization", "MeanVarianceNormalization", "LpNormalization"),
-}
 _REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "GlobalAveragePool"}
 _LINEAR = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "mixed": 2.0**-11}
@@ -38,32 +34,12 @@ def fits(entry: Entry, proto: onnx.ModelProto, original: onnx.ModelProto | None 
     held = {n.op_type for n in original.graph.node if "Norm" not in n.op_type} if original is not None else set()
     if any(n.domain not in ("", "ai.onnx") and n.op_type not in held for n in nodes):
         return False
-    found = _norms(nodes, "GroupNormalization" in entry.expect)
+    found = norm_ops(nodes, "GroupNormalization" in entry.expect)
     if not Case(entry.name, "", lambda: None, (), entry.expect).accepts(found):  # type: ignore[arg-type, return-value]
         return False
     if not entry.survivors and any(n.op_type in _REDUCTIONS for n in nodes):
         return False
     return "folded" not in entry.expect or not _scales(entry, proto)
-
-
-def _norms(nodes: Sequence[onnx.NodeProto], grouped: bool) -> list[str]:
-    """The norm nodes.
-
-    ``grouped``: a group norm is expected. It may be written as Reshape, InstanceNormalization or LayerNormalization, Reshape and a
-    BatchNormalization for its gamma and beta, which onnxruntime has kernels for, and counts as the one node that it stands for.
-    """
-    reshaped = {n.output[0] for n in nodes if n.op_type == "Reshape"} if grouped else set()
-    found = []
-    for n in nodes:
-        if n.op_type in ("InstanceNormalization", "LayerNormalization") and n.input[0] in reshaped:
-            found.append("GroupNormalization")
-        elif n.op_type in NORMS and not (n.op_type == "BatchNormalization" and n.input[0] in reshaped and _neutral(n)):
-            found.append(n.op_type)
-    return found
-
-
-def _neutral(node: onnx.NodeProto) -> bool:
-    return any(a.name == "epsilon" and a.f == 0.0 for a in node.attribute)
 
 
 def _scales(entry: Entry, proto: onnx.ModelProto) -> bool:

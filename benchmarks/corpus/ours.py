@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import onnx
 
+from models.case import NORMS
 from normdeploy.graphs.simplify import simplify
 from normdeploy.rewriting.rewrite import optimize
 
 from .entry import Entry, nodes
-from .judge import NORMS, Truth, fits, ops, valid
+from .judge import Truth, fits, ops, valid
 
 
 @dataclass(frozen=True)

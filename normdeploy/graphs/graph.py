@@ -50,7 +50,7 @@ class Graph(FileGraph):
 
     def constant(self, name: str, exact: np.ndarray, dtype: Any) -> gs.Constant:
         """A new initializer of the given type that remembers its float64 value."""
-        stored = gs.Constant(self._fresh(name), np.ascontiguousarray(np.asarray(exact).astype(dtype)))
+        stored = gs.Constant(self._fresh(name), np.asarray(exact).astype(dtype, order="C"))
         self._keep.append(stored)
         if np.issubdtype(np.asarray(exact).dtype, np.floating):
             self.exact[id(stored)] = np.asarray(exact, dtype=np.float64)

@@ -154,7 +154,7 @@ class _Rows:
         return max((self._along(array, axis) for axis, size in enumerate(array.shape) if size >= _ROW), default=0.0)
 
     def lacks(self, array: Array, parameters: Iterable[Array]) -> bool:
-        """Whether rows of one of ``parameters``, matrices and more, could have stood where ``array`` has rows of nobody: no more of them."""
+        """Whether rows of one of ``parameters``, matrices and more, could have stood where ``array`` has others of nobody, and as many."""
         if len(_squeezed(array.shape)) < 2:
             return True
         with np.errstate(over="ignore"):

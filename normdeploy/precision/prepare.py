@@ -39,6 +39,9 @@ def prepared(proto: onnx.ModelProto, form: Format) -> tuple[onnx.ModelProto, lis
             proto.graph.input.remove(v)
         proto.ir_version = IR_OF_CONSTANTS
     lifted(proto.graph)
+    for node in proto.graph.node:  # `rewriting.residuals` wrote it for float32; onnxruntime 1.31.1 crashes on several Sums of halves
+        if node.op_type == "Sum" and len(node.input) == 2 and node.domain in STANDARD:
+            node.op_type = "Add"
     if form.onnx == TensorProto.BFLOAT16 and _OLDEST <= opset_of(proto) < _NEWER and _gains(proto, form):
         if stuck := needs_conversion(proto, _NEWER):
             notes.append(f"{stuck[0]} means something else at opset {_NEWER}: ops without bfloat16 below it stay float32")

@@ -2,10 +2,12 @@
 
     standard    the op itself; where the normalized axis is not the last, between transposes
     decomposed  the nodes that exporters write: mean, difference, square, mean, root, quotient, scale, shift
-    instance    GroupNorm: Reshape to (N, groups, rest), InstanceNormalization with scale 1 and shift 0, Reshape back, Mul, Add
+    instance    GroupNorm: Reshape to (N, groups, rest), InstanceNormalization with scale 1 and shift 0, Reshape back, and scale and
+                shift as one BatchNormalization of mean 0 and variance 1
                 LayerNorm: Reshape to (N, rows, rest), InstanceNormalization, and so on
     layer       GroupNorm and InstanceNorm: the same with LayerNormalization over the last axis, its scale a single 1
     narrow      LayerNorm and RMSNorm: the op with a scale that is a single 1, then Mul and Add
+    sum         ResidualLayerNorm, LayerNorm of x + r: the sum written as Sum instead of Add, which onnxruntime joins with the norm
 
 GroupNorm is Wu and He, arXiv 1803.08494; InstanceNorm Ulyanov et al., arXiv 1607.08022; both are layer norms (Ba et al., arXiv 1607.06450)
 of the reshaped tensor. RMSNorm is Zhang and Sennrich, arXiv 1910.07467.
@@ -23,9 +25,10 @@ import onnx.parser
 
 from ..graphs.functions import reference
 
-FORMS = ("standard", "decomposed", "instance", "layer", "narrow")
-KINDS = ("LayerNorm", "RMSNorm", "ChannelLayerNorm", "BatchLayerNorm", "GroupNorm", "InstanceNorm")
+FORMS = ("standard", "decomposed", "instance", "layer", "narrow", "sum")
+KINDS = ("LayerNorm", "RMSNorm", "ChannelLayerNorm", "BatchLayerNorm", "GroupNorm", "InstanceNorm", "ResidualLayerNorm")
 _TYPES = {"float32": "float", "float16": "float16", "float64": "double"}
+_OF_ROWS = ("LayerNorm", "RMSNorm", "ResidualLayerNorm")
 _ACROSS = {"ChannelLayerNorm": 1, "BatchLayerNorm": 0}
 _RMS_OPSET, _OPSET = 23, 21
 
@@ -46,9 +49,7 @@ class NormCase:
     dtype: str = "float32"
 
     def __str__(self) -> str:
-        by = {"GroupNorm": f", {self.groups} groups", "LayerNorm": f", axis {self.axis}", "RMSNorm": f", axis {self.axis}"}.get(
-            self.kind, ""
-        )
+        by = {"GroupNorm": f", {self.groups} groups", **dict.fromkeys(_OF_ROWS, f", axis {self.axis}")}.get(self.kind, "")
         return f"{self.kind} of {'×'.join(map(str, self.shape))}{by}{'' if self.dtype == 'float32' else f', {self.dtype}'}"
 
     @property
@@ -59,13 +60,14 @@ class NormCase:
             "RMSNorm": ("narrow",),
             "GroupNorm": ("instance", "layer"),
             "InstanceNorm": ("layer",),
+            "ResidualLayerNorm": ("sum",),
         }
         return ("standard", "decomposed", *more.get(self.kind, ()))
 
     def parameters(self) -> tuple[np.ndarray, np.ndarray]:
         """Scale and shift, float64 numbers that the norm's type holds; of the normalized shape, or one for each channel as (C, 1, ...)."""
         rank = len(self.shape)
-        shape = self.shape[self.axis % rank :] if self.kind in ("LayerNorm", "RMSNorm") else (self.shape[1], *(1,) * (rank - 2))
+        shape = self.shape[self.axis % rank :] if self.kind in _OF_ROWS else (self.shape[1], *(1,) * (rank - 2))
         rng = np.random.default_rng(0)
         gamma, beta = rng.uniform(0.5, 1.5, shape), np.zeros(shape) if self.kind == "RMSNorm" else rng.standard_normal(shape)
         return gamma.astype(self.dtype).astype(np.float64), beta.astype(self.dtype).astype(np.float64)
@@ -76,7 +78,7 @@ class NormCase:
         return {"x": values.astype(self.dtype)}
 
     def reference(self, x: np.ndarray) -> np.ndarray:
-        """The norm of ``x`` by its formula, float64."""
+        """The norm of ``x`` (ResidualLayerNorm: of 2·x) by its formula, float64."""
         gamma, beta = self.parameters()
         op = "RMSNorm" if self.kind == "RMSNorm" else "LayerNorm"
         normal = reference(op, self._rows(x), 1.0, axes=(-1,), epsilon=self.epsilon)
@@ -93,11 +95,11 @@ class NormCase:
         return 8 * unit * steep * float(np.abs(self.parameters()[0]).max()) + unit * float(np.abs(self.reference(x)).max())
 
     def _rows(self, x: np.ndarray) -> np.ndarray:
-        """``x`` in float64 as a matrix, each row normalized by itself."""
-        x = np.asarray(x, np.float64)
+        """What is normalized, in float64 as a matrix, each row by itself."""
+        x = np.asarray(x, np.float64) * (2 if self.kind == "ResidualLayerNorm" else 1)
         if self.kind in _ACROSS:
             return x.transpose(self._to_the_end).reshape(-1, x.shape[_ACROSS[self.kind]])
-        lead = x.shape[: self.axis % x.ndim] if self.kind in ("LayerNorm", "RMSNorm") else (x.shape[0], self._groups)
+        lead = x.shape[: self.axis % x.ndim] if self.kind in _OF_ROWS else (x.shape[0], self._groups)
         return x.reshape(math.prod(lead), -1)
 
     @property
@@ -120,7 +122,7 @@ class NormCase:
         """
         if form not in self.forms:
             raise ValueError(f"{self.kind} has no form {form!r}; it has {', '.join(self.forms)}")
-        body = {"standard": self._standard, "decomposed": self._primitives, "narrow": self._narrow}.get(
+        body = {"standard": self._standard, "decomposed": self._primitives, "narrow": self._narrow, "sum": self._sum}.get(
             form, partial(self._regrouped, form)
         )()
         opset = _RMS_OPSET if self.kind == "RMSNorm" else _OPSET
@@ -148,10 +150,14 @@ class NormCase:
             "axes": np.array(axes, np.int64),
             "rows": np.array([0, self._groups, -1], np.int64),
             "whole": np.array(self.shape, np.int64),
+            "mean": np.zeros_like(gamma.reshape(-1)),
+            "variance": np.ones_like(gamma.reshape(-1)),
         }
 
     def _standard(self) -> str:
         eps = f"epsilon = {self.epsilon}"
+        if self.kind == "ResidualLayerNorm":
+            return f"{self._residual('Add')} y = LayerNormalization <axis = {self.axis}, {eps}> (t, gamma, beta)"
         if self.kind == "LayerNorm":
             return f"y = LayerNormalization <axis = {self.axis}, {eps}> (x, gamma, beta)"
         if self.kind == "RMSNorm":
@@ -171,6 +177,14 @@ class NormCase:
             return f"y = GroupNormalization <num_groups = {self.groups}, {eps}> (x, scale, shift)"
         return f"y = InstanceNormalization <{eps}> (x, scale, shift)"
 
+    @staticmethod
+    def _residual(op: str) -> str:
+        """x + x, the second x by way of a node that onnxruntime does not take away: its own kernel wants two tensors."""
+        return f"again = Reshape(x, whole) t = {op}(x, again)"
+
+    def _sum(self) -> str:
+        return f"{self._residual('Sum')} y = LayerNormalization <axis = {self.axis}, epsilon = {self.epsilon}> (t, gamma, beta)"
+
     def _narrow(self) -> str:
         core = "RMSNormalization" if self.kind == "RMSNorm" else "LayerNormalization"
         shift = "Identity(s)" if self.kind == "RMSNorm" else "Add(s, beta)"
@@ -182,6 +196,8 @@ class NormCase:
         body = "u = ReduceMean({of}, axes) d = Sub({of}, u) q = Mul(d, d) v = ReduceMean(q, axes) e = Add(v, eps) r = Sqrt(e) n = Div(d, r)"
         if self.kind in ("GroupNorm", "InstanceNorm"):
             body = f"g = Reshape(x, rows) {body.format(of='g')} w = Reshape(n, whole) s = Mul(w, gamma)"
+        elif self.kind == "ResidualLayerNorm":
+            body = f"{self._residual('Add')} {body.format(of='t')} s = Mul(n, gamma)"
         else:
             body = f"{body.format(of='x')} s = Mul(n, gamma)"
         return f"{body} y = Add(s, beta)"
@@ -191,4 +207,7 @@ class NormCase:
             "instance": f"InstanceNormalization <epsilon = {self.epsilon}> (g, ones, zeros)",
             "layer": f"LayerNormalization <axis = -1, epsilon = {self.epsilon}> (g, one)",
         }[form]
-        return f"g = Reshape(x, rows) n = {core} w = Reshape(n, whole) s = Mul(w, gamma) y = Add(s, beta)"
+        affine = "s = Mul(w, gamma) y = Add(s, beta)"
+        if form == "instance" and self.kind == "GroupNorm" and self.dtype != "float64":  # as `passes.group` writes it
+            affine = "y = BatchNormalization <epsilon = 0.0> (w, scale, shift, mean, variance)"
+        return f"g = Reshape(x, rows) n = {core} w = Reshape(n, whole) {affine}"

@@ -39,7 +39,8 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
             reasons.append(made.reason)
             costly = made if costly is None and isinstance(made, Costly) else costly
     if longest is None:
-        alone = measure(graph, start.inputs[0], start.outputs[0]) if start.op == "BatchNormalization" else None
+        own = start.op == "BatchNormalization" and not _carries(graph, start)
+        alone = measure(graph, start.inputs[0], start.outputs[0]) if own else None
         if isinstance(alone, NoMatch):
             return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=alone.reason)
         return None

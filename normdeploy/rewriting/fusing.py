@@ -103,7 +103,7 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
         if isinstance(reading, NoMatch):
             refusals.append((reading, None))
             continue
-        made = write(work.graph, reading, work.wanted.runtime, work.wanted.fuse)
+        made = write(work.graph, reading, work.wanted.forms, work.wanted.fuse)
         if isinstance(made, Form) and made.opset > work.wanted.limit:
             made = NoMatch(f"{OPSET} {made.opset}, the file has {work.graph.opset}", made.nodes[-1].outputs[0].name)
         if isinstance(made, NoMatch):
@@ -115,7 +115,7 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
             break
     if not found:
         return None, refusals
-    outermost = measured(work.wanted.runtime)
+    outermost = measured(work.wanted.forms)
     _, norm, form = min(found, key=lambda f: (f[0], 0 if outermost else len(f[2].nodes)))
     return (norm, form), refusals
 

@@ -67,7 +67,9 @@ def _added(graph: Graph, node: gs.Node) -> Join | None:
     """A norm of a sum of two tensors of one shape."""
     row = _row_norm(graph, node)
     add = graph.producer(node.inputs[0]) if row is not None else None
-    if row is None or add is None or not _is(add, "Add") or not all(graph.is_constant(t) for t in node.inputs[1:]):
+    if row is None or add is None or not _is(add, "Add", "Sum") or not all(graph.is_constant(t) for t in node.inputs[1:]):
+        return None
+    if len(add.inputs) != 2:
         return None
     total = add.outputs[0]
     shapes = [graph.shape(t) for t in (*add.inputs, total)]
@@ -76,7 +78,7 @@ def _added(graph: Graph, node: gs.Node) -> Join | None:
     op, parameters = ("AddLayerNorm", _scale_and_bias(graph, node)) if row.centered else ("AddRMSNorm", node.inputs[1:2])
     attrs = {"epsilon": row.epsilon, "stash_type": row.stash}
     y, leaves = node.outputs[0], tuple(add.inputs)
-    return Join(op, y, (y, total), leaves, (*leaves, *parameters), attrs, Grouping(row.epsilon, row.centered, added=True), node.op, "Add")
+    return Join(op, y, (y, total), leaves, (*leaves, *parameters), attrs, Grouping(row.epsilon, row.centered, added=True), node.op, add.op)
 
 
 def _modulated(graph: Graph, node: gs.Node) -> Join | None:

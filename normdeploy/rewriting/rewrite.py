@@ -40,6 +40,7 @@ from .fusing import OPSET
 from .fusing import fuse as fuse_norm
 from .joining import join
 from .norm_forms import ACCURATE, best
+from .residuals import part
 from .sealed import require_sealed
 from .work import Progress, Step, Wanted, Work
 
@@ -214,7 +215,9 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     work.graph.completer = complete
     work.graph.take_as_data(repeated_constants(work.graph))
     of_constants = constants.census_of(work.graph)
-    steps = {"norms": fuse_norm, "scales": fold, "branches": merge} | ({"neighbours": join} if wanted.fuse == "portable" else {})
+    surroundings: dict[str, Callable[[Work, gs.Node], Finding | None]]
+    surroundings = {"neighbours": join} if wanted.fuse == "portable" else {"residuals": part}
+    steps = {"norms": fuse_norm, "scales": fold, "branches": merge} | surroundings
     for stage, step in steps.items():
         began = time.perf_counter()
         _walk(work, stage, step)

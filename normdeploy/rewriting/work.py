@@ -38,6 +38,11 @@ class Wanted:
     place: str = ""  # of the graph dealt with: the body or function, "" for the main graph
     undone: Mapping[Step, Finding] = field(default_factory=dict)  # steps that are not to be taken again, and what is told of them
 
+    @property
+    def forms(self) -> str:
+        """The runtime whose measured forms are written; "" are single nodes, which the ops of ``--fuse portable`` are joined of."""
+        return "" if self.runtime == "any" and self.fuse == "portable" else self.runtime
+
 
 @dataclass
 class Work:

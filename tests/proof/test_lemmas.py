@@ -72,7 +72,7 @@ def test_a_clamp_of_what_may_be_negative_is_refused() -> None:
 
 
 def test_the_square_of_an_absolute_value_is_the_square() -> None:
-    for body in ("a = Abs(x) before = Mul(a, a)", "a = Abs(x) before = Pow(a, two)"):
+    for body in ("a = Abs(x) before = Mul(a, a)", "a = Abs(x) before = Pow(a, two)", "b = Abs(x) a = Cast<to = 11>(b) before = Mul(a, a)"):
         proved(f"{body} after = Mul(x, x)", two=2.0)
     proved("a = Abs(x) before = ReduceSumSquare(a, last) s = Mul(x, x) after = ReduceSum(s, last)")
 

@@ -15,7 +15,7 @@ from ..errors import NotProved, Why
 from ..machine import Machine
 from ..ops import Attrs, Inputs, Op, lifted
 from ..sizes import Size
-from ..value import Value
+from ..value import Logarithm, Magnitude, Value
 
 _FLOATS = frozenset({1, 10, 11, 16, "FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"})
 _WHOLE = {2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 12: np.uint32, 13: np.uint64}
@@ -29,10 +29,10 @@ def _cast(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) ->
 
 def to_type(m: Machine, x: Any, floating: bool, whole: np.dtype[Any] | None) -> Any:
     """``x`` as a floating number or as a whole one of the type ``whole``."""
-    if isinstance(x, Value):
+    if isinstance(x, Value | Magnitude | Logarithm):
         if floating:
             return x
-        if whole is not None and not x.data and x.size is not None and not any(x.axes):
+        if isinstance(x, Value) and whole is not None and not x.data and x.size is not None and not any(x.axes):
             _require_fits(x.size, whole)
             return np.array(x.size if x.size.number is None else x.size.number, dtype=object).reshape((1,) * len(x.axes))
         raise NotProved(Why.OP, "a Cast to whole numbers or bool is no algebra", "Cast")
