@@ -251,11 +251,17 @@ def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None
             except evaluate.Unsupported as error:  # a constant that would take too long; nothing was edited yet
                 finding = Finding("unknown", "refused", node.outputs[0].name, work.graph.module(node), reason=str(error))
             work.tried += [work.step] * (len(work.trials) - len(work.tried))
-            if finding is not None:
+            if finding is not None and not _told(work, finding):
                 work.steps[len(work.findings)] = [work.step]
                 work.findings.append(finding)
     if progress is not None:
         progress(stage, len(nodes), len(nodes))
+
+
+def _told(work: Work, finding: Finding) -> bool:
+    """Whether the same was said of the same norm: one may hold two roots (‖x‖₂ and the root of its square)."""
+    place = work.place(finding.tensor)
+    return place is not None and finding.status in ("undone", "refused") and work.findings[place] == finding
 
 
 def _rounding(work: Work) -> None:
