@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 import torch
 from torch import nn
 
+import normdeploy
 from normdeploy.loading import from_module
 from normdeploy.parity.bounds import MOST_RATIO, MOST_RUNS, MULTIPLE, RUNS, Bounds, spacing
 from normdeploy.runtimes import RunResult
 from normdeploy.runtimes.eager import EagerRunner
-from normdeploy.runtimes.rounding import RoundedRunner
+from normdeploy.runtimes.rounding import LANES, RoundedRunner, lost_in_lanes, off_statistics
+
+from .support import run_onnxruntime
 
 
 class Fn(nn.Module):
@@ -51,6 +58,55 @@ def test_cancellation_is_seen_where_it_happens() -> None:
     _, moved = spread(lambda x: torch.cat([(x + 1000) - 1000, 2 * x]), X)
     assert (moved[:64] > 1e-5).all()
     assert (moved[64:] < 1e-6).all()
+
+
+def test_a_sum_in_lanes_loses_what_float32_loses() -> None:
+    """The same by a loop; and a row whose partial sums float32 holds loses nothing."""
+    rows = np.stack([np.full(1003, 0.3), np.random.default_rng(0).normal(size=1003), np.full(1003, 0.25)])
+    rows = rows.astype(np.float32).astype(np.float64)
+    found = lost_in_lanes(rows)
+    for row, off in zip(rows, found[:, 0], strict=True):
+        sums = np.zeros(LANES, np.float32)
+        for i, number in enumerate(row):
+            sums[i % LANES] += np.float32(number)
+        total = np.float32(0)
+        for one in sums:
+            total += one
+        assert off == abs(float(total) - row.sum())
+    assert found[0] > 1e-6
+    assert found[2] == 0
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7, 0.9])
+@pytest.mark.parametrize("n", [2048, 16384, 65536])
+def test_a_constant_row_may_be_off_by_what_onnxruntime_loses(n: int, value: float) -> None:
+    """Its InstanceNormalization adds up in 8 lanes or more; a kernel with more of them loses less."""
+    row = np.full((1, 1, n), value, np.float32)
+    body = "y = InstanceNormalization <epsilon = 1e-5> (x, one, zero)"
+    text = (
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[1,1,{n}] x) => (float[1,1,{n}] y) <float[1] one = {{1}}, float[1] zero = {{0}}>'
+    )
+    (found,) = run_onnxruntime(onnx.parser.parse_model(f"{text} {{ {body} }}"), {"x": row})
+    away, _ = off_statistics(row.astype(np.float64), 1e-5, 2.0**-24)
+    assert np.abs(found).max() <= MULTIPLE * away.max()
+    assert away.max() <= n * 2.0**-24 * value / np.sqrt(1e-5)  # the worst case of any order
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(4, 16), nn.InstanceNorm2d(16, affine=True)], ids=["group", "instance"])
+def test_norms_of_large_images_pass_and_others_do_not(norm: nn.Module, tmp_path: Path) -> None:
+    """A zero image behind a convolution is one number in each row. An epsilon that is another is seen nevertheless."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), norm, nn.LeakyReLU()).eval()
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(1, 3, 96, 96)
+    made = normdeploy.export(net, x, output=tmp_path / "net.onnx")
+    assert normdeploy.verify(made, seeds=1)
+    proto = onnx.load(tmp_path / "net.onnx")
+    (node,) = (n for n in proto.graph.node if n.op_type == "InstanceNormalization")
+    next(a for a in node.attribute if a.name == "epsilon").f = 2e-5
+    onnx.save(proto, tmp_path / "other.onnx")
+    assert not normdeploy.verify(net, tmp_path / "other.onnx", args=x, seeds=1)
 
 
 def test_a_running_sum_loses_more_and_more() -> None:

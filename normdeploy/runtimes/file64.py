@@ -23,7 +23,7 @@ from . import RunResult
 from .arrays import check_names
 from .eager import Float64Runner
 from .exact import Array, Exact, NotEvaluated, inlined
-from .rounding import of_a_sum, op_names
+from .rounding import FLOAT32, lost_along, of_a_sum, off_statistics, op_names
 
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
 
@@ -203,6 +203,9 @@ class _Noise:
             extra = extra + np.abs(inputs[0])
         if node.op_type in ("ReduceSum", "ReduceMean", "GlobalAveragePool") and value.size and _wide(inputs[0]):
             extra = extra + np.abs(value) * (of_a_sum(inputs[0].size / value.size) - 1)
+            if unit == FLOAT32:
+                lost = lost_along(inputs[0], _reduced(node, inputs), node.op_type != "ReduceSum").reshape(value.shape)
+                value = value + lost * self._rng.uniform(-1, 1, value.shape)
         elif node.op_type == "CumSum":
             value = value + _summed(node, self.lost(value, unit) - value, int(np.asarray(inputs[1]).item()))
         elif node.op_type in _NORMS and name == node.output[0]:
@@ -210,7 +213,7 @@ class _Noise:
         return np.asarray(self.lost(value, unit, extra=extra))
 
     def _off_mean(self, node: onnx.NodeProto, inputs: list[Any], value: Array, unit: float) -> Array:
-        """What a rounded mean does to a norm: the whole row is off by as much, however little its elements lie apart."""
+        """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie apart."""
         x, scale = inputs[0], inputs[1]
         if not x.size:
             return np.zeros_like(value)
@@ -222,10 +225,18 @@ class _Noise:
             groups = int(attrs.get("num_groups", x.shape[1])) if node.op_type == "GroupNormalization" else x.shape[1]
             rows = x.reshape(x.shape[0], groups, -1)
             weight = np.repeat(scale, x.shape[1] // len(scale)).reshape(-1, *[1] * (x.ndim - 2))
-        spread = np.sqrt(rows.var(-1, keepdims=True) + float(attrs.get("epsilon", 1e-5)))
-        mean = np.abs(rows.mean(-1, keepdims=True)) / spread * of_a_sum(rows.shape[-1])
-        off = np.broadcast_to(self.lost(mean, unit) - mean, rows.shape).reshape(value.shape)
-        return np.asarray(off * weight)
+        alike, scaled = off_statistics(rows, float(attrs.get("epsilon", 1e-5)), unit)
+        drawn = (self._rng.uniform(-1, 1, alike.shape) for _ in range(2))
+        off = alike * next(drawn) + (rows - rows.mean(-1, keepdims=True)) * scaled * next(drawn)
+        return np.asarray(np.nan_to_num(off, nan=0.0, posinf=0.0, neginf=0.0).reshape(value.shape) * weight)
+
+
+def _reduced(node: onnx.NodeProto, inputs: list[Any]) -> list[int]:
+    """The axes of a reduction; none where all are."""
+    if node.op_type == "GlobalAveragePool":
+        return list(range(2, inputs[0].ndim))
+    given = inputs[1] if len(inputs) > 1 and inputs[1] is not None else next((a.ints for a in node.attribute if a.name == "axes"), ())
+    return [int(a) for a in np.asarray(given).reshape(-1)]
 
 
 def _summed(node: onnx.NodeProto, lost: Array, axis: int) -> Array:

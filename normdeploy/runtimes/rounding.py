@@ -4,11 +4,15 @@ Every result that a type of unit roundoff u rounds is disturbed: r + u·ξ·(|r|
 makes several roundings inside (sums, products of matrices, norms, transcendental functions) also has its operands disturbed, x·(1 + u·ξ);
 large parameters, as weight matrices are, stay as they are: the other operand's roundings stand for theirs.
 a is 0, but for functions whose common formulas lose relative accuracy: a sigmoid near 0 is as exact as 1, a gelu of x as x (issue F).
+
+A float32 kernel adds up a row in a few running sums. Where its elements are alike (a zero image behind a convolution with a bias) these
+lose digits step by step in one direction, n·u instead of √n·u in the worst case (Higham, Accuracy and Stability of Numerical Algorithms,
+2002, section 4.2). That hangs on the data, so it is computed: `lost_in_lanes` adds the row up as such a kernel does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -55,6 +59,8 @@ _ORDERS = op_names("topk sort argsort argmax argmin kthvalue")
 _APART = 1e-300  # of zeros; any other number absorbs it
 _NORMS = op_names("layer_norm group_norm instance_norm")
 _SMALL = 2**16  # elements of a parameter
+FLOAT32 = 2.0**-24  # its unit roundoff
+LANES = 8
 
 
 class RoundedRunner(Float64Runner):
@@ -118,11 +124,15 @@ class _Rounded(Widening):
             result = result + self._off_mean(args, result)
         elif self._op in ("sum", "mean") and _floating(result) and result.numel():
             result = result + self._lost(result.abs() * of_a_sum(args[0].numel() / result.numel()))
+            if self._unit == FLOAT32 and _floating(args[0]):
+                axes = args[1] if len(args) > 1 and args[1] is not None else ()
+                lost = lost_along(args[0].detach().numpy(), [axes] if isinstance(axes, int) else list(axes), self._op == "mean")
+                result = result + torch.from_numpy(lost).reshape(result.shape) * self._drawn(result)
         extra = (args[0].abs() if self._op in _AS_OPERAND else 0.0) + (1.0 if self._op in _AS_ONE else 0.0)
         return tree_map(lambda v: v + self._lost(v.abs() + extra) if _floating(v) else v, result)
 
     def _off_mean(self, args: Any, result: torch.Tensor) -> torch.Tensor:
-        """What a rounded mean does to a norm: the whole row is off by as much, however little its elements lie apart."""
+        """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie apart."""
         x, second = args[0], args[1]
         if self._op == "layer_norm":
             rows = x.reshape(*x.shape[: x.dim() - len(second)], -1)
@@ -134,10 +144,11 @@ class _Rounded(Widening):
             weight = None if scale is None else scale.reshape(-1, *[1] * (x.dim() - 2))
         if not rows.numel():
             return torch.zeros_like(result)
-        epsilon = next((a for a in args[3:] if isinstance(a, float)), 1e-5)
-        mean, variance = rows.mean(-1, keepdim=True), rows.var(-1, keepdim=True, correction=0)
-        off = self._lost(mean.abs() * torch.rsqrt(variance + epsilon) * of_a_sum(rows.shape[-1]))
-        away = off.expand(rows.shape).reshape(result.shape)
+        floats = [a for a in args[3:] if isinstance(a, float)]  # of instance_norm the momentum too, before the epsilon
+        epsilon = floats[-1] if floats else 1e-5
+        off, scaled = (torch.from_numpy(v) for v in off_statistics(rows.detach().numpy(), epsilon, self._unit))
+        centered = rows - rows.mean(-1, keepdim=True)
+        away = (off * self._drawn(off) + centered * scaled * self._drawn(scaled)).nan_to_num_(0.0, 0.0, 0.0).reshape(result.shape)
         return away if weight is None else away * weight
 
     def _lost(self, value: torch.Tensor) -> torch.Tensor:
@@ -158,6 +169,40 @@ class _Rounded(Widening):
 def of_a_sum(terms: float) -> float:
     """Roundings of a sum, in units of the result: of n terms of one size, added one after another, √n/3 (root mean square)."""
     return float(max(1.0, terms**0.5 / 3))
+
+
+def lost_in_lanes(rows: np.ndarray) -> np.ndarray:
+    """What the float32 sum over the last axis is off by, (…, n) -> (…, 1): in `LANES` running sums, as kernels for vectors of 256 bits
+    have them (onnxruntime's InstanceNormalization loses just as much)."""
+    n = rows.shape[-1]
+    with np.errstate(all="ignore"):
+        padded = np.zeros((*rows.shape[:-1], -(-n // LANES) * LANES), np.float32)
+        padded[..., :n] = rows
+        sums = np.add.accumulate(padded.reshape(*rows.shape[:-1], -1, LANES), axis=-2, dtype=np.float32)[..., -1, :]
+        total = np.add.accumulate(sums, axis=-1, dtype=np.float32)[..., -1:].astype(np.float64)
+        off = np.abs(total - padded.sum(-1, dtype=np.float64, keepdims=True))
+    return np.where(np.isfinite(off), off, 0.0)
+
+
+def lost_along(x: np.ndarray, axes: Sequence[int], mean: bool) -> np.ndarray:
+    """`lost_in_lanes` of a sum or mean over ``axes`` (none: all), one number for each result, in the order of the other axes."""
+    over = sorted({a % x.ndim for a in axes} or range(x.ndim)) if x.ndim else []
+    kept = [a for a in range(x.ndim) if a not in over]
+    rows = x.transpose([*kept, *over]).reshape(*(x.shape[a] for a in kept), -1)
+    return lost_in_lanes(rows)[..., 0] / (max(rows.shape[-1], 1) if mean else 1)
+
+
+def off_statistics(rows: np.ndarray, epsilon: float, unit: float) -> tuple[np.ndarray, np.ndarray]:
+    """What a row's normalized elements may be off by, all alike and in proportion to x − mean, for statistics in the type of ``unit``."""
+    n = rows.shape[-1]
+    with np.errstate(all="ignore"):
+        mean, variance = rows.mean(-1, keepdims=True), rows.var(-1, keepdims=True)
+        spread = np.sqrt(variance + epsilon)
+        away, more = unit * np.abs(mean) * of_a_sum(n), np.zeros_like(mean)
+        if unit == FLOAT32:
+            away = np.maximum(away, lost_in_lanes(rows) / n)
+            more = lost_in_lanes(np.square(rows - mean)) / n / (2 * (variance + epsilon))
+        return away / spread, more / spread
 
 
 def _floating(value: Any) -> bool:
