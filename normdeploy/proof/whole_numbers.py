@@ -28,6 +28,8 @@ def is_whole(x: Any) -> bool:
 def apply(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tuple[Any, ...]:
     """The outputs of an op all of whose inputs are whole numbers."""
     arrays = [_plain(x) for x in inputs]
+    if op in ("Expand", "Tile") and arrays[1].dtype == object:
+        raise NotProved(Why.SIZE, f"{op} of whole numbers to {', '.join(map(str, arrays[1].reshape(-1).tolist()))} places", op)
     if not any(isinstance(x, np.ndarray) and x.dtype == object for x in arrays) or op in _MOVES:
         return tuple(_plain(x) for x in evaluate.apply(op, arrays, attrs, opset=opset, outputs=outputs))
     if op in _ARITHMETIC:

@@ -21,7 +21,7 @@ from ..recognition.roots import NORMS, is_root
 from ..records import Attempt, Certificate, Finding, Status, both
 from . import certify, rounding, trials
 from .certify import unproved
-from .norm_forms import measured
+from .norm_forms import ANY, measured
 from .sealed import seals
 from .work import Work
 
@@ -96,6 +96,7 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
     """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost.
 
     For a runtime whose forms were measured, of equals the outermost: a part of the norm has a form of its own, but not the one measured.
+    Of "any" runtime these are the group norms.
     """
     found: list[tuple[int, Norm, Form]] = []
     refusals: list[_Refusal] = []
@@ -115,7 +116,7 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
             break
     if not found:
         return None, refusals
-    outermost = measured(work.wanted.forms)
+    outermost = measured(work.wanted.forms) and (work.wanted.forms != ANY or any(norm.kind == "GroupNorm" for _, norm, _ in found))
     _, norm, form = min(found, key=lambda f: (f[0], 0 if outermost else len(f[2].nodes)))
     return (norm, form), refusals
 
