@@ -61,7 +61,7 @@ def optimize(
 
     Args:
         proto: the model, weights included; it is not changed.
-        runtime: which of equal standard forms to write: "any" (one standard node wherever there is one) or the name of a runtime;
+        runtime: which of equal standard forms to write: "any" (one standard node for each norm but group norms) or the name of a runtime;
             "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most accurate (`normdeploy.rewriting.norm_forms`).
         fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies (`graphs.functions`) where no
             standard one says a norm.
