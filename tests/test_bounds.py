@@ -109,6 +109,14 @@ def test_norms_of_large_images_pass_and_others_do_not(norm: nn.Module, tmp_path:
     assert not normdeploy.verify(net, tmp_path / "other.onnx", args=x, seeds=1)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 96, 96), (3, 96, 96)])
+def test_a_pool_of_equal_numbers_loses_what_a_sum_loses(shape: tuple[int, ...]) -> None:
+    x = np.full(shape, 0.3, np.float32)
+    _, moved = spread(nn.AdaptiveAvgPool2d(1), x, runs=16)
+    lost = lost_in_lanes(np.full((1, 96 * 96), 0.3, np.float32).astype(np.float64)).item() / 96**2
+    assert lost / 4 < moved.max() < 2 * lost
+
+
 def test_a_running_sum_loses_more_and_more() -> None:
     _, moved = spread(lambda x: x.reshape(1, -1).cumsum(1), np.ones(4096, np.float32))
     assert moved[0, -1] > 20 * 2.0**-24 * 4096 / 64  # sqrt(4096) roundings of sums that grow to 4096

@@ -58,6 +58,7 @@ _AS_OPERAND = op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
 _ORDERS = op_names("topk sort argsort argmax argmin kthvalue")
 _APART = 1e-300  # of zeros; any other number absorbs it
 _NORMS = op_names("layer_norm group_norm instance_norm")
+_SUMS = op_names("sum mean adaptive_avg_pool2d adaptive_avg_pool3d")
 _SMALL = 2**16  # elements of a parameter
 FLOAT32 = 2.0**-24  # its unit roundoff
 LANES = 8
@@ -122,11 +123,12 @@ class _Rounded(Widening):
             return result + super().call_function(target, (self._lost(result), *args[1:]), kwargs)
         if self._op in _NORMS and args[0].is_floating_point():
             result = result + self._off_mean(args, result)
-        elif self._op in ("sum", "mean") and _floating(result) and result.numel():
+        elif self._op in _SUMS and _floating(result) and result.numel():
             result = result + self._lost(result.abs() * of_a_sum(args[0].numel() / result.numel()))
-            if self._unit == FLOAT32 and _floating(args[0]):
-                axes = args[1] if len(args) > 1 and args[1] is not None else ()
-                lost = lost_along(args[0].detach().numpy(), [axes] if isinstance(axes, int) else list(axes), self._op == "mean")
+            pooled = list(range(-int(self._op[-2]), 0)) if "pool" in self._op else []  # the dims of an image, "…2d"
+            if self._unit == FLOAT32 and _floating(args[0]) and all(result.shape[a] == 1 for a in pooled):
+                axes = pooled or (args[1] if len(args) > 1 and args[1] is not None else ())
+                lost = lost_along(args[0].detach().numpy(), [axes] if isinstance(axes, int) else list(axes), self._op != "sum")
                 result = result + torch.from_numpy(lost).reshape(result.shape) * self._drawn(result)
         extra = (args[0].abs() if self._op in _AS_OPERAND else 0.0) + (1.0 if self._op in _AS_ONE else 0.0)
         return tree_map(lambda v: v + self._lost(v.abs() + extra) if _floating(v) else v, result)
