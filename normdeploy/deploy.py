@@ -138,7 +138,7 @@ def export(
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None  # held no longer than it is needed
     del model  # and its weights, of which the proto holds a copy; in cycles, as torch's graphs are
-    if weight >= _HEAVY:
+    if weight >= _HEAVY and isinstance(source, str | os.PathLike):  # a live model's weights stay where they are
         gc.collect()
     with stage("norms"):
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)

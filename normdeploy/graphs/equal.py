@@ -46,10 +46,10 @@ def check_equal(
     """
     relative = 6 * math.sqrt(len(before.graph.node)) * unit_roundoff(before)
     light, weights = detached(before)
-    values = held(weights)
+    values = _all_held(weights)
     expected = _outputs(light, values, samples)
     light, weights = detached(after)
-    found = _outputs(light, held(weights) | {name: values[theirs] for name, theirs in (shared or {}).items()}, samples)
+    found = _outputs(light, _all_held(weights) | {name: values[theirs] for name, theirs in (shared or {}).items()}, samples)
     for (name, old), (_, new) in zip(expected, found, strict=True):
         difference = _difference(old, new)
         bound = relative * float(np.abs(old, where=np.isfinite(old), out=np.zeros(old.shape)).max(initial=0.0))
@@ -62,9 +62,13 @@ def check_equal(
 _Values = dict[str, ort.OrtValue]
 
 
-def held(weights: Mapping[str, onnx.TensorProto]) -> _Values:
-    """Large weights as onnxruntime takes them, bfloat16 as float32."""
-    return {name: ort.OrtValue.ortvalue_from_numpy(computable(onnx.numpy_helper.to_array(t))) for name, t in weights.items()}
+def held(weight: np.ndarray) -> ort.OrtValue:
+    """A large weight as onnxruntime takes it, where it lies; bfloat16 as float32."""
+    return ort.OrtValue.ortvalue_from_numpy(computable(weight))
+
+
+def _all_held(weights: Mapping[str, onnx.TensorProto]) -> _Values:
+    return {name: held(onnx.numpy_helper.to_array(t)) for name, t in weights.items()}
 
 
 def _outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]:

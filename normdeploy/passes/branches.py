@@ -43,8 +43,9 @@ def branches_of(graph: Graph, node: gs.Node) -> tuple[Part, Part] | None:
     """The two branches of one input that ``node`` adds up, one of them a convolution at least; None where it adds up something else."""
     if node.op not in ("Add", "Sub") or (node.domain or "") not in ("", "ai.onnx") or node.inputs[0] is node.inputs[1]:
         return None
-    linears = [linear_of(graph, graph.producer(t)) for t in node.inputs]
-    convs = [v if isinstance(v, Linear) and v.node.op == "Conv" else None for v in linears]
+    producers = [graph.producer(t) for t in node.inputs]
+    linears = [linear_of(graph, made) if made is not None and made.op == "Conv" else None for made in producers]
+    convs = [v if isinstance(v, Linear) else None for v in linears]
     first = next((c for c in convs if c is not None), None)
     if first is None:
         return None

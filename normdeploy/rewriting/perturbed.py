@@ -32,20 +32,26 @@ PATIENCE = 20.0  # seconds after which a run of the model before is ended, and f
 class Model:
     """A session without optimizations.
 
-    ``held``: weights of another model, taken where those of ``same`` are equal. ``floating``: the element types of its floating tensors
-    where it is to be perturbed: small parameters become inputs, and each reduction's result is multiplied by an input that is 1.
+    ``other``: a model whose large weights are taken where this one has the same, so that they are held once. ``floating``: the element
+    types of its floating tensors where it is to be perturbed: small parameters become inputs, and each reduction's result is multiplied
+    by an input that is 1.
     """
 
     def __init__(
         self,
         proto: onnx.ModelProto,
-        held: Mapping[str, ort.OrtValue],
+        other: Model | None = None,
         floating: Mapping[str, int] | None = None,
-        same: Mapping[str, onnx.TensorProto] | None = None,
     ) -> None:
         light, weights = detached(proto)
-        own = {name: t for name, t in weights.items() if not (name in held and same is not None and _equal(t, same.get(name)))}
-        self.values = equal.held(own) | {name: held[name] for name in weights if name not in own}
+        self._stored: dict[str, np.ndarray] = {}
+        self.values: dict[str, ort.OrtValue] = {}
+        for name, tensor in weights.items():
+            stored = onnx.numpy_helper.to_array(tensor)
+            if other is not None and name in other.values and _same(stored, other._stored[name]):
+                self._stored[name], self.values[name] = other._stored[name], other.values[name]
+            else:
+                self._stored[name], self.values[name] = stored, equal.held(stored)
         self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
         self._parameters = {} if floating is None else _as_inputs(light) | _shaken(light, floating)
         unread = {name: value for name, value in self.values.items() if name not in self._parameters}
@@ -71,8 +77,14 @@ class Model:
             watch.cancel()
 
 
-def _equal(a: onnx.TensorProto, b: onnx.TensorProto | None) -> bool:
-    return b is not None and a.data_type == b.data_type and list(a.dims) == list(b.dims) and a.raw_data == b.raw_data
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether they are the same, byte for byte."""
+    return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(_bytes(a), _bytes(b))
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return flat.view(np.uint64) if flat.size % 8 == 0 else flat
 
 
 def _as_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
