@@ -39,7 +39,7 @@ class Trouble:
 def trouble(proto: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> Trouble | None:
     """Why onnxruntime does not load ``proto``, or runs it on none of ``samples``; None where it does."""
     try:
-        model = Model(proto, {})
+        model = Model(proto)
     except Exception as error:  # onnxruntime's exceptions share no base class
         missing = _without_kernel(proto)
         said = f"onnxruntime has no kernel for {'; '.join(missing)}" if missing else f"onnxruntime can't load it: {short(error)}"

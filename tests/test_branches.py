@@ -15,10 +15,10 @@ from torch import nn
 import normdeploy
 from normdeploy.deploy import ExportResult
 from normdeploy.graphs.graph import Graph
-from normdeploy.graphs.shapes import complete
 from normdeploy.passes.batch import Fold
 from normdeploy.passes.branches import branches_of, merged
 from normdeploy.proof.branches import Branches
+from normdeploy.proof.shapes import complete
 from normdeploy.recognition.region import NoMatch, compile_region
 from normdeploy.rewriting import certify
 from normdeploy.rewriting.rewrite import optimize

@@ -18,9 +18,9 @@ import onnx_graphsurgeon as gs
 from ..engines.build import build
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from ..graphs.graph import Graph
-from ..graphs.shapes import complete
 from ..infer import open_runner
 from ..parity.candidates import NotRun
+from ..proof.shapes import complete
 from ..rewriting import rewrite
 from ..runtimes.live import LiveRunner
 from ..runtimes.trt import missing

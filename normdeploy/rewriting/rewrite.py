@@ -29,7 +29,7 @@ from ..graphs.nested_functions import functions
 from ..graphs.opsets import converted, needs_conversion, renumbered
 from ..graphs.ordering import ordered
 from ..graphs.protos import copied, names, without_unused
-from ..graphs.shapes import complete
+from ..proof.shapes import complete
 from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
 from ..records import Finding, Summary
