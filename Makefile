@@ -7,7 +7,7 @@ HUGGINGFACE := .venv-huggingface
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: demo test test-gpu architectures test-architectures test-matrix huggingface install clean
+.PHONY: demo test test-gpu architectures whole-models test-architectures test-matrix huggingface install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -36,6 +36,10 @@ $(ARCHITECTURES)/.installed: $(STAMP) tests/architectures/requirements.txt
 # every architecture of the catalogue through every verb, an hour or two; goes on where it was cut short
 architectures: $(ARCHITECTURES)/.installed
 	OMP_NUM_THREADS=1 $(ARCHITECTURES)/bin/python -m benchmarks.architectures
+
+# whole models in onnxruntime beside plain export and other optimizers, half an hour
+whole-models: $(ARCHITECTURES)/.installed
+	$(ARCHITECTURES)/bin/python -m benchmarks.whole_models
 
 test-architectures: $(ARCHITECTURES)/.installed
 	OMP_NUM_THREADS=1 $(ARCHITECTURES)/bin/python -m pytest -m architectures tests/architectures

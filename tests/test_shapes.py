@@ -93,7 +93,8 @@ def test_a_norm_over_what_is_padded_to_a_length() -> None:
     proto = parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 20]>
         net (float[N,M] i) => (float[N,K] y)
-        <int64[1] last = {-1}, int64[1] most = {64}, int64[1] none = {0}, int64[3] before = {0, 0, 0}, float eps = {1e-5}, float[1] g = {1.5}>
+        <int64[1] last = {-1}, int64[1] most = {64}, int64[1] none = {0}, int64[3] before = {0, 0, 0},
+         float eps = {1e-5}, float[1] g = {1.5}>
         {
             s = Shape(i) m = Gather<axis=0>(s, last) n = Sub(most, m) k = Max(n, none) p = Concat<axis=0>(before, k) x = Pad(i, p)
             u = ReduceMean(x, last) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e) n_ = Div(d, r)
