@@ -21,6 +21,7 @@ from .errors import GraphError, InputError
 from .infer import open_runner, run
 from .log import log, norms
 from .precision import precision as half
+from .proof.reshapes import resolve_reshapes
 from .records import Finding, Summary
 from .results import ExportResult, Origin, several
 from .rewriting import rewrite, whole
@@ -120,11 +121,11 @@ def export(
         NormdeployError: one of ``normdeploy.errors``; the message says what to do.
     """
     from .exporter import record, to_onnx
-    from .graphs.simplify import simplify
+    from .graphs import simplify as cleaner
     from .storage import signing
     from .storage.record import content_of, recorded, runs_code
 
-    stage = _Stages(progress)
+    stage, tidy = _Stages(progress), partial(cleaner.simplify, first=resolve_reshapes)
     if output is not None:
         check_output(output, source)
     signing.check(output)
@@ -143,10 +144,10 @@ def export(
     with stage("norms"):
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)
     with stage("simplify"):
-        simplified = simplify(proto, _samples(signature) if before is None else (), progress=progress)
+        simplified = tidy(proto, _samples(signature) if before is None else (), progress=progress)
     with stage("compare"):
         made = simplified.proto, summary, taken
-        (proto, summary, _), notes, ran = _compared(before, signature.inputs, wanted, made, strict, lambda plain: simplify(plain).proto)
+        (proto, summary, _), notes, ran = _compared(before, signature.inputs, wanted, made, strict, lambda plain: tidy(plain).proto)
         ran = ran or (before is None and not simplified.note)  # then cleaning up was checked by runs of both
         before = None
         if not ran:
@@ -195,10 +196,11 @@ def optimize(
     calibrate: Calibration = (),
     keep_io: bool = False,
     compare_limit: int = whole.LIMIT,
+    simplify: bool = True,
     dims: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> ExportResult:
-    """Fuse and fold the normalizations of an ONNX model from anywhere.
+    """Fuse and fold the normalizations of an ONNX model from anywhere, and clean up the rest.
 
     Args:
         source: a file, a model with its weights loaded, or what ``export`` gave; none is changed.
@@ -209,6 +211,8 @@ def optimize(
         strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite input.
         precision, calibrate, keep_io, compare_limit: as for ``export``. Inputs are generated from what ``export`` recorded in the file,
             if it did.
+        simplify: constants are computed, duplicates and dead ends removed, shapes resolved (`normdeploy.graphs.simplify`), where the
+            result can be compared with the model; else norms alone are touched.
         dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max), which the result records for ``run``, ``bench``, ``build`` and
             ``package``; those of the others must be recorded already, or follow from a table that positions along them index.
         progress: called with (stage, done, total); total is 0 where it is not known.
@@ -219,6 +223,7 @@ def optimize(
         CertificateError: with ``strict``, where a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
+    from .graphs import simplify as cleaner
     from .storage import signing
     from .storage.record import amend, content_of, recorded
 
@@ -241,10 +246,19 @@ def optimize(
     with stage("norms"):
         before = proto if whole.weight(proto) <= compare_limit else None
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)
+    with stage("simplify"):
+        tidy = partial(cleaner.simplify, first=resolve_reshapes) if simplify and before is not None else cleaner.Simplified
+        tidied = tidy(proto)
     with stage("compare"):
-        (proto, summary, _), notes, ran = _compared(before, inputs, wanted, (proto, summary, taken), strict)
-        if not ran:
+        made = (tidied.proto, summary, taken)
+        (tidy_proto, summary, _), notes, ran = _compared(before, inputs, wanted, made, strict, lambda plain: tidy(plain).proto)
+        if ran:
+            proto = tidy_proto
+            notes += [tidied.note] if tidied.note else []
+        else:
+            notes += ["the graph was not cleaned up: nothing says that it would stay the same"] if simplify else []
             runnable.require_as_before(proto, read, runtime)
+    summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
     notes = [*hints, *notes]
     if strict_proof:
         rewrite.require_exact(summary.findings)

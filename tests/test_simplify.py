@@ -412,12 +412,12 @@ def test_check_compares_the_places_of_nan() -> None:
 
 def test_a_failed_cleanup_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     proto, sample = scaled(4.0), {"x": np.ones(3, np.float32)}
-    monkeypatch.setattr("normdeploy.graphs.simplify._cleaned", lambda proto, progress: _opened(scaled(5.0)))
+    monkeypatch.setattr("normdeploy.graphs.simplify._cleaned", lambda proto, first, progress: _opened(scaled(5.0)))
     result = simplify(proto, [sample])
     assert result.proto is proto
     assert "left unsimplified: simplifying changed the output 'y'" in result.note
 
-    def broken(proto: onnx.ModelProto, progress: object) -> onnx.ModelProto:
+    def broken(proto: onnx.ModelProto, first: object, progress: object) -> onnx.ModelProto:
         raise KeyError("no such thing")
 
     monkeypatch.setattr("normdeploy.graphs.simplify._cleaned", broken)

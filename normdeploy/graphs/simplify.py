@@ -42,6 +42,9 @@ from .equal import check_equal
 __all__ = ["Simplified", "check_equal", "simplify"]
 
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization"})
+_RULES_FROM = 14  # the opset of the newest op that the rules write (Reshape with allowzero)
+_RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+_WIDE = 256  # inputs of a node beyond which merging equal initializers, which looks at all of them each time, takes minutes
 _ROUNDS = 4  # each resolves what the one before made constant; the models seen settle in two or three
 
 
@@ -158,20 +161,26 @@ class Simplified:
 
 
 def simplify(
-    proto: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]] = (), *, progress: Callable[[str, int, int], None] | None = None
+    proto: onnx.ModelProto,
+    samples: Sequence[Mapping[str, np.ndarray]] = (),
+    *,
+    first: Callable[[onnx.ModelProto], None] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Simplified:
-    """Clean up ``proto`` (opset 18 or later, external data loaded) and check the result on ``samples``.
+    """Clean up ``proto`` (external data loaded) and check the result on ``samples``.
 
     Kept as they are: the norm ops, function bodies, metadata under ``normdeploy.``, the model's metadata, dim names, the names of
-    inputs, outputs and surviving tensors. No op outside the default domain and none newer than the file's opset is written.
+    inputs, outputs and surviving tensors, initializers that are inputs too. No op outside the default domain and none newer than the
+    file's opset is written. Before opset 14 the rules are left out: constants are folded, duplicates and dead ends removed.
 
     Args:
         proto: not changed.
         samples: inputs for ``check_equal``; empty: not checked.
+        first: changes a copy without large weights before anything else, `proof.reshapes` for instance.
         progress: called with (stage, done, total).
     """
     try:
-        after, untouched = _closed(_cleaned(proto, progress))
+        after, untouched = _closed(_cleaned(proto, first, progress))
         if samples:
             check_equal(proto, after, samples, {name: weight.name for name, weight in untouched.items()})
         _fill(after, untouched)
@@ -191,8 +200,10 @@ class _Weight(ir.LazyTensor):
         )
 
 
-def _opened(proto: onnx.ModelProto) -> ir.Model:
+def _opened(proto: onnx.ModelProto, first: Callable[[onnx.ModelProto], None] | None = None) -> ir.Model:
     light, tensors = detached(proto)
+    if first is not None:
+        first(light)
     refer(light, dict.fromkeys(tensors, ("the model given", 0, 0)))
     model = ir.serde.deserialize_model(light)
     for name, tensor in tensors.items():
@@ -223,17 +234,26 @@ def _fill(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> No
             initializer.name = name
 
 
-def _cleaned(proto: onnx.ModelProto, progress: Callable[[str, int, int], None] | None) -> ir.Model:
-    model = _opened(proto)
+def _cleaned(
+    proto: onnx.ModelProto, first: Callable[[onnx.ModelProto], None] | None, progress: Callable[[str, int, int], None] | None
+) -> ir.Model:
+    model = _opened(proto, first)
     before = _metadata(model)
     imports = dict(model.opset_imports)
-    functions = dict(model.functions)
+    draws, functions = _draws(model), dict(model.functions)
     model.functions.clear()  # out of the passes' reach
+    given = {v: v.const_value for v in model.graph.inputs if v.const_value is not None}
+    for value in given:  # a default that the caller may override is no constant
+        value.const_value = None
+        model.graph.initializers.pop(str(value.name), None)
     for done in range(_ROUNDS):
         if progress is not None:
             progress("simplify", done, _ROUNDS)
-        if not _round(model):
+        if not _round(model, draws):
             break
+    for value, default in given.items():
+        value.const_value = default
+        model.graph.register_initializer(value)
     common.NameFixPass()(model)
     model.functions.update(functions)
     model.opset_imports.update({domain: version for domain, version in imports.items() if domain})
@@ -243,21 +263,29 @@ def _cleaned(proto: onnx.ModelProto, progress: Callable[[str, int, int], None] |
     return model
 
 
-def _round(model: ir.Model) -> bool:
+def _draws(model: ir.Model) -> bool:
+    """Whether it draws random numbers: two nodes alike may then differ."""
+    nodes = [*ir.traversal.RecursiveGraphIterator(model.graph), *(n for f in model.functions.values() for n in f)]
+    return any(n.op_type in _RANDOM or (n.op_type == "Dropout" and len(n.inputs) > 2) for n in nodes)
+
+
+def _round(model: ir.Model, draws: bool) -> bool:
     """One round of all passes; False where nothing changed."""
     folded = fold_constants_ir(model, onnx_shape_inference=True, should_fold=_foldable)
     present = {node.op_type for node in ir.traversal.RecursiveGraphIterator(model.graph)}
     possible = [rule for op_type, found in _RULES.items() if op_type in present for rule in found]
+    wide = any(len(node.inputs) > _WIDE for node in model.graph)
+    ruled = model.opset_imports.get("", 0) >= _RULES_FROM
     results = [
         run(model).modified
         for run in (
-            *([RewritePass(possible)] if possible else []),
-            SplitTiledSlices(),
+            *([RewritePass(possible)] if possible and ruled else []),
+            *([SplitTiledSlices()] if ruled else []),
             common.RemoveUnusedNodesPass(),
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
             common.LiftSubgraphInitializersToMainGraphPass(),
-            common.DeduplicateInitializersPass(),
-            common.CommonSubexpressionEliminationPass(),
+            *([] if wide else [common.DeduplicateInitializersPass()]),
+            *([] if draws else [common.CommonSubexpressionEliminationPass()]),
         )
     ]
     return bool(folded.modified or any(results))

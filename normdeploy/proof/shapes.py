@@ -32,6 +32,11 @@ Shape = list["Size | None"]
 
 def complete(graph: Graph) -> None:
     """Let ``graph`` know the shapes that can be found, in the graph's order, so that one leads to the next."""
+    sizes_in(graph)
+
+
+def sizes_in(graph: Graph) -> Mapping[int, np.ndarray]:
+    """As `complete`; and what the graph computes of sizes, by the ids of the tensors: arrays of integers and `Size`."""
     known: dict[int, np.ndarray] = {}
     for node in graph.nodes:
         if (node.domain or "") not in ("", "ai.onnx"):
@@ -49,6 +54,7 @@ def complete(graph: Graph) -> None:
                 found = _worked_out(graph, node, output, known)
                 if found is not None:
                     graph.learn(output, None, _better(graph, node, graph.shape(output), found))
+    return known
 
 
 def _open(dims: Dims | None) -> bool:
@@ -107,7 +113,7 @@ def _dims(kind: onnx.TypeProto) -> Dims | None:
 def _whole_numbers(graph: Graph, node: gs.Node, known: dict[int, np.ndarray]) -> None:
     """Let ``known`` hold what a node makes of sizes, by the ids of its outputs; nothing where that changes from size to size."""
     if node.op in ("Shape", "Size"):
-        shape = _shape(graph, node.inputs[0])
+        shape = shape_of(graph, node.inputs[0])
         if shape is None:
             return
         attrs = graph.attrs(node)
@@ -156,7 +162,7 @@ def _numbers(operand: np.ndarray | None) -> list[int] | None:
 # ------------------------------------------------------------------ shapes
 
 
-def _shape(graph: Graph, t: gs.Tensor) -> list[Size] | None:
+def shape_of(graph: Graph, t: gs.Tensor) -> list[Size] | None:
     """Each dim as a polynomial; one of which nothing is known is a symbol of its own."""
     dims = graph.shape(t)
     return None if dims is None else [dim_size(d, f"{_UNKNOWN}{t.name}:{i}") for i, d in enumerate(dims)]
@@ -171,7 +177,7 @@ def _product(sizes: Sequence[Size]) -> Size:
 
 def _worked_out(graph: Graph, node: gs.Node, output: gs.Tensor, known: Mapping[int, np.ndarray]) -> Dims | None:
     data = [t for t in node.inputs if not t.is_empty()] if node.op == "Concat" else node.inputs[:1]
-    shapes = [_shape(graph, t) for t in data]
+    shapes = [shape_of(graph, t) for t in data]
     if any(s is None for s in shapes):
         return None
     operands = [None if t.is_empty() else _operand(graph, t, known) for t in node.inputs]
@@ -180,7 +186,7 @@ def _worked_out(graph: Graph, node: gs.Node, output: gs.Tensor, known: Mapping[i
         return None
     try:
         if node.op == "Gather":
-            indices = _shape(graph, node.inputs[1])
+            indices = shape_of(graph, node.inputs[1])
             found = None if indices is None else _gathered(shapes[0], indices, graph.attrs(node))  # type: ignore[arg-type]
         else:
             found = _SHAPES[node.op](shapes, operands, graph.attrs(node), node.outputs.index(output))

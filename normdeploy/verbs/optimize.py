@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from .console import bars, check_report, tell
 from .options import (
     Calibrate,
@@ -34,12 +38,13 @@ def optimize(
     calibrate: Calibrate = None,
     keep_io: KeepIO = False,
     compare_limit: CompareLimit = 2**30,
+    no_simplify: Annotated[bool, typer.Option("--no-simplify", help="Leave all but the norms as it is.")] = False,
     dim: Dims = None,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fuse and fold the normalizations of an ONNX file from anywhere."""
+    """Fuse and fold the normalizations of an ONNX file from anywhere, and clean up the rest."""
     from .. import deploy
     from ..reports.report import Report
 
@@ -56,6 +61,7 @@ def optimize(
             calibrate=calibrate or (),
             keep_io=keep_io,
             compare_limit=compare_limit,
+            simplify=not no_simplify,
             dims=dim or (),
             progress=progress,
         )

@@ -1,0 +1,75 @@
+"""Reshape and Expand to computed sizes as the same to constants: what a graph computes of one open dim goes away.
+
+Of a Reshape's operand each size that is the data's own at that place is 0 ("as it is"), and one other open size is -1 ("the rest", which
+is what remains where the operand is right). Of an Expand's operand a size that is the data's own is 1. Both hold at every size, by the
+polynomials of `normdeploy.proof.shapes`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ..graphs.graph import Graph
+from .shapes import shape_of, sizes_in
+from .sizes import ONE, Size
+
+_SIZES = frozenset({"Shape", "Size"})
+
+
+def resolve_reshapes(proto: onnx.ModelProto) -> None:
+    """Give the Reshapes and Expands of the main graph constant operands, where they are worked out; changes ``proto``."""
+    if not any(node.op_type in _SIZES for node in proto.graph.node):
+        return
+    graph = Graph(proto)
+    sizes = sizes_in(graph)
+    found: dict[str, list[int]] = {}
+    for node in graph.nodes:
+        if node.op not in ("Reshape", "Expand") or (node.domain or "") not in ("", "ai.onnx") or len(node.inputs) < 2:
+            continue
+        operand, data = sizes.get(id(node.inputs[1])), shape_of(graph, node.inputs[0])
+        if operand is None or data is None or operand.ndim != 1 or graph.is_constant(node.inputs[1]):
+            continue
+        asked = [Size.of(n) for n in operand.tolist()]
+        numbers = _view(data, asked, graph.attrs(node).get("allowzero", 0)) if node.op == "Reshape" else _spread(data, asked)
+        if numbers is not None:
+            found[node.outputs[0].name] = numbers
+    taken = {t.name for t in proto.graph.initializer} | {name for node in proto.graph.node for name in (*node.input, *node.output)}
+    for held in proto.graph.node:
+        numbers = found.get(held.output[0]) if held.output else None
+        if numbers is None:
+            continue
+        name = f"{held.output[0]}.sizes"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        proto.graph.initializer.append(numpy_helper.from_array(np.array(numbers, dtype=np.int64), name))
+        held.input[1] = name
+
+
+def _view(data: list[Size], asked: list[Size], allowzero: int) -> list[int] | None:
+    if allowzero:
+        return None
+    found: list[int] = []
+    for i, n in enumerate(asked):
+        number = n.number
+        if number is not None:  # a size, 0 or -1
+            found.append(number)
+        elif i < len(data) and n == data[i]:
+            found.append(0)
+        else:
+            found.append(-1)
+    return found if found.count(-1) < 2 else None
+
+
+def _spread(data: list[Size], asked: list[Size]) -> list[int] | None:
+    offset = len(asked) - len(data)
+    found: list[int] = []
+    for i, n in enumerate(asked):
+        own = data[i - offset] if i >= offset else ONE
+        number = n.number
+        if number is None and n != own:
+            return None
+        found.append(1 if number is None else number)
+    return found
