@@ -91,3 +91,19 @@ def test_a_clamp_that_no_attribute_holds_is_refused() -> None:
     (finding,) = result.summary.findings
     assert finding.status == "refused"
     assert "can't be written: an attribute is a float32 number" in finding.reason
+
+
+def test_a_large_number_that_swallows_the_variance_is_no_clamp() -> None:
+    """Found by `benchmarks.attack` (poles): √((V + c)²) − c in the place of V; in float64 no row says anything of its denominator."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 13]> net (float[2,N,12] x) => (float[2,N,12] y)
+        <float two = {2}, float c = {137751.25}, float eps = {1e-5}, float[12] g = {1,2,3,4,5,6,1,2,3,4,5,6}, float[12] o = {6,5,4,3,2,1,1,2,3,4,5,6}>
+        {
+            u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Pow(d, two) v = ReduceMean<axes=[-1]>(q) a = Add(v, c) b = Mul(a, a) r = Sqrt(b)
+            w = Sub(r, c) e = Add(w, eps) s = Sqrt(e) i = Reciprocal(s) k = Mul(i, g) m = Mul(u, k) z = Sub(o, m) n = Mul(x, k)
+            y = Add(n, z)
+        }"""
+    )
+    result = normdeploy.optimize(proto, simplify=False)
+    assert {f.status for f in result.summary.findings} <= {"refused", "undone"}
+    assert [n.op_type for n in result.proto.graph.node] == [n.op_type for n in proto.graph.node]

@@ -8,7 +8,8 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from normdeploy.graphs.simplify import simplify
+import normdeploy
+from normdeploy.graphs.simplify import Simplified, simplify
 from normdeploy.proof.reshapes import resolve_reshapes
 from tests.support import run_onnxruntime
 
@@ -118,3 +119,36 @@ def test_old_files_are_cleaned_without_rules(opset: int) -> None:
     assert [n.op_type for n in cleaned.proto.graph.node] == ["Mul"]
     x = np.ones((1, 2, 6), np.float32)
     np.testing.assert_array_equal(run_onnxruntime(cleaned.proto, {"x": x})[0], 3 * x)
+
+
+def untidy() -> onnx.ModelProto:
+    """A relu with a constant that is computed twice, and a dead end."""
+    body = "c = Add(one, two) d = Add(one, two) e = Cast<to=1>(c) f = Cast<to=1>(d) g = Mul(e, f) dead = Exp(x) r = Relu(x) y = Mul(r, g)"
+    return net(body)
+
+
+def ops(proto: onnx.ModelProto) -> list[str]:
+    return [n.op_type for n in proto.graph.node]
+
+
+def test_optimize_cleans_up_unless_told_not_to() -> None:
+    assert ops(normdeploy.optimize(untidy()).proto) == ["Relu", "Mul"]
+    assert ops(normdeploy.optimize(untidy(), simplify=False).proto) == ops(untidy())
+
+
+def test_optimize_cleans_up_only_what_it_can_compare() -> None:
+    result = normdeploy.optimize(untidy(), compare_limit=0)
+    assert ops(result.proto) == ops(untidy())
+    assert any("not cleaned up" in note for note in result.notes)
+
+
+def test_a_cleanup_that_changes_numbers_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(proto: onnx.ModelProto, **_: object) -> Simplified:
+        out = onnx.ModelProto.FromString(proto.SerializeToString())
+        out.graph.node[-2].op_type = "LeakyRelu"
+        return Simplified(out)
+
+    monkeypatch.setattr("normdeploy.graphs.simplify.simplify", wrong)
+    result = normdeploy.optimize(untidy())
+    assert ops(result.proto) == ops(untidy())
+    assert any("left unsimplified" in note for note in result.notes)

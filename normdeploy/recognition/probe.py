@@ -301,7 +301,7 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
                 return outside
             break
         scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3
-    if (np.abs(ask.odd(x)[sure] / unit[sure] - 1) < 1e-12).all():
+    if sure.any() and (np.abs(ask.odd(x)[sure] / unit[sure] - 1) < 1e-12).all():
         clamped = _clamped(ask, found, x, sure)
         if clamped is not None and not _check(ask, clamped):
             return clamped
