@@ -97,7 +97,8 @@ def test_a_large_number_that_swallows_the_variance_is_no_clamp() -> None:
     """Found by `benchmarks.attack` (poles): √((V + c)²) − c in the place of V; in float64 no row says anything of its denominator."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 13]> net (float[2,N,12] x) => (float[2,N,12] y)
-        <float two = {2}, float c = {137751.25}, float eps = {1e-5}, float[12] g = {1,2,3,4,5,6,1,2,3,4,5,6}, float[12] o = {6,5,4,3,2,1,1,2,3,4,5,6}>
+        <float two = {2}, float c = {137751.25}, float eps = {1e-5},
+         float[12] g = {1,2,3,4,5,6,1,2,3,4,5,6}, float[12] o = {6,5,4,3,2,1,1,2,3,4,5,6}>
         {
             u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Pow(d, two) v = ReduceMean<axes=[-1]>(q) a = Add(v, c) b = Mul(a, a) r = Sqrt(b)
             w = Sub(r, c) e = Add(w, eps) s = Sqrt(e) i = Reciprocal(s) k = Mul(i, g) m = Mul(u, k) z = Sub(o, m) n = Mul(x, k)
