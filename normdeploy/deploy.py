@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -460,6 +461,7 @@ def bench(
     seed: int = 0,
     norm_impl: str | Sequence[str] = (),
     norms: str | None = None,
+    against: str | Sequence[str] = (),
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Race:
@@ -475,6 +477,7 @@ def bench(
         seed: of generated inputs, and of the order in each round.
         norm_impl: race the norms of the one ONNX file given, each in these forms (``normdeploy.race.norms``); ["all"]: in all.
         norms: race usual norms of this kind, or "all"; no file is needed then.
+        against: what others write of the same model, raced too: "plain", "onnxslim", "onnxsim", "ort-transformers" (``race.peers``).
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: as for ``export``.
 
@@ -484,9 +487,14 @@ def bench(
     from .infer import is_engine, sizes_of
     from .race.bench import bench as raced
     from .race.norms import race_norms
+    from .race.peers import check_peers, written
     from .storage.archive import read_npz
 
+    peers = several(against)
+    check_peers(peers)
     if norm_impl or norms is not None:
+        if peers:
+            raise InputError("norms are raced by themselves, and others' files are of whole models; leave --against out")
         if feeds is not None:
             raise InputError("norms are raced on inputs of their own, and inputs were given; leave one of them out")
         _no_model(loading)
@@ -508,8 +516,12 @@ def bench(
     else:
         _no_model(loading)
     given = read_npz(feeds) if isinstance(feeds, str | os.PathLike) else feeds
-    race = raced(model, files, inputs=given, sizes=sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
-    return replace(race, notes=(*notes, *race.notes))
+    with tempfile.TemporaryDirectory() as folder:
+        theirs, failed = written(peers, model, [f for f in files if is_onnx(f)], Path(folder)) if peers else ([], [])
+        race = raced(
+            model, [*files, *theirs], inputs=given, sizes=sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress
+        )
+    return replace(race, not_run=(*failed, *race.not_run), notes=(*notes, *race.notes))
 
 
 def _no_model(loading: Loading) -> None:

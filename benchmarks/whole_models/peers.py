@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import onnx
 
+from normdeploy.race.peers import onnxsim, onnxslim
+
 from .subjects import Subject
 
 
-def onnxslim(plain: Path, out: Path, subject: Subject) -> None:
-    onnx.save(import_module("onnxslim").slim(onnx.load(plain)), out)
-
-
-def onnxsim(plain: Path, out: Path, subject: Subject) -> None:
-    onnx.save(import_module("onnxsim").simplify(onnx.load(plain))[0], out)
+def _by(tool: Callable[[onnx.ModelProto], onnx.ModelProto]) -> Callable[[Path, Path, Subject], None]:
+    return lambda plain, out, subject: onnx.save(tool(onnx.load(plain)), out)
 
 
 def ort_transformers(plain: Path, out: Path, subject: Subject) -> None:
-    """For the models that it has a name for; the others are left as they are, which is no peer."""
+    """For the models that it has a name for, told of their heads and width; the others are left as they are, which is no peer."""
     from onnxruntime.transformers.optimizer import optimize_model
 
     if not subject.kind:
@@ -30,8 +27,8 @@ def ort_transformers(plain: Path, out: Path, subject: Subject) -> None:
 
 
 PEERS: dict[str, Callable[[Path, Path, Subject], None]] = {
-    "onnxslim": onnxslim,
-    "onnxsim": onnxsim,
+    "onnxslim": _by(onnxslim),
+    "onnxsim": _by(onnxsim),
     "onnxruntime.transformers": ort_transformers,
 }
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from .degree import Degree, added
 from .errors import NotProved, Redraw, Why
 from .field import Field
 from .plan import Atoms, Axes, Plan, product
 from .products import contracted
 from .sampler import Draws, Sampler, sign_of
 from .sizes import ONE, Size
-from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Degree, Value, axis_of
+from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value, axis_of
 
 
 @dataclass
@@ -82,11 +83,9 @@ class Arithmetic(Sampler):
         return self._sum(x, y, -1)
 
     def _sum(self, x: Value, y: Value, by: int) -> Value:
-        (n, d), (m, e) = x.degree, y.degree
-        degree = (max(n, m), 0) if d == e == 0 else (max(n + e, m + d), d + e)
         p = self.gf.p if self.gf is not None else 0
         exact, real = ((lambda a, b: (a + b) % p), np.add) if by == 1 else ((lambda a, b: (a - b) % p), np.subtract)
-        z = self._two(x, y, exact, real, degree)
+        z = self._two(x, y, exact, real, x.degree.plus(y.degree))
         if by == 1 and x.sign and y.sign:
             z.sign = max(x.sign, y.sign)
         if x.size is not None and y.size is not None:
@@ -96,7 +95,7 @@ class Arithmetic(Sampler):
 
     def mul(self, x: Value, y: Value) -> Value:
         p = self.gf.p if self.gf is not None else 0
-        z = self._two(x, y, lambda a, b: a * b % p, np.multiply, (x.degree[0] + y.degree[0], x.degree[1] + y.degree[1]))
+        z = self._two(x, y, lambda a, b: a * b % p, np.multiply, x.degree.times(y.degree))
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
         z.nonzero = x.nonzero and y.nonzero
         if (x.roots is not None or x.nonzero) and (y.roots is not None or y.nonzero) and not (x.roots is y.roots is None):
@@ -123,7 +122,7 @@ class Arithmetic(Sampler):
             made = self.gf.inverse(y.a)
         with np.errstate(all="ignore"):
             f = np.asarray(1, dtype=self.real) / y.f
-        z = Value(y.axes, made, f, y.data, y.sign, (y.degree[1], y.degree[0]), sized=y.sized)
+        z = Value(y.axes, made, f, y.data, y.sign, y.degree.inverse(), sized=y.sized)
         z.nonzero = y.nonzero or y.sign == POSITIVE  # else it is Inf where y is zero, and 1/Inf is zero
         z.sums, z.fixed = y.sums, y.fixed | (y.along() if y.sums else frozenset())
         return z
@@ -203,7 +202,7 @@ class Arithmetic(Sampler):
         with np.errstate(all="ignore"):
             floats = contracted(f, g, slots)
         z = Value(tuple(() if i in axes else axis for i, axis in enumerate(common)), made, floats.reshape([floats.shape[i] for i in kept]))
-        z.data, z.degree = x.data or y.data, (x.degree[0] + y.degree[0], x.degree[1] + y.degree[1])
+        z.data, z.degree = x.data or y.data, x.degree.times(y.degree)
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
         z.sized = x.sized or y.sized or any(atom.symbols() for atom in summed)
         z.sums, z.fixed = x.sums | y.sums | summed, fixed
@@ -247,7 +246,7 @@ class Arithmetic(Sampler):
         made = (a * b % self.gf.p).reshape(-1)
         if (made != made[0]).any():
             return None
-        self.plan.need(t.degree[0] + t.degree[1] + w.degree[0] + w.degree[1])
+        self.plan.need(added(t.degree.both(), w.degree.both()))
         return int(made[0]), float(t.f.reshape(-1)[0] * w.f.reshape(-1)[0])
 
     def ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
@@ -260,7 +259,7 @@ class Arithmetic(Sampler):
         r = int(a.reshape(-1)[0]) * pow(int(b.reshape(-1)[0]), -1, self.gf.p) % self.gf.p
         if ((a - r * b) % self.gf.p != 0).any():
             return None
-        self.plan.need(t.degree[0] + t.degree[1] + w.degree[0] + w.degree[1])
+        self.plan.need(added(t.degree.both(), w.degree.both()))
         with np.errstate(all="ignore"):
             value = float(t.f.reshape(-1)[0] / w.f.reshape(-1)[0])
         return r, value

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluate.core import optional, text
+from .degree import Degree
 from .errors import NotProved, Why
 from .machine import Machine
 from .ops import Attrs, Inputs, Op, by_channel, lifted
@@ -114,7 +115,7 @@ def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, tran
         f, a = _spread(m, f, slots.start, places, tap), None if a is None else _spread(m, a, slots.start, places, tap)
         axes[3 + i] = places
         taps.append(tap)
-    made = Value((*axes, *taps), a, f, x.data, degree=(x.degree[0] + rank, x.degree[1]), sized=x.sized, sums=x.sums)
+    made = Value((*axes, *taps), a, f, x.data, degree=x.degree.times(Degree.of_each(axes[3 : 3 + rank])), sized=x.sized, sums=x.sums)
     made.fixed = _fixed(x, tuple(axes), rank)
     return made
 

@@ -103,8 +103,7 @@ class Machine(Arithmetic):
         """√t: of a constant, of a multiple of a radicand that is known, or of a new radicand that can't be negative."""
         with np.errstate(all="ignore"):
             f = np.sqrt(t.f)
-        degree = ((t.degree[0] + t.degree[1] + 1) // 2, t.degree[1])
-        made = Value(t.axes, None, f, t.data, POSITIVE if t.sign == POSITIVE else NOT_NEGATIVE, degree, sized=t.sized, sums=t.sums)
+        made = Value(t.axes, None, f, t.data, POSITIVE if t.sign == POSITIVE else NOT_NEGATIVE, t.degree.root(), sized=t.sized, sums=t.sums)
         made.nonzero, made.fixed = t.sign == POSITIVE, t.fixed | (t.along() if t.sums else frozenset())
         if self.gf is None or t.a is None:
             return made

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluate.core import integers, optional
+from .degree import Degree
 from .errors import NotProved, Why
 from .machine import Machine
 from .sizes import ONE, Size
@@ -222,7 +223,7 @@ def _concat(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) 
     start = 1 + sum(len(c) for i, c in enumerate(common) if i < axis)
     a = None if any(x is None for x, _ in arrays) else np.concatenate([x for x, _ in arrays], axis=start)
     f = np.concatenate([y for _, y in arrays], axis=start)
-    degree = (max(v.degree[0] for v in values), max(v.degree[1] for v in values))
+    degree = functools.reduce(Degree.beside, (v.degree for v in values))
     axes = tuple(m.plan.atoms(size) if i == axis else c for i, c in enumerate(common))
     sign = min(v.sign for v in values)
     made = Value(axes, a, f, any(v.data for v in values), sign, degree, sized=any(v.sized for v in values))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .degree import ALL
 from .errors import NotProved, Restart, Why
 from .sizes import ONE, Place, Size
 
@@ -18,6 +20,7 @@ Atoms = tuple[Size, ...]
 Axes = tuple[Atoms, ...]
 
 _FEW = 2  # points of an axis that nothing is summed over
+_FEWEST = 5  # points of one that is, before anything is known of degrees
 _MOST = 64  # points that an axis may need
 _CUTS = 32
 
@@ -26,7 +29,7 @@ _CUTS = 32
 class Plan:
     """What evaluations have learned of the axes; it only grows, and each growth begins the evaluation again."""
 
-    points: int = 5  # of an axis that is summed over: two more than the degree of what is compared
+    points: dict[Size, int] = field(default_factory=dict)  # of an axis that is summed over: two more than the degree of what is compared
     cuts: dict[Size, tuple[Size, Size]] = field(default_factory=dict)
     summed: set[Size] = field(default_factory=set)
     joins: dict[Size, tuple[Size, ...]] = field(default_factory=dict)  # what a Concat puts one behind the other
@@ -93,20 +96,26 @@ class Plan:
         if atom in self.joins:
             return self.bounds(atom)[-1]
         n, together = atom.number, self.together.get(atom, 1)
-        few = self.points + together - 1 if atom in self.summed else max(_FEW, together)
+        few = self.points.get(atom, _FEWEST) + together - 1 if atom in self.summed else max(_FEW, together)
         return n if n is not None and n <= few else few
 
     def sampled(self, atom: Size) -> bool:
         n = atom.number
         return n is None or self.count(atom) < n or atom in self.joins
 
-    def need(self, degree: int) -> None:
-        """Have enough points for an identity of this degree."""
-        if degree + 2 > self.points and any(self.sampled(atom) for atom in self.summed):
-            if degree + 2 > _MOST:
-                raise NotProved(Why.LIMIT, f"it is of degree {degree}; sizes are proved up to {_MOST - 2}")
-            self.points = degree + 2
-            raise Restart
+    def need(self, degrees: Mapping[Size | None, int]) -> None:
+        """Have enough points for an identity of this degree in the places of each atom; of all atoms where axes are cut or joined, for then
+        a place belongs to several."""
+        total = degrees.get(ALL, 0)
+        whole = bool(self.cuts or self.joins or self.displaced)
+        wanted = {atom: (total if whole else degrees.get(atom, 0)) + 2 for atom in self.summed}
+        more = {a: n for a, n in wanted.items() if n > self.points.get(a, _FEWEST) and self.sampled(a)}
+        if not more:
+            return
+        if max(more.values()) > _MOST:
+            raise NotProved(Why.LIMIT, f"it is of degree {max(more.values()) - 2}; sizes are proved up to {_MOST - 2}")
+        self.points |= more
+        raise Restart
 
     def unified(self, one: Atoms, other: Atoms) -> Atoms:
         """The atoms of two axes that lie over each other, element by element."""

@@ -81,7 +81,10 @@ def dot(a: Array, b: Array, p: int) -> Array:
 
 
 def _digits(a: Array, p: int, digits: int) -> Array:
-    data = b"".join((int(v) % p).to_bytes(2 * digits, "little") for v in a.reshape(-1).tolist())
+    flat = a.reshape(-1).tolist()
+    held = {id(v): v for v in flat}  # what a convolution gathers stands there many times
+    said = {at: (int(v) % p).to_bytes(2 * digits, "little") for at, v in held.items()}
+    data = b"".join(map(said.__getitem__, map(id, flat)))
     return np.frombuffer(data, dtype="<u2").reshape(*a.shape, digits).astype(np.float64)
 
 

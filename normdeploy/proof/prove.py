@@ -17,6 +17,7 @@ import numpy as np
 from ..evaluate import evaluate
 from . import nonfinite, readings, stored
 from .branches import Branches
+from .degree import ALL, times
 from .errors import NewPrime, NotProved, OtherEpsilon, Redraw, Restart, Why
 from .field import BITS, Field
 from .field import field as field_number
@@ -245,7 +246,7 @@ def _compared(m: Machine, old: Value, new: Value, computed: bool) -> tuple[int, 
     """
     if old.shape != new.shape:
         raise NotProved(Why.SIZE, f"the shape {_told(old)} becomes {_told(new)}, and nothing says that they are one")
-    degree = max(old.degree[0] + new.degree[1], new.degree[0] + old.degree[1])
+    degrees = old.degree.against(new.degree)
     _, ((b, f), (a, g)) = m.over_each_other(old, new)
     assert a is not None
     assert b is not None
@@ -255,13 +256,13 @@ def _compared(m: Machine, old: Value, new: Value, computed: bool) -> tuple[int, 
     if not same and not computed:
         raise NotProved(Why.DIFFERS, "it computes something else")
     if not same:
-        degree *= 2
+        degrees = times(degrees, 2)
     affine = None if same else _affine(a, b, p)
-    m.plan.need(degree)
+    m.plan.need(degrees)
     f, g = np.broadcast_arrays(f[: DRAWS - 1], g[: DRAWS - 1])
     if same and not np.allclose(f, g, rtol=1e-6, atol=1e-6 * (float(np.abs(f).max()) + 1e-300), equal_nan=True):
         raise NotProved(Why.DIFFERS, "the floats differ where the field agrees")
-    return int(np.prod(np.broadcast_shapes(a.shape, b.shape))), degree, affine
+    return int(np.prod(np.broadcast_shapes(a.shape, b.shape))), degrees.get(ALL, 0), affine
 
 
 def _affine(a: Any, b: Any, p: int) -> tuple[Any, Any]:

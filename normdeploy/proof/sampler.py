@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .degree import Degree
 from .errors import NotProved, Why
 from .field import BITS, Field
 from .plan import Axes, Plan
@@ -85,7 +86,7 @@ class Sampler:
         places = array.reshape([whole(a) for a in atoms])[np.ix_(*(self._places(a) for a in atoms))]
         f = places.astype(self.real)[None]
         a = None if self.gf is None else self.elements(("constant", held.digest, tuple(atoms)), f.shape)
-        return Value(axes, a, f, sign=held.sign, degree=(slots_of(axes), 0), nonzero=held.nonzero)
+        return Value(axes, a, f, sign=held.sign, degree=Degree.of(a for axis in axes for a in axis), nonzero=held.nonzero)
 
     def leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
         labels = itertools.count()
@@ -93,7 +94,7 @@ class Sampler:
         counts = tuple(self.plan.count(a) for axis in axes for a in axis)
         f = reals(counts)
         a = None if self.gf is None else self.elements(("leaf", key, tuple(x for axis in axes for x in axis)), (DRAWS, *counts))
-        return Value(axes, a, f.astype(self.real), data=True, degree=(slots_of(axes), 0))
+        return Value(axes, a, f.astype(self.real), data=True, degree=Degree.of(a for axis in axes for a in axis))
 
     def elements(self, key: Any, shape: tuple[int, ...]) -> Array:
         """Random elements of the field that stay the same until they are drawn again."""
@@ -178,12 +179,6 @@ class Sampler:
 
 def sign_of(size: Size) -> int:
     return POSITIVE if size.positive else NOT_NEGATIVE if size.not_negative else NEGATIVE
-
-
-def slots_of(axes: Axes) -> int:
-    """The largest number of axes of one atom: an element of S×S names two places of S."""
-    atoms = [atom for axis in axes for atom in axis]
-    return max((atoms.count(atom) for atom in set(atoms)), default=1) or 1
 
 
 def whole(atom: Size) -> int:

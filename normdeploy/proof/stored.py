@@ -72,7 +72,7 @@ def check(sides: Sides, plan: Plan, epsilons: Mapping[int, float], read: bool) -
 
 
 def _full(plan: Plan) -> _Full:
-    return _Full(plan.points, dict(plan.cuts), set(plan.summed), dict(plan.joins), plan.displaced, dict(plan.together))
+    return _Full(dict(plan.points), dict(plan.cuts), set(plan.summed), dict(plan.joins), plan.displaced, dict(plan.together))
 
 
 def check_expressions(graph: Graph, e: Expressions | Branches, plan: Plan) -> None:

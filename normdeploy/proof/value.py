@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from .degree import ZERO, Degree
 from .plan import Atoms, Axes, product
 from .sizes import Place, Size
 
 Array = np.ndarray[Any, Any]
-Degree = tuple[int, int]  # of numerator and denominator, in elements of tensors
 
 NEGATIVE, NOT_NEGATIVE, POSITIVE = 0, 1, 2  # what structure says of the sign at every real input; NEGATIVE: nothing
 
@@ -34,7 +34,7 @@ class Value:
     f: Array
     data: bool = False
     sign: int = NEGATIVE
-    degree: Degree = (0, 0)
+    degree: Degree = ZERO
     size: Size | None = None
     sized: bool = False  # depends on a symbol
     nonzero: bool = False  # no element is zero, at any place and any size

@@ -51,6 +51,10 @@ def bench(
     norms: Annotated[
         str | None, typer.Option("--norms", metavar="KIND", help="Race usual norms of this kind, such as GroupNorm, in all forms; or all.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="NAMES", help="Race others' files too, by comma: plain, onnxslim, onnxsim, ort-transformers."),
+    ] = None,
     model: Factory = None,
     model_arg: FactoryArgs = None,
     key: Key = None,
@@ -84,6 +88,7 @@ def bench(
             seed=seed,
             norm_impl=() if norm_impl is None else norm_impl.split(","),
             norms=norms,
+            against=() if against is None else against.split(","),
             progress=progress,
             **loading,
         )

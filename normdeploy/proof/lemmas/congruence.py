@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...evaluate import evaluate
+from ..degree import times
 from ..machine import Machine
 from ..ops import Attrs, Inputs, Op, lifted
 from ..value import Value
@@ -23,12 +24,12 @@ def unknown(m: Machine, name: str, x: Value, real: Any) -> Value:
     """σ(x) of a function of one number that is not looked into."""
     made = None
     if m.gf is not None and x.a is not None:
-        m.plan.need(2 * max(x.degree))  # σ hides how high the degree of its argument is from what is compared in the end
+        m.plan.need(times(x.degree.larger(), 2))  # σ hides how high the degree of its argument is from what is compared in the end
         table, p = m.draws.opaque, m.gf.p
         made = np.empty(x.a.shape, dtype=object)
         made.reshape(-1)[:] = [table.setdefault((name, v), m.draws.rng.randrange(p)) for v in x.a.reshape(-1).tolist()]
     with np.errstate(all="ignore"):
-        y = Value(x.axes, made, np.asarray(real(x.f)), x.data, degree=(max(x.degree[0], 1), 0), sized=x.sized, sums=x.sums)
+        y = Value(x.axes, made, np.asarray(real(x.f)), x.data, degree=x.degree.opaque(), sized=x.sized, sums=x.sums)
     y.fixed = x.fixed | (x.along() if x.sums else frozenset())
     return y
 

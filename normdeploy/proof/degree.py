@@ -1,0 +1,88 @@
+"""How many places the factors of a monomial name at most: what says how many points show an identity (docs/certificates.md, few points)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from .sizes import Size
+
+Pair = tuple[int, int]  # in the numerator and in the denominator
+ALL = None  # the key of what holds for each atom, whichever places belong to it
+
+_NONE: Pair = (0, 0)
+
+
+class Degree:
+    """Counts by atom, and for any atom; immutable. Multiplied out, a sum over an atom names one of its places."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts: Mapping[Size | None, Pair]) -> None:
+        self.counts = counts
+
+    @staticmethod
+    def of(atoms: Iterable[Size]) -> Degree:
+        """Of an element that has a place in each of these atoms: one of S×S names two of S."""
+        named = Counter(atoms)
+        return Degree({ALL: (max(named.values(), default=1), 0), **{atom: (n, 0) for atom, n in named.items()}})
+
+    @staticmethod
+    def of_each(axes: Iterable[Iterable[Size]]) -> Degree:
+        """Of a product of elements, one for each axis, that have a place in each atom of it."""
+        made = ZERO
+        for axis in axes:
+            made = made.times(Degree.of(axis))
+        return made
+
+    def _with(self, other: Degree, by: Callable[[int, int, int, int], Pair]) -> Degree:
+        keys = self.counts.keys() | other.counts.keys()
+        return Degree({k: by(*self.counts.get(k, _NONE), *other.counts.get(k, _NONE)) for k in keys})
+
+    def times(self, other: Degree) -> Degree:
+        return self._with(other, lambda n, d, m, e: (n + m, d + e))
+
+    def plus(self, other: Degree) -> Degree:
+        """n/d + m/e = (n·e + m·d)/(d·e)."""
+        return self._with(other, lambda n, d, m, e: (max(n + e, m + d), d + e))
+
+    def beside(self, other: Degree) -> Degree:
+        """Of what is the one at some places and the other at others."""
+        return self._with(other, lambda n, d, m, e: (max(n, m), max(d, e)))
+
+    def inverse(self) -> Degree:
+        return Degree({k: (d, n) for k, (n, d) in self.counts.items()})
+
+    def root(self) -> Degree:
+        """√(n/d) = √(n·d)/d; a root counts for one at least."""
+        return Degree({k: ((n + d + 1) // 2, d) for k, (n, d) in self.counts.items()})
+
+    def opaque(self) -> Degree:
+        """Of an unknown function of it."""
+        return Degree({k: (max(n, 1), 0) for k, (n, _) in (self.counts or {ALL: _NONE}).items()})
+
+    def both(self) -> dict[Size | None, int]:
+        """Numerator and denominator together."""
+        return {k: n + d for k, (n, d) in self.counts.items()}
+
+    def larger(self) -> dict[Size | None, int]:
+        return {k: max(pair) for k, pair in self.counts.items()}
+
+    def against(self, other: Degree) -> dict[Size | None, int]:
+        """Of n/d = m/e, multiplied crosswise."""
+        return {k: max(n + e, m + d) for k, (n, d, m, e) in self._pairs(other).items()}
+
+    def _pairs(self, other: Degree) -> dict[Size | None, tuple[int, int, int, int]]:
+        keys = self.counts.keys() | other.counts.keys()
+        return {k: (*self.counts.get(k, _NONE), *other.counts.get(k, _NONE)) for k in keys}
+
+
+ZERO = Degree({})
+
+
+def times(counts: Mapping[Size | None, int], factor: int) -> dict[Size | None, int]:
+    return {k: factor * n for k, n in counts.items()}
+
+
+def added(one: Mapping[Size | None, int], other: Mapping[Size | None, int]) -> dict[Size | None, int]:
+    return {k: one.get(k, 0) + other.get(k, 0) for k in one.keys() | other.keys()}

@@ -1,0 +1,75 @@
+"""How many points an identity needs, by atom: the lemma of few points, and that with one point fewer a false identity gets through."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from normdeploy.proof.degree import ALL, ZERO, Degree, added, times
+from normdeploy.proof.plan import Plan, Restart
+from normdeploy.proof.sizes import Place, Size
+
+C, S = Size.of(16), Size.of(9)
+
+
+def test_an_element_names_a_place_of_each_of_its_atoms() -> None:
+    assert Degree.of([C, S]).counts == {ALL: (1, 0), C: (1, 0), S: (1, 0)}
+    assert Degree.of([S, S]).counts == {ALL: (2, 0), S: (2, 0)}
+    assert Degree.of([]).counts == {ALL: (1, 0)}
+    assert Degree.of_each([[C], [S], [S]]).counts == {ALL: (3, 0), C: (1, 0), S: (2, 0)}
+
+
+def test_axes_of_one_size_are_one_atom() -> None:
+    assert Degree.of([Place(C, ("x", 0)), C]).counts == {ALL: (2, 0), C: (2, 0)}
+
+
+def test_sums_and_products_of_fractions() -> None:
+    x, w = Degree.of([C]), Degree.of([C, S])
+    over = x.times(w.inverse())
+    assert over.counts == {ALL: (1, 1), C: (1, 1), S: (0, 1)}
+    assert over.plus(x).counts == {ALL: (2, 1), C: (2, 1), S: (1, 1)}  # x/w + x = (x + x·w)/w
+    assert x.plus(ZERO).counts == x.counts
+    assert over.against(x) == {ALL: 2, C: 2, S: 1}
+    assert over.root().counts == {ALL: (1, 1), C: (1, 1), S: (1, 1)}
+    assert x.beside(w).counts == {ALL: (1, 0), C: (1, 0), S: (1, 0)}
+    assert Degree({ALL: (0, 2), S: (0, 2)}).opaque().counts == {ALL: (1, 0), S: (1, 0)}
+    assert times(over.both(), 2) == {ALL: 4, C: 4, S: 2}
+    assert added(over.larger(), {S: 3}) == {ALL: 1, C: 1, S: 4}
+
+
+def test_a_plan_takes_as_many_points_as_each_atom_needs() -> None:
+    plan = Plan()
+    plan.summed |= {C, S}
+    with pytest.raises(Restart):
+        plan.need({ALL: 9, C: 8, S: 2})
+    assert (plan.count(C), plan.count(S)) == (10, 5)
+    plan.need({ALL: 9, C: 8, S: 2})
+
+
+def test_where_axes_are_cut_each_factor_counts_for_all_atoms() -> None:
+    plan = Plan()
+    plan.summed |= {C, Size.of(40)}
+    plan.cuts[Size.of(360)] = (Size.of(40), S)
+    with pytest.raises(Restart):
+        plan.need({ALL: 9, C: 1})
+    assert (plan.count(C), plan.count(Size.of(40))) == (11, 11)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 4])
+def test_the_lemma_is_sharp(degree: int) -> None:
+    """A sum over d-tuples of places of what vanishes where two of them agree is zero on d − 1 points, whatever their values and weights, and
+    not on d: an identity of degree d is not shown by fewer than d points."""
+    rng = np.random.default_rng(degree)
+
+    def value(points: int) -> float:
+        """Σ w_{i₁}⋯w_{i_d} Π_{j<k} (v_{i_j} − v_{i_k})²: each tuple names d places."""
+        v, w = rng.standard_normal(points), rng.standard_normal(points)
+        total = 0.0
+        for tuple_ in np.ndindex(*(points,) * degree):
+            picked = v[list(tuple_)]
+            gaps = [(picked[j] - picked[k]) ** 2 for j in range(degree) for k in range(j)]
+            total += float(np.prod(w[list(tuple_)]) * np.prod(gaps))
+        return total
+
+    assert value(degree - 1) == 0.0
+    assert abs(value(degree)) > 1e-9
