@@ -157,7 +157,7 @@ class ByHand(torch.nn.Module):
 
 
 def test_cleaning_up_may_be_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(proto: onnx.ModelProto, samples: Any = (), progress: Any = None) -> Simplified:
+    def wrong(proto: onnx.ModelProto, samples: Any = (), **_: Any) -> Simplified:
         copy = onnx.ModelProto()
         copy.CopyFrom(proto)
         for node in copy.graph.node:

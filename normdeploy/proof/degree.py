@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from .sizes import Size
 
@@ -13,13 +14,11 @@ ALL = None  # the key of what holds for each atom, whichever places belong to it
 _NONE: Pair = (0, 0)
 
 
+@dataclass(frozen=True, slots=True)
 class Degree:
-    """Counts by atom, and for any atom; immutable. Multiplied out, a sum over an atom names one of its places."""
+    """Counts by atom, and for any atom. Multiplied out, a sum over an atom names one of its places."""
 
-    __slots__ = ("counts",)
-
-    def __init__(self, counts: Mapping[Size | None, Pair]) -> None:
-        self.counts = counts
+    counts: Mapping[Size | None, Pair]
 
     @staticmethod
     def of(atoms: Iterable[Size]) -> Degree:

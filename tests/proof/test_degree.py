@@ -57,7 +57,7 @@ def test_where_axes_are_cut_each_factor_counts_for_all_atoms() -> None:
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
 def test_the_lemma_is_sharp(degree: int) -> None:
-    """A sum over d-tuples of places of what vanishes where two of them agree is zero on d − 1 points, whatever their values and weights, and
+    """A sum over d-tuples of places of what vanishes where two of them agree is zero on d − 1 points, with any values and weights, and
     not on d: an identity of degree d is not shown by fewer than d points."""
     rng = np.random.default_rng(degree)
 
