@@ -65,7 +65,7 @@ def to_onnx(
     if progress is not None:
         progress("export", 0, 2)
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 model.program, dynamo=True, optimize=False, opset_version=opset, verbose=False, custom_translation_table=table or None
             )
@@ -207,7 +207,7 @@ def _transpose_weights(graph: ir.Graph) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep torch's warnings, prints and logs off the user's terminal; what goes wrong comes as an exception."""
     loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]

@@ -11,6 +11,7 @@ import onnx
 import torch
 
 from ..errors import InputError
+from ..exporter import quiet
 from ..model import Model
 from ..parity.candidates import NotRun
 from ..storage.files import load_onnx, save_onnx
@@ -66,7 +67,8 @@ def written(names: Sequence[str], model: Model | None, files: Sequence[PathLike]
         raise InputError("there is nothing to make the others' files of; give a model or an ONNX file")
     plain = folder / f"{PLAIN}.onnx"
     if model is not None:
-        program = torch.onnx.export(model.program, dynamo=True, verbose=False)
+        with quiet():
+            program = torch.onnx.export(model.program, dynamo=True, verbose=False)
         assert program is not None  # None comes from the old exporter only
         program.save(plain)
     proto = load_onnx(plain if model is not None else files[0])
@@ -79,7 +81,8 @@ def written(names: Sequence[str], model: Model | None, files: Sequence[PathLike]
             continue
         path = folder / f"{name}.onnx"
         try:
-            save_onnx(_TOOLS[name][1](onnx.ModelProto.FromString(proto.SerializeToString())), path)
+            with quiet():
+                save_onnx(_TOOLS[name][1](onnx.ModelProto.FromString(proto.SerializeToString())), path)
             found.append(path)
         except Exception as error:  # whatever the tool raises
             not_run.append(NotRun(name, f"it fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"))
