@@ -58,7 +58,7 @@ def merged(model: Model, stored: Mapping[str, Array]) -> Iterator[tuple[str, Arr
     for node in model.program.graph.nodes:
         if node.op != "call_function":
             continue
-        op, given = operator_name(node), arguments(node)
+        op, given = operator_name(node).rstrip("_"), arguments(node)  # in place too: x += y
         made: _Linear | None = None
         if op in ("conv1d", "conv2d", "conv3d"):
             made = _convolution(str(given["input"]), given, tensor, names)

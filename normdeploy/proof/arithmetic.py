@@ -175,7 +175,8 @@ class Arithmetic(Sampler):
             a = None if a is None else a.squeeze(slot)
             f = f.squeeze(slot)
         sized = x.sized or any(atom.symbols() for atom in summed)
-        return Value(kept, a, f, x.data, x.sign, x.degree, sized=sized, sums=x.sums | summed, fixed=x.fixed)
+        degree = x.degree.times(Degree.of_sums(atom for axis in axes for atom in x.axes[axis]))
+        return Value(kept, a, f, x.data, x.sign, degree, sized=sized, sums=x.sums | summed, fixed=x.fixed)
 
     def inner(self, x: Value, y: Value, axes: Sequence[int]) -> Value:
         """The `total` of their product, which is never held."""
@@ -202,7 +203,8 @@ class Arithmetic(Sampler):
         with np.errstate(all="ignore"):
             floats = contracted(f, g, slots)
         z = Value(tuple(() if i in axes else axis for i, axis in enumerate(common)), made, floats.reshape([floats.shape[i] for i in kept]))
-        z.data, z.degree = x.data or y.data, x.degree.times(y.degree)
+        z.data = x.data or y.data
+        z.degree = x.degree.times(y.degree).times(Degree.of_sums(atom for axis in axes for atom in common[axis]))
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
         z.sized = x.sized or y.sized or any(atom.symbols() for atom in summed)
         z.sums, z.fixed = x.sums | y.sums | summed, fixed

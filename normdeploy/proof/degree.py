@@ -1,4 +1,8 @@
-"""How many places the factors of a monomial name at most: what says how many points show an identity (docs/certificates.md, few points)."""
+"""How many places of an atom a monomial speaks of at most: what says how many points show an identity (docs/certificates.md, few points).
+
+Two counts bound it. Factors: each names the places of its element, those of the result included. Sums: each speaks of one place; what is
+no sum speaks of the result's own places, which are parameters.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from dataclasses import dataclass
 from .sizes import Size
 
 Pair = tuple[int, int]  # in the numerator and in the denominator
-ALL = None  # the key of what holds for each atom, whichever places belong to it
+ALL = None  # the key of the factors, whichever atoms they have places of
+Key = Size | tuple[str, Size] | None  # an atom: factors that have a place in it; a pair: sums over it
 
 _NONE: Pair = (0, 0)
 
@@ -18,13 +23,18 @@ _NONE: Pair = (0, 0)
 class Degree:
     """Counts by atom, and for any atom. Multiplied out, a sum over an atom names one of its places."""
 
-    counts: Mapping[Size | None, Pair]
+    counts: Mapping[Key, Pair]
 
     @staticmethod
     def of(atoms: Iterable[Size]) -> Degree:
         """Of an element that has a place in each of these atoms: one of S×S names two of S."""
         named = Counter(atoms)
         return Degree({ALL: (max(named.values(), default=1), 0), **{atom: (n, 0) for atom, n in named.items()}})
+
+    @staticmethod
+    def of_sums(atoms: Iterable[Size]) -> Degree:
+        """Of sums over these atoms, what is summed not counted."""
+        return Degree({_sum(atom): (n, 0) for atom, n in Counter(atoms).items()})
 
     @staticmethod
     def of_each(axes: Iterable[Iterable[Size]]) -> Degree:
@@ -58,20 +68,20 @@ class Degree:
 
     def opaque(self) -> Degree:
         """Of an unknown function of it."""
-        return Degree({k: (max(n, 1), 0) for k, (n, _) in (self.counts or {ALL: _NONE}).items()})
+        return Degree({k: (max(n, 1), 0) for k, (n, _) in (self.counts or {ALL: _NONE}).items() if not isinstance(k, tuple)})
 
-    def both(self) -> dict[Size | None, int]:
+    def both(self) -> dict[Key, int]:
         """Numerator and denominator together."""
         return {k: n + d for k, (n, d) in self.counts.items()}
 
-    def larger(self) -> dict[Size | None, int]:
+    def larger(self) -> dict[Key, int]:
         return {k: max(pair) for k, pair in self.counts.items()}
 
-    def against(self, other: Degree) -> dict[Size | None, int]:
+    def against(self, other: Degree) -> dict[Key, int]:
         """Of n/d = m/e, multiplied crosswise."""
         return {k: max(n + e, m + d) for k, (n, d, m, e) in self._pairs(other).items()}
 
-    def _pairs(self, other: Degree) -> dict[Size | None, tuple[int, int, int, int]]:
+    def _pairs(self, other: Degree) -> dict[Key, tuple[int, int, int, int]]:
         keys = self.counts.keys() | other.counts.keys()
         return {k: (*self.counts.get(k, _NONE), *other.counts.get(k, _NONE)) for k in keys}
 
@@ -79,9 +89,19 @@ class Degree:
 ZERO = Degree({})
 
 
-def times(counts: Mapping[Size | None, int], factor: int) -> dict[Size | None, int]:
+def _sum(atom: Size) -> tuple[str, Size]:
+    return "sum", atom
+
+
+def named(counts: Mapping[Key, int], atom: Size, by_sums: bool) -> int:
+    """Places of an atom that a monomial speaks of; ``by_sums``: sums may be counted, too."""
+    factors = counts.get(atom, 0)
+    return min(factors, counts.get(_sum(atom), 0)) if by_sums else factors
+
+
+def times(counts: Mapping[Key, int], factor: int) -> dict[Key, int]:
     return {k: factor * n for k, n in counts.items()}
 
 
-def added(one: Mapping[Size | None, int], other: Mapping[Size | None, int]) -> dict[Size | None, int]:
+def added(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
     return {k: one.get(k, 0) + other.get(k, 0) for k in one.keys() | other.keys()}

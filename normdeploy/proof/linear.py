@@ -115,7 +115,9 @@ def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, tran
         f, a = _spread(m, f, slots.start, places, tap), None if a is None else _spread(m, a, slots.start, places, tap)
         axes[3 + i] = places
         taps.append(tap)
-    made = Value((*axes, *taps), a, f, x.data, degree=x.degree.times(Degree.of_each(axes[3 : 3 + rank])), sized=x.sized, sums=x.sums)
+    sources = Degree.of_sums(a for axis in x.axes[3 : 3 + rank] for a in axis)
+    degree = x.degree.times(Degree.of_each(axes[3 : 3 + rank])).times(sources)
+    made = Value((*axes, *taps), a, f, x.data, degree=degree, sized=x.sized, sums=x.sums)
     made.fixed = _fixed(x, tuple(axes), rank)
     return made
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .degree import ALL
+from .degree import ALL, Key, named
 from .errors import NotProved, Restart, Why
 from .sizes import ONE, Place, Size
 
@@ -20,7 +20,7 @@ Atoms = tuple[Size, ...]
 Axes = tuple[Atoms, ...]
 
 _FEW = 2  # points of an axis that nothing is summed over
-_FEWEST = 5  # points of one that is, before anything is known of degrees
+_FEWEST = 4  # points of one that is, before anything is known of degrees
 _MOST = 64  # points that an axis may need
 _CUTS = 32
 
@@ -103,12 +103,12 @@ class Plan:
         n = atom.number
         return n is None or self.count(atom) < n or atom in self.joins
 
-    def need(self, degrees: Mapping[Size | None, int]) -> None:
+    def need(self, degrees: Mapping[Key, int], by_sums: bool = False) -> None:
         """Have enough points for an identity of this degree in the places of each atom; of all atoms where axes are cut or joined, for then
-        a place belongs to several."""
+        a place belongs to several. ``by_sums``: it is a polynomial in sums, of which no root or unknown function is taken."""
         total = degrees.get(ALL, 0)
         whole = bool(self.cuts or self.joins or self.displaced)
-        wanted = {atom: (total if whole else degrees.get(atom, 0)) + 2 for atom in self.summed}
+        wanted = {atom: (total if whole else named(degrees, atom, by_sums)) + 2 for atom in self.summed}
         more = {a: n for a, n in wanted.items() if n > self.points.get(a, _FEWEST) and self.sampled(a)}
         if not more:
             return

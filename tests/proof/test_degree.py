@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normdeploy.proof.degree import ALL, ZERO, Degree, added, times
+from normdeploy.proof.degree import ALL, ZERO, Degree, added, named, times
 from normdeploy.proof.plan import Plan, Restart
 from normdeploy.proof.sizes import Place, Size
 
@@ -42,7 +42,7 @@ def test_a_plan_takes_as_many_points_as_each_atom_needs() -> None:
     plan.summed |= {C, S}
     with pytest.raises(Restart):
         plan.need({ALL: 9, C: 8, S: 2})
-    assert (plan.count(C), plan.count(S)) == (10, 5)
+    assert (plan.count(C), plan.count(S)) == (10, 4)
     plan.need({ALL: 9, C: 8, S: 2})
 
 
@@ -73,3 +73,19 @@ def test_the_lemma_is_sharp(degree: int) -> None:
 
     assert value(degree - 1) == 0.0
     assert abs(value(degree)) > 1e-9
+
+
+def test_places_of_the_result_are_parameters_where_sums_are_counted() -> None:
+    """y_o = Σ_i W_oi x_i·a_o with as many inputs as outputs: five factors name a place, one sum goes over places."""
+    w, x, a = Degree.of([C, C]), Degree.of([C]), Degree.of([C])
+    y = w.times(x).times(Degree.of_sums([C])).times(a)
+    degrees = y.against(ZERO)
+    assert (named(degrees, C, by_sums=False), named(degrees, C, by_sums=True)) == (4, 1)
+    assert named(degrees, S, by_sums=True) == 0
+    assert named(y.opaque().against(ZERO), C, by_sums=False) == 4  # an unknown function of it is no polynomial in its sums
+
+
+def test_a_sum_that_no_factor_speaks_of_is_none() -> None:
+    """Σ_i Σ_j x_j: two sums, one factor."""
+    total = Degree.of([C]).times(Degree.of_sums([C, C])).against(ZERO)
+    assert named(total, C, by_sums=True) == 1
