@@ -73,6 +73,25 @@ def test_branches_become_one_convolution(block: Block, tmp_path: str) -> None:
         assert compared, [r.reason for r in compared.results]
 
 
+class InPlace(Block):
+    """As timm sums up (`x += identity`)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.convs[0](x)
+        y += self.convs[1](x)
+        y += self.identity(x)  # type: ignore[misc]
+        return y
+
+
+def test_sums_in_place_are_verified_too(tmp_path: str) -> None:
+    """verify follows the branches of the model to know a merged weight again; it called this one altered."""
+    torch.manual_seed(1)
+    module = net(InPlace())
+    assert exported(module, f"{tmp_path}/net.onnx").summary.ops_after == {"Conv": 3, "Relu": 2}
+    compared = normdeploy.verify(module, f"{tmp_path}/net.onnx", (torch.randn(2, 3, 9, 9),))
+    assert compared, [w.reason for w in compared.weights if w.reason]
+
+
 def test_open_sizes_and_negative_scales_are_merged() -> None:
     block = Block()
     with torch.no_grad():
