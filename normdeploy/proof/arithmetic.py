@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,7 +74,7 @@ class Arithmetic(Sampler):
         axes, ((a, f), (b, g)) = self.over_each_other(x, y)
         made = None if a is None or b is None else exact(a, b)
         z = Value(axes, made, real(f, g), x.data or y.data, degree=degree, sized=x.sized or y.sized)
-        z.sums, z.fixed = x.sums | y.sums, x.fixed | y.fixed
+        z.sums, z.fixed = x.sums | y.sums, _fixed(axes, x, y)
         return z
 
     def add(self, x: Value, y: Value) -> Value:
@@ -164,10 +165,9 @@ class Arithmetic(Sampler):
     def total(self, x: Value, axes: Sequence[int]) -> Value:
         """The sum over axes, which stay as axes of one place."""
         a, f, summed = x.a, x.f, frozenset(atom for axis in axes for atom in x.axes[axis])
-        self._require_free(summed, x.fixed)
+        own = self._quotients([atom for axis in axes for atom in x.axes[axis]], x.fixed)
         for axis in axes:
             for slot, atom in zip(x.slots(axis), x.axes[axis], strict=True):
-                self.plan.sum_over(atom)
                 a, f = self._summed(a, f, slot, atom)
         kept = tuple(() if i in axes else axis for i, axis in enumerate(x.axes))
         slots = [s for i in range(len(x.axes)) if i in axes for s in x.slots(i)]
@@ -175,19 +175,18 @@ class Arithmetic(Sampler):
             a = None if a is None else a.squeeze(slot)
             f = f.squeeze(slot)
         sized = x.sized or any(atom.symbols() for atom in summed)
-        degree = x.degree.times(Degree.of_sums(atom for axis in axes for atom in x.axes[axis]))
+        degree = x.degree.repeated(own).times(Degree.of_sums(atom for axis in axes for atom in x.axes[axis]))
         return Value(kept, a, f, x.data, x.sign, degree, sized=sized, sums=x.sums | summed, fixed=x.fixed)
 
     def inner(self, x: Value, y: Value, axes: Sequence[int]) -> Value:
         """The `total` of their product, which is never held."""
         common, ((a, f), (b, g)) = self.over_each_other(x, y)
-        summed, fixed = frozenset(atom for axis in axes for atom in common[axis]), x.fixed | y.fixed
-        self._require_free(summed, fixed)
+        summed, fixed = frozenset(atom for axis in axes for atom in common[axis]), _fixed(common, x, y)
+        own = self._quotients([atom for axis in axes for atom in common[axis]], fixed)
         starts = list(itertools.accumulate((len(axis) for axis in common), initial=1))
         slots = []
         for axis in axes:
             for slot, atom in enumerate(common[axis], starts[axis]):
-                self.plan.sum_over(atom)
                 slots.append(slot)
                 still = f.shape[slot] == g.shape[slot] == 1
                 n = self.size(atom)
@@ -204,15 +203,24 @@ class Arithmetic(Sampler):
             floats = contracted(f, g, slots)
         z = Value(tuple(() if i in axes else axis for i, axis in enumerate(common)), made, floats.reshape([floats.shape[i] for i in kept]))
         z.data = x.data or y.data
-        z.degree = x.degree.times(y.degree).times(Degree.of_sums(atom for axis in axes for atom in common[axis]))
+        z.degree = x.degree.times(y.degree).repeated(own).times(Degree.of_sums(atom for axis in axes for atom in common[axis]))
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
         z.sized = x.sized or y.sized or any(atom.symbols() for atom in summed)
         z.sums, z.fixed = x.sums | y.sums | summed, fixed
         return z
 
-    def _require_free(self, atoms: frozenset[Size], fixed: frozenset[Any]) -> None:
-        if any(self.plan.sampled(atom) and axis_of(atom) in fixed for atom in atoms):
+    def _quotients(self, atoms: Sequence[Size], fixed: frozenset[Any]) -> int:
+        """How many quotients with denominators of their own a sum over these atoms adds up.
+
+        Raises:
+            NotProved: as many as there are places, and not all of them are looked at.
+        """
+        for atom in atoms:
+            self.plan.sum_over(atom)
+        own = [atom for atom in atoms if axis_of(atom) in fixed]
+        if any(self.plan.sampled(atom) for atom in own):
             raise NotProved(Why.LIMIT, "it sums over rows that are divided by statistics of their own")
+        return math.prod(self.plan.count(atom) for atom in own)
 
     def _summed(self, a: Array | None, f: Array, slot: int, atom: Size) -> tuple[Array | None, Array]:
         p = self.gf.p if self.gf is not None else 0
@@ -265,3 +273,13 @@ class Arithmetic(Sampler):
         with np.errstate(all="ignore"):
             value = float(t.f.reshape(-1)[0] / w.f.reshape(-1)[0])
         return r, value
+
+
+def _fixed(axes: Axes, *values: Value) -> frozenset[Any]:
+    """The axes along which a root or a divisor of one of the values varies, by the names that they have in ``axes``, their common ones."""
+    found = set().union(*(v.fixed for v in values))
+    for v in values:
+        for own, common in zip(reversed(v.axes), reversed(axes), strict=False):
+            if len(own) == len(common):
+                found |= {axis_of(b) for a, b in zip(own, common, strict=True) if axis_of(a) in v.fixed}
+    return frozenset(found)

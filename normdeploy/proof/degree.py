@@ -55,6 +55,14 @@ class Degree:
         """n/d + m/e = (n·e + m·d)/(d·e)."""
         return self._with(other, lambda n, d, m, e: (max(n + e, m + d), d + e))
 
+    def repeated(self, times: int) -> Degree:
+        """Of a sum of so many of it, each with a denominator of its own: n/d + … + n′/d′."""
+        return Degree({k: (n + (times - 1) * d, times * d) for k, (n, d) in self.counts.items()})
+
+    @property
+    def divided(self) -> bool:
+        return any(d for _, d in self.counts.values())
+
     def beside(self, other: Degree) -> Degree:
         """Of what is the one at some places and the other at others."""
         return self._with(other, lambda n, d, m, e: (max(n, m), max(d, e)))

@@ -20,7 +20,7 @@ from .degree import Degree
 from .errors import NotProved, Why
 from .machine import Machine
 from .sizes import ONE, Size
-from .value import Logarithm, Magnitude, Value
+from .value import Logarithm, Magnitude, Value, axis_of
 
 _MANY = 64  # summands; a norm has two or three
 Inputs = Sequence[Any]
@@ -228,6 +228,8 @@ def _concat(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) 
     sign = min(v.sign for v in values)
     made = Value(axes, a, f, any(v.data for v in values), sign, degree, sized=any(v.sized for v in values))
     made.sums, made.fixed = (frozenset().union(*(getattr(v, name) for v in values)) for name in ("sums", "fixed"))
+    if any(v.sums and v.degree.divided for v in values):  # each part by its own
+        made.fixed |= {axis_of(atom) for atom in axes[axis]}
     return made
 
 
