@@ -63,6 +63,11 @@ class Degree:
     def divided(self) -> bool:
         return any(d for _, d in self.counts.values())
 
+    @property
+    def summed(self) -> bool:
+        """Whether it holds sums, those of gathers too."""
+        return any(isinstance(k, tuple) and any(pair) for k, pair in self.counts.items())
+
     def beside(self, other: Degree) -> Degree:
         """Of what is the one at some places and the other at others."""
         return self._with(other, lambda n, d, m, e: (max(n, m), max(d, e)))

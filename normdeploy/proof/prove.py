@@ -258,7 +258,7 @@ def _compared(m: Machine, old: Value, new: Value, computed: bool) -> tuple[int, 
     if not same:
         degrees = times(degrees, 2)
     affine = None if same else _affine(a, b, p)
-    m.plan.need(degrees, not m.draws.opaque and not any(r.w.sums for r in m.radicands))
+    m.plan.need(degrees, not m.draws.opaque and not any(r.w.degree.summed for r in m.radicands))
     f, g = np.broadcast_arrays(f[: DRAWS - 1], g[: DRAWS - 1])
     if same and not np.allclose(f, g, rtol=1e-6, atol=1e-6 * (float(np.abs(f).max()) + 1e-300), equal_nan=True):
         raise NotProved(Why.DIFFERS, "the floats differ where the field agrees")

@@ -1,8 +1,8 @@
 """Reshape and Expand to computed sizes as the same to constants: what a graph computes of one open dim goes away.
 
-Of a Reshape's operand each size that is the data's own at that place is 0 ("as it is"), and one other open size is -1 ("the rest", which
-is what remains where the operand is right). Of an Expand's operand a size that is the data's own is 1. Both hold at every size, by the
-polynomials of `normdeploy.proof.shapes`.
+Of a Reshape's operand each size that is the data's own at that place is 0 ("as it is"), or one other open size is -1 ("the rest", which is
+what remains where the operand is right); not both, for of an empty batch nothing tells the rest. Of an Expand's operand a size that is the
+data's own is 1. All of it holds at every size, by the polynomials of `normdeploy.proof.shapes`.
 """
 
 from __future__ import annotations
@@ -52,15 +52,20 @@ def _view(data: list[Size], asked: list[Size], allowzero: int) -> list[int] | No
     if allowzero:
         return None
     found: list[int] = []
+    copied = rest = False
     for i, n in enumerate(asked):
         number = n.number
         if number is not None:  # a size, 0 or -1
             found.append(number)
         elif i < len(data) and n == data[i]:
             found.append(0)
+            copied = True
         else:
             found.append(-1)
-    return found if found.count(-1) < 2 else None
+            rest = True
+    if found.count(-1) > 1 or (rest and copied):  # of no elements "the rest" is not known beside a copied size of zero
+        return None
+    return found
 
 
 def _spread(data: list[Size], asked: list[Size]) -> list[int] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import torch
 
-from ..errors import InputError
+from ..errors import ExportError, InputError
 from ..exporter import quiet
 from ..model import Model
 from ..parity.candidates import NotRun
@@ -51,8 +51,9 @@ def check_peers(names: Sequence[str]) -> None:
     for name in names:
         if name not in PEERS:
             raise InputError(f"there is nothing called {name!r} to race against; there are {', '.join(PEERS)}")
-        if name != PLAIN and find_spec(_TOOLS[name][0].partition(".")[0]) is None:
-            raise InputError(f"{name} is not installed; install it (pip install {_TOOLS[name][0]}), or leave it out of --against")
+        package = "" if name == PLAIN else _TOOLS[name][0].partition(".")[0]
+        if package and find_spec(package) is None:
+            raise InputError(f"{name} is not installed; install it (pip install {package}), or leave it out of --against")
 
 
 def written(names: Sequence[str], model: Model | None, files: Sequence[PathLike], folder: Path) -> tuple[list[Path], list[NotRun]]:
@@ -62,15 +63,20 @@ def written(names: Sequence[str], model: Model | None, files: Sequence[PathLike]
 
     Raises:
         InputError: there is neither a model nor an ONNX file.
+        ExportError: torch can't write the model.
     """
     if model is None and not files:
         raise InputError("there is nothing to make the others' files of; give a model or an ONNX file")
     plain = folder / f"{PLAIN}.onnx"
     if model is not None:
-        with quiet():
-            program = torch.onnx.export(model.program, dynamo=True, verbose=False)
-        assert program is not None  # None comes from the old exporter only
-        program.save(plain)
+        try:
+            with quiet():
+                program = torch.onnx.export(model.program, dynamo=True, verbose=False)
+                assert program is not None  # None comes from the old exporter only
+                program.save(plain)
+        except Exception as error:  # whatever torch raises
+            said = " ".join(str(error).split())[:200]
+            raise ExportError(f"torch.onnx.export does not write this model, leave --against out: {said}") from error
     proto = load_onnx(plain if model is not None else files[0])
     found = [plain] if PLAIN in names and model is not None else []
     not_run = []
