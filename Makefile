@@ -7,7 +7,7 @@ HUGGINGFACE := .venv-huggingface
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: demo test test-gpu architectures whole-models test-architectures test-matrix huggingface install clean
+.PHONY: demo test test-random test-gpu architectures whole-models test-architectures test-matrix huggingface install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -18,6 +18,10 @@ test: $(STAMP)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# spellings and lookalikes that no run has drawn before, a quarter of an hour
+test-random: $(STAMP)
+	NORMDEPLOY_GRAPHS=5000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_property.py
 
 # the kernels on a GPU; where there is none, it says so
 test-gpu: $(STAMP)

@@ -87,8 +87,9 @@ class Arithmetic(Sampler):
         p = self.gf.p if self.gf is not None else 0
         exact, real = ((lambda a, b: (a + b) % p), np.add) if by == 1 else ((lambda a, b: (a - b) % p), np.subtract)
         z = self._two(x, y, exact, real, x.degree.plus(y.degree))
-        if by == 1 and x.sign and y.sign:
-            z.sign = max(x.sign, y.sign)
+        other = y.sign if by == 1 else y.below
+        if x.sign and other:
+            z.sign = max(x.sign, other)
         if x.size is not None and y.size is not None:
             z.size = x.size + y.size if by == 1 else x.size - y.size
             z.sign = max(z.sign, sign_of(z.size))
@@ -107,8 +108,9 @@ class Arithmetic(Sampler):
 
     def neg(self, x: Value) -> Value:
         made = None if x.a is None or self.gf is None else (-x.a) % self.gf.p
-        z = replace(x, a=made, f=-x.f, size=None if x.size is None else -x.size)
-        z.sign = NEGATIVE if z.size is None else sign_of(z.size)
+        z = replace(x, a=made, f=-x.f, size=None if x.size is None else -x.size, sign=x.below, below=x.sign)
+        if z.size is not None:
+            z.sign, z.below = sign_of(z.size), sign_of(-z.size)
         return z
 
     def inverse(self, y: Value) -> Value:

@@ -62,6 +62,7 @@ class Machine(Arithmetic):
             None if one.a is None else one.a.reshape(flat),
             one.f.reshape(flat),
             sign=POSITIVE if number > 0 else NEGATIVE,
+            below=POSITIVE if number < 0 else NEGATIVE,
             nonzero=True,
         )
 

@@ -53,7 +53,7 @@ class Held:
         self.finite = bool(np.isfinite(array).all())
         self.uniform = bool((array == array.reshape(-1)[:1]).all())
         self.nonzero = bool((array != 0).all())
-        self.sign = POSITIVE if (array > 0).all() else NOT_NEGATIVE if (array >= 0).all() else NEGATIVE
+        self.sign, self.below = _sign_of(array), _sign_of(-array)
 
     @cached_property
     def digest(self) -> bytes:
@@ -82,11 +82,12 @@ class Sampler:
             f: Array = np.full((1,) * (1 + len(atoms)), number, dtype=self.real)
             a = None if self.gf is None else self.gf.numbers(f.astype(np.float64))
             size = Size.of(int(number)) if number == int(number) and abs(number) < 2**53 else None
-            return Value(axes, a, f, sign=held.sign, size=size, nonzero=held.nonzero)
+            return Value(axes, a, f, sign=held.sign, below=held.below, size=size, nonzero=held.nonzero)
         places = array.reshape([whole(a) for a in atoms])[np.ix_(*(self._places(a) for a in atoms))]
         f = places.astype(self.real)[None]
         a = None if self.gf is None else self.elements(("constant", held.digest, tuple(atoms)), f.shape)
-        return Value(axes, a, f, sign=held.sign, degree=Degree.of(a for axis in axes for a in axis), nonzero=held.nonzero)
+        degree = Degree.of(a for axis in axes for a in axis)
+        return Value(axes, a, f, sign=held.sign, below=held.below, degree=degree, nonzero=held.nonzero)
 
     def leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
         labels = itertools.count()
@@ -106,13 +107,11 @@ class Sampler:
             self.draws.elements[key] = found
         return found
 
-    def number(self, value: Fraction | int | float, sign: int | None = None) -> Value:
+    def number(self, value: Fraction | int | float) -> Value:
         f: Array = np.full((1,), float(value), dtype=self.real)
         a = None if self.gf is None else np.array([self.gf.fraction(Fraction(value))], dtype=object)
-        known = POSITIVE if value > 0 else NOT_NEGATIVE if value == 0 else NEGATIVE
-        return Value(
-            (), a, f, sign=known if sign is None else sign, size=Size.of(int(value)) if value == int(value) else None, nonzero=value != 0
-        )
+        size = Size.of(int(value)) if value == int(value) else None
+        return Value((), a, f, sign=_sign_of(value), below=_sign_of(-value), size=size, nonzero=value != 0)
 
     def size(self, size: Size) -> Value:
         """A size as a number."""
@@ -175,6 +174,10 @@ class Sampler:
             exact.append(e)
             real.append(r)
         return None if self.gf is None else np.concatenate(exact) % self.gf.p, np.concatenate(real)
+
+
+def _sign_of(numbers: Array | Fraction | float) -> int:
+    return POSITIVE if np.all(numbers > 0) else NOT_NEGATIVE if np.all(numbers >= 0) else NEGATIVE
 
 
 def sign_of(size: Size) -> int:

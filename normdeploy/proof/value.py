@@ -41,6 +41,7 @@ class Value:
     roots: frozenset[int] | None = None  # a product of roots of these radicands of this proof: zero at most where one of them is
     sums: frozenset[Size] = frozenset()  # the atoms that it holds sums over
     fixed: frozenset[Any] = frozenset()  # the axes (`axis_of`) along which a root or a divisor varies that holds sums: they are not summed
+    below: int = NEGATIVE  # what structure says of the sign of -x, for x - (-epsilon)
 
     @property
     def atoms(self) -> Atoms:

@@ -14,14 +14,14 @@ import numpy as np
 
 from ..machine import Machine
 from ..ops import Attrs, Inputs, Op, lifted
-from ..value import NOT_NEGATIVE, Magnitude, Value
+from ..value import NEGATIVE, NOT_NEGATIVE, Magnitude, Value
 from .clamp import not_negative
 
 
 def _abs(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value | Magnitude:
     x = lifted(m, inputs[0])
     if m.gf is None or not_negative(m, x):
-        return replace(x, f=np.abs(x.f), sign=max(x.sign, NOT_NEGATIVE))
+        return replace(x, f=np.abs(x.f), sign=max(x.sign, NOT_NEGATIVE), below=NEGATIVE)
     return Magnitude(m.mul(x, x), Value(x.axes, None, np.abs(x.f), x.data))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from ..errors import NotProved, Why
 from ..machine import Machine
 from ..ops import Attrs, Inputs, Op, lifted
-from ..value import NOT_NEGATIVE, POSITIVE, Value
+from ..value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Value
 from .congruence import unknown
 
 
@@ -48,7 +48,7 @@ def clamped(m: Machine, op: str, t: Value, low: Value) -> Value:
         return made
     if m.gf is not None and (low.data or not (low.f <= 0).all() or not not_negative(m, t)):
         raise NotProved(Why.OP, f"{op} is no algebra, and nothing shows that it does nothing here", op)
-    return replace(t, f=np.maximum(t.f, low.f.reshape(-1)[0]), sign=max(t.sign, NOT_NEGATIVE))
+    return replace(t, f=np.maximum(t.f, low.f.reshape(-1)[0]), sign=max(t.sign, NOT_NEGATIVE), below=NEGATIVE)
 
 
 def _relu(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
