@@ -53,7 +53,7 @@ def shapes(op: Op, node: onnx.NodeProto, attrs: Mapping[str, Any], types: Types,
             _fix(x, axis, d)
     groups = attrs.get("groups", attrs.get("num_groups", GROUPS if node.op_type == "GroupNorm" else 1)) if op.kind == "GroupNorm" else 1
     if groups > 1 and x[along[0]].number is None:
-        x[along[0]] = groups * Size.symbol(f"a group of {first.name}")
+        x[along[0]] = groups * Size.unknown("a group", first.name)
     found = {first.name: tuple(x)}
     for i, t in enumerate(given):
         if t.name and t.name not in found:

@@ -74,7 +74,7 @@ class Arithmetic(Sampler):
         axes, ((a, f), (b, g)) = self.over_each_other(x, y)
         made = None if a is None or b is None else exact(a, b)
         z = Value(axes, made, real(f, g), x.data or y.data, degree=degree, sized=x.sized or y.sized)
-        z.sums, z.fixed = x.sums | y.sums, _fixed(axes, x, y)
+        z.sums, z.fixed = x.sums | y.sums, fixed_axes(axes, x, y)
         return z
 
     def add(self, x: Value, y: Value) -> Value:
@@ -90,6 +90,8 @@ class Arithmetic(Sampler):
         other = y.sign if by == 1 else y.below
         if x.sign and other:
             z.sign = max(x.sign, other)
+        if by == 1:
+            z.drawn = _moved_by(x, y) or _moved_by(y, x)
         if x.size is not None and y.size is not None:
             z.size = x.size + y.size if by == 1 else x.size - y.size
             z.sign = max(z.sign, sign_of(z.size))
@@ -108,7 +110,7 @@ class Arithmetic(Sampler):
 
     def neg(self, x: Value) -> Value:
         made = None if x.a is None or self.gf is None else (-x.a) % self.gf.p
-        z = replace(x, a=made, f=-x.f, size=None if x.size is None else -x.size, sign=x.below, below=x.sign)
+        z = replace(x, a=made, f=-x.f, size=None if x.size is None else -x.size, sign=x.below, below=x.sign, drawn=None)
         if z.size is not None:
             z.sign, z.below = sign_of(z.size), sign_of(-z.size)
         return z
@@ -125,7 +127,7 @@ class Arithmetic(Sampler):
             made = self.gf.inverse(y.a)
         with np.errstate(all="ignore"):
             f = np.asarray(1, dtype=self.real) / y.f
-        z = Value(y.axes, made, f, y.data, y.sign, y.degree.inverse(), sized=y.sized)
+        z = Value(y.axes, made, f, y.data, y.sign, y.degree.naming(y.varying_atoms()).inverse(), sized=y.sized)
         z.nonzero = y.nonzero or y.sign == POSITIVE  # else it is Inf where y is zero, and 1/Inf is zero
         z.sums, z.fixed = y.sums, y.fixed | (y.along() if y.sums else frozenset())
         return z
@@ -177,13 +179,13 @@ class Arithmetic(Sampler):
             a = None if a is None else a.squeeze(slot)
             f = f.squeeze(slot)
         sized = x.sized or any(atom.symbols() for atom in summed)
-        degree = x.degree.repeated(own).times(Degree.of_sums(atom for axis in axes for atom in x.axes[axis]))
+        degree = x.degree.repeated(own).over(atom for axis in axes for atom in x.axes[axis])
         return Value(kept, a, f, x.data, x.sign, degree, sized=sized, sums=x.sums | summed, fixed=x.fixed)
 
     def inner(self, x: Value, y: Value, axes: Sequence[int]) -> Value:
         """The `total` of their product, which is never held."""
         common, ((a, f), (b, g)) = self.over_each_other(x, y)
-        summed, fixed = frozenset(atom for axis in axes for atom in common[axis]), _fixed(common, x, y)
+        summed, fixed = frozenset(atom for axis in axes for atom in common[axis]), fixed_axes(common, x, y)
         own = self._quotients([atom for axis in axes for atom in common[axis]], fixed)
         starts = list(itertools.accumulate((len(axis) for axis in common), initial=1))
         slots = []
@@ -205,7 +207,7 @@ class Arithmetic(Sampler):
             floats = contracted(f, g, slots)
         z = Value(tuple(() if i in axes else axis for i, axis in enumerate(common)), made, floats.reshape([floats.shape[i] for i in kept]))
         z.data = x.data or y.data
-        z.degree = x.degree.times(y.degree).repeated(own).times(Degree.of_sums(atom for axis in axes for atom in common[axis]))
+        z.degree = x.degree.times(y.degree).repeated(own).over(atom for axis in axes for atom in common[axis])
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
         z.sized = x.sized or y.sized or any(atom.symbols() for atom in summed)
         z.sums, z.fixed = x.sums | y.sums | summed, fixed
@@ -277,7 +279,15 @@ class Arithmetic(Sampler):
         return r, value
 
 
-def _fixed(axes: Axes, *values: Value) -> frozenset[Any]:
+def _moved_by(x: Value, number: Value) -> tuple[Any, int] | None:
+    """`Value.drawn` of x + number."""
+    if x.drawn is None or number.data or number.a is None or number.a.size != 1:
+        return None
+    key, c = x.drawn
+    return key, c + int(number.a.reshape(-1)[0])
+
+
+def fixed_axes(axes: Axes, *values: Value) -> frozenset[Any]:
     """The axes along which a root or a divisor of one of the values varies, by the names that they have in ``axes``, their common ones."""
     found = set().union(*(v.fixed for v in values))
     for v in values:

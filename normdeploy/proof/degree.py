@@ -59,6 +59,18 @@ class Degree:
         """Of a sum of so many of it, each with a denominator of its own: n/d + … + n′/d′."""
         return Degree({k: (n + (times - 1) * d, times * d) for k, (n, d) in self.counts.items()})
 
+    def over(self, atoms: Iterable[Size]) -> Degree:
+        """Of a sum over these atoms: what stands in an element's own denominator names its places as well."""
+        named = Counter(atoms)
+        inner = {k: (n + d, d) if k is ALL or k in named else (n, d) for k, (n, d) in self.counts.items()}
+        return Degree(inner).times(Degree({_sum(atom): (n, 0) for atom, n in named.items()}))
+
+    def naming(self, atoms: Iterable[Size]) -> Degree:
+        """Of an element that varies along these atoms and is one factor from here on: of a_i + a_j as of S×S."""
+        least: dict[Key, int] = dict(Counter(atoms))
+        least[ALL] = max(least.values(), default=0)
+        return self._with(Degree({k: (n, 0) for k, n in least.items()}), lambda n, d, m, _: (max(n, m), d))
+
     @property
     def divided(self) -> bool:
         return any(d for _, d in self.counts.values())

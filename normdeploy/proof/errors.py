@@ -34,11 +34,14 @@ class Restart(Exception):
 
 
 class Redraw(Exception):
-    """Some rows have no root in this field: ``mask`` over the draws and the atoms says which."""
+    """Some rows have no root in this field: ``mask`` over the draws and the atoms says which.
 
-    def __init__(self, mask: Any, atoms: tuple[Size, ...]) -> None:
+    ``drawn``: as of a `Value`, of what has no root.
+    """
+
+    def __init__(self, mask: Any, atoms: tuple[Size, ...], drawn: tuple[Any, int] | None = None) -> None:
         super().__init__()
-        self.mask, self.atoms = mask, atoms
+        self.mask, self.atoms, self.drawn = mask, atoms, drawn
 
 
 class NewPrime(Exception):

@@ -96,6 +96,8 @@ def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, tran
         source, slots = axes[3 + i], _slots(axes, 3 + i)
         for atom in source:
             m.plan.sum_over(atom)
+        if x.degree.divided and any(axis_of(atom) in x.fixed for atom in source):
+            raise NotProved(Why.LIMIT, "a convolution of places that are divided by statistics of their own")
         label = (_PLACES, m.node, i)
         places = tuple(Place(a, label) for a in m.plan.atoms(_extent(attrs, i, rank, product(source), kernel[i], transposed)))
         tap = m.plan.atoms(kernel[i])
@@ -239,8 +241,8 @@ def _extent(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool)
     if auto in ("SAME_UPPER", "SAME_LOWER") and n.number is not None and given is None:
         return Size.of(n.number * stride if transposed else -(-n.number // stride))
     if auto == "NOTSET" and not transposed and span.number is not None:  # ⌊(n − span + begin + end)/stride⌋ + 1
-        return Size.symbol(f"convolution of {n} by {begin + end - span.number} in strides of {stride}")
-    return Size.symbol(f"{'transposed ' if transposed else ''}convolution{_said(attrs, i, rank)} of {n} by {k}")
+        return Size.unknown(f"convolution of {n} in strides of {stride}", n, begin + end - span.number, stride)
+    return Size.unknown(f"{'transposed ' if transposed else ''}convolution of {n} by {k}", transposed, n, k, *_said(attrs, i, rank))
 
 
 TABLE: dict[str, Op] = {"Conv": _convolution(False), "ConvTranspose": _convolution(True)}

@@ -104,7 +104,8 @@ class Machine(Arithmetic):
         """√t: of a constant, of a multiple of a radicand that is known, or of a new radicand that can't be negative."""
         with np.errstate(all="ignore"):
             f = np.sqrt(t.f)
-        made = Value(t.axes, None, f, t.data, POSITIVE if t.sign == POSITIVE else NOT_NEGATIVE, t.degree.root(), sized=t.sized, sums=t.sums)
+        sign, degree = POSITIVE if t.sign == POSITIVE else NOT_NEGATIVE, t.degree.root().naming(t.varying_atoms())
+        made = Value(t.axes, None, f, t.data, sign, degree, sized=t.sized, sums=t.sums)
         made.nonzero, made.fixed = t.sign == POSITIVE, t.fixed | (t.along() if t.sums else frozenset())
         if self.gf is None or t.a is None:
             return made
@@ -149,7 +150,7 @@ class Machine(Arithmetic):
         bad = root == -1
         seen.update(np.unique(~bad).tolist())
         if bad.any():
-            raise Redraw(bad, t.atoms)
+            raise Redraw(bad, t.atoms, t.drawn)
         return root
 
     def _laid_like(self, x: Value, like: Value) -> Array:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluate.core import integers, optional
+from .arithmetic import fixed_axes
 from .degree import Degree
 from .errors import NotProved, Why
 from .machine import Machine
@@ -227,7 +228,7 @@ def _concat(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) 
     axes = tuple(m.plan.atoms(size) if i == axis else c for i, c in enumerate(common))
     sign = min(v.sign for v in values)
     made = Value(axes, a, f, any(v.data for v in values), sign, degree, sized=any(v.sized for v in values))
-    made.sums, made.fixed = (frozenset().union(*(getattr(v, name) for v in values)) for name in ("sums", "fixed"))
+    made.sums, made.fixed = frozenset().union(*(v.sums for v in values)), fixed_axes(axes, *values)
     if any(v.sums and v.degree.divided for v in values):  # each part by its own
         made.fixed |= {axis_of(atom) for atom in axes[axis]}
     return made

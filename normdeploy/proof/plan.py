@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -35,6 +36,8 @@ class Plan:
     joins: dict[Size, tuple[Size, ...]] = field(default_factory=dict)  # what a Concat puts one behind the other
     displaced: bool = False  # taps of convolutions are told by what they read (`normdeploy.proof.branches`)
     together: dict[Size, int] = field(default_factory=dict)  # along how many axes of one tensor an atom lies, where that is more than one
+    twice: dict[Size, int] = field(default_factory=dict)  # the same of atoms that lie along one of them as a part of what is joined
+    learning: bool = False  # all axes have few points, and only a cut or a join begins the evaluation again
 
     def atoms(self, size: Size) -> Atoms:
         """The atoms of an axis of this size, in row-major order; none of an axis of one place."""
@@ -74,7 +77,7 @@ class Plan:
     def sum_over(self, atom: Size) -> None:
         if atom not in self.summed:
             self.summed.add(atom)
-            raise Restart
+            self._grown()
         for part in self.joins.get(atom, ()):
             for a in self.atoms(part):
                 self.sum_over(a)
@@ -82,14 +85,16 @@ class Plan:
     def lie_together(self, axes: Axes) -> None:
         """Have a point of its own for each axis of an atom: of k places of which two are one not all are different."""
         atoms = [atom for axis in axes for atom in axis]
-        if len(set(atoms)) == len(atoms):
+        if len(set(atoms)) == len(atoms) and not any(atom in self.joins for atom in atoms):
             return
-        for atom in set(atoms):
-            k = atoms.count(atom)
-            for a in {atom, *(a for part in self.joins.get(atom, ()) for a in self.atoms(part))}:
-                if k > self.together.get(a, 1):
-                    self.together[a] = k
-                    raise Restart
+        parts = Counter(a for atom in atoms for a in {a for part in self.joins.get(atom, ()) for a in self.atoms(part)})
+        for a in {*atoms, *parts}:
+            k = atoms.count(a) + parts[a]
+            if k > self.together.get(a, 1):
+                self.together[a] = k
+                if parts[a]:
+                    self.twice[a] = k
+                self._grown()
 
     def count(self, atom: Size) -> int:
         """How many points stand for the places of an atom; as many as there are where these are few."""
@@ -97,6 +102,7 @@ class Plan:
             return self.bounds(atom)[-1]
         n, together = atom.number, self.together.get(atom, 1)
         few = self.points.get(atom, _FEWEST) + together - 1 if atom in self.summed else max(_FEW, together)
+        few = _FEW if self.learning else few
         return n if n is not None and n <= few else few
 
     def sampled(self, atom: Size) -> bool:
@@ -104,18 +110,22 @@ class Plan:
         return n is None or self.count(atom) < n or atom in self.joins
 
     def need(self, degrees: Mapping[Key, int], by_sums: bool = False) -> None:
-        """Have enough points for an identity of this degree in the places of each atom; of all atoms where axes are cut or joined, for then
+        """Have enough points for an identity of this degree in the places of each atom; of all atoms where axes are joined, for then
         a place belongs to several. ``by_sums``: it is a polynomial in sums, of which no root or unknown function is taken."""
         total = degrees.get(ALL, 0)
-        whole = bool(self.cuts or self.joins or self.displaced)
-        wanted = {atom: (total if whole else named(degrees, atom, by_sums)) + 2 for atom in self.summed}
+        whole = bool(self.joins or self.displaced)
+        wanted = {atom: (total * self.twice.get(atom, 1) if whole else named(degrees, atom, by_sums)) + 2 for atom in self.summed}
         more = {a: n for a, n in wanted.items() if n > self.points.get(a, _FEWEST) and self.sampled(a)}
         if not more:
             return
         if max(more.values()) > _MOST:
             raise NotProved(Why.LIMIT, f"it is of degree {max(more.values()) - 2}; sizes are proved up to {_MOST - 2}")
         self.points |= more
-        raise Restart
+        self._grown()
+
+    def _grown(self) -> None:
+        if not self.learning:
+            raise Restart
 
     def unified(self, one: Atoms, other: Atoms) -> Atoms:
         """The atoms of two axes that lie over each other, element by element."""

@@ -76,6 +76,7 @@ def identity(sides: Sides) -> Identity:
         NotProved: they are not, or it can't be shown; with the reason and the culprit.
     """
     plan = Plan(displaced=isinstance(sides.expressions, Branches))
+    _learn(sides, plan)
     counts = readings.counts([s.number for s in shape] for shape in sides.shapes)
     read: frozenset[int] = frozenset()
     try:
@@ -136,7 +137,7 @@ def _in_the_field(sides: Sides, plan: Plan, counts: frozenset[int], length: int 
             draws = _fresh(draws, epsilons=True)
             continue
         except Redraw as e:
-            _redrawn(draws, e)
+            _redrawn(draws, e, field_number(number, length).p)
             continue
         except NewPrime:
             number, draws = number + 1, _fresh(draws)
@@ -159,6 +160,24 @@ def _in_the_field(sides: Sides, plan: Plan, counts: frozenset[int], length: int 
             raise NotProved(Why.SIGN, "it takes the root of what is a square itself")
         draws.elements, draws.affine = {k: v for k, v in draws.elements.items() if k[0] == "weights"}, []
     raise NotProved(Why.LIMIT, "no points were found at which all its roots exist")
+
+
+def _learn(sides: Sides, plan: Plan) -> None:
+    """What floats alone show of the axes, for a tenth of the time: how they are cut, which are summed over, of which degree all is."""
+    plan.learning = True
+    for _ in range(_BEGINNINGS):
+        m = Machine(plan, _fresh(), None)
+        try:
+            with evaluate.quiet():
+                leaves = _leaves(m, sides)
+                for a, b in zip(sides.after(m, leaves), sides.before(m, leaves), strict=True):
+                    plan.need(b.degree.against(a.degree), by_sums=True)
+        except Restart:
+            continue
+        except NotProved:
+            pass
+        break
+    plan.learning = False
 
 
 def _again(draws: Draws, found: Identity, unknown: bool) -> Draws | None:
@@ -188,14 +207,23 @@ def _fresh(old: Draws | None = None, epsilons: bool = False, counts: frozenset[i
     return draws
 
 
-def _once(m: Machine, sides: Sides) -> Identity:
-    leaves = [m.leaf(i, shape, partial(_floats, i)) for i, shape in enumerate(sides.shapes)]
+def _leaves(m: Machine, sides: Sides) -> list[Value]:
+    """The leaves, and in the machine what a fold's constants are proved to be: first, for they may have to be drawn again."""
+
+    def drawn() -> list[Value]:
+        return [m.leaf(i, shape, partial(_floats, i)) for i, shape in enumerate(sides.shapes)]
+
     if sides.expressions is not None and sides.graph is not None:
         try:
             m.given = given(m, sides.graph, sides.expressions)
         except NotProved:
-            sides.before(m, leaves)  # which may show how an axis is cut
+            sides.before(m, drawn())  # which may show how an axis is cut
             raise
+    return drawn()
+
+
+def _once(m: Machine, sides: Sides) -> Identity:
+    leaves = _leaves(m, sides)
     new = sides.after(m, leaves)
     zeros, m.zeros, divided, m.divided = m.zeros, [], m.divided, set()
     old = sides.before(m, leaves)
@@ -282,11 +310,13 @@ def _told(v: Value) -> str:
     return "(" + ", ".join(map(str, v.shape)) + ")"
 
 
-def _redrawn(draws: Draws, e: Redraw) -> None:
+def _redrawn(draws: Draws, e: Redraw, p: int) -> None:
     """Draw the elements again of which a row without a root is made.
 
     What good rows are made of as well (a bias that is added to all of them) stays, or all rows would have to be good by chance at once:
     first the leaf whose axes the bad rows are told by is drawn again, then whatever belongs to as few rows, then all; and so on.
+    Where the radicand is an element plus c (the variance of a BatchNorm), the element is drawn as s² − c for a random s: those that have
+    a root are distributed so.
     """
     held = {k: v for k, v in draws.elements.items() if k[0] in ("leaf", "constant")}
     masks = {k: _over(e, k[-1], v.shape) for k, v in held.items()}
@@ -296,12 +326,17 @@ def _redrawn(draws: Draws, e: Redraw) -> None:
         own = {k: mask for k, mask in tight.items() if k[0] == "leaf" and told == {k[1]}}
         choices = [own, tight, masks]
         masks = next(filter(None, choices[draws.redraws // _ROUNDS % 3 :]), masks)
+    shift = None
+    if e.drawn is not None and draws.redraws < _ROUNDS:
+        key, shift = e.drawn
+        masks = {key: _over(e, key[-1], held[key].shape)}
     draws.redraws += 1
     for key, mask in masks.items():
         count = int(mask.sum())
         if count:
             fresh = held[key].copy()
-            fresh[mask] = [draws.rng.getrandbits(draws.length - 1) | 1 for _ in range(count)]
+            random_ = [draws.rng.getrandbits(draws.length - 1) | 1 for _ in range(count)]
+            fresh[mask] = random_ if shift is None else [(s * s - shift) % p for s in random_]
             draws.elements[key] = fresh
             if key[0] == "constant":  # what was taken down of scales and shifts was with other parameters
                 draws.affine = []

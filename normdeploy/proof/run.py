@@ -34,7 +34,7 @@ def shape_of(graph: Graph, t: gs.Tensor) -> tuple[Size, ...]:
     shape = graph.shape(t)
     if shape is None:
         raise NotProved(Why.SIZE, f"the rank of {t.name!r} is not known", t.name)
-    return tuple(dim_size(d, f"\0{t.name}:{i}") for i, d in enumerate(shape))
+    return tuple(dim_size(d, f"{t.name}:{i}") for i, d in enumerate(shape))
 
 
 def run(m: Machine, region: Region, leaves: Mapping[int, Value]) -> Value:

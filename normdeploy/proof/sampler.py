@@ -85,9 +85,10 @@ class Sampler:
             return Value(axes, a, f, sign=held.sign, below=held.below, size=size, nonzero=held.nonzero)
         places = array.reshape([whole(a) for a in atoms])[np.ix_(*(self._places(a) for a in atoms))]
         f = places.astype(self.real)[None]
-        a = None if self.gf is None else self.elements(("constant", held.digest, tuple(atoms)), f.shape)
-        degree = Degree.of(a for axis in axes for a in axis)
-        return Value(axes, a, f, sign=held.sign, below=held.below, degree=degree, nonzero=held.nonzero)
+        key = ("constant", held.digest, tuple(atoms))
+        a = None if self.gf is None else self.elements(key, f.shape)
+        degree = Degree.of(atoms)
+        return Value(axes, a, f, sign=held.sign, below=held.below, degree=degree, nonzero=held.nonzero, drawn=(key, 0))
 
     def leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
         labels = itertools.count()

@@ -20,11 +20,10 @@ from ..graphs.dims import Dims, invented
 from ..graphs.graph import Graph
 from . import whole_numbers
 from .errors import NotProved
-from .sizes import ONE, Size, dim_size
+from .sizes import ONE, UNKNOWN, Size, dim_size
 
 _OPERAND = 64  # elements of whole numbers that may say something of a shape
 _END = 2**31 - 1  # exporters write this, or the largest of int64, for "to the end"
-_UNKNOWN = "\0"  # begins the symbol of a dim that the file says nothing of
 _FAILURES = (NotProved, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
 
 Shape = list["Size | None"]
@@ -165,7 +164,7 @@ def _numbers(operand: np.ndarray | None) -> list[int] | None:
 def shape_of(graph: Graph, t: gs.Tensor) -> list[Size] | None:
     """Each dim as a polynomial; one of which nothing is known is a symbol of its own."""
     dims = graph.shape(t)
-    return None if dims is None else [dim_size(d, f"{_UNKNOWN}{t.name}:{i}") for i, d in enumerate(dims)]
+    return None if dims is None else [dim_size(d, f"{t.name}:{i}") for i, d in enumerate(dims)]
 
 
 def _product(sizes: Sequence[Size]) -> Size:
@@ -200,7 +199,7 @@ def _said(size: Size | None) -> int | str | None:
     if size is None or size.number is not None:
         return None if size is None else size.number
     symbols = size.symbols()
-    if any(s.startswith(_UNKNOWN) for s in symbols):
+    if any(s.startswith(UNKNOWN) for s in symbols):
         return None
     if size.terms == (((s := next(iter(symbols)),), 1),):
         return s

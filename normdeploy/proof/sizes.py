@@ -1,7 +1,8 @@
 """Sizes of tensors as polynomials of the dims that a file leaves open: what is proved of them holds for every size.
 
 A dim that is named is a symbol; one that is not known, or is written as something else than a polynomial, is a symbol of its own and
-equals nothing but itself. Every symbol stands for a size of 1 or more.
+equals nothing but itself. So is a size that is no polynomial, such as the length behind a convolution with strides: no name that a file may
+write is the symbol of one. Every symbol stands for a size of 1 or more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 Monomial = tuple[str, ...]  # symbols in order, repeated for powers
+UNKNOWN = "\0"  # begins the symbol of a size that the file has no name for
 
 
 class Size:
@@ -30,6 +32,11 @@ class Size:
     @staticmethod
     def symbol(name: str) -> Size:
         return Size({(name,): 1})
+
+    @staticmethod
+    def unknown(of: str, *by: Any) -> Size:
+        """A size that is no polynomial: a function of ``by`` (numbers, texts and sizes), which says with ``of`` which one it is."""
+        return Size.symbol(f"{UNKNOWN}{of}{UNKNOWN}{tuple(n.terms if isinstance(n, Size) else n for n in by)!r}")
 
     @property
     def number(self) -> int | None:
@@ -130,7 +137,11 @@ class Size:
         return self._hash
 
     def __repr__(self) -> str:
-        return " + ".join("·".join((*([str(c)] if c != 1 or not m else []), *m)) for m, c in self.terms) or "0"
+        return " + ".join("·".join((*([str(c)] if c != 1 or not m else []), *map(_shown, m))) for m, c in self.terms) or "0"
+
+
+def _shown(symbol: str) -> str:
+    return symbol.split(UNKNOWN)[1] if symbol.startswith(UNKNOWN) else symbol
 
 
 class Place(Size):
@@ -152,7 +163,9 @@ def dim_size(dim: int | str | None, name: str) -> Size:
     if isinstance(dim, int):
         return Size.of(dim)
     if dim is None:
-        return Size.symbol(name)
+        return Size.unknown(name)
+    if dim.startswith(UNKNOWN):
+        return Size.unknown("a dim", dim)
     try:
         return _parsed(ast.parse(dim, mode="eval").body)
     except (SyntaxError, TypeError, ValueError, RecursionError):

@@ -41,6 +41,7 @@ class Value:
     roots: frozenset[int] | None = None  # a product of roots of these radicands of this proof: zero at most where one of them is
     sums: frozenset[Size] = frozenset()  # the atoms that it holds sums over
     fixed: frozenset[Any] = frozenset()  # the axes (`axis_of`) along which a root or a divisor varies that holds sums: they are not summed
+    drawn: tuple[Any, int] | None = None  # (key in `Draws.elements`, c): each element is one of those drawn, plus c
     below: int = NEGATIVE  # what structure says of the sign of -x, for x - (-epsilon)
 
     @property
@@ -70,9 +71,12 @@ class Value:
         assert f is not None
         return replace(self, axes=axes, a=laid(self.a), f=f)
 
+    def varying_atoms(self) -> Atoms:
+        return tuple(atom for atom, n in zip(self.atoms, self.f.shape[1:], strict=True) if n > 1)
+
     def along(self) -> frozenset[Any]:
         """The axes along which it varies."""
-        return frozenset(axis_of(atom) for atom, n in zip(self.atoms, self.f.shape[1:], strict=True) if n > 1)
+        return frozenset(map(axis_of, self.varying_atoms()))
 
     def varying(self, array: Array) -> tuple[Atoms, Array]:
         """The atoms along which ``array`` (``a`` or ``f``) varies, and it without the others."""

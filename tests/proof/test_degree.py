@@ -46,13 +46,43 @@ def test_a_plan_takes_as_many_points_as_each_atom_needs() -> None:
     plan.need({ALL: 9, C: 8, S: 2})
 
 
-def test_where_axes_are_cut_each_factor_counts_for_all_atoms() -> None:
+def test_where_axes_are_joined_each_factor_counts_for_all_atoms() -> None:
+    """A place of a part is one of the whole as well. An axis that is cut is two axes everywhere, so each counts for itself."""
     plan = Plan()
     plan.summed |= {C, Size.of(40)}
     plan.cuts[Size.of(360)] = (Size.of(40), S)
+    plan.need({ALL: 9, C: 2, Size.of(40): 2})
+    plan.joins[Size.of(80)] = (Size.of(40), Size.of(40))
     with pytest.raises(Restart):
         plan.need({ALL: 9, C: 1})
     assert (plan.count(C), plan.count(Size.of(40))) == (11, 11)
+
+
+def test_a_denominator_that_is_summed_names_places() -> None:
+    """Σ 1/v has one place of v in each term, and no crosswise product takes it away."""
+    assert Degree.of([S]).inverse().over([S]).counts == {ALL: (1, 1), S: (1, 1), ("sum", S): (1, 0)}
+
+
+def test_one_factor_names_all_places_it_varies_along() -> None:
+    """1/(a_i + a_j), √(a_i + a_j) and σ(a_i + a_j) are one factor each, with two places of S."""
+    both = Degree.of([S]).plus(Degree.of([S]))
+    assert both.counts[S] == (1, 0)
+    assert both.naming([S, S]).inverse().counts[S] == (0, 2)
+    assert both.root().naming([S, S]).counts[S] == (2, 0)
+    assert both.naming([S, S]).opaque().counts[S] == (2, 0)
+
+
+def test_a_tensor_of_an_axis_and_one_that_it_is_joined_of() -> None:
+    """An element of J×A, A a part of J, may name two places of A."""
+    plan = Plan()
+    plan.summed |= {C, S}
+    plan.joins[Size.of(1000)] = (C, Size.of(640))
+    with pytest.raises(Restart):
+        plan.lie_together(((Size.of(1000),), (C,)))
+    assert plan.together[C] == 2
+    with pytest.raises(Restart):
+        plan.need({ALL: 3})
+    assert plan.points[C] == 2 * 3 + 2
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])

@@ -3,6 +3,7 @@ operands, and counted with all their denominators where none is left out."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from onnx import parser
 
@@ -13,6 +14,8 @@ from normdeploy.proof.prove import prove
 from normdeploy.proof.sides import of_regions
 from normdeploy.proof.sizes import Size
 from normdeploy.recognition.region import NoMatch, compile_region
+
+from .support import graph_of, regions
 
 STATISTICS = "q = Mul(y, y) s = ReduceSum<keepdims=0>(q, last) r = Add(s, one)"
 
@@ -70,3 +73,29 @@ def test_a_sum_of_quotients_has_the_product_of_their_denominators() -> None:
     assert quotient.repeated(1) == quotient
     assert quotient.divided
     assert not Degree.of([t]).divided
+
+
+@pytest.mark.parametrize("parts", ["u, v", "v, u"])
+def test_parts_of_a_concat_are_told_by_either_name(parts: str) -> None:
+    body = (
+        f"t = Reciprocal(r) u = Unsqueeze(t, last) v = Unsqueeze(x, last) c = Concat<axis=1>({parts}) z = ReduceSum<keepdims=0>(c, first)"
+    )
+    with pytest.raises(NotProved) as refusal:
+        asked(body)
+    assert refusal.value.why is Why.LIMIT
+
+
+def test_places_of_a_convolution_that_are_divided_by_their_own_statistics() -> None:
+    """Each tap reads a place with a denominator of its own."""
+    graph = graph_of(
+        """q = Mul(x, x) s = ReduceSum<keepdims=1>(q, channels) r = Add(s, one) t = Div(x, r)
+        before = Conv(t, w) after = Identity(before)""",
+        shape="B, 96, S",
+        one=np.float32(1),
+        channels=np.array([1]),
+        w=np.random.default_rng(0).standard_normal((4, 96, 7)),
+    )
+    before, after = regions(graph)
+    with pytest.raises(NotProved) as refusal:
+        prove(of_regions([before], [after]))
+    assert refusal.value.why is Why.LIMIT

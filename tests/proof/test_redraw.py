@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from normdeploy.proof import prove
 from normdeploy.proof.errors import Why
+from normdeploy.proof.sides import of_regions
 
-from .support import BY_HAND, NODE, proved, refused
+from .support import BY_HAND, NODE, graph_of, proved, refused, regions
 
 BIAS = np.linspace(-1.0, 1.0, 16)
 
@@ -31,3 +34,24 @@ def test_another_leaf_whose_axes_are_as_long_does_not_undo_them() -> None:
 
 def test_a_bias_that_is_lost_is_refused() -> None:
     refused("h = Add(x, bias)" + BY_HAND.replace("(x,", "(h,") + NODE, Why.DIFFERS, Why.LIMIT, bias=BIAS)
+
+
+def test_an_element_under_a_root_is_drawn_as_a_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where 64 elements plus an epsilon need a root each, half have none: drawn one after the other until all do, that takes seven draws.
+    And floats alone show before what is summed over."""
+    begun = []
+    once = prove._once
+    monkeypatch.setattr(prove, "_once", lambda m, sides: (begun.append(m.plan.learning), once(m, sides))[1])
+    rng = np.random.default_rng(3)
+    constants = {name: rng.uniform(0.5, 1.5, 64) for name in ("scale", "shift", "mean", "variance")}
+    body = """y = Conv <kernel_shape = [1], group = 1> (x, w)
+        before = BatchNormalization <epsilon = 1e-5> (y, scale, shift, mean, variance)
+        z = Conv <kernel_shape = [1], group = 1> (x, w)
+        after = BatchNormalization <epsilon = 1e-5> (z, scale, shift, mean, variance)"""
+    graph = graph_of(body, shape="N, 64, L", w=rng.standard_normal((64, 64, 1)), **constants)
+    before, after = regions(graph)
+    for _ in range(9):
+        found = prove.identity(of_regions([before], [after]))
+        assert found.bits >= 80
+    assert not any(begun)
+    assert len(begun) <= 9 * 4  # one that finds no roots, one that shows it, and now and then one more

@@ -12,6 +12,7 @@ from normdeploy.passes.linear import Linear
 from normdeploy.proof.errors import NotProved, Why
 from normdeploy.proof.prove import prove
 from normdeploy.proof.sides import of_regions
+from normdeploy.proof.sizes import Size, dim_size
 from normdeploy.rewriting.rewrite import optimize
 
 from .support import graph_of, refused, regions
@@ -80,3 +81,34 @@ def test_where_it_is_not_known_it_is_refused() -> None:
 
 def test_a_leaf_of_another_size_is_no_reason_to_look_away() -> None:
     divided("Identity(sh)", Why.HIDDEN, middle=1, leaf="h - 4")
+
+
+def named(body: str, names: dict[str, str], shape: str, leaf: str) -> None:
+    """Refused where dims have names that are no identifiers."""
+    graph = graph_of(body, shape=shape, leaves=[leaf], w=RNG.standard_normal((3, 3, 2)))
+    for value in graph.proto.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.dim_param = names.get(dim.dim_param, dim.dim_param)
+    before, after = regions(Graph(graph.proto))
+    with pytest.raises(NotProved), evaluate.quiet():
+        prove(of_regions([before], [after]))
+
+
+@pytest.mark.parametrize("name", ["convolution of H by -2 in strides of 2", "convolution of H in strides of 2", repr(Size.unknown("x", 2))])
+def test_no_dim_is_called_what_a_convolution_makes(name: str) -> None:
+    """Behind strides a length is no polynomial; its symbol must be no name that a file can write."""
+    length = "c = Conv<strides=[2]>(x, w) n = Shape<start=2,end=3>(c) f = Cast<to=1>(n) m = Shape<start=0,end=1>(y) g = Cast<to=1>(m)"
+    named(f"{length} before = Mul(y, f) after = Mul(y, g)", {"Q": name}, "1, 3, H", "y: Q")
+
+
+def test_lengths_that_read_alike_are_two() -> None:
+    """2*B is twice B; 2·B is a name."""
+    length = """c = Conv<strides=[3]>(x, w) n = Shape<start=2,end=3>(c) f = Cast<to=1>(n)
+        d = Conv<strides=[3]>(y, w) m = Shape<start=2,end=3>(d) g = Cast<to=1>(m)"""
+    named(f"{length} before = Mul(x, f) after = Mul(x, g)", {"P": "2*B", "Q": "2·B"}, "1, 3, P", "y: 1, 3, Q")
+
+
+@pytest.mark.parametrize("made", [Size.unknown("conv", 1), dim_size(None, "x:0")])
+def test_symbols_of_unknown_sizes_are_no_names(made: Size) -> None:
+    (symbol,) = made.symbols()
+    assert dim_size(symbol, "") != made

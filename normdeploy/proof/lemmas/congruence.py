@@ -29,7 +29,8 @@ def unknown(m: Machine, name: str, x: Value, real: Any) -> Value:
         made = np.empty(x.a.shape, dtype=object)
         made.reshape(-1)[:] = [table.setdefault((name, v), m.draws.rng.randrange(p)) for v in x.a.reshape(-1).tolist()]
     with np.errstate(all="ignore"):
-        y = Value(x.axes, made, np.asarray(real(x.f)), x.data, degree=x.degree.opaque(), sized=x.sized, sums=x.sums)
+        degree = x.degree.naming(x.varying_atoms()).opaque()
+        y = Value(x.axes, made, np.asarray(real(x.f)), x.data, degree=degree, sized=x.sized, sums=x.sums)
     y.fixed = x.fixed | (x.along() if x.sums else frozenset())
     return y
 
