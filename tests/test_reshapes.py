@@ -24,10 +24,14 @@ def net(body: str, inputs: str = "float[N,M,6] x", output: str = "y", opset: int
     return proto
 
 
+SAME: list[int] = []
+
+
 def operands(proto: onnx.ModelProto) -> list[list[int] | None]:
-    """Of each Reshape and Expand: the constant operand, None where it is computed."""
+    """Of each Reshape and Expand: the constant operand, None where it is computed; `SAME` of an Identity in its place."""
     held = {t.name: onnx.numpy_helper.to_array(t).tolist() for t in proto.graph.initializer}
-    return [held.get(n.input[1]) for n in proto.graph.node if n.op_type in ("Reshape", "Expand")]
+    kinds = ("Reshape", "Expand", "Identity")
+    return [SAME if n.op_type == "Identity" else held.get(n.input[1]) for n in proto.graph.node if n.op_type in kinds]
 
 
 N, M = "s = Shape(x) n = Slice(s, zero, one)", "m = Slice(s, one, two)"
@@ -38,11 +42,12 @@ RESOLVED = {
     f"{N} {M} p = Mul(m, six) k = Concat<axis=0>(n, p) y = Reshape(x, k)": None,
     f"{N} {M} k = Concat<axis=0>(m, n, six) y = Reshape(x, k)": None,  # two open sizes in other places
     f"{N} {M} k = Concat<axis=0>(m, rest) y = Reshape(x, k)": None,
-    f"{N} {M} k = Concat<axis=0>(n, m, six) y = Expand(x, k)": [1, 1, 6],
+    f"{N} {M} k = Concat<axis=0>(n, m, six) y = Expand(x, k)": SAME,
     f"{N} {M} k = Concat<axis=0>(two, n, m, six) y = Expand(x, k)": [2, 1, 1, 6],
     f"{N} {M} k = Concat<axis=0>(n, n, m, six) y = Expand(x, k)": None,
     f"{N} k = Concat<axis=0>(zero, n, rest) z = Concat<axis=0>(x, x) y = Reshape<allowzero=1>(x, k)": None,
-    f"{N} {M} q = Max(n, eight) k = Concat<axis=0>(rest, m, six) z = Concat<axis=0>(m, six, n) y = Reshape(x, k)": [-1, 0, 6],
+    f"{N} {M} q = Max(n, eight) k = Concat<axis=0>(rest, m, six) z = Concat<axis=0>(m, six, n) y = Reshape(x, k)": SAME,
+    f"{N} {M} q = Max(n, eight) k = Concat<axis=0>(rest, m, three, two) y = Reshape(x, k)": [-1, 0, 3, 2],
     f"{N} {M} q = Max(n, eight) d = Div(q, q) e = Mul(n, d) k = Concat<axis=0>(e, m, six) y = Reshape(x, k)": None,  # n, by way of a Max
 }
 
@@ -87,10 +92,10 @@ def test_an_empty_batch_runs_as_before() -> None:
 
 def test_sizes_that_two_dims_share_are_not_mixed_up() -> None:
     """Where both dims bear one name the size is the data's own in both places, and 0 takes the one at its place."""
-    body = f"{N} {M} k = Concat<axis=0>(m, n, six) y = Reshape(x, k)"
+    body = f"{N} {M} k = Concat<axis=0>(m, n, three, two) y = Reshape(x, k)"
     proto = net(body, "float[N,N,6] x")
     resolve_reshapes(proto)
-    assert operands(proto) == [[0, 0, 6]]
+    assert operands(proto) == [[0, 0, 3, 2]]
 
 
 def test_a_default_that_may_be_overridden_is_no_constant() -> None:

@@ -354,3 +354,27 @@ def test_a_weight_packed_with_what_is_computed_of_it_is_none_that_was_altered(tm
     array[2] = np.random.default_rng(0).normal(size=32)
     packed.CopyFrom(numpy_helper.from_array(array, packed.name))
     assert [w.name for w in verified(model, proto, tmp_path, seeds=1).weights if not w] == [packed.name]
+
+
+class Positions(nn.Module):
+    """Rows that are always the same ones: of a table of positions, and one of a table of types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions, self.types = nn.Embedding(64, 16), nn.Embedding(2, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.positions(torch.arange(x.shape[1])) + self.types.weight[1]
+
+
+def test_rows_of_the_models_tables_are_the_models(tmp_path: Path) -> None:
+    net, specs = Positions().eval(), ["x:float32[batch=1:2:4,20,16]"]
+    model, proto = from_module(net, inputs=specs), normdeploy.export(net, inputs=specs).proto
+    assert {node.op_type for node in proto.graph.node} == {"Add"}
+    assert not verified(model, proto, tmp_path, seeds=1).weights
+    (rows,) = (t for t in proto.graph.initializer if 20 in t.dims)
+    array = numpy_helper.to_array(rows).copy()
+    array.reshape(-1, 16)[3, 5] += 1e-4
+    rows.CopyFrom(numpy_helper.from_array(array, rows.name))
+    assert [w.name for w in verified(model, proto, tmp_path, seeds=1).weights if not w] == [rows.name]

@@ -42,14 +42,14 @@ class Subject:
 
 
 class First(nn.Module):
-    """The first result of a model of transformers, given ids or pixels."""
+    """The first result of a model of transformers, given ids."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        made: Any = self.model(*args)
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # by name: of *args torch.export asks for dims as one tuple
+        made: Any = self.model(ids)
         return made if isinstance(made, torch.Tensor) else made[0]
 
 

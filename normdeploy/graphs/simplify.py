@@ -23,6 +23,7 @@ onnxscript's basic rules             9.8     144
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,11 +39,14 @@ from onnxscript.rewriter.rules import common as rules
 
 from ..storage.weights import detached, refer
 from .equal import check_equal
+from .movement import Movement
 
 __all__ = ["Simplified", "check_equal", "simplify"]
 
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization"})
 _RULES_FROM = 14  # the opset of the newest op that the rules write (Reshape with allowzero)
+_SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+_MADE = 2**20  # elements that positions, masks and rows of tables may have to be folded
 _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 _WIDE = 256  # inputs of a node beyond which merging equal initializers, which looks at all of them each time, takes minutes
 _ROUNDS = 4  # each resolves what the one before made constant; the models seen settle in two or three
@@ -73,6 +77,8 @@ class _Neutral(RewriteRuleClassBase):
 _RULES = {
     "Add": _Neutral.rule("Add", 0.0).commute(),
     "Mul": _Neutral.rule("Mul", 1.0).commute(),
+    "And": _Neutral.rule("And", True).commute(),
+    "Or": _Neutral.rule("Or", False).commute(),
     "Sub": [_Neutral.rule("Sub", 0.0)],
     "Div": [_Neutral.rule("Div", 1.0)],
     "Reshape": [
@@ -280,7 +286,7 @@ def _round(model: ir.Model, draws: bool) -> bool:
         run(model).modified
         for run in (
             *([RewritePass(possible)] if possible and ruled else []),
-            *([SplitTiledSlices()] if ruled else []),
+            *([SplitTiledSlices(), Movement()] if ruled else []),
             common.RemoveUnusedNodesPass(),
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
             common.LiftSubgraphInitializersToMainGraphPass(),
@@ -292,11 +298,27 @@ def _round(model: ir.Model, draws: bool) -> bool:
 
 
 def _foldable(node: ir.Node) -> bool | None:
-    """Asked before a node on constants is folded: False keeps it, None leaves it to the pass's own limits of size."""
+    """Asked before a node on constants is folded: False keeps it, None leaves it to the pass's own limits of size (8 KB read, 256 KB made).
+
+    True for positions and masks, and for rows that are taken of a table: small against the weights, and they feed chains of such nodes.
+    """
     for value in node.inputs:
         if value is not None:  # the pass's list of ancestors, which grows with the square of a chain of constants
             value.meta.pop(FOLDED_FROM_KEY, None)
-    return False if node.op_type in _NORMS else None
+    if node.op_type in _NORMS:
+        return False
+    # inference knows no shape behind GatherElements, whose result is like its indices
+    made = [_count(value) for value in (node.inputs[1:] if node.op_type == "GatherElements" else node.outputs) if value is not None]
+    if None in made or sum(n or 0 for n in made) > _MADE:
+        return None
+    whole = all(value.dtype is not None and not value.dtype.is_floating_point() for value in node.outputs)
+    return True if whole or node.op_type in _SELECTIONS else None
+
+
+def _count(value: ir.Value) -> int | None:
+    """Elements of a tensor of static shape."""
+    dims = None if value.shape is None else [d for d in value.shape if isinstance(d, int)]
+    return math.prod(dims) if dims is not None and value.shape is not None and len(dims) == len(value.shape) else None
 
 
 def _metadata(model: ir.Model) -> dict[tuple[str, str], dict[str, str]]:

@@ -37,6 +37,7 @@ _ROUNDINGS = 8  # units of roundoff: of a product or two, and of their factors
 _ROW = 4  # elements, at least, that tell a row from others
 
 
+_LOOKED_AT = 64  # rows of nobody's beside each row of a table
 _MOSTLY = 0.5  # of a weight put together from the model's rows: what else it holds was changed
 
 
@@ -150,21 +151,27 @@ class _Rows:
     def share(self, array: Array) -> float:
         """How much of it is put together so, along the axis along which it is most; rows of one number count for nothing."""
         if len(_squeezed(array.shape)) < 2:
-            return self._runs(array.reshape(-1))
+            vector = np.ascontiguousarray(array.reshape(-1))
+            one = vector.size >= _ROW and vector.tobytes() in self._of(vector.size, vector.dtype)  # the row of an embedding
+            return 1.0 if one else self._runs(vector)
         return max((self._along(array, axis) for axis, size in enumerate(array.shape) if size >= _ROW), default=0.0)
 
     def lacks(self, array: Array, parameters: Iterable[Array]) -> bool:
-        """Whether rows of one of ``parameters``, matrices and more, could have stood where ``array`` has others of nobody, and as many."""
+        """Whether rows of one of ``parameters``, matrices and more, could have stood where ``array`` has others of nobody, and as many.
+
+        Where ``array`` holds but a part of a table: whether a row of nobody's is close to one of the others.
+        """
         if len(_squeezed(array.shape)) < 2:
             return True
         with np.errstate(over="ignore"):
             matrices = [p.astype(array.dtype) for p in parameters if len(_squeezed(p.shape)) > 1]
         for axis, size in enumerate(array.shape):
             held = {line.tobytes() for line in _lines(array, axis)}
-            foreign = len(held - self._of(size, array.dtype))
+            foreign = held - self._of(size, array.dtype)
             for matrix in matrices:
                 for along in (i for i, length in enumerate(matrix.shape) if length == size >= _ROW):
-                    if 0 < len({line.tobytes() for line in _lines(matrix, along)} - held) <= foreign:
+                    absent = {line.tobytes() for line in _lines(matrix, along)} - held
+                    if 0 < len(absent) <= len(foreign) or _close(foreign, absent, array.dtype):
                         return True
         return False
 
@@ -193,6 +200,14 @@ class _Rows:
             held += longest if longest >= _ROW else 0
             at += longest if longest >= _ROW else 1
         return held / vector.size
+
+
+def _close(some: set[bytes], others: set[bytes], dtype: Any) -> bool:
+    """Whether one of ``some`` rows (the first `_LOOKED_AT`) has more than half of its elements from one of the others."""
+    if not others:
+        return False
+    table = np.stack([np.frombuffer(row, dtype) for row in others])
+    return any((table == np.frombuffer(row, dtype)).mean(-1).max() > _MOSTLY for row in sorted(some)[:_LOOKED_AT])
 
 
 def _run(vector: Array, other: Array) -> int:

@@ -1,4 +1,5 @@
-"""Reshape and Expand to computed sizes as the same to constants: what a graph computes of one open dim goes away.
+"""Reshape and Expand to computed sizes as the same to constants: what a graph computes of one open dim goes away. One to the shape that its
+input has is an Identity.
 
 Of a Reshape's operand each size that is the data's own at that place is 0 ("as it is"), or one other open size is -1 ("the rest", which is
 what remains where the operand is right); not both, for of an empty batch nothing tells the rest. Of an Expand's operand a size that is the
@@ -15,20 +16,24 @@ from ..graphs.graph import Graph
 from .shapes import shape_of, sizes_in
 from .sizes import ONE, Size
 
-_SIZES = frozenset({"Shape", "Size"})
+_OPS = frozenset({"Reshape", "Expand"})
 
 
 def resolve_reshapes(proto: onnx.ModelProto) -> None:
     """Give the Reshapes and Expands of the main graph constant operands, where they are worked out; changes ``proto``."""
-    if not any(node.op_type in _SIZES for node in proto.graph.node):
+    if not any(node.op_type in _OPS for node in proto.graph.node):
         return
     graph = Graph(proto)
     sizes = sizes_in(graph)
     found: dict[str, list[int]] = {}
+    idle: set[str] = set()
     for node in graph.nodes:
-        if node.op not in ("Reshape", "Expand") or (node.domain or "") not in ("", "ai.onnx") or len(node.inputs) < 2:
+        if node.op not in _OPS or (node.domain or "") not in ("", "ai.onnx") or len(node.inputs) < 2:
             continue
         operand, data = sizes.get(id(node.inputs[1])), shape_of(graph, node.inputs[0])
+        if data is not None and data == shape_of(graph, node.outputs[0]):
+            idle.add(node.outputs[0].name)
+            continue
         if operand is None or data is None or operand.ndim != 1 or graph.is_constant(node.inputs[1]):
             continue
         asked = [Size.of(n) for n in operand.tolist()]
@@ -37,6 +42,9 @@ def resolve_reshapes(proto: onnx.ModelProto) -> None:
             found[node.outputs[0].name] = numbers
     taken = {t.name for t in proto.graph.initializer} | {name for node in proto.graph.node for name in (*node.input, *node.output)}
     for held in proto.graph.node:
+        if held.output and held.output[0] in idle:
+            held.op_type = "Identity"
+            del held.input[1:], held.attribute[:]
         numbers = found.get(held.output[0]) if held.output else None
         if numbers is None:
             continue

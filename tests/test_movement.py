@@ -1,0 +1,140 @@
+"""Elements that are only moved: fewer nodes move them, and what comes out is equal bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import parser
+from torch import nn
+
+import normdeploy
+from normdeploy.graphs.simplify import simplify
+from normdeploy.proof.reshapes import resolve_reshapes
+from tests.support import run_onnxruntime
+
+CONSTANTS = """int64[1] a0 = {0}, int64[1] a1 = {1}, int64[1] last = {-1}, int64[2] a02 = {0, 2}, int64 i0 = {0}, int64 i2 = {2},
+    int64[1] v1 = {1}, bool yes = {1}, bool no = {0}, bool[1] row = {1}"""
+
+
+def cleaned(body: str, x: np.ndarray, shape: str = "N, 3, 4", outputs: str = "float[] y") -> Counter[str]:
+    """The ops that are left of a body, which gives the same as before for ``x``."""
+    text = f'<ir_version: 8, opset_import: ["" : 18]> net (float[{shape}] x) => ({outputs}) <{CONSTANTS}> {{ {body} }}'
+    proto = parser.parse_model(text)
+    for output in proto.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    done = simplify(proto, first=resolve_reshapes)
+    assert not done.note
+    onnx.checker.check_model(done.proto, full_check=True)
+    before, after = run_onnxruntime(proto, {"x": x}), run_onnxruntime(done.proto, {"x": x})
+    assert all(np.array_equal(a, b) and a.shape == b.shape for a, b in zip(before, after, strict=True))
+    return Counter(node.op_type for node in done.proto.graph.node if node.op_type != "Identity")  # from an input to an output
+
+
+X = np.random.default_rng(0).standard_normal((5, 3, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("perm", list(itertools.permutations(range(4))))
+def test_an_axis_put_in_and_taken_out_is_no_axis(perm: tuple[int, ...]) -> None:
+    at = perm.index(0)
+    body = f"u = Unsqueeze(x, a0) t = Transpose<perm={list(perm)}>(u) k = Constant<value_ints=[{at - 4}]>() y = Squeeze(t, k)"
+    rest = [axis for axis in perm if axis]
+    assert cleaned(body, X) == ({} if rest == sorted(rest) else {"Transpose": 1})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "u = Unsqueeze(x, a0) t = Transpose<perm=[1, 0, 2, 3]>(u) y = Squeeze(t, a0)",  # takes out N, which is one in this run
+        "u = Unsqueeze(x, a02) t = Transpose<perm=[2, 4, 0, 3, 1]>(u) y = Squeeze(t, last)",  # one of two
+        "u = Unsqueeze(x, a0) t = Transpose<perm=[3, 2, 1, 0]>(u) z = Squeeze(t, last) m = Neg(t) s = Squeeze(m, last) y = Add(z, s)",
+    ],
+)
+def test_other_axes_stay(body: str) -> None:
+    left = cleaned(body, X[:1])
+    assert left["Squeeze"] + left["Reshape"] >= 1
+    assert left["Transpose"] >= 1
+
+
+def test_a_selection_is_made_before_the_transpose() -> None:
+    body = "t = Transpose<perm=[1, 0, 2]>(x) p = Gather<axis=0>(t, i0) q = Gather<axis=-3>(t, i2) y = Sub(p, q)"
+    assert cleaned(body, X) == {"Gather": 2, "Sub": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        ("t = Transpose<perm=[1, 0, 2]>(x) y = Gather<axis=0>(t, i0) n = Neg(t)", "float[] y, float[] n"),  # needed as it is
+        ("t = Transpose<perm=[1, 0, 2]>(x) y = Gather<axis=0>(t, i0)", "float[] y, float[] t"),
+        ("t = Transpose<perm=[1, 0, 2]>(x) y = Gather<axis=1>(t, i0)", "float[] y"),  # 3×4, as before without the first axis
+        ("t = Transpose<perm=[2, 0, 1]>(x) y = Gather<axis=1>(t, i0)", "float[] y"),  # 4×3
+        ("t = Transpose<perm=[1, 0, 2]>(x) y = Gather<axis=0>(t, v1)", "float[] y"),  # an index of rank 1 keeps the axis
+    ],
+)
+def test_where_the_transpose_says_something_it_stays(body: str, outputs: str) -> None:
+    left = cleaned(body, X, outputs=outputs)
+    assert left["Transpose"] == (0 if "axis=1>(t, i0)" in body and "[1, 0, 2]" in body else 1)
+
+
+def test_packed_attention() -> None:
+    """torch's own: query, key and value are taken of one product, without the Transpose of all three."""
+
+    class Attend(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.net(x, x, x, need_weights=False)[0]
+            return made
+
+    net, x = Attend().eval(), torch.randn(2, 5, 16)
+    result = normdeploy.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("batch", max=9)},))
+    ops = Counter(node.op_type for node in result.proto.graph.node)
+    assert ops["Unsqueeze"] == ops["Squeeze"] == 0
+    (y,) = run_onnxruntime(result.proto, {result.proto.graph.input[0].name: x.numpy()})
+    with torch.no_grad():
+        want = net.double()(x.double()).numpy()
+    assert np.abs(y - want).max() <= 64 * 2.0**-24 * np.abs(want).max()  # four sums of 16, Softmax
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("y = Reshape(x, k)", {}),
+        ("t = Transpose<perm=[1, 0, 2]>(x) r = Reshape(t, o) y = Transpose<perm=[0, 2, 1]>(r)", {"Transpose": 1}),
+        ("t = Transpose<perm=[1, 0, 2]>(x) r = Reshape(t, k) y = Transpose<perm=[0, 2, 1]>(r)", {"Transpose": 2, "Reshape": 1}),
+    ],
+)
+def test_a_reshape_to_the_shape_that_is_there(body: str, left: dict[str, int]) -> None:
+    constants = "k = Constant<value_ints=[-1, 3, 4]>() o = Constant<value_ints=[3, -1, 4]>()"
+    assert cleaned(f"{constants} {body}", X) == left
+
+
+@pytest.mark.parametrize(("body", "left"), [("And(b, yes)", 2), ("Or(no, b)", 2), ("And(b, no)", 3), ("Or(b, yes)", 3), ("And(b, row)", 2)])
+def test_what_is_neutral_for_masks(body: str, left: int) -> None:
+    assert sum(cleaned(f"b0 = Cast<to=9>(x) b = Not(b0) y = {body}", X, outputs="bool[] y").values()) == left
+
+
+def test_positions_and_masks_are_folded_and_tables_are_not_blown_up() -> None:
+    """16,384 positions are more than onnxscript folds by itself; an Expand of a table is left to it."""
+    body = """r = Range(i0, n, one) c = Unsqueeze(r, a1) d = Sub(r, c) k = Abs(d) m = Less(k, i2) f = Cast<to=1>(m)
+        s = ReduceSum<keepdims=0>(f, a0) g = Gather(table, r) t = ReduceMean<axes=[1], keepdims=0>(g) w = Add(s, t) y = Mul(x, w)"""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> net (float[N, 128] x) => (float[N, 128] y)
+        <{CONSTANTS}, int64 n = {{128}}, int64 one = {{1}}, float[512, 64] table> {{ {body} }}"""
+    proto = parser.parse_model(text)
+    table = np.random.default_rng(1).standard_normal((512, 64)).astype(np.float32)
+    kept = [t for t in proto.graph.initializer if t.name != "table"]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend([*kept, onnx.numpy_helper.from_array(table, "table")])
+    done = simplify(proto)
+    assert Counter(node.op_type for node in done.proto.graph.node)["Gather"] == 0
+    assert {"Range", "Sub", "Abs", "Less", "Gather"}.isdisjoint(node.op_type for node in done.proto.graph.node)
+    assert sum(np.prod(t.dims) for t in done.proto.graph.initializer) <= 128 * 128 + 128 * 64
+    x = np.random.default_rng(2).standard_normal((3, 128)).astype(np.float32)
+    for before, after in zip(run_onnxruntime(proto, {"x": x}), run_onnxruntime(done.proto, {"x": x}), strict=True):
+        np.testing.assert_allclose(after, before, rtol=1e-6)  # a mean of 64 may be added up in another order
