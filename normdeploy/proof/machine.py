@@ -18,7 +18,7 @@ from . import readings
 from .arithmetic import Arithmetic, Radicand
 from .errors import NewPrime, NotProved, OtherEpsilon, Redraw, Why
 from .field import Field
-from .plan import Axes, Plan
+from .plan import Atoms, Axes, Plan
 from .sampler import DRAWS, Draws, Held
 from .sizes import Size
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
@@ -38,6 +38,7 @@ class Machine(Arithmetic):
         self.node = 0  # id of the node that is evaluated
         self.given: dict[int, Value] = {}  # what constants after are proved to be, by their ids
         self.epsilons: dict[int, Value] = {}  # of nodes, by their ids
+        self.rooted: dict[Atoms, bool] = {}  # along which atoms what roots were taken of varies, and whether it holds sums
         self.divisors: list[Radicand] = []  # √V + ε
 
     def constant(self, held: Array | Held) -> Value:
@@ -107,6 +108,7 @@ class Machine(Arithmetic):
         sign, degree = POSITIVE if t.sign == POSITIVE else NOT_NEGATIVE, t.degree.root().naming(t.varying_atoms())
         made = Value(t.axes, None, f, t.data, sign, degree, sized=t.sized, sums=t.sums)
         made.nonzero, made.fixed = t.sign == POSITIVE, t.fixed | (t.along() if t.sums else frozenset())
+        self.rooted[t.varying_atoms()] = t.degree.summed or self.rooted.get(t.varying_atoms(), False)
         if self.gf is None or t.a is None:
             return made
         if not t.data and t.a.size == 1:

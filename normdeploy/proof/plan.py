@@ -37,6 +37,7 @@ class Plan:
     displaced: bool = False  # taps of convolutions are told by what they read (`normdeploy.proof.branches`)
     together: dict[Size, int] = field(default_factory=dict)  # along how many axes of one tensor an atom lies, where that is more than one
     twice: dict[Size, int] = field(default_factory=dict)  # the same of atoms that lie along one of them as a part of what is joined
+    lengths: dict[Size, int] = field(default_factory=dict)  # of atoms of any length: the one that the file has, as its Reshapes say
     learning: bool = False  # all axes have few points, and only a cut or a join begins the evaluation again
 
     def atoms(self, size: Size) -> Atoms:
@@ -168,6 +169,8 @@ class Plan:
                 raise NotProved(Why.SIZE, f"a Reshape asks for an axis of {size} that is not there")
             atom = rest[end]
             left = size.over(atom)
+            if left is None and atom in self.lengths:
+                left = size.over(self.lengths[atom])
             if left is None:
                 other = atom.over(size)
                 if other is None:

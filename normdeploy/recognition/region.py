@@ -129,14 +129,26 @@ class Bound:
 
     def run(self, feeds: Sequence[np.ndarray], wanted: gs.Tensor | None = None) -> np.ndarray:
         """The value of ``wanted`` (default: the region's y) for values of the leaves, in their order."""
+        return _array(self._values(feeds), wanted if wanted is not None else self.region.y)
+
+    def largest(self, feeds: Sequence[np.ndarray]) -> float:
+        """The largest magnitude of the first results of its nodes."""
+        values = self._values(feeds)
+        return max(float(np.abs(_array(values, t)).max()) for n in self.region.nodes for t in n.outputs[:1])
+
+    def _values(self, feeds: Sequence[np.ndarray]) -> dict[int, Any]:
         values = dict(self._known)
         values.update((id(t), v) for t, v in zip(self.region.leaves, feeds, strict=True))
         for step in self._steps:
             step.run(values)
-        found = values.get(id(wanted if wanted is not None else self.region.y))
-        if not isinstance(found, np.ndarray):
-            raise EvaluationFailed("the region does not compute the wanted tensor")
-        return found
+        return values
+
+
+def _array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:
+    found = values.get(id(t))
+    if not isinstance(found, np.ndarray):
+        raise EvaluationFailed("the region does not compute the wanted tensor")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

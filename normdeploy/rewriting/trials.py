@@ -103,7 +103,7 @@ def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tu
             try:
                 with evaluate.quiet():
                     bound = rewrite.before.bind(sizes)
-                    terms = max(float(np.abs(bound.run(drawn, t)).max()) for n in rewrite.before.nodes for t in n.outputs[:1])
+                    terms = bound.largest(drawn)
             except (EvaluationFailed, ValueError):
                 continue
             return Case(drawn, ("normal",), bound), terms

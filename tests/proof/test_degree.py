@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from normdeploy.proof.degree import ALL, ZERO, Degree, added, named, times
+from normdeploy.proof.errors import Why
 from normdeploy.proof.plan import Plan, Restart
 from normdeploy.proof.sizes import Place, Size
+
+from .support import proved, refused
 
 C, S = Size.of(16), Size.of(9)
 
@@ -119,3 +122,29 @@ def test_a_sum_that_no_factor_speaks_of_is_none() -> None:
     """Σ_i Σ_j x_j: two sums, one factor."""
     total = Degree.of([C]).times(Degree.of_sums([C, C])).against(ZERO)
     assert named(total, C, by_sums=True) == 1
+
+
+GROUPS = """r = Reshape(x, grouped) n = InstanceNormalization <epsilon = 1e-5> (r, ones, zeros) b = Reshape(n, whole) before = Mul(b, scale)
+    m = GroupNormalization <epsilon = 1e-5, num_groups = 32> (x, unit, none) after = Mul(m, scale)"""
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 64), (64, 32, 32), (128, 64, 64)])
+def test_axes_that_are_equally_long_by_chance_are_told_apart(shape: tuple[int, ...]) -> None:
+    """A GroupNorm as torch writes it, its Reshape back to numbers: with one atom for channels, rows and columns it takes 200,000 points."""
+    channels = shape[0]
+    constants = {"grouped": np.array([0, 32, -1]), "whole": np.array([-1, *shape]), "ones": np.ones(32), "zeros": np.zeros(32)}
+    affine = {"unit": np.ones(channels), "none": np.zeros(channels), "scale": np.linspace(0.5, 1.5, channels).reshape(-1, 1, 1)}
+    found = proved(GROUPS, shape="B, " + ", ".join(map(str, shape)), **constants, **affine)
+    assert found.points < 20000
+
+
+def test_told_apart_they_are_still_these_lengths() -> None:
+    """A Reshape that takes rows for columns is another function, whatever the names."""
+    body = "t = Transpose<perm=[0, 2, 1]>(x) before = Identity(t) after = Reshape(x, same)"
+    refused(body, Why.DIFFERS, shape="B, 64, 64", same=np.array([0, 64, 64]))
+    body = "s = Shape(x) n = Gather(s, second) f = Cast<to=1>(n) before = Mul(x, f) after = Mul(x, c)"
+    proved(body, shape="B, 64, 64", second=np.array(2), c=np.float32(64))
+    refused(body, Why.DIFFERS, shape="B, 64, 64", second=np.array(2), c=np.float32(63))
+    mean = "u = ReduceMean(x, last) s = ReduceSum(x, last) before = Mul(u, c) after = Identity(s)"
+    proved(mean, shape="B, 64, 64", c=np.float32(64))  # true of this length alone
+    refused(mean, Why.DIFFERS, shape="B, 64, 64", c=np.float32(63))
