@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -232,11 +233,19 @@ def tensor_symbols(graph: Graph, t: gs.Tensor) -> set[str]:
     return {s for i, d in enumerate(shape) for s in symbols(_named(t, i, d))}
 
 
-def assignments(names: Iterable[str]) -> list[dict[str, int]]:
+_HEAVY = 2**15  # static elements of x above which one open dim, its batch, is small first
+
+
+def assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[str, int]]:
     """Sizes to try for symbolic dims: small and distinct first (a swapped axis shows), then equal and rounder ones, which suit
-    modules that need a divisible or a larger size. None is 2: x̂ of two elements is ±1 and depends on neither."""
+    modules that need a divisible or a larger size. None is 2: x̂ of two elements is ±1 and depends on neither.
+
+    ``x``: the shape of what is drawn.
+    """
     ordered = sorted(names)
     first = [[9], [11]] if len(ordered) == 1 else [[3, 5, 4, 6, 7], [5, 7, 6, 4, 3]]  # some ten groups: one for each pattern
+    if len(ordered) == 1 and math.prod(n for n in x or () if isinstance(n, int)) > _HEAVY:
+        first = [[3], [5], *first]
     tries = [*first, [4, 8, 6, 10, 12], [8], [6], [16], [4], [12], [32]]
     return [{n: row[i % len(row)] for i, n in enumerate(ordered)} for row in tries] if ordered else [{}]
 

@@ -120,7 +120,7 @@ def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
     dtype = dtypes[0]
     if dtype.name not in FLOATING or dtypes[-1] != dtype:
         return NoMatch(f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name)
-    for sizes in assignments(region.symbols):
+    for sizes in assignments(region.symbols, graph.shape(z)):
         size = concrete(graph, z, sizes)
         if size is None or not affordable(size):
             break

@@ -33,7 +33,7 @@ def bindings(region: Region, loose: tuple[int, ...] | None = None) -> Iterator[t
     """
     any_size = loose is not None
     loose = loose_axes(region) if loose is None else loose
-    tries = assignments(region.symbols)
+    tries = assignments(region.symbols, region.graph.shape(region.leaves[0]))
     for turn, small in enumerate(tries * 2 if loose and len(tries) == 1 else tries):
         sizes, size = _wide_enough(region, small)
         if size is None:

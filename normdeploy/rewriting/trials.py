@@ -94,7 +94,7 @@ def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tu
     """
     graph, leaves = rewrite.before.graph, rewrite.before.leaves
     rng = np.random.default_rng(13)
-    for sizes in assignments(rewrite.before.symbols | rewrite.after.symbols):
+    for sizes in assignments(rewrite.before.symbols | rewrite.after.symbols, graph.shape(leaves[0])):
         for shapes in (windows, [concrete(graph, leaf, sizes) for leaf in leaves]):
             known = [shape for shape in shapes if shape is not None]
             if len(known) < len(leaves) or not all(affordable(shape) and math.prod(shape) <= _MOST for shape in known):
