@@ -141,8 +141,7 @@ class _Asked:
 
     def draw(self) -> np.ndarray:
         """Magnitudes in [0.5, 1.5] with random signs: few values lie near their group's mean."""
-        u = self.rng.uniform(-1.0, 1.0, self.shape)
-        return u + np.copysign(0.5, u)
+        return self.rng.uniform(0.5, 1.5, self.shape) * self.rng.choice([-1.0, 1.0], self.shape)
 
     def odd(self, x: np.ndarray) -> np.ndarray:
         return (self(x) - self(-x)) / 2
