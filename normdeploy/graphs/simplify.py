@@ -298,21 +298,22 @@ def _round(model: ir.Model, draws: bool) -> bool:
 
 
 def _foldable(node: ir.Node) -> bool | None:
-    """Asked before a node on constants is folded: False keeps it, None leaves it to the pass's own limits of size (8 KB read, 256 KB made).
+    """Asked before a node on constants is folded: False keeps it, None leaves it to the pass's own limits.
 
-    True for positions and masks, and for rows that are taken of a table: small against the weights, and they feed chains of such nodes.
+    These are 8,192 elements read and 262,144 made.
+    True for positions and masks, and for rows of a table that are fewer than it has: they feed chains of such nodes.
     """
     for value in node.inputs:
         if value is not None:  # the pass's list of ancestors, which grows with the square of a chain of constants
             value.meta.pop(FOLDED_FROM_KEY, None)
     if node.op_type in _NORMS:
         return False
-    # inference knows no shape behind GatherElements, whose result is like its indices
-    made = [_count(value) for value in (node.inputs[1:] if node.op_type == "GatherElements" else node.outputs) if value is not None]
+    made = [_count(value) for value in node.outputs]
     if None in made or sum(n or 0 for n in made) > _MADE:
         return None
     whole = all(value.dtype is not None and not value.dtype.is_floating_point() for value in node.outputs)
-    return True if whole or node.op_type in _SELECTIONS else None
+    table = _count(node.inputs[0]) if node.op_type in _SELECTIONS and node.inputs[0] is not None else None
+    return True if whole or (table is not None and (made[0] or 0) <= table) else None
 
 
 def _count(value: ir.Value) -> int | None:

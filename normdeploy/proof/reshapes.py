@@ -31,7 +31,9 @@ def resolve_reshapes(proto: onnx.ModelProto) -> None:
         if node.op not in _OPS or (node.domain or "") not in ("", "ai.onnx") or len(node.inputs) < 2:
             continue
         operand, data = sizes.get(id(node.inputs[1])), shape_of(graph, node.inputs[0])
-        if data is not None and data == shape_of(graph, node.outputs[0]):
+        if operand is None and graph.is_constant(node.inputs[1]):
+            operand = np.asarray(graph.value(node.inputs[1]))
+        if data is not None and operand is not None and operand.ndim == 1 and _idle(node.op, data, [Size.of(n) for n in operand.tolist()]):
             idle.add(node.outputs[0].name)
             continue
         if operand is None or data is None or operand.ndim != 1 or graph.is_constant(node.inputs[1]):
@@ -54,6 +56,16 @@ def resolve_reshapes(proto: onnx.ModelProto) -> None:
         taken.add(name)
         proto.graph.initializer.append(numpy_helper.from_array(np.array(numbers, dtype=np.int64), name))
         held.input[1] = name
+
+
+def _idle(op: str, data: list[Size], asked: list[Size]) -> bool:
+    """Whether the operand itself asks for the shape that is there: what a file states of the result is not believed."""
+    if op == "Expand":
+        return len(asked) <= len(data) and all(n in (own, ONE) for n, own in zip(reversed(asked), reversed(data), strict=False))
+    rest = [i for i, n in enumerate(asked) if n == -1]
+    return (
+        len(asked) == len(data) and len(rest) < 2 and all(i in rest or n == own for i, (n, own) in enumerate(zip(asked, data, strict=True)))
+    )
 
 
 def _view(data: list[Size], asked: list[Size], allowzero: int) -> list[int] | None:
