@@ -24,6 +24,26 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def seeded() -> None:
+    import numpy as np
+    import torch
+
+    torch.manual_seed(0)
+    np.random.seed(0)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Modules and parameters that a file makes when it is read are the same in every run: red ones can be repeated."""
+    if isinstance(collector, pytest.Module):
+        seeded()
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """A test's draws do not depend on which ran before it in its worker."""
+    seeded()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_signals() -> Iterator[None]:
     """A test may call the command line in this process, whose signals are pytest's."""
