@@ -139,8 +139,9 @@ def export(
     wanted = Wanted(runtime, fuse, progress=progress)
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None  # held no longer than it is needed
+    model.release()
     del model  # and its weights, of which the proto holds a copy; in cycles, as torch's graphs are
-    if weight >= _HEAVY and isinstance(source, str | os.PathLike):  # a live model's weights stay where they are
+    if weight >= _HEAVY and isinstance(source, str | os.PathLike):
         gc.collect()
     with stage("norms"):
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)

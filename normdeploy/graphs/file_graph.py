@@ -15,6 +15,7 @@ from .dims import Dims, invented
 from .functions import DOMAIN, OPS
 from .links import Links
 from .protos import inferred, lonely
+from .unrounded import Unrounded
 
 # Ops whose result has the shape of its largest input (or broadcasts to it), and the type of its first.
 _SAME_SHAPE = frozenset(
@@ -30,6 +31,7 @@ NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
 _A_NODE = 2**10  # elements that numpy computes in the time that a node takes besides: some microseconds
 _AT_ONCE = 2**27  # elements that one constant may be computed from: 1 GB
 _IN_ALL = 2**31  # that all constants of a graph may take: half a minute
+_LARGE = 2**12  # bytes of a constant
 _KEPT = 2**22  # elements of computed constants that are remembered: 32 MB
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"})
 
@@ -50,7 +52,7 @@ class FileGraph(Links):
         self._values: dict[int, np.ndarray] = {}  # of computed constants
         self._kept = self._computed = 0  # elements in these, and of all that was ever computed
         self._shape_valued: dict[int, bool] = {}
-        self.exact: dict[int, np.ndarray] = {}  # id(constant) -> its float64 value before it was stored in the model's type
+        self.exact = Unrounded()  # what a rewrite computed
         self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
         self._lonely = lonely(proto.graph)
         self._stated: dict[int, Dims] = {}  # of tensors whose shape is known for good
@@ -110,7 +112,7 @@ class FileGraph(Links):
             if held is not None:
                 known[id(top)] = held
             elif isinstance(top, gs.Constant):
-                known[id(top)] = widen(top.values)
+                known[id(top)] = widen(stored(top))
             elif id(top) not in known:
                 node = self.producer(top)
                 assert node is not None, f"{top.name!r} is no constant"
@@ -257,6 +259,12 @@ class FileGraph(Links):
     def _inferred(self) -> dict[str, tuple[int | None, Dims | None]]:
         """onnx's own shape inference over a copy without the weights."""
         return inferred(self.proto)
+
+
+def stored(t: gs.Constant) -> np.ndarray:
+    """The elements as the file holds them. Those of large ones are read again each time: graphsurgeon would keep a copy of every weight."""
+    held = t._values
+    return held.load() if isinstance(held, gs.ir.tensor.LazyValues) and held.nbytes > _LARGE else t.values
 
 
 def widen(values: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ class Graph(FileGraph):
         stored = gs.Constant(self._fresh(name), np.asarray(exact).astype(dtype, order="C"))
         self._keep.append(stored)
         if np.issubdtype(np.asarray(exact).dtype, np.floating):
-            self.exact[id(stored)] = np.asarray(exact, dtype=np.float64)
+            self.exact.put(stored, exact)
         return stored
 
     def node(

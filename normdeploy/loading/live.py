@@ -8,6 +8,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,7 +61,23 @@ def from_module(
         raise InputError(f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module, an ExportedProgram or a file's path")
     own, wishes = copied(unwrapped(module)), parse(inputs, dims)
     args, kwargs = spread(own, args, kwargs or {})
-    return trace(own, args, kwargs, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval, kind="live module")
+    made = trace(own, args, kwargs, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval, kind="live module")
+    return replace(made, own=_of_its_own(own, module))
+
+
+def _of_its_own(copy: nn.Module, module: nn.Module) -> tuple[torch.Tensor, ...]:
+    """The weights of a copy that lie in memory of their own: a class may say itself what copying it means."""
+    registered = [*module.parameters(), *module.buffers()]
+    theirs = {_memory(t) for t in (*registered, *(t for _, t in reachable(module))) if _plain(t)}
+    return tuple(t for t in (*copy.parameters(), *copy.buffers()) if _plain(t) and _memory(t) not in theirs)
+
+
+def _plain(item: Any) -> bool:
+    return type(item) in (torch.Tensor, nn.Parameter) and item.layout == torch.strided
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

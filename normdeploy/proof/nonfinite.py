@@ -108,9 +108,9 @@ def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
 def evaluated(
     sides: Sides, plan: Plan, looked: Sequence[Pattern], real: type = np.float64, held: dict[int, Held] | None = None
 ) -> list[tuple[Array, Array]]:
-    """Each result of both sides in floats, one draw for each pattern. ``held``: gets the constants that are read."""
+    """Each result of both sides in floats, one draw for each pattern. ``held``: gets the constants read, else ``sides.held`` does."""
     while True:
-        m = Machine(plan, Draws(random.Random(7), held=held if held is not None else {}), None, real)
+        m = Machine(plan, Draws(random.Random(7), held=sides.held if held is None else held), None, real)
         try:
             with evaluate.quiet():
                 leaves = [m.leaf(i, shape, partial(_reals, looked, i)) for i, shape in enumerate(sides.shapes)]

@@ -138,7 +138,7 @@ def checked(sides: Sides, found: Identity) -> None:
     if found.parameters or found.epsilons:
         stored.check(sides, found.plan, found.epsilons, bool(found.read))
     if sides.expressions is not None and sides.graph is not None:
-        stored.check_expressions(sides.graph, sides.expressions, found.plan)
+        stored.check_expressions(sides.graph, sides.expressions, found.plan, sides.held)
     stored.check_bytes(sides)
 
 
@@ -156,7 +156,7 @@ def _in_the_field(sides: Sides, plan: Plan, counts: frozenset[int], length: int 
         counts: of which constants are read as fractions.
         length: of the prime, in bits.
     """
-    number, draws, unseen = 0, replace(_fresh(counts=counts), length=length), 0
+    number, draws, unseen = 0, replace(_fresh(counts=counts), length=length, held=sides.held), 0
     for _ in range(_BEGINNINGS):
         m = Machine(plan, draws, field_number(number, length))
         try:
@@ -199,7 +199,7 @@ def _learn(sides: Sides, plan: Plan) -> int:
     """
     plan.learning, rooted = True, dict[Atoms, bool]()
     for _ in range(_BEGINNINGS):
-        m = Machine(plan, _fresh(), None)
+        m = Machine(plan, replace(_fresh(), held=sides.held), None)
         try:
             with evaluate.quiet():
                 leaves = _leaves(m, sides)

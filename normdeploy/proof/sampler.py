@@ -83,12 +83,15 @@ class Sampler:
             a = None if self.gf is None else self.gf.numbers(f.astype(np.float64))
             size = Size.of(int(number)) if number == int(number) and abs(number) < 2**53 else None
             return Value(axes, a, f, sign=held.sign, below=held.below, size=size, nonzero=held.nonzero)
-        places = array.reshape([whole(a) for a in atoms])[np.ix_(*(self._places(a) for a in atoms))]
-        f = places.astype(self.real)[None]
-        key = ("constant", held.digest, tuple(atoms))
-        a = None if self.gf is None else self.elements(key, f.shape)
-        degree = Degree.of(atoms)
-        return Value(axes, a, f, sign=held.sign, below=held.below, degree=degree, nonzero=held.nonzero, drawn=(key, 0))
+        laid, chosen = array.reshape([whole(a) for a in atoms]), [self._places(a) for a in atoms]
+        if any(places != list(range(n)) for places, n in zip(chosen, laid.shape, strict=True)):
+            laid = laid[np.ix_(*chosen)]
+        f = laid.astype(self.real)[None]
+        a, drawn = None, None
+        if self.gf is not None:
+            drawn = (("constant", held.digest, tuple(atoms)), 0)
+            a = self.elements(drawn[0], f.shape)
+        return Value(axes, a, f, sign=held.sign, below=held.below, degree=Degree.of(atoms), nonzero=held.nonzero, drawn=drawn)
 
     def leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
         labels = itertools.count()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from .errors import NotProved, Why
 from .folds import Expressions
 from .machine import Machine
 from .run import run, shape_of
+from .sampler import Held
 from .sizes import Size
 from .value import Value
 
@@ -29,6 +30,7 @@ class Sides:
 
     ``at``: both sides in float64 at given sizes, each leaf full of a number or, where that is NaN, normal; None where it can't be said.
     ``graph``, ``nodes``: where the nodes after stand, to look at their constants and epsilons. ``expressions``: of a fold.
+    ``held``: constants that were read, by the ids of their tensors: each is looked at once for all evaluations of these sides.
     """
 
     shapes: tuple[tuple[Size, ...], ...]
@@ -39,6 +41,7 @@ class Sides:
     graph: Graph | None = None
     nodes: tuple[gs.Node, ...] = ()
     expressions: Expressions | Branches | None = None
+    held: dict[int, Held] = field(default_factory=dict, repr=False, compare=False)
 
     def constants(self) -> list[gs.Constant]:
         """Those that the nodes after read."""

@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
 from ..graphs.dims import Dims, evaluate_dim, symbols
+from ..graphs.file_graph import stored
 from ..graphs.graph import Graph, value_inputs
 
 _SMALL = 4  # elements of a constant that says what is computed (epsilon, exponents, axes) rather than how it is scaled
@@ -90,7 +91,9 @@ class Region:
 
 def _constant(graph: Graph, t: gs.Tensor) -> object:
     """A constant's part in a template."""
-    held = t.values if isinstance(t, gs.Constant) else graph.known(t)
+    if isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f":  # not to be read for this
+        return (tuple(t.shape), t.dtype.str, None)
+    held = stored(t) if isinstance(t, gs.Constant) else graph.known(t)
     if held is None:
         return ("unknown", id(t))
     return (held.shape, held.dtype.str, held.tobytes() if held.size <= _SMALL or held.dtype.kind in "iub" else None)
@@ -100,8 +103,8 @@ class Bound:
     """A region at concrete sizes: everything that does not depend on the leaves' values is computed already."""
 
     def __init__(self, region: Region, sizes: Mapping[str, int]) -> None:
-        self.region = region
         self.sizes = dict(sizes)
+        self._y, self._leaves, self._nodes = region.y, region.leaves, region.nodes  # not the region, which holds this: weights would stay
         graph = region.graph
         self._known: dict[int, Any] = {}
         self._steps: list[_Step] = []
@@ -130,16 +133,16 @@ class Bound:
 
     def run(self, feeds: Sequence[np.ndarray], wanted: gs.Tensor | None = None) -> np.ndarray:
         """The value of ``wanted`` (default: the region's y) for values of the leaves, in their order."""
-        return _array(self._values(feeds), wanted if wanted is not None else self.region.y)
+        return _array(self._values(feeds), wanted if wanted is not None else self._y)
 
     def largest(self, feeds: Sequence[np.ndarray]) -> float:
         """The largest magnitude of the first results of its nodes."""
         values = self._values(feeds)
-        return max(float(np.abs(_array(values, t)).max()) for n in self.region.nodes for t in n.outputs[:1])
+        return max(float(np.abs(_array(values, t)).max()) for n in self._nodes for t in n.outputs[:1])
 
     def _values(self, feeds: Sequence[np.ndarray]) -> dict[int, Any]:
         values = dict(self._known)
-        values.update((id(t), v) for t, v in zip(self.region.leaves, feeds, strict=True))
+        values.update((id(t), v) for t, v in zip(self._leaves, feeds, strict=True))
         for step in self._steps:
             step.run(values)
         return values

@@ -18,7 +18,8 @@ from .region import Bound, EvaluationFailed, NoMatch, Region, assignments, compi
 from .roots import FLOATING, VIEWS, narrowing
 from .sizes import affordable
 
-_STEPS = VIEWS | {"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"}
+_PLACEWISE = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"})
+_STEPS = VIEWS | _PLACEWISE
 _LONGEST = 24  # nodes in a scale and shift; BatchNorm by hand has about six
 
 
@@ -122,6 +123,7 @@ def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
         return NoMatch(f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name)
     for sizes in assignments(region.symbols, graph.shape(z)):
         size = concrete(graph, z, sizes)
+        size = None if size is None else _narrowed(region, size)
         if size is None or not affordable(size):
             break
         if min(size, default=1) < 1:  # what a convolution without padding leaves of too few samples
@@ -143,6 +145,23 @@ def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
         except EvaluationFailed:
             continue
     return NoMatch(f"the scale and shift between {z.name!r} and {y.name!r} can't be evaluated", y.name)
+
+
+_FEW = 2  # places of an axis along which nothing varies
+
+
+def _narrowed(region: Region, size: tuple[int, ...]) -> tuple[int, ...]:
+    """``size`` of z with a few places alone along axes of which no op and no constant tells the places apart, as an image's are."""
+    graph, rank = region.graph, len(size)
+    constants = [t for n in region.nodes for t in value_inputs(n) if graph.is_constant(t)]
+    if not all(n.op in _PLACEWISE for n in region.nodes if not graph.is_constant(n.outputs[0])):
+        return size
+    vectors = {id(t) for n in region.nodes if n.op == "BatchNormalization" for t in n.inputs[1:]}  # along axis 1, not the last one
+    shapes = [np.shape(graph.value(t)) for t in constants if id(t) not in vectors]
+    if any(len(s) > rank for s in shapes):
+        return size
+    varies = {rank - len(s) + i for s in shapes for i, n in enumerate(s) if n > 1} | ({1} if vectors else set())
+    return tuple(n if i in varies else min(n, _FEW) for i, n in enumerate(size))
 
 
 def _exact_scale(bound: Bound, size: tuple[int, ...], scale: np.ndarray) -> np.ndarray:

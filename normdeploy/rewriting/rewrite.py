@@ -250,7 +250,7 @@ def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None
                 finding = step(work, node)
             except evaluate.Unsupported as error:  # a constant that would take too long; nothing was edited yet
                 finding = Finding("unknown", "refused", node.outputs[0].name, work.graph.module(node), reason=str(error))
-            work.tried += [work.step] * (len(work.trials) - len(work.tried))
+            work.took_step()
             if finding is not None and not _told(work, finding):
                 work.steps[len(work.findings)] = [work.step]
                 work.findings.append(finding)

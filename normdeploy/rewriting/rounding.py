@@ -11,7 +11,7 @@ The verdict decides where it is gross: where onnxruntime runs the nodes before a
 NaN or Inf, or err by more than `GROSS` times what is allowed, at ordinary inputs (`ORDINARY`). Anything less is told in a note: at an
 offset of 1e3, say, GroupNormalization computes E[x²] − E[x]² and loses most digits, in every file that holds one.
 
-Sessions hold up to 64 rewrites: making one costs more than running it, and grows faster than its graph.
+Sessions hold up to 64 rewrites, and no more weights than `HEAVY`: making one costs more than running it, and grows faster than its graph.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from .certify import Rewrite
 from .trials import Case
 
 BATCH = 64
+HEAVY = 2**24  # bytes of the constants on both sides
 OF_A_KIND = 8  # of norms that differ in gamma and beta only this many are run
 GROSS = 16  # times the error allowed (issue F)
 ORDINARY = frozenset({"normal", "skewed"})  # patterns of the battery
@@ -63,6 +64,11 @@ class Trial:
     rows: Callable[[np.ndarray], np.ndarray]  # groups of elements that are judged together
     expected: np.ndarray
     ordinary: np.ndarray  # of each row, whether its input is
+
+    @property
+    def weight(self) -> int:
+        """Bytes of the constants on both sides."""
+        return sum(t.ByteSize() for side in (self.before, self.after) for t in side.initializers)
 
 
 @dataclass(frozen=True)
@@ -188,14 +194,15 @@ def like(finding: Finding, first: Finding) -> Finding:
     return replace(finding, certificate=certificate, notes=notes, proved=proved)
 
 
-def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
-    """Of each trial, in its worst group."""
-    results: list[Verdict] = []
-    for start in range(0, len(trials), BATCH):
-        batch = trials[start : start + BATCH]
+def verdicts(trials: Sequence[Trial | Verdict]) -> list[Verdict]:
+    """Of each trial, in its worst group; those that were judged before stay."""
+    waiting, found = [t for t in trials if isinstance(t, Trial)], list[Verdict]()
+    for start in range(0, len(waiting), BATCH):
+        batch = waiting[start : start + BATCH]
         before, after = (_run([getattr(t, side) for t in batch]) for side in ("before", "after"))
-        results.extend(_judge(t, b, a) for t, b, a in zip(batch, before, after, strict=True))
-    return results
+        found.extend(_judge(t, b, a) for t, b, a in zip(batch, before, after, strict=True))
+    judged = iter(found)
+    return [t if isinstance(t, Verdict) else next(judged) for t in trials]
 
 
 def with_rounding(certificate: Certificate, verdict: Verdict) -> Certificate:

@@ -11,7 +11,7 @@ from ..graphs.graph import NEWEST, Graph
 from ..proof.errors import NotProved
 from ..proof.prove import Identity
 from ..records import Finding
-from .rounding import Trial
+from .rounding import HEAVY, Trial, Verdict, verdicts
 from .sealed import Seal
 
 Progress = Callable[[str, int, int], None]
@@ -52,7 +52,7 @@ class Work:
     wanted: Wanted
     seconds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    trials: list[tuple[int, Trial]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run)
+    trials: list[tuple[int, Trial | Verdict]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run, or ran)
     kinds: dict[object, list[int]] = field(default_factory=dict)  # places of findings that differ in gamma and beta only
     step: Step | None = None  # the one under way
     steps: dict[int, list[Step]] = field(default_factory=dict)  # place of the finding -> the steps that made it
@@ -67,6 +67,18 @@ class Work:
     opset: int = 0  # the opset that the nodes written so far need
     _places: dict[str, int] = field(default_factory=dict)
     _placed: int = 0
+    _weight: int = 0  # bytes of the constants of the trials that wait
+
+    def took_step(self) -> None:
+        """Take down whose the new trials are; those that hold many weights are run at once, for they hold copies of them."""
+        new = self.trials[len(self.tried) :]
+        assert self.step is not None
+        self.tried += [self.step] * len(new)
+        self._weight += sum(t.weight for _, t in new if isinstance(t, Trial))
+        if self._weight > HEAVY:
+            done = verdicts([t for _, t in self.trials])
+            self.trials = [(place, verdict) for (place, _), verdict in zip(self.trials, done, strict=True)]
+            self._weight = 0
 
     def place(self, tensor: str) -> int | None:
         """Where the first finding of a tensor stands; None where there is none."""

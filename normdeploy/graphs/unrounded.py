@@ -1,0 +1,42 @@
+"""What constants were before they were rounded to the model's type, in a third of the memory that float64 takes beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+_FEW = 2**12  # elements of a constant that is kept as it is
+_SMALLEST = 2.0**-80  # of an element: what rounding takes of a smaller one has too few digits in float32
+
+
+class Unrounded:
+    """float64 values by the ids of the constants that hold them, rounded.
+
+    Of a large float32 constant the part that rounding took away is kept, in float32: value = rounded + part, off by 2⁻⁴⁸ of it at most,
+    for the part is 2⁻²⁴ of the value or less and float32 keeps 24 bits of it. The rounded elements are those of the constant where it
+    holds the right ones; otherwise the value is kept whole, so that what is wrong in a constant shows.
+    """
+
+    def __init__(self) -> None:
+        self._whole: dict[int, np.ndarray] = {}
+        self._parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def put(self, stored: gs.Constant, exact: np.ndarray) -> None:
+        exact, rounded = np.asarray(exact, dtype=np.float64), stored.values
+        if exact.size > _FEW and rounded.dtype == np.float32 and rounded.shape == exact.shape:
+            with np.errstate(all="ignore"):
+                part = exact - rounded
+                right = (rounded == exact.astype(np.float32)) & np.isfinite(part) & ((np.abs(exact) >= _SMALLEST) | (exact == 0))
+            if right.all():
+                self._parts[id(stored)] = rounded, part.astype(np.float32)
+                return
+        self._whole[id(stored)] = exact
+
+    def get(self, key: int, otherwise: np.ndarray | None = None) -> np.ndarray | None:
+        if key in self._parts:
+            rounded, part = self._parts[key]
+            return rounded + part.astype(np.float64)
+        return self._whole.get(key, otherwise)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._whole or key in self._parts

@@ -1,0 +1,114 @@
+"""Weights are held once more than they must be nowhere, and what is freed belongs to nobody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+import torch
+from torch import nn
+
+import normdeploy
+from normdeploy.graphs.unrounded import Unrounded
+from normdeploy.loading import from_module
+from normdeploy.rewriting import rounding, work
+from normdeploy.rewriting.rewrite import optimize
+from tests.test_scales import exported, norm
+
+
+def constant(values: np.ndarray) -> gs.Constant:
+    return gs.Constant("w", values)
+
+
+@pytest.mark.parametrize("least", [1e-3, 1e-30], ids=["usual", "tiny"])
+def test_what_rounding_took_away_is_kept(least: float) -> None:
+    """Off by 2⁻⁴⁸ of the element: 24 bits are stored, 24 of the rest."""
+    exact = np.random.default_rng(0).standard_normal((64, 128)) * np.geomspace(least, 1e6, 128)
+    stored, kept = constant(exact.astype(np.float32)), Unrounded()
+    kept.put(stored, exact)
+    assert id(stored) in kept
+    found = kept.get(id(stored))
+    assert found is not None
+    assert (np.abs(found - exact) <= 2.0**-48 * np.abs(exact)).all()
+
+
+def test_a_constant_that_holds_something_else_does_not_change_what_it_should_hold() -> None:
+    exact = np.random.default_rng(0).standard_normal((64, 128))
+    turned, later = constant(exact[::-1].astype(np.float32)), constant(exact.astype(np.float32))
+    kept = Unrounded()
+    for stored in (turned, later):
+        kept.put(stored, exact)
+    later.values = np.zeros_like(later.values)
+    for stored in (turned, later):
+        found = kept.get(id(stored))
+        assert found is not None
+        assert np.allclose(found, exact, rtol=2.0**-48, atol=0)
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 8, 3), norm(8, 4), nn.ReLU())
+
+
+class Itself(Net):
+    """A class whose copies are it."""
+
+    def __deepcopy__(self, memo: Any) -> Itself:
+        return self
+
+
+@pytest.mark.parametrize("kind", [Net, Itself])
+def test_the_weights_of_the_copy_are_freed_alone(kind: type[nn.Module]) -> None:
+    module, x = kind().eval(), torch.randn(2, 3, 8, 8)
+    y = module(x)
+    held = {name: t.clone() for name, t in module.state_dict().items()}
+    normdeploy.export(module, (x,))
+    assert all(torch.equal(held[name], t) for name, t in module.state_dict().items())
+    assert torch.equal(module(x), y)
+    model = from_module(module, (x,))
+    model.release()
+    freed = [t for t in model.program.state_dict.values() if t.untyped_storage().nbytes() == 0]
+    assert len(freed) == (len(model.program.state_dict) if kind is Net else 0)
+
+
+def test_heavy_trials_are_run_at_once_and_judged_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    parts = [m for _ in range(6) for m in (nn.Conv2d(3, 3, 3, padding=1), norm(3, 4), nn.ReLU())]
+    proto = exported(nn.Sequential(*parts), torch.randn(2, 3, 8, 8))
+    runs: list[int] = []
+    real = rounding.verdicts
+
+    def counted(trials: Any) -> Any:
+        runs.append(sum(isinstance(t, rounding.Trial) for t in trials))
+        return real(trials)
+
+    monkeypatch.setattr(work, "verdicts", counted)
+    all_at_once = optimize(proto)
+    assert runs == []
+    monkeypatch.setattr(work, "HEAVY", 600)
+    few_at_once = optimize(proto)
+    assert len(runs) > 1
+    assert max(runs) < 6
+    assert few_at_once[0] == all_at_once[0]
+    assert few_at_once[1].findings == all_at_once[1].findings
+
+
+def test_axes_along_which_nothing_varies_are_measured_at_two_places() -> None:
+    """A scale that varies along the rows of an image is no BatchNorm's, at whatever size of the image."""
+
+    def graph(scale: np.ndarray) -> onnx.ModelProto:
+        x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", 3, 5, 7]) for n in "xy")
+        w = np.random.default_rng(1).standard_normal((3, 3, 1, 1)).astype(np.float32)
+        held = [onnx.numpy_helper.from_array(v, n) for v, n in ((w, "w"), (scale.astype(np.float32), "s"))]
+        nodes = [onnx.helper.make_node("Conv", ["x", "w"], ["c"]), onnx.helper.make_node("Mul", ["c", "s"], ["y"])]
+        made = onnx.helper.make_graph(nodes, "g", [x], [y], held)
+        return onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+
+    channels = np.linspace(0.5, 2, 3).reshape(3, 1, 1)
+    assert [n.op_type for n in optimize(graph(channels))[0].graph.node] == ["Conv"]
+    last_row_apart = np.broadcast_to(channels, (3, 5, 1)).copy()
+    last_row_apart[:, -1] *= 2
+    assert [n.op_type for n in optimize(graph(last_row_apart))[0].graph.node] == ["Conv", "Mul"]
