@@ -15,7 +15,7 @@ degree 0, so that the argument of degrees goes through. ∎ It is used as a part
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +68,9 @@ class Branches:
         """Whose constants it is made of."""
         return [n for c in self.chains for n in c.nodes] + [p.linear.node for p in self.parts if p.linear is not None]
 
-    @property
-    def told(self) -> tuple[object, ...]:
-        """Equal for merges that differ in the elements of larger constants alone."""
-        kinds = ((p.sign, p.linear is None, p.at, p.chain and p.chain.template, p.linear and p.linear.biased) for p in self.parts)
+    def told(self, names: Mapping[int, object]) -> tuple[object, ...]:
+        """Equal for merges that differ in the elements of larger constants alone. ``names``: as for `Region.template_of`."""
+        kinds = ((p.sign, p.linear is None, p.at, p.chain and p.chain.template_of(names), p.linear and p.linear.biased) for p in self.parts)
         return ("branches", *kinds, self.bias is None)
 
 
@@ -102,7 +101,7 @@ def given_of(m: Machine, graph: Graph, e: Branches, scale_and_shift: Any, bias_o
 def _channels(m: Machine, v: Value, n: int) -> Value:
     """A scale or shift that varies along the channels alone, or not at all, with one axis for these."""
     array = v.f if v.a is None else v.a
-    atoms = m.plan.atoms(Size.of(n))
+    atoms = m.plan.atoms(m.plan.length(n))
     kept = [i for i, k in enumerate(array.shape[1:], start=1) if k > 1]
     if not kept:
         flat = (1,) * (1 + len(atoms))
@@ -115,7 +114,7 @@ def _channels(m: Machine, v: Value, n: int) -> Value:
 
 def _unit(m: Machine, channels: int, inputs: int) -> Value:
     """The unit matrix in each group, as a weight: output channels, and input channels of a group."""
-    outer, inner = m.plan.atoms(Size.of(channels)), m.plan.atoms(Size.of(inputs))
+    outer, inner = m.plan.atoms(m.plan.length(channels)), m.plan.atoms(m.plan.length(inputs))
     exact: Array = np.ones((1,) * (1 + len(outer) + len(inner)), dtype=object)
     real: Array = np.ones(exact.shape, dtype=m.real)
     own = outer[len(outer) - len(inner) :]

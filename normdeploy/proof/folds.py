@@ -11,7 +11,7 @@ constants; the proof that before and after agree then holds for these, and each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -27,7 +27,6 @@ from .linear import merged, split_channels
 from .machine import Machine
 from .plan import Atoms
 from .run import constant, run, shape_of
-from .sizes import Size
 from .value import Value
 
 
@@ -50,10 +49,9 @@ class Expressions:
         """Whose constants the scale and shift are made of."""
         return self.chain.nodes
 
-    @property
-    def told(self) -> tuple[object, ...]:
-        """Equal for folds that differ in the elements of larger constants alone."""
-        return (self.chain.template, *((s.side, s.linear.node.op, s.start, s.whole, s.bias is None) for s in self.shares))
+    def told(self, names: Mapping[int, object]) -> tuple[object, ...]:
+        """Equal for folds that differ in the elements of larger constants alone. ``names``: as for `Region.template_of`."""
+        return (self.chain.template_of(names), *((s.side, s.linear.node.op, s.start, s.whole, s.bias is None) for s in self.shares))
 
     def constants(self) -> list[gs.Constant]:
         """All that the fold computed."""
@@ -69,7 +67,7 @@ def given(m: Machine, graph: Graph, e: Expressions | Branches, absolute: bool = 
     if isinstance(e, Branches):
         return given_of(m, graph, e, _scale_and_shift, _bias, absolute)
     if e.shares and e.shares[0].whole:  # the parts of a Concat
-        m.plan.join(Size.of(e.shares[0].whole), tuple(Size.of(share.linear.channels) for share in e.shares))
+        m.plan.join(m.plan.length(e.shares[0].whole), tuple(m.plan.length(share.linear.channels) for share in e.shares))
     a, b = _scale_and_shift(m, graph, e.chain)
     if absolute:
         a.f, b.f = np.abs(a.f), np.abs(b.f)
@@ -84,8 +82,7 @@ def given(m: Machine, graph: Graph, e: Expressions | Branches, absolute: bool = 
 
 def _scale_and_shift(m: Machine, graph: Graph, chain: Region) -> tuple[Value, Value]:
     """a = (chain(s) − chain(−s))/2s and b = chain(0); a large s, so that floats lose nothing where b is large against a."""
-    shape = shape_of(graph, chain.leaves[0])
-    axes = tuple(m.plan.atoms(s) for s in shape)
+    axes = tuple(m.plan.atoms(s) for s in m.plan.stated(shape_of(graph, chain.leaves[0])))
     flat = (1,) * (1 + sum(len(x) for x in axes))
     ends = []
     for number in (0, 2**40, -(2**40)):
@@ -99,7 +96,7 @@ def _scale_and_shift(m: Machine, graph: Graph, chain: Region) -> tuple[Value, Va
 
 def _laid(m: Machine, v: Value, shape: Sequence[int]) -> Value:
     """``v``, which varies along few of its axes, in the shape of a constant."""
-    wanted = tuple(m.plan.atoms(Size.of(n)) for n in shape)
+    wanted = tuple(m.plan.atoms(m.plan.length(n)) for n in shape)
     array = v.f if v.a is None else v.a
     atoms, _ = v.varying(array)
     flat = tuple(x for axis in wanted for x in axis)
@@ -133,7 +130,7 @@ def _vector(m: Machine, v: Value, n: int, share: Any) -> Value:
     if not share.whole:
         return _laid(m, v, (n,))
     whole = _laid(m, v, (share.whole,))
-    bounds, size = m.plan.bounds(Size.of(share.whole)), Size.of(n)
+    bounds, size = m.plan.bounds(m.plan.length(share.whole)), m.plan.length(n)
     atoms = m.plan.atoms(size)
     if whole.f.shape[1] == 1:
         return whole.moved((atoms,)) if len(atoms) == 1 else whole.moved(((),))

@@ -16,11 +16,11 @@ import numpy as np
 
 from . import readings
 from .arithmetic import Arithmetic, Radicand
+from .characters import Characters
 from .errors import NewPrime, NotProved, OtherEpsilon, Redraw, Why
 from .field import Field
 from .plan import Atoms, Axes, Plan
 from .sampler import DRAWS, Draws, Held
-from .sizes import Size
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
 
 __all__ = ["DRAWS", "Draws", "Held", "Machine"]
@@ -48,7 +48,7 @@ class Machine(Arithmetic):
             number = float(held.array.reshape(-1)[0])
             reading = readings.of(number, self.draws.counts, held.half)
             if reading is not None:
-                return self._read(tuple(self.plan.atoms(Size.of(n)) for n in held.array.shape), number, reading)
+                return self._read(tuple(self.plan.atoms(self.plan.length(n)) for n in held.array.shape), number, reading)
         return super().constant(held)
 
     def _read(self, axes: Axes, number: float, reading: readings.Reading) -> Value:
@@ -148,9 +148,10 @@ class Machine(Arithmetic):
         assert self.gf is not None
         assert t.a is not None
         root = self.gf.root(t.a)
-        seen = self.draws.seen.setdefault(len(self.radicands), set())
         bad = root == -1
-        seen.update(np.unique(~bad).tolist())
+        seen = self.draws.seen.setdefault(len(self.radicands), Characters())
+        if self.radicands or t.drawn is None:  # v + c of variables that nothing else has a root of: no product of them is a square
+            seen.see(t.a, bad)
         if bad.any():
             raise Redraw(bad, t.atoms, t.drawn)
         return root

@@ -1,14 +1,16 @@
 """Nothing is hidden: a NaN or Inf that comes out of the nodes before comes out of those after.
 
-All ops of the language hand NaN on, so which elements a NaN reaches is a matter of structure: one in one place of each leaf shows it, as
-every place of an axis is treated alike. What Inf becomes is IEEE's arithmetic (Inf − Inf, Inf/Inf, 0·Inf), looked at for one, for two of
+All ops of the language hand NaN on, so which elements a NaN reaches is a matter of structure: one in one place of each class of a leaf's
+(`normdeploy.proof.places`) shows it. What Inf becomes is IEEE's arithmetic (Inf − Inf, Inf/Inf, 0·Inf), looked at for one, for two of
 the same and for two of both signs. Finite inputs, constant rows and zeros among them, give finite results after where they did before.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -17,6 +19,7 @@ import numpy as np
 from ..evaluate import evaluate
 from .errors import NotProved, Restart, Why
 from .machine import Draws, Held, Machine
+from .places import representatives
 from .plan import Plan
 from .sides import Sides
 from .sizes import Size
@@ -25,18 +28,23 @@ from .value import Array
 _SAID = {"nan": "a NaN", "inf": "an Inf", "-inf": "a -Inf"}
 
 
-# a name, and (leaf, number, where) of what is put in: at the first place, at the last one, or everywhere
+# a name, and (leaf, number, where) of what is put in: at which of the places that `representatives` names, or, -1, everywhere
 Pattern = tuple[str, tuple[tuple[int, float, int], ...]]
 
 
-def patterns(leaves: int) -> list[Pattern]:
-    """What is looked at: finite rows, and NaN and Inf."""
-    bad = (np.nan, np.inf, -np.inf)
-    one = [(str(b), ((leaf, b, place),)) for leaf in range(leaves) for b in bad for place in (0, 1)]
-    two = [("inf", ((leaf, a, 0), (leaf, b, 1))) for leaf in range(leaves) for a in bad[1:] for b in bad[1:]]
-    rows = [(name, ((leaf, number, -1),)) for leaf in range(leaves) for name, number in (("constant", 0.5), ("zero", 0.0))]
-    every = [("nan", ((leaf, np.nan, -1),)) for leaf in range(leaves)]
+def patterns(places: Sequence[int]) -> list[Pattern]:
+    """What is looked at: finite rows, and NaN and Inf, at so many places of each leaf."""
+    bad, leaves = (np.nan, np.inf, -np.inf), range(len(places))
+    one = [(str(b), ((leaf, b, place),)) for leaf in leaves for b in bad for place in range(places[leaf])]
+    two = [("inf", ((leaf, a, 0), (leaf, b, i))) for leaf in leaves for a in bad[1:] for b in bad[1:] for i in range(1, places[leaf])]
+    rows = [(name, ((leaf, number, -1),)) for leaf in leaves for name, number in (("constant", 0.5), ("zero", 0.0))]
+    every = [("nan", ((leaf, np.nan, -1),)) for leaf in leaves]
     return [("normal", ()), *rows, *one, *two, *every]
+
+
+def _places(sides: Sides, plan: Plan) -> list[list[int]]:
+    """Of each leaf, the places at which it is looked at."""
+    return [representatives(plan, [a for size in shape for a in plan.atoms(size)]) for shape in sides.shapes]
 
 
 def check(sides: Sides, plan: Plan) -> bool:
@@ -45,8 +53,11 @@ def check(sides: Sides, plan: Plan) -> bool:
     Raises:
         NotProved: a NaN or Inf is lost, or comes from a finite input that gave none.
     """
-    looked, gains = patterns(len(sides.shapes)), False
-    for old, new in evaluated(sides, plan, looked):
+    looked, gains, found = list[Pattern](), False, list[tuple[Array, Array]]()
+    while looked != (wanted := patterns([len(places) for places in _places(sides, plan)])):  # an evaluation may cut axes
+        looked = wanted
+        found = evaluated(sides, plan, looked)
+    for old, new in found:
         shown, kept = ~np.isfinite(old), ~np.isfinite(new)
         for i, (name, _) in enumerate(looked):
             lost = (shown[i] & ~kept[i]).any()
@@ -60,14 +71,34 @@ def check(sides: Sides, plan: Plan) -> bool:
 
 
 _LARGEST = 4096  # of a size at which a divisor is looked at
+_FACTORED = 2**40  # a constant whose divisors are looked for
+_MOST = 2**16  # choices of sizes
 
 
-def _candidates(zero: Size) -> list[int]:
-    """Sizes at which a divisor may be zero: small ones, and what n has to be in a·n + c."""
-    constant = dict(zero.terms).get((), 0)
-    found = {1, 2, 3} | {abs(c) for _, c in zero.terms}
-    found |= {-constant // c for m, c in zero.terms if len(m) == 1 and constant % c == 0}
-    return sorted(n for n in found if 1 <= n <= _LARGEST)
+def _zeros_of(size: Size) -> list[dict[str, int]] | None:
+    """All sizes of 1 and more at which a polynomial is zero; None where they can't be told.
+
+    Whole roots of a polynomial in one symbol divide its constant (the rational root theorem); c·s₁^e₁·s₂^e₂ … + d is zero where the
+    product is −d/c.
+    """
+    common = Counter(size.terms[0][0]) if size.terms else Counter[str]()
+    for monomial, _ in size.terms:
+        common &= Counter(monomial)
+    rest = {tuple((Counter(m) - common).elements()): c for m, c in size.terms}  # no symbol is zero
+    size, constant = Size(rest), rest.pop((), 0)
+    if size.positive or (-size).positive:
+        return []
+    if not constant or abs(constant) > _FACTORED:
+        return None
+    names = sorted(size.symbols())
+    if len(names) > 1 and len(rest) > 1:
+        return None
+    whole = abs(constant)
+    divisors = [n for d in range(1, math.isqrt(whole) + 1) if whole % d == 0 for n in {d, whole // d}]
+    if len(divisors) ** len(names) > _MOST:
+        return None
+    choices = (dict(zip(names, choice, strict=True)) for choice in itertools.product(sorted(divisors), repeat=len(names)))
+    return [given for given in choices if size.at(given) == 0]
 
 
 def _exist(sides: Sides, sizes: Mapping[str, int]) -> bool:
@@ -83,15 +114,12 @@ def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
     """
     symbols = sorted({s for shape in sides.shapes for size in shape for s in size.symbols()})
     for zero in zeros:
-        own = sorted(zero.symbols())
-        if not set(own) <= set(symbols):
+        if not zero.symbols() <= set(symbols):
             raise NotProved(Why.SIZE, f"it divides by {zero}, which may be zero, and no input says how large that is", sides.culprit)
-        looked = False
-        for choice in itertools.product(_candidates(zero), repeat=len(own)):
-            given = dict(zip(own, choice, strict=True))
-            if zero.at(given) != 0:
-                continue
-            looked = True
+        there = _zeros_of(zero)
+        if there is None or any(n > _LARGEST for given in there for n in given.values()):
+            raise NotProved(Why.SIZE, f"it divides by {zero}, and it is not known where that is zero", sides.culprit)
+        for given in there:
             sizes = next((s for n in (3, 16, 128) if _exist(sides, s := dict.fromkeys(symbols, n) | given)), None)
             if sizes is None:
                 continue  # a leaf of h − 2 places is there for h of 3 and more
@@ -101,8 +129,6 @@ def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
                     raise NotProved(Why.SIZE, f"it divides by {zero}, and can't be seen where that is zero", sides.culprit)
                 if any((np.isfinite(b) != np.isfinite(a)).any() for b, a in zip(*found, strict=True)):
                     raise NotProved(Why.HIDDEN, f"where {zero} is zero one of both is finite, the other not", sides.culprit)
-        if not looked and not zero.positive and not (-zero).positive:
-            raise NotProved(Why.SIZE, f"it divides by {zero}, and it is not known where that is zero", sides.culprit)
 
 
 def evaluated(
@@ -113,7 +139,8 @@ def evaluated(
         m = Machine(plan, Draws(random.Random(7), held=sides.held if held is None else held), None, real)
         try:
             with evaluate.quiet():
-                leaves = [m.leaf(i, shape, partial(_reals, looked, i)) for i, shape in enumerate(sides.shapes)]
+                places = _places(sides, plan)
+                leaves = [m.leaf(i, shape, partial(_reals, looked, i, places[i])) for i, shape in enumerate(sides.shapes)]
                 pairs = [m.over_each_other(b, a)[1] for b, a in zip(sides.before(m, leaves), sides.after(m, leaves), strict=True)]
         except Restart:
             continue
@@ -124,7 +151,7 @@ def evaluated(
         return found
 
 
-def _reals(looked: Sequence[Pattern], leaf: int, counts: tuple[int, ...]) -> Array:
+def _reals(looked: Sequence[Pattern], leaf: int, places: Sequence[int], counts: tuple[int, ...]) -> Array:
     rng = np.random.default_rng(31 + leaf)
     x: Array = rng.uniform(0.5, 1.5, (len(looked), *counts)) * rng.choice([-1.0, 1.0], (len(looked), *counts))
     for n, (_, placed) in enumerate(looked):
@@ -132,5 +159,5 @@ def _reals(looked: Sequence[Pattern], leaf: int, counts: tuple[int, ...]) -> Arr
             if at == leaf and place < 0:  # everywhere
                 x[n] = number
             elif at == leaf:
-                x[n : n + 1].reshape(-1)[-place] = number
+                x[n : n + 1].reshape(-1)[places[min(place, len(places) - 1)]] = number
     return x

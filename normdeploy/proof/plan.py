@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .degree import ALL, Key, named
 from .errors import NotProved, Restart, Why
@@ -38,7 +39,33 @@ class Plan:
     together: dict[Size, int] = field(default_factory=dict)  # along how many axes of one tensor an atom lies, where that is more than one
     twice: dict[Size, int] = field(default_factory=dict)  # the same of atoms that lie along one of them as a part of what is joined
     lengths: dict[Size, int] = field(default_factory=dict)  # of atoms of any length: the one that the file has, as its Reshapes say
+    named: dict[int, Size] = field(default_factory=dict)  # lengths that are any: what is proved holds whatever they are
     learning: bool = False  # all axes have few points, and only a cut or a join begins the evaluation again
+
+    def at(self, named: dict[int, Size]) -> Plan:
+        """The plan for the lengths themselves, of which ``named`` has the sizes that stood for them."""
+        number = {size: Size.of(n) for n, size in named.items()}
+
+        def told(sizes: Mapping[Size, Any]) -> dict[Size, Any]:
+            return {number.get(size, size): value for size, value in sizes.items()}
+
+        summed = {number.get(size, size) for size in self.summed}
+        return Plan(told(self.points), {}, summed, {}, self.displaced, told(self.together), told(self.twice), dict(self.lengths))
+
+    def length(self, n: int) -> Size:
+        """The size of an axis of which the file says how long it is."""
+        return self.named.get(n) or Size.of(n)
+
+    def stated(self, shape: Iterable[Size]) -> tuple[Size, ...]:
+        """A shape as the file states it, with `length` for its numbers."""
+        return tuple(size if size.number is None else self.length(size.number) for size in shape)
+
+    def places(self, atom: Size) -> int:
+        """How many places of the file's own constants an atom has."""
+        n = atom.number if atom.number is not None else next((n for n, size in self.named.items() if size == atom), None)
+        if n is None:
+            raise NotProved(Why.SIZE, f"a constant has {atom} places, which no file says")
+        return n
 
     def atoms(self, size: Size) -> Atoms:
         """The atoms of an axis of this size, in row-major order; none of an axis of one place."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -80,6 +80,7 @@ def identity(sides: Sides) -> Identity:
     Raises:
         NotProved: they are not, or it can't be shown; with the reason and the culprit.
     """
+    sides = replace(sides, named={})
     for shapes, lengths in _told_apart(sides.shapes):
         try:
             return _identity(replace(sides, shapes=shapes), lengths)
@@ -89,22 +90,53 @@ def identity(sides: Sides) -> Identity:
     return _identity(sides, {})
 
 
-def _told_apart(shapes: Sequence[tuple[Size, ...]]) -> Iterator[tuple[tuple[tuple[Size, ...], ...], dict[Size, int]]]:
-    """With symbols for axes of equal lengths, all but the first of each leaf, then all but the last; and what lengths they stand for."""
-    for kept in (0, -1):
-        made, lengths = [], dict[Size, int]()
+def identity_of_any_length(sides: Sides) -> Identity:
+    """`identity` where lengths that a file states (``sides.named``) are symbols: it holds for all sides that differ in these, too. Equal
+    ones along a leaf are told apart.
+
+    Raises:
+        NotProved: they are not, or it can't be shown without the lengths.
+    """
+    shapes = sides.of_any_length().shapes
+    found, error = None, NotProved(Why.SIZE, "it has no length that may be any")
+    for apart in [shapes for shapes, _ in _told_apart(shapes, sides.named.values())] or [shapes]:
+        try:
+            found = _identity(replace(sides, shapes=apart), {}, sides.named)
+            break
+        except NotProved as e:
+            error = e
+    if found is None:
+        raise error
+    if found.zeros:  # where that is zero can be looked at in one file alone
+        raise NotProved(Why.SIZE, "it divides by a size that may be zero")
+    return found
+
+
+def _told_apart(
+    shapes: Sequence[tuple[Size, ...]], named: Collection[Size] = ()
+) -> Iterator[tuple[tuple[tuple[Size, ...], ...], dict[Size, int]]]:
+    """With symbols for axes of equal lengths, all but one of each leaf (the first, the last, then those between); and what lengths they
+    stand for.
+
+    ``named``: symbols that stand for lengths already.
+    """
+    known: list[list[tuple[Size, ...]]] = []
+    for kept in (0, -1, *range(1, max(map(len, shapes), default=0) - 1)):
+        made, lengths = list[tuple[Size, ...]](), dict[Size, int]()
         for shape in shapes:
-            alike = {n: [i for i, m in enumerate(shape) if m == n] for n in shape if n.number is not None and n.number >= _ALIKE}
-            free = {i for places in alike.values() for i in places if i != places[kept]}
+            long = [n for n in shape if n in named or (n.number is not None and n.number >= _ALIKE)]
+            alike = {n: [i for i, m in enumerate(shape) if m == n] for n in long}
+            free = {i for places in alike.values() for i in places if i != places[min(kept, len(places) - 1)]}
             names = {i: Size.unknown("places", i - len(shape), shape[i]) for i in free}
             lengths |= {name: int(shape[i].number or 0) for i, name in names.items()}
             made.append(tuple(names.get(i, n) for i, n in enumerate(shape)))
-        if lengths:
+        if lengths and made not in known:
+            known.append(made)
             yield tuple(made), lengths
 
 
-def _identity(sides: Sides, lengths: dict[Size, int]) -> Identity:
-    plan = Plan(displaced=isinstance(sides.expressions, Branches), lengths=lengths)
+def _identity(sides: Sides, lengths: dict[Size, int], named: dict[int, Size] | None = None) -> Identity:
+    plan = Plan(displaced=isinstance(sides.expressions, Branches), lengths=lengths, named=named or {})
     length = _learn(sides, plan)
     counts = readings.counts([s.number for s in shape] for shape in sides.shapes)
     read: frozenset[int] = frozenset()
@@ -125,7 +157,10 @@ def _identity(sides: Sides, lengths: dict[Size, int]) -> Identity:
     if found.bits < _ASKED:
         raise NotProved(Why.LIMIT, f"it takes {found.roots} roots of each input, too many for an error probability of 2^-{PROMISED}")
     gains = nonfinite.check(sides, plan)
-    nonfinite.check_sizes(sides, found.zeros)
+    known = {s: n for size, n in lengths.items() for s in size.symbols()}  # told apart, but what the file says
+    shapes = tuple(tuple(size.filled(known) for size in shape) for shape in sides.shapes)
+    zeros = [zero for zero in (size.filled(known) for size in found.zeros) if not zero.positive and not (-zero).positive]
+    nonfinite.check_sizes(replace(sides, shapes=shapes), zeros)
     return replace(found, gains=gains)
 
 
@@ -135,10 +170,11 @@ def checked(sides: Sides, found: Identity) -> None:
     Raises:
         NotProved: a parameter is not the exact one, or not stored as it, rounded once.
     """
+    plan = found.plan.at(sides.named) if found.plan.named else found.plan
     if found.parameters or found.epsilons:
-        stored.check(sides, found.plan, found.epsilons, bool(found.read))
+        stored.check(sides, plan, found.epsilons, bool(found.read))
     if sides.expressions is not None and sides.graph is not None:
-        stored.check_expressions(sides.graph, sides.expressions, found.plan, sides.held)
+        stored.check_expressions(sides.graph, sides.expressions, plan, sides.held)
     stored.check_bytes(sides)
 
 
@@ -178,7 +214,7 @@ def _in_the_field(sides: Sides, plan: Plan, counts: frozenset[int], length: int 
                 raise NotProved(Why.DIFFERS, "it takes roots that no one epsilon agrees with") from None
             draws.epsilons[e.node] = (e.residue, e.value)
             continue
-        if all(len(draws.seen.get(i, ())) == 2 for i in range(len(m.radicands))):
+        if all(draws.seen[i].independent for i in range(len(m.radicands))):
             again = _again(draws, found, bool(m.unknown))
             if again is None:
                 return found
@@ -208,7 +244,8 @@ def _learn(sides: Sides, plan: Plan) -> int:
         except Restart:
             continue
         except NotProved:
-            pass
+            if plan.named:  # with the lengths it may be proved
+                raise
         rooted = m.rooted
         break
     plan.learning = False
@@ -218,7 +255,7 @@ def _learn(sides: Sides, plan: Plan) -> int:
 
 def _again(draws: Draws, found: Identity, unknown: bool) -> Draws | None:
     """What is to be looked at once more: other sizes, on which no scale, shift or epsilon may depend; the other sign of roots."""
-    sizes = found.sized and (found.parameters or found.epsilons) and len(draws.affine) == 1
+    sizes = bool(found.parameters or found.epsilons) and len(draws.affine) == 1
     if len(draws.affine) == 2:
         for one, other in zip(*draws.affine, strict=True):
             if (one is None) != (other is None) or (one is not None and any((u != v).any() for u, v in zip(one, other, strict=True))):

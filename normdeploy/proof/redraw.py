@@ -38,7 +38,7 @@ def redrawn(draws: Draws, e: Redraw, p: int) -> None:
         count = int(mask.sum())
         if count:
             fresh = held[key].copy()
-            random_ = [draws.rng.getrandbits(draws.length - 1) | 1 for _ in range(count)]
+            random_ = [draws.rng.randrange(1, p) for _ in range(count)]
             fresh[mask] = random_ if shift is None else [(s * s - shift) % p for s in random_]
             draws.elements[key] = fresh
             if key[0] == "constant":  # what was taken down of scales and shifts was with other parameters

@@ -43,7 +43,7 @@ def run(m: Machine, region: Region, leaves: Mapping[int, Value]) -> Value:
     env: dict[int, Any] = dict(leaves)
     for t in region.shape_leaves:
         if id(t) not in env:
-            env[id(t)] = _Shaped(shape_of(graph, t))
+            env[id(t)] = _Shaped(m.plan.stated(shape_of(graph, t)))
     run_nodes(m, graph, region.nodes, env)
     y = env.get(id(region.y))
     if y is None and graph.is_constant(region.y):
@@ -108,11 +108,11 @@ def constant(m: Machine, graph: Graph, t: gs.Tensor) -> Any:
             raise NotProved(Why.LIMIT, str(e), t.name) from e
         if array.dtype.kind in "iub":
             return array
-        held = m.draws.held[id(t)] = Held(array, _half(graph, t))
+        held = m.draws.held[id(t)] = Held(array, half(graph, t))
     return m.constant(held)
 
 
-def _half(graph: Graph, t: gs.Tensor) -> bool:
+def half(graph: Graph, t: gs.Tensor) -> bool:
     """Whether a constant was stored in float16, before Casts."""
     node = graph.producer(t)
     while node is not None and node.op in ("Cast", "CastLike", "Identity"):

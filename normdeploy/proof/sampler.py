@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .characters import Characters
 from .degree import Degree
 from .errors import NotProved, Why
 from .field import BITS, Field
@@ -31,7 +32,7 @@ class Draws:
     elements: dict[Any, Array] = field(default_factory=dict)  # by ("leaf" or "constant", …, atoms), ("weights", atom), …
     symbols: dict[str, tuple[int, float]] = field(default_factory=dict)  # a symbol's value in the field and as a number
     weights: dict[Any, Array] = field(default_factory=dict)
-    seen: dict[int, set[bool]] = field(default_factory=dict)  # number of the radicand -> whether squares and others were met
+    seen: dict[int, Characters] = field(default_factory=dict)  # by the number of the radicand: which elements were no squares
     epsilons: dict[int, tuple[int, float]] = field(default_factory=dict)  # id of a node after -> its exact epsilon
     opaque: dict[tuple[str, int], int] = field(default_factory=dict)
     length: int = BITS  # of the prime, in bits
@@ -55,6 +56,11 @@ class Held:
         self.nonzero = bool((array != 0).all())
         self.sign, self.below = _sign_of(array), _sign_of(-array)
 
+    @property
+    def told(self) -> tuple[object, ...]:
+        """All that an evaluation may ask of it besides its elements."""
+        return self.half, self.finite, self.uniform, self.nonzero, self.sign, self.below
+
     @cached_property
     def digest(self) -> bytes:
         """Equal for equal elements in equal order, whatever the shape."""
@@ -71,7 +77,7 @@ class Sampler:
         """A constant of the file: a number where all its elements are one, else elements of their own (any, in the field)."""
         held = held if isinstance(held, Held) else Held(held)
         array, first = held.array, held.array.reshape(-1)[:1]
-        axes: Axes = tuple(self.plan.atoms(Size.of(n)) for n in array.shape)
+        axes: Axes = tuple(self.plan.atoms(self.plan.length(n)) for n in array.shape)
         atoms = [a for axis in axes for a in axis]
         if not first.size:
             raise NotProved(Why.SIZE, "a constant of it has no element")
@@ -83,7 +89,7 @@ class Sampler:
             a = None if self.gf is None else self.gf.numbers(f.astype(np.float64))
             size = Size.of(int(number)) if number == int(number) and abs(number) < 2**53 else None
             return Value(axes, a, f, sign=held.sign, below=held.below, size=size, nonzero=held.nonzero)
-        laid, chosen = array.reshape([whole(a) for a in atoms]), [self._places(a) for a in atoms]
+        laid, chosen = array.reshape([self.plan.places(a) for a in atoms]), [self._places(a) for a in atoms]
         if any(places != list(range(n)) for places, n in zip(chosen, laid.shape, strict=True)):
             laid = laid[np.ix_(*chosen)]
         f = laid.astype(self.real)[None]
@@ -138,17 +144,17 @@ class Sampler:
         """Which places of a constant's axis the points stand for."""
         if atom in self.plan.joins:
             return self._joined_places(atom)
-        n, k = whole(atom), self.plan.count(atom)
-        return list(range(n)) if k >= n else [round(i * (n - 1) / (k - 1)) for i in range(k)]
+        n, k = self.plan.places(atom), self.plan.count(atom)
+        return list(range(n)) if k == n else [round(i * (n - 1) / (k - 1)) for i in range(k)]  # more than n of an axis of any length
 
     def _joined_places(self, atom: Size) -> list[int]:
         found, start = [], 0
         for part in self.plan.joins[atom]:
             places = [0]
             for a in self.plan.atoms(part):
-                places = [p * whole(a) + i for p in places for i in self._places(a)]
+                places = [p * self.plan.places(a) + i for p in places for i in self._places(a)]
             found += [start + p for p in places]
-            start += whole(part)
+            start += self.plan.places(part)
         return found
 
     def _weights(self, atom: Size) -> tuple[Array | None, Array | None]:
@@ -186,9 +192,3 @@ def _sign_of(numbers: Array | Fraction | float) -> int:
 
 def sign_of(size: Size) -> int:
     return POSITIVE if size.positive else NOT_NEGATIVE if size.not_negative else NEGATIVE
-
-
-def whole(atom: Size) -> int:
-    n = atom.number
-    assert n is not None
-    return n

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from .branches import Branches
 from .errors import NotProved, Why
 from .folds import Expressions
 from .machine import Machine
+from .plan import Plan
 from .run import run, shape_of
 from .sampler import Held
 from .sizes import Size
@@ -30,7 +31,8 @@ class Sides:
 
     ``at``: both sides in float64 at given sizes, each leaf full of a number or, where that is NaN, normal; None where it can't be said.
     ``graph``, ``nodes``: where the nodes after stand, to look at their constants and epsilons. ``expressions``: of a fold.
-    ``held``: constants that were read, by the ids of their tensors: each is looked at once for all evaluations of these sides.
+    ``held``: constants that were read, by the ids of their tensors: each is looked at once for all evaluations. ``named``: lengths of axes
+    that may stand for any.
     """
 
     shapes: tuple[tuple[Size, ...], ...]
@@ -41,7 +43,13 @@ class Sides:
     graph: Graph | None = None
     nodes: tuple[gs.Node, ...] = ()
     expressions: Expressions | Branches | None = None
+    named: dict[int, Size] = field(default_factory=dict)
     held: dict[int, Held] = field(default_factory=dict, repr=False, compare=False)
+
+    def of_any_length(self) -> Sides:
+        """With the sizes of ``named`` in the shapes of the leaves."""
+        plan = Plan(named=self.named)
+        return replace(self, shapes=tuple(map(plan.stated, self.shapes)))
 
     def constants(self) -> list[gs.Constant]:
         """Those that the nodes after read."""

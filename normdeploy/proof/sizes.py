@@ -8,6 +8,7 @@ write is the symbol of one. Every symbol stands for a size of 1 or more.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -79,6 +80,14 @@ class Size:
             for s in monomial:
                 product = product * values[s]
             total = total + product
+        return total
+
+    def filled(self, values: Mapping[str, int]) -> Size:
+        """The polynomial that is left where some symbols are numbers."""
+        total = Size({})
+        for monomial, c in self.terms:
+            number = math.prod(values.get(s, 1) for s in monomial)
+            total = total + Size({tuple(s for s in monomial if s not in values): c * number})
         return total
 
     def __add__(self, other: int | Size) -> Size:

@@ -77,26 +77,36 @@ class Region:
         Ops, attributes, wiring, shapes and types of leaves, and the values of constants of up to `_SMALL` elements and of all that are
         not floating (sizes, axes, masks).
         """
+        return self.template_of({})
+
+    def template_of(self, names: Mapping[int, object]) -> tuple[object, ...]:
+        """`template` with ``names`` in the place of lengths of leaves and of floating constants."""
         graph = self.graph
-        place: dict[int, object] = {id(t): ("leaf", i, graph.shape(t), str(graph.dtype(t))) for i, t in enumerate(self.leaves)}
-        place |= {id(t): ("shape", i, graph.shape(t)) for i, t in enumerate(self.shape_leaves) if id(t) not in place}
+
+        def named(shape: Sequence[object] | None) -> tuple[object, ...] | None:
+            return None if shape is None else tuple(names.get(n, n) if isinstance(n, int) else n for n in shape)
+
+        place: dict[int, object] = {id(t): ("leaf", i, named(graph.shape(t)), str(graph.dtype(t))) for i, t in enumerate(self.leaves)}
+        place |= {id(t): ("shape", i, named(graph.shape(t))) for i, t in enumerate(self.shape_leaves) if id(t) not in place}
         steps: list[object] = []
         for n, node in enumerate(self.nodes):
-            inputs = tuple(place.get(id(t)) or _constant(graph, t) for t in node.inputs)
+            inputs = tuple(place.get(id(t)) or _constant(graph, t, named) for t in node.inputs)
             attrs = graph.attrs(node)
             steps.append((node.domain, node.op, repr(sorted(attrs.items(), key=lambda pair: pair[0])) if attrs else "", inputs))
             place |= {id(o): (n, i) for i, o in enumerate(node.outputs)}
         return (*steps, place.get(id(self.y)))
 
 
-def _constant(graph: Graph, t: gs.Tensor) -> object:
+def _constant(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], object]) -> object:
     """A constant's part in a template."""
     if isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f":  # not to be read for this
-        return (tuple(t.shape), t.dtype.str, None)
+        return (named(t.shape), t.dtype.str, None)
     held = stored(t) if isinstance(t, gs.Constant) else graph.known(t)
     if held is None:
         return ("unknown", id(t))
-    return (held.shape, held.dtype.str, held.tobytes() if held.size <= _SMALL or held.dtype.kind in "iub" else None)
+    if held.dtype.kind in "iub":
+        return (held.shape, held.dtype.str, held.tobytes())
+    return (named(held.shape), held.dtype.str, held.tobytes() if held.size <= _SMALL else None)
 
 
 class Bound:

@@ -51,12 +51,20 @@ def affines(graph: Graph, start: gs.Node) -> Iterator[Affine] | NoMatch:
         if node.op == "BatchNormalization" and graph.attrs(node).get("training_mode", 0):
             reason = "BatchNormalization in training mode: its statistics are of the batch; export in eval mode"
             return NoMatch(reason, node.outputs[0].name)
-    if not any(n.op in ("Mul", "Div", "BatchNormalization") for n in nodes):
+    if not any(_scales(graph, n) for n in nodes):
         return iter(())
     outside = next((i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0)  # these may have to stay before the scale
     beginnings = [_data(graph, n)[0] for n in nodes[: outside + 1]]
     measured = (measure(graph, z, y) for z in beginnings for y in reversed(ends))
     return (m for m in measured if isinstance(m, Affine) and (m.scale.size > 1 or (m.normalizes and _per_channel(graph, m.nodes))))
+
+
+def _scales(graph: Graph, node: gs.Node) -> bool:
+    """Whether it may scale by more than one number; attention's 1/√d, one number, behind a bias does not."""
+    if node.op not in ("Mul", "Div"):
+        return node.op == "BatchNormalization"
+    given = [t for t in value_inputs(node) if graph.is_shape_valued(t)]
+    return any(not graph.is_constant(t) or (value := graph.known(t)) is None or value.size > 1 for t in given)
 
 
 def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor]]:

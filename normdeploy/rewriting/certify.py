@@ -6,24 +6,29 @@ the elements of their gammas and betas alone share one identity; what each of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
 from ..proof.branches import Branches
 from ..proof.certificate import NOT_KNOWN, certificate_of
-from ..proof.errors import NotProved
+from ..proof.errors import NotProved, Why
 from ..proof.folds import Expressions
-from ..proof.prove import Identity, checked, identity
+from ..proof.prove import Identity, checked, identity, identity_of_any_length
+from ..proof.run import half
+from ..proof.sampler import Held
 from ..proof.sides import of_regions
+from ..proof.sizes import Size
 from ..recognition.region import NoMatch, Region, compile_region
 from ..records import Certificate, Finding
 
+_LONG = 8  # places of an axis whose length may be any
 _FEW = 4  # elements of a constant that is part of a region's template (`recognition.region`)
 _SMALL = 2**16  # elements of a constant that is told by its content; a larger one is told by itself
+
+_KERNELS = ("Conv", "ConvTranspose")  # whose taps are told apart: their number is no length
 
 Memo = MutableMapping[object, Identity | NotProved]
 
@@ -48,14 +53,23 @@ def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Expressions 
     ``memo``: what was proved of others in this graph. ``expressions``: what the constants of a fold are made of.
     """
     try:
+        constants = list(_constants([region for r in rewrites for region in (r.before, r.after)], expressions))
         sides = of_regions([r.before for r in rewrites], [r.after for r in rewrites], expressions)
-        key = _key(rewrites, expressions)
-        if key not in memo:
-            try:
-                memo[key] = identity(sides)
-            except NotProved as e:
-                memo[key] = e
-        found = memo[key]
+        sides = replace(sides, held=_read(rewrites[0].before.graph, constants))
+        sides = replace(sides, named=_lengths(rewrites[0].before, constants, sides.held))
+        told = _told(rewrites[0].before.graph, constants, sides.held)
+        found: Identity | NotProved = NotProved(Why.SIZE, "")
+        for names, show in ((sides.named, identity_of_any_length), ({}, identity)):
+            parts = [region.template_of(names) for r in rewrites for region in (r.before, r.after)]
+            key = (*parts, told, () if expressions is None else expressions.told(names), bool(names))
+            if key not in memo:
+                try:
+                    memo[key] = show(sides)
+                except NotProved as e:
+                    memo[key] = e.with_traceback(None)  # which would hold all that was evaluated
+            found = memo[key]
+            if isinstance(found, Identity):
+                break
         if isinstance(found, NotProved):
             raise found
         checked(sides, found)
@@ -75,29 +89,55 @@ def unproved(finding: Finding, certificate: Certificate) -> Finding:
     return replace(finding, status="undone", reason=f"its certificate failed: {certificate.note}", became="", certificate=certificate)
 
 
-def _key(rewrites: Sequence[Rewrite], expressions: Expressions | Branches | None) -> object:
-    """Equal for rewrites that differ in the elements of their larger constants alone, and in these alike."""
-    regions = [region for r in rewrites for region in (r.before, r.after)]
-    graph = regions[0].graph
+def _read(graph: Graph, constants: Sequence[tuple[gs.Node, int]]) -> dict[int, Held]:
+    """The floating constants by the ids of their tensors."""
+    found: dict[int, Held] = {}
+    for node, i in constants:
+        t = node.inputs[i]
+        array = None if id(t) in found else graph.known(t)
+        if array is not None and array.dtype.kind == "f":
+            found[id(t)] = Held(array, half(graph, t))
+    return found
+
+
+def _lengths(region: Region, constants: Sequence[tuple[gs.Node, int]], held: Mapping[int, Held]) -> dict[int, Size]:
+    """The lengths along leaves and constants, each as a size of its own, in the order in which they are met."""
+    found, taps = dict[int, None](), set[int]()
+    for t in region.leaves:
+        found |= dict.fromkeys(n for n in region.graph.shape(t) or () if isinstance(n, int))
+    for node, i in constants:
+        constant = held.get(id(node.inputs[i]))
+        if constant is not None:
+            found |= dict.fromkeys(constant.array.shape)
+            taps |= set(constant.array.shape[2:]) if node.op in _KERNELS and i == 1 else set()
+    long = [n for n in found if n >= _LONG and n not in taps]
+    return {n: Size.unknown("length", i) for i, n in enumerate(long)}
+
+
+def _told(graph: Graph, constants: Sequence[tuple[gs.Node, int]], held: Mapping[int, Held]) -> tuple[object, ...]:
+    """What a proof may ask of the constants besides what the regions' templates hold: equal for rewrites that differ in the elements of
+    their larger constants alone, and in these alike."""
     classes: dict[object, int] = {}
     told: list[object] = []
-    for t in _constants(regions, expressions):
-        held = graph.known(t)
-        if held is None or held.size <= _FEW or held.dtype.kind != "f":
+    for node, i in constants:
+        t = node.inputs[i]
+        constant = held.get(id(t))
+        if constant is None:
             continue
-        content = held.tobytes() if held.size <= _SMALL else id(t)
-        sign = 2 if (held > 0).all() else int((held >= 0).all())
-        number = float(held.flat[0]) if (held == held.flat[0]).all() else None
-        told.append((classes.setdefault(content, len(classes)), sign, number, bool(np.isfinite(held).all())))
-    folds: tuple[object, ...] = ()
-    if expressions is not None:
-        folds = expressions.told
-    return (*(region.template for region in regions), tuple(told), folds)
+        computed = id(t) in graph.exact
+        if constant.array.size <= _FEW:  # its elements are part of the template
+            told.append((constant.half, computed))
+            continue
+        content = constant.digest if constant.array.size <= _SMALL else id(t)
+        number = float(constant.array.flat[0]) if constant.uniform else None
+        told.append((classes.setdefault(content, len(classes)), number, constant.told, computed))
+    return tuple(told)
 
 
-def _constants(regions: Sequence[Region], expressions: Expressions | Branches | None) -> Iterator[gs.Tensor]:
+def _constants(regions: Sequence[Region], expressions: Expressions | Branches | None) -> Iterator[tuple[gs.Node, int]]:
+    """Where constants are read: a node, and which of its inputs."""
     chain = () if expressions is None else expressions.nodes
     for node in (*(n for region in regions for n in region.nodes), *chain):
-        for t in node.inputs:
+        for i, t in enumerate(node.inputs):
             if not t.is_empty() and regions[0].graph.is_constant(t):
-                yield t
+                yield node, i

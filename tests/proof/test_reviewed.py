@@ -76,7 +76,11 @@ def test_twice_a_size_is_looked_at() -> None:
 
 
 def test_where_it_is_not_known_it_is_refused() -> None:
-    divided("Mul(sh, sh)", Why.SIZE, middle=25)
+    divided("Identity(sh)", Why.SIZE, middle=5000)  # a size that is too large to be looked at
+
+
+def test_a_squared_size_is_looked_at() -> None:
+    divided("Mul(sh, sh)", Why.HIDDEN, middle=25)
 
 
 def test_a_leaf_of_another_size_is_no_reason_to_look_away() -> None:
