@@ -18,8 +18,8 @@ def redrawn(draws: Draws, e: Redraw, p: int) -> None:
 
     What good rows are made of as well (a bias that is added to all of them) stays, or all rows would have to be good by chance at once:
     first the leaf whose axes the bad rows are told by is drawn again, then whatever belongs to as few rows, then all; and so on.
-    Where the radicand is an element plus c (the variance of a BatchNorm), the element is drawn as s² − c for a random s: those that have
-    a root are distributed so.
+    Where the radicand is an element plus c (the variance of a BatchNorm), the element is drawn as s² − c for a random s: a polynomial in
+    s, of twice the degree.
     """
     held = {k: v for k, v in draws.elements.items() if k[0] in ("leaf", "constant")}
     masks = {k: _over(e, k[-1], v.shape) for k, v in held.items()}
