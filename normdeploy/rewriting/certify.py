@@ -59,7 +59,8 @@ def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Expressions 
         sides = replace(sides, named=_lengths(rewrites[0].before, constants, sides.held))
         told = _told(rewrites[0].before.graph, constants, sides.held)
         found: Identity | NotProved = NotProved(Why.SIZE, "")
-        for names, show in ((sides.named, identity_of_any_length), ({}, identity)):
+        general = [(sides.named, identity_of_any_length)] if sides.named else []
+        for names, show in (*general, ({}, identity)):
             parts = [region.template_of(names) for r in rewrites for region in (r.before, r.after)]
             key = (*parts, told, () if expressions is None else expressions.told(names), bool(names))
             if key not in memo:

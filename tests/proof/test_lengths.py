@@ -133,3 +133,25 @@ def test_parameters_that_depend_on_a_length_are_those_of_each(proved: dict[str, 
     assert sum(n.op_type == "LayerNormalization" for n in out.graph.node) == 3
     assert proved["own"] == 3
     assert proved["any"] == 0
+
+
+def test_without_such_lengths_the_own_ones_are_asked(proved: dict[str, int]) -> None:
+    """An unbiased variance over an open axis divides by its length less one: nothing is proved of that for any length."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["u"], axes=[-1]),
+        helper.make_node("Sub", ["x", "u"], ["d"]),
+        helper.make_node("Mul", ["d", "d"], ["q"]),
+        helper.make_node("ReduceSum", ["q", "last"], ["s"]),
+        helper.make_node("Shape", ["x"], ["n"], start=1, end=2),
+        helper.make_node("Cast", ["n"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Sub", ["f", "one"], ["m"]),
+        helper.make_node("Div", ["s", "m"], ["v"]),
+        helper.make_node("Add", ["v", "e"], ["w"]),
+        helper.make_node("Sqrt", ["w"], ["r"]),
+        helper.make_node("Div", ["d", "r"], ["y"]),
+    ]
+    proto = model(nodes, [("one", np.float32([1])), ("e", np.float32([1e-5]))], [5, "n"], "y")
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
+    _, summary = optimize(proto, fuse="portable")
+    assert [f.status for f in summary.findings] == ["fused"], summary.findings
+    assert proved == {"any": 0, "own": 1}
