@@ -64,7 +64,7 @@ def _scales(graph: Graph, node: gs.Node) -> bool:
     if node.op not in ("Mul", "Div"):
         return node.op == "BatchNormalization"
     given = [t for t in value_inputs(node) if graph.is_shape_valued(t)]
-    return any(not graph.is_constant(t) or (value := graph.known(t)) is None or value.size > 1 for t in given)
+    return any((shape := graph.shape(t)) is None or any(n != 1 for n in shape) for t in given)
 
 
 def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor]]:
