@@ -159,7 +159,7 @@ class Arithmetic(Sampler):
             power = y
             for j in range(1, 5):  # y² = r·W^j
                 if (
-                    self.ratio(self.mul(y, y), radicand.w if j == 1 else (power := self.mul(power if j > 2 else radicand.w, radicand.w)))
+                    self.multiple(self.mul(y, y), radicand.w if j == 1 else (power := self.mul(power if j > 2 else radicand.w, radicand.w)))
                     is not None
                 ):
                     self.divided |= {i} if radicand.w.sign != POSITIVE else set()
@@ -261,9 +261,14 @@ class Arithmetic(Sampler):
         if (made != made[0]).any():
             return None
         self.plan.need(added(t.degree.both(), w.degree.both()))
-        return int(made[0]), float(t.f.reshape(-1)[0] * w.f.reshape(-1)[0])
+        return self._positive(int(made[0]), float(t.f.reshape(-1)[0] * w.f.reshape(-1)[0]), t, w)
 
     def ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
+        """`multiple` where the number is positive."""
+        found = self.multiple(t, w)
+        return None if found is None else self._positive(*found, t, w)
+
+    def multiple(self, t: Value, w: Value) -> tuple[int, float] | None:
         """t/w where it is one number at all points: its residue and its value. One point fixes the number, the others test it."""
         if t.a is None or w.a is None or self.gf is None:
             return None
@@ -277,6 +282,31 @@ class Arithmetic(Sampler):
         with np.errstate(all="ignore"):
             value = float(t.f.reshape(-1)[0] / w.f.reshape(-1)[0])
         return r, value
+
+    def _positive(self, r: int, value: float, t: Value, w: Value) -> tuple[int, float] | None:
+        """A number r, t/w or t·w, and its value where it is positive at every size and for the constants as they are: by the structure
+        of both, or as a fraction of small height, times powers of sizes. A value at one size shows nothing."""
+        assert self.gf is not None
+        if t.sign == w.sign == POSITIVE and value > 0:
+            return r, value
+        for size, number in self._sizes():
+            q = self.gf.rational(r * size % self.gf.p)
+            small = q is not None and q.numerator.bit_length() + q.denominator.bit_length() <= _HEIGHT
+            if small and q is not None and math.isclose(float(q), value * number, rel_tol=1e-9):
+                return (r, value) if q > 0 else None
+        return None
+
+    def _sizes(self) -> list[tuple[int, float]]:
+        """1, and each size and one over it: in the field and as numbers."""
+        assert self.gf is not None
+        found = [(1, 1.0)]
+        for q, n in self.draws.symbols.values():
+            square = q * q % self.gf.p
+            found += [(square, n), (pow(square, -1, self.gf.p), 1 / n)]
+        return found
+
+
+_HEIGHT = 100  # bits of a fraction that is read from its residue: of all residues 2^-60 have one, and the float has to agree
 
 
 def _moved_by(x: Value, number: Value) -> tuple[Any, int] | None:

@@ -24,6 +24,7 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
 from ..recognition.region import Region
+from .errors import NotProved, Why
 from .machine import Machine
 from .plan import Atoms
 from .run import constant
@@ -84,6 +85,8 @@ def given_of(m: Machine, graph: Graph, e: Branches, scale_and_shift: Any, bias_o
             w, c = constant(m, graph, part.linear.node.inputs[1]), bias_of(m, graph, part.linear)
         else:
             a, c = scale_and_shift(m, graph, part.chain)
+            if a.sized or c.sized:
+                raise NotProved(Why.SIZE, "a scale or shift of it depends on a size")
             a, c = _channels(m, a, n), _channels(m, c, n)
             unit = _unit(m, n, int(e.frame.w.shape[1]))
             w = m.mul(a.moved((*a.axes, (), *((),) * rank)), unit.moved((*unit.axes, *((),) * rank)))

@@ -69,6 +69,8 @@ def given(m: Machine, graph: Graph, e: Expressions | Branches, absolute: bool = 
     if e.shares and e.shares[0].whole:  # the parts of a Concat
         m.plan.join(m.plan.length(e.shares[0].whole), tuple(m.plan.length(share.linear.channels) for share in e.shares))
     a, b = _scale_and_shift(m, graph, e.chain)
+    if a.sized or b.sized:  # what is stored holds for one size
+        raise NotProved(Why.SIZE, "its scale or shift depends on a size")
     if absolute:
         a.f, b.f = np.abs(a.f), np.abs(b.f)
     found: dict[int, Value] = {}

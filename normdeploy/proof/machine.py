@@ -112,6 +112,8 @@ class Machine(Arithmetic):
         if self.gf is None or t.a is None:
             return made
         if not t.data and t.a.size == 1:
+            if not t.sign and self._positive(int(t.a.reshape(-1)[0]), float(t.f.reshape(-1)[0]), t, t) is None:
+                raise NotProved(Why.SIGN, "it takes the root of a number that may be negative")
             made.a = np.full(t.a.shape, self._constant_root(int(t.a.reshape(-1)[0]), float(t.f.reshape(-1)[0])), dtype=object)
             return made
         if not t.data and t.sign != POSITIVE:

@@ -173,12 +173,13 @@ def dim_size(dim: int | str | None, name: str) -> Size:
         return Size.of(dim)
     if dim is None:
         return Size.unknown(name)
-    if dim.startswith(UNKNOWN):
+    if dim.startswith(UNKNOWN) or not dim.isascii() or "#" in dim or dim != dim.strip():  # Python reads names that differ there as one
         return Size.unknown("a dim", dim)
     try:
-        return _parsed(ast.parse(dim, mode="eval").body)
+        size = _parsed(ast.parse(dim, mode="eval").body)
     except (SyntaxError, TypeError, ValueError, RecursionError):
         return Size.symbol(dim)
+    return Size.unknown("a dim", dim) if (-size).not_negative else size
 
 
 def _parsed(tree: ast.AST) -> Size:

@@ -92,9 +92,15 @@ class Region:
         for n, node in enumerate(self.nodes):
             inputs = tuple(place.get(id(t)) or _constant(graph, t, named) for t in node.inputs)
             attrs = graph.attrs(node)
-            steps.append((node.domain, node.op, repr(sorted(attrs.items(), key=lambda pair: pair[0])) if attrs else "", inputs))
+            told = tuple((name, _attribute(attrs[name])) for name in sorted(attrs))
+            steps.append((node.domain, node.op, told, inputs, tuple(not o.is_empty() for o in node.outputs)))
             place |= {id(o): (n, i) for i, o in enumerate(node.outputs)}
-        return (*steps, place.get(id(self.y)))
+        return (*steps, place.get(id(self.y)) or _constant(graph, self.y, named))
+
+
+def _attribute(value: object) -> object:
+    """An attribute's part in a template: numpy shows eight digits of a number."""
+    return (value.shape, value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else repr(value)
 
 
 def _constant(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], object]) -> object:

@@ -20,14 +20,12 @@ from ..proof.prove import Identity, checked, identity, identity_of_any_length
 from ..proof.run import half
 from ..proof.sampler import Held
 from ..proof.sides import of_regions
-from ..proof.sizes import Size
+from ..proof.sizes import Size, dim_size
 from ..recognition.region import NoMatch, Region, compile_region
 from ..records import Certificate, Finding
 
 _LONG = 8  # places of an axis whose length may be any
 _FEW = 4  # elements of a constant that is part of a region's template (`recognition.region`)
-_SMALL = 2**16  # elements of a constant that is told by its content; a larger one is told by itself
-
 _KERNELS = ("Conv", "ConvTranspose")  # whose taps are told apart: their number is no length
 
 Memo = MutableMapping[object, Identity | NotProved]
@@ -70,6 +68,8 @@ def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Expressions 
                     memo[key] = e.with_traceback(None)  # which would hold all that was evaluated
             found = memo[key]
             if isinstance(found, Identity):
+                if found.epsilons:  # which may be made of the elements of constants: of this rewrite alone
+                    del memo[key]
                 break
         if isinstance(found, NotProved):
             raise found
@@ -106,9 +106,13 @@ def _lengths(region: Region, constants: Sequence[tuple[gs.Node, int]], held: Map
     found, taps = dict[int, None](), set[int]()
     for t in region.leaves:
         found |= dict.fromkeys(n for n in region.graph.shape(t) or () if isinstance(n, int))
+        taps |= {number for n in region.graph.shape(t) or () if isinstance(n, str) and (number := dim_size(n, "").number) is not None}
     for node, i in constants:
         constant = held.get(id(node.inputs[i]))
-        if constant is not None:
+        if constant is None:  # whole numbers, which may become a tensor of so many places
+            known = region.graph.known(node.inputs[i])
+            taps |= set() if known is None else set(known.shape)
+        else:
             found |= dict.fromkeys(constant.array.shape)
             taps |= set(constant.array.shape[2:]) if node.op in _KERNELS and i == 1 else set()
     long = [n for n in found if n >= _LONG and n not in taps]
@@ -129,7 +133,7 @@ def _told(graph: Graph, constants: Sequence[tuple[gs.Node, int]], held: Mapping[
         if constant.array.size <= _FEW:  # its elements are part of the template
             told.append((constant.half, computed))
             continue
-        content = constant.digest if constant.array.size <= _SMALL else id(t)
+        content = constant.digest
         number = float(constant.array.flat[0]) if constant.uniform else None
         told.append((classes.setdefault(content, len(classes)), number, constant.told, computed))
     return tuple(told)

@@ -46,7 +46,7 @@ def clamped(m: Machine, op: str, t: Value, low: Value) -> Value:
         made = unknown(m, f"{op} from {c!r}", t, lambda x: np.maximum(x, c))
         made.sign, made.nonzero = POSITIVE, True
         return made
-    if m.gf is not None and (low.data or not (low.f <= 0).all() or not not_negative(m, t)):
+    if m.gf is not None and (low.data or low.sized or not (low.f <= 0).all() or not not_negative(m, t)):
         raise NotProved(Why.OP, f"{op} is no algebra, and nothing shows that it does nothing here", op)
     return replace(t, f=np.maximum(t.f, low.f.reshape(-1)[0]), sign=max(t.sign, NOT_NEGATIVE), below=NEGATIVE)
 

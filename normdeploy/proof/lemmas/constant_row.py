@@ -100,7 +100,7 @@ def _where(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -
 def _centered(m: Machine, d: Value, x: Value, axes: tuple[int, ...]) -> bool:
     """Whether d = r·(x − mean x), axis by axis."""
     c = m.sub(x, m.mean(x, axes))
-    return len(d.axes) == len(c.axes) and d.f.shape[1:] == c.f.shape[1:] and m.ratio(d, c) is not None
+    return len(d.axes) == len(c.axes) and d.f.shape[1:] == c.f.shape[1:] and m.multiple(d, c) is not None
 
 
 TABLE: dict[str, Op] = {
