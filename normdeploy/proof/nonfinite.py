@@ -73,6 +73,8 @@ def check(sides: Sides, plan: Plan) -> bool:
 _LARGEST = 4096  # of a size at which a divisor is looked at
 _FACTORED = 2**40  # a constant whose divisors are looked for
 _MOST = 2**16  # choices of sizes
+_AT_ONCE = 256  # choices of sizes that are looked at
+_OTHERS = (3, 16, 128, 1024)  # of dims that no divisor speaks of; the first two at which all leaves are there
 
 
 def _zeros_of(size: Size) -> list[dict[str, int]] | None:
@@ -101,9 +103,22 @@ def _zeros_of(size: Size) -> list[dict[str, int]] | None:
     return [given for given in choices if size.at(given) == 0]
 
 
+def _together(zeros: Sequence[Size]) -> list[dict[str, int]] | None:
+    """All sizes at which one of them is zero, or several at once; None where they can't be told."""
+    found: list[dict[str, int]] = [{}]
+    for zero in zeros:
+        there = _zeros_of(zero)
+        if there is None:
+            return None
+        found += [one | other for one in found for other in there if all(one.get(s, n) == n for s, n in other.items())]
+        if len(found) > _AT_ONCE:
+            return None
+    return found[1:]
+
+
 def _exist(sides: Sides, sizes: Mapping[str, int]) -> bool:
-    """Whether every leaf has a place along each axis."""
-    return all(size.at(sizes) >= 1 for shape in sides.shapes for size in shape)
+    """Whether every leaf has a place along each axis; those whose sizes are not all given count as there."""
+    return all(size.at(sizes) >= 1 for shape in sides.shapes for size in shape if size.symbols() <= sizes.keys())
 
 
 def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
@@ -116,19 +131,21 @@ def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
     for zero in zeros:
         if not zero.symbols() <= set(symbols):
             raise NotProved(Why.SIZE, f"it divides by {zero}, which may be zero, and no input says how large that is", sides.culprit)
-        there = _zeros_of(zero)
-        if there is None or any(n > _LARGEST for given in there for n in given.values()):
-            raise NotProved(Why.SIZE, f"it divides by {zero}, and it is not known where that is zero", sides.culprit)
-        for given in there:
-            sizes = next((s for n in (3, 16, 128) if _exist(sides, s := dict.fromkeys(symbols, n) | given)), None)
-            if sizes is None:
-                continue  # a leaf of h − 2 places is there for h of 3 and more
-            for number in (np.nan, 0.5, 0.0):
-                found = sides.at(sizes, [number] * len(sides.shapes))
-                if found is None:
-                    raise NotProved(Why.SIZE, f"it divides by {zero}, and can't be seen where that is zero", sides.culprit)
-                if any((np.isfinite(b) != np.isfinite(a)).any() for b, a in zip(*found, strict=True)):
-                    raise NotProved(Why.HIDDEN, f"where {zero} is zero one of both is finite, the other not", sides.culprit)
+    there, said = _together(zeros), " and ".join(map(str, zeros))
+    if there is None or any(n > _LARGEST for given in there for n in given.values()):
+        raise NotProved(Why.SIZE, f"it divides by {said}, and it is not known where that is zero", sides.culprit)
+    for given in there:
+        if not _exist(sides, given):
+            continue  # a leaf of h − 2 places is there for h of 3 and more
+        looked = [sizes for n in _OTHERS if _exist(sides, sizes := dict.fromkeys(symbols, n) | given)][:2]
+        if not looked:
+            raise NotProved(Why.SIZE, f"it divides by {said}, and can't be seen where that is zero", sides.culprit)
+        for sizes, number in itertools.product(looked, (np.nan, 0.5, 0.0)):
+            found = sides.at(sizes, [number] * len(sides.shapes))
+            if found is None:
+                raise NotProved(Why.SIZE, f"it divides by {said}, and can't be seen where that is zero", sides.culprit)
+            if any((np.isfinite(b) != np.isfinite(a)).any() for b, a in zip(*found, strict=True)):
+                raise NotProved(Why.HIDDEN, f"where {said} is zero one of both is finite, the other not", sides.culprit)
 
 
 def evaluated(

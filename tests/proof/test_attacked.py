@@ -10,7 +10,7 @@ from normdeploy.graphs.graph import Graph
 from normdeploy.proof.errors import Why
 from normdeploy.proof.places import classes, representatives
 from normdeploy.proof.plan import Plan
-from normdeploy.proof.sizes import Size
+from normdeploy.proof.sizes import Size, dim_size
 from normdeploy.recognition.region import Region, compile_region
 from normdeploy.rewriting.certify import Memo, Rewrite, certified
 from normdeploy.rewriting.rewrite import optimize
@@ -141,3 +141,61 @@ def test_a_square_image_is_normalized_over_any_of_its_axes() -> None:
         t = Transpose<perm = [0, 1, 3, 2]>(x) n = LayerNormalization<axis = -1, epsilon = 1e-5>(t, ones)
         after = Transpose<perm = [0, 1, 3, 2]>(n)"""
     assert proved(body, shape="N, 16, 16, 16", rows=np.array([-2]), ones=np.ones(16, np.float32)).points < 20_000
+
+
+SIGNS = {
+    "Max with a size": "before = Max(v, n1) after = Identity(v)",
+    "Relu of a multiple by a size": "t = Mul(v, n1) before = Relu(t) after = Identity(t)",
+    "root of a size": "s = Sqrt(n1) a = Add(v, s) before = Sub(a, s) after = Identity(v)",
+    "root of a multiple by a size": "t = Mul(v, n1) r = Sqrt(t) s = Sqrt(v) a = Add(s, r) before = Sub(a, r) after = Identity(s)",
+    "Relu of a multiple by a sum": "t = Mul(v, total) before = Relu(t) after = Identity(t)",
+    "root of a multiple by a sum": "t = Mul(v, total) r = Sqrt(t) s = Sqrt(v) a = Add(s, r) before = Sub(a, r) after = Identity(s)",
+}
+
+
+@pytest.mark.parametrize("case", SIGNS)
+def test_a_sign_is_not_read_off_one_size_or_some_places(case: str) -> None:
+    """n − 5 is positive at 7; of g the places that are looked at are, and its sum is not."""
+    g = np.full(64, -1.0)
+    g[[0, 21, 42, 63]] = 5.0
+    body = f"""{dim(0, "n")} n1 = Sub(n, five) total = ReduceSum<keepdims = 0>(g, first) q = Mul(x, x) u = ReduceMean(q, last)
+        v = Add(u, eps) {SIGNS[case]}"""
+    refused(body, Why.OP, Why.SIGN, shape="n, 8", g=g, first=np.array([0]), five=np.float32(5))
+
+
+@pytest.mark.parametrize("scale", ["Mul(x, n)", "Div(x, n)"])
+def test_a_scale_that_depends_on_a_size_is_not_folded(scale: str) -> None:
+    rng = np.random.default_rng(0)
+    body = f"""{dim(0, "n")} c = Conv(x, w) b = BatchNormalization(c, s, s, s, s) t = {scale.replace("x", "b")} before = Identity(t)
+        after = Identity(before)"""
+    graph = graph_of(body, shape="n, 3, 5, 5", w=rng.standard_normal((4, 3, 1, 1)), s=rng.uniform(0.5, 1.5, 4))
+    out, _ = optimize(graph.proto)
+    for n in (1, 4, 9):
+        x = rng.standard_normal((n, 3, 5, 5)).astype(np.float32)
+        (one, *_), (other, *_) = run_onnxruntime(graph.proto, {"x": x}), run_onnxruntime(out, {"x": x})
+        assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
+
+
+def test_two_divisors_that_are_zero_at_once_are_looked_at() -> None:
+    """1/(n − 2) and 1/(k − 5), each of which alone hides nothing."""
+    body = f"""{dim(0, "n")} {dim(1, "k")} a = Sub(n, two) b = Sub(k, five) i = Div(unit, a) j = Div(unit, b) p = Mul(i, j) q = Mul(p, p)
+        v = Add(q, unit) xi = Mul(x, i) xj = Mul(xi, j) y = Mul(xj, a) z = Mul(y, b) before = Div(x, v) w = Div(z, v) after = Identity(w)"""
+    refused(body, Why.HIDDEN, Why.SIZE, shape="n, k, 4", unit=np.float32(1), two=np.float32(2), five=np.float32(5))
+
+
+def test_dims_whose_names_python_reads_as_one_are_two() -> None:
+    for one, other in (("n#1", "n#2"), ("n", "n "), ("n", "ｎ")):
+        assert dim_size(one, "x:0") != dim_size(other, "x:1")
+    assert dim_size("-1", "x:0").number is None
+
+
+def test_what_was_proved_of_large_constants_that_are_equal_is_not_taken_over_for_different_ones() -> None:
+    rng = np.random.default_rng(0)
+    w, v = rng.standard_normal((2, 260, 260))
+    body = "".join(f"p{i} = MatMul(x, a{i}) q{i} = MatMul(x, b{i}) before{i} = Sub(p{i}, q{i}) after{i} = Sub(p{i}, p{i}) " for i in "12")
+    named = "before = Add(before1, before2) after = Add(after1, after2)"
+    graph = graph_of(body + named, shape="N, 260", a1=w, b1=w, a2=w, b2=v)
+    tensors = {t.name: t for n in graph.nodes for t in (*n.inputs, *n.outputs)}
+    memo: Memo = {}
+    found = [bool(certified(memo, [regions_between(graph, tensors[f"before{i}"], tensors[f"after{i}"])])) for i in "12"]
+    assert found == [True, False]
