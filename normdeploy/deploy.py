@@ -41,7 +41,8 @@ from .sources import (
     remembered,
     remembered_by_any,
 )
-from .storage.files import load_onnx, opened_sizes, save_onnx
+from .storage.files import filled, load_onnx, opened_sizes, save_onnx
+from .storage.held import lift
 
 if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
     from .bisection.bisect import Bisection
@@ -121,7 +122,7 @@ def export(
     Raises:
         NormdeployError: one of ``normdeploy.errors``; the message says what to do.
     """
-    from .exporter import record, to_onnx
+    from .exporter import record, to_light
     from .graphs import simplify as cleaner
     from .storage import signing
     from .storage.record import content_of, recorded, runs_code
@@ -132,19 +133,19 @@ def export(
     signing.check(output)
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
-        model = loaded(source, args, kwargs, loading)
+        model = loaded(source, args, kwargs, loading, shared=True)
     with stage("export"):
-        proto = to_onnx(model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress)
+        proto, weights = to_light(model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress)
     signature = model.signature
     wanted = Wanted(runtime, fuse, progress=progress)
     weight = whole.weight(proto)
-    before = proto if weight <= compare_limit else None  # held no longer than it is needed
-    model.release()
-    del model  # and its weights, of which the proto holds a copy; in cycles, as torch's graphs are
+    before = proto if weight <= compare_limit else None
+    del model  # in cycles, as torch's graphs are
     if weight >= _HEAVY and isinstance(source, str | os.PathLike):
         gc.collect()
     with stage("norms"):
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)
+        weights |= lift(proto)
     with stage("simplify"):
         simplified = tidy(proto, _samples(signature) if before is None else (), progress=progress)
     with stage("compare"):
@@ -161,7 +162,7 @@ def export(
     account = None
     if precision is not None:
         with stage("precision"):
-            proto, account = half.converted(proto, precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress)
+            proto, account = half.converted(filled(proto), precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress)
             signature = replace(signature, inputs=half.recast(signature.inputs, account))
             if ran and not runtime.startswith("tensorrt"):
                 runnable.require_half(proto, _samples(signature), precision)
@@ -182,7 +183,8 @@ def export(
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
     norms(summary, notes)
     origin = Origin(source, args, kwargs, loading)
-    return ExportResult(proto, None if output is None else Path(output), summary, tuple(notes), stage.seconds, account, origin)
+    held, path = (filled(proto), None) if output is None else (None, Path(output))
+    return ExportResult(held, path, summary, tuple(notes), stage.seconds, account, origin)
 
 
 @prepared()
@@ -237,6 +239,7 @@ def optimize(
     with stage("load"):
         read = partial(opened_sizes, source) if isinstance(source, onnx.ModelProto) else partial(load_onnx, cast("PathLike", source))
         proto = read()
+        weights = {} if isinstance(source, onnx.ModelProto) else lift(proto)
         signed = _signed(proto, source)
         try:
             inputs = recorded(proto).get("inputs", ())
@@ -248,6 +251,7 @@ def optimize(
     with stage("norms"):
         before = proto if whole.weight(proto) <= compare_limit else None
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)
+        weights |= lift(proto)
     with stage("simplify"):
         tidy = partial(cleaner.simplify, first=resolve_reshapes) if simplify and before is not None else cleaner.Simplified
         tidied = tidy(proto)
@@ -267,7 +271,7 @@ def optimize(
     account = None
     if precision is not None:
         with stage("precision"):
-            proto, account = half.converted(proto, precision, samples, inputs=inputs, keep_io=keep_io, progress=progress)
+            proto, account = half.converted(filled(proto), precision, samples, inputs=inputs, keep_io=keep_io, progress=progress)
             if ran and not runtime.startswith("tensorrt"):
                 runnable.require_half(proto, [], precision)
         inputs = half.recast(inputs, account)
@@ -284,7 +288,8 @@ def optimize(
         signing.sign(content_of(proto), output, signed)
     norms(summary, notes)
     origin = Origin(source)
-    return ExportResult(proto, None if output is None else Path(output), summary, tuple(notes), stage.seconds, account, origin)
+    held, path = (filled(proto), None) if output is None else (None, Path(output))
+    return ExportResult(held, path, summary, tuple(notes), stage.seconds, account, origin)
 
 
 @prepared()

@@ -27,10 +27,12 @@ from .graphs.protos import scope
 from .masked_rows import guard_hidden_rows
 from .mends import mend
 from .model import Model
+from .storage.files import filled
+from .storage.held import Weights, holdable, refer
 from .storage.record import record, recorded
 from .translations import Table, translations
 
-__all__ = ["CLASS", "MODULE", "OPSETS", "record", "recorded", "to_onnx"]
+__all__ = ["CLASS", "MODULE", "OPSETS", "record", "recorded", "to_light", "to_onnx"]
 
 MODULE = "normdeploy.module"  # node metadata: the qualified path of the module that the node comes from
 CLASS = "normdeploy.class"  # and that module's class
@@ -44,11 +46,25 @@ def to_onnx(
     custom_translation_table: Table | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> onnx.ModelProto:
-    """Export ``model``; ``model.program`` is not changed.
+    """Export ``model``; ``model.program`` is not changed. As `to_light`, with the weights in the proto."""
+    proto, weights = to_light(model, opset=opset, custom_translation_table=custom_translation_table, progress=progress)
+    proto = filled(proto)
+    del weights  # which had to live until here
+    return proto
+
+
+def to_light(
+    model: Model,
+    *,
+    opset: int = 21,
+    custom_translation_table: Table | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[onnx.ModelProto, Weights]:
+    """Export ``model``, its large weights apart: the proto refers to them (`normdeploy.storage.held`), and they lie in the memory of
+    ``model.program``, which must not be changed as long as they are used.
 
     Inputs, outputs and dynamic dims bear the names that the model gives them. Nodes carry ``normdeploy.module`` and
-    ``normdeploy.class`` as metadata. The weights are in the proto, also above 2 GB (``save_onnx`` takes them out then): one copy
-    beside the model's own is the peak.
+    ``normdeploy.class`` as metadata.
 
     Args:
         opset: 18 to 25. 23 and above write Attention nodes, which TensorRT can't build.
@@ -75,12 +91,28 @@ def to_onnx(
     if progress is not None:
         progress("export", 1, 2)
     graph = _finished(program.model, model)
-    proto = ir.serde.serialize_model(graph)
+    proto, weights = _serialized(graph)
     proto.ir_version = max(proto.ir_version, onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True))
     proto.producer_name, proto.producer_version = "normdeploy", version("normdeploy")
     if progress is not None:
         progress("export", 2, 2)
-    return proto
+    return proto, weights
+
+
+def _serialized(model: ir.Model) -> tuple[onnx.ModelProto, Weights]:
+    arrays = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and holdable(int(tensor.dtype), tuple(tensor.shape.numpy())):
+            arrays[name] = tensor.numpy()
+            value.const_value = ir.tensor(0, name=name)
+    proto, weights = ir.serde.serialize_model(model), Weights()
+    for initializer in proto.graph.initializer:
+        if (array := arrays.pop(initializer.name, None)) is not None:
+            kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            initializer.CopyFrom(onnx.TensorProto(name=initializer.name, data_type=kind, dims=array.shape))
+            refer(initializer, array, weights)
+    return proto, weights
 
 
 def _finished(exported: ir.Model, model: Model) -> ir.Model:

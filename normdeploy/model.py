@@ -157,13 +157,6 @@ class Model(Signature):
     """A PyTorch model in eval mode; ``program`` takes its tensors in the order of ``inputs`` (the flattened leaves of args and kwargs)."""
 
     program: torch.export.ExportedProgram
-    own: tuple[torch.Tensor, ...] = ()  # weights that were copied for it: nobody else holds their memory
-
-    def release(self) -> None:
-        """Give the memory of its own weights back: torch's graphs hold each other, and stay until Python looks for cycles. It can't be
-        run any more."""
-        for tensor in self.own:
-            tensor.untyped_storage().resize_(0)
 
     @property
     def signature(self) -> Signature:

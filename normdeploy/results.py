@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from .errors import GraphError
 from .precision.precision import Account
 from .records import Summary
 from .shown import Shown
+from .storage.files import load_onnx
 
 
 @dataclass(frozen=True)
@@ -28,18 +31,43 @@ class Origin:
 class ExportResult(Shown):
     """An ONNX model and the account of its making.
 
+    ``proto`` is the model with its weights, read again from ``path`` where it was written: large ones are held by nobody until then.
     ``path`` is where it was written, None where no output was asked for; ``seconds`` holds stage -> seconds, in the order run.
     ``precision`` tells what stayed float32 where half precision was asked for. ``origin`` is what it was made from: ``verify(result)``
     and ``bisect(result)`` compare with that. Wherever a verb takes an ONNX file, the result may stand in its place.
     """
 
-    proto: onnx.ModelProto = field(repr=False)
+    made: onnx.ModelProto | None = field(repr=False)  # where it was not written
     path: Path | None
     summary: Summary
     notes: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     precision: Account | None = None
     origin: Origin | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_written", _state(self.path))
+
+    @cached_property
+    def proto(self) -> onnx.ModelProto:
+        """
+        Raises:
+            GraphError: the file is not there any more, or was changed.
+        """
+        if self.made is not None:
+            return self.made
+        assert self.path is not None
+        if _state(self.path) != self._written:  # type: ignore[attr-defined]
+            raise GraphError(f"{str(self.path)!r} is not the file any more that was written; export or optimize the model again")
+        return load_onnx(self.path)
+
+
+def _state(path: Path | None) -> tuple[int, int] | None:
+    """What tells a file from a later one of its name."""
+    if path is None or not path.is_file():
+        return None
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def onnx_of(value: Any) -> Any:

@@ -46,13 +46,14 @@ class Loading(TypedDict, total=False):
     code: Mapping[str, str] | None
 
 
-def loaded(source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: Loading) -> Model:
+def loaded(source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: Loading, shared: bool = False) -> Model:
     """The model that is meant.
 
     Args:
         source: a file or folder, a live module, or an exported program.
         args, kwargs: example arguments of a live module: one tensor, a tuple of arguments, or a mapping (by forward's parameters where
             it fits them, else the one argument).
+        shared: as for ``from_module``.
 
     Raises:
         InputError: arguments or options are for another kind of source.
@@ -65,7 +66,7 @@ def loaded(source: Source, args: Example, kwargs: Mapping[str, Any] | None, load
     if type(source).__name__ == "ExportedProgram":
         _refuse_examples(args, kwargs, "an exported program, which knows its inputs; leave them out")
         return from_program(cast("torch.export.ExportedProgram", source), **_only(loading, _OF_PROGRAMS, "an exported program"))
-    return from_module(cast("torch.nn.Module", source), args, kwargs, **_only(loading, _OF_MODULES, "a live module"))
+    return from_module(cast("torch.nn.Module", source), args, kwargs, shared=shared, **_only(loading, _OF_MODULES, "a live module"))
 
 
 _OF_PROGRAMS = {"inputs", "dims", "eval"}

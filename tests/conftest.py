@@ -25,6 +25,7 @@ def one_thread() -> None:
 
 
 def seeded() -> None:
+    """Set the generators that tests draw from; Python's own, which hypothesis looks after, is left alone."""
     import numpy as np
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 import normdeploy
+from normdeploy.errors import GraphError
+from normdeploy.exporter import to_light, to_onnx
 from normdeploy.graphs.unrounded import Unrounded
 from normdeploy.loading import from_module
 from normdeploy.rewriting import rounding, work
@@ -50,7 +53,7 @@ def test_a_constant_that_holds_something_else_does_not_change_what_it_should_hol
 
 class Net(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 8, 3), norm(8, 4), nn.ReLU())
+        super().__init__(nn.Conv2d(3, 8, 3), norm(8, 4), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 64))
 
 
 class Itself(Net):
@@ -61,17 +64,45 @@ class Itself(Net):
 
 
 @pytest.mark.parametrize("kind", [Net, Itself])
-def test_the_weights_of_the_copy_are_freed_alone(kind: type[nn.Module]) -> None:
+def test_a_module_stays_as_it_was_though_its_weights_are_shared(kind: type[nn.Module]) -> None:
     module, x = kind().eval(), torch.randn(2, 3, 8, 8)
     y = module(x)
-    held = {name: t.clone() for name, t in module.state_dict().items()}
+    kept = {name: t.clone() for name, t in module.state_dict().items()}
     normdeploy.export(module, (x,))
-    assert all(torch.equal(held[name], t) for name, t in module.state_dict().items())
+    assert all(torch.equal(kept[name], t) for name, t in module.state_dict().items())
     assert torch.equal(module(x), y)
-    model = from_module(module, (x,))
-    model.release()
-    freed = [t for t in model.program.state_dict.values() if t.untyped_storage().nbytes() == 0]
-    assert len(freed) == (len(model.program.state_dict) if kind is Net else 0)
+
+
+def test_large_weights_lie_where_the_module_has_them() -> None:
+    module, x = nn.Sequential(nn.Conv2d(32, 32, 3), nn.ReLU()).eval(), torch.randn(2, 32, 8, 8)
+    model = from_module(module, (x,), shared=True)
+    light, weights = to_light(model)
+    (array,) = weights.values()
+    assert np.shares_memory(array, module[0].weight.detach().numpy())
+    assert not array.flags.writeable
+    assert module[0].weight.detach().numpy().flags.writeable
+    assert light.ByteSize() < array.nbytes
+    whole = to_onnx(model)
+    (stored,) = (t for t in whole.graph.initializer if t.dims == list(array.shape))
+    assert np.array_equal(onnx.numpy_helper.to_array(stored), array)
+
+
+def test_what_export_gave_back_is_not_changed_with_the_module(tmp_path: Path) -> None:
+    module, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    apart, written = normdeploy.export(module, (x,)), normdeploy.export(module, (x,), output=tmp_path / "net.onnx")
+    with torch.no_grad():
+        for p in module.parameters():
+            p.zero_()
+    assert {t.name: t.raw_data for t in apart.proto.graph.initializer} == {t.name: t.raw_data for t in written.proto.graph.initializer}
+    assert any(any(t.raw_data) for t in apart.proto.graph.initializer if len(t.raw_data) > 2**14)
+
+
+def test_a_result_does_not_stand_for_a_file_that_was_changed(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    result = normdeploy.export(Net().eval(), (torch.randn(2, 3, 8, 8),), output=path)
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(GraphError, match=r"net\.onnx' is not the file any more that was written"):
+        _ = result.proto
 
 
 def test_heavy_trials_are_run_at_once_and_judged_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import onnxruntime as ort
 
 from ..errors import ExportError
 from ..storage.files import bodies, tensors
+from ..storage.held import array
 from ..storage.weights import detached, refer
 
 _UNIT_ROUNDOFF = {
@@ -68,7 +69,7 @@ def held(weight: np.ndarray) -> ort.OrtValue:
 
 
 def _all_held(weights: Mapping[str, onnx.TensorProto]) -> _Values:
-    return {name: held(onnx.numpy_helper.to_array(t)) for name, t in weights.items()}
+    return {name: held(array(t)) for name, t in weights.items()}
 
 
 def _outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]:

@@ -6,7 +6,7 @@ left alone, because residual branches share them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from .dims import Dims
 from .file_graph import NEWEST, FileGraph, value_inputs
+from .links import with_subgraphs
 from .protos import IR_OF_CONSTANTS, copy_field, names
 
 __all__ = ["NEWEST", "Graph", "value_inputs"]
@@ -167,7 +168,7 @@ class Graph(FileGraph):
         graph.node.extend(self.node_proto(n) for n in nodes)
         made = {t.name for n in nodes for t in n.outputs}
         used = {id(t): t for n in nodes for t in n.inputs if isinstance(t, gs.Constant)}
-        inner = (t for n in self._with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant))
+        inner = (t for n in with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant))
         used |= {id(t): t for t in inner if t.name in self._initializers}  # the others are the bodies' own
         used |= {id(t): t for t in self.gs.outputs if isinstance(t, gs.Constant)}
         used |= {id(t): t for t in settled}
@@ -205,16 +206,6 @@ class Graph(FileGraph):
         """An initializer of the file as it stood there (graphsurgeon can't pack 4 bits again that it has unpacked), or a new one."""
         held = self._initializers.get(t.name)
         return held if held is not None else OnnxExporter.export_tensor_proto(t)
-
-    @staticmethod
-    def _with_subgraphs(nodes: Iterable[gs.Node]) -> Iterable[gs.Node]:
-        stack = list(nodes)
-        while stack:
-            node = stack.pop()
-            yield node
-            for value in node.attrs.values():
-                if isinstance(value, gs.Graph):
-                    stack.extend(value.nodes)
 
 
 def _index(tensors: Sequence[gs.Tensor], t: gs.Tensor) -> int:

@@ -8,12 +8,14 @@ are not rewritten are written back as they stood in the file).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from ..storage.held import held
 from .protos import captured, inputs_without_defaults, module, require_order
 from .sequence import Sequence
 
@@ -44,6 +46,16 @@ class Links:
         self._metadata = {o: n for n in proto.graph.node if n.metadata_props or n.doc_string for o in n.output[:1]}
         self._original = {id(n): p for n, p in zip(self.gs.nodes, opened.graph.node, strict=True)}
         self._initializers = {t.name: t for t in opened.graph.initializer}
+        self._take_held()
+
+    def _take_held(self) -> None:
+        """graphsurgeon would look for held weights in files."""
+        if not any(held(t) is not None for t in self._initializers.values()):
+            return
+        for t in (*(t for node in with_subgraphs(self.gs.nodes) for t in node.inputs), *self.gs.outputs):
+            lazy = t._values if isinstance(t, gs.Constant) else None
+            if isinstance(lazy, gs.ir.tensor.LazyValues) and (array := held(lazy.tensor)) is not None:
+                t.values, t.data_location = array, None
 
     def _reads_of_bodies(self, graph: onnx.GraphProto) -> dict[int, list[gs.Tensor]]:
         """For each node that has bodies (If, Loop, Scan) the tensors outside that these read by name."""
@@ -108,3 +120,14 @@ class Links:
         while node.op in _COPIES and (above := self.producer(node.inputs[0])) is not None:
             node = above
         return node
+
+
+def with_subgraphs(nodes: Iterable[gs.Node]) -> Iterator[gs.Node]:
+    """The nodes and those in their bodies, and in bodies of these."""
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        yield node
+        for value in node.attrs.values():
+            if isinstance(value, gs.Graph):
+                stack.extend(value.nodes)

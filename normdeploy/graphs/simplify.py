@@ -37,6 +37,7 @@ from onnxscript.optimizer import FOLDED_FROM_KEY, fold_constants_ir
 from onnxscript.rewriter import RULE_NAME_TAG, RewritePass, RewriteRuleClassBase
 from onnxscript.rewriter.rules import common as rules
 
+from ..storage.held import held
 from ..storage.weights import detached, refer
 from .equal import check_equal
 from .movement import Movement
@@ -201,9 +202,12 @@ class _Weight(ir.LazyTensor):
 
     def __init__(self, proto: onnx.TensorProto) -> None:
         self.proto = proto
-        super().__init__(
-            lambda: ir.serde.TensorProtoTensor(proto), dtype=ir.DataType(proto.data_type), shape=ir.Shape(proto.dims), name=proto.name
-        )
+        super().__init__(lambda: _read(proto), dtype=ir.DataType(proto.data_type), shape=ir.Shape(proto.dims), name=proto.name)
+
+
+def _read(proto: onnx.TensorProto) -> ir.TensorProtocol:
+    array = held(proto)
+    return ir.serde.TensorProtoTensor(proto) if array is None else ir.tensor(array, name=proto.name)
 
 
 def _opened(proto: onnx.ModelProto, first: Callable[[onnx.ModelProto], None] | None = None) -> ir.Model:

@@ -8,7 +8,6 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ def from_module(
     dynamic_shapes: Any = None,
     inputs: Sequence[str] = (),
     eval: bool = False,
+    shared: bool = False,
 ) -> Model:
     """Trace a live module. A copy of it is traced: the object itself, its tensors and its flags stay as they are.
 
@@ -51,6 +51,7 @@ def from_module(
         inputs: what the tensors look like and which dims are dynamic, ``ids:int64[batch,seq]{0:30522}``; by the names of the forward
             parameters, or all of them in their order under new names.
         eval: put the copy in eval mode where it is not.
+        shared: the copy's parameters lie in the memory of the module's: for whoever is done before the module changes.
 
     Raises:
         InputError: the inputs do not fit the module, or a dim that was asked to be dynamic is fixed by it.
@@ -59,25 +60,9 @@ def from_module(
     """
     if not isinstance(module, nn.Module):
         raise InputError(f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module, an ExportedProgram or a file's path")
-    own, wishes = copied(unwrapped(module)), parse(inputs, dims)
+    own, wishes = copied(unwrapped(module), shared), parse(inputs, dims)
     args, kwargs = spread(own, args, kwargs or {})
-    made = trace(own, args, kwargs, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval, kind="live module")
-    return replace(made, own=_of_its_own(own, module))
-
-
-def _of_its_own(copy: nn.Module, module: nn.Module) -> tuple[torch.Tensor, ...]:
-    """The weights of a copy that lie in memory of their own: a class may say itself what copying it means."""
-    registered = [*module.parameters(), *module.buffers()]
-    theirs = {_memory(t) for t in (*registered, *(t for _, t in reachable(module))) if _plain(t)}
-    return tuple(t for t in (*copy.parameters(), *copy.buffers()) if _plain(t) and _memory(t) not in theirs)
-
-
-def _plain(item: Any) -> bool:
-    return type(item) in (torch.Tensor, nn.Parameter) and item.layout == torch.strided
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return trace(own, args, kwargs, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval, kind="live module")
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -95,14 +80,16 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """An independent copy on the CPU.
+def copied(module: nn.Module, shared: bool = False) -> nn.Module:
+    """A copy on the CPU. ``shared``: its parameters, not its buffers, lie in the memory of ``module``'s, for whoever does not run it.
 
     Raises:
         LoadError: it holds something that can't be copied.
     """
     # copy.deepcopy refuses tensors that are results of a computation, such as the weight of an old weight_norm
     memo = {id(item): item.detach().clone() for _, item in reachable(module) if isinstance(item, torch.Tensor) and not item.is_leaf}
+    if shared:
+        memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters() if _shareable(p)}
     try:
         return copy.deepcopy(module, memo).cpu()
     except Exception as error:  # whatever an attribute of the user's module raises
@@ -110,6 +97,10 @@ def copied(module: nn.Module) -> nn.Module:
             f"{type(module).__name__} can't be copied ({type(error).__name__}: {error}), and it is never exported in "
             "place: remove what can't be copied from its attributes"
         ) from error
+
+
+def _shareable(parameter: nn.Parameter) -> bool:
+    return type(parameter) is nn.Parameter and parameter.device.type == "cpu" and parameter.layout == torch.strided
 
 
 def trace(
@@ -344,7 +335,7 @@ def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception)
         return InputError(f"the dynamic_shapes do not fit {name}: {first}")
     try:
         with torch.no_grad():
-            module(*call.args, **call.kwargs)
+            copied(module)(*call.args, **call.kwargs)
     except Exception as eager:
         shapes = ", ".join(f"{dtype_name(leaf)}{list(leaf.shape)}" for leaf in call.tensors())
         detail = next((line.strip() for line in str(eager).splitlines() if line.strip()), "")

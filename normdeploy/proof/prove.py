@@ -56,7 +56,6 @@ class Identity:
     read: tuple[tuple[float, str], ...] = ()  # constants that were read as the fractions they are roundings of (`proof.readings`)
     roots: int = 0  # elements of roots in one input: each doubles the degree of what has to vanish, and halves the inputs that have it
     zeros: tuple[Size, ...] = ()  # sizes that both divide by and that may be zero
-    sized: bool = False  # a leaf has an open size
     length: int = BITS  # of the prime, in bits
 
     @property
@@ -317,7 +316,6 @@ def _once(m: Machine, sides: Sides) -> Identity:
     epsilons = {places[node]: value for node, (_, value) in m.draws.epsilons.items()}
     points, degrees, affine = zip(*results, strict=True)
     m.draws.affine.append(affine)
-    sized = bool(m.gathered) or any(size.symbols() for shape in sides.shapes for size in shape)
     roots = sum(r.root.a.size // r.root.a.shape[0] for r in m.radicands if r.root.a is not None)
     return Identity(
         sum(points),
@@ -328,7 +326,6 @@ def _once(m: Machine, sides: Sides) -> Identity:
         read=tuple(sorted(m.draws.read.items())),
         roots=roots,
         zeros=tuple(set(zeros)),
-        sized=sized,
         length=m.draws.length,
     )
 

@@ -17,6 +17,7 @@ import onnxruntime as ort
 
 from ..graphs import equal
 from ..storage.files import bodies
+from ..storage.held import array
 from ..storage.weights import detached
 
 FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -47,7 +48,7 @@ class Model:
         self._stored: dict[str, np.ndarray] = {}
         self.values: dict[str, ort.OrtValue] = {}
         for name, tensor in weights.items():
-            stored = onnx.numpy_helper.to_array(tensor)
+            stored = array(tensor)
             if other is not None and name in other.values and _same(stored, other._stored[name]):
                 self._stored[name], self.values[name] = other._stored[name], other.values[name]
             else:
@@ -79,7 +80,7 @@ class Model:
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether they are the same, byte for byte."""
-    return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(_bytes(a), _bytes(b))
+    return a is b or (a.dtype == b.dtype and a.shape == b.shape and np.array_equal(_bytes(a), _bytes(b)))
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ from ..graphs.graph import Graph, value_inputs
 from ..recognition.facts import Norm
 from ..recognition.region import EvaluationFailed, Region, concrete
 from ..records import Certificate, Finding
+from ..storage.held import fill
 from .certify import Rewrite
 from .trials import Case
 
@@ -170,6 +171,7 @@ def _stored(graph: Graph, t: gs.Tensor, prefix: str) -> onnx.TensorProto:
         proto = onnx.TensorProto()
         proto.CopyFrom(graph.tensor_proto(t))
         proto.name = prefix + t.name
+        fill(proto)
         return proto
     value = np.ascontiguousarray(graph.value(t))
     dtype = graph.dtype(t) or (np.float32 if value.dtype.kind == "f" else value.dtype)

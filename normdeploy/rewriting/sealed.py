@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 
 from ..errors import ExportError
 from ..graphs.graph import Graph
+from ..storage.held import array
 
 
 class Seal(NamedTuple):
@@ -98,5 +99,5 @@ def _digest(node: onnx.NodeProto, held: Mapping[str, onnx.TensorProto]) -> bytes
         made.update(plain.SerializeToString(deterministic=True))
     for name in node.input:
         if (tensor := held.get(name)) is not None:
-            made.update(tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes())
+            made.update(tensor.raw_data or array(tensor).tobytes())
     return made.digest()

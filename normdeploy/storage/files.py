@@ -16,6 +16,7 @@ from ..graphs.ordering import sort
 from ..graphs.protos import copied
 from ..log import log
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
+from .held import fill, held
 from .weights import detached, nbytes, write_inline, write_weights
 from .wellformed import require, require_end
 
@@ -43,12 +44,13 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
         NormdeployError: as ``atomic``.
     """
     target = writable(path)
-    foreign = next((t.name for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL), None)
+    foreign = next((t.name for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL and held(t) is None), None)
     if foreign is not None:
         raise GraphError(
             f"the weight {foreign!r} lies in an external file and was not loaded; load the model with its external data before saving it"
         )
     light, weights = detached(proto)
+    filled(light)  # what lies in bodies is no initializer of the graph
     try:
         rest = light.ByteSize()
     except EncodeError as error:
@@ -212,6 +214,13 @@ def tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                 if attribute.HasField("t"):
                     yield attribute.t
                 yield from attribute.tensors
+
+
+def filled(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, changed in place, with the weights that it refers to (`normdeploy.storage.held`)."""
+    for tensor in tensors(proto):
+        fill(tensor)
+    return proto
 
 
 def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:

@@ -9,9 +9,11 @@ from functools import cache
 from pathlib import Path
 
 import ml_dtypes
+import numpy as np
 import onnx
 
 from ..errors import GraphError
+from .held import held
 
 _ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the file
 
@@ -22,7 +24,7 @@ def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelPr
     The copy costs no more than the nodes do; the initializers are the ones of ``proto``, by name, not copies.
     """
     initializers = proto.graph.initializer
-    large = {t.name: t for t in initializers if t.HasField("raw_data") and nbytes(t) >= smallest}
+    large = {t.name: t for t in initializers if (t.HasField("raw_data") and nbytes(t) >= smallest) or held(t) is not None}
     graph = onnx.GraphProto(**_fields(proto.graph, "initializer"))
     for tensor in initializers:
         if tensor.name in large:
@@ -67,7 +69,10 @@ def element_bits(data_type: int) -> int:
     return (ml_dtypes.iinfo if "int" in kind.name else ml_dtypes.finfo)(kind).bits
 
 
-def raw(tensor: onnx.TensorProto) -> bytes:
+def raw(tensor: onnx.TensorProto) -> bytes | memoryview:
+    """The bytes of a weight, of a held one where they lie."""
+    if (array := held(tensor)) is not None:
+        return array.reshape(-1).view(np.uint8).data
     data = tensor.raw_data
     if len(data) != nbytes(tensor):
         raise GraphError(f"the weight {tensor.name!r} of shape {list(tensor.dims)} needs {nbytes(tensor)} bytes and holds {len(data)}")
@@ -121,9 +126,9 @@ def write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto
     places = {}
     with open(temporary, "wb") as file:
         for tensor in tensors.values():
-            data = bytes(-file.tell() % _ALIGNMENT)
-            digest.update(data)
-            file.write(data)
+            gap = bytes(-file.tell() % _ALIGNMENT)
+            digest.update(gap)
+            file.write(gap)
             data = raw(tensor)
             places[tensor.name] = (file.tell(), len(data))
             digest.update(data)
