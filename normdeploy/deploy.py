@@ -19,6 +19,7 @@ from . import ranges, runnable
 from .arguments import prepared
 from .engines.build import build
 from .errors import GraphError, InputError
+from .graphs.protos import copied
 from .infer import open_runner, run
 from .log import log, norms
 from .precision import precision as half
@@ -137,7 +138,7 @@ def export(
     with stage("export"):
         proto, weights = to_light(model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress)
     signature = model.signature
-    wanted = Wanted(runtime, fuse, progress=progress)
+    wanted = Wanted(runtime, fuse, progress=progress, weights=weights)
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
     del model  # in cycles, as torch's graphs are
@@ -145,7 +146,6 @@ def export(
         gc.collect()
     with stage("norms"):
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)
-        weights |= lift(proto)
     with stage("simplify"):
         simplified = tidy(proto, _samples(signature) if before is None else (), progress=progress)
     with stage("compare"):
@@ -231,7 +231,7 @@ def optimize(
     from .storage import signing
     from .storage.record import amend, content_of, recorded
 
-    stage, wanted = _Stages(progress), Wanted(runtime, fuse, progress=progress)
+    stage = _Stages(progress)
     if output is not None:
         check_output(output, source)
     signing.check(output)
@@ -239,7 +239,10 @@ def optimize(
     with stage("load"):
         read = partial(opened_sizes, source) if isinstance(source, onnx.ModelProto) else partial(load_onnx, cast("PathLike", source))
         proto = read()
-        weights = {} if isinstance(source, onnx.ModelProto) else lift(proto)
+        if isinstance(source, onnx.ModelProto):  # which is not to be changed
+            proto = copied(proto)
+        weights = lift(proto)
+        wanted = Wanted(runtime, fuse, progress=progress, weights=weights)
         signed = _signed(proto, source)
         try:
             inputs = recorded(proto).get("inputs", ())
@@ -251,7 +254,6 @@ def optimize(
     with stage("norms"):
         before = proto if whole.weight(proto) <= compare_limit else None
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)
-        weights |= lift(proto)
     with stage("simplify"):
         tidy = partial(cleaner.simplify, first=resolve_reshapes) if simplify and before is not None else cleaner.Simplified
         tidied = tidy(proto)

@@ -103,7 +103,7 @@ def _serialized(model: ir.Model) -> tuple[onnx.ModelProto, Weights]:
     arrays = {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
-        if tensor is not None and holdable(int(tensor.dtype), tuple(tensor.shape.numpy())):
+        if tensor is not None and holdable(tensor.dtype.numpy(), tuple(tensor.shape.numpy())):
             arrays[name] = tensor.numpy()
             value.const_value = ir.tensor(0, name=name)
     proto, weights = ir.serde.serialize_model(model), Weights()

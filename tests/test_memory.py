@@ -15,11 +15,13 @@ from torch import nn
 import normdeploy
 from normdeploy.errors import GraphError
 from normdeploy.exporter import to_light, to_onnx
+from normdeploy.graphs.protos import copied
 from normdeploy.graphs.unrounded import Unrounded
 from normdeploy.loading import from_module
-from normdeploy.rewriting import rounding, work
+from normdeploy.rewriting import rounding
 from normdeploy.rewriting.rewrite import optimize
-from tests.test_scales import exported, norm
+from normdeploy.storage.files import filled
+from tests.test_scales import norm
 
 
 def constant(values: np.ndarray) -> gs.Constant:
@@ -105,26 +107,23 @@ def test_a_result_does_not_stand_for_a_file_that_was_changed(tmp_path: Path) -> 
         _ = result.proto
 
 
-def test_heavy_trials_are_run_at_once_and_judged_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_are_run_where_they_lie() -> None:
+    """A trial holds no copy of a weight, and says what one that does says."""
     torch.manual_seed(0)
-    parts = [m for _ in range(6) for m in (nn.Conv2d(3, 3, 3, padding=1), norm(3, 4), nn.ReLU())]
-    proto = exported(nn.Sequential(*parts), torch.randn(2, 3, 8, 8))
-    runs: list[int] = []
-    real = rounding.verdicts
-
-    def counted(trials: Any) -> Any:
-        runs.append(sum(isinstance(t, rounding.Trial) for t in trials))
-        return real(trials)
-
-    monkeypatch.setattr(work, "verdicts", counted)
-    all_at_once = optimize(proto)
-    assert runs == []
-    monkeypatch.setattr(work, "HEAVY", 600)
-    few_at_once = optimize(proto)
-    assert len(runs) > 1
-    assert max(runs) < 6
-    assert few_at_once[0] == all_at_once[0]
-    assert few_at_once[1].findings == all_at_once[1].findings
+    module = nn.Sequential(nn.Conv2d(32, 32, 3, bias=False), norm(32, 4)).eval()
+    light, weights = to_light(from_module(module, (torch.randn(2, 32, 8, 8),)))
+    (array,) = weights.values()
+    seen: list[rounding.Trial] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1])
+        out, summary = optimize(light)
+    (trial,) = seen
+    assert any(np.shares_memory(fed, array) for fed in trial.before.feeds.values())
+    whole, told = optimize(filled(copied(light)))
+    assert filled(out) == whole
+    assert summary.findings == told.findings
+    assert summary.findings[0].certificate is not None
+    assert summary.findings[0].certificate.rounding_after is not None
 
 
 def test_axes_along_which_nothing_varies_are_measured_at_two_places() -> None:

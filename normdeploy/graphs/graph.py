@@ -14,6 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+from ..storage.held import Weights, holdable, refer
 from .dims import Dims
 from .file_graph import NEWEST, FileGraph, value_inputs
 from .links import with_subgraphs
@@ -25,8 +26,12 @@ __all__ = ["NEWEST", "Graph", "value_inputs"]
 class Graph(FileGraph):
     """An ONNX model opened for rewriting. ``nodes`` is in topological order and holds live nodes only."""
 
-    def __init__(self, proto: onnx.ModelProto, taken: Collection[str] = ()) -> None:
-        """Open ``proto``; it is never changed. ``taken``: names that no new tensor may bear.
+    def __init__(self, proto: onnx.ModelProto, taken: Collection[str] = (), weights: Weights | None = None) -> None:
+        """Open ``proto``; it is never changed.
+
+        Args:
+            taken: names that no new tensor may bear.
+            weights: keeps new large constants, to which the model written refers (`normdeploy.storage.held`); None: it holds them.
 
         Raises:
             GraphError: the nodes stand in no valid order, or a name is written twice.
@@ -35,6 +40,8 @@ class Graph(FileGraph):
         self._keep: list[gs.Node | gs.Tensor] = []  # id() is only a name while the object lives
         self._inserted: dict[int, gs.Node] = {}  # the last node that was put behind another for it
         self._dead: set[int] = set()
+        self._weights = weights
+        self._referring: dict[int, onnx.TensorProto] = {}  # by id of a new large constant
         self._names = {*taken, *names(proto.graph)}
         self._settled: dict[int, gs.Constant] = {}  # id of a Constant node of ours -> the initializer that is written for it
         self.memo: dict[object, object] = {}  # what recognition found out about one norm and may try on its likes
@@ -204,8 +211,15 @@ class Graph(FileGraph):
 
     def tensor_proto(self, t: gs.Constant) -> onnx.TensorProto:
         """An initializer of the file as it stood there (graphsurgeon can't pack 4 bits again that it has unpacked), or a new one."""
-        held = self._initializers.get(t.name)
-        return held if held is not None else OnnxExporter.export_tensor_proto(t)
+        known = self._initializers.get(t.name, self._referring.get(id(t)))
+        if known is not None:
+            return known
+        if self._weights is None or not isinstance(t.values, np.ndarray) or not holdable(t.values.dtype, t.values.shape):
+            return OnnxExporter.export_tensor_proto(t)
+        kind = onnx.helper.np_dtype_to_tensor_dtype(t.values.dtype)
+        made = self._referring[id(t)] = onnx.TensorProto(name=t.name, data_type=kind, dims=t.values.shape)
+        refer(made, t.values, self._weights)
+        return made
 
 
 def _index(tensors: Sequence[gs.Tensor], t: gs.Tensor) -> int:

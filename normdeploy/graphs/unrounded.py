@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
 _FEW = 2**12  # elements of a constant that is kept as it is
+_PIECE = 2**15  # elements
 _SMALLEST = 2.0**-80  # of an element: what rounding takes of a smaller one has too few digits in float32
 
 
@@ -24,19 +27,35 @@ class Unrounded:
     def put(self, stored: gs.Constant, exact: np.ndarray) -> None:
         exact, rounded = np.asarray(exact, dtype=np.float64), stored.values
         if exact.size > _FEW and rounded.dtype == np.float32 and rounded.shape == exact.shape:
-            with np.errstate(all="ignore"):
-                part = exact - rounded
-                right = (rounded == exact.astype(np.float32)) & np.isfinite(part) & ((np.abs(exact) >= _SMALLEST) | (exact == 0))
-            if right.all():
-                self._parts[id(stored)] = rounded, part.astype(np.float32)
+            part = _part(exact.reshape(-1), rounded.reshape(-1))
+            if part is not None:
+                self._parts[id(stored)] = rounded, part.reshape(exact.shape)
                 return
         self._whole[id(stored)] = exact
 
     def get(self, key: int, otherwise: np.ndarray | None = None) -> np.ndarray | None:
         if key in self._parts:
             rounded, part = self._parts[key]
-            return rounded + part.astype(np.float64)
+            return np.add(rounded, part, dtype=np.float64)
         return self._whole.get(key, otherwise)
 
     def __contains__(self, key: int) -> bool:
         return key in self._whole or key in self._parts
+
+
+def _part(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray | None:
+    """What rounding took away; None where ``rounded`` holds something else, or what float32 has too few digits for."""
+    part = np.empty(exact.shape, np.float32)
+    with np.errstate(all="ignore"):
+        for places in pieces(exact.size):
+            e, r = exact[places], rounded[places]
+            rest = e - r
+            if not ((r == e.astype(np.float32)) & np.isfinite(rest) & ((np.abs(e) >= _SMALLEST) | (e == 0))).all():
+                return None
+            part[places] = rest
+    return part
+
+
+def pieces(size: int) -> Iterator[slice]:
+    """Parts of an array that stay in the processor's cache: memory is the slowest of all."""
+    return (slice(start, start + _PIECE) for start in range(0, size, _PIECE))

@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
 from ..graphs.graph import Graph
+from ..graphs.unrounded import pieces
 from .branches import Branches
 from .errors import NotProved, Restart, Why
 from .folds import Expressions, given
@@ -94,21 +95,25 @@ def check_expressions(graph: Graph, e: Expressions | Branches, plan: Plan, held:
         exact = graph.exact.get(id(c))
         if exact is None:
             raise NotProved(Why.STORED, f"{c.name!r} is no constant that was computed", c.name)
-        found = _laid_out(full, values[id(c)], exact.shape)
-        off = np.abs(found - exact)
-        if (off <= _TERMS * np.abs(found)).all():  # less than the sum of the magnitudes of its terms
+        exact, found = exact.reshape(-1), _laid_out(full, values[id(c)], exact.shape)
+        if _near(found, exact, found):  # whose magnitude is less than the sum of those of its terms
             continue
         with evaluate.quiet():
             terms = terms or given(m, graph, e, absolute=True)
-        if not (off <= _TERMS * _laid_out(full, terms[id(c)], exact.shape)).all():
-            worst = int(np.argmax(off.reshape(-1)))
-            raise NotProved(
-                Why.STORED, f"{c.name!r} holds {exact.reshape(-1)[worst]:.9g} where {found.reshape(-1)[worst]:.9g} is right", c.name
-            )
+        if not _near(found, exact, _laid_out(full, terms[id(c)], c.shape)):
+            worst = int(np.argmax(np.abs(found - exact)))
+            raise NotProved(Why.STORED, f"{c.name!r} holds {exact[worst]:.9g} where {found[worst]:.9g} is right", c.name)
+
+
+def _near(found: np.ndarray, exact: np.ndarray, terms: np.ndarray) -> bool:
+    """Whether all are what float64 makes of sums of such magnitudes."""
+    return all((np.abs(found[places] - exact[places]) <= _TERMS * np.abs(terms[places])).all() for places in pieces(found.size))
 
 
 def _laid_out(plan: Plan, v: Value, shape: tuple[int, ...]) -> np.ndarray:
-    return np.broadcast_to(v.f, (1, *(plan.count(x) for x in v.atoms))).reshape(shape)
+    """The elements in row-major order."""
+    laid = np.broadcast_to(v.f, (1, *(plan.count(x) for x in v.atoms))).reshape(shape)  # which fails where they are too few or many
+    return laid.reshape(-1)
 
 
 def _lengths(graph: Graph, e: Expressions | Branches, new: list[gs.Constant]) -> set[Size]:

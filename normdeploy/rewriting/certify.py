@@ -18,7 +18,7 @@ from ..proof.errors import NotProved, Why
 from ..proof.folds import Expressions
 from ..proof.prove import Identity, checked, identity, identity_of_any_length
 from ..proof.run import half
-from ..proof.sampler import Held
+from ..proof.sampler import Held, told_apart
 from ..proof.sides import of_regions
 from ..proof.sizes import Size, dim_size
 from ..recognition.region import NoMatch, Region, compile_region
@@ -98,6 +98,7 @@ def _read(graph: Graph, constants: Sequence[tuple[gs.Node, int]]) -> dict[int, H
         array = None if id(t) in found else graph.known(t)
         if array is not None and array.dtype.kind == "f":
             found[id(t)] = Held(array, half(graph, t))
+    told_apart(found.values())
     return found
 
 
@@ -133,9 +134,8 @@ def _told(graph: Graph, constants: Sequence[tuple[gs.Node, int]], held: Mapping[
         if constant.array.size <= _FEW:  # its elements are part of the template
             told.append((constant.half, computed))
             continue
-        content = constant.digest
         number = float(constant.array.flat[0]) if constant.uniform else None
-        told.append((classes.setdefault(content, len(classes)), number, constant.told, computed))
+        told.append((classes.setdefault(constant.content, len(classes)), number, constant.told, computed))
     return tuple(told)
 
 

@@ -199,7 +199,7 @@ def _graph(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> tu
 
 def _inside(work: Work, nested: Nested, taken: Collection[str]) -> None:
     place = "; ".join(filter(None, (work.wanted.place, nested.place)))
-    inner, out = _graph(nested.model, taken, replace(work.wanted, place=place))
+    inner, out = _graph(nested.model, taken, replace(work.wanted, place=place, weights=None))
     if any(f.status in ("fused", "folded") for f in inner.findings):
         nested.put_back(out)
         work.opset = max(work.opset, inner.opset)
@@ -211,7 +211,7 @@ def _inside(work: Work, nested: Nested, taken: Collection[str]) -> None:
 
 def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> Work:
     start = time.perf_counter()
-    work = Work(Graph(proto, taken), wanted)
+    work = Work(Graph(proto, taken, wanted.weights), wanted)
     work.graph.completer = complete
     work.graph.take_as_data(repeated_constants(work.graph))
     of_constants = constants.census_of(work.graph)
@@ -250,7 +250,7 @@ def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None
                 finding = step(work, node)
             except evaluate.Unsupported as error:  # a constant that would take too long; nothing was edited yet
                 finding = Finding("unknown", "refused", node.outputs[0].name, work.graph.module(node), reason=str(error))
-            work.took_step()
+            work.tried += [work.step] * (len(work.trials) - len(work.tried))
             if finding is not None and not _told(work, finding):
                 work.steps[len(work.findings)] = [work.step]
                 work.findings.append(finding)

@@ -11,7 +11,8 @@ The verdict decides where it is gross: where onnxruntime runs the nodes before a
 NaN or Inf, or err by more than `GROSS` times what is allowed, at ordinary inputs (`ORDINARY`). Anything less is told in a note: at an
 offset of 1e3, say, GroupNormalization computes E[x²] − E[x]² and loses most digits, in every file that holds one.
 
-Sessions hold up to 64 rewrites, and no more weights than `HEAVY`: making one costs more than running it, and grows faster than its graph.
+Sessions hold up to 64 rewrites: making one costs more than running it, and grows faster than its graph. Large weights are inputs, which
+onnxruntime takes where they lie.
 """
 
 from __future__ import annotations
@@ -31,12 +32,11 @@ from ..graphs.graph import Graph, value_inputs
 from ..recognition.facts import Norm
 from ..recognition.region import EvaluationFailed, Region, concrete
 from ..records import Certificate, Finding
-from ..storage.held import fill
+from ..storage.held import holdable
 from .certify import Rewrite
 from .trials import Case
 
 BATCH = 64
-HEAVY = 2**24  # bytes of the constants on both sides
 OF_A_KIND = 8  # of norms that differ in gamma and beta only this many are run
 GROSS = 16  # times the error allowed (issue F)
 ORDINARY = frozenset({"normal", "skewed"})  # patterns of the battery
@@ -65,11 +65,6 @@ class Trial:
     rows: Callable[[np.ndarray], np.ndarray]  # groups of elements that are judged together
     expected: np.ndarray
     ordinary: np.ndarray  # of each row, whether its input is
-
-    @property
-    def weight(self) -> int:
-        """Bytes of the constants on both sides."""
-        return sum(t.ByteSize() for side in (self.before, self.after) for t in side.initializers)
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ def trial(
 
 
 def piece(graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dict[str, int], opset: int, prefix: str) -> Piece:
-    """A region as a graph of its own: leaves become inputs, constants initializers."""
+    """A region as a graph of its own: leaves and large weights become inputs, other constants initializers."""
     initializers: dict[str, onnx.TensorProto] = {}
     inputs = {prefix + t.name: v for t, v in zip(region.leaves, leaves, strict=True)}
     for t in region.shape_leaves:
@@ -152,7 +147,9 @@ def piece(graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dic
             if not t.is_empty():
                 proto.input[i] = prefix + t.name
             if not t.is_empty() and id(t) not in made and prefix + t.name not in inputs:
-                if id(t) in valued and graph.is_constant(t):
+                if id(t) in valued and (array := _large(t)) is not None:
+                    inputs[proto.input[i]] = array
+                elif id(t) in valued and graph.is_constant(t):
                     initializers[proto.input[i]] = _stored(graph, t, prefix)
                 else:  # CastLike's second input: only its type matters
                     initializers[proto.input[i]] = onnx.numpy_helper.from_array(np.zeros(1, graph.dtype(t) or np.float32), proto.input[i])
@@ -166,12 +163,17 @@ def piece(graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dic
     return Piece(tuple(nodes), tuple(initializers.values()), infos, inputs, prefix + region.y.name, opset)
 
 
+def _large(t: gs.Tensor) -> np.ndarray | None:
+    """The elements of a large weight, where they lie; None of other tensors."""
+    array = t._values if isinstance(t, gs.Constant) and isinstance(t._values, np.ndarray) else None
+    return array if array is not None and holdable(array.dtype, array.shape) else None
+
+
 def _stored(graph: Graph, t: gs.Tensor, prefix: str) -> onnx.TensorProto:
     if isinstance(t, gs.Constant):
         proto = onnx.TensorProto()
         proto.CopyFrom(graph.tensor_proto(t))
         proto.name = prefix + t.name
-        fill(proto)
         return proto
     value = np.ascontiguousarray(graph.value(t))
     dtype = graph.dtype(t) or (np.float32 if value.dtype.kind == "f" else value.dtype)
@@ -196,15 +198,14 @@ def like(finding: Finding, first: Finding) -> Finding:
     return replace(finding, certificate=certificate, notes=notes, proved=proved)
 
 
-def verdicts(trials: Sequence[Trial | Verdict]) -> list[Verdict]:
-    """Of each trial, in its worst group; those that were judged before stay."""
-    waiting, found = [t for t in trials if isinstance(t, Trial)], list[Verdict]()
-    for start in range(0, len(waiting), BATCH):
-        batch = waiting[start : start + BATCH]
+def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
+    """Of each trial, in its worst group."""
+    found: list[Verdict] = []
+    for start in range(0, len(trials), BATCH):
+        batch = trials[start : start + BATCH]
         before, after = (_run([getattr(t, side) for t in batch]) for side in ("before", "after"))
         found.extend(_judge(t, b, a) for t, b, a in zip(batch, before, after, strict=True))
-    judged = iter(found)
-    return [t if isinstance(t, Verdict) else next(judged) for t in trials]
+    return found
 
 
 def with_rounding(certificate: Certificate, verdict: Verdict) -> Certificate:

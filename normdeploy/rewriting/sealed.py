@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -91,7 +92,7 @@ def _kind(node: onnx.NodeProto, held: Mapping[str, onnx.TensorProto]) -> str:
 
 def _digest(node: onnx.NodeProto, held: Mapping[str, onnx.TensorProto]) -> bytes:
     """Of op, attributes and constants; names and metadata don't count."""
-    made = hashlib.blake2b(_kind(node, held).encode())
+    made = hashlib.sha256(_kind(node, held).encode())
     for attribute in sorted(node.attribute, key=lambda a: a.name):
         plain = onnx.AttributeProto()
         plain.CopyFrom(attribute)
@@ -99,5 +100,5 @@ def _digest(node: onnx.NodeProto, held: Mapping[str, onnx.TensorProto]) -> bytes
         made.update(plain.SerializeToString(deterministic=True))
     for name in node.input:
         if (tensor := held.get(name)) is not None:
-            made.update(tensor.raw_data or array(tensor).tobytes())
+            made.update(tensor.raw_data or np.ascontiguousarray(array(tensor)).data)
     return made.digest()

@@ -11,7 +11,8 @@ from ..graphs.graph import NEWEST, Graph
 from ..proof.errors import NotProved
 from ..proof.prove import Identity
 from ..records import Finding
-from .rounding import HEAVY, Trial, Verdict, verdicts
+from ..storage.held import Weights
+from .rounding import Trial
 from .sealed import Seal
 
 Progress = Callable[[str, int, int], None]
@@ -35,6 +36,7 @@ class Wanted:
     limit: int = NEWEST  # the highest opset that the result may have
     census: bool = False  # whether findings shall hold all that there is to know of a norm
     progress: Progress | None = None  # called with (stage, done, total)
+    weights: Weights | None = field(default=None, compare=False)  # what keeps large weights that are made, to which the result refers
     place: str = ""  # of the graph dealt with: the body or function, "" for the main graph
     undone: Mapping[Step, Finding] = field(default_factory=dict)  # steps that are not to be taken again, and what is told of them
 
@@ -52,7 +54,7 @@ class Work:
     wanted: Wanted
     seconds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    trials: list[tuple[int, Trial | Verdict]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run, or ran)
+    trials: list[tuple[int, Trial]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run)
     kinds: dict[object, list[int]] = field(default_factory=dict)  # places of findings that differ in gamma and beta only
     step: Step | None = None  # the one under way
     steps: dict[int, list[Step]] = field(default_factory=dict)  # place of the finding -> the steps that made it
@@ -67,18 +69,6 @@ class Work:
     opset: int = 0  # the opset that the nodes written so far need
     _places: dict[str, int] = field(default_factory=dict)
     _placed: int = 0
-    _weight: int = 0  # bytes of the constants of the trials that wait
-
-    def took_step(self) -> None:
-        """Take down whose the new trials are; those that hold many weights are run at once, for they hold copies of them."""
-        new = self.trials[len(self.tried) :]
-        assert self.step is not None
-        self.tried += [self.step] * len(new)
-        self._weight += sum(t.weight for _, t in new if isinstance(t, Trial))
-        if self._weight > HEAVY:
-            done = verdicts([t for _, t in self.trials])
-            self.trials = [(place, verdict) for (place, _), verdict in zip(self.trials, done, strict=True)]
-            self._weight = 0
 
     def place(self, tensor: str) -> int | None:
         """Where the first finding of a tensor stands; None where there is none."""

@@ -18,7 +18,7 @@ import onnx
 from ..errors import GraphError
 
 SMALLEST = 2**14  # bytes of a weight that is worth it
-_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)  # numpy's own, which raw_data holds as they lie
+_TYPES = frozenset({"float16", "float32", "float64"})  # numpy's own, which raw_data holds as they lie
 _LOCATION = f"held by the process {secrets.token_hex(16)}"
 _arrays: WeakValueDictionary[str, np.ndarray] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -39,9 +39,9 @@ def refer(tensor: onnx.TensorProto, array: np.ndarray, weights: Weights) -> None
     tensor.external_data.add(key="key", value=key)
 
 
-def holdable(data_type: int, dims: tuple[int, ...]) -> bool:
+def holdable(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
     """Whether a weight is to be held so: large, and of a type that numpy has."""
-    return data_type in _TYPES and math.prod(dims) * onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize >= SMALLEST
+    return dtype.name in _TYPES and math.prod(shape) * dtype.itemsize >= SMALLEST
 
 
 def held(tensor: onnx.TensorProto) -> np.ndarray | None:
@@ -71,7 +71,7 @@ def lift(proto: onnx.ModelProto) -> Weights:
     """Take the large weights of the main graph out of ``proto``, one by one: it is changed in place."""
     weights: Weights = {}
     for tensor in proto.graph.initializer:
-        if tensor.HasField("raw_data") and holdable(tensor.data_type, tuple(tensor.dims)):
+        if tensor.HasField("raw_data") and holdable(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)):
             refer(tensor, onnx.numpy_helper.to_array(tensor), weights)
     return weights
 
