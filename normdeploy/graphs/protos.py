@@ -179,6 +179,23 @@ def names(graph: onnx.GraphProto) -> Iterator[str]:
             yield from (o for inner in body.node for o in inner.output)
 
 
+RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+_KNOWN = ("", "ai.onnx", "ai.onnx.ml", "normdeploy")  # domains none of whose other ops draws, but for a Dropout in training
+
+
+def may_draw(proto: onnx.ModelProto) -> bool:
+    """Whether it may draw random numbers: two runs of it may then differ."""
+    nodes = [*proto.graph.node, *(n for f in proto.functions for n in f.node)]
+    nodes += [inner for node in nodes for body in subgraphs(node) for inner in body.node]
+    functions = {(f.domain, f.name) for f in proto.functions}
+    return any(
+        n.op_type in RANDOM
+        or (n.op_type == "Dropout" and len(n.input) > 2)
+        or (n.domain not in _KNOWN and (n.domain, n.op_type) not in functions)
+        for n in nodes
+    )
+
+
 def captured(node: onnx.NodeProto) -> set[str]:
     """The names that the bodies of a node read, those of their own tensors included."""
     return {name for body in subgraphs(node) for name in (*(i for n in body.node for i in n.input), *(o.name for o in body.output))}

@@ -41,6 +41,7 @@ from ..storage.held import held
 from ..storage.weights import detached, refer
 from .equal import check_equal
 from .movement import Movement
+from .protos import RANDOM
 
 __all__ = ["Simplified", "check_equal", "simplify"]
 
@@ -48,7 +49,6 @@ _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalizatio
 _RULES_FROM = 14  # the opset of the newest op that the rules write (Reshape with allowzero)
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 _MADE = 2**20  # elements that positions, masks and rows of tables may have to be folded
-_RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 _WIDE = 256  # inputs of a node beyond which merging equal initializers, which looks at all of them each time, takes minutes
 _ROUNDS = 4  # each resolves what the one before made constant; the models seen settle in two or three
 
@@ -276,7 +276,7 @@ def _cleaned(
 def _draws(model: ir.Model) -> bool:
     """Whether it draws random numbers: two nodes alike may then differ."""
     nodes = [*ir.traversal.RecursiveGraphIterator(model.graph), *(n for f in model.functions.values() for n in f)]
-    return any(n.op_type in _RANDOM or (n.op_type == "Dropout" and len(n.inputs) > 2) for n in nodes)
+    return any(n.op_type in RANDOM or (n.op_type == "Dropout" and len(n.inputs) > 2) for n in nodes)
 
 
 def _round(model: ir.Model, draws: bool) -> bool:

@@ -23,13 +23,14 @@ import onnx
 
 from ..graphs import equal
 from ..graphs.dims import Dims, evaluate_dim
-from ..graphs.protos import inferred
+from ..graphs.protos import inferred, may_draw
 from ..graphs.stated import STRING, stated_inputs
 from ..model import Dim, InputSpec
 from .perturbed import FLOATING, PATIENCE, Model, short
 
 _BARE = (1, 7, 33)  # sizes of a dynamic dim of which a file says nothing
 _SECONDS = 1.0  # for the runs at larger sizes than the first, all together, as the smaller ones promise
+_QUICK = 0.1  # seconds of a run that is worth another, to know how long one takes
 _RUNS = 2  # of the models at each size, where rounding alone sets them apart
 _LARGEST = 2**24  # input elements
 _INNER = 2**28  # elements of any tensor, as far as its shape is stated
@@ -133,6 +134,7 @@ class Reference:
             self._shapes = {name: dims for name, (_, dims) in known.items() if dims is not None}
             floating = {name: kind for name, (kind, _) in known.items() if kind is not None and kind in FLOATING}
             self._model = Model(before, floating=floating)
+            self._may_draw = may_draw(before)
             self._run_all()
         except _NotComparable as e:
             self.failed = str(e)
@@ -143,7 +145,7 @@ class Reference:
         dims = {d.name: d for spec in self.specs for d in spec.shape if d.name is not None}
         missing: list[str] = []
         paces: list[tuple[int, float]] = []  # (input elements, seconds) of each run
-        plan, spent = _plan(dims), 0.0
+        plan, spent, drawn = _plan(dims), 0.0, False
         for number, sizes in enumerate(plan):
             elements = sum(math.prod(spec.sizes(sizes)) for spec in self.specs)
             if (inner := _beyond(self._shapes, sizes)) is not None:
@@ -158,22 +160,27 @@ class Reference:
                 continue
             try:
                 feeds = {s.name: s.sample(np.random.default_rng([number, i]), sizes) for i, s in enumerate(self.specs)}
-                first = self._model.run(feeds) if not paces else None  # the first run of a session takes longer
-                start = time.process_time()  # so that other work on the machine does not decide which sizes are compared
-                outputs = self._model.run(feeds)
+                outputs, seconds = self._timed(feeds)
+                if not paces and (seconds < _QUICK or self._may_draw):  # the first run of a session takes longer
+                    first, (outputs, seconds) = outputs, self._timed(feeds)
+                    drawn = any(_random(a, b) for a, b in zip(first, outputs, strict=True))
             except Exception as e:  # of onnxruntime or of numpy: whatever it is, nothing can be compared there
                 missing.append(f"{_said(sizes)} (the model does not run there: {short(e)})")
                 continue
-            if first is not None and any(_random(a, b) for a, b in zip(first, outputs, strict=True)):
+            if drawn:
                 raise _NotComparable("it draws random numbers: two runs of it differ")
             spent += needed
-            paces.append((elements, time.process_time() - start))
+            paces.append((elements, seconds))
             self._seen.append(_Seen(dict(sizes), feeds, outputs, [_still(value) for value in outputs]))
         if not self._seen:
             raise _NotComparable(f"it runs at none of the sizes tried: {'; '.join(missing)}")
         if missing:
             compared = "; ".join(_said(s.sizes) for s in self._seen)
             self.notes.append(f"the whole model was compared at {compared}, and not at {'; '.join(missing)}")
+
+    def _timed(self, feeds: Mapping[str, np.ndarray]) -> tuple[list[Any], float]:
+        start = time.process_time()  # so that other work on the machine does not decide which sizes are compared
+        return self._model.run(feeds), time.process_time() - start
 
     def difference(self, after: onnx.ModelProto, only: Mapping[str, int] | None = None) -> Difference | None:
         """The first difference that rounding can't explain, None where there is none. ``only``: at these sizes."""
