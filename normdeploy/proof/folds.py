@@ -12,7 +12,7 @@ constants; the proof that before and after agree then holds for these, and each 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -85,15 +85,21 @@ def given(m: Machine, graph: Graph, e: Expressions | Branches, absolute: bool = 
 def _scale_and_shift(m: Machine, graph: Graph, chain: Region) -> tuple[Value, Value]:
     """a = (chain(s) − chain(−s))/2s and b = chain(0); a large s, so that floats lose nothing where b is large against a."""
     axes = tuple(m.plan.atoms(s) for s in m.plan.stated(shape_of(graph, chain.leaves[0])))
-    flat = (1,) * (1 + sum(len(x) for x in axes))
-    ends = []
-    for number in (0, 2**40, -(2**40)):
-        one = m.number(number)
-        z = Value(axes, None if one.a is None else one.a.reshape(flat), one.f.reshape(flat))
-        ends.append(run(m, chain, {id(chain.leaves[0]): z}))
-    a = m.mul(m.sub(ends[1], ends[2]), m.number(Fraction(1, 2**41)))
+    numbers = [m.number(n) for n in (0, 2**40, -(2**40))]  # as three draws of one evaluation
+    flat = (len(numbers), *(1,) * sum(len(x) for x in axes))
+    exact = None if m.gf is None else np.concatenate([n.a.reshape(-1) for n in numbers if n.a is not None]).reshape(flat)
+    z = Value(axes, exact, np.concatenate([n.f.reshape(-1) for n in numbers]).reshape(flat))
+    y = run(m, chain, {id(chain.leaves[0]): z})
+    b, high, low = (_draw(y, i) for i in range(len(numbers)))
+    a = m.mul(m.sub(high, low), m.number(Fraction(1, 2**41)))
     a.nonzero = True  # where b is divided by it; `stored.check_expressions` looks at every element
-    return a, ends[0]
+    return a, b
+
+
+def _draw(y: Value, i: int) -> Value:
+    """One draw of several; what does not depend on the draws has one."""
+    place = slice(i, i + 1)
+    return replace(y, a=None if y.a is None else y.a[place] if len(y.a) > 1 else y.a, f=y.f[place] if len(y.f) > 1 else y.f)
 
 
 def _laid(m: Machine, v: Value, shape: Sequence[int]) -> Value:
