@@ -150,3 +150,67 @@ def test_positions_and_masks_are_folded_and_tables_are_not_blown_up() -> None:
     feeds = {"x": np.random.default_rng(2).standard_normal((3, 128)).astype(np.float32), "z": np.ones((), np.float32)}
     for before, after in zip(run_onnxruntime(proto, feeds), run_onnxruntime(done.proto, feeds), strict=True):
         np.testing.assert_allclose(after, before, rtol=1e-6)  # a mean of 64 may be added up in another order
+
+
+GELU = "q = Pow(r, three) k = Mul(q, c) s = Add(r, k) t = Tanh(s) o = Add(t, one) h = Mul(r, half) g = Mul(h, o)"
+NUMBERS = (
+    "float three = {3.0}, float c = {0.044715}, float one = {1.0}, float half = {0.5}, float[1] row1 = {2.0}, float[4] row4 = {1, 2, 3, 4}"
+)
+SHAPES = "int64[2] flat = {-1, 4}, int64[3] back = {-1, 3, 4}, int64[3] kept = {0, 3, 4}, int64[2] other = {-1, 2}"
+
+
+def flattened(body: str, outputs: str = "float[] y") -> Counter[str]:
+    """The ops that are left between two products of rows, which give the same as before."""
+    product = "w = Constant<value = float[4, 4] {1,2,3,4, 5,6,7,8, 8,7,6,5, 4,3,2,1}>() b = Constant<value = float[4] {1,1,2,2}>()"
+    text = f"""<ir_version: 8, opset_import: ["" : 18]> net (float[N, 4] x) => ({outputs}) <{NUMBERS}, {SHAPES}> {{
+        {product} m = Gemm(x, w, b) {body} }}"""
+    proto = parser.parse_model(text)
+    for output in proto.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    done = simplify(proto, first=resolve_reshapes)
+    assert not done.note
+    onnx.checker.check_model(done.proto, full_check=True)
+    x = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    before, after = run_onnxruntime(proto, {"x": x}), run_onnxruntime(done.proto, {"x": x})
+    assert all(np.array_equal(a, b) and a.shape == b.shape for a, b in zip(before, after, strict=True))
+    return Counter(node.op_type for node in done.proto.graph.node)
+
+
+def test_rows_stay_rows_between_two_layers() -> None:
+    left = flattened(f"r = Reshape(m, back) {GELU} f = Reshape(g, flat) y = Gemm(f, w, b)")
+    assert "Reshape" not in left
+    assert left["Gemm"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "reshapes"),
+    [
+        ("r = Reshape(m, back) s = Softmax(r) f = Reshape(s, flat) y = Gemm(f, w, b)", 2),  # of a whole row
+        ("r = Reshape(m, back) s = Mul(r, row4) f = Reshape(s, flat) y = Gemm(f, w, b)", 2),  # along an axis
+        ("r = Reshape(m, back) s = Mul(r, row1) f = Reshape(s, flat) y = Gemm(f, w, b)", 2),  # a row of one: it may add an axis
+        ("r = Reshape(m, back) s = Tanh(r) f = Reshape(s, flat) z = Gemm(f, w, b) e = ReduceSum(s) y = Add(z, e)", 2),  # another reader
+        ("r = Reshape(m, back) k = Softmax(m) p = Reshape(k, back) s = Add(r, p) f = Reshape(s, flat) y = Gemm(f, w, b)", 3),  # two of them
+        ("r = Reshape(m, back) s = Tanh(r) f = Reshape(s, other) y = Exp(f)", 1),  # to another shape: one is enough
+    ],
+)
+def test_where_something_looks_at_the_shape_it_stays(body: str, reshapes: int) -> None:
+    assert flattened(body)["Reshape"] == reshapes
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [([0], [0]), ([1], [0]), ([1, 2], [3]), ([0, 2], [1, 4]), ([3], [1, 3]), ([0], [-1]), ([-1], [0])], ids=str
+)
+def test_axes_are_put_in_at_once(first: list[int], then: list[int]) -> None:
+    """Counted from the end they depend on the rank, and stay two."""
+    body = f"k = Constant<value_ints={first}>() l = Constant<value_ints={then}>() u = Unsqueeze(x, k) y = Unsqueeze(u, l)"
+    assert cleaned(body, X)["Unsqueeze"] <= (1 if min(first + then) >= 0 else 2)
+
+
+@pytest.mark.parametrize("index", [[[0, 2, -1], [1, 1, -4]], [[3], [0]]], ids=str)
+def test_rows_of_a_table_of_constants_are_taken_once(index: list[list[int]]) -> None:
+    """Also where there are fewer rows than the table has."""
+    rows, flat = len(index[0]), ", ".join(str(i) for row in index for i in row)
+    table = ", ".join(map(str, range(12)))
+    body = f"""d = Constant<value = float[3, 4] {{{table}}}>() i = Constant<value = int64[2, {rows}] {{{flat}}}>()
+        g = GatherElements<axis = 1>(d, i) n = ReduceSum(x) y = Add(g, n)"""
+    assert "GatherElements" not in cleaned(body, X)

@@ -1,28 +1,55 @@
-"""Axes of one place that are put in only to be moved and taken out again, and Transposes that a selection makes needless.
+"""Moves of elements that need not be made: each element is computed as before, so the results are equal bit by bit.
 
-What packed attention leaves (``torch.nn.MultiheadAttention``): query, key and value as an axis of three places are brought to the front by
-Unsqueeze, Transpose, Squeeze, and taken apart by Gather. Elements are moved and none is computed, so the results are equal bit by bit.
+- Packed attention (``torch.nn.MultiheadAttention``) has query, key and value as an axis of three places, which Unsqueeze, Transpose and
+  Squeeze bring to the front, and Gather takes apart.
+- A linear layer by Gemm is one of rows: Reshapes around it make them and take them back. Where functions of single elements alone stand
+  between two layers (a GELU, written by hand or not), the rows may stay rows.
+- Positions along several axes are made by one Unsqueeze after another.
+- A row of a table of constants is taken by a GatherElements of constants, which onnx's evaluator can't compute (1.23).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import onnx_ir as ir
+
+_EACH = frozenset(  # functions of single elements
+    {
+        *("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Tanh", "Erf", "Sigmoid", "Gelu", "Relu"),
+        *(
+            "LeakyRelu",
+            "Elu",
+            "Selu",
+            "Celu",
+            "HardSigmoid",
+            "HardSwish",
+            "Mish",
+            "Softplus",
+            "Softsign",
+            "ThresholdedRelu",
+            "Clip",
+            "Max",
+            "Min",
+        ),
+    }
+)
+_LONGEST = 64  # nodes between two Reshapes
+_MOST = 2**20  # elements that a GatherElements of constants makes
 
 
 class Movement(ir.passes.InPlacePass):
-    """Unsqueeze, Transpose, Squeeze of the same axes become one Transpose or nothing. A Transpose goes away where all its uses take single
-    places and leave the rest in its old order. Of the main graph, in one walk."""
+    """Of the main graph: unit axes that are put in and taken out, Transposes and Reshapes that need not be, Unsqueezes one by one, and
+    selections from tables of constants."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         modified = False
-        for node in model.graph:
-            if node.domain == "" and node.op_type == "Squeeze":
-                modified |= _without_unit_axes(model.graph, node)
-        for node in model.graph:
-            if node.domain == "" and node.op_type == "Transpose":
-                modified |= _selected_before(model.graph, node)
+        for op, step in _STEPS.items():
+            for node in model.graph:
+                if node.domain == "" and node.op_type == op:
+                    modified |= step(model.graph, node)
         return ir.passes.PassResult(model, modified)
 
 
@@ -56,6 +83,110 @@ def _selected_before(graph: ir.Graph, transpose: ir.Node) -> bool:
         assert axis is not None
         _replaced(graph, node, ir.node("Gather", [transpose.inputs[0], node.inputs[1]], {"axis": perm[axis]}))
     return True
+
+
+def _at_once(graph: ir.Graph, second: ir.Node) -> bool:
+    """Two Unsqueezes are one."""
+    first = _producer(second, "Unsqueeze")
+    if first is None:
+        return False
+    then, before = (_stated_axes(node) for node in (second, first))
+    if then is None or before is None:
+        return False
+    free = (place for place in itertools.count() if place not in then)  # places of the axes of what the first made
+    places = list(itertools.islice(free, max(before) + 1))
+    axes = ir.node("Constant", [], {"value_ints": sorted({*then, *(places[axis] for axis in before)})})
+    made = ir.node("Unsqueeze", [first.inputs[0], axes.outputs[0]])
+    made.metadata_props.update(second.metadata_props)
+    ir.convenience.replace_nodes_and_values(graph, second, [second], [axes, made], second.outputs, made.outputs)
+    return True
+
+
+def _stated_axes(unsqueeze: ir.Node) -> set[int] | None:
+    """Counted from the first; None where they are not stated so."""
+    held = ir.convenience.get_const_tensor(unsqueeze.inputs[1]) if len(unsqueeze.inputs) > 1 and unsqueeze.inputs[1] is not None else None
+    axes = None if held is None else {int(axis) for axis in held.numpy().reshape(-1)}
+    return axes if axes and min(axes) >= 0 else None
+
+
+def _rows_stay(graph: ir.Graph, back: ir.Node) -> bool:
+    """Reshape, functions of single elements, Reshape: the first is left out, and the second where the shape is the one before both."""
+    between, y = _between(graph, back)
+    there = None if y is None else y.producer()
+    if y is None or there is None:
+        return False
+    x = there.inputs[0]
+    sizes = ir.convenience.get_const_tensor(back.inputs[1]) if back.inputs[1] is not None else None
+    wanted = [] if sizes is None else sizes.numpy().reshape(-1).tolist()
+    if x is None or x.shape is None or sizes is None or 0 in wanted:
+        return False
+    for node in between:
+        for i, value in enumerate(node.inputs):
+            if value is y:
+                node.replace_input_with(i, x)
+        node.outputs[0].shape = x.shape.copy()
+    result, inner = back.outputs[0], back.inputs[0]
+    if inner is not None and _has_shape(x, wanted) and not result.is_graph_output():
+        result.replace_all_uses_with(inner)
+    return True
+
+
+def _between(graph: ir.Graph, back: ir.Node) -> tuple[list[ir.Node], ir.Value | None]:
+    """The nodes between ``back`` and the one Reshape that all begins with, and its result; None where others read one of these."""
+    found: dict[ir.Node, None] = {}
+    begins: set[ir.Value] = set()
+    stack = [back.inputs[0]]
+    while stack:
+        value = stack.pop()
+        made = None if value is None else value.producer()
+        if value is None or made is None or made.domain != "" or made.graph is not graph or value.is_graph_output():
+            return [], None
+        if made.op_type == "Reshape":
+            begins.add(value)
+            continue
+        if made in found:
+            continue
+        if made.op_type not in _EACH or len(found) == _LONGEST or value.dtype is None:
+            return [], None
+        found[made] = None
+        stack += [v for v in made.inputs if v is not None and not _one_number(v)]
+    if len(begins) != 1 or not found:
+        return [], None
+    inside = {*found, back}
+    (begin,) = begins
+    values = [begin, *(node.outputs[0] for node in found)]
+    alone = all(user in inside for v in values for user, _ in v.uses())
+    return (list(found), begin) if alone else ([], None)
+
+
+def _one_number(value: ir.Value) -> bool:
+    held = ir.convenience.get_const_tensor(value)
+    return held is not None and len(held.shape) == 0
+
+
+def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
+    """Whether a Reshape of ``x`` to ``wanted``, which holds no 0, leaves it as it is: the one -1 is what the others leave."""
+    dims = None if x.shape is None else list(x.shape)
+    return dims is not None and len(dims) == len(wanted) and all(n in (-1, d) for n, d in zip(wanted, dims, strict=True))
+
+
+def _taken_from_a_table(graph: ir.Graph, node: ir.Node) -> bool:
+    """GatherElements of constants: an initializer."""
+    held = [None if v is None or v.is_graph_input() else ir.convenience.get_const_tensor(v) for v in node.inputs]
+    if len(held) != 2 or held[0] is None or held[1] is None or held[1].size > min(_MOST, held[0].size):
+        return False
+    data, index = held[0].numpy(), held[1].numpy()
+    axis = node.attributes.get_int("axis", 0)
+    if index.ndim != data.ndim or not -data.ndim <= axis < data.ndim:
+        return False
+    axis %= data.ndim
+    if any(n > m for i, (n, m) in enumerate(zip(index.shape, data.shape, strict=True)) if i != axis):
+        return False
+    rows = data[tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(index.shape))]
+    if index.size and not (-data.shape[axis] <= index.min() and index.max() < data.shape[axis]):
+        return False
+    made = ir.node("Constant", [], {"value": ir.tensor(np.take_along_axis(rows, index, axis))})
+    return _replaced(graph, node, made)
 
 
 def _selected(node: ir.Node, rank: int) -> int | None:
@@ -102,3 +233,12 @@ def _replaced(graph: ir.Graph, old: ir.Node, new: ir.Node) -> bool:
     new.metadata_props.update(old.metadata_props)
     ir.convenience.replace_nodes_and_values(graph, old, [old], [new], old.outputs, new.outputs)
     return True
+
+
+_STEPS: dict[str, Callable[[ir.Graph, ir.Node], bool]] = {
+    "Squeeze": _without_unit_axes,
+    "Transpose": _selected_before,
+    "Unsqueeze": _at_once,
+    "Reshape": _rows_stay,
+    "GatherElements": _taken_from_a_table,
+}

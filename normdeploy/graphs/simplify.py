@@ -49,6 +49,7 @@ _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalizatio
 _RULES_FROM = 14  # the opset of the newest op that the rules write (Reshape with allowzero)
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 _MADE = 2**20  # elements that positions, masks and rows of tables may have to be folded
+_ALIKE = 2**16  # elements of initializers that are compared with each other: tables of positions, one for each layer
 _WIDE = 256  # inputs of a node beyond which merging equal initializers, which looks at all of them each time, takes minutes
 _ROUNDS = 4  # each resolves what the one before made constant; the models seen settle in two or three
 
@@ -294,7 +295,7 @@ def _round(model: ir.Model, draws: bool) -> bool:
             common.RemoveUnusedNodesPass(),
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
             common.LiftSubgraphInitializersToMainGraphPass(),
-            *([] if wide else [common.DeduplicateInitializersPass()]),
+            *([] if wide else [common.DeduplicateInitializersPass(_ALIKE)]),
             *([] if draws else [common.CommonSubexpressionEliminationPass()]),
         )
     ]
