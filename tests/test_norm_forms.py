@@ -193,3 +193,22 @@ def test_a_shape_read_in_one_node_counts_for_no_work() -> None:
     found, summary = rewrite.optimize(proto, runtime="onnxruntime")
     assert [f.status for f in summary.findings] == ["fused"]
     assert sorted(ops(found)) == ["InstanceNormalization", "Reshape", "Reshape", "Shape"]
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-12])
+def test_a_row_of_one_place_is_its_shift(epsilon: float) -> None:
+    """x − mean is 0 there; onnxruntime's InstanceNormalization takes the difference of two numbers of the size of x/√ε."""
+    body = """u = ReduceMean<axes = [2, 3]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes = [2, 3]>(q) e = Add(v, eps) r = Sqrt(e)
+        n = Div(d, r) m = Mul(n, g) y = Add(m, b)"""
+    held = f"float eps = {{{epsilon}}}, float[3,1,1] g = {{0.5, 1, 2}}, float[3,1,1] b = {{1, 2, 3}}"
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> net (float[n,3,h,w] x) => (float[n,3,h,w] y) <{held}> {{ {body} }}'
+    )
+    x = 1 + np.random.default_rng(0).random((4, 3, 1, 1), dtype=np.float32)
+    out, summary = rewrite.optimize(proto)
+    assert [f.status for f in summary.findings] == ["fused"]
+    assert ("InstanceNormalization" in {n.op_type for n in out.graph.node}) == (epsilon == 1e-5)
+    (y,) = run_onnxruntime(out, {"x": x})
+    assert np.abs(y - np.array([1, 2, 3], np.float32).reshape(3, 1, 1)).max() <= (
+        0.0 if epsilon < 1e-7 else 4 * 2.0**-24 * 2 / epsilon**0.5
+    )

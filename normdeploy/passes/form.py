@@ -117,7 +117,7 @@ def by_instances(norm: Norm, runtime: str) -> bool:
         return False
     filled = {a for p in (norm.gamma, norm.beta) if p is not None for a in p.varies}
     narrow = not filled >= {a for a in range(axis, len(norm.shape)) if norm.shape[a] != 1}
-    return narrow and best("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance")) == "instance"
+    return narrow and best("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance"), epsilon=norm.epsilon) == "instance"
 
 
 def inside(param: Param | None, axes: Sequence[int]) -> bool:

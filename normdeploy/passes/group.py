@@ -36,7 +36,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
         return NoMatch("its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name)
-    chosen = best("GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"))
+    chosen = best("GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"), epsilon=norm.epsilon)
     if chosen == "standard" and rank == 2:
         chosen = "layer"
     core = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]

@@ -21,7 +21,7 @@ from .form import Form, Writer, by_instances, inverse, written
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     rank = len(norm.shape)
     outside = [a for a in range(rank) if a not in norm.axes]
-    chosen = norm.kind == "InstanceNorm" and best("InstanceNorm", runtime, norm.dtype.name, ("standard", "layer")) == "standard"
+    chosen = norm.kind == "InstanceNorm" and _instances(norm, runtime)
     plain = norm.gamma is None and norm.beta is None and outside == [0, 1] and by_instances(norm, runtime)
     if len(outside) != 2 or not (chosen or plain):
         return NoMatch("no instance norm", norm.y.name)
@@ -38,6 +38,10 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     writer.transpose(inverse(perm))
     opset = 22 if norm.dtype.name == "bfloat16" else 6  # the first that allows the type
     return writer.form("InstanceNormalization", f"InstanceNormalization(epsilon={written(norm.epsilon)})", opset)
+
+
+def _instances(norm: Norm, runtime: str) -> bool:
+    return best("InstanceNorm", runtime, norm.dtype.name, ("standard", "layer"), epsilon=norm.epsilon) == "standard"
 
 
 def _for_each(graph: Graph, param: Param | None, channel: int, size: int) -> bool:
