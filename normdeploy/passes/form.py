@@ -110,6 +110,12 @@ def written_out(norm: Norm, runtime: str, axes: Sequence[int]) -> bool:
     return static and best(kind, runtime, norm.dtype.name, ("narrow", "standard")) == "standard"
 
 
+def epsilon_of_one(norm: Norm) -> float:
+    """Its epsilon where a row may have one place, else 1: what is normalized there is 0, whatever the epsilon."""
+    known = [n for a in norm.axes if isinstance(n := norm.shape[a], int) and a != norm.fit.split]
+    return norm.epsilon if math.prod(known) == 1 and (norm.fit.split is None or norm.fit.block == 1) else 1.0
+
+
 def by_instances(norm: Norm, runtime: str) -> bool:
     """Whether it is a layer norm whose scale is narrower than its rows and can't be written out, and instances run faster then."""
     axis = trailing(norm)
@@ -117,7 +123,7 @@ def by_instances(norm: Norm, runtime: str) -> bool:
         return False
     filled = {a for p in (norm.gamma, norm.beta) if p is not None for a in p.varies}
     narrow = not filled >= {a for a in range(axis, len(norm.shape)) if norm.shape[a] != 1}
-    return narrow and best("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance"), epsilon=norm.epsilon) == "instance"
+    return narrow and best("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance"), epsilon=epsilon_of_one(norm)) == "instance"
 
 
 def inside(param: Param | None, axes: Sequence[int]) -> bool:

@@ -21,7 +21,7 @@ from ..recognition.facts import Norm
 from ..recognition.parameters import Param
 from ..recognition.region import NoMatch
 from ..rewriting.norm_forms import best
-from .form import Form, Writer, by_instances, inverse, written
+from .form import Form, Writer, by_instances, epsilon_of_one, inverse, written
 
 _SCALED = ("float32", "float16")  # in which onnxruntime has a kernel for BatchNormalization
 
@@ -36,7 +36,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
         return NoMatch("its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name)
-    chosen = best("GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"), epsilon=norm.epsilon)
+    chosen = best("GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"), epsilon=epsilon_of_one(norm))
     if chosen == "standard" and rank == 2:
         chosen = "layer"
     core = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]

@@ -15,7 +15,7 @@ from ..recognition.facts import Norm
 from ..recognition.parameters import Param
 from ..recognition.region import NoMatch
 from ..rewriting.norm_forms import best
-from .form import Form, Writer, by_instances, inverse, written
+from .form import Form, Writer, by_instances, epsilon_of_one, inverse, written
 
 
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
@@ -41,7 +41,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
 
 
 def _instances(norm: Norm, runtime: str) -> bool:
-    return best("InstanceNorm", runtime, norm.dtype.name, ("standard", "layer"), epsilon=norm.epsilon) == "standard"
+    return best("InstanceNorm", runtime, norm.dtype.name, ("standard", "layer"), epsilon=epsilon_of_one(norm)) == "standard"
 
 
 def _for_each(graph: Graph, param: Param | None, channel: int, size: int) -> bool:

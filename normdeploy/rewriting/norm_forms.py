@@ -62,7 +62,7 @@ _WITHOUT = frozenset(
 
 
 # onnxruntime's InstanceNormalization computes x·s + (b − mean·s), s = scale/√(variance + ε), and so loses |x|·u/√ε where the others have
-# x − mean = 0, as in a row of one place: 2e-3 of |x| for this ε. PyTorch's is 1e-5.
+# x − mean = 0 in rows of one place: 2e-3 of |x| for this ε. PyTorch's is 1e-5.
 _SMALL = 1e-9
 _CANCELS = frozenset({("InstanceNorm", "standard"), ("GroupNorm", "instance"), ("LayerNorm", "instance")})
 
@@ -75,7 +75,10 @@ def best(
     rows: Sequence[Row] | None = None,
     epsilon: float = 1.0,
 ) -> str:
-    """The form to write of those in ``among``, its first one where nothing was measured. ``rows``: another table than the measured one."""
+    """The form to write of those in ``among``, its first one where nothing was measured.
+
+    ``rows``: another table than the measured one. ``epsilon``: of a norm whose rows may have one place.
+    """
     if not runtime.startswith("tensorrt"):  # which has no float64 at all
         among = [form for form in among if (dtype, kind, form) not in _WITHOUT] or among
         among = [form for form in among if epsilon >= _SMALL or (kind, form) not in _CANCELS] or among
