@@ -22,6 +22,7 @@ from .sources import Loading, has_examples
 OPSETS = range(18, 26)  # torch takes others without a word and writes something else
 RUNTIMES = ("any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx")
 FUSES = ("standard", "portable")
+PROVIDERS = ("cpu", "cuda")
 _LEAST = {"seeds": 1, "rounds": 1, "threads": 1, "max_elements": 1, "instances": 1, "seed": 0, "device": 0, "compare_limit": 0}
 _SEVERAL = frozenset({"sources", "files", "engines", "calibrate", "compute_capabilities", "profiles", "fail_on", "dims", "imports"})
 _FLAGS = frozenset({"strict", "strict_proof", "keep_io", "drift", "trust", "eval", "replace", "also_default"})
@@ -78,8 +79,8 @@ def _checked(name: str, value: Any, runtimes: Sequence[str]) -> Any:
     """
     if name == "precision":
         return precision_of(value)
-    for choices, wanted in ((runtimes, "runtime"), (FUSES, "fuse")):
-        if name == wanted and value not in choices:
+    for choices, wanted in ((runtimes, "runtime"), (FUSES, "fuse"), (PROVIDERS, "provider")):
+        if name == wanted and value not in choices and (name, value) != ("provider", None):  # None: whatever fits the file
             raise InputError(f"there is no {name} {value!r}; choose one of {', '.join(choices)}")
     if name == "opset" and value is not None and (type(value) is not int or value not in OPSETS):
         raise InputError(

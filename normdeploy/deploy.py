@@ -27,6 +27,7 @@ from .proof.reshapes import resolve_reshapes
 from .records import Finding, Summary
 from .results import ExportResult, Origin, several
 from .rewriting import rewrite, whole
+from .rewriting.norm_forms import CUDA
 from .rewriting.work import Step, Wanted
 from .sources import (
     Loading,
@@ -76,6 +77,7 @@ class _Stages:
         log.info("%s took %.2f s", name, self.seconds[name])
 
 
+_NOT_MEASURED = "the forms for onnxruntime's CUDA provider were chosen by its documents: they were not measured"
 _HEAVY = 2**26  # bytes of weights; to look for cycles takes up to half a second, a tenth of the export of a small model
 OPSET = 21  # the first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build
 
@@ -89,6 +91,7 @@ def export(
     output: PathLike | None = None,
     opset: int | None = None,
     runtime: str = "any",
+    provider: str = "cpu",
     fuse: str = "standard",
     strict: bool = False,
     strict_proof: bool = False,
@@ -109,6 +112,7 @@ def export(
         output: where to write the ONNX file.
         opset: 18 to 25; None is 21. The file is raised above it only where a norm's node needs that, which a note tells.
         runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or "tensorrt-rtx".
+        provider: of onnxruntime, "cpu" or "cuda": what runs best there (of cuda by its documents, not measured).
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
         strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite input.
@@ -132,13 +136,14 @@ def export(
     if output is not None:
         check_output(output, source)
     signing.check(output)
+    _target(runtime, provider)
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
         model = loaded(source, args, kwargs, loading, shared=True)
     with stage("export"):
         proto, weights = to_light(model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress)
     signature = model.signature
-    wanted = Wanted(runtime, fuse, progress=progress, weights=weights)
+    wanted = Wanted(_target(runtime, provider), fuse, progress=progress, weights=weights)
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
     del model  # in cycles, as torch's graphs are
@@ -175,6 +180,7 @@ def export(
     if runs_code(recorded(proto)):
         signing.sign(content_of(proto), output)
     notes += [simplified.note] if simplified.note else []
+    notes += [_NOT_MEASURED] if provider == "cuda" else []
     if signature.taken:
         taken_from = [f"{d.name}={d.min}:{d.opt}:{d.max} ({signature.taken[n]})" for n, d in signature.dims.items() if n in signature.taken]
         notes.append(f"sizes taken where none were stated: {', '.join(taken_from)}; state others with --dim")
@@ -193,6 +199,7 @@ def optimize(
     output: PathLike | None = None,
     *,
     runtime: str = "any",
+    provider: str = "cpu",
     fuse: str = "standard",
     strict: bool = False,
     strict_proof: bool = False,
@@ -210,6 +217,7 @@ def optimize(
         source: a file, a model with its weights loaded, or what ``export`` gave; none is changed.
         output: where to write the result.
         runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or "tensorrt-rtx".
+        provider: of onnxruntime, "cpu" or "cuda": what runs best there (of cuda by its documents, not measured).
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
         strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite input.
@@ -235,6 +243,7 @@ def optimize(
     if output is not None:
         check_output(output, source)
     signing.check(output)
+    _target(runtime, provider)
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
         read = partial(opened_sizes, source) if isinstance(source, onnx.ModelProto) else partial(load_onnx, cast("PathLike", source))
@@ -242,7 +251,7 @@ def optimize(
         if isinstance(source, onnx.ModelProto):  # which is not to be changed
             proto = copied(proto)
         weights = lift(proto)
-        wanted = Wanted(runtime, fuse, progress=progress, weights=weights)
+        wanted = Wanted(_target(runtime, provider), fuse, progress=progress, weights=weights)
         signed = _signed(proto, source)
         try:
             inputs = recorded(proto).get("inputs", ())
@@ -267,7 +276,7 @@ def optimize(
             notes += ["the graph was not cleaned up: nothing says that it would stay the same"] if simplify else []
             runnable.require_as_before(proto, read, runtime)
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
-    notes = [*hints, *notes]
+    notes = [*hints, *notes, *([_NOT_MEASURED] if provider == "cuda" else [])]
     if strict_proof:
         rewrite.require_exact(summary.findings)
     account = None
@@ -593,6 +602,19 @@ def _eager(model: Model, feeds: Mapping[str, Any]) -> str:
     except Exception as error:  # whatever torch or the model raises
         return str(error) or type(error).__name__
     return ""
+
+
+def _target(runtime: str, provider: str) -> str:
+    """The runtime whose forms are written.
+
+    Raises:
+        InputError: a provider is chosen of another runtime than onnxruntime.
+    """
+    if provider != "cuda":
+        return runtime
+    if not runtime.startswith("onnxruntime"):
+        raise InputError(f"provider 'cuda' is one of onnxruntime's, and the runtime is {runtime!r}; give runtime onnxruntime with it")
+    return CUDA
 
 
 def _samples(model: Signature) -> list[dict[str, Any]]:

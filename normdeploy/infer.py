@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .arguments import prepared
+from .arguments import PROVIDERS, prepared
 from .errors import GraphError, InputError
 from .shown import Shown
 from .sources import Onnx, PathLike
@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from .runtimes.live import LiveRunner
     from .runtimes.tensors import TensorSpec
 
-PROVIDERS = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import onnx
 import onnx.parser
 import pytest
 
+import normdeploy
+from normdeploy.errors import InputError
 from normdeploy.race.norm_cases import KINDS, NormCase
 from normdeploy.rewriting import norm_forms, rewrite
 from normdeploy.rewriting.norm_forms import Row, best
@@ -212,3 +214,28 @@ def test_a_row_of_one_place_is_its_shift(epsilon: float) -> None:
     assert np.abs(y - np.array([1, 2, 3], np.float32).reshape(3, 1, 1)).max() <= (
         0.0 if epsilon < 1e-7 else 4 * 2.0**-24 * 2 / epsilon**0.5
     )
+
+
+def residual() -> onnx.ModelProto:
+    held = "float[8] g = {1, 2, 1, 2, 1, 2, 1, 2}, float[8] b = {1, 1, 1, 1, 2, 2, 2, 2}, float[4] h = {1, 2, 1, 2}"
+    body = "s = Add(x, r) y = LayerNormalization(s, g, b) z = GroupNormalization<num_groups = 2>(i, h, h)"
+    inputs, outputs = "float[n,t,8] x, float[n,t,8] r, float[n,4,5,5] i", "float[n,t,8] y, float[n,4,5,5] z"
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> net ({inputs}) => ({outputs}) <{held}> {{ {body} }}')
+
+
+def test_what_a_gpu_runs_best_is_another_form() -> None:
+    """SkipLayerNormalization is wanted there; GroupNormalization has no kernel on either."""
+    on_cpu, on_gpu = (normdeploy.optimize(residual(), runtime="onnxruntime", provider=p) for p in ("cpu", "cuda"))
+    ops_on_cpu, ops_on_gpu = ({n.op_type for n in r.proto.graph.node} for r in (on_cpu, on_gpu))
+    assert "Sum" in ops_on_cpu
+    assert "Add" in ops_on_gpu
+    assert "Sum" not in ops_on_gpu
+    assert "InstanceNormalization" in ops_on_gpu
+    assert "GroupNormalization" not in ops_on_gpu
+    assert [any("not measured" in note for note in r.notes) for r in (on_cpu, on_gpu)] == [False, True]
+
+
+@pytest.mark.parametrize(("runtime", "provider"), [("any", "cuda"), ("tensorrt", "cuda"), ("onnxruntime", "rocm")])
+def test_a_provider_is_one_of_onnxruntimes(runtime: str, provider: str) -> None:
+    with pytest.raises(InputError, match=provider):
+        normdeploy.optimize(residual(), runtime=runtime, provider=provider)

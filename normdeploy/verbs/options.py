@@ -71,6 +71,7 @@ RuntimeOption = Annotated[
         help="Choose between equal standard forms for this runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx.",
     ),
 ]
+ProviderOption = Annotated[str, typer.Option("--provider", help="cpu or cuda: for --runtime onnxruntime, where the file will run.")]
 FuseOption = Annotated[
     Fuse, typer.Option("--fuse", help="portable: our own ops, with bodies that run anywhere, for norms that no standard op says.")
 ]
