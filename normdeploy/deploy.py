@@ -19,7 +19,6 @@ from . import ranges, runnable
 from .arguments import prepared
 from .engines.build import build
 from .errors import GraphError, InputError
-from .graphs.protos import copied
 from .infer import open_runner, run
 from .log import log, norms
 from .precision import precision as half
@@ -44,7 +43,7 @@ from .sources import (
     remembered_by_any,
 )
 from .storage.files import filled, load_onnx, opened_sizes, save_onnx
-from .storage.held import lift
+from .storage.weights import lifted
 
 if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
     from .bisection.bisect import Bisection
@@ -247,10 +246,7 @@ def optimize(
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
         read = partial(opened_sizes, source) if isinstance(source, onnx.ModelProto) else partial(load_onnx, cast("PathLike", source))
-        proto = read()
-        if isinstance(source, onnx.ModelProto):  # which is not to be changed
-            proto = copied(proto)
-        weights = lift(proto)
+        proto, weights = lifted(read())
         wanted = Wanted(_target(runtime, provider), fuse, progress=progress, weights=weights)
         signed = _signed(proto, source)
         try:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from .runtimes.tensors import TensorSpec
 
 
-
 @dataclass(frozen=True)
 class Inference(Shown):
     """What ``run`` did: the runner in the reader's words, each array with its "dtype[shape]", what is to be noted, stage -> seconds."""

@@ -13,6 +13,7 @@ from normdeploy.graphs.simplify import simplify
 from normdeploy.rewriting.rewrite import optimize
 from normdeploy.storage import held
 from normdeploy.storage.files import filled, load_onnx, save_onnx
+from normdeploy.storage.weights import lifted
 from tests.test_nested import CONSTANTS, FUNCTIONS, HEAD, LAYER_NORM
 
 NORM = LAYER_NORM.format(out="a")
@@ -44,8 +45,8 @@ def parsed(text: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_is_made_of_a_model_does_not_depend_on_where_its_weights_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "SMALLEST", 1)
-    whole, light = parsed(TEXTS[name]), parsed(TEXTS[name])
-    weights = held.lift(light)
+    whole = parsed(TEXTS[name])
+    light, weights = lifted(whole)
     assert weights
     given = light.SerializeToString()
     (expected, told), (found, said) = optimize(whole), optimize(light)
@@ -62,8 +63,7 @@ def test_a_model_is_written_with_the_weights_that_it_refers_to(external: bool, t
     w = np.random.default_rng(0).standard_normal((128, 64)).astype(np.float32)
     whole = parsed(TEXTS["plain"])
     whole.graph.initializer.append(numpy_helper.from_array(w, "w"))
-    light = copied(whole)
-    weights = held.lift(light)
+    light, weights = lifted(whole)
     assert [a.shape for a in weights.values()] == [(128, 64)]
     save_onnx(light, folder / "light.onnx", external=external)
     save_onnx(whole, folder / "whole.onnx", external=external)
@@ -74,9 +74,9 @@ def test_no_file_reaches_the_weights_of_another(tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("hostile")
     proto = parsed(TEXTS["plain"])
     proto.graph.initializer.append(numpy_helper.from_array(np.ones((128, 64), np.float32), "w"))
-    weights = held.lift(proto)
+    light, weights = lifted(proto)
     assert weights
-    (folder / "net.onnx").write_bytes(proto.SerializeToString())  # the references themselves, as a thief would have them
+    (folder / "net.onnx").write_bytes(light.SerializeToString())  # the references themselves, as a thief would have them
     with pytest.raises(GraphError, match="'w'"):
         load_onnx(folder / "net.onnx")
 

@@ -67,15 +67,6 @@ def array(tensor: onnx.TensorProto) -> np.ndarray:
     return onnx.numpy_helper.to_array(tensor) if found is None else found
 
 
-def lift(proto: onnx.ModelProto) -> Weights:
-    """Take the large weights of the main graph out of ``proto``, one by one: it is changed in place."""
-    weights: Weights = {}
-    for tensor in proto.graph.initializer:
-        if tensor.HasField("raw_data") and holdable(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)):
-            refer(tensor, onnx.numpy_helper.to_array(tensor), weights)
-    return weights
-
-
 def fill(tensor: onnx.TensorProto) -> None:
     """Let ``tensor`` hold the elements that it refers to, where it refers to any."""
     if (found := held(tensor)) is not None:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from ..errors import GraphError
-from .held import held
+from . import held
 
 _ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the file
 
@@ -24,7 +24,7 @@ def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelPr
     The copy costs no more than the nodes do; the initializers are the ones of ``proto``, by name, not copies.
     """
     initializers = proto.graph.initializer
-    large = {t.name: t for t in initializers if (t.HasField("raw_data") and nbytes(t) >= smallest) or held(t) is not None}
+    large = {t.name: t for t in initializers if (t.HasField("raw_data") and nbytes(t) >= smallest) or held.held(t) is not None}
     graph = onnx.GraphProto(**_fields(proto.graph, "initializer"))
     for tensor in initializers:
         if tensor.name in large:
@@ -36,6 +36,22 @@ def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelPr
         else:
             graph.initializer.append(tensor)
     return onnx.ModelProto(graph=graph, **_fields(proto, "graph")), large
+
+
+def lifted(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, held.Weights]:
+    """A copy that refers to the large weights of the main graph, and these (`normdeploy.storage.held`). What ``proto`` takes is given back
+    with it: a protobuf keeps the memory of what is cleared."""
+    light, large = detached(proto, held.SMALLEST)
+    weights: held.Weights = {}
+    for tensor in light.graph.initializer:
+        whole = large.get(tensor.name)
+        if whole is None:
+            continue
+        if held.held(whole) is None and held.holdable(onnx.helper.tensor_dtype_to_np_dtype(whole.data_type), tuple(whole.dims)):
+            held.refer(tensor, onnx.numpy_helper.to_array(whole), weights)
+        else:
+            tensor.CopyFrom(whole)
+    return light, weights
 
 
 def refer(light: onnx.ModelProto, places: Mapping[str, tuple[str, int, int]]) -> None:
@@ -71,7 +87,7 @@ def element_bits(data_type: int) -> int:
 
 def raw(tensor: onnx.TensorProto) -> bytes | memoryview:
     """The bytes of a weight, of a held one where they lie."""
-    if (array := held(tensor)) is not None:
+    if (array := held.held(tensor)) is not None:
         return array.reshape(-1).view(np.uint8).data
     data = tensor.raw_data
     if len(data) != nbytes(tensor):
