@@ -75,6 +75,32 @@ def test_a_module_stays_as_it_was_though_its_weights_are_shared(kind: type[nn.Mo
     assert torch.equal(module(x), y)
 
 
+def test_weights_that_can_not_be_shared_are_copied() -> None:
+    """Tensors of inference mode make no parameters outside of it."""
+    with torch.inference_mode():
+        module = Net().eval()
+    x = torch.randn(2, 3, 8, 8)
+    result = normdeploy.export(module, (x,))
+    assert normdeploy.verify(module, result, (x,))
+
+
+def test_a_forward_that_changes_its_parameters_leaves_the_users_alone() -> None:
+    class Clamped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(3 * torch.randn(128, 128))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.w.clamp_(-1, 1)
+            return x @ self.w
+
+    module = Clamped().eval()
+    before = module.w.detach().clone()
+    normdeploy.export(module, (torch.randn(2, 128),))
+    assert torch.equal(module.w, before)
+
+
 def test_large_weights_lie_where_the_module_has_them() -> None:
     module, x = nn.Sequential(nn.Conv2d(32, 32, 3), nn.ReLU()).eval(), torch.randn(2, 32, 8, 8)
     model = from_module(module, (x,), shared=True)

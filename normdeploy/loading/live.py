@@ -100,7 +100,8 @@ def copied(module: nn.Module, shared: bool = False) -> nn.Module:
 
 
 def _shareable(parameter: nn.Parameter) -> bool:
-    return type(parameter) is nn.Parameter and parameter.device.type == "cpu" and parameter.layout == torch.strided
+    plain = type(parameter) is nn.Parameter and not parameter.is_inference()
+    return plain and parameter.device.type == "cpu" and parameter.layout == torch.strided
 
 
 def trace(
