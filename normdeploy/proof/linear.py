@@ -10,6 +10,7 @@ places would show little: of few points two taps share one. No stride or dilatio
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -156,6 +157,8 @@ def _map(
     where one may stand (None where none may)."""
     counts = [int(np.prod([m.plan.count(a) for a in atoms], dtype=int)) for atoms in (source, places, tap)]
     reads = counts[1] * counts[2]
+    if m.draws.turn:
+        return _turned(counts, _said(attrs, i, rank), m.draws.turn), None, None
     index = _index(counts[0], reads, _said(attrs, i, rank))
     zeros = transposed or _pads(attrs, i, rank)
     real = None
@@ -177,6 +180,13 @@ def _index(points: int, reads: int, said: tuple[Any, ...]) -> Array:
     index = rng.permutation(np.resize(np.arange(points), reads))
     index[0], index[-1] = 0, points - 1
     return index
+
+
+def _turned(counts: Sequence[int], said: tuple[Any, ...], turn: int) -> Array:
+    """One place for all taps, so many further on: by one in the first turn, in others by what the attributes make of it."""
+    points, places, taps = counts
+    further = 1 if turn == 1 else zlib.crc32(repr((said, turn)).encode()) % points
+    return np.repeat((np.arange(places) + further) % points, taps)
 
 
 def _by_displacement(

@@ -53,10 +53,10 @@ def check(sides: Sides, plan: Plan) -> bool:
     Raises:
         NotProved: a NaN or Inf is lost, or comes from a finite input that gave none.
     """
-    looked, gains, found = list[Pattern](), False, list[tuple[Array, Array]]()
+    looked, gains, found, read = list[Pattern](), False, list[tuple[Array, Array]](), set[object]()
     while looked != (wanted := patterns([len(places) for places in _places(sides, plan)])):  # an evaluation may cut axes
         looked = wanted
-        found = evaluated(sides, plan, looked)
+        found = evaluated(sides, plan, looked, read=read)
     for old, new in found:
         shown, kept = ~np.isfinite(old), ~np.isfinite(new)
         for i, (name, _) in enumerate(looked):
@@ -67,9 +67,22 @@ def check(sides: Sides, plan: Plan) -> bool:
                 said = f"0/0 on {name} rows would be hidden" if lost else f"NaN on {name} rows is new"
                 raise NotProved(Why.HIDDEN, said, sides.culprit)
             gains = gains or bool((kept[i] & ~shown[i]).any())
+    if read and not plan.displaced:  # of one convolution: through it, or past it
+        _check_ways(sides, plan, [p for p in looked if p[0] == "nan"], 1 if len(read) == 1 else _TURNS)
     return gains
 
 
+def _check_ways(sides: Sides, plan: Plan, looked: Sequence[Pattern], turns: int) -> None:
+    """A NaN comes to an output by way of convolutions or past them, and the taps of one, which reach all of few places, hide what comes by
+    another way. So all taps of one read one place here: further on than that of the output, by a step that other convolutions don't have.
+    """
+    for turn in range(1, turns + 1):
+        for old, new in evaluated(sides, plan, looked, turn=turn):
+            if (np.isnan(old) & np.isfinite(new)).any():
+                raise NotProved(Why.HIDDEN, f"{_SAID['nan']} that the nodes show would be hidden", sides.culprit)
+
+
+_TURNS = 8  # choices of these steps, where there are several convolutions
 _LARGEST = 4096  # of a size at which a divisor is looked at
 _FACTORED = 2**40  # a constant whose divisors are looked for
 _MOST = 2**16  # choices of sizes
@@ -149,11 +162,20 @@ def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
 
 
 def evaluated(
-    sides: Sides, plan: Plan, looked: Sequence[Pattern], real: type = np.float64, held: dict[int, Held] | None = None
+    sides: Sides,
+    plan: Plan,
+    looked: Sequence[Pattern],
+    real: type = np.float64,
+    held: dict[int, Held] | None = None,
+    turn: int = 0,
+    read: set[object] | None = None,
 ) -> list[tuple[Array, Array]]:
-    """Each result of both sides in floats, one draw for each pattern. ``held``: gets the constants read, else ``sides.held`` does."""
+    """Each result of both sides in floats, one draw for each pattern.
+
+    ``held``: gets the constants read, else ``sides.held`` does. ``turn``: as of `Draws`. ``read``: gets what convolutions read, and how.
+    """
     while True:
-        m = Machine(plan, Draws(random.Random(7), held=sides.held if held is None else held), None, real)
+        m = Machine(plan, Draws(random.Random(7), held=sides.held if held is None else held, turn=turn), None, real)
         try:
             with evaluate.quiet():
                 places = _places(sides, plan)
@@ -161,6 +183,8 @@ def evaluated(
                 pairs = [m.over_each_other(b, a)[1] for b, a in zip(sides.before(m, leaves), sides.after(m, leaves), strict=True)]
         except Restart:
             continue
+        if read is not None:
+            read |= {key[2:] for key in m.gathered}
         found = []
         for (_, f), (_, g) in pairs:
             shape = (len(looked), *np.broadcast_shapes(f.shape[1:], g.shape[1:]))

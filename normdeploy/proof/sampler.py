@@ -44,6 +44,7 @@ class Draws:
     read: dict[float, str] = field(default_factory=dict)  # constants that were read so, and as what
     affine: list[Any] = field(default_factory=list)  # scales and shifts between both sides, of each result, at each choice of sizes
     held: dict[int, Held] = field(default_factory=dict)  # constants of the file, by the ids of their tensors
+    turn: int = 0  # of floats alone: which one place all taps of a convolution read (`proof.linear`); 0: places of their own
 
 
 class Held:

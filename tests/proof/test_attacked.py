@@ -39,6 +39,33 @@ def test_a_norm_beside_a_transposed_difference_stays() -> None:
     assert np.isnan(one).any(-1).sum() == 2
 
 
+APART = "Conv<dilations = [2, 2], pads = [1, 1, 1, 1]>"  # of two taps: the places beside the output's, never its own
+NEAR = "Conv<pads = [1, 1, 1, 1]>"
+
+
+@pytest.mark.parametrize("shape", ["N, 4, 9, 9", "N, 4, h, w"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"c = {APART}(x, two) z = Sub(x, x) before = Add(c, z) after = Identity(c)",
+        f"c = {APART}(x, two) z = Sub(c, c) before = Add(x, z) after = Identity(x)",
+        f"c = {APART}(x, two) e = {NEAR}(x, three) z = Sub(e, e) before = Add(c, z) after = Identity(c)",
+        f"c = {NEAR}(x, three) e = {NEAR}(c, three) z = Sub(e, e) before = Add(c, z) after = Identity(c)",
+    ],
+    ids=["past", "through", "another", "twice"],
+)
+def test_a_nan_that_comes_by_another_way_than_a_convolution_is_seen(body: str, shape: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"two": rng.standard_normal((4, 4, 2, 2)), "three": rng.standard_normal((4, 4, 3, 3))}
+    for _ in range(3):
+        refused(body, Why.HIDDEN, shape=shape, **weights)
+
+
+def test_what_takes_the_same_ways_is_proved() -> None:
+    weights = {"three": np.random.default_rng(0).standard_normal((4, 4, 3, 3)), "g": np.float32(2), "h": np.float32(4)}
+    proved(f"c = {NEAR}(x, three) s = Mul(c, g) before = Add(s, s) after = Mul(c, h)", shape="N, 4, h, w", **weights)
+
+
 def test_a_radicand_that_is_a_square_in_one_part_alone_is_seen() -> None:
     """√4W + 2√W is 4√W, and zero in the field where 2 is no square; the other part of the Concat has squares and others."""
     body = """xx = Mul(x, x) X = Add(xx, one) yy = Mul(y, y) Y = Add(yy, one) zz = Mul(z, z) Z = Add(zz, one) X4 = Mul(X, four)
