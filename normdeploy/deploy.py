@@ -135,14 +135,14 @@ def export(
     if output is not None:
         check_output(output, source)
     signing.check(output)
-    _target(runtime, provider)
+    target = _target(runtime, provider)
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
         model = loaded(source, args, kwargs, loading, shared=True)
     with stage("export"):
         proto, weights = to_light(model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress)
     signature = model.signature
-    wanted = Wanted(_target(runtime, provider), fuse, progress=progress, weights=weights)
+    wanted = Wanted(target, fuse, progress=progress, weights=weights)
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
     del model  # in cycles, as torch's graphs are
@@ -242,12 +242,12 @@ def optimize(
     if output is not None:
         check_output(output, source)
     signing.check(output)
-    _target(runtime, provider)
+    target = _target(runtime, provider)
     samples = _calibration(calibrate, precision, keep_io)
     with stage("load"):
         read = partial(opened_sizes, source) if isinstance(source, onnx.ModelProto) else partial(load_onnx, cast("PathLike", source))
         proto, weights = lifted(read())
-        wanted = Wanted(_target(runtime, provider), fuse, progress=progress, weights=weights)
+        wanted = Wanted(target, fuse, progress=progress, weights=weights)
         signed = _signed(proto, source)
         try:
             inputs = recorded(proto).get("inputs", ())

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.errors import GraphError
+from normdeploy.errors import ExportError, GraphError
 from normdeploy.exporter import to_light, to_onnx
 from normdeploy.graphs.protos import copied
 from normdeploy.graphs.unrounded import Unrounded
@@ -98,6 +98,25 @@ def test_a_forward_that_changes_its_parameters_leaves_the_users_alone() -> None:
     module = Clamped().eval()
     before = module.w.detach().clone()
     normdeploy.export(module, (torch.randn(2, 128),))
+    assert torch.equal(module.w, before)
+
+
+def test_a_forward_that_can_not_be_traced_is_run_on_a_copy() -> None:
+    """It is run once more for the sake of the error."""
+
+    class Clamped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(3 * torch.randn(128, 128))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.w.data.clamp_(-1, 1)
+            return x @ self.w
+
+    module = Clamped().eval()
+    before = module.w.detach().clone()
+    with pytest.raises(ExportError, match="can't trace Clamped"):
+        normdeploy.export(module, (torch.randn(2, 128),))
     assert torch.equal(module.w, before)
 
 
