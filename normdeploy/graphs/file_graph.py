@@ -157,6 +157,16 @@ class FileGraph(Links):
         except evaluate.Unsupported:
             return None
 
+    def parts(self, t: gs.Tensor) -> tuple[np.ndarray, np.ndarray | None] | None:
+        """A value and a rest, whose sum in float64 is the constant ``t``: float32 is given without a copy, other types as by `known`."""
+        kept = self.exact.parts(id(t))
+        if kept is not None:
+            return kept
+        if isinstance(t, gs.Constant) and not t.is_empty() and t.dtype == np.float32 and id(t) not in self.exact:
+            return stored(t), None
+        value = self.known(t)
+        return None if value is None else (value, None)
+
     def _evaluated(self, node: gs.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
         try:
             return self.apply(node, inputs)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 _FEW = 2**12  # elements of a constant that is kept as it is
-_PIECE = 2**15  # elements
+_PIECE = 2**14  # elements
 _SMALLEST = 2.0**-80  # of an element: what rounding takes of a smaller one has too few digits in float32
 
 
@@ -38,6 +38,26 @@ class Unrounded:
             rounded, part = self._parts[key]
             return np.add(rounded, part, dtype=np.float64)
         return self._whole.get(key, otherwise)
+
+    def each(self, key: int) -> Iterator[tuple[slice, np.ndarray]]:
+        """The value of a constant that is known, by `pieces` of its elements in order."""
+        if key in self._parts:
+            rounded, part = (x.reshape(-1) for x in self._parts[key])
+            for places in pieces(rounded.size):
+                yield places, np.add(rounded[places], part[places], dtype=np.float64)
+        else:
+            whole = self._whole[key].reshape(-1)
+            for places in pieces(whole.size):
+                yield places, whole[places]
+
+    def shape(self, key: int) -> tuple[int, ...]:
+        """Of a constant that is known."""
+        known: np.ndarray = self._parts[key][0] if key in self._parts else self._whole[key]
+        return known.shape
+
+    def parts(self, key: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """(the rounded elements, what rounding took away) of a large float32 constant, both float32 and not copied; else None."""
+        return self._parts.get(key)
 
     def __contains__(self, key: int) -> bool:
         return key in self._whole or key in self._parts

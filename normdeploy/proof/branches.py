@@ -69,6 +69,11 @@ class Branches:
         """Whose constants it is made of."""
         return [n for c in self.chains for n in c.nodes] + [p.linear.node for p in self.parts if p.linear is not None]
 
+    @property
+    def leaves(self) -> list[gs.Tensor]:
+        """What the chains read."""
+        return [t for c in self.chains for t in c.leaves]
+
     def told(self, names: Mapping[int, object]) -> tuple[object, ...]:
         """Equal for merges that differ in the elements of larger constants alone. ``names``: as for `Region.template_of`."""
         kinds = ((p.sign, p.linear is None, p.at, p.chain and p.chain.template_of(names), p.linear and p.linear.biased) for p in self.parts)

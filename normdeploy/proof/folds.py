@@ -49,6 +49,11 @@ class Expressions:
         """Whose constants the scale and shift are made of."""
         return self.chain.nodes
 
+    @property
+    def leaves(self) -> Sequence[gs.Tensor]:
+        """What the chain reads: z."""
+        return self.chain.leaves
+
     def told(self, names: Mapping[int, object]) -> tuple[object, ...]:
         """Equal for folds that differ in the elements of larger constants alone. ``names``: as for `Region.template_of`."""
         return (self.chain.template_of(names), *((s.side, s.linear.node.op, s.start, s.whole, s.bias is None) for s in self.shares))
@@ -153,7 +158,8 @@ def _vector(m: Machine, v: Value, n: int, share: Any) -> Value:
 
 def _shared(m: Machine, graph: Graph, share: Any, a: Value, b: Value | None, absolute: bool) -> dict[int, Value]:
     linear = share.linear
-    w, c = constant(m, graph, linear.node.inputs[linear.weight]), _bias(m, graph, linear)
+    w = constant(m, graph, linear.node.inputs[linear.weight], narrow=True)  # only multiplied, by scales in float64
+    c = _bias(m, graph, linear)
     alpha = linear.node.attrs.get("alpha", 1.0) if linear.node.op == "Gemm" else 1.0
     w = w if alpha == 1.0 else m.mul(m.number(float(alpha)), w)
     if absolute:

@@ -41,15 +41,15 @@ class Machine(Arithmetic):
         self.rooted: dict[Atoms, bool] = {}  # along which atoms what roots were taken of varies, and whether it holds sums
         self.divisors: list[Radicand] = []  # √V + ε
 
-    def constant(self, held: Array | Held) -> Value:
+    def constant(self, held: Array | Held, narrow: bool = False) -> Value:
         """As `Sampler.constant`; a number that is the rounding of a fraction of counts is that fraction, where such are read."""
         held = held if isinstance(held, Held) else Held(held)
         if self.draws.counts and held.finite and held.uniform and held.array.size <= readings.FEW:
-            number = float(held.array.reshape(-1)[0])
+            number = held.first()
             reading = readings.of(number, self.draws.counts, held.half)
             if reading is not None:
                 return self._read(tuple(self.plan.atoms(self.plan.length(n)) for n in held.array.shape), number, reading)
-        return super().constant(held)
+        return super().constant(held, narrow)
 
     def _read(self, axes: Axes, number: float, reading: readings.Reading) -> Value:
         """A constant as what it is the rounding of."""

@@ -114,18 +114,19 @@ def identity_of_any_length(sides: Sides) -> Identity:
 def _told_apart(
     shapes: Sequence[tuple[Size, ...]], named: Collection[Size] = ()
 ) -> Iterator[tuple[tuple[tuple[Size, ...], ...], dict[Size, int]]]:
-    """With symbols for axes of equal lengths, all but one of each leaf (the first, the last, then those between); and what lengths they
-    stand for.
+    """With symbols for axes of equal lengths, all of them, or all but one of each leaf (the first, the last, then those between); and what
+    lengths they stand for. All, for a Reshape may name that length as well: 32 groups of the channels of an image of 32×32.
 
     ``named``: symbols that stand for lengths already.
     """
     known: list[list[tuple[Size, ...]]] = []
-    for kept in (0, -1, *range(1, max(map(len, shapes), default=0) - 1)):
+    for kept in (None, 0, -1, *range(1, max(map(len, shapes), default=0) - 1)):
         made, lengths = list[tuple[Size, ...]](), dict[Size, int]()
         for shape in shapes:
             long = [n for n in shape if n in named or (n.number is not None and n.number >= _ALIKE)]
             alike = {n: [i for i, m in enumerate(shape) if m == n] for n in long}
-            free = {i for places in alike.values() for i in places if i != places[min(kept, len(places) - 1)]}
+            alike = {n: places for n, places in alike.items() if len(places) > 1}
+            free = {i for places in alike.values() for i in places if kept is None or i != places[min(kept, len(places) - 1)]}
             names = {i: Size.unknown("places", i - len(shape), shape[i]) for i in free}
             lengths |= {name: int(shape[i].number or 0) for i, name in names.items()}
             made.append(tuple(names.get(i, n) for i, n in enumerate(shape)))

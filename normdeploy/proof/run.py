@@ -97,8 +97,8 @@ def _input(m: Machine, graph: Graph, node: gs.Node, i: int, t: gs.Tensor, env: M
     return env[id(t)]
 
 
-def constant(m: Machine, graph: Graph, t: gs.Tensor) -> Any:
-    """A constant of the file: whole numbers as they are, others as a value."""
+def constant(m: Machine, graph: Graph, t: gs.Tensor, narrow: bool = False) -> Any:
+    """A constant of the file: whole numbers as they are, others as a value. ``narrow``: as for `Sampler.constant`."""
     held = m.draws.held.get(id(t))
     if held is None:
         try:
@@ -109,7 +109,7 @@ def constant(m: Machine, graph: Graph, t: gs.Tensor) -> Any:
         if array.dtype.kind in "iub":
             return array
         held = m.draws.held[id(t)] = Held(array, half(graph, t))
-    return m.constant(held)
+    return m.constant(held, narrow)
 
 
 def half(graph: Graph, t: gs.Tensor) -> bool:

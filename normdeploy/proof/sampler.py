@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..graphs.unrounded import pieces
 from .characters import Characters
 from .degree import Degree
 from .errors import NotProved, Why
@@ -48,15 +49,17 @@ class Draws:
 
 
 class Held:
-    """A constant of the file in float64, looked at once."""
+    """A constant of the file, looked at once."""
 
-    def __init__(self, array: Array, half: bool = False) -> None:
-        """``half``: it was stored in float16."""
+    def __init__(self, array: Array, half: bool = False, rest: Array | None = None) -> None:
+        """``array`` + ``rest``: the elements, in float32 (not copied) or float64; a rest has no more than their last digits
+        (`graphs.unrounded`). ``half``: it was stored in float16."""
         self.half = half
-        self.array = array = np.asarray(array, dtype=np.float64)
-        low, high = (float(array.min()), float(array.max())) if array.size else (1.0, 1.0)  # both NaN where an element is
+        self.array = array = array if array.dtype == np.float32 else np.asarray(array, dtype=np.float64)
+        self.rest = rest
+        low, high = _bounds(array)
         self.finite = math.isfinite(low) and math.isfinite(high)
-        self.uniform = low == high
+        self.uniform = low == high and (rest is None or bool((rest == rest.reshape(-1)[0]).all()))
         self.nonzero = low > 0 or high < 0 or bool((array != 0).all())
         self.sign, self.below = _sign_of(low), _sign_of(-high)
 
@@ -68,26 +71,50 @@ class Held:
     @cached_property
     def content(self) -> object:
         """Equal for equal elements in equal order, whatever the shape; of large constants as `told_apart` found."""
-        return hashlib.sha256(np.ascontiguousarray(self.array).data).digest()
+        return hashlib.sha256(np.ascontiguousarray(self.values()).data).digest()
+
+    def first(self) -> float:
+        """The first element in float64."""
+        return float(self.array.reshape(-1)[0]) + (0.0 if self.rest is None else float(self.rest.reshape(-1)[0]))
+
+    def values(self, lengths: Sequence[int] | None = None, chosen: Sequence[Sequence[int]] | None = None) -> Array:
+        """The elements in float64, laid out along axes of ``lengths``, of which the places ``chosen`` are asked for."""
+        parts = []
+        for part in (self.array, self.rest):
+            if part is not None:
+                laid = part if lengths is None else part.reshape(lengths)
+                parts.append(laid if chosen is None else laid[np.ix_(*chosen)])
+        return np.add(*parts, dtype=np.float64) if len(parts) == 2 else parts[0].astype(np.float64, copy=False)
+
+
+def _bounds(array: Array) -> tuple[float, float]:
+    """The least and the largest element, both NaN where an element is. By pieces, which the second look finds in the processor's cache."""
+    if not array.size:
+        return 1.0, 1.0
+    flat = array.reshape(-1)
+    found = [(flat[places].min(), flat[places].max()) for places in pieces(array.size)]
+    return float(np.min([low for low, _ in found])), float(np.max([high for _, high in found]))
 
 
 def told_apart(constants: Iterable[Held]) -> None:
     """Say of all large constants of a proof which have equal contents, without their digests, which take longer than all the rest."""
-    known: dict[int, list[Array]] = {}
+    known: dict[int, list[Held]] = {}
     for constant in constants:
-        if constant.array.size <= _LARGE:
+        size = constant.array.size
+        if size <= _LARGE:
             continue
-        flat = constant.array.reshape(-1)
-        alike = known.setdefault(flat.size, [])
-        number = next((i for i, other in enumerate(alike) if _equal(flat, other)), len(alike))
+        alike = known.setdefault(size, [])
+        number = next((i for i, other in enumerate(alike) if _equal(constant, other)), len(alike))
         if number == len(alike):
-            alike.append(flat)
-        constant.content = (flat.size, number)
+            alike.append(constant)
+        constant.content = (size, number)
 
 
-def _equal(one: Array, other: Array) -> bool:
-    few = slice(_LARGE // 16)  # which tell most apart
-    return np.array_equal(one[few], other[few]) and np.array_equal(one, other)
+def _equal(one: Held, other: Held) -> bool:
+    ones, others, few = one.array.reshape(-1), other.array.reshape(-1), slice(_LARGE // 16)  # which tell most apart
+    if not np.array_equal(ones[few], others[few]) or not np.array_equal(ones, others):
+        return False
+    return one.rest is other.rest or np.array_equal(one.values(), other.values())
 
 
 class Sampler:
@@ -96,26 +123,31 @@ class Sampler:
     def __init__(self, plan: Plan, draws: Draws, gf: Field | None, real: type = np.float64) -> None:
         self.plan, self.draws, self.gf, self.real = plan, draws, gf, real
 
-    def constant(self, held: Array | Held) -> Value:
-        """A constant of the file: a number where all its elements are one, else elements of their own (any, in the field)."""
+    def constant(self, held: Array | Held, narrow: bool = False) -> Value:
+        """A constant of the file: a number where all its elements are one, else elements of their own (any, in the field).
+
+        ``narrow``: float32 elements may stay such, for one who multiplies them by float64.
+        """
         held = held if isinstance(held, Held) else Held(held)
-        array, first = held.array, held.array.reshape(-1)[:1]
+        array = held.array
         axes: Axes = tuple(self.plan.atoms(self.plan.length(n)) for n in array.shape)
         atoms = [a for axis in axes for a in axis]
-        if not first.size:
+        if not array.size:
             raise NotProved(Why.SIZE, "a constant of it has no element")
         if not held.finite:  # no element of the field: nothing that depends on it is proved
             return Value(axes, None, np.full((1,) * (1 + len(atoms)), np.nan, dtype=self.real))
         if held.uniform:
-            number = float(first[0])
+            number = held.first()
             f: Array = np.full((1,) * (1 + len(atoms)), number, dtype=self.real)
             a = None if self.gf is None else self.gf.numbers(f.astype(np.float64))
             size = Size.of(int(number)) if number == int(number) and abs(number) < 2**53 else None
             return Value(axes, a, f, sign=held.sign, below=held.below, size=size, nonzero=held.nonzero)
-        laid, chosen = array.reshape([self.plan.places(a) for a in atoms]), [self._places(a) for a in atoms]
-        if any(places != list(range(n)) for places, n in zip(chosen, laid.shape, strict=True)):
-            laid = laid[np.ix_(*chosen)]
-        f = laid.astype(self.real)[None]
+        lengths, chosen = [self.plan.places(a) for a in atoms], [self._places(a) for a in atoms]
+        every = all(places == list(range(n)) for places, n in zip(chosen, lengths, strict=True))
+        if narrow and every and held.rest is None:
+            f = array.reshape(lengths)[None]
+        else:
+            f = held.values(lengths, None if every else chosen).astype(self.real, copy=False)[None]
         a, drawn = None, None
         if self.gf is not None:
             drawn = (("constant", held.content, tuple(atoms)), 0)

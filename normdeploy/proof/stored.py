@@ -16,7 +16,6 @@ import onnx_graphsurgeon as gs
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
 from ..graphs.graph import Graph
-from ..graphs.unrounded import pieces
 from .branches import Branches
 from .errors import NotProved, Restart, Why
 from .folds import Expressions, given
@@ -92,22 +91,24 @@ def check_expressions(graph: Graph, e: Expressions | Branches, plan: Plan, held:
         break
     terms: dict[int, Value] = {}
     for c in new:
-        exact = graph.exact.get(id(c))
-        if exact is None:
+        if id(c) not in graph.exact:
             raise NotProved(Why.STORED, f"{c.name!r} is no constant that was computed", c.name)
-        exact, found = exact.reshape(-1), _laid_out(full, values[id(c)], exact.shape)
-        if _near(found, exact, found):  # whose magnitude is less than the sum of those of its terms
+        shape = graph.exact.shape(id(c))
+        found = _laid_out(full, values[id(c)], shape)
+        if _near(found, graph, c, found):  # whose magnitude is less than the sum of those of its terms
             continue
         with evaluate.quiet():
             terms = terms or given(m, graph, e, absolute=True)
-        if not _near(found, exact, _laid_out(full, terms[id(c)], c.shape)):
+        if not _near(found, graph, c, _laid_out(full, terms[id(c)], shape)):
+            exact = np.concatenate([part for _, part in graph.exact.each(id(c))])
             worst = int(np.argmax(np.abs(found - exact)))
             raise NotProved(Why.STORED, f"{c.name!r} holds {exact[worst]:.9g} where {found[worst]:.9g} is right", c.name)
 
 
-def _near(found: np.ndarray, exact: np.ndarray, terms: np.ndarray) -> bool:
-    """Whether all are what float64 makes of sums of such magnitudes."""
-    return all((np.abs(found[places] - exact[places]) <= _TERMS * np.abs(terms[places])).all() for places in pieces(found.size))
+def _near(found: np.ndarray, graph: Graph, c: gs.Constant, terms: np.ndarray) -> bool:
+    """Whether a constant's elements are what float64 makes of sums of such magnitudes."""
+    each = graph.exact.each(id(c))
+    return all((np.abs(found[places] - exact) <= _TERMS * np.abs(terms[places])).all() for places, exact in each)
 
 
 def _laid_out(plan: Plan, v: Value, shape: tuple[int, ...]) -> np.ndarray:
@@ -127,12 +128,15 @@ def _lengths(graph: Graph, e: Expressions | Branches, new: list[gs.Constant]) ->
 def check_bytes(sides: Sides) -> None:
     """Raises NotProved where a constant that a rewrite computed is stored as something else than itself, rounded."""
     for c in sides.constants():
-        exact = sides.graph.exact.get(id(c)) if sides.graph is not None else None
-        if exact is not None:
-            if tuple(c.shape) != exact.shape:
-                raise NotProved(Why.STORED, f"{c.name!r} is stored in the shape {tuple(c.shape)}, computed in {exact.shape}", c.name)
-            if not _rounded_once(c.values, exact):
-                _within_half_an_ulp(widen(c.values), exact, np.dtype(c.dtype).name, repr(c.name))
+        if sides.graph is None or id(c) not in sides.graph.exact:
+            continue
+        computed = sides.graph.exact.shape(id(c))
+        if tuple(c.shape) != computed:
+            raise NotProved(Why.STORED, f"{c.name!r} is stored in the shape {tuple(c.shape)}, computed in {computed}", c.name)
+        values = c.values.reshape(-1)
+        for places, exact in sides.graph.exact.each(id(c)):
+            if not _rounded_once(values[places], exact):
+                _within_half_an_ulp(widen(values[places]), exact, np.dtype(c.dtype).name, repr(c.name))
 
 
 def _rounded_once(held: np.ndarray, exact: np.ndarray) -> bool:
@@ -140,7 +144,7 @@ def _rounded_once(held: np.ndarray, exact: np.ndarray) -> bool:
     if held.dtype not in (np.float16, np.float32, np.float64):
         return False
     with np.errstate(all="ignore"):
-        return bool(((held == exact.astype(held.dtype)) & np.isfinite(held)).all())
+        return bool((held == exact.astype(held.dtype)).all()) and bool(np.isfinite(held).all())
 
 
 def _within_half_an_ulp(held: np.ndarray, exact: np.ndarray, dtype: str, name: str, off: float = 0.0) -> None:

@@ -24,8 +24,9 @@ from ..proof.sizes import Size, dim_size
 from ..recognition.region import NoMatch, Region, compile_region
 from ..records import Certificate, Finding
 
-_LONG = 8  # places of an axis whose length may be any
+_LONG = 4  # places of an axis whose length may be any
 _FEW = 4  # elements of a constant that is part of a region's template (`recognition.region`)
+_NAMED = 16  # whole numbers of one constant that may be the lengths that a Reshape names
 _KERNELS = ("Conv", "ConvTranspose")  # whose taps are told apart: their number is no length
 
 Memo = MutableMapping[object, Identity | NotProved]
@@ -54,7 +55,8 @@ def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Expressions 
         constants = list(_constants([region for r in rewrites for region in (r.before, r.after)], expressions))
         sides = of_regions([r.before for r in rewrites], [r.after for r in rewrites], expressions)
         sides = replace(sides, held=_read(rewrites[0].before.graph, constants))
-        sides = replace(sides, named=_lengths(rewrites[0].before, constants, sides.held))
+        read = [*rewrites[0].before.leaves, *(() if expressions is None else expressions.leaves)]
+        sides = replace(sides, named=_lengths(rewrites[0].before.graph, read, constants, sides.held))
         told = _told(rewrites[0].before.graph, constants, sides.held)
         found: Identity | NotProved = NotProved(Why.SIZE, "")
         general = [(sides.named, identity_of_any_length)] if sides.named else []
@@ -95,24 +97,26 @@ def _read(graph: Graph, constants: Sequence[tuple[gs.Node, int]]) -> dict[int, H
     found: dict[int, Held] = {}
     for node, i in constants:
         t = node.inputs[i]
-        array = None if id(t) in found else graph.known(t)
-        if array is not None and array.dtype.kind == "f":
-            found[id(t)] = Held(array, half(graph, t))
+        parts = None if id(t) in found else graph.parts(t)
+        if parts is not None and parts[0].dtype.kind == "f":
+            found[id(t)] = Held(parts[0], half(graph, t), parts[1])
     told_apart(found.values())
     return found
 
 
-def _lengths(region: Region, constants: Sequence[tuple[gs.Node, int]], held: Mapping[int, Held]) -> dict[int, Size]:
+def _lengths(
+    graph: Graph, leaves: Sequence[gs.Tensor], constants: Sequence[tuple[gs.Node, int]], held: Mapping[int, Held]
+) -> dict[int, Size]:
     """The lengths along leaves and constants, each as a size of its own, in the order in which they are met."""
     found, taps = dict[int, None](), set[int]()
-    for t in region.leaves:
-        found |= dict.fromkeys(n for n in region.graph.shape(t) or () if isinstance(n, int))
-        taps |= {number for n in region.graph.shape(t) or () if isinstance(n, str) and (number := dim_size(n, "").number) is not None}
+    for t in leaves:
+        found |= dict.fromkeys(n for n in graph.shape(t) or () if isinstance(n, int))
+        taps |= {number for n in graph.shape(t) or () if isinstance(n, str) and (number := dim_size(n, "").number) is not None}
     for node, i in constants:
         constant = held.get(id(node.inputs[i]))
-        if constant is None:  # whole numbers, which may become a tensor of so many places
-            known = region.graph.known(node.inputs[i])
-            taps |= set() if known is None else set(known.shape)
+        if constant is None:  # whole numbers: lengths that a Reshape names, or what may become a tensor of so many places
+            known = graph.known(node.inputs[i])
+            taps |= set() if known is None else {*known.shape, *known.reshape(-1)[:_NAMED].tolist()}
         else:
             found |= dict.fromkeys(constant.array.shape)
             taps |= set(constant.array.shape[2:]) if node.op in _KERNELS and i == 1 else set()
@@ -134,7 +138,7 @@ def _told(graph: Graph, constants: Sequence[tuple[gs.Node, int]], held: Mapping[
         if constant.array.size <= _FEW:  # its elements are part of the template
             told.append((constant.half, computed))
             continue
-        number = float(constant.array.flat[0]) if constant.uniform else None
+        number = constant.first() if constant.uniform else None
         told.append((classes.setdefault(constant.content, len(classes)), number, constant.told, computed))
     return tuple(told)
 

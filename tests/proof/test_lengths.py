@@ -56,16 +56,16 @@ def checked(proto: onnx.ModelProto, shape: Sequence[int], scale: float = 1.0) ->
     return out, summary
 
 
-def convolutions(channels: Sequence[int]) -> onnx.ModelProto:
+def convolutions(channels: Sequence[int], places: int = 12, stride: int = 1) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     nodes, held, at = [], list[tuple[str, np.ndarray]](), "x"
     for i, (c, o) in enumerate(itertools.pairwise(channels)):
         held.append((f"w{i}", rng.standard_normal((o, c, 3, 3)) / np.sqrt(9 * c)))
         held += [(f"{name}{i}", rng.uniform(0.5, 1.5, o)) for name in "gbmv"]
-        nodes.append(helper.make_node("Conv", [at, f"w{i}"], [f"c{i}"], pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Conv", [at, f"w{i}"], [f"c{i}"], pads=[1, 1, 1, 1], strides=[stride] * 2))
         nodes.append(helper.make_node("BatchNormalization", [f"c{i}", *(f"{name}{i}" for name in "gbmv")], [f"n{i}"]))
         nodes.append(helper.make_node("Relu", [f"n{i}"], [at := f"y{i}"]))
-    return model(nodes, held, ["n", channels[0], 12, 12], at)
+    return model(nodes, held, ["n", channels[0], places, places], at)
 
 
 def test_folds_of_all_widths_have_one_proof(proved: dict[str, int]) -> None:
@@ -74,6 +74,50 @@ def test_folds_of_all_widths_have_one_proof(proved: dict[str, int]) -> None:
     assert {n.op_type for n in out.graph.node} == {"Conv", "Relu"}
     assert proved == {"any": 1, "own": 0}
     assert all(f.certificate and f.certificate.method == "exact" and f.certificate.bits >= 80 for f in summary.findings)
+
+
+def test_strided_folds_of_all_widths_and_images_have_one_proof(proved: dict[str, int]) -> None:
+    """What a convolution makes of a length is a length that may be any, too, and so are 5 places."""
+    proto = convolutions([9, 16, 32, 24], places=40, stride=2)
+    checked(proto, (2, 9, 40, 40))
+    assert proved == {"any": 1, "own": 0}
+
+
+def test_lengths_that_a_reshape_names_keep_no_other_from_being_any(proved: dict[str, int]) -> None:
+    rng, held, nodes, at = np.random.default_rng(0), list[tuple[str, np.ndarray]](), list[onnx.NodeProto](), "x"
+    for i, (c, o) in enumerate(itertools.pairwise([20, 24, 40, 32])):
+        held += [(f"w{i}", rng.standard_normal((c, o)) / np.sqrt(c)), *((f"{name}{i}", rng.uniform(0.5, 1.5, o)) for name in "gbmv")]
+        nodes.append(helper.make_node("MatMul", [at, f"w{i}"], [f"p{i}"]))
+        nodes.append(helper.make_node("Transpose", [f"p{i}"], [f"t{i}"], perm=[0, 2, 1]))
+        nodes.append(helper.make_node("Reshape", [f"t{i}", "image"], [f"i{i}"]))
+        nodes.append(helper.make_node("BatchNormalization", [f"i{i}", *(f"{name}{i}" for name in "gbmv")], [f"n{i}"]))
+        nodes.append(helper.make_node("Reshape", [f"n{i}", "rows"], [f"r{i}"]))
+        nodes.append(helper.make_node("Transpose", [f"r{i}"], [at := f"y{i}"], perm=[0, 2, 1]))
+    proto = model(nodes, held, ["n", 36, 20], at)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 6, 6]), "image"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 36]), "rows"))
+    out, _ = checked(proto, (2, 36, 20))
+    assert "BatchNormalization" not in {n.op_type for n in out.graph.node}
+    assert proved == {"any": 1, "own": 0}
+
+
+@pytest.mark.parametrize("places", [32, 48])
+def test_groups_as_many_as_rows_are_told_apart_from_these(places: int) -> None:
+    """32 groups of an image of 32×32 take no more points than of one of 48×48: 1,152; one for each group and row would be 11,616."""
+    rng = np.random.default_rng(0)
+    held = [("one", np.ones(32)), ("none", np.zeros(32)), ("g", rng.standard_normal((64, 1, 1))), ("b", rng.standard_normal((64, 1, 1)))]
+    nodes = [
+        helper.make_node("Reshape", ["x", "groups"], ["r"]),
+        helper.make_node("InstanceNormalization", ["r", "one", "none"], ["i"]),
+        helper.make_node("Reshape", ["i", "image"], ["s"]),
+        helper.make_node("Mul", ["s", "g"], ["t"]),
+        helper.make_node("Add", ["t", "b"], ["y"]),
+    ]
+    proto = model(nodes, held, ["n", 64, places, places], "y")
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([0, 32, -1]), "groups"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([0, 64, places, places]), "image"))
+    _, summary = checked(proto, (2, 64, places, places))
+    assert [f.certificate.cases for f in summary.findings if f.certificate] == [1152]
 
 
 def test_equal_lengths_are_other_templates_than_different_ones(proved: dict[str, int]) -> None:
