@@ -118,6 +118,20 @@ def test_a_reshape_to_the_shape_that_is_there(body: str, left: dict[str, int]) -
     assert cleaned(f"{constants} {body}", X) == left
 
 
+@pytest.mark.parametrize(
+    ("attribute", "reshapes"),
+    [
+        ("<allowzero=1>", 1),
+        ("", 2),  # a 0 that is worked out would stand for a dim between the two
+    ],
+)
+def test_a_reshape_of_a_reshape_to_a_shape_that_is_worked_out(attribute: str, reshapes: int) -> None:
+    constants = "flat = Constant<value_ints=[-1, 2]>() two = Constant<value_ints=[2]>()"
+    wanted = "n = Shape<start=0, end=1>(x) t = Mul(n, two) m = Shape<start=1, end=2>(x) w = Concat<axis=0>(t, m, two)"
+    body = f"{constants} {wanted} r = Reshape(x, flat) y = Reshape{attribute}(r, w)"
+    assert cleaned(body, X, shape="N, M, 4")["Reshape"] == reshapes
+
+
 def test_what_a_file_states_of_the_result_is_not_believed() -> None:
     """A Reshape to (N, 4, 3) whose result is stated as (N, 3, 4)."""
     proto = parser.parse_model(

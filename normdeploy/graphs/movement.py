@@ -2,6 +2,7 @@
 
 - Packed attention (``torch.nn.MultiheadAttention``) has query, key and value as an axis of three places, which Unsqueeze, Transpose and
   Squeeze bring to the front, and Gather takes apart.
+- A Reshape of a Reshape is one.
 - A linear layer by Gemm is one of rows: Reshapes around it make them and take them back. Where functions of single elements alone stand
   between two layers (a GELU, written by hand or not), the rows may stay rows.
 - Positions along several axes are made by one Unsqueeze after another.
@@ -107,6 +108,23 @@ def _stated_axes(unsqueeze: ir.Node) -> set[int] | None:
     held = ir.convenience.get_const_tensor(unsqueeze.inputs[1]) if len(unsqueeze.inputs) > 1 and unsqueeze.inputs[1] is not None else None
     axes = None if held is None else {int(axis) for axis in held.numpy().reshape(-1)}
     return axes if axes and min(axes) >= 0 else None
+
+
+def _reshaped(graph: ir.Graph, node: ir.Node) -> bool:
+    past = _past_another(node)
+    return _rows_stay(graph, node) or past
+
+
+def _past_another(outer: ir.Node) -> bool:
+    """Reshape of a Reshape, worked out or stated: of its input, where no 0 of the shape wanted stands for a dim between them."""
+    inner, modified = _producer(outer, "Reshape"), False
+    sizes = None if outer.inputs[1] is None else ir.convenience.get_const_tensor(outer.inputs[1])
+    if outer.attributes.get_int("allowzero", 0) != 1 and (sizes is None or not sizes.numpy().all()):
+        return False
+    while inner is not None and inner.inputs[0] is not None:
+        outer.replace_input_with(0, inner.inputs[0])
+        inner, modified = _producer(outer, "Reshape"), True
+    return modified
 
 
 def _rows_stay(graph: ir.Graph, back: ir.Node) -> bool:
@@ -239,6 +257,6 @@ _STEPS: dict[str, Callable[[ir.Graph, ir.Node], bool]] = {
     "Squeeze": _without_unit_axes,
     "Transpose": _selected_before,
     "Unsqueeze": _at_once,
-    "Reshape": _rows_stay,
+    "Reshape": _reshaped,
     "GatherElements": _taken_from_a_table,
 }

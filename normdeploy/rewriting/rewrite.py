@@ -38,6 +38,7 @@ from .branching import merge
 from .folding import fold
 from .fusing import OPSET
 from .fusing import fuse as fuse_norm
+from .gemms import by_rows
 from .joining import join
 from .norm_forms import ACCURATE, best
 from .residuals import part
@@ -216,7 +217,7 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     work.graph.take_as_data(repeated_constants(work.graph))
     of_constants = constants.census_of(work.graph)
     surroundings: dict[str, Callable[[Work, gs.Node], Finding | None]]
-    surroundings = {"neighbours": join} if wanted.fuse == "portable" else {"residuals": part}
+    surroundings = {"neighbours": join} if wanted.fuse == "portable" else {"residuals": part, "linears": by_rows}
     steps = {"norms": fuse_norm, "scales": fold, "branches": merge} | surroundings
     for stage, step in steps.items():
         began = time.perf_counter()

@@ -31,6 +31,7 @@ from .perturbed import FLOATING, PATIENCE, Model, short
 _BARE = (1, 7, 33)  # sizes of a dynamic dim of which a file says nothing
 _SECONDS = 1.0  # for the runs at larger sizes than the first, all together, as the smaller ones promise
 _QUICK = 0.1  # seconds of a run that is worth another, to know how long one takes
+_LATER = 3.0  # seconds after which a run is ended that small ones let expect to take less than a second
 _RUNS = 2  # of the models at each size, where rounding alone sets them apart
 _LARGEST = 2**24  # input elements
 _INNER = 2**28  # elements of any tensor, as far as its shape is stated
@@ -62,6 +63,10 @@ def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
 
 
 class _NotComparable(Exception):
+    pass
+
+
+class _TooLong(Exception):
     pass
 
 
@@ -152,18 +157,20 @@ class Reference:
                 missing.append(f"{_said(sizes)} (the tensor {inner!r} would have more than {_INNER:,} elements)")
                 continue
             needed = _RUNS * _seconds(paces, elements)
-            if elements > _LARGEST or spent + needed > _SECONDS:
+            try:
+                if elements > _LARGEST or spent + needed > _SECONDS:
+                    raise _TooLong
+                feeds = {s.name: s.sample(np.random.default_rng([number, i]), sizes) for i, s in enumerate(self.specs)}
+                outputs, seconds = self._timed(feeds, max(_LATER, 4 * needed) if paces else PATIENCE)
+                if not paces and (seconds < _QUICK or self._may_draw):  # the first run of a session takes longer
+                    first, (outputs, seconds) = outputs, self._timed(feeds)
+                    drawn = any(_random(a, b) for a, b in zip(first, outputs, strict=True))
+            except _TooLong:
                 missing.append(f"{_said(sizes)} ({elements:,} input elements would take too long)")
                 if number == 2 and len(dims) > 1:  # all at their maximum: each by itself, then
                     least = {name: d.min for name, d in dims.items()}
                     plan += [each for name, d in dims.items() if (each := least | {name: d.max}) not in plan]
                 continue
-            try:
-                feeds = {s.name: s.sample(np.random.default_rng([number, i]), sizes) for i, s in enumerate(self.specs)}
-                outputs, seconds = self._timed(feeds)
-                if not paces and (seconds < _QUICK or self._may_draw):  # the first run of a session takes longer
-                    first, (outputs, seconds) = outputs, self._timed(feeds)
-                    drawn = any(_random(a, b) for a, b in zip(first, outputs, strict=True))
             except Exception as e:  # of onnxruntime or of numpy: whatever it is, nothing can be compared there
                 missing.append(f"{_said(sizes)} (the model does not run there: {short(e)})")
                 continue
@@ -178,9 +185,20 @@ class Reference:
             compared = "; ".join(_said(s.sizes) for s in self._seen)
             self.notes.append(f"the whole model was compared at {compared}, and not at {'; '.join(missing)}")
 
-    def _timed(self, feeds: Mapping[str, np.ndarray]) -> tuple[list[Any], float]:
+    def _timed(self, feeds: Mapping[str, np.ndarray], patience: float = PATIENCE) -> tuple[list[Any], float]:
+        """What the model before makes of ``feeds``, and how many seconds of processor time that took.
+
+        Raises:
+            _TooLong: it was ended after ``patience`` seconds, at a larger size than the first.
+        """
+        begun = time.perf_counter()
         start = time.process_time()  # so that other work on the machine does not decide which sizes are compared
-        return self._model.run(feeds), time.process_time() - start
+        try:
+            return self._model.run(feeds, patience=patience), time.process_time() - start
+        except Exception:
+            if patience < PATIENCE and time.perf_counter() - begun >= patience:
+                raise _TooLong from None
+            raise
 
     def difference(self, after: onnx.ModelProto, only: Mapping[str, int] | None = None) -> Difference | None:
         """The first difference that rounding can't explain, None where there is none. ``only``: at these sizes."""
