@@ -440,8 +440,8 @@ def bisect(
         NormdeployError: one of ``normdeploy.errors``. A fault is no error but a result that is false.
     """
     from .bisection.bisect import bisect as search
-    from .bisection.reproduce import vacant
     from .parity.cases import read
+    from .storage.folder import vacant
 
     stage = _Stages(progress)
     if output is not None:
