@@ -63,7 +63,7 @@ def verify(
         typer.Option(
             "--metric",
             metavar=r"'\[OUT=]NAME>=X'",
-            help="cosine, psnr, snr, top1, top5 or nearest decides; in quotes, or NAME:X. Repeatable.",
+            help="cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X. Repeatable.",
         ),
     ] = None,
     policy: Annotated[Path | None, typer.Option("--policy", metavar="VERIFY.toml", help="A file of tolerances, metrics and names.")] = None,
@@ -77,6 +77,10 @@ def verify(
             metavar="PATH",
             help="Samples that metrics are measured on: an .npz, a folder of these, or a Hugging Face dataset on disk.",
         ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option("--labels", metavar="NAME", help="The dataset's array or column of right classes, for accuracy_drop."),
     ] = None,
     map_: Annotated[
         list[str] | None,
@@ -113,7 +117,7 @@ def verify(
         **{"tolerance": tolerance, "metric": metric, "policy": policy, "also_default": also_default},
     }
     if any(file.is_dir() for file in files):
-        of_one = {"--inputs": given, "--dataset": dataset, "--map": map_}
+        of_one = {"--inputs": given, "--dataset": dataset, "--labels": labels, "--map": map_}
         folder = _only_folder(files, [name for name, value in of_one.items() if value])
         _verify_parts(source, folder, report, html, quiet, rules, loading)
         return
@@ -125,6 +129,7 @@ def verify(
             files,
             feeds=given or None,
             dataset=dataset,
+            labels=labels,
             map=map_ or (),
             progress=progress,
             **rules,
