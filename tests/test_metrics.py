@@ -50,6 +50,15 @@ def test_labels_that_are_found(name: str, labels: list[int], found: list[int]) -
     assert METRICS[name].of(np.array(SCORES, np.float32), np.array(labels)).tolist() == found  # type: ignore[union-attr]
 
 
+def test_a_file_that_gives_all_classes_one_score_agrees_by_chance_alone() -> None:
+    """It agreed with every answer of the reference: no class was larger than the best one."""
+    reference = np.eye(7)[[0, 3, 3, 6]]
+    dead = np.zeros((4, 7), np.float32)
+    assert METRICS["top1"].of(dead, reference).tolist() == [1, 0, 0, 0]  # type: ignore[union-attr]
+    assert METRICS["top5"].of(dead, reference).tolist() == [1, 1, 1, 0]  # type: ignore[union-attr]
+    assert METRICS["top1"].of(reference.astype(np.float32), np.zeros((4, 7))).tolist() == [1, 1, 1, 1]  # type: ignore[union-attr]
+
+
 def dropped(metric: str, value: Any, reference: Any, labels: list[int] | None) -> Any:
     measures = Measures(policy_of(None, metric), dataset=True)
     for start in range(0, len(reference), 3):  # in batches, as a dataset is run

@@ -74,14 +74,13 @@ def top(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Of each row along the last axis (the classes): is the reference's best among the ``count`` largest of the other?
 
     The top-k accuracy of ILSVRC (Russakovsky et al., 2015), the reference's answer in the place of the label. Where the reference has
-    several best, any of them will do.
+    several best, any of them will do. Of equal scores of the other the first goes before, as in ``correct``.
     """
 
     def agreeing(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
         v, r = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in (value, reference))
         best = r == r.max(-1, keepdims=True)
-        score = np.where(best, v, -np.inf).max(-1, keepdims=True)  # of the best, the one that the other likes most
-        return ((v > score).sum(-1) < count).astype(np.float64)
+        return correct(count)(v, np.where(best, v, -np.inf).argmax(-1))  # of the best, the one that the other likes most
 
     return agreeing
 
