@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .bundles.recheck import recheck
     from .deploy import bench, bisect, build, export, inspect, open_runner, optimize, run, verify
     from .guard.check import check
+    from .parts import export_parts, verify_parts
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "build",
     "check",
     "export",
+    "export_parts",
     "inspect",
     "open_runner",
     "optimize",
@@ -31,13 +33,20 @@ __all__ = [
     "recheck",
     "run",
     "verify",
+    "verify_parts",
 ]
 
 # onnxruntime 1.31 reads it while it is imported, and then writes a device id into the user's cache folder and reports to its maker;
 # ort.disable_telemetry_events() comes too late. A value that the user has set stays.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_ELSEWHERE = {"check": "guard.check", "package": "bundles.package", "recheck": "bundles.recheck"}  # the others are in ``deploy``
+_ELSEWHERE = {
+    "check": "guard.check",
+    "export_parts": "parts",
+    "package": "bundles.package",
+    "recheck": "bundles.recheck",
+    "verify_parts": "parts",
+}  # the others are in ``deploy``
 
 
 def __dir__() -> list[str]:

@@ -348,6 +348,7 @@ def verify(
     policy: PathLike | None = None,
     also_default: bool = False,
     dataset: PathLike | None = None,
+    labels: str | None = None,
     map: Sequence[str] | Mapping[str, str] = (),
     progress: Progress | None = None,
     **loading: Unpack[Loading],
@@ -376,6 +377,7 @@ def verify(
         policy: a file of such rules (``normdeploy.parity.policy_file``); what is given here goes before what it says.
         also_default: the default rule must hold beside the rules given.
         dataset: samples that metrics are measured on: an .npz file, a folder of these, or a Hugging Face dataset on disk.
+        labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and "accuracy5_drop".
         map: an input or output of a file -> the model's, where names differ and their order does not tell.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: as for ``export``.
@@ -396,6 +398,9 @@ def verify(
     rules = policy_of(tolerance, metric).over(said.policy).requiring(also_default)
     most = said.most if max_elements is None else max_elements
     own = None if feeds is None else read(feeds)
+    if labels is not None and dataset is None:
+        raise InputError(f"the labels {labels!r} are a part of a dataset, and none is given; give it with --dataset, or leave them out")
+    column = said.labels if labels is None and rules.labelled else labels  # a file names them for whoever asks
     with stage("load"):
         model, notes = original(source, every, args, kwargs, loading)
     with stage("verify"):
@@ -408,7 +413,7 @@ def verify(
             most=most,
             policy=rules,
             names=[*said.names.items(), *pairs_of(map)],
-            dataset=() if dataset is None else open_dataset(dataset, model),
+            dataset=() if dataset is None else open_dataset(dataset, model, column),
             progress=progress,
         )
     return replace(comparison, notes=(*notes, *comparison.notes))
@@ -440,8 +445,8 @@ def bisect(
         NormdeployError: one of ``normdeploy.errors``. A fault is no error but a result that is false.
     """
     from .bisection.bisect import bisect as search
-    from .bisection.reproduce import vacant
     from .parity.cases import read
+    from .storage.folder import vacant
 
     stage = _Stages(progress)
     if output is not None:

@@ -59,7 +59,10 @@ def loaded(source: Source, args: Example, kwargs: Mapping[str, Any] | None, load
         InputError: arguments or options are for another kind of source.
     """
     from .loading import from_module, from_program, load
+    from .model import Model
 
+    if isinstance(source, Model):  # one of several that were read at once (`parts`)
+        return source
     if isinstance(source, str | os.PathLike):
         _refuse_examples(args, kwargs, f"the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
         return load(os.fspath(source), **_only(loading, _OF_FILES, "a file"))

@@ -503,11 +503,15 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
     reference = transformers.BertModel(config).eval()
     reference.save_pretrained(tmp_path)
     model = load(tmp_path)
-    assert [(spec.name, spec.range) for spec in model.inputs] == [("input_ids", (0, 60)), ("attention_mask", (0, 2))]
+    assert [(spec.name, spec.range) for spec in model.inputs] == [
+        ("input_ids", (0, 60)),
+        ("attention_mask", (0, 2)),
+        ("token_type_ids", (0, 2)),
+    ]
     assert model.dims["seq"].max == 20
     assert model.outputs[0] == "last_hidden_state"
-    ids, mask = torch.randint(0, 60, (3, 11)), torch.ones(3, 11, dtype=torch.int64)
-    torch.testing.assert_close(model.program.module()(ids, mask)[0], reference(ids, mask)[0])
+    ids, mask, kinds = torch.randint(0, 60, (3, 11)), torch.ones(3, 11, dtype=torch.int64), torch.randint(0, 2, (3, 11))
+    torch.testing.assert_close(model.program.module()(ids, mask, kinds)[0], reference(ids, mask, kinds)[0])
     torch.export.save(model.program, tmp_path / "m.pt2")
     assert load(tmp_path / "m.pt2").inputs[0].range == (0, 60)
 

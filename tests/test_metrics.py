@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from normdeploy.errors import InputError
 from normdeploy.parity.cases import DATASET, Case
 from normdeploy.parity.measured import Measures
 from normdeploy.parity.metrics import METRICS
@@ -30,6 +31,77 @@ def judged(tolerance: Any = None, metric: Any = None, *pairs: tuple[Any, Any], k
         measures.add("y", Case(f"case {number}", kind, dict), value, np.asarray(reference, np.float64), dtype)
     (rule,) = measures.judged("y")
     return rule
+
+
+SCORES = [[3, 1, 2, 0, 0, 0, 0], [1, 3, 2, 0, 0, 0, 0], [5, 4, 3, 2, 1, 0, -1], [0, 0, 0, 0, 0, 0, 0]]
+"""Four samples of seven classes: the best is 0, 1, 0, and all alike."""
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "found"),
+    [
+        ("accuracy_drop", [0, 1, 0, 0], [1, 1, 1, 1]),
+        ("accuracy_drop", [2, 2, 1, 1], [0, 0, 0, 0]),  # of equal scores the first class is the answer
+        ("accuracy5_drop", [2, 4, 4, 4], [1, 1, 1, 1]),  # in row 1, 1 2 0 3 4 are the first five
+        ("accuracy5_drop", [6, 5, 5, 5], [0, 0, 0, 0]),
+    ],
+)
+def test_labels_that_are_found(name: str, labels: list[int], found: list[int]) -> None:
+    assert METRICS[name].of(np.array(SCORES, np.float32), np.array(labels)).tolist() == found  # type: ignore[union-attr]
+
+
+def test_a_file_that_gives_all_classes_one_score_agrees_by_chance_alone() -> None:
+    """It agreed with every answer of the reference: no class was larger than the best one."""
+    reference = np.eye(7)[[0, 3, 3, 6]]
+    dead = np.zeros((4, 7), np.float32)
+    assert METRICS["top1"].of(dead, reference).tolist() == [1, 0, 0, 0]  # type: ignore[union-attr]
+    assert METRICS["top5"].of(dead, reference).tolist() == [1, 1, 1, 0]  # type: ignore[union-attr]
+    assert METRICS["top1"].of(reference.astype(np.float32), np.zeros((4, 7))).tolist() == [1, 1, 1, 1]  # type: ignore[union-attr]
+
+
+def dropped(metric: str, value: Any, reference: Any, labels: list[int] | None) -> Any:
+    measures = Measures(policy_of(None, metric), dataset=True)
+    for start in range(0, len(reference), 3):  # in batches, as a dataset is run
+        rows, own = slice(start, start + 3), None if labels is None else np.array(labels[start : start + 3])
+        case = Case(f"samples {start}", DATASET, dict, labels=own)
+        measures.add("y", case, np.asarray(value[rows], np.float32), np.asarray(reference[rows], np.float64), np.dtype(np.float32))
+    (rule,) = measures.judged("y")
+    return rule
+
+
+def test_a_drop_of_accuracy_is_a_difference_of_shares() -> None:
+    """Of four samples the reference finds labels 0, 1 and 2, the other 0 alone: 0.75 and 0.25."""
+    reference, labels = np.eye(4)[[0, 1, 2, 0]], [0, 1, 2, 3]
+    value = np.eye(4)[[0, 0, 0, 0]]
+    rule = dropped("accuracy_drop<=0.49", value, reference, labels)
+    assert (rule.measured, rule.wanted, rule.verdict, rule.accuracies, rule.samples) == (0.5, 0.49, "fail", (0.75, 0.25), 4)
+    assert str(rule) == "accuracy_drop 0.5 > 0.49: 0.75 in the reference and 0.25 here, of 4 samples"
+    assert dropped("accuracy_drop:0.5", value, reference, labels)  # exactly as much as may be
+    better = dropped("accuracy_drop<=0", reference, value, labels)
+    assert better
+    assert better.measured == -0.5
+
+
+def test_a_drop_is_exact_where_shares_are_not() -> None:
+    """45 of 50 and 44 of 50: 0.9 - 0.88 is more than 0.02 in floating point."""
+    labels = [0] * 50
+    reference, value = (np.eye(2)[[0] * right + [1] * (50 - right)] for right in (45, 44))
+    assert 0.9 - 0.88 > 0.02
+    assert dropped("accuracy_drop<=0.02", value, reference, labels)
+    assert not dropped("accuracy_drop<=0.0199", value, reference, labels)
+
+
+def test_labels_that_do_not_fit_the_output() -> None:
+    scores = np.eye(4)
+    with pytest.raises(InputError, match=r"samples 3: the label in row 0 of these is 4, and the output has the classes 0 to 3"):
+        dropped("accuracy_drop<=0", scores, scores, [0, 1, 2, 4])
+    with pytest.raises(InputError, match=r"the label in row 1 of these is -1"):
+        dropped("accuracy_drop<=0", scores, scores, [0, -1, 2, 3])
+    with pytest.raises(InputError, match=r"samples 3: the output has 1 rows for 0 labels"):
+        dropped("accuracy_drop<=0", scores, scores, [0, 1, 2])
+    broken = scores.copy()
+    broken[0, 0] = NAN
+    assert "it holds a NaN or an infinity" in str(dropped("accuracy_drop<=1", broken, scores, [0, 1, 2, 3]))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +161,7 @@ def test_nearest_is_that_of_all_pairs() -> None:
     assert of("nearest", [[1, 0], [2, 0], [3, 0]], [[1, 0], [2, 0], [3, 0]]).tolist() == [1, 1, 1]  # all as near as another
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if not metric.labelled])
 @pytest.mark.parametrize(("value", "reference"), [(NAN, 1), (1, NAN), (INF, 1), (INF, INF), (NAN, NAN)])
 def test_a_metric_of_what_is_not_finite_fails(name: str, value: float, reference: float) -> None:
     v, r = np.ones((3, 7), np.float32), np.ones((3, 7))

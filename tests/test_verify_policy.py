@@ -215,6 +215,12 @@ def test_a_hugging_face_dataset(folder: Path, tmp_path: Path, monkeypatch: pytes
     comparison = verified(folder, metric="y=top1>=0.5", dataset=tmp_path)
     value, reference = expected(DATA, folder)
     assert made(comparison).rules[0].measured == pytest.approx(np.mean(value.argmax(-1) == reference.argmax(-1)), abs=1e-12)
+    labels = reference.argmax(-1)
+    held.append(FakeDataset({"x": DATA.tolist(), "label": labels.tolist()}))
+    (rule,) = made(verified(folder, metric="y=accuracy_drop<=1", dataset=tmp_path, labels="label")).rules
+    assert rule.accuracies == (1.0, np.mean(value.argmax(-1) == labels))
+    with pytest.raises(InputError, match=r"has no labels 'right'; it holds \['x', 'label'\]"):
+        verified(folder, metric="y=accuracy_drop<=1", dataset=tmp_path, labels="right")
     for other, said in (
         ({"train": 1, "test": 2}, r"holds the splits \['train', 'test'\]; give the folder of one: '.*train'"),
         (FakeDataset({"z": [1]}), r"has no \['x'\]"),
@@ -224,6 +230,68 @@ def test_a_hugging_face_dataset(folder: Path, tmp_path: Path, monkeypatch: pytes
         held.append(other)
         with pytest.raises(InputError, match=said):
             verified(folder, metric="y=top1>=0.5", dataset=tmp_path)
+
+
+def labelled(folder: Path, tmp_path: Path, labels: Any) -> Path:
+    np.savez(tmp_path / "labelled.npz", x=DATA, right=labels)
+    return tmp_path / "labelled.npz"
+
+
+def test_the_accuracy_against_labels_may_drop_by_so_much(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The labels are what right.onnx answers but for five of 37 samples; off.onnx differs from it in some."""
+    value, reference = (scores.argmax(-1) for scores in expected(DATA, folder))
+    labels = reference.copy()
+    labels[:5] = (labels[:5] + 1) % 6
+    theirs, own = np.mean(reference == labels), np.mean(value == labels)
+    assert theirs == 32 / 37
+    assert own < theirs
+    data = labelled(folder, tmp_path, labels.astype(np.uint8))
+    rule = made(verified(folder, metric="y=accuracy_drop:0.001", dataset=data, labels="right")).rules[0]
+    assert (rule.kind, rule.verdict, rule.samples, rule.case) == ("accuracy_drop", "fail", 37, "")
+    assert rule.accuracies == (theirs, own)
+    assert rule.measured == pytest.approx(theirs - own, abs=1e-12)
+    passing = verified(folder, metric={"y": ["accuracy_drop<=0.5", "accuracy5_drop<=0.5"]}, dataset=data, labels="right")
+    assert passing
+    assert "in the reference and" in made(passing).account
+    (tmp_path / "verify.toml").write_text('labels = "right"\n[outputs.y]\nmetric = "accuracy_drop<=0.001"\n')
+    by_file = verified(folder, policy=tmp_path / "verify.toml", dataset=data)
+    assert made(by_file).rules == (rule,)
+    (tmp_path / "verify.toml").write_text('labels = "right"\nmetric = "snr>=5"\n')
+    assert verified(folder, policy=tmp_path / "verify.toml")  # a file may name labels for the runs that ask for them
+    monkeypatch.chdir(folder)
+    done = command(folder, "--metric", "y=accuracy_drop:0.5", "--dataset", str(data), "--labels", "right")
+    assert done.exit_code == 0, done.output
+    assert "accuracy_drop<=0.5" in done.output
+    assert "0.864865 in the reference" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"labels": "right"}, r"the labels 'right' are a part of a dataset, and none is given"),
+        ({"metric": "y=accuracy_drop:0.1"}, "accuracy_drop is measured against labels, and there are none"),
+        ({"metric": "y=accuracy_drop:0.1", "dataset": 0}, "accuracy_drop is measured against labels, and there are none"),
+        ({"metric": "y=snr>=5", "dataset": 0, "labels": "right"}, "labels are given, and no metric asks for them"),
+        ({"metric": "y=accuracy_drop>=0.1", "dataset": 0}, r"the smaller accuracy_drop is, the better; write accuracy_drop<=0\.1"),
+        ({"metric": "y=accuracy_drop<=1.5", "dataset": 0}, "accuracy_drop is between 0 and 1"),
+        ({"metric": "best=accuracy_drop<=0.5", "dataset": 0, "labels": "right"}, "it is int64, not floating"),
+        ({"dataset": 0, "labels": "left"}, r"'labelled\.npz' has no labels 'left'; it holds \['x', 'right'\]"),
+        ({"dataset": 0, "labels": "x"}, "the labels 'x' are an input of the model"),
+        ({"dataset": np.zeros(37)}, r"the labels 'right' as float64; whole numbers are needed"),
+        ({"dataset": np.zeros((37, 1), int)}, r"in the shape \[37, 1\]; \[samples\] is needed"),
+        ({"dataset": np.zeros(36, int)}, "holds 36 labels 'right' and 37 samples"),
+        ({"dataset": np.full(37, 6)}, "samples 0 to 7: the label in row 0 of these is 6, and the output has the classes 0 to 5"),
+    ],
+)
+def test_labels_that_are_refused(options: dict[str, Any], said: str, folder: Path, tmp_path: Path) -> None:
+    given = dict(options)
+    if "dataset" in given:
+        array = given["dataset"] if isinstance(given["dataset"], np.ndarray) else np.zeros(37, int)
+        given["dataset"] = labelled(folder, tmp_path, array)
+        if "metric" not in given:
+            given |= {"metric": "y=accuracy_drop<=0.1", "labels": given.get("labels", "right")}
+    with pytest.raises(InputError, match=said):
+        verified(folder, **given)
 
 
 # ------------------------------------------------------------------ the command

@@ -12,10 +12,9 @@ from typing import Self
 import numpy as np
 import onnx
 
-from ..errors import NormdeployError
 from ..runtimes.exact import Array, Exact, cut
 from ..storage.archive import write_npz
-from ..storage.folder import atomic_folder
+from ..storage.folder import atomic_folder, vacant
 
 _INLINE = 1 << 30  # bytes of weights that go into the model's own file
 
@@ -126,17 +125,3 @@ class Reproduction:
         (folder / "check.json").write_text(json.dumps(check, indent=2) + "\n", encoding="utf-8")
         title = "".join(c if c.isprintable() and c not in '\\"' else "?" for c in self.title)
         (folder / "reproduce.py").write_text(SCRIPT.format(title=title), encoding="utf-8")
-
-
-def vacant(folder: str | os.PathLike[str]) -> Path:
-    """Where the folder is to stand.
-
-    Raises:
-        NormdeployError: something is there, or the folder that it is to stand in is not.
-    """
-    target = Path(os.path.realpath(folder))
-    if not target.parent.is_dir():
-        raise NormdeployError(f"can't write {os.fspath(folder)!r}: there is no folder {target.parent.name!r}; make it first")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise NormdeployError(f"can't write {os.fspath(folder)!r}: it is there already and not an empty folder; give another name")
-    return target

@@ -22,8 +22,8 @@ from ..model import Model
 from .decoders import ranges_of
 from .expressions import Guard
 from .hub import resolved
-from .huggingface import load_folder, require_weights
-from .inputs import Wishes, parse
+from .huggingface import Loaded, load_folder, read_folder, require_weights
+from .inputs import Wishes, names_of, parse
 from .kinds import Kind, detect, sha256
 from .live import from_module, trace, unwrapped
 from .pickled import listed, read_data, unpickle
@@ -32,10 +32,11 @@ from .signature import match_wishes, output_names, placeholders, used_parameters
 from .signed_code import only_signed
 from .specs import describe_inputs
 from .state import State, fill, find_state, import_module, make_model, read_safetensors
+from .tasks import PARTS
 from .torchscript import ScriptWeights, read_torchscript
 from .training import require_eval_graph
 
-__all__ = ["from_module", "from_program", "load"]
+__all__ = ["from_module", "from_program", "load", "load_parts"]
 
 
 def load(
@@ -91,7 +92,7 @@ def load(
         if kind is Kind.PROGRAM:
             loaded = _of_program(*load_program(path, trust), wishes, eval)
         elif kind is Kind.HUGGINGFACE:
-            loaded = _from_folder(path, trust, task, part, inputs, dims, eval)
+            loaded = _of_folder(path, load_folder(path, trust, task, part), inputs, dims, eval)
         else:
             found = find_state(unpickle(path), key, path) if weights is None else weights
             loaded = _from_weights(path, kind, found, model, model_args or {}, wishes, eval)
@@ -108,6 +109,39 @@ def load(
     }
     # Trust is for the user to give each time: a record of it in another file must not run code.
     return replace(loaded, sha256=sha256(path), recorded={name: value for name, value in flags.items() if value})
+
+
+def load_parts(
+    path: str | Path, *, trust: bool = False, imports: Sequence[str] = (), dims: Sequence[str] = (), task: str | None = None
+) -> Iterator[tuple[str, Model]]:
+    """The parts of a Hugging Face encoder-decoder one after the other, (name, model); its weights are read once, and shared.
+
+    Args:
+        dims: ranges of named dims; each part takes those that it has.
+        path, trust, imports, task: as for ``load``.
+
+    Raises:
+        NormdeployError: as ``load``; InputError too where the model is no encoder-decoder, or a dim is in no part.
+    """
+    path = resolved(path)
+    if (kind := detect(path)) is not Kind.HUGGINGFACE:
+        raise InputError(f"{path} is a {kind}, no Hugging Face folder, so it has no parts: leave --part out")
+    with _importable_cwd(bool(imports or trust)):
+        for name in imports:
+            import_module(name, "--import")
+        folder = read_folder(path, trust, task)
+    known = {part: set(names_of(parse(folder.prepared(part).prepared.inputs, ()).inputs)) for part in PARTS}
+    said = {text: text.partition("=")[0].strip() for text in dims}
+    every = sorted(set().union(*known.values()))
+    if foreign := [name for name in said.values() if name not in every]:
+        raise InputError(f"the dim {foreign[0]!r} is in no part: they have {', '.join(every)}")
+    digest = sha256(path)
+    for part in PARTS:
+        own = [text for text, name in said.items() if name in known[part]]
+        with _importable_cwd(bool(imports or trust)):
+            model = _of_folder(path, folder.prepared(part), (), own, False)
+        flags = {"imports": list(imports), "dims": own, "task": task, "part": part}
+        yield part, replace(model, sha256=digest, recorded={name: value for name, value in flags.items() if value})
 
 
 @contextlib.contextmanager
@@ -190,10 +224,7 @@ def _of_program(program: torch.export.ExportedProgram, guards: Sequence[Guard], 
     return Model(program=program, inputs=specs, outputs=outputs, kind=Kind.PROGRAM, taken=taken)
 
 
-def _from_folder(
-    path: Path, trust: bool, task: str | None, part: str | None, inputs: Sequence[str], dims: Sequence[str], eval_mode: bool
-) -> Model:
-    folder = load_folder(path, trust, task, part)
+def _of_folder(path: Path, folder: Loaded, inputs: Sequence[str], dims: Sequence[str], eval_mode: bool) -> Model:
     ready = folder.prepared
     said = parse(inputs or ready.inputs, dims)
     stated = {name: said.dims[name].max for name in said.stated} | {name: dim.max for name, dim in said.single.items()}

@@ -152,7 +152,10 @@ def _with_past(model: nn.Module) -> Prepared:
 
 def _encoder_of(model: nn.Module) -> nn.Module:
     if not getattr(model.config, "is_encoder_decoder", False) or not hasattr(model, "get_encoder"):
-        raise InputError(f"{type(model).__name__} is no encoder-decoder, so it has no parts; leave --part out")
+        raise InputError(
+            f"{type(model).__name__} is no encoder-decoder, so it has no parts; leave --part out. A decoder with its past is one file: "
+            "--task text-generation-with-past"
+        )
     return model.get_encoder()  # type: ignore[operator, no-any-return]
 
 

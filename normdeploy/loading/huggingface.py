@@ -23,21 +23,55 @@ class Loaded:
     missing: frozenset[str]
 
 
+@dataclass(frozen=True)
+class Folder:
+    """The model of a folder as its class made it; ``missing``: its parameters for which the folder has no weights."""
+
+    path: Path
+    model: nn.Module
+    task: Task | None
+    missing: frozenset[str]
+
+    def prepared(self, part: str | None) -> Loaded:
+        """The model or a part of it, to be traced before another part is prepared: they are one module with another ``forward``.
+
+        Raises:
+            InputError: the model has no such part, or no past.
+        """
+        for module in self.model.modules():
+            module.__dict__.pop("forward", None)  # the one of the part before
+        lacking = {id(t) for name, t in _tensors(self.model) if name in self.missing}
+        ready = prepared(self.model, self.path, self.task, part)
+        return Loaded(ready, frozenset(name for name, t in _tensors(ready.module) if id(t) in lacking))
+
+
 def load_folder(path: Path, trust: bool, task: str | None = None, part: str | None = None) -> Loaded:
+    """The model of the folder, or a part of it.
+
+    Args:
+        task: as for ``read_folder``.
+        part: of an encoder-decoder "encoder", "decoder" or "decoder-with-past"; None: the whole.
+
+    Raises:
+        NormdeployError: as ``read_folder``; InputError too where there is no such part.
+    """
+    part = check_part(part) if part is not None else None
+    return read_folder(path, trust, task).prepared(part)
+
+
+def read_folder(path: Path, trust: bool, task: str | None = None) -> Folder:
     """The model of the folder; nothing is fetched, and no code of the folder runs without ``trust``.
 
     Args:
         task: which class of transformers, and which inputs and outputs (`tasks`); None: the class that the config names, all outputs.
-        part: of an encoder-decoder "encoder", "decoder" or "decoder-with-past"; None: the whole.
 
     Raises:
         RuntimeUnavailable: transformers is not installed.
         TrustError: the folder brings its own classes.
         LoadError: the config or the weights are broken.
-        InputError: there is no such task or part, or the model is none for it.
+        InputError: there is no such task, or the model is none for it.
     """
     wanted = task_of(task) if task is not None else None
-    part = check_part(part) if part is not None else None
     config = _config(path)
     if "auto_map" in config and not trust:
         files = sorted({str(value).partition(".")[0].rpartition("--")[2] + ".py" for value in config["auto_map"].values()})
@@ -58,9 +92,7 @@ def load_folder(path: Path, trust: bool, task: str | None = None, part: str | No
             module.config.use_cache = False  # type: ignore[union-attr]  # a cache is there only where a task or part asks for it
     if _biased(config) and callable(choose := getattr(model, "set_attn_implementation", None)):
         choose("eager")
-    lacking = {id(t) for name, t in _tensors(model) if name in missing}
-    ready = prepared(model.eval(), path, wanted, part)
-    return Loaded(ready, frozenset(name for name, t in _tensors(ready.module) if id(t) in lacking))
+    return Folder(path, model.eval(), wanted, missing)
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Any]]:

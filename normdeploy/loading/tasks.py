@@ -58,7 +58,13 @@ _SYNONYMS = {
     "translation": "text2text-generation",
     "image-segmentation": "semantic-segmentation",
 }
-PARTS = ("encoder", "decoder", "decoder-with-past")
+PART_FILES = {
+    "encoder": "encoder_model.onnx",
+    "decoder": "decoder_model.onnx",
+    "decoder-with-past": "decoder_with_past_model.onnx",
+}  # part -> the file that optimum's classes look for
+PARTS = tuple(PART_FILES)
+ALL_PARTS = "all"
 
 
 def task_of(name: str) -> Task:
@@ -79,6 +85,11 @@ def check_part(part: str) -> str:
     Raises:
         InputError: there is no such part.
     """
+    if part == ALL_PARTS:
+        raise InputError(
+            "the part 'all' is a folder of files, and one model is wanted here: choose one of "
+            f"{', '.join(PARTS)}. `normdeploy export --part all -o FOLDER` (from Python export_parts) writes them all"
+        )
     if part not in PARTS:
         raise InputError(f"there is no part {part!r} of an encoder-decoder; one of {', '.join(PARTS)}")
     return part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -31,7 +31,7 @@ class Case:
 
     ``kind``: "random", "small", "zeros", HIDDEN, "given", or one of LENIENT. ``promised``: its sizes are ones that the model was said to
     take.
-    ``sizes``: of the named dims, where they are known.
+    ``sizes``: of the named dims, where they are known. ``labels``: of a dataset's samples, int64 [samples]; None where there are none.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Case:
     make: Callable[[], dict[str, np.ndarray]]
     promised: bool = True
     sizes: tuple[tuple[str, int], ...] = ()
+    labels: np.ndarray | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,13 @@ def verify(
     rules.check(model.outputs)
     if dataset and not rules:
         raise InputError("a dataset is what given rules are judged on, and there is none; give a metric or a tolerance, or inputs instead")
+    labelled = any(case.labels is not None for case in dataset)
+    if rules.labelled and not labelled:
+        raise InputError(
+            f"{rules.labelled[0]} is measured against labels, and there are none; give a dataset, and the name of its labels with --labels"
+        )
+    if labelled and not rules.labelled:
+        raise InputError("labels are given, and no metric asks for them; give one, such as accuracy_drop:0.01, or leave the labels out")
     if drift and isinstance(model, FileModel):
         raise InputError("drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out")
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]

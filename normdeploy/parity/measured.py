@@ -22,7 +22,8 @@ class Judged:
     """What one rule says of one output in one runtime.
 
     ``measured`` and ``wanted``: the metric and its threshold; of a tolerance the error and what is allowed at the element that comes
-    nearest to failing. ``case``: the input on which that is, "" of metrics that are shares of all rows.
+    nearest to failing. ``case``: the input on which that is, "" of metrics that are shares of all rows. ``accuracies``: of a metric that
+    asks for labels the reference's and this output's, of ``samples``.
     """
 
     rule: str
@@ -32,6 +33,8 @@ class Judged:
     verdict: Literal["pass", "fail"]
     case: str = ""
     reason: str = ""
+    accuracies: tuple[float, ...] = ()
+    samples: int = 0
 
     def __bool__(self) -> bool:
         return self.verdict == "pass"
@@ -42,6 +45,9 @@ class Judged:
             return f"{self.rule}: {self.reason}{where}"
         if self.kind == "tolerance":
             return f"{self.rule}: error {self.measured:.2e} {'≤' if self else '>'} {self.wanted:.2e}{where}"
+        if self.accuracies:
+            said = " and ".join(f"{share:.6g}{whose}" for share, whose in zip(self.accuracies, (" in the reference", " here"), strict=True))
+            return f"{self.kind} {self.measured:.6g} {'≤' if self else '>'} {self.wanted:g}: {said}, of {self.samples} samples"
         return f"{self.kind} {self.measured:.6g} {'≥' if self else '<'} {self.wanted:g}{where}"
 
 
@@ -53,8 +59,12 @@ class Measure:
         self.kinds = _TOLERATED if isinstance(rule, Tolerance) else frozenset({DATASET}) if dataset else _USUAL
         self._broken, self._case, self._seen = "", "", False
 
-    def add(self, case: str, value: np.ndarray | None, reference: np.ndarray, dtype: np.dtype) -> None:
-        """Take one input in; ``value`` None: there is no such output. ``dtype``: the model's, in which a large number is infinite."""
+    def add(self, case: str, value: np.ndarray | None, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None = None) -> None:
+        """Take one input in; ``value`` None: there is no such output. ``dtype``: the model's, in which a large number is infinite.
+
+        Raises:
+            InputError: a label is none of the classes, or there are not as many labels as rows.
+        """
         if value is None:
             self._fails(case, "there is no such output")
         elif value.shape != reference.shape:
@@ -64,7 +74,7 @@ class Measure:
         elif not self._broken and value.size:
             self._seen = True
             with np.errstate(all="ignore"):
-                self._take(case, value, reference, dtype)
+                self._take(case, value, reference, dtype, labels)
 
     def judged(self) -> Judged:
         if not self._broken and not self._seen:
@@ -78,7 +88,7 @@ class Measure:
         if not self._broken:
             self._broken, self._case = reason, case
 
-    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> None:
+    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None) -> None:
         raise NotImplementedError
 
     def _judged(self) -> Judged:
@@ -93,7 +103,7 @@ class _Within(Measure):
 
     _worst: tuple[float, float, float, str] = (-1.0, 0.0, 0.0, "")  # ratio, error, allowed, case
 
-    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> None:
+    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None) -> None:
         assert isinstance(self.rule, Tolerance)
         got, expected = value.astype(np.float64), reference.astype(np.float64)
         if dtype.kind not in "iub":
@@ -127,10 +137,9 @@ class _Reaching(Measure):
         self._agreeing: list[np.ndarray] = []
         self._rows: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> None:
-        if not (np.isfinite(value.astype(np.float64)).all() and np.isfinite(reference).all()):
-            whose = "it" if np.isfinite(reference).all() else "the reference"
-            self._fails(case, f"{whose} holds a NaN or an infinity, of which {self._metric.name} says nothing")
+    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None) -> None:
+        if reason := _not_finite(value, reference):
+            self._fails(case, f"{reason}, of which {self._metric.name} says nothing")
         elif self._metric.name == "nearest":
             if self._rows and self._rows[0][1].shape[1:] != reference.shape[1:]:
                 self._fails(case, f"its rows are {list(reference.shape[1:])} here and {list(self._rows[0][1].shape[1:])} before")
@@ -156,6 +165,48 @@ class _Reaching(Measure):
         return Judged(str(self.rule), self.rule.kind, self._least, wanted, verdict, self._where)
 
 
+def _not_finite(value: np.ndarray, reference: np.ndarray) -> str:
+    """Which of the two holds a NaN or an infinity, "" where neither does."""
+    if not np.isfinite(reference).all():
+        return "the reference holds a NaN or an infinity"
+    return "" if np.isfinite(value.astype(np.float64)).all() else "it holds a NaN or an infinity"
+
+
+class _Dropping(Measure):
+    """A metric that asks for labels: the reference's accuracy less this output's."""
+
+    def __init__(self, rule: Threshold, dataset: bool) -> None:
+        super().__init__(rule, dataset)
+        self._metric = METRICS[rule.kind]
+        self._right, self._samples = [0, 0], 0  # of the reference and of this output
+
+    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None) -> None:
+        if labels is None:
+            return
+        rows, classes = reference.shape
+        if rows != len(labels):
+            raise InputError(f"{case}: the output has {rows} rows for {len(labels)} labels; {self._metric.name} needs one for each")
+        if strange := [(row, label) for row, label in enumerate(labels.tolist()) if not 0 <= label < classes]:
+            row, label = strange[0]
+            raise InputError(f"{case}: the label in row {row} of these is {label}, and the output has the classes 0 to {classes - 1}")
+        if reason := _not_finite(value, reference):
+            self._fails(case, f"{reason}, of which {self._metric.name} says nothing")
+            return
+        for side, scores in enumerate((reference, value)):
+            self._right[side] += int(np.asarray(self._metric.of(scores, labels)).sum())
+        self._samples += rows
+
+    def _judged(self) -> Judged:
+        if not self._samples:
+            self._fails("", "there are no labels")
+            return self.judged()
+        (theirs, own), count, wanted = self._right, self._samples, self._wanted()
+        drop = (theirs - own) / count  # of whole numbers: a drop of 1 in 50 is 0.02, as it is written
+        verdict: Literal["pass", "fail"] = "pass" if drop <= wanted else "fail"
+        shares = (theirs / count, own / count)
+        return Judged(str(self.rule), self.rule.kind, drop, wanted, verdict, accuracies=shares, samples=count)
+
+
 @dataclass
 class Measures:
     """The rules of all outputs of one runtime. ``dataset``: metrics are measured on it alone."""
@@ -169,14 +220,16 @@ class Measures:
             self._held[output] = tuple(_measure(rule, self.dataset) for rule in self.policy.of(output))
         for measure in self._held[output]:
             if case.kind in measure.kinds:
-                measure.add(case.name, value, reference, dtype)
+                measure.add(case.name, value, reference, dtype, case.labels)
 
     def judged(self, output: str) -> tuple[Judged, ...]:
         return tuple(measure.judged() for measure in self._held.get(output, ()))
 
 
 def _measure(rule: Rule, dataset: bool) -> Measure:
-    return _Within(rule, dataset) if isinstance(rule, Tolerance) else _Reaching(rule, dataset)
+    if isinstance(rule, Tolerance):
+        return _Within(rule, dataset)
+    return _Dropping(rule, dataset) if METRICS[rule.kind].labelled else _Reaching(rule, dataset)
 
 
 def settled(policy: Policy, outputs: Mapping[str, np.ndarray]) -> tuple[Policy, list[str]]:
@@ -217,6 +270,8 @@ def _not_measured(rule: Rule, value: np.ndarray, own: bool) -> str:
     if isinstance(rule, Tolerance):
         return ""
     metric = METRICS[rule.kind]
+    if metric.labelled and value.ndim != metric.axes:
+        return f"it has {value.ndim} dims, [samples, classes] are needed"
     if value.ndim < metric.axes:
         return f"it has {value.ndim} dims, {metric.axes} are needed"
     if metric.among and value.shape[-1] <= metric.among:

@@ -3,6 +3,9 @@
 All are computed in float64. ``cosine``, ``psnr`` and ``snr`` take the whole output of one input as one vector; the least of all inputs
 counts. ``top1``, ``top5`` and ``nearest`` are shares of the rows of all inputs together. A NaN or an infinity in either output makes a
 measure NaN, which reaches no threshold.
+
+``accuracy_drop`` and ``accuracy5_drop`` ask for labels: how much smaller is the share of samples whose label is found than with the
+reference? The smaller, the better; below zero the other finds more.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ class Metric:
     """``of(value, reference)`` is the measure of one input, or where ``pooled`` the rows that agree, as 0 and 1.
 
     ``least`` and ``most`` bound what it can be. An output needs ``axes`` dims at least, and more than ``among`` places along the last.
+    ``labelled``: ``of(value, labels)`` are the samples whose label is found, of value and of reference; their shares' difference counts.
     """
 
     name: str
@@ -29,6 +33,12 @@ class Metric:
     pooled: bool = False
     axes: int = 0
     among: int = 0
+    labelled: bool = False
+
+    @property
+    def sign(self) -> str:
+        """Between the metric and its threshold."""
+        return "<=" if self.labelled else ">="
 
 
 def cosine(value: np.ndarray, reference: np.ndarray) -> float:
@@ -64,16 +74,31 @@ def top(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Of each row along the last axis (the classes): is the reference's best among the ``count`` largest of the other?
 
     The top-k accuracy of ILSVRC (Russakovsky et al., 2015), the reference's answer in the place of the label. Where the reference has
-    several best, any of them will do.
+    several best, any of them will do. Of equal scores of the other the first goes before, as in ``correct``.
     """
 
     def agreeing(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
         v, r = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in (value, reference))
         best = r == r.max(-1, keepdims=True)
-        score = np.where(best, v, -np.inf).max(-1, keepdims=True)  # of the best, the one that the other likes most
-        return ((v > score).sum(-1) < count).astype(np.float64)
+        return correct(count)(v, np.where(best, v, -np.inf).argmax(-1))  # of the best, the one that the other likes most
 
     return agreeing
+
+
+def correct(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Of each sample: is its label among the ``count`` largest of its scores?
+
+    The top-k accuracy of ILSVRC (Russakovsky et al., 2015). Of equal scores the first goes before, as with argmax: a file that gives all
+    classes one score finds label 0 alone.
+    """
+
+    def found(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Scores [samples, classes] and labels [samples], whole numbers of 0 or more and below classes."""
+        own = scores[np.arange(len(labels)), labels][:, None]
+        before = (scores > own) | ((scores == own) & (np.arange(scores.shape[-1]) < labels[:, None]))
+        return (before.sum(-1) < count).astype(np.float64)
+
+    return found
 
 
 def nearest(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
@@ -107,6 +132,8 @@ METRICS = {
         Metric("top1", top(1), 0.0, 1.0, pooled=True, axes=1, among=1),
         Metric("top5", top(5), 0.0, 1.0, pooled=True, axes=1, among=5),
         Metric("nearest", nearest, 0.0, 1.0, pooled=True, axes=2),
+        Metric("accuracy_drop", correct(1), 0.0, 1.0, axes=2, among=1, labelled=True),
+        Metric("accuracy5_drop", correct(5), 0.0, 1.0, axes=2, among=5, labelled=True),
     )
 }
 

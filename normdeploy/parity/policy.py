@@ -37,13 +37,13 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Threshold:
-    """``METRICS[kind]`` is ``least`` or more."""
+    """``METRICS[kind]`` is ``least`` or more; of one that asks for labels, ``least`` or less."""
 
     kind: str
     least: float
 
     def __str__(self) -> str:
-        return f"{self.kind}>={self.least:g}"
+        return f"{self.kind}{METRICS[self.kind].sign}{self.least:g}"
 
 
 Rule = Tolerance | Threshold
@@ -62,6 +62,12 @@ class Policy:
     def of(self, output: str) -> tuple[Rule, ...]:
         """The rules that decide on an output, none where the default rule does."""
         return tuple({**self.rules.get(ALL, {}), **self.rules.get(output, {})}.values())
+
+    @property
+    def labelled(self) -> tuple[str, ...]:
+        """The metrics that ask for labels."""
+        kinds = dict.fromkeys(kind for rules in self.rules.values() for kind in rules)
+        return tuple(kind for kind in kinds if kind in METRICS and METRICS[kind].labelled)
 
     def over(self, other: Policy) -> Policy:
         """This one, and what it does not say from ``other``."""
@@ -145,16 +151,18 @@ def threshold(text: object, *, named: bool = False) -> Threshold:
     """
     found = _parts(text)
     if found["output"] and not named:
-        raise InputError(f"the metric {text!r} names an output, and it is given for one already; write {found['metric']}>={found['least']}")
+        raise InputError(f"the metric {text!r} names an output, and it is given for one already; write {found['metric']}:{found['least']}")
     if found["metric"] not in METRICS:
         raise InputError(f"there is no metric {found['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}")
     metric = METRICS[found["metric"]]
-    if found["sign"] not in (">=", ":"):
-        raise InputError(f"{text!r}: the larger {metric.name} is, the better; write {metric.name}>={found['least']}")
+    if found["sign"] not in (metric.sign, ":"):
+        better = "smaller" if metric.labelled else "larger"
+        raise InputError(f"{text!r}: the {better} {metric.name} is, the better; write {metric.name}{metric.sign}{found['least']}")
     try:
         least = float(found["least"])
     except ValueError:
-        raise InputError(f"{text!r}: the threshold {found['least']!r} is no number; write {metric.name}>=0.99, for example") from None
+        example = f"{metric.name}{metric.sign}{'0.01' if metric.labelled else '0.99'}"
+        raise InputError(f"{text!r}: the threshold {found['least']!r} is no number; write {example}, for example") from None
     if not (math.isfinite(least) and metric.least <= least <= metric.most):
         span = f"between {metric.least:g} and {metric.most:g}" if math.isfinite(metric.most) else "a finite number of decibels"
         raise InputError(f"{text!r}: {metric.name} is {span}; give such a threshold")

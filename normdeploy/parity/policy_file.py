@@ -3,6 +3,7 @@
 tolerance = "1e-3:1e-2"             # ABS:REL, or [1e-3, 1e-2], or { abs = 1e-3, rel = 1e-2 }: for every output
 metric = ["cosine>=0.995"]          # one or several, for every output
 also-default = true                 # the default rule must hold as well; the rules beside it may be given elsewhere
+labels = "label"                    # the dataset's labels, for accuracy_drop and accuracy5_drop
 max-elements = 100000
 map = { "input.1" = "x" }           # the file's name = the model's
 
@@ -24,7 +25,7 @@ from typing import Any
 from ..errors import InputError
 from .policy import ALL, Policy, Rule, threshold, tolerance
 
-_KEYS = ("tolerance", "metric", "also-default", "max-elements", "map", "outputs")
+_KEYS = ("tolerance", "metric", "also-default", "labels", "max-elements", "map", "outputs")
 _OF_OUTPUT = ("tolerance", "metric")
 _OF_TOLERANCE = ("abs", "rel")
 _LONGEST = 2**20  # bytes of a file
@@ -32,11 +33,12 @@ _LONGEST = 2**20  # bytes of a file
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """What a file says; ``most`` is ``max-elements``, None where it says nothing of it."""
+    """What a file says; ``most`` is ``max-elements``, ``labels`` the name of the dataset's labels; None where it says nothing of them."""
 
     policy: Policy = field(default_factory=Policy)
     names: Mapping[str, str] = field(default_factory=dict)
     most: int | None = None
+    labels: str | None = None
 
 
 def read_policy(path: str | os.PathLike[str]) -> PolicyFile:
@@ -82,11 +84,14 @@ class _Reader:
         most = held.get("max-elements")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise self._wrong(("max-elements",), f"is {most!r}; write a whole number of 1 or more")
+        labels = held.get("labels")
+        if labels is not None and not (isinstance(labels, str) and labels):
+            raise self._wrong(("labels",), f"is {labels!r}; write the name of the dataset's array or column")
         names = self._table(held, "map", ())
         for theirs, ours in names.items():
             if not isinstance(ours, str) or not ours or not theirs:
                 raise self._wrong(("map", theirs), f'is {ours!r}; write the model\'s name, as in map = {{ "input.1" = "x" }}')
-        return PolicyFile(policy, dict(names), most)
+        return PolicyFile(policy, dict(names), most, labels)
 
     def _rules(self, held: Mapping[str, Any], where: tuple[str, ...]) -> dict[str, Rule]:
         found: dict[str, Rule] = {}

@@ -53,8 +53,8 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
         worst), near_ties, reason, file (its name, the path where two have one name; "" of eager), precision ("" | "fp16" | "bf16": of
         the eager run that it was judged by), culprit (onnxruntime's optimizers without which the file passes), decided_by ("default
         rule", or the rules that were given), rules (each: rule, kind "tolerance" | "cosine" | ..., measured, wanted, verdict, case,
-        reason), by_default ("pass" | "fail" | "": the default rule's verdict, of which the numbers are), default_reason, account (rules
-        and default rule in words),
+        reason, accuracies ([the reference's, this one's] where labels were asked for, else []), samples (of these)), by_default ("pass" |
+        "fail" | "": the default rule's verdict, of which the numbers are), default_reason, account (rules and default rule in words),
         and drift: null where it was not asked for, or the tensors that a file and the model share, in the file's order, one runtime after
         the other: runtime, file, module, tensor, where ("out of MODULE" | "into MODULE" | "output NAME"), error (absolute, against
         float64), eager (eager's), allowed, scale (the largest magnitude in float64), reason (of what no error can express)

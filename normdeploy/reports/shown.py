@@ -15,6 +15,20 @@ _WIDTH = 120  # columns, as the command line takes for a file or a pipe
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
 
 
+def title(file: str) -> Text:
+    """The name of a file above its tables, where a verb is about several."""
+    return Text(printable(file), style="bold")
+
+
+def verdict_on_parts(result: Any) -> Text:
+    """One line on all files of a ``PartsComparison``."""
+    notes = "".join(f"note: {printable(note)}\n" for note in result.notes)
+    failing = [file for file, comparison in result.comparisons.items() if not comparison]
+    count = len(result.comparisons)
+    said = f"{len(failing)} of {count} parts fail: {', '.join(failing)}" if failing else f"all {count} parts are verified"
+    return Text(notes, style="yellow").append(said, style="red" if failing else "green")
+
+
 def text(result: Any) -> str:
     """The tables of a result, without colours and without a newline at the end."""
     console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, color_system=None)
@@ -40,6 +54,12 @@ def show(console: Console, result: Any) -> None:
             Report("build", {}, engine=result).show(console)
         case "Comparison":
             Report("verify", {}, parity=result).show(console)
+        case "PartsComparison":
+            for file, comparison in result.comparisons.items():
+                console.print(title(file))
+                show(console, comparison)
+                console.print()
+            console.print(verdict_on_parts(result))
         case "Bisection":
             Report("bisect", {}, parity=result.parity, bisection=result).show(console)
         case "Race":

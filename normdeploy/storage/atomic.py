@@ -141,7 +141,7 @@ def _lock(handle: int, *, wait: bool = True) -> bool:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One writer at a time in ``folder``, for the moment of the renames."""
-    if sys.platform == "win32":
+    if sys.platform == "win32" or Path(os.path.realpath(folder)) in _unfinished:  # a new folder of ours is locked as long as it is written
         yield
         return
     handle = os.open(folder, os.O_RDONLY)

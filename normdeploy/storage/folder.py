@@ -63,6 +63,20 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             os.close(handle)
 
 
+def vacant(folder: str | os.PathLike[str]) -> Path:
+    """Where the folder is to stand.
+
+    Raises:
+        NormdeployError: something is there, or the folder that it is to stand in is not.
+    """
+    target = Path(os.path.realpath(folder))
+    if not target.parent.is_dir():
+        raise NormdeployError(f"can't write {os.fspath(folder)!r}: there is no folder {target.parent.name!r}; make it first")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise NormdeployError(f"can't write {os.fspath(folder)!r}: it is there already and not an empty folder; give another name")
+    return target
+
+
 def _beside(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
 

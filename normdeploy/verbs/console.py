@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from ..reports.report import Report
     from ..sources import Progress
@@ -37,6 +38,16 @@ def check_report(file: Path | None, html: Path | None = None, used: Iterable[Pat
         from ..reports.page import require
 
         require()
+
+
+def of_file(report: Path | None, file: str) -> Path | None:
+    """Where the report of one of several files goes: ``out.json`` is ``out.encoder_model.json`` for encoder_model.onnx."""
+    return None if report is None else report.with_name(f"{report.stem}.{Path(file).stem}{report.suffix}")
+
+
+def say(text: Text) -> None:
+    """Print a line beside the tables."""
+    _console().print(text)
 
 
 def tell(account: Report, file: Path | None, quiet: bool, html: Path | None = None) -> None:

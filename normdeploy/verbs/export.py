@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
-from .console import bars, check_report, tell
+from .console import bars, check_report, of_file, say, tell
 from .options import (
     Calibrate,
     CompareLimit,
     Dims,
     Eval,
+    EveryPart,
     Factory,
     FactoryArgs,
     Fuse,
@@ -23,7 +26,6 @@ from .options import (
     Key,
     ModelFile,
     Output,
-    PartOption,
     PrecisionOption,
     ProviderOption,
     Quiet,
@@ -36,6 +38,11 @@ from .options import (
     Trust,
     loading_of,
 )
+
+if TYPE_CHECKING:
+    from ..reports.report import Report
+    from ..results import ExportResult
+    from ..sources import Loading
 
 
 def export(
@@ -50,7 +57,7 @@ def export(
     dim: Dims = None,
     eval_mode: Eval = False,
     task: TaskOption = None,
-    part: PartOption = None,
+    part: EveryPart = None,
     opset: Annotated[int | None, typer.Option("--opset", help="18 to 25; without it 21, raised only where a norm needs it.")] = None,
     runtime: RuntimeOption = Runtime.any,
     provider: ProviderOption = "cpu",
@@ -67,27 +74,46 @@ def export(
 ) -> None:
     """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
     from .. import deploy
-    from ..reports.report import Report
+    from ..errors import InputError
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    options: dict[str, Any] = {
+        **{"opset": opset, "runtime": runtime, "provider": provider, "fuse": fuse, "strict": strict, "strict_proof": strict_proof},
+        **{"precision": precision or None, "keep_io": keep_io, "compare_limit": compare_limit},
+    }
+    if part == "all":
+        if calibrate:
+            raise InputError("--calibrate holds the inputs of one part, and all are exported; leave it out, or export that part alone")
+        _export_parts(source, output, report, html, quiet, options, loading)
+        return
     check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:
-        result = deploy.export(
-            source,
-            output=output,
-            opset=opset,
-            runtime=runtime,
-            provider=provider,
-            fuse=fuse,
-            strict=strict,
-            strict_proof=strict_proof,
-            precision=precision or None,
-            calibrate=calibrate or (),
-            keep_io=keep_io,
-            compare_limit=compare_limit,
-            progress=progress,
-            **loading,
-        )
+        result = deploy.export(source, output=output, calibrate=calibrate or (), progress=progress, **options, **loading)
+    tell(_account(source, output, result), report, quiet, html)
+
+
+def _export_parts(
+    source: Path, output: Path, report: Path | None, html: Path | None, quiet: bool, options: dict[str, Any], loading: Loading
+) -> None:
+    """A folder of all parts; tables, report and page of each by itself."""
+    from ..loading.tasks import PART_FILES
+    from ..parts import export_parts
+    from ..reports.shown import title
+
+    for file in PART_FILES.values():
+        check_report(of_file(report, file), of_file(html, file), (source, output))
+    with bars(quiet) as progress:
+        results = export_parts(source, output, progress=progress, **options, **loading)
+    for file, result in results.items():
+        if not quiet:
+            say(title(file))
+        tell(_account(source, output / file, result), of_file(report, file), quiet, of_file(html, file))
+        if not quiet:
+            say(Text())
+
+
+def _account(source: Path, output: Path, result: ExportResult) -> Report:
+    from ..reports.report import Report
+
     files = {"source": str(source), "output": str(output)}
-    account = Report("export", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds)
-    tell(account, report, quiet, html)
+    return Report("export", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds)

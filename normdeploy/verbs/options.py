@@ -134,6 +134,13 @@ TaskOption = Annotated[
 PartOption = Annotated[
     str | None, typer.Option("--part", help="Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past; else the whole.")
 ]
+EveryPart = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        help="Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past, or all, a folder of these; else the whole.",
+    ),
+]
 
 
 def loading_of(

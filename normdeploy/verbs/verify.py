@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
-from .console import bars, check_report, tell
+from .console import bars, check_report, of_file, say, tell
 from .options import (
     Dims,
     Eval,
@@ -26,13 +27,17 @@ from .options import (
     loading_of,
 )
 
+if TYPE_CHECKING:
+    from ..parity.compare import Comparison
+    from ..sources import Loading
+
 
 def verify(
     source: Annotated[
         Path,
         typer.Argument(metavar="MODEL", help="A model file, a Hugging Face folder, or an ONNX file to compare the others with."),
     ],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="ONNX files and engines, told apart by their content.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="ONNX files and engines, or one folder of all parts of a model.")],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")] = 3,
     given: Annotated[
         list[Path] | None,
@@ -58,7 +63,7 @@ def verify(
         typer.Option(
             "--metric",
             metavar=r"'\[OUT=]NAME>=X'",
-            help="cosine, psnr, snr, top1, top5 or nearest decides; in quotes, or NAME:X. Repeatable.",
+            help="cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X. Repeatable.",
         ),
     ] = None,
     policy: Annotated[Path | None, typer.Option("--policy", metavar="VERIFY.toml", help="A file of tolerances, metrics and names.")] = None,
@@ -72,6 +77,10 @@ def verify(
             metavar="PATH",
             help="Samples that metrics are measured on: an .npz, a folder of these, or a Hugging Face dataset on disk.",
         ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option("--labels", metavar="NAME", help="The dataset's array or column of right classes, for accuracy_drop."),
     ] = None,
     map_: Annotated[
         list[str] | None,
@@ -100,35 +109,92 @@ def verify(
     Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
     """
     from .. import deploy
-    from ..errors import printable
     from ..reports.report import Report
-    from ..reports.tables import failures
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    rules: dict[str, Any] = {
+        **{"seeds": seeds, "drift": drift, "max_elements": max_elements},
+        **{"tolerance": tolerance, "metric": metric, "policy": policy, "also_default": also_default},
+    }
+    if any(file.is_dir() for file in files):
+        of_one = {"--inputs": given, "--dataset": dataset, "--labels": labels, "--map": map_}
+        folder = _only_folder(files, [name for name, value in of_one.items() if value])
+        _verify_parts(source, folder, report, html, quiet, rules, loading)
+        return
     used = [path for path in (policy, dataset) if path is not None]
     check_report(report, html, (source, *files, *(given or ()), *used))
     with bars(quiet) as progress:
         parity = deploy.verify(
             source,
             files,
-            seeds=seeds,
             feeds=given or None,
-            drift=drift,
-            max_elements=max_elements,
-            tolerance=tolerance,
-            metric=metric,
-            policy=policy,
-            also_default=also_default,
             dataset=dataset,
+            labels=labels,
             map=map_ or (),
             progress=progress,
+            **rules,
             **loading,
         )
     tell(Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), report, quiet, html)
     if not parity:
         if quiet:
-            for line in failures(parity):
-                print(printable(line), file=sys.stderr)
+            _say_failures(parity)
+        raise typer.Exit(1)
+
+
+def _say_failures(parity: Comparison) -> None:
+    from ..errors import printable
+    from ..reports.tables import failures
+
+    for line in failures(parity):
+        print(printable(line), file=sys.stderr)
+
+
+def _only_folder(files: list[Path], of_one: list[str]) -> Path:
+    """The one folder that is given.
+
+    Args:
+        of_one: the options given that are for one file alone.
+
+    Raises:
+        InputError: there are other files beside it, or such options.
+    """
+    from ..errors import InputError
+
+    folder = next(file for file in files if file.is_dir())
+    if len(files) > 1:
+        raise InputError(f"the folder of parts {str(folder)!r} is given with {len(files) - 1} more; verify it alone, or give files")
+    if of_one:
+        raise InputError(f"{of_one[0]} is for one file, and {str(folder)!r} is a folder of parts; leave it out, or give a file in it")
+    return folder
+
+
+def _verify_parts(
+    source: Path, folder: Path, report: Path | None, html: Path | None, quiet: bool, rules: dict[str, Any], loading: Loading
+) -> None:
+    """Every part by itself, and one verdict."""
+    from ..loading.tasks import PART_FILES
+    from ..parts import verify_parts
+    from ..reports.report import Report
+    from ..reports.shown import title, verdict_on_parts
+
+    used = [path for path in (rules["policy"],) if path is not None]
+    for file in PART_FILES.values():
+        check_report(of_file(report, file), of_file(html, file), (source, folder / file, *used))
+    with bars(quiet) as progress:
+        found = verify_parts(source, folder, progress=progress, **rules, **loading)
+    for file, parity in found.comparisons.items():
+        if not quiet:
+            say(title(file))
+        account = Report("verify", _roles(source, [folder / file]), parity=parity, seconds={"verify": parity.seconds})
+        tell(account, of_file(report, file), quiet, of_file(html, file))
+        if not quiet:
+            say(Text())
+        elif not parity:
+            _say_failures(parity)
+    if not quiet:
+        say(verdict_on_parts(found))
+    if not found:
         raise typer.Exit(1)
 
 

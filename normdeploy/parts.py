@@ -1,0 +1,201 @@
+"""The parts of a Hugging Face encoder-decoder in one folder: written by ``export_parts``, compared with the model by ``verify_parts``.
+
+<folder>/
+  encoder_model.onnx             what the encoder makes of the whole input
+  decoder_model.onnx             the first tokens; gives the keys and values of both attentions
+  decoder_with_past_model.onnx   the tokens behind others; takes keys and values, gives those of its own attention
+  config.json, tokenizer.json, ...   copied from the model's folder (``COPIED``, as far as they are there)
+
+The names are those of the optimum library's ONNX export, whose classes look for them. A folder that optimum wrote is verified too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack, cast
+
+from . import deploy
+from .arguments import prepared
+from .errors import InputError, NormdeployError
+from .loading.tasks import ALL_PARTS, PART_FILES
+from .parity.compare import Comparison
+from .parity.policy import Thresholds, Tolerances
+from .results import ExportResult, Origin
+from .shown import Shown
+from .sources import Loading, PathLike, Progress
+from .storage.folder import atomic_folder, vacant
+
+COPIED = (
+    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.json", "vocab.txt", "merges.txt", "normalizer.json"),
+    *("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
+)
+"""What says how to make inputs and to decode outputs; data alone, no weights and no code."""
+_OF_FOLDERS = frozenset({"trust", "imports", "dims", "task", "part"})
+
+
+@dataclass(frozen=True)
+class PartsComparison(Shown):
+    """What ``verify_parts`` found: file name -> its comparison. True where all pass."""
+
+    comparisons: Mapping[str, Comparison]
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.comparisons) and all(self.comparisons.values())
+
+
+@prepared()
+def export_parts(
+    source: PathLike,
+    output: PathLike,
+    *,
+    opset: int | None = None,
+    runtime: str = "any",
+    provider: str = "cpu",
+    fuse: str = "standard",
+    strict: bool = False,
+    strict_proof: bool = False,
+    precision: str | None = None,
+    keep_io: bool = False,
+    compare_limit: int | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> dict[str, ExportResult]:
+    """Turn the encoder, the decoder and the decoder with its past of a Hugging Face model into ONNX files that fit each other.
+
+    The weights are read once. The folder appears when all of it is written.
+
+    Args:
+        source: a folder that ``save_pretrained`` wrote, or a model's name on the Hub.
+        output: a new or empty folder; ``normdeploy.parts`` says what is in it.
+        opset, runtime, provider, fuse, strict, strict_proof, precision, keep_io, compare_limit: as for ``export``, for each part.
+        progress: called with (part and stage, done, total).
+        loading: trust, imports, dims and task, as for ``export``. Each part takes those dims that it has.
+
+    Returns:
+        File name -> what ``export`` gives of that part.
+
+    Raises:
+        InputError: the model is no encoder-decoder, or an option is for one file alone.
+        NormdeployError: as ``export``; or ``output`` is not empty or can't be written.
+    """
+    from .loading import load_parts
+
+    target = _new_folder(output)
+    said = cast("Loading", {name: value for name, value in loading.items() if value})
+    if foreign := sorted(name for name in said if name not in _OF_FOLDERS):
+        raise InputError(f"{foreign[0]} is of one part, and all are exported; leave it out, or export the parts one by one")
+    if said.get("part", ALL_PARTS) != ALL_PARTS:
+        raise InputError(f"the part {said['part']!r} alone is one file: `normdeploy export` writes it, from Python normdeploy.export")
+    options: dict[str, Any] = {
+        **{"opset": opset, "runtime": runtime, "provider": provider, "fuse": fuse, "strict": strict, "strict_proof": strict_proof},
+        **{"precision": precision, "keep_io": keep_io},
+        **({} if compare_limit is None else {"compare_limit": compare_limit}),
+    }
+    read = {name: value for name, value in said.items() if name != "part"}
+    results: dict[str, ExportResult] = {}
+    with atomic_folder(target) as folder:
+        for part, model in load_parts(os.fspath(source), **cast("Any", read)):
+            tell = _of(part, progress)
+            results[part] = deploy.export(
+                cast("Any", model), output=folder / PART_FILES[part], trust=said.get("trust", False), progress=tell, **options
+            )
+        _copy_config(source, folder)
+    origins = {part: Origin(source, loading=cast("Loading", {**read, "part": part})) for part in results}
+    return {PART_FILES[part]: replace(result, path=target / PART_FILES[part], origin=origins[part]) for part, result in results.items()}
+
+
+@prepared()
+def verify_parts(
+    source: PathLike,
+    folder: PathLike,
+    *,
+    seeds: int = 3,
+    drift: bool = False,
+    max_elements: int | None = None,
+    tolerance: Tolerances | None = None,
+    metric: Thresholds | None = None,
+    policy: PathLike | None = None,
+    also_default: bool = False,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> PartsComparison:
+    """Compare each file of a folder that ``export_parts`` wrote with that part of the model (``verify``).
+
+    Args:
+        source: the model's folder, or its name on the Hub.
+        folder: holds the three files; a file's name says which part it is.
+        seeds, drift, max_elements, tolerance, metric, policy, also_default: as for ``verify``, for each part. Rules are for all outputs:
+            no output is in every part.
+        progress: called with (part and stage, done, total).
+        loading: as for ``verify``; what the files recorded at their export need not be given again.
+
+    Raises:
+        InputError: a part's file is missing.
+        NormdeployError: as ``verify``; the message names the file.
+    """
+    place = Path(folder)
+    missing = [name for name in PART_FILES.values() if not (place / name).is_file()]
+    if missing:
+        raise InputError(
+            f"the folder {os.fspath(folder)!r} has no {', '.join(missing)}, so its parts can't be verified together; export them anew with "
+            "--part all, or give a file in the folder instead of it"
+        )
+    if loading.get("part") not in (None, ALL_PARTS):
+        raise InputError(f"the part {loading['part']!r} was given with a folder of all parts; leave it out, or give that part's file")
+    comparisons: dict[str, Comparison] = {}
+    for part, name in PART_FILES.items():
+        own = cast("Loading", {**loading, "part": part})
+        try:
+            comparisons[name] = deploy.verify(
+                source,
+                place / name,
+                seeds=seeds,
+                drift=drift,
+                max_elements=max_elements,
+                tolerance=tolerance,
+                metric=metric,
+                policy=policy,
+                also_default=also_default,
+                progress=_of(part, progress),
+                **own,
+            )
+        except NormdeployError as error:
+            raise type(error)(f"{name}: {error}") from error
+    others = sorted(path.name for path in place.glob("*.onnx") if path.name not in PART_FILES.values())
+    return PartsComparison(comparisons, (f"not verified, as no part has such a name: {', '.join(others)}",) if others else ())
+
+
+def _new_folder(output: PathLike) -> Path:
+    """Where the folder is to stand.
+
+    Raises:
+        InputError: ``output`` is named like a file, or is one.
+        NormdeployError: it is a folder that is not empty, or that it would stand in is not there.
+    """
+    path = Path(output)
+    if path.suffix == ".onnx" or path.is_file():
+        raise InputError(
+            f"all parts are a folder of files, and the output {os.fspath(output)!r} is {'a' if path.is_file() else 'named like a'} file; "
+            f"give a new folder, such as {os.fspath(path.with_suffix(''))}-onnx, or one part with --part"
+        )
+    return vacant(output)
+
+
+def _of(part: str, progress: Progress | None) -> Progress | None:
+    return None if progress is None else lambda stage, done, total: progress(f"{part}: {stage}", done, total)
+
+
+def _copy_config(source: PathLike, folder: Path) -> None:
+    from .loading.hub import resolved
+
+    model = resolved(os.fspath(source))
+    for name in COPIED:
+        if (model / name).is_file():
+            shutil.copyfile(model / name, folder / name)
