@@ -103,10 +103,25 @@ def test_epsilons_are_judged_in_the_precision_asked_for(tmp_path: Path) -> None:
     assert rules(path, precision="bf16") == set()  # it has the exponents of float32
 
 
+def test_a_folded_epsilon_is_not_lost(tmp_path: Path) -> None:
+    """The root of an eval BatchNorm is of constants: it is computed before anything is float16."""
+    path = saved(tmp_path, "y = BatchNormalization<epsilon = 0.000000000001>(x, w, b, b, w)")
+    assert rules(path, precision="fp16") == set()
+
+
+def test_training_mode_is_an_attribute_and_no_matter_of_outputs(tmp_path: Path) -> None:
+    path = saved(tmp_path, f"y, rm, rv = {TRAINED}")
+    proto = onnx.load(path)
+    proto.graph.node[-1].output[1:] = ["", ""]
+    onnx.save(proto, path)
+    assert rules(path) == {"train-mode"}
+
+
 def test_runtimes_are_asked(tmp_path: Path) -> None:
     groups = saved(tmp_path, "y = GroupNormalization<num_groups = 2>(x, w, b)")
     (problem,) = (p for p in found(groups, runtime="onnxruntime") if p.rule == "missing-kernel")
     assert problem.message.startswith("GroupNorm (GroupNormalization) in onnxruntime ")  # runs as a body of primitives there
+    assert rules(groups, runtime="onnxruntime-accurate") == rules(groups, runtime="onnxruntime")
     contrib = saved(tmp_path, "y = com.microsoft.SkipLayerNormalization(x, x, w, b)", x="4,6,8")
     assert rules(contrib) == {"wrong-form", "missing-kernel"}  # TensorRT-RTX refuses it
     assert rules(contrib, runtime="onnxruntime") == {"wrong-form"}
