@@ -364,7 +364,7 @@ def test_a_tie_that_eager_happens_to_get_right_is_found_by_disturbing_the_refere
     class Compare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.tensor([1.0, 1.0 + 2.0**-23, 1.5]))
+            self.weight = nn.Parameter(torch.tensor([1.0, 1.0 + 2.0**-23, 1.001]))  # a thousandth is no rounding
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x[:, None] * self.weight).argmax(-1)

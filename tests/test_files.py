@@ -98,8 +98,9 @@ def test_targets_that_cannot_be_replaced(tmp_path: Path, what: str) -> None:
 
 
 SLOW_WRITER = """
-import sys, time
+import signal, sys, time
 from normdeploy.storage.files import atomic
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which nohup and a shell's & ignore
 with atomic(sys.argv[1]) as temporary:
     temporary.write_bytes(b"half")
     print("writing", flush=True)

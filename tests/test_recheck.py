@@ -43,6 +43,7 @@ def flip(path: Path) -> None:
     [
         (lambda b: flip(b / "samples/001.expected.npz"), "file", "samples/001.expected.npz", "sha256"),
         (lambda b: (b / "README.md").unlink(), "file", "README.md", "missing"),
+        (lambda b: (b / "README.md").unlink() or (b / "README.md").write_text("x"), "file", "README.md", "1 bytes"),
         (lambda b: (b / "model_repository/model_onnx/2").mkdir() or (b / "model_repository/model_onnx/2/model.onnx").touch(), "file",
          "model_repository/model_onnx/2/model.onnx", "new"),
         (lambda b: (b / "model_repository/model_onnx/2").mkdir(), "file", "model_repository/model_onnx/2/", "an empty folder"),
@@ -103,6 +104,17 @@ def test_what_was_run_and_is_not_any_more_is_worse(bundle: Path) -> None:
     assert "no GPU" in result.now
     (norm,) = [c for c in found.changes if c.what == "norm"]
     assert (norm.was, norm.now, norm.worse) == ("missing", "layers", False)
+
+
+def test_a_norm_that_is_gone_is_worse_and_a_new_one_is_not(bundle: Path) -> None:
+    def change() -> tuple[str, str, bool]:
+        (norm,) = [c for c in normdeploy.recheck(bundle).changes if c.what == "norm"]
+        return norm.was, norm.now, norm.worse
+
+    edited(bundle, lambda m: m["norms"].append(m["norms"][0] | {"tensor": "another"}))
+    assert change() == ("there", "gone", True)
+    edited(bundle, lambda m: m["norms"].clear())
+    assert change() == ("", "there", False)
 
 
 HOSTILE: list[tuple[Callable[[Any], Any], str]] = [

@@ -45,10 +45,10 @@ class Slotted:
 
 
 class OneSlot:
-    __slots__ = "training"
+    __slots__ = "inner"
 
-    def __init__(self) -> None:
-        self.training = True
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
 
 
 class Holder(nn.Module):
@@ -75,7 +75,7 @@ HOLDERS: dict[str, tuple[Callable[[PlainBatchNorm], Any], str]] = {
     "closure": (_closure, "held.norm"),
     "unregistered module": (lambda n: [nn.Dropout()], "held[0]"),
     "slots": (lambda n: [Slotted()], "held[0]"),
-    "a slot that is no list": (lambda n: [OneSlot()], "held[0]"),
+    "what one slot holds": (lambda n: OneSlot(n), "held.inner"),
 }
 
 
