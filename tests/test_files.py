@@ -156,7 +156,11 @@ def test_a_temporary_that_was_swept_away_before_its_lock_is_made_again(tmp_path:
         return lock(handle, wait=wait)
 
     monkeypatch.setattr(storage_atomic, "_lock", late)
-    write_bytes(tmp_path / "out", b"x")
+    with atomic(tmp_path / "out") as temporary:
+        temporary.write_bytes(b"x")
+        handle = os.open(temporary, os.O_RDWR)
+        assert not lock(handle, wait=False), "another process may sweep it away again"
+        os.close(handle)
     assert (tmp_path / "out").read_bytes() == b"x"
     assert names(tmp_path) == {"out"}
 
