@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import normdeploy
+from normdeploy.bundles import sample_runs
 from normdeploy.bundles.bundle import open_bundle
 from normdeploy.cli import app
 from normdeploy.errors import InputError, NormdeployError
@@ -104,6 +105,19 @@ def test_what_was_run_and_is_not_any_more_is_worse(bundle: Path) -> None:
     assert "no GPU" in result.now
     (norm,) = [c for c in found.changes if c.what == "norm"]
     assert (norm.was, norm.now, norm.worse) == ("missing", "layers", False)
+
+
+def test_an_engine_that_was_changed_is_not_run(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading one runs what it holds."""
+    (bundle / "model.engine").write_bytes(b"changed")
+    edited(bundle, lambda m: m["files"].update({"model.engine": {"sha256": "0" * 64, "bytes": 7}}))
+    entry = {"path": "model.engine", "runtime": "tensorrt", "compute_capability": "", "served": False}
+    edited(bundle, lambda m: m["engines"].append(entry))
+    asked, judge = [], sample_runs.judge
+    monkeypatch.setattr(sample_runs, "judge", lambda path, engines, *rest, **more: asked.extend(engines) or judge(path, [], *rest, **more))
+    found = normdeploy.recheck(bundle)
+    assert asked == []
+    assert "model.engine is not what was packaged and was not run" in found.notes
 
 
 def test_a_norm_that_is_gone_is_worse_and_a_new_one_is_not(bundle: Path) -> None:
