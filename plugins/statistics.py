@@ -51,7 +51,7 @@ def statistics_kernel(
     row = pid // SPLITS
     length = split_length(n, SPLITS)
     start = (pid % SPLITS).to(tl.int32) * length
-    count = tl.maximum(tl.minimum(length, n - start), 0)
+    count = tl.minimum(length, n - start)  # of a part behind the row's end below 0
     zero = tl.zeros([1], tl.int64)
     exists = (zero + row) < rows
     begun = exists & ((zero + count) > 0)

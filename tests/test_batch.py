@@ -74,6 +74,7 @@ def optimized(proto: onnx.ModelProto, *shape: int) -> tuple[list[str], Summary]:
 PREVIOUS: dict[str, tuple[list[Node], dict[str, np.ndarray], tuple[int, ...], int]] = {
     "conv 1d": ([("Conv", ["x", "w"], "h")], {"w": values("w", 6, 4, 3)}, (2, 4, 9), 6),
     "conv 3d": ([("Conv", ["x", "w", "c"], "h")], {"w": values("w", 3, 2, 2, 2, 2), "c": values("c", 3)}, (1, 2, 4, 4, 5), 3),
+    "one channel": ([("Conv", ["x", "w", "c"], "h")], {"w": values("w", 1, 4, 3), "c": values("c", 1)}, (2, 4, 9), 1),
     "depthwise": ([("Conv", ["x", "w"], "h", {"group": 4})], {"w": values("w", 4, 1, 3, 3)}, (2, 4, 7, 8), 4),
     "grouped, padded": ([("Conv", ["x", "w"], "h", {"group": 2, "pads": [1, 0, 2, 1]})], {"w": values("w", 6, 2, 3, 3)}, (2, 4, 7, 8), 6),
     "auto pad": ([("Conv", ["x", "w"], "h", {"auto_pad": "SAME_UPPER"})], {"w": values("w", 6, 4, 3, 3)}, (2, 4, 7, 8), 6),

@@ -181,3 +181,24 @@ def test_a_mask_inside_a_norm_is_refused(compared: str, number: float) -> None:
     assert [n.op_type for n in result.graph.node] == [n.op_type for n in proto.graph.node]
     assert [f.status for f in summary.findings] == ["refused"]
     assert "Where is no algebra" in summary.findings[0].reason
+
+
+def test_a_division_that_spares_constant_rows_is_refused() -> None:
+    """Where σ is 0 it divides by 1 and gives 0; a norm with an epsilon of 0 would give NaN there, and the same everywhere else."""
+    proto = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        agraph (float[N, 6] x) => (float[N, 6] y)
+        <int64[1] axes = {-1}, float zero = {0}, float one = {1}>
+        {
+            u = ReduceMean(x, axes)
+            d = Sub(x, u)
+            q = Mul(d, d)
+            v = ReduceMean(q, axes)
+            r = Sqrt(v)
+            constant = Equal(r, zero)
+            s = Where(constant, one, r)
+            y = Div(d, s)
+        }""")
+    result, summary = rewrite.optimize(proto)
+    assert [n.op_type for n in result.graph.node] == [n.op_type for n in proto.graph.node]
+    assert [f.status for f in summary.findings] == ["refused"]

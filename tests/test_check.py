@@ -61,6 +61,8 @@ KERNEL = ", float[8,8,3] kernel = {" + ", ".join(["0.5"] * 192) + "}"
         (f"y, rm, rv = {TRAINED}", {}, {"train-mode"}),
         ("y, rm, rv, sm, sv = BatchNormalization(x, w, b, b, w)", {"opset": 13}, {"train-mode"}),
         ("y = BatchNormalization(x, w, b, b, w)", {"opset": 13}, set()),
+        ("y = Dropout(x)", {"opset": 6}, {"train-mode"}),  # it trains unless it says is_test
+        ("y = Dropout<is_test = 1>(x)", {"opset": 6}, set()),
         ("y = Dropout(x, less, yes)", {"held": ", bool yes = {1}"}, {"train-mode"}),
         ("y = Dropout(x, less, yes)", {"held": ", bool yes = {0}"}, set()),
         ("y = Dropout(x, less)", {}, set()),
@@ -103,10 +105,25 @@ def test_epsilons_are_judged_in_the_precision_asked_for(tmp_path: Path) -> None:
     assert rules(path, precision="bf16") == set()  # it has the exponents of float32
 
 
+def test_a_folded_epsilon_is_not_lost(tmp_path: Path) -> None:
+    """The root of an eval BatchNorm is of constants: it is computed before anything is float16."""
+    path = saved(tmp_path, "y = BatchNormalization<epsilon = 0.000000000001>(x, w, b, b, w)")
+    assert rules(path, precision="fp16") == set()
+
+
+def test_training_mode_is_an_attribute_and_no_matter_of_outputs(tmp_path: Path) -> None:
+    path = saved(tmp_path, f"y, rm, rv = {TRAINED}")
+    proto = onnx.load(path)
+    proto.graph.node[-1].output[1:] = ["", ""]
+    onnx.save(proto, path)
+    assert rules(path) == {"train-mode"}
+
+
 def test_runtimes_are_asked(tmp_path: Path) -> None:
     groups = saved(tmp_path, "y = GroupNormalization<num_groups = 2>(x, w, b)")
     (problem,) = (p for p in found(groups, runtime="onnxruntime") if p.rule == "missing-kernel")
     assert problem.message.startswith("GroupNorm (GroupNormalization) in onnxruntime ")  # runs as a body of primitives there
+    assert rules(groups, runtime="onnxruntime-accurate") == rules(groups, runtime="onnxruntime")
     contrib = saved(tmp_path, "y = com.microsoft.SkipLayerNormalization(x, x, w, b)", x="4,6,8")
     assert rules(contrib) == {"wrong-form", "missing-kernel"}  # TensorRT-RTX refuses it
     assert rules(contrib, runtime="onnxruntime") == {"wrong-form"}
@@ -163,6 +180,17 @@ def test_a_baseline_lets_new_findings_fail_alone(tmp_path: Path, form: str) -> N
     assert sorted(p.known for p in worse.files[0].findings) == [False, True]
     states = [r["baselineState"] for r in json.loads(sarif(worse))["runs"][0]["results"]]
     assert sorted(states) == ["new", "unchanged"]
+
+
+def test_a_baseline_counts_files_of_one_name(tmp_path: Path) -> None:
+    """A fingerprint knows the file's name and not its folder, so that a clone elsewhere has the same; each lets one finding pass."""
+    paths = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        paths.append(saved(tmp_path / name, CLAMPED))
+    (tmp_path / "old.json").write_text(normdeploy.check(paths[:1]).json())
+    both = normdeploy.check(paths, baseline=tmp_path / "old.json")
+    assert [[p.known for p in f.findings] for f in both.files] == [[True], [False]]
 
 
 def test_a_baseline_without_end(tmp_path: Path) -> None:
@@ -312,6 +340,12 @@ def test_names_do_not_reach_the_terminal_as_commands(tmp_path: Path, monkeypatch
     _, out, _ = run("odd.onnx")
     assert "\x1b" not in out
     assert "decomposed" in out
+
+
+def test_what_overflows_in_both_halves_is_told_once(tmp_path: Path) -> None:
+    """3.4e38 ends beyond bfloat16 too, which rounds to 3.39e38 at most."""
+    path = saved(tmp_path, "y = LayerNormalization(x, big)", held=", float[8] big = {3.4e38, 1, 1, 1, 1, 1, 1, 1}")
+    assert [p.rule for p in found(path)] == ["fp16-overflow"]
 
 
 def test_large_constants_are_seen_past_infinities(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from normdeploy.errors import GraphError, InputError
 from normdeploy.exporter import to_onnx
 from normdeploy.loading import from_module
-from normdeploy.model import Model
+from normdeploy.model import Dim, InputSpec, Model
 from normdeploy.parity.compare import COLUMNS, Comparison, NotRun, OutputResult, verify
 from normdeploy.parity.parity import Tally, Ties, ulp
 from normdeploy.runtimes import RunResult, trt
@@ -102,6 +102,22 @@ def test_the_cases_are_seeds_sizes_small_ones_and_zeros(net: Model, proto: onnx.
     ]
     sizes = {case.partition(", ")[2] for case in comparison.cases}
     assert {f"batch={n}, seq=6" for n in range(1, 9)} | {f"batch=3, seq={n}" for n in range(1, 13)} | {"batch=2, seq=2"} <= sizes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limits", "fed"),
+    [
+        ("float32", (-3.0, -1.0), -1.0),
+        ("float32", (2.0, 3.0), 2.0),
+        ("float32", (-1.0, 1.0), 0.0),
+        ("int64", (-9, -3), -4),  # half-open
+        ("int64", (2, 5), 2),
+    ],
+)
+def test_where_zero_is_out_of_range_the_nearest_number_is_fed(dtype: str, limits: tuple[float, float], fed: float) -> None:
+    from normdeploy.parity.cases import _zeros
+
+    assert _zeros(InputSpec("x", dtype, (Dim(None, 2, 2, 2),), limits)).tolist() == [fed, fed]
 
 
 def test_sizes_that_cost_too_much_are_said() -> None:
@@ -348,7 +364,7 @@ def test_a_tie_that_eager_happens_to_get_right_is_found_by_disturbing_the_refere
     class Compare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.tensor([1.0, 1.0 + 2.0**-23, 1.5]))
+            self.weight = nn.Parameter(torch.tensor([1.0, 1.0 + 2.0**-23, 1.001]))  # a thousandth is no rounding
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x[:, None] * self.weight).argmax(-1)

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import normdeploy
 from normdeploy.errors import GraphError, NormdeployError
+from normdeploy.storage import atomic as storage_atomic
 from normdeploy.storage import files
 from normdeploy.storage.files import atomic, load_onnx, save_onnx, sha256, write_bytes
 from normdeploy.storage.weights import detached
@@ -97,8 +98,9 @@ def test_targets_that_cannot_be_replaced(tmp_path: Path, what: str) -> None:
 
 
 SLOW_WRITER = """
-import sys, time
+import signal, sys, time
 from normdeploy.storage.files import atomic
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which nohup and a shell's & ignore
 with atomic(sys.argv[1]) as temporary:
     temporary.write_bytes(b"half")
     print("writing", flush=True)
@@ -141,6 +143,26 @@ def test_a_living_writer_keeps_its_temporary(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_temporary_that_was_swept_away_before_its_lock_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process takes it for a left-over in the moment between its creation and its lock."""
+    lock, swept = storage_atomic._lock, list[Path]()
+
+    def late(handle: int, *, wait: bool = True) -> bool:
+        if not swept:
+            swept.extend(tmp_path.glob(".out.*.tmp"))
+            swept[0].unlink()
+        return lock(handle, wait=wait)
+
+    monkeypatch.setattr(storage_atomic, "_lock", late)
+    with atomic(tmp_path / "out") as temporary:
+        temporary.write_bytes(b"x")
+        handle = os.open(temporary, os.O_RDWR)
+        assert not lock(handle, wait=False), "another process may sweep it away again"
+        os.close(handle)
+    assert (tmp_path / "out").read_bytes() == b"x"
+    assert names(tmp_path) == {"out"}
 
 
 def test_a_full_disk_is_said_so(tmp_path: Path) -> None:

@@ -173,3 +173,41 @@ def test_what_is_gross(value: float, ordinary: bool, gross: bool) -> None:
     after[1, 2] = value
     verdict = rounding._judge(trial, np.ones((2, 3)), after)
     assert bool(verdict.gross) is gross
+
+
+U = 2.0**-24
+
+
+@pytest.mark.parametrize(
+    ("x", "epsilon", "centered", "gamma", "units"),
+    [
+        ([-1.0, 1.0], 0.0, True, 1.0, 8 * (1 + 1) + 1),  # σ = 1, the largest is 1, y = ±1
+        ([-1.0, 1.0], 0.0, True, 3.0, 8 * (1 + 1) * 3 + 3),
+        ([999.0, 1001.0], 0.0, True, 1.0, 8 * (1 + 1001) + 1),  # the mean's rounding is of the size of x
+        ([999.0, 1001.0], 0.0, False, 1.0, 8 * (1 + 1001 / np.sqrt(1e6 + 1)) + 1001 / np.sqrt(1e6 + 1)),
+        ([-1.0, 1.0], 3.0, True, 1.0, 8 * (1 + 1 / 2) + 1 / 2 + 3 / 4 / 4),  # y = ±1/2; half an ulp of ε is 3/4 of it
+        ([0.0, 0.0], 0.0, True, 1.0, 8),
+    ],
+)
+def test_what_a_norm_may_err_by(x: list[float], epsilon: float, centered: bool, gamma: float, units: float) -> None:
+    """By hand from the module's formula, in units of float32's roundoff u: 2⁻²⁵ is u / 2."""
+    row = np.array([x])
+    moved = row - row.mean() if centered else row
+    y = gamma * moved / np.sqrt(np.square(moved).mean() + epsilon + 1e-300)
+    np.testing.assert_allclose(rounding.bound(row, y, epsilon, centered, gamma, U), [units * U], rtol=1e-12)
+
+
+def test_what_a_fold_may_err_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8u times the largest sum of magnitudes: weights of 1, -2 and 3, a scale of 4 and the input that the certificate takes."""
+    proto = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        net (float[N, 3] x) => (float[N, 1] y)
+        <float[3, 1] w = {1, -2, 3}, float[1] s = {4}, float[1] b = {0}, float[1] m = {0}, float[1] v = {1}>
+        { h = MatMul(x, w) y = BatchNormalization<epsilon = 0.0>(h, s, b, m, v) }""")
+    inputs, real = [], rounding.fold_trial
+    monkeypatch.setattr(rounding, "fold_trial", lambda graph, case, *rest: inputs.append(case.leaves[0]) or real(graph, case, *rest))
+    _, summary = optimize(proto)
+    (finding,), (x,) = summary.findings, inputs
+    assert finding.certificate is not None
+    largest = float((np.abs(x) @ np.array([4.0, 8, 12])).max())
+    assert finding.certificate.rounding_bound == pytest.approx(8 * U * largest, rel=1e-6)

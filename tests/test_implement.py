@@ -460,6 +460,12 @@ def test_what_the_kernels_need(
     assert np.array_equal(run_onnxruntime(proto, data)[0], run_onnxruntime(written, data)[0])
 
 
+@pytest.mark.parametrize("version", ["10.9", "10.9.0.34"])
+def test_the_first_release_that_takes_kernels_gets_them(version: str) -> None:
+    _, account = plugins(MODELS["Add, RMSNormalization"].portable(), version=version)
+    assert account[0].form == "plugin AddRMSNorm"
+
+
 def test_what_can_t_be_asked_for() -> None:
     with pytest.raises(InputError, match="TensorRT-RTX takes no plugins"):
         implemented(LN.proto(), norm_impl="plugin", runtime="tensorrt-rtx")

@@ -68,6 +68,8 @@ LEFT: dict[str, tuple[dict[str, str], str, str]] = {
     "two axes": (ROWS, "y", "a = Add(x, r) y = LayerNormalization<axis = 1>(a, wide)"),
     "gamma by row": (ROWS, "y", f"a = Add(x, r) y = {LN}(a, wide)"),
     "the mean is read": (ROWS, "y, mean", f"a = Add(x, r) y, mean = {LN}(a, g, b)"),
+    "a constant of its shape": ({"x": "4,12"}, "y", f"a = Add(x, wide) y = {LN}(a, g, b)"),
+    "added to itself and read": ({"x": "N,4,12"}, "y, a", f"a = Add(x, x) y = {LN}(a, g, b)"),
     "added to itself": ({"x": "N,4,12"}, "y", f"a = Add(x, x) y = {LN}(a, g, b)"),
     "a difference": (ROWS, "y", f"a = Sub(x, r) y = {LN}(a, g, b)"),
     "two plus s": (DIT, "y", f"k = Add(s, two) y = {LN}(x, k, t)"),

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from normdeploy.errors import InputError, LoadError, RuntimeUnavailable
 from normdeploy.loading import from_module, load
+from normdeploy.loading.state import fill
 from normdeploy.model import Dim
 
 FACTORY = """
@@ -174,6 +175,13 @@ def test_keys_and_shapes_that_do_not_fit_are_listed(net: Any) -> None:
     torch.save(state, "b.pt")
     with pytest.raises(LoadError, match=r"head\.weight: the file has \[2, 4\], the model \[2, 6\]"):
         load("b.pt", model=net.where, model_args={"width": 6}, inputs=INPUTS)
+
+
+def test_an_empty_parameter_shares_its_memory_with_none(tmp_path: Path) -> None:
+    """All empty tensors lie at the address 0, as if they were tied."""
+    module = nn.ParameterDict({"a": nn.Parameter(torch.ones(0)), "b": nn.Parameter(torch.ones(0))})
+    with pytest.raises(LoadError, match="1 missing from the file:\n    b"):
+        fill(module, {"a": torch.ones(0)}, tmp_path / "w.pt")
 
 
 def test_factory_arguments(net: Any) -> None:

@@ -228,3 +228,33 @@ def test_a_function_in_a_function() -> None:
     )
     assert places(summary) == [("LayerNorm", "fused", "function my.norm")]
     assert sorted(n.op_type for f in out.functions for n in f.node) == ["LayerNormalization", "Relu", "norm"]
+
+
+def test_what_follows_a_tensor_that_grows_has_no_known_shape_either() -> None:
+    """In the first round p has 8 columns, then as many as h had in the round before: a sum over them divided by 8 is no mean."""
+    out, _ = checked(
+        model(
+            f"""{HEAD} net (float[N,8] x, int64 k) => (float[N,M] z, float[N,L] y)
+            <{CONSTANTS}, float eighth = {{0.125}}, int64[1] last = {{-1}}> {{
+            z, y = Loop(k, , x, x) <body = b (int64 i, bool ci, float[N,8] h, float[N,8] p) => (bool co, float[N,M] h1, float[N,L] p1) {{
+                co = Identity(ci) h1 = Concat<axis=-1>(h, h) t = ReduceSum(p, last) u = Mul(t, eighth) d = Sub(p, u) q = Mul(d, d)
+                w = ReduceSum(q, last) v = Mul(w, eighth) e = Add(v, eps) r = Sqrt(e) n = Div(d, r) o = ReduceMax<axes=[-1]>(n)
+                p1 = Add(h, o) }}> }}""",
+            free=True,
+        )
+    )
+    assert "LayerNormalization" not in ops(out.graph.node[0].attribute[0].g)
+
+
+def test_a_scan_along_an_axis_that_is_counted_from_the_end() -> None:
+    """The slices have two axes; a norm over the second of three would be another one."""
+    norm = LAYER_NORM.format(out="zo").replace("axes=[-1]", "axes=[1]")
+    _, summary = checked(
+        model(
+            f"""{HEAD} net (float[N,8] x, float[5,N,8] z) => (float[N,8] y, float[5,N,8] o) <{CONSTANTS}> {{
+            y, o = Scan(x, z) <num_scan_inputs: int = 1, scan_input_axes = [-3],
+                body = b (float[N,8] st, float[N,8] zi) => (float[N,8] a, float[N,8] zo) {{ a = Relu(st) h = Relu(zi) {norm} }}> }}""",
+            free=True,
+        )
+    )
+    assert places(summary) == [("LayerNorm", "fused", "body of Scan 'y'")]

@@ -369,3 +369,32 @@ def test_what_can_not_be_converted_is_said() -> None:
     )
     with pytest.raises(GraphError, match=r"the type of 'h', which other\.Op"):
         converted(unknown, "fp16")
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+def test_a_tensor_that_an_attribute_holds_is_rounded(to: str) -> None:
+    proto = text("c = ConstantOfShape<value = float[1] {0.3}>(shape) y = Mul(x, c)", shape=np.array([2, 4]))
+    made, account = converted(proto, to, [{"x": X}])
+    assert not account.islands
+    (held,) = (a.t for a in node(made, "ConstantOfShape").attribute)
+    assert float(numpy_helper.to_array(held)[0]) == float(np.float32(0.3).astype(FORMATS[to].dtype))
+
+
+def test_a_cast_that_makes_an_output_is_no_cast_to_be_dropped() -> None:
+    made, _ = converted(text("h = Relu(x) y = Cast<to = 1>(h)"), "fp16", [{"x": X}])
+    assert [v.name for v in made.graph.output] == ["y"]
+    np.testing.assert_array_equal(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], np.maximum(X, 0))
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(2000, False), (2100, True)])
+def test_an_eighth_of_the_largest_number_is_the_margin(factor: float, kept: bool) -> None:
+    """The largest element of X is 4; float16 ends at 65504, an eighth of which is 8188."""
+    _, account = converted(text("h = Mul(x, w) y = Relu(h)", w=np.array(float(factor))), "fp16", [{"x": X}])
+    assert (reasons(account).get("Mul") == "range") == kept
+
+
+@pytest.mark.parametrize(("size", "kept"), [(4, False), (1, True)])
+def test_a_small_bias_may_vanish_and_a_small_number_may_not(size: int, kept: bool) -> None:
+    """A vector that is added is a bias, whose loss is far below what it is added to; one number may be an epsilon."""
+    _, account = converted(text("y = Add(x, b)", b=np.full(size, 1e-6)), "fp16", [{"x": X}])
+    assert (reasons(account) == {"Add": "constant"}) == kept

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import normdeploy
+from normdeploy.bundles import sample_runs
 from normdeploy.bundles.bundle import open_bundle
 from normdeploy.cli import app
 from normdeploy.errors import InputError, NormdeployError
@@ -43,6 +44,7 @@ def flip(path: Path) -> None:
     [
         (lambda b: flip(b / "samples/001.expected.npz"), "file", "samples/001.expected.npz", "sha256"),
         (lambda b: (b / "README.md").unlink(), "file", "README.md", "missing"),
+        (lambda b: (b / "README.md").unlink() or (b / "README.md").write_text("x"), "file", "README.md", "1 bytes"),
         (lambda b: (b / "model_repository/model_onnx/2").mkdir() or (b / "model_repository/model_onnx/2/model.onnx").touch(), "file",
          "model_repository/model_onnx/2/model.onnx", "new"),
         (lambda b: (b / "model_repository/model_onnx/2").mkdir(), "file", "model_repository/model_onnx/2/", "an empty folder"),
@@ -103,6 +105,30 @@ def test_what_was_run_and_is_not_any_more_is_worse(bundle: Path) -> None:
     assert "no GPU" in result.now
     (norm,) = [c for c in found.changes if c.what == "norm"]
     assert (norm.was, norm.now, norm.worse) == ("missing", "layers", False)
+
+
+def test_an_engine_that_was_changed_is_not_run(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading one runs what it holds."""
+    (bundle / "model.engine").write_bytes(b"changed")
+    edited(bundle, lambda m: m["files"].update({"model.engine": {"sha256": "0" * 64, "bytes": 7}}))
+    entry = {"path": "model.engine", "runtime": "tensorrt", "compute_capability": "", "served": False}
+    edited(bundle, lambda m: m["engines"].append(entry))
+    asked, judge = [], sample_runs.judge
+    monkeypatch.setattr(sample_runs, "judge", lambda path, engines, *rest, **more: asked.extend(engines) or judge(path, [], *rest, **more))
+    found = normdeploy.recheck(bundle)
+    assert asked == []
+    assert "model.engine is not what was packaged and was not run" in found.notes
+
+
+def test_a_norm_that_is_gone_is_worse_and_a_new_one_is_not(bundle: Path) -> None:
+    def change() -> tuple[str, str, bool]:
+        (norm,) = [c for c in normdeploy.recheck(bundle).changes if c.what == "norm"]
+        return norm.was, norm.now, norm.worse
+
+    edited(bundle, lambda m: m["norms"].append(m["norms"][0] | {"tensor": "another"}))
+    assert change() == ("there", "gone", True)
+    edited(bundle, lambda m: m["norms"].clear())
+    assert change() == ("", "there", False)
 
 
 HOSTILE: list[tuple[Callable[[Any], Any], str]] = [

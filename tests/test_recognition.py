@@ -246,3 +246,41 @@ def test_one_group_is_never_a_group_normalization(runtime: str) -> None:
     proto, _ = optimize(onnx.parser.parse_model(text), runtime=runtime)
     (node,) = proto.graph.node
     assert node.op_type == "LayerNormalization"
+
+
+@pytest.mark.parametrize("runtime", ["any", "tensorrt", "tensorrt-rtx"])
+def test_a_group_norm_of_rows_is_no_group_normalization(runtime: str) -> None:
+    """GroupNormalization's input is (N, C, D1, ...): it has places beside the channels (ONNX, GroupNormalization 21)."""
+    proto = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        net (float[N, 8] x) => (float[N, 8] y)
+        <int64[3] groups = {0, 2, 4}, int64[2] back = {0, 8}, float eps = {0.001}, float[8] gamma = {1, 2, 3, 4, 5, 6, 7, 8}> {
+            z = Reshape(x, groups) m = ReduceMean<keepdims = 1>(z, last) d = Sub(z, m) q = Mul(d, d) v = ReduceMean<keepdims = 1>(q, last)
+            e = Add(v, eps) r = Sqrt(e) n = Div(d, r) h = Reshape(n, back) y = Mul(h, gamma)
+        }""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "last"))
+    out, summary = optimize(proto, runtime=runtime)
+    assert [f.status for f in summary.findings] == ["fused"]
+    assert "GroupNormalization" not in {n.op_type for n in out.graph.node}
+    x = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
+    z = x.astype(np.float64).reshape(5, 2, 4)
+    expected = (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + np.float32(1e-3))
+    # of numbers below 2, which float32 rounds some ten times, times 8
+    assert np.abs(run_onnxruntime(out, {"x": x})[0] - expected.reshape(5, 8) * np.arange(1, 9)).max() <= 10 * 2.0**-24 * 2 * 8
+
+
+@pytest.mark.parametrize("first", [0.1, 1e5])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_float32_gamma_of_a_float16_norm_is_not_rounded(first: float) -> None:
+    """float16 has eleven bits of 0.1 and ends before 1e5: with such a gamma the norm is one in float32, between Casts."""
+    proto = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21]>
+        net (float16[N, 8] x) => (float16[N, 8] y)
+        <int64[1] last = {{-1}}, float eps = {{0.001}}, float[8] gamma = {{{first}, 1, 1, 1, 1, 1, 1, 1}}> {{
+            h = Cast<to = 1>(x) m = ReduceMean(h, last) d = Sub(h, m) q = Mul(d, d) v = ReduceMean(q, last)
+            e = Add(v, eps) r = Sqrt(e) n = Div(d, r) s = Mul(n, gamma) y = Cast<to = 10>(s)
+        }}""")
+    out, _ = optimize(proto)
+    assert [n.op_type for n in out.graph.node] == ["Cast", "LayerNormalization", "Cast"]
+    held = {t.name: onnx.numpy_helper.to_array(t) for t in out.graph.initializer}
+    np.testing.assert_array_equal(held[out.graph.node[1].input[1]], np.array([first, 1, 1, 1, 1, 1, 1, 1], np.float32))

@@ -17,6 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from normdeploy.errors import GraphError
 from normdeploy.evaluate import evaluate
 from normdeploy.graphs.functions import body
 from normdeploy.storage.files import load_onnx
@@ -253,6 +254,39 @@ READ: dict[str, Callable[[], onnx.ModelProto]] = {
     "a Loop of few rounds": lambda: loop(5),
     "an Unsqueeze far away": lambda: scaled("k = Unsqueeze(b, many)"),
 }
+
+
+def branching() -> onnx.ModelProto:
+    """An endless Loop in the branch of an If, which may never be taken."""
+    inside = rounds("a", "x", 0, "after0 = Identity(before0)", "d0 = Neg(g0)")
+    body = f"""sum = ReduceSum<keepdims = 0>(x) low = Less(sum, bound) y = If(low) <
+        then_branch = t () => (float[n,m] a) {{ {inside} }}, else_branch = e () => (float[n,m] other) {{ other = Neg(x) }}>"""
+    return model(body, opset=21, held=f", int64 count = {{{2**63 - 1}}}, bool yes = {{1}}, float bound = {{9}}")
+
+
+def counted() -> onnx.ModelProto:
+    """A Loop of as many rounds as its caller says, with a number without end where the caller says nothing."""
+    proto = loop(2**63 - 1)
+    proto.graph.input.append(helper.make_tensor_value_info("count", TensorProto.INT64, []))
+    return proto
+
+
+@pytest.mark.parametrize("make", [branching, counted])
+def test_a_loop_that_may_end_is_read(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
+    onnx.save(make(), tmp_path / "m.onnx")
+    assert load_onnx(tmp_path / "m.onnx") == make()
+
+
+def test_a_complex_weight_is_two_numbers_for_each_element(tmp_path: Path) -> None:
+    proto = by_hand()
+    proto.graph.initializer.append(helper.make_tensor("h", TensorProto.COMPLEX64, [2], [1 + 2j, 3j]))
+    assert list(proto.graph.initializer[-1].float_data) == [1, 2, 0, 3]
+    onnx.save(proto, tmp_path / "m.onnx")
+    load_onnx(tmp_path / "m.onnx")
+    del proto.graph.initializer[-1].float_data[-1]
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match=r"'h' of shape \[2\] needs 4 numbers and holds 3"):
+        load_onnx(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("what", READ)

@@ -155,6 +155,12 @@ def test_archives_that_are_not_read(tmp_path: Path) -> None:
         file.writestr("x.npy", header.getvalue())
     with pytest.raises(InputError, match="claims 8000000000000 bytes of 128"):
         archive.read_npz(path)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", b"")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            file.writestr("x.npy", b"")
+    with pytest.raises(InputError, match=r"holds \['x\.npy'\] twice"):
+        archive.read_npz(path)
     path.write_bytes(b"PK junk")
     with pytest.raises(InputError, match=r"is no \.npz file of arrays"):
         archive.read_npz(path)

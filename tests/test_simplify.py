@@ -512,3 +512,13 @@ def test_large_weights_are_fed_and_still_told_apart(dtype: str) -> None:
         with pytest.raises(ExportError, match="simplifying changed the output 'y'"):
             check_equal(before, model({**held, name: -held[name]}), [sample])
     assert {t.name for t in before.graph.initializer} == {"w", "v", "shape"}
+
+
+@pytest.mark.parametrize(("op", "neutral"), [("Add", 0.0), ("Mul", 1.0)])
+def test_a_neutral_number_that_a_caller_may_replace_stays(op: str, neutral: float) -> None:
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[4] x, float c) => (float[4] y) <float c = {{{neutral}}}> {{ y = {op}(x, c) }}'
+    )
+    session = ort.InferenceSession(simplify(proto).proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    x, c = np.arange(4, dtype=np.float32), np.array(3, np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": x, "c": c})[0], x + c if op == "Add" else x * c)

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from normdeploy.errors import TrainingModeError
 from normdeploy.loading import from_module, load
-from normdeploy.loading.training import training_parts
+from normdeploy.loading.training import _trains, training_parts
 
 
 class PlainBatchNorm:
@@ -44,6 +44,13 @@ class Slotted:
         self.training = True
 
 
+class OneSlot:
+    __slots__ = "inner"
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
 class Holder(nn.Module):
     def __init__(self, held: Any) -> None:
         super().__init__()
@@ -68,6 +75,7 @@ HOLDERS: dict[str, tuple[Callable[[PlainBatchNorm], Any], str]] = {
     "closure": (_closure, "held.norm"),
     "unregistered module": (lambda n: [nn.Dropout()], "held[0]"),
     "slots": (lambda n: [Slotted()], "held[0]"),
+    "what one slot holds": (lambda n: OneSlot(n), "held.inner"),
 }
 
 
@@ -192,6 +200,25 @@ def test_functional_dropout_is_found_in_the_graph() -> None:
     model = from_module(module, (torch.randn(3, 4),), eval=True)
     x = torch.randn(3, 4)
     torch.testing.assert_close(model.program.module()(x), module[0](x))
+
+
+class NativeDropout(nn.Module):
+    """The operator that decompositions make of dropout; ``train`` left out means training."""
+
+    def __init__(self, p: float, train: bool | None) -> None:
+        super().__init__()
+        self.p, self.train_ = p, train
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.native_dropout(x, self.p, self.train_)[0]
+
+
+@pytest.mark.parametrize(
+    ("p", "train", "trains"), [(0.5, None, True), (0.5, True, True), (0.5, False, False), (0.0, None, False), (0.0, True, False)]
+)
+def test_native_dropout_trains_unless_it_says_otherwise(p: float, train: bool | None, trains: bool) -> None:
+    program = torch.export.export(NativeDropout(p, train).eval(), (torch.ones(3, 4),))
+    assert any(map(_trains, program.graph.nodes)) == trains
 
 
 class Recurrent(nn.Module):

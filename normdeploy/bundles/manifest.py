@@ -28,7 +28,7 @@ _PARTS = ("inputs", "expected", "free")
 def keys_of(ports: Sequence[Port]) -> dict[str, str]:
     """Input or output -> its name in .npz files, where a name is also the name of a file."""
     names = [p.name for p in ports]
-    safe = len(set(names)) == len(names) and all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,100}", name) for name in names)
+    safe = all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,100}", name) for name in names)
     return {name: name if safe else f"tensor_{i}" for i, name in enumerate(dict.fromkeys(names))}
 
 

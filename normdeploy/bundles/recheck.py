@@ -124,7 +124,7 @@ def _files(bundle: Bundle, known: Mapping[str, tuple[str, int]], progress: Progr
     """What differs from its hash, and the paths that are not to be used."""
     present, links = scan(bundle.root)
     changes = [Change("file", path, "", *_strange(path)) for path in links if path not in known and not _emptied(path, known)]
-    damaged = set(links)
+    damaged = set[str]()
     for done, (path, (digest, size)) in enumerate(sorted(known.items())):
         if progress is not None:
             progress("hash", done, len(known))

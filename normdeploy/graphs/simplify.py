@@ -66,7 +66,7 @@ class _Neutral(RewriteRuleClassBase):
 
     def check(self, context: Any, x: ir.Value, c: ir.Value, **_: Any) -> bool:
         constant = c.const_value
-        if constant is None or constant.size != 1 or c.is_graph_input():
+        if constant is None or constant.size != 1:
             return False
         rank = len(constant.shape)
         return (rank == 0 or (x.shape is not None and rank <= len(x.shape))) and constant.numpy().item() == self._neutral

@@ -169,12 +169,10 @@ def scale_into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
     if isinstance(behind, NoMatch):
         return behind
     linear, views, a, b = behind
-    if not found.scale.all():
-        return NoMatch("its scale is zero somewhere, so the shift can't be divided by it", found.y.name)
-    with evaluate.quiet():
+    with evaluate.quiet():  # a scale may be 0
         ratio = found.shift / found.scale
     if not representable(found.dtype, ratio):
-        return NoMatch(f"its shift divided by its scale does not fit into {found.dtype.name}", found.y.name)
+        return NoMatch(f"its shift divided by its scale, which may be 0, does not fit into {found.dtype.name}", found.y.name)
     shift = graph.constant(f"{found.y.name}_shift", _trimmed(ratio), found.dtype)
     added = graph.node("Add", [found.z, shift], found.y)
     return _folded_next(graph, found, linear, views, (a, b), *linear.scaled_input(a, np.zeros_like(a)), added)

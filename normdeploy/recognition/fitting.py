@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..evaluate import evaluate
 from ..graphs.dims import Dims
 from ..graphs.graph import Graph
 from .facts import Norm
@@ -138,7 +139,7 @@ def _norm(
         return NoMatch(f"its gamma or beta varies along the dynamic axis {dynamic[0]}", region.y.name)
     if dtype.itemsize == 2 and _holds_wider_constants(graph, region):
         for p in (gamma, beta):
-            if p is not None and p.value is not None and not np.array_equal(p.value.astype(dtype).astype(np.float64), p.value):
+            if p is not None and p.value is not None and not _held(p.value, dtype):
                 return NoMatch(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
     data = [p.tensor for p in (gamma, beta) if p is not None and p.data and p.tensor is not None]
     again = compile_region(graph, region.y, [region.leaves[0], *data], INSIDE) if data else region
@@ -157,6 +158,11 @@ def _notes(graph: Graph, region: Region, epsilon: float) -> tuple[str, ...]:
         for number, kind in cast_to_zero(graph, region)
         if abs(number - epsilon) <= 1e-7 * epsilon
     )
+
+
+def _held(value: np.ndarray, dtype: np.dtype) -> bool:
+    with evaluate.quiet():
+        return np.array_equal(value.astype(dtype).astype(np.float64), value)
 
 
 def _holds_wider_constants(graph: Graph, region: Region) -> bool:

@@ -165,17 +165,7 @@ def _fit(ask: _Asked) -> Fit | NoMatch:
     plain = Fit(ask.shape, axes, split, block, centered, 0.0, np.ones(ask.shape), np.zeros(ask.shape))
     if centered and plain.n == 1:
         return NoMatch("each group has one element: the result does not depend on the input", clarity=1)
-    unit = plain(_LARGE * z)
-    gamma = odd / unit
-    for _ in range(3):  # where z fell on its group's mean another draw is better conditioned
-        if np.abs(unit).min() > 0.05:
-            break
-        again = ask.draw()
-        other = plain(_LARGE * again)
-        better = np.abs(other) > np.abs(unit)
-        gamma = np.where(better, ask.odd(_LARGE * again) / other, gamma)
-        unit = np.where(better, other, unit)
-    found = _with_epsilon(ask, plain, gamma, beta, z)
+    found = _with_epsilon(ask, plain, odd / plain(_LARGE * z), beta, z)
     if isinstance(found, NoMatch):
         return found
     return _why_not(ask, found) if _check(ask, found) else found

@@ -113,7 +113,9 @@ def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
 
 
 def _per_channel(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
-    """Whether it reads more than single numbers, even if they are all equal (a BatchNorm that was never trained)."""
+    """Whether it is a BatchNormalization, or reads more than single numbers, even if they are all equal (one that was never trained)."""
+    if any(n.op == "BatchNormalization" for n in nodes):  # of one channel too
+        return True
     constants = [t for n in nodes for t in value_inputs(n) if graph.is_constant(t)]
     return any((d := graph.dtype(t)) is not None and d.kind in "fV" and graph.value(t).size > 1 for t in constants)
 

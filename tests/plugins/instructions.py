@@ -26,8 +26,11 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
-    "min": np.minimum,
-    "max": np.maximum,
+    # of numbers; a NaN is dropped where the other is none, but for .NaN (PTX ISA, "Floating Point Instructions: min" and "max")
+    "min": np.fmin,
+    "max": np.fmax,
+    "min.NaN": np.minimum,
+    "max.NaN": np.maximum,
 }
 _COMPARE: dict[str, Callable[..., Any]] = {
     "eq": np.equal,
@@ -154,13 +157,13 @@ class Arithmetic:
             # to the top and back again, which extends the sign of a signed one
             "bfe": lambda v, start, length: v << (8 * kind.itemsize - start - length) >> (8 * kind.itemsize - length),
         }
-        return (unary[name] if name in unary else _BINARY[name])(*a)
+        return (unary[name] if name in unary else binary(parts))(*a)
 
     def small(self, parts: tuple[str, ...], sources: tuple[str, ...]) -> Array:
         """Two float32 at once, half precision by ones and twos, and (``add.rn.f32.bf16``) half precision with a float32."""
         kind = parts[-1].removesuffix("x2")
         dtype = HALVES.get(kind, TYPES["f32"])
-        operation = {"fma": lambda a, b, c: a * b + c}.get(parts[0]) or _BINARY[parts[0]]
+        operation = {"fma": lambda a, b, c: a * b + c}.get(parts[0]) or binary(parts)
         if parts[-2] == "f32":
             kinds = [dtype] * (len(sources) - 1) + [TYPES["f32"]]
             return operation(*(self.read(s, k).astype(np.float64) for s, k in zip(sources, kinds, strict=True))).astype(np.float32)
@@ -181,6 +184,10 @@ class Arithmetic:
         off = self.rng.integers(-ulps, ulps + 1, exact.shape).astype(np.float32)
         moved = exact + off * np.spacing(exact)
         return np.where(np.isfinite(moved) & (exact != 0), moved, exact)
+
+
+def binary(parts: tuple[str, ...]) -> Callable[..., Any]:
+    return _BINARY[f"{parts[0]}.NaN" if "NaN" in parts else parts[0]]
 
 
 def truncated(name: str, a: Array, b: Array) -> Array:

@@ -12,7 +12,8 @@ from normdeploy_plugins.ops import BY_NAME, OPS
 
 from .cases import EPS, MORE, ROW_OPS, UNUSUAL, Case, judge, sweep, unusual
 from .emulated import run, run_last
-from .emulator import Fault
+from .emulator import Buffer, Fault, Memory
+from .emulator import run as run_ptx
 from .test_numerics import CASES
 from .usual import USUAL, compiled
 
@@ -73,6 +74,49 @@ def test_what_is_no_number_stays_in_its_row(op: str, looped: bool) -> None:
     """Rows of NaN, of infinities, of large, tiny and negative zero elements beside usual ones, several of them in one program."""
     case, arrays = unusual(op, looped)
     judge(case, *run(case, arrays))
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+def test_an_activation_keeps_a_nan(activation: str) -> None:
+    case = Case("ScaleShift", (2, 3, 40), {"axis": 1, "activation": activation}, "fp16")
+    arrays = case.arrays()
+    arrays[0][1, 2, 5] = np.nan
+    _, (y,) = run(case, arrays)
+    assert np.argwhere(np.isnan(y)).tolist() == [[1, 2, 5]]
+
+
+NAN, ONE, HALVES = "0f7FC00000", "0f3F800000", "0x3C007E00"  # HALVES: 1 and NaN in float16
+
+
+@pytest.mark.parametrize(
+    ("instruction", "bits"),
+    [
+        (f"max.f32 %r1, {NAN}, {ONE}", 0x3F800000),
+        (f"min.f32 %r1, {ONE}, {NAN}", 0x3F800000),
+        (f"max.f32 %r1, {NAN}, {NAN}", 0x7FC00000),
+        (f"max.NaN.f32 %r1, {NAN}, {ONE}", 0x7FC00000),
+        (f"min.NaN.f32 %r1, {ONE}, {NAN}", 0x7FC00000),
+        (f"max.f16x2 %r1, {HALVES}, 0x00003C00", 0x3C003C00),
+        (f"max.NaN.f16x2 %r1, {HALVES}, 0x00003C00", 0x3C007E00),
+        ("max.s32 %r1, -3, 2", 2),
+        ("min.u32 %r1, 3, 4", 3),
+    ],
+)
+def test_min_and_max_drop_a_nan_unless_told(instruction: str, bits: int) -> None:
+    """As the PTX ISA says: otherwise a kernel that loses NaN on a GPU would keep it here."""
+    ptx = f""".visible .entry one(
+        .param .u64 one_param_0
+)
+.reqntid 1
+{{
+        ld.param.u64 %rd1, [one_param_0];
+        {instruction};
+        st.global.b32 [ %rd1 + 0 ], {{ %r1 }};
+        ret;
+}}"""
+    made = Buffer(1 << 44, np.zeros(4, np.uint8), np.zeros(4, np.uint8))
+    run_ptx(ptx, [made.base], [0], Memory([made]), 0)
+    assert int(made.data.view(np.uint32)[0]) == bits
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,13 @@ def test_every_tactic(name: str, dynamic: bool) -> None:
             assert parameters == ["u64"] * len(op.inputs) + ["u32"] + ["u64"] * len(op.outputs)
 
 
+def test_no_tactic_is_the_first() -> None:
+    """0 is TensorRT's default, which no plugin lists (IPluginV3OneBuild::getValidTactics)."""
+    plugin = build("LayerNorm", "fp16", 300)
+    assert len(plugin.tactics) > 1
+    assert plugin.launch(0, {}) == plugin.launch(1, {}) != plugin.launch(plugin.tactics[-1], {})
+
+
 @pytest.mark.parametrize("name", ["LayerNorm", "GroupNormSiLU", "NormStatistics", "ScaleShift", "ChannelLayerNorm", "InstanceNorm"])
 def test_dynamic_sizes(name: str) -> None:
     """All sizes but the channels of images dynamic: one kernel for all of them, which takes them as arguments."""

@@ -1,0 +1,183 @@
+"""Changes one line after the other in a scratch clone and runs the tests of its subject; writes ``benchmarks/results/mutants.md``.
+
+    python -m benchmarks.mutants [--only WORD] [--resume]
+
+``mutants.toml`` lists them: ``file``, ``old`` (which stands there exactly once), ``new``, ``breaks`` (what a user would see), ``tests`` (of
+pytest, run until one fails) and, where no test can notice, ``equivalent``: why. The clone has what is not committed yet, too. A mutant is
+killed where a test fails with it that passes without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = Path(__file__).with_name("mutants.toml")
+RESULTS = ROOT / "benchmarks" / "results"
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
+_WITHIN = 600.0  # seconds for the tests of one mutant; one that never ends is noticed
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str
+    old: str
+    new: str
+    breaks: str
+    tests: tuple[str, ...]
+    equivalent: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.file}: {self.old} -> {self.new}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    verdict: str  # killed, survived, equivalent or stale
+    by: str  # the test that noticed, or why none can
+    seconds: float
+
+    def __bool__(self) -> bool:
+        return self.verdict in ("killed", "equivalent")
+
+
+def listed(file: Path = LIST) -> list[Mutant]:
+    return [Mutant(**entry | {"tests": tuple(entry["tests"])}) for entry in tomllib.loads(file.read_text())["mutant"]]
+
+
+class Clone:
+    """A clone of this repository in ``folder``, with what differs from the last commit."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, path = folder / "clone", folder / "path"
+        subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(self.root)], check=True)
+        for name in [*_git("diff", "--name-only", "HEAD"), *_git("ls-files", "--others", "--exclude-standard")]:
+            source, target = ROOT / name, self.root / name
+            if source.is_file() and not source.is_symlink():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, target)
+            elif not source.exists():
+                target.unlink(missing_ok=True)
+        path.mkdir()
+        (path / "normdeploy_plugins").symlink_to(self.root / "plugins")
+        self._env = os.environ | {"PYTHONPATH": f"{self.root}{os.pathsep}{path}", "OMP_NUM_THREADS": "1"}
+        self._sound: dict[str, bool] = {}
+
+    def judge(self, mutant: Mutant, last: Outcome | None = None) -> Outcome:
+        """``last``: what became of it before; the test that noticed then is tried first."""
+        source, began = self.root / mutant.file, time.perf_counter()
+        text = source.read_text() if source.is_file() else ""
+        if text.count(mutant.old) != 1:
+            return Outcome("stale", f"its old text stands there {text.count(mutant.old)} times", 0.0)
+        try:
+            self._write(source, text.replace(mutant.old, mutant.new))
+            failed = self._noticed(mutant, last)
+        except ValueError as error:
+            return Outcome("stale", str(error), 0.0)
+        finally:
+            self._write(source, text)
+        seconds = round(time.perf_counter() - began, 1)
+        if failed and not self._passes(failed):
+            return Outcome("stale", f"{failed} fails without it too", seconds)
+        if failed:
+            return Outcome("killed", failed, seconds)
+        return Outcome("equivalent", mutant.equivalent, seconds) if mutant.equivalent else Outcome("survived", "", seconds)
+
+    @staticmethod
+    def _write(source: Path, text: str) -> None:
+        source.write_text(text)
+        # what Python compiled before may have the same size and second
+        Path(importlib.util.cache_from_source(str(source))).unlink(missing_ok=True)
+
+    def _noticed(self, mutant: Mutant, last: Outcome | None) -> str:
+        if last is not None and "::" in last.by:
+            with suppress(ValueError):  # it may be gone
+                if failed := self._first_failure([last.by]):
+                    return failed
+        return self._first_failure(mutant.tests)
+
+    def _passes(self, test: str) -> bool:
+        if test not in self._sound:
+            self._sound[test] = not Path(self.root / test.partition("::")[0]).is_file() or not self._first_failure([test])
+        return self._sound[test]
+
+    def _first_failure(self, tests: Sequence[str]) -> str:
+        """The id of the first test that fails, what pytest says where it names none, or "".
+
+        Raises:
+            ValueError: there are no such tests.
+        """
+        command = [sys.executable, "-m", "pytest", "-x", "--tb=no", "-rfE", *tests]
+        process = subprocess.Popen(
+            command, cwd=self.root, env=self._env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            said, _ = process.communicate(timeout=_WITHIN)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return f"they run past {_WITHIN:.0f} s"
+        if process.returncode not in (0, 1, 2):
+            raise ValueError(said.strip().splitlines()[-1])
+        if process.returncode == 0:
+            return ""
+        named = _FAILED.search(said)
+        return named[1] if named else said.strip().splitlines()[-1]
+
+
+def _git(*arguments: str) -> list[str]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def page(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome]) -> str:
+    """The table of those that were run."""
+    run = [(m, outcomes[m.key]) for m in mutants if m.key in outcomes]
+    rows = [f"| `{m.file}` | {m.breaks} | {o.verdict} | {f'`{o.by}`' if o.verdict == 'killed' else o.by} |" for m, o in run]
+    counts = ", ".join(f"{n} {v}" for v in ("killed", "equivalent", "survived", "stale") if (n := sum(o.verdict == v for _, o in run)))
+    return f"""# Mutants
+
+`python -m benchmarks.mutants`: one line of `benchmarks/mutants/mutants.toml` at a time is changed in a clone, and the tests of its subject
+run until one fails that passes without the change. {len(run)} mutants: {counts}.
+
+| file | what the mutant breaks | outcome | test that noticed, or why none can |
+|---|---|---|---|
+{chr(10).join(rows)}
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="mutants whose file or description has this word; the others keep their last outcome")
+    parser.add_argument("--resume", action="store_true", help="run those alone that have no outcome yet")
+    given, mutants, file = parser.parse_args(), listed(), RESULTS / "mutants.json"
+    held = json.loads(file.read_text()) if file.is_file() else {}
+    outcomes = {m.key: Outcome(**held[m.key]) for m in mutants if m.key in held}
+    chosen = [m for m in mutants if (given.only in m.file or given.only in m.breaks) and not (given.resume and m.key in outcomes)]
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Clone(Path(folder))
+        for mutant in chosen:
+            outcomes[mutant.key] = outcome = clone.judge(mutant, outcomes.get(mutant.key))
+            print(f"{outcome.verdict} {mutant.file}: {mutant.breaks} [{outcome.by}] {outcome.seconds} s", flush=True)
+            file.write_text(json.dumps({m.key: asdict(outcomes[m.key]) for m in mutants if m.key in outcomes}, indent=1) + "\n")
+            file.with_suffix(".md").write_text(page(mutants, outcomes))
+    return 0 if all(outcomes[m.key] for m in chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
