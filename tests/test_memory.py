@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from normdeploy.exporter import to_light, to_onnx
 from normdeploy.graphs.protos import copied
 from normdeploy.graphs.unrounded import Unrounded
 from normdeploy.loading import from_module
-from normdeploy.rewriting import rounding
+from normdeploy.proof.errors import NotProved
+from normdeploy.rewriting import rewrite, rounding
 from normdeploy.rewriting.rewrite import optimize
 from normdeploy.storage.files import filled
 from tests.test_scales import norm
@@ -187,3 +189,72 @@ def test_axes_along_which_nothing_varies_are_measured_at_two_places() -> None:
     last_row_apart = np.broadcast_to(channels, (3, 5, 1)).copy()
     last_row_apart[:, -1] *= 2
     assert [n.op_type for n in optimize(graph(last_row_apart))[0].graph.node] == ["Conv", "Mul"]
+
+
+def tokens(length: int, width: int, layers: int = 1) -> onnx.ModelProto:
+    """Linear layers over tokens, each with a BatchNorm that sees all tokens of the batch at once, as LeViT has them."""
+    rng = np.random.default_rng(2)
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", length, width]) for n in ("t0", f"t{layers}"))
+    held, nodes = [onnx.numpy_helper.from_array(np.array([-1, width]), "flat")], []
+    for i in range(layers):
+        made = {"w": rng.standard_normal((width, width))} | {n: rng.uniform(0.5, 1.5, width) for n in ("gamma", "beta", "mean", "var")}
+        held += [onnx.numpy_helper.from_array(v.astype(np.float32), f"{n}{i}") for n, v in made.items()]
+        nodes += [
+            onnx.helper.make_node("MatMul", [f"t{i}", f"w{i}"], [f"m{i}"]),
+            onnx.helper.make_node("Shape", [f"m{i}"], [f"s{i}"]),
+            onnx.helper.make_node("Reshape", [f"m{i}", "flat"], [f"f{i}"]),
+            onnx.helper.make_node("BatchNormalization", [f"f{i}", *(f"{n}{i}" for n in ("gamma", "beta", "mean", "var"))], [f"b{i}"]),
+            onnx.helper.make_node("Reshape", [f"b{i}", f"s{i}"], [f"t{i + 1}"]),
+        ]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], held)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_what_a_refused_proof_evaluated_is_let_go() -> None:
+    """A refusal is remembered for rewrites alike; a frame that it had been raised in would hold the weights in float64."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rewrite, "_rounding", lambda work, real=rewrite._rounding: (seen.extend(work.proofs.values()), real(work))[1])
+        summary = optimize(tokens(16, 12))[1]
+    assert [f.status for f in summary.findings] == ["folded"]
+    refused = [e for e in seen if isinstance(e, NotProved)]
+    assert refused
+    assert all(e.__traceback__ is None and e.__context__ is None and e.__cause__ is None for e in refused)
+
+
+def test_trials_do_not_wait_for_each_other_with_all_their_arrays() -> None:
+    """They are run whenever 32 MB wait for it; 24 of 3 · 4096 · 16 elements are 57 MB, in float32 and float64."""
+    seen: list[weakref.ref[np.ndarray]] = []
+    most = 0
+
+    def watched(*args: Any, real: Any = rounding.trial) -> rounding.Trial | None:
+        nonlocal most
+        made: rounding.Trial | None = real(*args)
+        assert made is not None
+        seen.append(weakref.ref(made.reference))
+        most = max(most, sum(a.nbytes for r in seen if (a := r()) is not None))
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounding, "trial", watched)
+        summary = optimize(tokens(4096, 16, layers=24))[1]
+    assert [(f.status, "onnxruntime run" in f.proved) for f in summary.findings] == [("folded", True)] * 24
+    assert len(seen) == 24
+    reference = 3 * 4096 * 16 * 8
+    assert most <= 2**25 * 2 / 3 + reference  # two thirds of what waits is the references; with the last it is too much
+
+
+def test_what_only_has_a_shape_takes_no_memory() -> None:
+    proto = tokens(64, 16)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("like", onnx.TensorProto.FLOAT, ["n", 64, 16]))
+    proto.graph.node[1].input[0] = "like"
+    seen: list[rounding.Trial] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1])
+        summary = optimize(proto)[1]
+    assert "onnxruntime run" in summary.findings[0].proved
+    (feeds,) = (trial.before.feeds for trial in seen)
+    assert {name: (v.shape, any(v.strides)) for name, v in feeds.items()} == {
+        "b0_t0": ((9, 64, 16), True),
+        "b0_like": ((9, 64, 16), False),
+    }
