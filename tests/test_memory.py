@@ -22,6 +22,7 @@ from normdeploy.loading import from_module
 from normdeploy.proof.errors import NotProved
 from normdeploy.rewriting import rewrite, rounding
 from normdeploy.rewriting.rewrite import optimize
+from normdeploy.storage import held
 from normdeploy.storage.files import filled
 from tests.test_scales import norm
 
@@ -173,6 +174,18 @@ def test_large_weights_are_run_where_they_lie() -> None:
     assert summary.findings[0].certificate.rounding_after is not None
 
 
+@pytest.mark.parametrize("verb", [optimize, normdeploy.inspect, normdeploy.optimize])
+def test_the_weights_of_a_file_are_run_where_they_lie_too(verb: Any) -> None:
+    seen: list[rounding.Trial] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1])
+        verb(tokens(16, 128, layers=2))
+    assert len(seen) == 2
+    stored = [t for trial in seen for side in (trial.before, trial.after) for t in side.initializers]
+    assert stored
+    assert all(len(t.raw_data) < held.SMALLEST for t in stored)
+
+
 def test_axes_along_which_nothing_varies_are_measured_at_two_places() -> None:
     """A scale that varies along the rows of an image is no BatchNorm's, at whatever size of the image."""
 
@@ -195,10 +208,10 @@ def tokens(length: int, width: int, layers: int = 1) -> onnx.ModelProto:
     """Linear layers over tokens, each with a BatchNorm that sees all tokens of the batch at once, as LeViT has them."""
     rng = np.random.default_rng(2)
     x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", length, width]) for n in ("t0", f"t{layers}"))
-    held, nodes = [onnx.numpy_helper.from_array(np.array([-1, width]), "flat")], []
+    stored, nodes = [onnx.numpy_helper.from_array(np.array([-1, width]), "flat")], []
     for i in range(layers):
         made = {"w": rng.standard_normal((width, width))} | {n: rng.uniform(0.5, 1.5, width) for n in ("gamma", "beta", "mean", "var")}
-        held += [onnx.numpy_helper.from_array(v.astype(np.float32), f"{n}{i}") for n, v in made.items()]
+        stored += [onnx.numpy_helper.from_array(v.astype(np.float32), f"{n}{i}") for n, v in made.items()]
         nodes += [
             onnx.helper.make_node("MatMul", [f"t{i}", f"w{i}"], [f"m{i}"]),
             onnx.helper.make_node("Shape", [f"m{i}"], [f"s{i}"]),
@@ -206,7 +219,7 @@ def tokens(length: int, width: int, layers: int = 1) -> onnx.ModelProto:
             onnx.helper.make_node("BatchNormalization", [f"f{i}", *(f"{n}{i}" for n in ("gamma", "beta", "mean", "var"))], [f"b{i}"]),
             onnx.helper.make_node("Reshape", [f"b{i}", f"s{i}"], [f"t{i + 1}"]),
         ]
-    graph = onnx.helper.make_graph(nodes, "g", [x], [y], held)
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], stored)
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
 
 

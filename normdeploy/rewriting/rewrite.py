@@ -33,6 +33,9 @@ from ..proof.shapes import complete
 from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
 from ..records import Finding, Summary
+from ..storage.files import filled
+from ..storage.held import Weights
+from ..storage.weights import lifted
 from . import constants, rounding
 from .branching import merge
 from .folding import fold
@@ -56,6 +59,7 @@ def optimize(
     strict: bool = False,
     progress: Progress | None = None,
     census: bool = False,
+    weights: Weights | None = None,
 ) -> tuple[onnx.ModelProto, Summary]:
     """Fuse and fold every normalization of ``proto`` that can be, each with its certificate.
 
@@ -68,6 +72,7 @@ def optimize(
         strict: a failed certificate is an error.
         progress: called with (stage, done, total).
         census: let each finding hold all that there is to know of its norm (`normdeploy.recognition.traits`), which takes some more time.
+        weights: those that ``proto`` refers to (`storage.weights.lifted`), as the result then does; None: both hold their own.
 
     Returns:
         The new model (the opset raised where a norm's node needs it) and the account of what became of each norm.
@@ -79,7 +84,9 @@ def optimize(
     for name, value, known in (("runtime", runtime, RUNTIMES), ("fuse", fuse, FUSES)):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; it is one of {', '.join(known)}")
-    return optimized(proto, Wanted(runtime, fuse, census=census, progress=progress), strict)[:2]
+    light, kept = (proto, weights) if weights is not None else lifted(proto)
+    out, summary, _ = optimized(light, Wanted(runtime, fuse, census=census, progress=progress, weights=kept), strict)
+    return (out if weights is not None else filled(out)), summary
 
 
 def optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool = False) -> tuple[onnx.ModelProto, Summary, list[tuple[Step, Finding]]]:
