@@ -18,6 +18,7 @@ from .recognition.explain import explain as explained
 from .recognition.lookalikes import lookalikes
 from .records import Finding, Summary, Support
 from .rewriting import rewrite
+from .storage.weights import lifted
 
 Progress = Callable[[str, int, int], None]
 Form = tuple[int, Literal["now", "optimized"], onnx.ModelProto]  # place of the finding, which form of it
@@ -35,7 +36,7 @@ def census(
     """What is to be known of the normalizations of ``proto``, which is not changed.
 
     Args:
-        proto: the model, weights included.
+        proto: the model with its weights, or with references to them (`normdeploy.storage.held`).
         runtime, fuse: as for ``optimize``, which is what would be done.
         explain: a tensor, a node or a module path to explain; the runtimes are not asked then.
         progress: called with (stage, done, total).
@@ -47,8 +48,8 @@ def census(
     """
     if explain is not None and not explain.strip():
         raise InputError(f"the name to explain is {explain!r}; give that of a tensor, a node or a module (`inspect` alone lists the norms)")
-    proto = ordered(proto)
-    out, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, progress=progress, census=True)
+    proto, weights = lifted(ordered(proto))
+    out, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, progress=progress, census=True, weights=weights)
     proto, out = apart(proto)[0], apart(out)[0]
     findings = [*summary.findings, *lookalikes(proto, summary.findings)]
     if explain is not None:

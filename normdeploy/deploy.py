@@ -325,8 +325,10 @@ def inspect(
     """
     from .census import census
 
-    proto, chains = opened(source, args, kwargs, loading=loading, custom_translation_table=custom_translation_table, progress=progress)
+    table = custom_translation_table
+    proto, weights, chains = opened(source, args, kwargs, loading=loading, custom_translation_table=table, progress=progress)
     summary = census(proto, runtime=runtime, fuse=fuse, explain=explain, progress=progress, chains=chains)
+    del weights  # which had to live until here
     norms(summary, summary.notes)
     return summary
 

@@ -13,6 +13,8 @@ from .errors import InputError, LoadError, NormdeployError, TrustError
 from .results import ExportResult
 from .storage.atomic import writable
 from .storage.files import load_onnx, opened_sizes
+from .storage.held import Weights
+from .storage.weights import lifted
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch
@@ -129,16 +131,17 @@ def opened(
     loading: Loading,
     custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
-) -> tuple[onnx.ModelProto, bool]:
-    """The ONNX model that is meant, and whether it is one already: nobody deploys the raw export of a PyTorch model."""
+) -> tuple[onnx.ModelProto, Weights, bool]:
+    """The ONNX model that is meant, the large weights that it refers to, and whether it is one already: nobody deploys the raw export of a
+    PyTorch model."""
     if isinstance(source, onnx.ModelProto):
-        return opened_sizes(source), True
+        return *lifted(opened_sizes(source)), True
     if isinstance(source, str | os.PathLike) and is_onnx(source):
-        return load_onnx(source), True
-    from .exporter import to_onnx
+        return *lifted(load_onnx(source)), True
+    from .exporter import to_light
 
-    model = loaded(source, args, kwargs, loading)
-    return to_onnx(model, custom_translation_table=custom_translation_table, progress=progress), False
+    model = loaded(source, args, kwargs, loading, shared=True)
+    return *to_light(model, custom_translation_table=custom_translation_table, progress=progress), False
 
 
 def remembered_by_any(source: Source, files: Sequence[PathLike], given: Loading) -> tuple[Loading, list[str]]:

@@ -131,7 +131,7 @@ def _of_file(
 ) -> tuple[list[Problem], Sequence[str]]:
     from ..census import census
 
-    proto, deployed = opened(source, loading=loading, progress=progress)
+    proto, weights, deployed = opened(source, loading=loading, progress=progress)
     summary = census(proto, runtime=runtime, fuse=fuse, progress=progress, chains=deployed)
     nodes = {name: node for body in bodies(proto) for node in body.node for name in node.output}
     in_training = list(training(proto))
@@ -142,6 +142,7 @@ def _of_file(
             found += of_norm(finding, deployed, runtime, precision)
     told = {name for f in summary.findings for h in f.half if h.dtype == "float16" for name in h.overflow}
     found += constants(proto, told)
+    del weights  # which had to live until here
     return [replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in found], summary.notes
 
 

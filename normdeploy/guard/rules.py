@@ -15,6 +15,7 @@ from ..records import Finding
 from ..rewriting.norm_forms import ACCURATE
 from ..runtimes.trt import TITLES
 from ..storage.files import bodies, tensors
+from ..storage.held import array
 
 _UNBOUNDED = float(np.finfo(np.float32).max)  # what exporters write for "no bound"; Inf says the same in float16
 _LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -181,7 +182,7 @@ def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto | onnx.Attr
 def _values(constant: onnx.TensorProto | onnx.AttributeProto) -> np.ndarray:
     if isinstance(constant, onnx.AttributeProto) and constant.name != "value":
         return np.asarray(onnx.helper.get_attribute_value(constant))
-    return onnx.numpy_helper.to_array(constant.t if isinstance(constant, onnx.AttributeProto) else constant)
+    return array(constant.t if isinstance(constant, onnx.AttributeProto) else constant)
 
 
 def constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem]:
@@ -195,7 +196,7 @@ def constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem
         name = names.get(tensor.name, tensor.name)
         if tensor.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE) or name in told or not tensor.dims:
             continue
-        largest = _largest(onnx.numpy_helper.to_array(tensor))
+        largest = _largest(array(tensor))
         if largest > _LARGEST_HALF:
             yield _overflow(name, largest)
 

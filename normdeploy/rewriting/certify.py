@@ -67,18 +67,24 @@ def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Expressions 
                 try:
                     memo[key] = show(sides)
                 except NotProved as e:
-                    memo[key] = e.with_traceback(None)  # which would hold all that was evaluated
+                    memo[key] = _bare(e)
             found = memo[key]
             if isinstance(found, Identity):
                 if found.epsilons:  # which may be made of the elements of constants: of this rewrite alone
                     del memo[key]
                 break
-        if isinstance(found, NotProved):
-            raise found
+        if isinstance(found, NotProved):  # not raised, which would give it a frame
+            return certificate_of(found)
         checked(sides, found)
     except NotProved as e:
         return certificate_of(e)
     return certificate_of(found)
+
+
+def _bare(error: NotProved) -> NotProved:
+    """Without the frames of the attempts before it, too, which would hold all that was evaluated."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 def unproved(finding: Finding, certificate: Certificate) -> Finding:

@@ -33,6 +33,9 @@ from ..proof.shapes import complete
 from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
 from ..records import Finding, Summary
+from ..storage.files import filled
+from ..storage.held import Weights
+from ..storage.weights import lifted
 from . import constants, rounding
 from .branching import merge
 from .folding import fold
@@ -57,6 +60,7 @@ def optimize(
     strict: bool = False,
     progress: Progress | None = None,
     census: bool = False,
+    weights: Weights | None = None,
 ) -> tuple[onnx.ModelProto, Summary]:
     """Fuse and fold every normalization of ``proto`` that can be, each with its certificate.
 
@@ -69,6 +73,7 @@ def optimize(
         strict: a failed certificate is an error.
         progress: called with (stage, done, total).
         census: let each finding hold all that there is to know of its norm (`normdeploy.recognition.traits`), which takes some more time.
+        weights: those that ``proto`` refers to (`storage.weights.lifted`), as the result then does; None: both hold their own.
 
     Returns:
         The new model (the opset raised where a norm's node needs it) and the account of what became of each norm.
@@ -80,7 +85,9 @@ def optimize(
     for name, value, known in (("runtime", runtime, RUNTIMES), ("fuse", fuse, FUSES)):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; it is one of {', '.join(known)}")
-    return optimized(proto, Wanted(runtime, fuse, census=census, progress=progress), strict)[:2]
+    light, kept = (proto, weights) if weights is not None else lifted(proto)
+    out, summary, _ = optimized(light, Wanted(runtime, fuse, census=census, progress=progress, weights=kept), strict)
+    return (out if weights is not None else filled(out)), summary
 
 
 def optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool = False) -> tuple[onnx.ModelProto, Summary, list[tuple[Step, Finding]]]:
@@ -122,6 +129,8 @@ def require_exact(findings: Sequence[Finding]) -> None:
             raise CertificateError(f"the rewrite of {f.tensor!r} ({f.became}) is not proved as --strict-proof asks: {why}")
 
 
+_ROUNDING = "rounding"  # the stage in which onnxruntime runs both sides of each rewrite
+_WAITING = 2**25  # bytes that trials may take until they are run: a session for some tens of them costs little more than one for all
 _ATTEMPTS = 8  # the last but one leaves out all that was done; models with several kinds of norms need two or three
 
 
@@ -220,18 +229,16 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     surroundings = {"neighbours": join} if wanted.fuse == "portable" else {"residuals": part, "linears": by_rows}
     steps = {"norms": fuse_norm, "scales": fold, "branches": merge} | surroundings
     for stage, step in steps.items():
-        began = time.perf_counter()
+        began, ran = time.perf_counter(), work.seconds.get(_ROUNDING, 0.0)
         _walk(work, stage, step)
-        work.seconds[stage] = time.perf_counter() - began
+        work.seconds[stage] = time.perf_counter() - began - (work.seconds.get(_ROUNDING, 0.0) - ran)
     began = time.perf_counter()
     constants.settle(work, of_constants)
     work.seconds[constants.STAGE] = time.perf_counter() - began
     work.seals = [seal for node, seal in work.sealed if work.graph.alive(node)]
-    began = time.perf_counter()
     _rounding(work)
     work.taken = [(s, work.findings[i]) for i, steps in work.steps.items() if work.findings[i].status in ("fused", "folded") for s in steps]
     work.taken += work.settled
-    work.seconds["rounding"] = time.perf_counter() - began
     work.seconds["passes"] = time.perf_counter() - start
     return work
 
@@ -252,6 +259,8 @@ def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None
             except evaluate.Unsupported as error:  # a constant that would take too long; nothing was edited yet
                 finding = Finding("unknown", "refused", node.outputs[0].name, work.graph.module(node), reason=str(error))
             work.tried += [work.step] * (len(work.trials) - len(work.tried))
+            if len(work.trials) >= rounding.BATCH or sum(t.nbytes for _, t in work.trials) > _WAITING:
+                _try(work)
             if finding is not None and not _told(work, finding):
                 work.steps[len(work.findings)] = [work.step]
                 work.findings.append(finding)
@@ -265,31 +274,38 @@ def _told(work: Work, finding: Finding) -> bool:
     return place is not None and finding.status in ("undone", "refused") and work.findings[place] == finding
 
 
+def _try(work: Work) -> None:
+    """Let onnxruntime run the trials at hand, and keep of them the verdicts alone."""
+    began = time.perf_counter()
+    found = rounding.verdicts([t for _, t in work.trials])
+    work.verdicts += [(place, step, v) for (place, _), step, v in zip(work.trials, work.tried, found, strict=True)]
+    work.trials.clear()
+    work.tried.clear()
+    work.seconds[_ROUNDING] = work.seconds.get(_ROUNDING, 0.0) + time.perf_counter() - began
+
+
 def _rounding(work: Work) -> None:
-    """Run both sides of every rewrite in onnxruntime, and complete the certificates; take down what turns out to be gross."""
-    trials, progress = [t for _, t in work.trials], work.wanted.progress
+    """Complete the certificates with what onnxruntime made of both sides of every rewrite; take down what turns out to be gross."""
+    if work.wanted.progress is not None and work.trials:
+        work.wanted.progress(_ROUNDING, len(work.verdicts), len(work.verdicts) + len(work.trials))
+    _try(work)
     decides = not work.wanted.runtime.startswith("tensorrt")  # another runtime than the one asked for does not
-    for start in range(0, len(trials), rounding.BATCH):
-        if progress is not None:
-            progress("rounding", start, len(trials))
-        batch = work.trials[start : start + rounding.BATCH]
-        steps = work.tried[start : start + rounding.BATCH]
-        for (place, _), step, verdict in zip(batch, steps, rounding.verdicts([t for _, t in batch]), strict=True):
-            finding = work.findings[place]
-            assert finding.certificate is not None
-            certificate = rounding.with_rounding(finding.certificate, verdict)
-            notes, proved = finding.notes, finding.proved
-            if certificate.rounding_after is not None and "onnxruntime run" not in proved:
-                proved = (*proved, "onnxruntime run")
-            if certificate.rounding_ok is False:
-                found, most = certificate.rounding_after, certificate.rounding_bound
-                said = f"onnxruntime's kernel is inaccurate here: error {found:.2g}, expected at most {most:.2g}"
-                better = best(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
-                hint = "; --runtime onnxruntime writes another form" if better and not work.wanted.runtime.startswith("onnxruntime") else ""
-                notes = (*notes, said + hint)
-            work.findings[place] = replace(finding, certificate=certificate, notes=notes, proved=proved)
-            if verdict.gross and decides:
-                work.gross[step] = undone(work.findings[place], verdict.gross)
+    for place, step, verdict in work.verdicts:
+        finding = work.findings[place]
+        assert finding.certificate is not None
+        certificate = rounding.with_rounding(finding.certificate, verdict)
+        notes, proved = finding.notes, finding.proved
+        if certificate.rounding_after is not None and "onnxruntime run" not in proved:
+            proved = (*proved, "onnxruntime run")
+        if certificate.rounding_ok is False:
+            found, most = certificate.rounding_after, certificate.rounding_bound
+            said = f"onnxruntime's kernel is inaccurate here: error {found:.2g}, expected at most {most:.2g}"
+            better = best(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
+            hint = "; --runtime onnxruntime writes another form" if better and not work.wanted.runtime.startswith("onnxruntime") else ""
+            notes = (*notes, said + hint)
+        work.findings[place] = replace(finding, certificate=certificate, notes=notes, proved=proved)
+        if verdict.gross and decides:
+            work.gross[step] = undone(work.findings[place], verdict.gross)
     for likes in work.kinds.values():
         bad = next((work.gross[s] for i in likes[: rounding.OF_A_KIND] for s in work.steps.get(i, ()) if s in work.gross), None)
         for place in likes[rounding.OF_A_KIND :]:

@@ -65,6 +65,7 @@ class Trial:
     rows: Callable[[np.ndarray], np.ndarray]  # groups of elements that are judged together
     expected: np.ndarray
     ordinary: np.ndarray  # of each row, whether its input is
+    nbytes: int = 0  # that are held for it alone
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def trial(
         for side, region, version in (("b", rewrite.before, graph.opset), ("a", rewrite.after, max(graph.opset, opset)))
     ]
     ordinary = np.resize([name in ORDINARY for name in case.names], len(rows(reference)))
-    return Trial(sides[0], sides[1], reference, rows, allowed, ordinary)
+    return Trial(sides[0], sides[1], reference, rows, allowed, ordinary, reference.nbytes + sum(v.nbytes for v in stored))
 
 
 def piece(graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dict[str, int], opset: int, prefix: str) -> Piece:
@@ -138,7 +139,7 @@ def piece(graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dic
     initializers: dict[str, onnx.TensorProto] = {}
     inputs = {prefix + t.name: v for t, v in zip(region.leaves, leaves, strict=True)}
     for t in region.shape_leaves:
-        inputs.setdefault(prefix + t.name, np.zeros(concrete(graph, t, sizes) or (), dtype=graph.dtype(t) or np.float32))
+        inputs.setdefault(prefix + t.name, np.broadcast_to(np.zeros((), graph.dtype(t) or np.float32), concrete(graph, t, sizes) or ()))
     nodes = []
     made = {id(o) for n in region.nodes for o in n.outputs}
     for node in region.nodes:
@@ -253,13 +254,20 @@ def _session(pieces: Sequence[Piece]) -> list[Any]:
 
 
 def _values(feeds: dict[str, np.ndarray]) -> dict[str, Any]:
-    """bfloat16 goes in by its ONNX type: numpy has none of its own."""
+    """bfloat16 goes in by its ONNX type: numpy has none of its own. Arrays of which the shape alone is read share their elements."""
+    room = np.zeros(max((v.nbytes for v in feeds.values() if _stands_in(v)), default=0), np.uint8)
+    laid = {k: room[: v.nbytes].view(v.dtype).reshape(v.shape) if _stands_in(v) else v for k, v in feeds.items()}
     return {
         k: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(v.view(np.uint16), onnx.TensorProto.BFLOAT16)
         if v.dtype.name == "bfloat16"
         else v
-        for k, v in feeds.items()
+        for k, v in laid.items()
     }
+
+
+def _stands_in(array: np.ndarray) -> bool:
+    """Whether it is one element broadcast, as `piece` has of what only the shape is read."""
+    return array.size > 1 and not any(array.strides)
 
 
 def _judge(t: Trial, before: Any, after: Any) -> Verdict:

@@ -12,7 +12,7 @@ from ..proof.errors import NotProved
 from ..proof.prove import Identity
 from ..records import Finding
 from ..storage.held import Weights
-from .rounding import Trial
+from .rounding import Trial, Verdict
 from .sealed import Seal
 
 Progress = Callable[[str, int, int], None]
@@ -54,11 +54,12 @@ class Work:
     wanted: Wanted
     seconds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    trials: list[tuple[int, Trial]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run)
+    trials: list[tuple[int, Trial]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run), until it has
     kinds: dict[object, list[int]] = field(default_factory=dict)  # places of findings that differ in gamma and beta only
     step: Step | None = None  # the one under way
     steps: dict[int, list[Step]] = field(default_factory=dict)  # place of the finding -> the steps that made it
-    tried: list[Step] = field(default_factory=list)  # of each trial
+    tried: list[Step] = field(default_factory=list)  # of each of these
+    verdicts: list[tuple[int, Step, Verdict]] = field(default_factory=list)  # of the trials that were run
     taken: list[tuple[Step, Finding]] = field(default_factory=list)  # every step that changed the graph, those in bodies included
     settled: list[tuple[Step, Finding]] = field(default_factory=list)  # what was computed once of what constants alone feed
     gross: dict[Step, Finding] = field(default_factory=dict)  # those whose result onnxruntime can't run, or not well enough
