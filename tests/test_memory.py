@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from normdeploy.rewriting import rewrite, rounding
 from normdeploy.rewriting.rewrite import optimize
 from normdeploy.storage import held
 from normdeploy.storage.files import filled
-from normdeploy.storage.weights import lifted
 from tests.test_scales import norm
 
 
@@ -273,47 +271,3 @@ def test_what_only_has_a_shape_takes_no_memory() -> None:
         "b0_t0": ((9, 64, 16), True),
         "b0_like": ((9, 64, 16), False),
     }
-
-
-def test_what_a_fold_computed_is_kept_as_the_file_will_hold_it() -> None:
-    """Not in float64, nor what rounding took away, another float32: half of the new weights is room for all else."""
-    light, weights = lifted(tokens(16, 512, layers=8))
-    seen: list[int] = []
-
-    def watched(work: Any, real: Any = rewrite._rounding) -> None:
-        real(work)
-        seen.append(tracemalloc.get_traced_memory()[0])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rewrite, "_rounding", watched)
-        tracemalloc.start()
-        try:
-            summary = optimize(light, weights=weights)[1]
-        finally:
-            tracemalloc.stop()
-    assert [f.status for f in summary.findings] == ["folded"] * 8
-    assert seen[0] < 1.5 * 8 * 512 * 512 * 4
-
-
-def test_the_value_of_a_folded_weight_is_what_was_computed_bit_for_bit() -> None:
-    """Folded twice: the second is made again of the first."""
-    torch.manual_seed(0)
-    module = nn.Sequential(norm(32, 4), nn.Conv2d(32, 32, 3), norm(32, 4)).eval()
-    put: list[tuple[Unrounded, int, np.ndarray]] = []
-
-    def watched(self: Unrounded, stored: gs.Constant, exact: np.ndarray, again: Any, real: Any = Unrounded.put) -> None:
-        real(self, stored, exact, again)
-        put.append((self, id(stored), np.array(exact)))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Unrounded, "put", watched)
-        patch.setattr(rewrite, "_rounding", lambda work, real=rewrite._rounding: (_require_same(put), real(work))[1])
-        normdeploy.export(module, (torch.randn(2, 32, 8, 8),))
-    assert [exact.size for *_, exact in put].count(32 * 32 * 9) == 2
-
-
-def _require_same(put: list[tuple[Unrounded, int, np.ndarray]]) -> None:
-    for kept, key, exact in put:
-        found = kept.get(key)
-        assert found is not None
-        assert np.array_equal(found, exact)

@@ -6,7 +6,7 @@ left alone, because residual branches share them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,12 @@ class Graph(FileGraph):
 
     # ------------------------------------------------------------------ editing
 
-    def constant(self, name: str, exact: np.ndarray, dtype: Any, again: Callable[[], np.ndarray] | None = None) -> gs.Constant:
-        """A new initializer of the given type that remembers its float64 value. ``again``: makes that once more (`Unrounded.put`)."""
+    def constant(self, name: str, exact: np.ndarray, dtype: Any) -> gs.Constant:
+        """A new initializer of the given type that remembers its float64 value."""
         stored = gs.Constant(self._fresh(name), np.asarray(exact).astype(dtype, order="C"))
         self._keep.append(stored)
         if np.issubdtype(np.asarray(exact).dtype, np.floating):
-            self.exact.put(stored, exact, again)
+            self.exact.put(stored, exact)
         return stored
 
     def node(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -17,20 +17,14 @@ class Unrounded:
 
     Of a large float32 constant the part that rounding took away is kept, in float32: value = rounded + part, off by 2⁻⁴⁸ of it at most,
     for the part is 2⁻²⁴ of the value or less and float32 keeps 24 bits of it. The rounded elements are those of the constant where it
-    holds the right ones; otherwise the value is kept whole, so that what is wrong in a constant shows. Where it can be made again nothing
-    is kept at all.
+    holds the right ones; otherwise the value is kept whole, so that what is wrong in a constant shows.
     """
 
     def __init__(self) -> None:
         self._whole: dict[int, np.ndarray] = {}
         self._parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._again: dict[int, Callable[[], np.ndarray]] = {}
 
-    def put(self, stored: gs.Constant, exact: np.ndarray, again: Callable[[], np.ndarray] | None = None) -> None:
-        """``again``: makes ``exact`` once more, bit for bit; it is asked each time that the value of a large constant is."""
-        if again is not None and exact.size > _FEW:
-            self._again[id(stored)] = again
-            return
+    def put(self, stored: gs.Constant, exact: np.ndarray) -> None:
         exact, rounded = np.asarray(exact, dtype=np.float64), stored.values
         if exact.size > _FEW and rounded.dtype == np.float32 and rounded.shape == exact.shape:
             part = _part(exact.reshape(-1), rounded.reshape(-1))
@@ -40,8 +34,6 @@ class Unrounded:
         self._whole[id(stored)] = exact
 
     def get(self, key: int, otherwise: np.ndarray | None = None) -> np.ndarray | None:
-        if key in self._again:
-            return self._again[key]()
         if key in self._parts:
             rounded, part = self._parts[key]
             return np.add(rounded, part, dtype=np.float64)
@@ -68,7 +60,7 @@ class Unrounded:
         return self._parts.get(key)
 
     def __contains__(self, key: int) -> bool:
-        return key in self._whole or key in self._parts or key in self._again
+        return key in self._whole or key in self._parts
 
 
 def _part(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray | None:

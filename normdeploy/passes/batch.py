@@ -82,8 +82,7 @@ def into_previous(graph: Graph, found: Affine) -> Fold | NoMatch:
     a, b = vectors
     if a is None or b is None:
         return NoMatch(f"its scale or shift varies along more than the output channels of {linear.said}", found.z.name)
-    again = linear.again(graph, Linear.scaled_output, a, b)
-    made = linear.write(graph, linear.data, *linear.scaled_output(a, b), found.y, found.dtype, again)
+    made = linear.write(graph, linear.data, *linear.scaled_output(a, b), found.y, found.dtype)
     if isinstance(made, NoMatch):
         return made
     if not views:
@@ -135,8 +134,7 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
     start = 0
     for part in parts:
         cut = slice(start, start := start + part.channels)
-        again = part.again(graph, Linear.scaled_output, a[cut], b[cut])
-        made = part.write(graph, part.data, *part.scaled_output(a[cut], b[cut]), part.out, found.dtype, again)
+        made = part.write(graph, part.data, *part.scaled_output(a[cut], b[cut]), part.out, found.dtype)
         if isinstance(made, NoMatch):
             return made
         nodes += made
@@ -270,8 +268,7 @@ def _folded_next(
     """``vectors``: scale and shift over the input channels. ``added``: the Add that keeps the shift, where the scale alone is taken."""
     source = found.z if added is None else added.outputs[0]
     copies = _copied(graph, views, source)
-    again = linear.again(graph, Linear.scaled_input, *vectors)
-    made = linear.write(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, found.dtype, again)
+    made = linear.write(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, found.dtype)
     if isinstance(made, NoMatch):
         return made
     nodes = (*(() if added is None else (added,)), *copies, *made)

@@ -9,8 +9,7 @@ MatMul is its bias, since it has none of its own. All in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -19,8 +18,6 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
 from ..recognition.region import NoMatch
-
-Scaled = Callable[["Linear", np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -38,7 +35,6 @@ class Linear:
     out: gs.Tensor  # its result, a bias added behind a MatMul included
     nodes: tuple[gs.Node, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
-    alpha: float = 1.0  # of a Gemm, in ``w`` already
 
     @property
     def data(self) -> gs.Tensor:
@@ -125,34 +121,15 @@ class Linear:
             return (w * a, self.c + w @ b) if self.transposed else (w * a[:, None], self.c + b @ w)
         return (w * a[:, None], self.c + b @ w) if self.weight == 1 else (w * a, self.c + w @ b)
 
-    def again(self, graph: Graph, scaled: Scaled, a: np.ndarray, b: np.ndarray) -> Callable[[], np.ndarray] | None:
-        """What makes the weight of `scaled_output` or `scaled_input` (``scaled``) once more of the one that the file holds.
-
-        None where the file computes that.
-        """
-        stored, light = self.node.inputs[self.weight], replace(self, w=np.zeros(0))
-
-        def made() -> np.ndarray:
-            return scaled(replace(light, w=_scaled(graph.value(stored), light.alpha)), a, b)[0]
-
-        return made if isinstance(stored, gs.Constant) else None
-
     def write(
-        self,
-        graph: Graph,
-        data: gs.Tensor,
-        w: np.ndarray,
-        shift: np.ndarray,
-        like: gs.Tensor,
-        dtype: np.dtype,
-        again: Callable[[], np.ndarray] | None = None,
+        self, graph: Graph, data: gs.Tensor, w: np.ndarray, shift: np.ndarray, like: gs.Tensor, dtype: np.dtype
     ) -> list[gs.Node] | NoMatch:
-        """The op with another weight and bias, as nodes. ``again``: makes the weight once more."""
+        """The op with another weight and bias, as nodes."""
         if not representable(dtype, w, shift):
             return NoMatch(f"the folded weight does not fit into {dtype.name}", like.name)
         name = self.node.name or like.name
         inputs = [data, data]
-        inputs[self.weight] = graph.constant(self.node.inputs[self.weight].name or f"{name}_weight", w, dtype, again)
+        inputs[self.weight] = graph.constant(self.node.inputs[self.weight].name or f"{name}_weight", w, dtype)
         if self.node.op == "MatMul":
             node = graph.node("MatMul", inputs, like, self.attrs)
             if not shift.any():
@@ -194,8 +171,8 @@ def linear_of(graph: Graph, node: gs.Node | None) -> Linear | NoMatch:
         return NoMatch(f"the bias of {said} is no constant", out)
     if c.ndim == 2 and c.shape[0] > 1:
         return NoMatch(f"the bias of the {said} differs by row", out)
-    alpha, c = float(attrs.pop("alpha", 1.0)), c.reshape(-1) * float(attrs.pop("beta", 1.0))
-    linear = Linear(node, weight, _scaled(w, alpha), c, biased, len(readers), node.outputs[0], (node,), attrs, alpha)
+    w, c = w * float(attrs.pop("alpha", 1.0)), c.reshape(-1) * float(attrs.pop("beta", 1.0))
+    linear = Linear(node, weight, w, c, biased, len(readers), node.outputs[0], (node,), attrs)
     if c.size not in (1, linear.channels):
         return NoMatch(f"the bias of {said} has {c.size} elements for {linear.channels} channels", out)
     return linear
@@ -221,12 +198,7 @@ def with_added_bias(graph: Graph, linear: Linear) -> Linear:
         readers[0].outputs[0],
         (linear.node, readers[0]),
         linear.attrs,
-        linear.alpha,
     )
-
-
-def _scaled(w: np.ndarray, alpha: float) -> np.ndarray:
-    return w if alpha == 1 else w * alpha  # which would be a copy
 
 
 def representable(dtype: np.dtype, *values: np.ndarray) -> bool:
