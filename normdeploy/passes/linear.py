@@ -171,7 +171,8 @@ def linear_of(graph: Graph, node: gs.Node | None) -> Linear | NoMatch:
         return NoMatch(f"the bias of {said} is no constant", out)
     if c.ndim == 2 and c.shape[0] > 1:
         return NoMatch(f"the bias of the {said} differs by row", out)
-    w, c = w * float(attrs.pop("alpha", 1.0)), c.reshape(-1) * float(attrs.pop("beta", 1.0))
+    alpha, beta = float(attrs.pop("alpha", 1.0)), float(attrs.pop("beta", 1.0))
+    w, c = w if alpha == 1.0 else w * alpha, c.reshape(-1) * beta
     linear = Linear(node, weight, w, c, biased, len(readers), node.outputs[0], (node,), attrs)
     if c.size not in (1, linear.channels):
         return NoMatch(f"the bias of {said} has {c.size} elements for {linear.channels} channels", out)
