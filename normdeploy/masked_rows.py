@@ -30,7 +30,7 @@ def guard_hidden_rows(graph: ir.Graph) -> int:
         mask = _mask_of_guard(node)
         if mask is None:
             continue
-        weights, zero = node.inputs[2], node.inputs[1]
+        weights, zero, test = node.inputs[2], node.inputs[1], node.inputs[0]
         if mask not in seen or node.graph is not mask.graph:
             seen[mask] = _any(mask)
         product = _only_product(node)
@@ -38,9 +38,12 @@ def guard_hidden_rows(graph: ir.Graph) -> int:
             if seen[mask] not in factors:
                 factors[seen[mask]] = _as_number(seen[mask], mask)
             _guard_behind(product, weights, factors[seen[mask]])
+            node.graph.remove(node, safe=True)  # type: ignore[union-attr]
         else:
             for index, value in enumerate((seen[mask], weights, zero)):
                 node.replace_input_with(index, value)
+        if test is not None and not test.uses() and not test.is_graph_output():  # else IsNaN would be one more that reads the weights
+            test.producer().graph.remove(test.producer(), safe=True)  # type: ignore[union-attr, arg-type]
         count += 1
     return count
 

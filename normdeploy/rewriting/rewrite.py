@@ -33,7 +33,7 @@ from ..proof.shapes import complete
 from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
 from ..records import Finding, Summary
-from . import constants, rounding
+from . import attention, constants, rounding
 from .branching import merge
 from .folding import fold
 from .fusing import OPSET
@@ -218,6 +218,8 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     surroundings: dict[str, Callable[[Work, gs.Node], Finding | None]]
     surroundings = {"neighbours": join} if wanted.fuse == "portable" else {"residuals": part}
     steps = {"norms": fuse_norm, "scales": fold, "branches": merge} | surroundings
+    if wanted.attentions and wanted.runtime == "onnxruntime" and not wanted.place and not needs_conversion(proto, attention.OPSET):
+        steps[attention.STAGE] = attention.attend
     for stage, step in steps.items():
         began = time.perf_counter()
         _walk(work, stage, step)
