@@ -105,7 +105,7 @@ def _scores(graph: Graph, softmax: gs.Node) -> tuple[gs.Node, gs.Tensor | None, 
         return None
     if not _only(graph, scores):
         return None
-    add = graph.producer(scores)
+    add = _maker(graph, scores)
     if add is None or _op(add) != "Add":
         return _product(graph, scores, None)
     return _product(graph, add.inputs[0], add.inputs[1]) or _product(graph, add.inputs[1], add.inputs[0])
@@ -113,7 +113,7 @@ def _scores(graph: Graph, softmax: gs.Node) -> tuple[gs.Node, gs.Tensor | None, 
 
 def _product(graph: Graph, scores: gs.Tensor, mask: gs.Tensor | None) -> tuple[gs.Node, gs.Tensor | None, Fraction] | None:
     t, scale = _scaled(graph, scores)
-    matmul = graph.producer(t)
+    matmul = _maker(graph, t)
     if matmul is None or _op(matmul) != "MatMul" or not _only(graph, scores) or not _only(graph, t):
         return None
     if mask is not None and (graph.dtype(mask) != np.float32 or len(graph.shape(mask) or ()) not in (2, _RANK)):
@@ -124,7 +124,7 @@ def _product(graph: Graph, scores: gs.Tensor, mask: gs.Tensor | None) -> tuple[g
 def _scaled(graph: Graph, t: gs.Tensor) -> tuple[gs.Tensor, Fraction]:
     """What ``t`` is a multiple of, and the factor."""
     factor = Fraction(1)
-    while (node := graph.producer(t)) is not None and _op(node) in ("Mul", "Div"):
+    while (node := _maker(graph, t)) is not None and _op(node) in ("Mul", "Div"):
         numbers = [_number(graph, i) for i in node.inputs]
         place = 1 if numbers[1] is not None else 0
         number = numbers[place]
@@ -167,15 +167,15 @@ def _of_sizes(graph: Graph, t: gs.Tensor) -> np.ndarray | None:
 def _keys(graph: Graph, turned: gs.Tensor, v: gs.Tensor) -> Iterator[_Keys]:
     """What the keys and values may be, [B, H, D, T] and [B, H, T, D] as the products have them: before they are repeated, first."""
     t, scale = _scaled(graph, turned)
-    node = graph.producer(t)
+    node = _maker(graph, t)
     if node is None:
         return
     perm = tuple(graph.attrs(node).get("perm") or ())
     k, order = node.inputs[0], None
     if _op(node) == "Transpose" and len(perm) == _RANK:
         order = (*perm[:2], perm[3], perm[2])
-    elif _op(node) == "Reshape" and (flat := graph.producer(k)) is not None and _op(flat) == "Transpose":  # as torch's exporter writes it
-        made = graph.producer(flat.inputs[0])
+    elif _op(node) == "Reshape" and (flat := _maker(graph, k)) is not None and _op(flat) == "Transpose":  # as torch's exporter writes it
+        made = _maker(graph, flat.inputs[0])
         if made is None or _op(made) != "Reshape":
             return
         k = made.inputs[0]
@@ -196,7 +196,7 @@ def _once(graph: Graph, t: gs.Tensor) -> gs.Tensor | None:
     for ops in (("Reshape", "Expand", "Unsqueeze"), ("Reshape", "Expand", "Reshape")):
         found: gs.Tensor | None = t
         for op in ops:
-            node = graph.producer(found) if found is not None else None
+            node = _maker(graph, found) if found is not None else None
             found = node.inputs[0] if node is not None and _op(node) == op else None
         if found is not None:
             return found
@@ -253,6 +253,14 @@ def _only(graph: Graph, t: gs.Tensor) -> bool:
 
 def _only_reader(graph: Graph, t: gs.Tensor) -> gs.Node | None:
     return graph.every_consumer(t)[0] if _only(graph, t) else None
+
+
+def _maker(graph: Graph, t: gs.Tensor) -> gs.Node | None:
+    """The node that makes ``t``, behind Identities, which torch's exporter leaves until the graph is cleaned up."""
+    node = graph.producer(t)
+    while node is not None and _op(node) == "Identity":
+        node = graph.producer(node.inputs[0])
+    return node
 
 
 def _op(node: gs.Node) -> str:

@@ -13,6 +13,7 @@ from ..graphs.graph import Graph
 
 LOWEST = float(np.finfo(np.float32).min)
 _MOVES = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice", "Identity", "Flatten"})
+_FAR = LOWEST * (1 - 2.0**-20)  # what is computed has to lie above: a few roundings do not take it to the lowest
 _DEEP = 24  # nodes one behind the other
 
 Bounds = tuple[float, float]
@@ -27,7 +28,7 @@ def may_be_hidden(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool:
         known = graph.known(mask)
         return known is None or not known.size or not bool((known.max(axis=-1) > LOWEST).all() and (known < np.inf).all())
     found = bounds(graph, mask)
-    return found is None or (found[0] <= LOWEST and not _zeroed(graph, mask, y))
+    return found is None or (found[0] <= _FAR and not _zeroed(graph, mask, y))
 
 
 def bounds(graph: Graph, t: gs.Tensor, deep: int = 0) -> Bounds | None:
@@ -52,14 +53,8 @@ def _combined(op: str, each: list[Bounds]) -> Bounds | None:
     (a, b), (c, d) = each[0], each[-1]
     if op in ("Where", "Concat"):
         return min(low for low, _ in each), max(high for _, high in each)
-    if op == "Neg":
-        return -b, -a
-    if op == "Add":
-        return _finite(a + c, b + d)
-    if op == "Sub":
-        return _finite(a - d, b - c)
-    ends = [a * c, a * d, b * c, b * d]
-    return _finite(min(ends), max(ends))
+    ends = {"Neg": [-b, -a], "Add": [a + c, b + d], "Sub": [a - d, b - c], "Mul": [a * c, a * d, b * c, b * d]}[op]
+    return (min(ends), max(ends)) if min(ends) > _FAR and max(ends) < -_FAR else None
 
 
 def _finite(low: float, high: float) -> Bounds | None:
