@@ -226,7 +226,7 @@ def test_a_softmax_is_a_function_of_its_row_to_the_proof() -> None:
     """Not of its element alone: floats would tell as well, but the field has to."""
     both = f"{PLAIN.replace('axis = -1', 'axis = 2')} z = Attention<scale = 0.5>(q, k, v)".replace("c)", "half)")
     made = Graph(graph(both, SQUARE, "float[e,f,g,h] y, float[i,j,l,n] z", 23, half=np.float32(0.5)))
-    leaves = [t for t in made.gs.inputs]
+    leaves = list(made.gs.inputs)
     y, z = (compile_region(made, next(o for n in made.nodes for o in n.outputs if o.name == name), leaves) for name in "yz")
     assert isinstance(y, Region)
     assert isinstance(z, Region)
@@ -362,6 +362,13 @@ def test_bounds_of_a_mask() -> None:
     assert bounds("m = Where(b, zero, minus_inf)") is None
     assert bounds("m = Where(b, x, low)") is None
     assert bounds("f = Cast<to = 1>(b) m = Div(low, f)") is None
+
+
+def test_a_mask_is_spread_once_for_all_attentions() -> None:
+    second = "kt2 = Transpose<perm = [0, 1, 3, 2]>(k) a0 = MatMul(y, kt2) a1 = Add(a0, m) p2 = Softmax(a1) z = MatMul(p2, v)"
+    head = BOOL.replace(f"{S},{T}] b", f"1,{T}] b")
+    made = ops(written(graph(f"{MASK} {MASKED} {second}", head, "float[e,f,g,h] z")))
+    assert (made.count("Attention"), made.count("Expand")) == (2, 1)
 
 
 # ------------------------------------------------------------------ the op in float64
