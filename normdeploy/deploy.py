@@ -25,7 +25,7 @@ from .precision import precision as half
 from .proof.reshapes import resolve_reshapes
 from .records import Finding, Summary
 from .results import ExportResult, Origin, several
-from .rewriting import rewrite, whole
+from .rewriting import attention, rewrite, whole
 from .rewriting.norm_forms import CUDA
 from .rewriting.work import Step, Wanted
 from .sources import (
@@ -142,7 +142,8 @@ def export(
     with stage("export"):
         proto, weights = to_light(model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress)
     signature = model.signature
-    wanted = Wanted(target, fuse, progress=progress, weights=weights)
+    attentions = precision is None and (opset is None or opset >= attention.OPSET)
+    wanted = Wanted(target, fuse, attentions=attentions, progress=progress, weights=weights)
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
     del model  # in cycles, as torch's graphs are
@@ -247,7 +248,7 @@ def optimize(
     with stage("load"):
         read = partial(opened_sizes, source) if isinstance(source, onnx.ModelProto) else partial(load_onnx, cast("PathLike", source))
         proto, weights = lifted(read())
-        wanted = Wanted(target, fuse, progress=progress, weights=weights)
+        wanted = Wanted(target, fuse, attentions=precision is None, progress=progress, weights=weights)
         signed = _signed(proto, source)
         try:
             inputs = recorded(proto).get("inputs", ())

@@ -3,10 +3,12 @@
 torch's scaled_dot_product_attention gives 0 in a row whose mask has no True. The exporter (onnxscript's translation for a bool mask)
 writes the mask as m = Where(mask, 0, lowest), the lowest number of the type, and guards the softmax against NaN:
 
-    p = Softmax(scores + m);  Where(IsNaN(p), 0, p)
+    p = Softmax(scores + m);  Where(IsNaN(p), 0, p)·v
 
 That guard is for a mask of −Inf: with the lowest number a hidden row comes out as the mean of all values, and a NaN among the scores,
-which eager passes on, becomes 0. The guard that does what is meant asks the mask:  Where(ReduceMax(m) > lowest / 2, p, 0).
+which eager passes on, becomes 0. The guard that does what is meant asks the mask, behind the product, which is smaller than p and leaves
+softmax and products to each other:  (p·v)·shown, where shown = (ReduceMax(m) > lowest / 2) is 1 or 0. A hidden row is 0·(the mean of v),
+so that NaN and Inf in v, and NaN in the scores, come out as NaN, as in eager. Where another reads p it is Where(shown, p, 0) instead.
 Only nodes that the exporter made of that operator are taken: a user who writes the same by hand gets in eager what the nodes say.
 """
 
@@ -22,16 +24,26 @@ _MADE_OF = "pkg.torch.onnx.fx_node"
 def guard_hidden_rows(graph: ir.Graph) -> int:
     """Replace the exporter's guards in ``graph`` and its bodies; how many there were."""
     seen: dict[ir.Value, ir.Value] = {}
+    factors: dict[ir.Value, ir.Value] = {}
     count = 0
     for node in list(ir.traversal.RecursiveGraphIterator(graph)):
         mask = _mask_of_guard(node)
         if mask is None:
             continue
-        weights, zero = node.inputs[2], node.inputs[1]
+        weights, zero, test = node.inputs[2], node.inputs[1], node.inputs[0]
         if mask not in seen or node.graph is not mask.graph:
             seen[mask] = _any(mask)
-        for index, value in enumerate((seen[mask], weights, zero)):
-            node.replace_input_with(index, value)
+        product = _only_product(node)
+        if product is not None and weights is not None:
+            if seen[mask] not in factors:
+                factors[seen[mask]] = _as_number(seen[mask], mask)
+            _guard_behind(product, weights, factors[seen[mask]])
+            node.graph.remove(node, safe=True)  # type: ignore[union-attr]
+        else:
+            for index, value in enumerate((seen[mask], weights, zero)):
+                node.replace_input_with(index, value)
+        if test is not None and not test.uses() and not test.is_graph_output():  # else IsNaN would be one more that reads the weights
+            test.producer().graph.remove(test.producer(), safe=True)  # type: ignore[union-attr, arg-type]
         count += 1
     return count
 
@@ -76,6 +88,40 @@ def _any(mask: ir.Value) -> ir.Value:
         node.metadata_props.update(made.metadata_props)
     made.graph.insert_after(made, [axes, half, most, shown])
     return shown.outputs[0]
+
+
+def _only_product(guard: ir.Node) -> ir.Node | None:
+    """The MatMul with the values, where nothing else reads what ``guard`` lets through."""
+    (out,) = guard.outputs
+    uses = list(out.uses())
+    if len(uses) != 1 or out.is_graph_output() or uses[0].idx != 0 or uses[0].node.graph is not guard.graph:
+        return None
+    return uses[0].node if _kind(uses[0].node) == "MatMul" else None
+
+
+def _as_number(shown: ir.Value, mask: ir.Value) -> ir.Value:
+    """1 where ``shown`` is true, else 0, in the type of the mask; the node stands behind the one that makes ``shown``."""
+    made, low = shown.producer(), _lowest(mask)
+    assert made is not None
+    assert made.graph is not None
+    assert low is not None
+    cast = ir.node("Cast", [shown], {"to": ir.DataType.from_numpy(low.dtype)}, name=f"{made.name}_factor")
+    cast.metadata_props.update(made.metadata_props)
+    made.graph.insert_after(made, [cast])
+    return cast.outputs[0]
+
+
+def _guard_behind(product: ir.Node, weights: ir.Value, factor: ir.Value) -> None:
+    """Write ``product`` of the unguarded weights, and its hidden rows as zeros."""
+    assert product.graph is not None
+    (out,) = product.outputs
+    every = ir.node("MatMul", [weights, product.inputs[1]], name=f"{product.name}_every_row")
+    made = ir.node("Mul", [every.outputs[0], factor], name=product.name)
+    every.outputs[0].name, every.outputs[0].type, every.outputs[0].shape = f"{out.name}_every_row", out.type, out.shape
+    made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = out.name, out.type, out.shape
+    for node in (every, made):
+        node.metadata_props.update(product.metadata_props)
+    ir.convenience.replace_nodes_and_values(product.graph, product, [product], [every, made], [out], made.outputs)
 
 
 def _of_attention(node: ir.Node | None) -> bool:

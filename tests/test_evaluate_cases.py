@@ -106,7 +106,7 @@ def run_model(case):
 
 
 # The forms that are refused, and how many cases each has: 4 of Dropout and 2 of BatchNormalization; edge, reflect and wrap
-REFUSED = {"training mode": 6, "Pad with mode": 3}
+REFUSED = {"training mode": 6, "Pad with mode": 3, "of an Attention": 81}  # that is more than a scale and a mask of four axes
 # Its inputs and its expected output were printed with four decimals
 FOUR_DECIMALS = "test_averagepool_2d_ceil_last_window_starts_on_pad:0"
 # Not in onnx's cases because they are onnxruntime's; tested against it below
@@ -120,7 +120,7 @@ ONNXRUNTIME_ONLY = {
 
 
 def test_onnx_cases():
-    """565 cases of one node, each op of the table among them, and 324 functions written out as nodes, within 16 u of the case's own type.
+    """577 cases of one node, each op of the table among them, and 324 functions written out as nodes, within 16 u of the case's own type.
 
     The largest seen was 4.5 u: the expectation was computed in float32.
     """
@@ -146,7 +146,7 @@ def test_onnx_cases():
             failures.append(f"{case.name}: {error}")
     assert not failures, "\n".join(failures)
     assert refused == REFUSED
-    assert nodes["one"] >= 565
+    assert nodes["one"] >= 577
     assert nodes["many"] >= 324
     others = {op for op in OPS if op[0] != functions.DOMAIN}  # normdeploy.graphs.functions adds its own, which have tests of their own
     assert others - ops == ONNXRUNTIME_ONLY

@@ -118,6 +118,30 @@ def test_a_nan_is_not_hidden_by_the_guard() -> None:
     assert np.isnan(got).all()
 
 
+@pytest.mark.parametrize(
+    ("where", "bad"), [("scores", np.nan), ("scores", np.inf), ("values", np.nan), ("values", np.inf), ("values", -np.inf)]
+)
+def test_a_hidden_row_shows_what_eager_shows(where: str, bad: float) -> None:
+    """0·NaN and 0·Inf of the values are NaN in torch's hidden rows, and so is a NaN among its scores."""
+
+    class Row(nn.Module):
+        def forward(self, x: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x, keys = x[:, None], torch.ones_like(x[:, None])
+            return nn.functional.scaled_dot_product_attention(x, keys, values[:, None], attn_mask=mask.bool()[:, None, None, :])
+
+    net = Row().eval()
+    result = normdeploy.export(net, inputs=["x[batch,seq,4]", "values[batch,seq,4]", "mask:int64[batch,seq]"], dims=DIMS)
+    x, values, mask = np.ones((2, 3, 4), np.float32), np.ones((2, 3, 4), np.float32), np.ones((2, 3), np.int64)
+    mask[1] = 0
+    (x if where == "scores" else values)[1, 1, 2] = bad
+    (got,) = _session(result.proto).run(None, {"x": x, "values": values, "mask": mask})
+    expected = net(*map(torch.from_numpy, (x, values, mask))).numpy()
+    assert np.isnan(expected[:, 0, 1]).any()
+    np.testing.assert_array_equal(got, expected)
+    products = [node for node in result.proto.graph.node if node.op_type == "MatMul"]
+    assert "Softmax" in {node.op_type for node in result.proto.graph.node if node.output[0] == products[-1].input[0]}
+
+
 @pytest.mark.parametrize("filled", ["where", "nan_to_num"])
 def test_a_guard_that_a_user_wrote_stays_what_it_is(filled: str) -> None:
     """The same nodes as the exporter's, by hand: with the lowest number a hidden row is the mean of all values in eager."""

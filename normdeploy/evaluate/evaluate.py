@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from . import linear, pointwise, reductions, shapes
+from . import attention, linear, pointwise, reductions, shapes
 from .core import MOST, Array, Attrs, Inputs, Table, Unsupported, require_room
 
 __all__ = ["OPS", "VIEWS", "Unsupported", "apply", "quiet", "supported"]
 
-OPS: Table = pointwise.TABLE | shapes.TABLE | reductions.TABLE | linear.TABLE
+OPS: Table = pointwise.TABLE | shapes.TABLE | reductions.TABLE | linear.TABLE | attention.TABLE
 
 
 def supported(domain: str, op: str) -> bool:

@@ -119,7 +119,8 @@ class Graph(FileGraph):
         self.drop_if_unused(before)
 
     def settle(self, t: gs.Tensor, value: np.ndarray) -> None:
-        """Let the computed constant ``t`` be an initializer of its name that holds ``value``, and drop what nobody uses any more."""
+        """Let ``t``, which constants or sizes that the file states make, be an initializer of its name that holds ``value``, and drop what
+        nobody uses any more."""
         node = gs.Node(
             "Constant", name=t.name, attrs={"value": gs.Constant("", value)}, inputs=[], outputs=[gs.Variable("", dtype=t.dtype)]
         )
@@ -127,6 +128,7 @@ class Graph(FileGraph):
         self._keep.append(node)
         self._settled[id(node)] = gs.Constant(t.name, value)
         self._values.pop(id(t), None)
+        self._constant[id(t)] = True
         self.replace(t, [node])
 
     def drop_if_unused(self, node: gs.Node) -> None:

@@ -37,7 +37,7 @@ class Draws:
     weights: dict[Any, Array] = field(default_factory=dict)
     seen: dict[int, Characters] = field(default_factory=dict)  # by the number of the radicand: which elements were no squares
     epsilons: dict[int, tuple[int, float]] = field(default_factory=dict)  # id of a node after -> its exact epsilon
-    opaque: dict[tuple[str, int], int] = field(default_factory=dict)
+    opaque: dict[tuple[object, int], int] = field(default_factory=dict)  # (an unknown function, its argument) -> its value
     length: int = BITS  # of the prime, in bits
     redraws: int = 0  # how often elements were drawn again, for want of a root
     flipped: bool = False  # whether roots of constants that are no small fractions have the other sign

@@ -36,7 +36,9 @@ def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> 
     counts = Counter("reduced" if f.remains else f.status for f in summary.findings)
     said = ", ".join(f"{counts[status]} {_counted(summary, status)}" for status in _ORDER if counts[status]) or "no normalization found"
     nodes = f"{summary.nodes_before} nodes{' now' if planned else ' before'}, {summary.nodes_after} after"
-    console.print(f"{said}; {nodes}; opset {summary.opset}")
+    one = summary.ops_after.get("Attention", 0) - summary.ops_before.get("Attention", 0)
+    attentions = f"; {one} attention{'s' * (one > 1)} as one node each" if one > 0 else ""
+    console.print(f"{said}; {nodes}{attentions}; opset {summary.opset}")
 
 
 def _counted(summary: Summary, status: str) -> str:

@@ -36,7 +36,7 @@ from ..records import Finding, Summary
 from ..storage.files import filled
 from ..storage.held import Weights
 from ..storage.weights import lifted
-from . import constants, rounding
+from . import attention, constants, rounding
 from .branching import merge
 from .folding import fold
 from .fusing import OPSET
@@ -228,6 +228,8 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     surroundings: dict[str, Callable[[Work, gs.Node], Finding | None]]
     surroundings = {"neighbours": join} if wanted.fuse == "portable" else {"residuals": part, "linears": by_rows}
     steps = {"norms": fuse_norm, "scales": fold, "branches": merge} | surroundings
+    if wanted.attentions and wanted.runtime == "onnxruntime" and not wanted.place and not needs_conversion(proto, attention.OPSET):
+        steps[attention.STAGE] = attention.attend
     for stage, step in steps.items():
         began, ran = time.perf_counter(), work.seconds.get(_ROUNDING, 0.0)
         _walk(work, stage, step)

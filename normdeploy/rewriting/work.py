@@ -34,6 +34,7 @@ class Wanted:
     runtime: str = "any"  # which of equal standard forms to write
     fuse: str = "standard"  # "portable": this project's own ops where no standard one says a norm
     limit: int = NEWEST  # the highest opset that the result may have
+    attentions: bool = True  # whether an attention may become one node, where the runtime runs that faster: not before half precision
     census: bool = False  # whether findings shall hold all that there is to know of a norm
     progress: Progress | None = None  # called with (stage, done, total)
     weights: Weights | None = field(default=None, compare=False)  # what keeps large weights that are made, to which the result refers
@@ -61,13 +62,14 @@ class Work:
     tried: list[Step] = field(default_factory=list)  # of each of these
     verdicts: list[tuple[int, Step, Verdict]] = field(default_factory=list)  # of the trials that were run
     taken: list[tuple[Step, Finding]] = field(default_factory=list)  # every step that changed the graph, those in bodies included
-    settled: list[tuple[Step, Finding]] = field(default_factory=list)  # what was computed once of what constants alone feed
+    settled: list[tuple[Step, Finding]] = field(default_factory=list)  # what was computed once, and attentions: steps that are no norm's
     gross: dict[Step, Finding] = field(default_factory=dict)  # those whose result onnxruntime can't run, or not well enough
     proofs: dict[object, Identity | NotProved] = field(default_factory=dict)  # of rewrites that others may be like
     sealed: list[tuple[gs.Node, Seal]] = field(default_factory=list)  # nodes as they were proved
     seals: list[Seal] = field(default_factory=list)  # of those that are left at the end, in bodies too
     merged: dict[str, list[int]] = field(default_factory=dict)  # result of a merged branch -> places of the findings in it
     shapes: dict[tuple[object, ...], gs.Tensor] = field(default_factory=dict)  # what `rewriting.gemms` wrote for all layers alike
+    spread: dict[object, gs.Tensor] = field(default_factory=dict)  # masks with their last two dims in full, by mask and dims
     opset: int = 0  # the opset that the nodes written so far need
     _places: dict[str, int] = field(default_factory=dict)
     _placed: int = 0

@@ -6,6 +6,14 @@
 from __future__ import annotations
 
 from ..ops import Op
-from . import absolute, casts, clamp, congruence, constant_row, exponent
+from . import absolute, attention, casts, clamp, congruence, constant_row, exponent
 
-TABLE: dict[str, Op] = {**absolute.TABLE, **casts.TABLE, **clamp.TABLE, **congruence.TABLE, **constant_row.TABLE, **exponent.TABLE}
+TABLE: dict[str, Op] = {
+    **absolute.TABLE,
+    **attention.TABLE,
+    **casts.TABLE,
+    **clamp.TABLE,
+    **congruence.TABLE,
+    **constant_row.TABLE,
+    **exponent.TABLE,
+}

@@ -1,0 +1,149 @@
+"""A softmax is one function of its row, whatever it is; an Attention node is the products around it.
+
+**Lemma.** Let B = F(softmax(x_B)) and A = G(softmax(x_A)) with F and G of the language. If x_B = x_A, and F(p) = G(p) for every array p of
+their shape, then B = A, at every size.
+
+**Proof.** Specialisation, to p = softmax(x_B) = softmax(x_A). In the field an element of p is a random one for each pair of a row of x and
+an element of it, the same for the same pair along the same atoms; so it is a leaf to F and G, which holds no sums, along rows that are
+told apart. Arguments that are different functions are different residues but for the error probability that is counted anyway, and enough
+points are asked for that x_B = x_A holds at every size (`congruence` says the same of functions of one number).
+
+**Attention** is softmax(scale·q·kᵀ + mask)·v (https://onnx.ai/onnx/operators/onnx__Attention.html), with one head of k and v for so many
+consecutive ones of q. Of a row whose mask is −Inf throughout it makes zeros, where Softmax makes NaN: so it is in the floats, and who
+writes the node has to know that the mask has no such row. A scale that a rewrite computed is its exact self in the field, and stored as
+that, rounded once. `tests/test_attention.py` has other scales, axes, masks and heads.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from ...evaluate.core import optional
+from ..degree import times
+from ..errors import NotProved, Why
+from ..machine import Machine
+from ..ops import TABLE as OPS
+from ..ops import Attrs, Inputs, Op, lifted
+from ..sizes import ONE, Size
+from ..value import Array, Value
+
+
+class Rounded(float):
+    """A float32 attribute that was computed, and what it is the rounding of."""
+
+    exact: Fraction
+
+    def __new__(cls, exact: Fraction) -> Rounded:
+        made = super().__new__(cls, float(np.float32(float(exact))))
+        made.exact = exact
+        return made
+
+    def __repr__(self) -> str:
+        return f"{float(self)!r} for {self.exact}"
+
+
+def softmax(m: Machine, x: Value, axis: int) -> Value:
+    """Softmax along an axis: as a function of the row and the element that is not looked into, and in floats as it is."""
+    slots = tuple(x.slots(axis))
+    made = None
+    if m.gf is not None and x.a is not None:
+        m.plan.need(times(x.degree.larger(), 2))
+        made = _of_rows(m, np.moveaxis(x.a, slots, range(-len(slots), 0)), x.axes[axis], len(slots))
+        made = np.moveaxis(made, range(-len(slots), 0), slots)
+    with np.errstate(all="ignore"):
+        shifted = np.exp(x.f - x.f.max(axis=slots, keepdims=True))
+        below = m.total(Value(x.axes, None, shifted), [axis]).f
+        floats: Array = shifted / np.expand_dims(below, slots)
+    degree = x.degree.naming(x.varying_atoms()).opaque()
+    return Value(x.axes, made, floats, x.data, degree=degree, sized=x.sized, fixed=x.fixed)
+
+
+def _of_rows(m: Machine, a: Array, atoms: tuple[Size, ...], last: int) -> Array:
+    """A residue for each element of ``a``, whose ``last`` axes are a row."""
+    assert m.gf is not None
+    table, p = m.draws.opaque, m.gf.p
+    rows = a.reshape(-1, int(np.prod(a.shape[a.ndim - last :], dtype=int)))
+    made: Array = np.empty(rows.shape, dtype=object)
+    for i, row in enumerate(rows.tolist()):
+        name = ("Softmax", atoms, tuple(row))
+        made[i] = [table.setdefault((name, v), m.draws.rng.randrange(p)) for v in row]
+    return made.reshape(a.shape)
+
+
+def _softmax(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    x = lifted(m, inputs[0])
+    if opset < 13 or not x.axes:
+        raise NotProved(Why.OP, "Softmax over several axes (opset 12 and below)", "Softmax")
+    return softmax(m, x, int(attrs.get("axis", -1)) % len(x.axes))
+
+
+def _attention(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    if attrs.keys() - {"scale"} or "scale" not in attrs or outputs > 1 or any(x is not None for x in inputs[4:]):
+        raise NotProved(Why.OP, "an Attention with more than a scale and a mask", "Attention")
+    q, k, v = (lifted(m, x) for x in inputs[:3])
+    if any(len(x.axes) != 4 for x in (q, k, v)):
+        raise NotProved(Why.OP, "an Attention whose heads are no axis", "Attention")
+    (batch, heads, rows, width), (_, shared, columns, _) = q.shape, k.shape
+    each = heads.over(shared)
+    if each is None or k.shape != (batch, shared, columns, width) or v.shape[:3] != k.shape[:3]:
+        raise NotProved(Why.SIZE, f"an Attention of {q.shape}, {k.shape} and {v.shape}", "Attention")
+    q = m.mul(m.number(_scale(attrs["scale"])), q)
+    if each != ONE:
+        q = q.moved(m.plan.regrouped(q.atoms, [batch, shared, each, rows, width]))
+        k, v = (x.moved((*x.axes[:2], (), *x.axes[2:])) for x in (k, v))
+    scores = _product(m, q, _turned(m, k))
+    mask = optional(inputs, 3)
+    biased = scores if mask is None else m.add(scores, lifted(m, mask))
+    if biased.shape != scores.shape:
+        raise NotProved(Why.SIZE, f"an Attention whose mask makes {biased.shape} of {scores.shape}", "Attention")
+    p = softmax(m, biased, 3)
+    if mask is not None:
+        p.f = _without_hidden(m, p, lifted(m, mask))
+    if each != ONE:
+        p = p.moved(m.plan.regrouped(p.atoms, [batch, shared, each, rows, columns]))
+    return _product(m, p, v)
+
+
+def _scale(scale: float) -> Fraction:
+    """The exact scale.
+
+    Raises:
+        NotProved: it is not stored as that, rounded once.
+    """
+    if not isinstance(scale, Rounded):
+        return Fraction(scale)
+    half = Fraction(float(np.spacing(np.float32(abs(scale))))) / 2
+    if abs(Fraction(float(scale)) - scale.exact) > half:
+        said = f"the scale of Attention is stored as {float(scale):.9g}, which is more than half an ulp from {float(scale.exact):.9g}"
+        raise NotProved(Why.STORED, said, "Attention")
+    return scale.exact
+
+
+def _turned(m: Machine, x: Value) -> Value:
+    perm = [*range(len(x.axes) - 2), len(x.axes) - 1, len(x.axes) - 2]
+    found: Value = OPS["Transpose"](m, [x], {"perm": perm}, 23, 1)
+    return found
+
+
+def _product(m: Machine, x: Value, y: Value) -> Value:
+    """MatMul, its groups and the heads of each as one axis."""
+    made: Value = OPS["MatMul"](m, [x, y], {}, 23, 1)
+    if len(made.axes) == 5:
+        made = made.moved((made.axes[0], made.axes[1] + made.axes[2], *made.axes[3:]))
+    return made
+
+
+def _without_hidden(m: Machine, p: Value, mask: Value) -> Array:
+    """The floats of ``p`` with zeros in rows that the mask hides whole."""
+    axis = len(mask.axes) - 1
+    slots = tuple(mask.slots(axis))
+    hidden = (mask.f == -np.inf).all(axis=slots, keepdims=True).astype(np.float64)
+    axes = tuple(() if i == axis else own for i, own in enumerate(mask.axes))
+    flag = Value(axes, None, hidden.reshape([n for i, n in enumerate(hidden.shape) if i not in slots]))
+    _, ((_, f), (_, g)) = m.over_each_other(p, flag)
+    return np.where(g != 0, 0.0, f)
+
+
+TABLE: dict[str, Op] = {"Softmax": _softmax, "Attention": _attention}
