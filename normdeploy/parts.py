@@ -50,6 +50,10 @@ class PartsComparison(Shown):
         return bool(self.comparisons) and all(self.comparisons.values())
 
 
+class ExportedParts(dict[str, ExportResult], Shown):
+    """What ``export_parts`` wrote: file name -> what ``export`` gives of that part."""
+
+
 @prepared()
 def export_parts(
     source: PathLike,
@@ -66,7 +70,7 @@ def export_parts(
     compare_limit: int | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
-) -> dict[str, ExportResult]:
+) -> ExportedParts:
     """Turn the encoder, the decoder and the decoder with its past of a Hugging Face model into ONNX files that fit each other.
 
     The weights are read once. The folder appears when all of it is written.
@@ -108,7 +112,8 @@ def export_parts(
             )
         _copy_config(source, folder)
     origins = {part: Origin(source, loading=cast("Loading", {**read, "part": part})) for part in results}
-    return {PART_FILES[part]: replace(result, path=target / PART_FILES[part], origin=origins[part]) for part, result in results.items()}
+    whole = {part: replace(result, path=target / PART_FILES[part], origin=origins[part]) for part, result in results.items()}
+    return ExportedParts((PART_FILES[part], result) for part, result in whole.items())
 
 
 @prepared()

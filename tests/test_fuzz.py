@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 import pytest
 from google.protobuf.message import Message
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from onnx import helper, parser
 
@@ -174,6 +174,7 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(sorted(FILES)), seed=st.integers(0, 2**64))
+@example(name="contrib", seed=13145)  # a node without an output
 def test_damaged_files_are_read_or_refused(unasked: None, tmp_path: Path, name: str, seed: int) -> None:
     path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
     path.write_bytes(damaged(name, seed))

@@ -224,11 +224,20 @@ def tokens(length: int, width: int, layers: int = 1) -> onnx.ModelProto:
 
 
 def test_what_a_refused_proof_evaluated_is_let_go() -> None:
-    """A refusal is remembered for rewrites alike; a frame that it had been raised in would hold the weights in float64."""
-    seen = []
+    """A refusal is remembered for rewrites alike; a frame that it had been raised in would hold the weights in float64. That of a fold into a
+    convolution in groups: there is no proof for any number of channels, and one for 24."""
+    rng, seen = np.random.default_rng(0), []
+    held = [("w", rng.standard_normal((24, 3, 1, 1))), *((n, rng.uniform(0.5, 1.5, 24)) for n in ("gamma", "beta", "mean", "var"))]
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w"], ["c"], group=8),
+        onnx.helper.make_node("BatchNormalization", ["c", "gamma", "beta", "mean", "var"], ["y"]),
+    ]
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", 24, 9, 9]) for n in "xy")
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], [onnx.numpy_helper.from_array(v.astype(np.float32), n) for n, v in held])
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rewrite, "_rounding", lambda work, real=rewrite._rounding: (seen.extend(work.proofs.values()), real(work))[1])
-        summary = optimize(tokens(16, 12))[1]
+        summary = optimize(proto)[1]
     assert [f.status for f in summary.findings] == ["folded"]
     refused = [e for e in seen if isinstance(e, NotProved)]
     assert refused

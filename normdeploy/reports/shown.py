@@ -54,6 +54,11 @@ def show(console: Console, result: Any) -> None:
             Report("build", {}, engine=result).show(console)
         case "Comparison":
             Report("verify", {}, parity=result).show(console)
+        case "ExportedParts":
+            for file, exported in result.items():
+                console.print(title(file))
+                show(console, exported)
+                console.print()
         case "PartsComparison":
             for file, comparison in result.comparisons.items():
                 console.print(title(file))

@@ -250,7 +250,7 @@ def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None
     for i, node in enumerate(nodes):
         if progress is not None and i % 16 == 0:
             progress(stage, i, len(nodes))
-        if work.graph.alive(node):
+        if work.graph.alive(node) and node.outputs:
             work.step = Step(work.wanted.place, stage, node.outputs[0].name)
             if (known := work.wanted.undone.get(work.step)) is not None:
                 if not any(f.tensor == known.tensor and f.status == "undone" for f in work.findings):
