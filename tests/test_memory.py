@@ -224,8 +224,8 @@ def tokens(length: int, width: int, layers: int = 1) -> onnx.ModelProto:
 
 
 def test_what_a_refused_proof_evaluated_is_let_go() -> None:
-    """A refusal is remembered for rewrites alike; a frame that it had been raised in would hold the weights in float64. That of a fold into a
-    convolution in groups: there is no proof for any number of channels, and one for 24."""
+    """A refusal is remembered for rewrites alike; a frame that it had been raised in would hold the weights in float64. That of a fold
+    into a convolution in groups: there is no proof for any number of channels, and one for 24."""
     rng, seen = np.random.default_rng(0), []
     held = [("w", rng.standard_normal((24, 3, 1, 1))), *((n, rng.uniform(0.5, 1.5, 24)) for n in ("gamma", "beta", "mean", "var"))]
     nodes = [
