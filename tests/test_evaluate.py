@@ -264,7 +264,8 @@ def test_supported_and_domains():
     assert supported("ai.onnx", "Add")
     assert supported("com.microsoft", "SkipLayerNormalization")
     assert not supported("com.microsoft", "Add")
-    assert not supported("", "Attention")
+    assert supported("", "Attention")
+    assert not supported("", "DFT")
     np.testing.assert_array_equal(apply("Add", [X, X], {}, opset=21, domain="ai.onnx")[0], X + X)
 
 
