@@ -256,9 +256,12 @@ def test_parts_decode_together_as_eager_does(bart: Path) -> None:
     with torch.no_grad():
         call = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
         eager = model(**call, decoder_input_ids=torch.from_numpy(seen), use_cache=False).logits.numpy()
+        exact = model.double()(**call, decoder_input_ids=torch.from_numpy(seen), use_cache=False).logits.numpy()
     assert eager[:, -1].argmax(-1).tolist() == next_made["logits"][:, -1].argmax(-1).tolist()
-    np.testing.assert_allclose(made["logits"][:, -1], eager[:, 0], atol=1e-5)
-    np.testing.assert_allclose(next_made["logits"][:, -1], eager[:, 1], atol=1e-5)
+    # other kernels than eager's sum in another order: four times its error, and four units for what it happened to hit
+    allowed = 4 * np.abs(eager - exact).max() + 4 * 2.0**-24 * np.abs(exact).max()
+    assert np.abs(made["logits"][:, -1] - exact[:, 0]).max() <= allowed
+    assert np.abs(next_made["logits"][:, -1] - exact[:, 1]).max() <= allowed
 
 
 @pytest.mark.slow

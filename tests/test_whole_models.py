@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -224,6 +225,24 @@ def test_above_a_size_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_size_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "_LARGEST", 2000)
+    (note,) = deploy.optimize(norms(1)).notes
+    compared, left = note.split(", and not at ")
+    assert compared.endswith("batch=1, seq=1; batch=7, seq=7; batch=33, seq=1; batch=1, seq=33")
+    assert left == "batch=33, seq=33 (17,424 input elements would take too long)"
+
+
+def test_a_run_that_takes_longer_than_small_ones_promised_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each dim is tried at its largest by itself, as where that was foreseen."""
+    real = side_by_side.Model.run
+
+    def slow(self: side_by_side.Model, feeds: dict[str, np.ndarray], *args: Any, patience: float = 60.0, **more: Any) -> list[Any]:
+        if next(iter(feeds.values())).shape[:2] == (33, 33):
+            time.sleep(patience)
+            raise RuntimeError("Exiting due to terminate flag being set to true.")
+        return real(self, feeds, *args, patience=patience, **more)
+
+    monkeypatch.setattr(side_by_side, "_LATER", 0.05)
+    monkeypatch.setattr(side_by_side.Model, "run", slow)
     (note,) = deploy.optimize(norms(1)).notes
     compared, left = note.split(", and not at ")
     assert compared.endswith("batch=1, seq=1; batch=7, seq=7; batch=33, seq=1; batch=1, seq=33")

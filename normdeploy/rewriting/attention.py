@@ -7,21 +7,8 @@ computed from the shape of q, as torch's exporter writes it, it becomes a consta
 constants alone feed (`normdeploy.rewriting.constants`). Where keys and values are repeated for groups of heads (grouped-query attention)
 the node reads them once.
 
-It is made for onnxruntime's CPU provider alone, where it was measured: version 1.31.1, one thread on a shared machine, processor time of
-whole files with the nodes over that without (both with the guard of `normdeploy.masked_rows` behind the product), median of pairs in turns;
-differences of 0.02 or so at batch 8, and 0.01 at batch 1, are within the noise. The outputs are bit-equal without a mask, and differ by
-6e-6 at most with one.
-
-    batch                          1      8
-    BERT, 4 layers, 128 tokens   0.99   0.99      16 tokens   0.95   0.99
-    GPT-2, the same              0.98   1.00                  0.94   1.00
-    Llama, the same              0.97   1.00
-    Qwen 3, groups of heads      0.99   0.97                  1.01   0.98
-    ModernBERT, 128 tokens       1.01   0.96
-    encoder of nn, no mask       1.00   1.01
-    DeiT small, 197 tokens       1.00   0.97
-
-Swin's attentions of windows stay as they are.
+It is made for onnxruntime's CPU provider alone (1.31.1). What it is worth in whole models `benchmarks.whole_models` measures; the outputs
+are bit-equal without a mask. Swin's attentions of windows stay as they are.
 
 **Masks.** ONNX makes zeros of a row that a mask of −Inf hides whole, where Softmax makes NaN. onnxruntime's kernel does so too where the
 mask is the lowest float32 throughout, where Softmax makes the mean of all values. So a mask has to be shown to have no such row
@@ -101,7 +88,7 @@ def _replace(work: Work, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
     graph = work.graph
     for n in nodes:
         if n.op == "Expand" and isinstance(n.inputs[1], gs.Constant):
-            work.spread[id(n.inputs[0]), tuple(n.inputs[1].values.tolist())] = n.outputs[0]
+            work.shared["mask", n.inputs[0].name, *n.inputs[1].values.tolist()] = n.outputs[0]
     told = Finding("Attention", "fused", y.name, graph.module(nodes[-1]), became=BECAME)
     work.sealed += seals(graph, nodes)
     graph.replace(y, nodes)
@@ -245,7 +232,7 @@ def _full(work: Work, q: gs.Tensor, k: gs.Tensor, keys: _Keys, mask: gs.Tensor) 
     if None not in wanted and (graph.shape(mask) or ())[-2:] == wanted:
         return mask, []
     if isinstance(rows, int) and isinstance(columns, int):
-        known = work.spread.get((id(mask), wanted))
+        known = work.shared.get(("mask", mask.name, *wanted))
         if known is not None:
             return known, []
         full: gs.Tensor = graph.constant(f"{mask.name}_rows", np.array(wanted, dtype=np.int64), np.int64)

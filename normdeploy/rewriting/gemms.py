@@ -1,9 +1,8 @@
 """The step that writes a linear layer, MatMul and Add of a bias, as Gemm over rows, where the runtime runs that faster.
 
 onnxruntime (1.31, CPU) adds the bias of a Gemm while it multiplies, but behind a MatMul of rank 3 goes through the product once more, and
-joins the two for inputs of rank 2 alone. In whole models a Gemm between two Reshapes, which copy nothing, takes 1 to 4 % less (issue H;
-MiniLM 0.977, DeiT 0.966, DeBERTa 0.982 of the time, 2026-11-23). Reshapes that meet are one, and vanish between two layers
-(`normdeploy.graphs.movement`).
+joins the two for inputs of rank 2 alone. The Reshapes copy nothing; those that meet are one, and vanish between two layers
+(`normdeploy.graphs.movement`). What that is worth in whole models `benchmarks.whole_models` measures.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def by_rows(work: Work, node: gs.Node) -> None:
         return
     work.sealed += seals(graph, nodes)
     graph.replace(layer.y, nodes)
-    work.shapes |= {("rows", layer.x.name): rows} | ({_key(graph, layer): shape} if made else {})
+    work.shared |= {("rows", layer.x.name): rows} | ({_key(graph, layer): shape} if made else {})
     assert work.step is not None
     told = Finding("linear layer", "fused", layer.y.name, graph.module(node), became="Gemm", certificate=proof)
     work.settled.append((work.step, told))  # the comparison of the whole model may take it back
@@ -78,7 +77,7 @@ def _layer(graph: Graph, node: gs.Node) -> _Layer | None:
 
 def _rows(work: Work, layer: _Layer) -> tuple[gs.Tensor, list[gs.Node]]:
     """The input as a matrix of rows, and the node that makes it: once for all layers that read it."""
-    known = work.shapes.get(("rows", layer.x.name))
+    known = work.shared.get(("rows", layer.x.name))
     if known is not None and (maker := work.graph.producer(known)) is not None and work.graph.alive(maker):
         return known, []
     wanted = work.graph.constant(f"{layer.x.name}_rows", np.array([-1, layer.weight.shape[0]]), np.int64)
@@ -87,19 +86,21 @@ def _rows(work: Work, layer: _Layer) -> tuple[gs.Tensor, list[gs.Node]]:
 
 
 def _key(graph: Graph, layer: _Layer) -> tuple[object, ...]:
-    return (*(graph.shape(layer.x) or ())[:-1], layer.weight.shape[1])
+    """Equal for results of one shape."""
+    return ("shape", *(graph.shape(layer.x) or ())[:-1], layer.weight.shape[1])
 
 
 def _shape(work: Work, layer: _Layer) -> tuple[gs.Tensor, list[gs.Node]]:
     """The shape of the result, and the nodes that work it out where the file leaves more than one dim open: once for all of one shape."""
     graph, key = work.graph, _key(work.graph, layer)
-    if sum(not isinstance(n, int) for n in key) <= 1:
-        return graph.constant(f"{layer.y.name}_shape", np.array([n if isinstance(n, int) else -1 for n in key]), np.int64), []
-    known = work.shapes.get(key)
-    if None not in key and known is not None and (maker := graph.producer(known)) is not None and graph.alive(maker):
+    _, *dims = key
+    if sum(not isinstance(n, int) for n in dims) <= 1:
+        return graph.constant(f"{layer.y.name}_shape", np.array([n if isinstance(n, int) else -1 for n in dims]), np.int64), []
+    known = work.shared.get(key)
+    if None not in dims and known is not None and (maker := graph.producer(known)) is not None and graph.alive(maker):
         return known, []
     like = gs.Variable(f"{layer.y.name}_leading", dtype=np.int64)
     last = graph.constant(f"{layer.y.name}_channels", np.array([layer.weight.shape[1]]), np.int64)
-    dims = graph.node("Shape", [layer.x], like, {"start": 0, "end": -1})
-    joined = graph.node("Concat", [dims.outputs[0], last], like, {"axis": 0})
-    return joined.outputs[0], [dims, joined]
+    leading = graph.node("Shape", [layer.x], like, {"start": 0, "end": -1})
+    joined = graph.node("Concat", [leading.outputs[0], last], like, {"axis": 0})
+    return joined.outputs[0], [leading, joined]

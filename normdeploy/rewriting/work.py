@@ -68,8 +68,7 @@ class Work:
     sealed: list[tuple[gs.Node, Seal]] = field(default_factory=list)  # nodes as they were proved
     seals: list[Seal] = field(default_factory=list)  # of those that are left at the end, in bodies too
     merged: dict[str, list[int]] = field(default_factory=dict)  # result of a merged branch -> places of the findings in it
-    shapes: dict[tuple[object, ...], gs.Tensor] = field(default_factory=dict)  # what `rewriting.gemms` wrote for all layers alike
-    spread: dict[object, gs.Tensor] = field(default_factory=dict)  # masks with their last two dims in full, by mask and dims
+    shared: dict[tuple[object, ...], gs.Tensor] = field(default_factory=dict)  # what steps wrote once, for all that read the same
     opset: int = 0  # the opset that the nodes written so far need
     _places: dict[str, int] = field(default_factory=dict)
     _placed: int = 0
