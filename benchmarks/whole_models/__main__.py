@@ -1,10 +1,12 @@
 """Whole models in onnxruntime on the CPU: what torch's exporter writes, what peers make of that, and normdeploy's files.
 
 ``python -m benchmarks.whole_models [--rounds N] [--only TEXT]`` writes ``benchmarks/results/whole_models.md`` and ``.json``
-after each model. It needs onnxslim and onnxsim, and for most of the models transformers, timm and torchvision
-(``make whole-models`` installs all). The batch is a dynamic dim. The files of a model run in turns in random order at batch 1
-and 8, one thread, processor time, onnxruntime's optimizer on as users have it. A ratio is the median over the rounds of a file's
-time over that of the plain export in the same round, with its 95 % interval; below 1 is faster. Errors are the largest
+after each model; with ``--only`` the rows of the other models stay as they were. It needs onnxslim and onnxsim, and for most of the
+models transformers, timm and torchvision (``make whole-models`` installs all). The batch is a dynamic dim. Each file is loaded into
+three sessions, as two sessions of one file differ by up to 4 % for as long as they live. All sessions of a model run in turns in
+random order at batch 1 and 8, one thread, processor time, onnxruntime's optimizer on as users have it. A session's ratio is the
+median over the rounds of its time over the mean of the plain export's sessions in the same round; a file's is the mean of its
+sessions', with a 95 % interval from what they differ by (Student's t for two groups); below 1 is faster. Errors are the largest
 differences from the model in float64, over the largest output, for inputs around 0 and around 1e3 (token ids: 0 alone).
 
 The measures (issue 14): default at most 1.02 of plain, ``--runtime onnxruntime`` at most 1.01 of plain and of the best peer, each
@@ -18,12 +20,14 @@ import copy
 import datetime
 import json
 import logging
+import math
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +38,7 @@ import torch
 
 import normdeploy
 from normdeploy.race.machine import machine
-from normdeploy.race.timing import race
+from normdeploy.race.timing import Timing, race
 
 from .peers import PEERS, versions
 from .subjects import BATCHES, LIBRARIES, SUBJECTS, Subject
@@ -43,6 +47,8 @@ RESULTS = Path(__file__).parents[1] / "results"
 PLAIN, DEFAULT, ORT = "plain export", "default", "--runtime onnxruntime"
 BOUNDS = {DEFAULT: 1.02, ORT: 1.01}
 OFFSETS = (0.0, 1e3)
+SESSIONS = 3  # of each file
+STUDENT = 2.776  # 97.5 % of Student's t for 2 * SESSIONS - 2 degrees of freedom
 WORSE = 1.5  # times the error of plain export: two evaluations that are as exact differ by as much
 
 
@@ -92,20 +98,29 @@ def fed(made: ort.InferenceSession, args: tuple[torch.Tensor, ...]) -> dict[str,
 def measured(subject: Subject, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         files, said = written(subject, Path(folder))
-        sessions = {name: session(path) for name, path in files.items()}
+        sessions = {name: [session(path) for _ in range(SESSIONS)] for name, path in files.items()}
         nodes = {name: len(onnx.load(path, load_external_data=False).graph.node) for name, path in files.items()}
         ratios: dict[str, dict[int, tuple[float, float, float]]] = {name: {} for name in sessions}
         milliseconds = {}
         for batch in BATCHES if subject.open else (1,):
             args = subject.args(batch)
-            feeds = {name: fed(made, args) for name, made in sessions.items()}
-            runs = [lambda made=made, given=feeds[name]: made.run(None, given) for name, made in sessions.items()]
-            timing = race(runs, rounds=rounds if batch == 1 else max(8, rounds // 3), clock=time.process_time)
+            runs = [partial(made.run, None, fed(made, args)) for own in sessions.values() for made in own]
+            small = batch == 1
+            timing = race(runs, rounds=rounds if small else max(4, rounds // 4), clock=time.process_time, most_warmup=12 if small else 1)
             milliseconds[batch] = 1e3 * timing.percentile(0, 50)
             for i, name in enumerate(sessions):
-                ratios[name][batch] = timing.ratio(i, 0)
-        errors = errors_of(subject, sessions)
+                ratios[name][batch] = ratio(timing, i)
+        errors = errors_of(subject, {name: own[0] for name, own in sessions.items()})
     return {"model": subject.name, "milliseconds": milliseconds, "ratios": ratios, "errors": errors, "nodes": nodes, "said": said}
+
+
+def ratio(timing: Timing, file: int) -> tuple[float, float, float]:
+    """A file's time over that of the plain export, the first, and the 95 % interval."""
+    turns = np.array(timing.turns).reshape(-1, SESSIONS, len(timing.turns[0]))
+    of_sessions = np.median(turns / turns[0].mean(0), axis=2)
+    own, plain = of_sessions[[file, 0]] / of_sessions[0].mean()
+    middle, error = own.mean(), math.sqrt((own.var(ddof=1) + plain.var(ddof=1)) / SESSIONS)
+    return float(middle), float(middle - STUDENT * error), float(middle + STUDENT * error)
 
 
 def errors_of(subject: Subject, sessions: Mapping[str, ort.InferenceSession]) -> dict[str, list[float]]:
@@ -160,33 +175,45 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def save(rows: list[dict[str, Any]], told: str, on: Any) -> list[str]:
+def save(rows: list[dict[str, Any]], on: Any) -> list[str]:
     faults = [fault for row in rows for fault in missed(row)]
-    held = {"measured": told, "machine": asdict(on), "rows": rows, "missed": faults}
+    held = {"machine": asdict(on), "rows": rows, "missed": faults}
     (RESULTS / "whole_models.json").write_text(json.dumps(held, indent=1) + "\n")
+    told = sorted({f"{row['measured']}; {on}; {versions()}" for row in rows})
     said = "\n".join(f"- {fault}" for fault in faults) or "Every measure is reached."
-    (RESULTS / "whole_models.md").write_text(f"# Whole models\n\n{__doc__}\n{told}\n\n{table(rows)}\n\n{said}\n")
+    (RESULTS / "whole_models.md").write_text("# Whole models\n\n" + "\n\n".join([__doc__.strip(), *told, table(rows), said]) + "\n")
     return faults
+
+
+def known() -> dict[str, dict[str, Any]]:
+    """The rows of the last race by model."""
+    path = RESULTS / "whole_models.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    for row in rows:
+        row["ratios"] = {name: {int(batch): tuple(r) for batch, r in ratios.items()} for name, ratios in row["ratios"].items()}
+    return {row["model"]: row for row in rows}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.whole_models")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--only", default="", help="models whose name holds this")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--only", default="", help="models whose name holds this; the rows of the others stay")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    on, rows, faults = machine(), [], []
-    for subject in (*SUBJECTS, *LIBRARIES):
+    on, rows, faults = machine(), known() if given.only else {}, []
+    subjects = (*SUBJECTS, *LIBRARIES)
+    for subject in subjects:
         if given.only.lower() not in subject.name.lower():
             continue
         try:
-            rows.append(measured(subject, given.rounds))
+            row = measured(subject, given.rounds)
         except _Fixed:
-            rows.append(measured(replace(subject, open=False), given.rounds))
-        shown = {name: [round(r[0], 3) for r in ratios.values()] for name, ratios in rows[-1]["ratios"].items()}
-        print(subject.name, shown, rows[-1]["nodes"], rows[-1]["said"], flush=True)
-        faults = save(rows, f"{datetime.date.today().isoformat()}, {given.rounds} rounds; {on}; {versions()}", on)
+            row = measured(replace(subject, open=False), given.rounds)
+        rows[subject.name] = row | {"measured": f"{datetime.date.today().isoformat()}, {given.rounds} rounds"}
+        shown = {name: [round(r[0], 3) for r in ratios.values()] for name, ratios in row["ratios"].items()}
+        print(subject.name, shown, row["nodes"], row["said"], flush=True)
+        faults = save([rows[s.name] for s in subjects if s.name in rows], on)
     print(*faults, sep="\n")
     sys.exit(bool(faults))
 

@@ -75,6 +75,7 @@ def race(
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress | None = None,
+    most_warmup: int = MOST_WARMUP,
 ) -> Timing:
     """Time ``calls`` against each other.
 
@@ -83,6 +84,7 @@ def race(
         seed: of the order in which they take their turns.
         clock: seconds.
         progress: called with (stage, done, total).
+        most_warmup: rounds after which the counted ones begin although times still move.
     """
     rng, counts = random.Random(seed), [1] * len(calls)
     turns: list[list[float]] = [[] for _ in calls]
@@ -98,9 +100,9 @@ def race(
 
     with _uncollected():
         warmup = 0
-        while warmup < MOST_WARMUP and not (warmup and all(map(steady, turns))):
+        while warmup < most_warmup and not (warmup and all(map(steady, turns))):
             if progress is not None:
-                progress("warm-up", warmup, MOST_WARMUP)
+                progress("warm-up", warmup, most_warmup)
             one_round()
             counts = [max(1, min(MOST_CALLS, int(TURN / max(t[-1], 1e-9)))) for t in turns]
             warmup += 1
