@@ -153,6 +153,7 @@ _UNARY: dict[str, Any] = {
     "Sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
     "Relu": lambda x: np.maximum(x, 0),
     "Softplus": lambda x: np.logaddexp(0.0, x),
+    "Softsign": lambda x: x / (1.0 + np.absolute(x)),
     "HardSwish": lambda x: x * np.maximum(0.0, np.minimum(1.0, x / 6.0 + 0.5)),
     "Sign": np.sign,
     "Floor": np.floor,

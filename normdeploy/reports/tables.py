@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ..parity.compare import Comparison
 
 _ORDER = ("fused", "folded", "reduced", "kept", "refused", "undone")
+_OTHERS = {  # than norms, that the rewrites make nodes of
+    "attention": ("Attention",),
+    "activation": ("Gelu", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Softsign"),
+}
 _WIDE = 100  # columns of a terminal, from which on the comparison's table fits as it is
 
 
@@ -36,9 +40,13 @@ def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> 
     counts = Counter("reduced" if f.remains else f.status for f in summary.findings)
     said = ", ".join(f"{counts[status]} {_counted(summary, status)}" for status in _ORDER if counts[status]) or "no normalization found"
     nodes = f"{summary.nodes_before} nodes{' now' if planned else ' before'}, {summary.nodes_after} after"
-    one = summary.ops_after.get("Attention", 0) - summary.ops_before.get("Attention", 0)
-    attentions = f"; {one} attention{'s' * (one > 1)} as one node each" if one > 0 else ""
-    console.print(f"{said}; {nodes}{attentions}; opset {summary.opset}")
+    others = "".join(f"; {n} {word}{'s' * (n > 1)} as one node each" for word, ops in _OTHERS.items() if (n := _more(summary, ops)))
+    console.print(f"{said}; {nodes}{others}; opset {summary.opset}")
+
+
+def _more(summary: Summary, ops: tuple[str, ...]) -> int:
+    """How many nodes of these ops there are now that there were not."""
+    return sum(max(0, summary.ops_after.get(op, 0) - summary.ops_before.get(op, 0)) for op in ops)
 
 
 def _counted(summary: Summary, status: str) -> str:

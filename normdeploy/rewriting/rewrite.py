@@ -36,7 +36,7 @@ from ..records import Finding, Summary
 from ..storage.files import filled
 from ..storage.held import Weights
 from ..storage.weights import lifted
-from . import attention, constants, rounding
+from . import activations, attention, constants, rounding
 from .branching import merge
 from .folding import fold
 from .fusing import OPSET
@@ -130,7 +130,7 @@ def require_exact(findings: Sequence[Finding]) -> None:
 
 
 _ROUNDING = "rounding"  # the stage in which onnxruntime runs both sides of each rewrite
-_WAITING = 2**25  # bytes that trials may take until they are run: a session for some tens of them costs little more than one for all
+_WAITING = 2**23  # bytes that trials may take until they are run: a session for some tens of them costs little more than one for all
 _ATTEMPTS = 8  # the last but one leaves out all that was done; models with several kinds of norms need two or three
 
 
@@ -227,7 +227,7 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     of_constants = constants.census_of(work.graph)
     surroundings: dict[str, Callable[[Work, gs.Node], Finding | None]]
     surroundings = {"neighbours": join} if wanted.fuse == "portable" else {"residuals": part, "linears": by_rows}
-    steps = {"norms": fuse_norm, "scales": fold, "branches": merge} | surroundings
+    steps = {"norms": fuse_norm, activations.STAGE: activations.write, "scales": fold, "branches": merge} | surroundings
     if wanted.attentions and wanted.runtime == "onnxruntime" and not wanted.place and not needs_conversion(proto, attention.OPSET):
         steps[attention.STAGE] = attention.attend
     for stage, step in steps.items():

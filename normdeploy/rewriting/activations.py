@@ -1,0 +1,246 @@
+"""The step that writes an activation spelled out in simple ops as the standard node that says it: GELU in both forms, SiLU, HardSwish,
+HardSigmoid, Sigmoid, Tanh, Softsign.
+
+**Which.** The normal form says (`normdeploy.recognition.functions`): it is that of the standard op's definition
+(https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are no fractions: there a file's constant may lie
+a few roundings from them, and where the op holds a number in float32 it is the exact one, rounded once.
+
+**Nothing hidden.** Both sides give NaN and Inf for the same inputs, far, infinite and NaN ones among them. So e^x/(1 + e^x) stays, which is
+NaN where e^x overflows.
+
+**Where.** In a file whose opset has the op; where it has not, it stays as it is. onnxruntime's kernels of these ops take at most the time
+of what they replace (`benchmarks.activations`). Mish, Softplus and Swish are not among them: onnxruntime's Softplus takes five times as
+long as Exp, Add and Log, its Mish is made of it, and for SiLU it has a kernel that Sigmoid and Mul become.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.graph import Graph
+from ..recognition.functions import ALGEBRA, ATOMS, ONE, STANDARD, Form, Ratio, S, X, form_of
+from ..recognition.region import EvaluationFailed, NoMatch, compile_region
+from ..records import Finding
+from .sealed import seals
+from .work import Work
+
+STAGE = "activations"
+_NEAR = Fraction(1, 2**22)  # relative: what two or three float32 constants are from an irrational number
+_HALF = Fraction(1, 2)
+_SQRT_HALF, _SQRT_2_PI, _CUBIC = Fraction(math.sqrt(0.5)), Fraction(math.sqrt(2 / math.pi)), Fraction("0.044715")
+_GATE = (X * (ONE + S)).times(_HALF)
+_RISING, _FALLING = S * (ONE + S).inverse(), (ONE + S).inverse()  # the sigmoid of t and of −t, with s = e^t
+_TANH = (S + ONE.times(Fraction(-1))) * _FALLING  # of t/2
+_CLAMPS = ("Clip", "Min", "HardSigmoid")  # activations by themselves, where α and β are worked in
+_UP, _DOWN = 8, 12  # tensors that may be x, and y, of one node
+_FAR = 1e200  # e^x, and x³, have overflown
+_AT = (0.0, 0.5, -0.5, 1.0, -1.0, 2.5, -2.5, 4.0, -4.0, 9.0, -9.0, 800.0, -800.0, 1e5, -1e5, _FAR, -_FAR, np.inf, -np.inf, np.nan)
+_BOUND = 1e-6  # of the largest of a result at these: what float32 constants come to
+
+
+@dataclass(frozen=True)
+class Standard:
+    """The nodes of an activation: ``op`` of ``times``·x, and that times x where it is ``gated``."""
+
+    op: str
+    opset: int
+    attrs: tuple[tuple[str, object], ...] = ()
+    times: Fraction = Fraction(1)
+    gated: bool = False
+
+    @property
+    def nodes(self) -> int:
+        return 1 + (self.times != 1) + self.gated
+
+
+def standard(form: Form) -> Standard | None:
+    """The standard op whose definition has this normal form."""
+    find = {"Erf": _erf, "Tanh": _tanh, "Sigmoid": _sigmoid, "Exp": _exponential, "Abs": _absolute, "Clip": _clip}[form.atom]
+    return find(form.argument, form.value)
+
+
+def _erf(argument: dict[int, Fraction], value: Ratio) -> Standard | None:
+    """x/2·(1 + erf(x/√2))."""
+    if argument.keys() != {1} or not _near(argument[1], _SQRT_HALF) or not value.same(_GATE):
+        return None
+    return Standard("Gelu", 20)
+
+
+def _tanh(argument: dict[int, Fraction], value: Ratio) -> Standard | None:
+    """x/2·(1 + tanh(√(2/π)(x + 0.044715x³)))."""
+    return _cubic(argument, Fraction(1)) if value.same(_GATE) else None
+
+
+def _sigmoid(argument: dict[int, Fraction], value: Ratio) -> Standard | None:
+    """The same: (1 + tanh(t))/2 = sigmoid(2t)."""
+    return _cubic(argument, Fraction(2)) if value.same(X * S) else None
+
+
+def _cubic(argument: dict[int, Fraction], times: Fraction) -> Standard | None:
+    linear = times * _SQRT_2_PI
+    if argument.keys() != {1, 3} or not _near(argument[1], linear) or not _near(argument[3], linear * _CUBIC):
+        return None
+    return Standard("Gelu", 20, (("approximate", "tanh"),))
+
+
+def _exponential(argument: dict[int, Fraction], value: Ratio) -> Standard | None:
+    """With s = e^(αx): sigmoid(αx) = s/(1 + s), and tanh(αx/2) = (s − 1)/(s + 1)."""
+    if len(value.below) == 1:  # nothing is divided by a sum; most are not
+        return None
+    (alpha,) = argument.values()
+    for sigmoid, sign in ((_RISING, 1), (_FALLING, -1)):
+        if value.same(sigmoid):
+            return Standard("Sigmoid", 6, times=sign * alpha)
+        if value.same(X * sigmoid):
+            return Standard("Sigmoid", 6, times=sign * alpha, gated=True)
+        if value.same(_TANH.times(Fraction(sign))):
+            return Standard("Tanh", 6, times=sign * alpha * _HALF)
+    return None
+
+
+def _absolute(argument: dict[int, Fraction], value: Ratio) -> Standard | None:
+    """x/(1 + |x|)."""
+    return Standard("Softsign", 1) if len(value.below) == 2 and value.same(X * _FALLING) else None
+
+
+def _clip(argument: dict[int, Fraction], value: Ratio) -> Standard | None:
+    """With s = αx + β between 0 and 1: s, and x·s, which is HardSwish where α = 1/6 and β = 1/2."""
+    alpha, beta = argument.get(1, Fraction(0)), argument.get(0, Fraction(0))
+    if argument.keys() - {0, 1} or not alpha:
+        return None
+    gated = value.same(X * S)
+    if gated and _near(alpha, Fraction(1, 6)) and beta == _HALF:
+        return Standard("HardSwish", 14)
+    if not gated and not value.same(S):
+        return None
+    numbers = (("alpha", float(np.float32(float(alpha)))), ("beta", float(np.float32(float(beta)))))
+    return Standard("HardSigmoid", 6, numbers, gated=gated)
+
+
+def _near(number: Fraction, wanted: Fraction) -> bool:
+    return abs(number - wanted) <= _NEAR * abs(wanted)
+
+
+# ------------------------------------------------------------------ the step
+
+
+def write(work: Work, node: gs.Node) -> None:
+    """Write the activation that ``node`` is the heart of as its standard node; what becomes of it is no finding, for it is no norm."""
+    graph = work.graph
+    if node.op not in (*ATOMS, *_CLAMPS) or (node.domain or "") not in STANDARD or graph.dtype(node.outputs[0]) != np.float32:
+        return
+    best: tuple[int, gs.Tensor, list[gs.Node], Standard] | None = None
+    for x, y, form in _forms(graph, node):
+        found = standard(form)
+        if found is None or not _vanishes(graph, form, y) or graph.opset < found.opset:
+            continue
+        saved = len(form.nodes) - found.nodes
+        if saved > (best[0] if best else 0) and (nodes := _nodes(graph, found, x, y)) is not None and _alike(graph, x, y, nodes):
+            best = (saved, y, nodes, found)
+    if best is None:
+        return
+    _, y, nodes, found = best
+    work.sealed += seals(graph, nodes)
+    graph.replace(y, nodes)
+    assert work.step is not None
+    told = Finding("activation", "fused", y.name, graph.module(nodes[-1]), became=found.op)
+    work.settled.append((work.step, told))  # the comparison of the whole model may take it back
+
+
+def _forms(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor, Form]]:
+    """(x, y, y as a function of x), where ``node`` lies between."""
+    (s,) = node.outputs
+    if node.op not in _CLAMPS and not _made_of(graph, s):
+        return
+    for x in _above(graph, node):
+        form = form_of(graph, x, s)
+        if form is None or not _promising(form):
+            continue
+        seen, queue = {id(s)}, [s]
+        for y in queue:  # which grows
+            form = form_of(graph, x, y)
+            if form is None:
+                continue
+            yield x, y, form
+            for t in _made_of(graph, y):
+                if id(t) not in seen and len(seen) < _DOWN:
+                    seen.add(id(t))
+                    queue.append(t)
+
+
+def _promising(form: Form) -> bool:
+    """Whether its argument is that of an activation: most are not, and are left at once."""
+    powers = form.argument.keys()
+    if form.atom == "Erf":
+        return powers == {1}
+    return powers == {1, 3} if form.atom in ("Tanh", "Sigmoid") else powers <= {0, 1}
+
+
+def _above(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
+    """What the argument of ``node`` may be a function of."""
+    found: dict[int, gs.Tensor] = {}
+    queue = list(node.inputs[:2])
+    while queue and len(found) < _UP:
+        t = queue.pop(0)
+        if id(t) in found or graph.is_constant(t):
+            continue
+        found[id(t)] = t
+        above = graph.producer(t)
+        if above is not None and above.op in (*ALGEBRA, "Relu") and (above.domain or "") in STANDARD:
+            queue += above.inputs
+    return list(found.values())
+
+
+def _made_of(graph: Graph, t: gs.Tensor) -> list[gs.Tensor]:
+    readers = graph.consumers(t)
+    return [n.outputs[0] for n in readers if n.op in ALGEBRA and (n.domain or "") in STANDARD and len(readers) <= 2]
+
+
+def _vanishes(graph: Graph, form: Form, y: gs.Tensor) -> bool:
+    """Whether nothing else reads what lies between."""
+    inside = {id(n) for n in form.nodes}
+    between = [n.outputs[0] for n in form.nodes if n.outputs[0] is not y]
+    return not any(graph.is_output(t) or any(id(reader) not in inside for reader in graph.every_consumer(t)) for t in between)
+
+
+def _nodes(graph: Graph, found: Standard, x: gs.Tensor, y: gs.Tensor) -> list[gs.Node] | None:
+    """None where float32 does not hold a factor as it is."""
+    nodes: list[gs.Node] = []
+    if found.times == -1:
+        nodes.append(graph.node("Neg", [x], y))
+    elif found.times != 1:
+        factor = np.float32(float(found.times))
+        if Fraction(float(factor)) != found.times:
+            return None
+        nodes.append(graph.node("Mul", [x, graph.constant(f"{y.name}_factor", np.array(float(factor)), np.float32)], y))
+    inner = nodes[-1].outputs[0] if nodes else x
+    nodes.append(graph.node(found.op, [inner], y, dict(found.attrs)))
+    if found.gated:
+        nodes.append(graph.node("Mul", [x, nodes[-1].outputs[0]], y))
+    return nodes
+
+
+def _alike(graph: Graph, x: gs.Tensor, y: gs.Tensor, nodes: list[gs.Node]) -> bool:
+    """Whether both sides are NaN, Inf and numbers at the same inputs, and the numbers the same, as float64 evaluates them."""
+    before = compile_region(graph, y, [x])
+    after = NoMatch("") if isinstance(before, NoMatch) else compile_region(graph, nodes[-1].outputs[0], [x])
+    if isinstance(before, NoMatch) or isinstance(after, NoMatch):
+        return False
+    at = np.array(_AT).reshape(-1, *(1,) * max(0, len(graph.shape(x) or ()) - 1))
+    sizes = dict.fromkeys((*before.symbols, *after.symbols), 1)
+    try:
+        with np.errstate(all="ignore"):
+            old, new = before.bind(sizes).run([at]), after.bind(sizes).run([at])
+    except EvaluationFailed:
+        return False
+    numbers = np.isfinite(old)
+    if old.shape != new.shape or (numbers != np.isfinite(new)).any() or not np.array_equal(np.isnan(old), np.isnan(new)):
+        return False
+    differences = np.abs(old[numbers] - new[numbers]) / np.maximum(1.0, np.abs(at.reshape(old.shape)[numbers]))
+    return bool((differences <= _BOUND).all())
