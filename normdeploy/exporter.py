@@ -81,7 +81,7 @@ def to_light(
     if progress is not None:
         progress("export", 0, 2)
     try:
-        with quiet():
+        with quiet(), torch.no_grad():  # with gradients torch 2.13 writes views of attentions (T5's) that it then can't decompose
             program = torch.onnx.export(
                 model.program, dynamo=True, optimize=False, opset_version=opset, verbose=False, custom_translation_table=table or None
             )

@@ -115,6 +115,7 @@ def trace(
     kind: str,
 ) -> Model:
     """``from_module`` for a module that is ours already: it may be changed."""
+    module.requires_grad_(False)  # of an attention that asks for gradients torch 2.13 traces views that it then can't decompose
     require_eval(module, eval_mode)
     if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
         raise InputError("dynamic dims are given twice, by names in the inputs and by dynamic_shapes: give one of them")
