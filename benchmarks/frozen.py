@@ -1,7 +1,7 @@
 """What the toolkit writes and says, taken down before a change of its structure and compared after it.
 
     python -m benchmarks.frozen write FOLDER
-    python -m benchmarks.frozen compare FOLDER        exits with 1 where anything differs, and names it
+    python -m benchmarks.frozen compare FOLDER [--only TEXT]        exits with 1 where anything differs, and names it
 
 Of each model in ``models/`` (every fifth spelling): the file that ``export`` writes, what ``optimize`` makes of torch's bare file for each
 runtime, with ``--fuse portable`` and in half precision, the findings of each and what ``inspect`` says. Of the command line: the help of
@@ -75,9 +75,9 @@ def cases() -> list[Case]:
     return [*SMALL, *CASES, *LOOKALIKES, *SPELLINGS[::EVERY]]
 
 
-def of_models() -> Iterator[tuple[str, str]]:
-    """(name, what is to stay) of each model and way."""
-    for case in cases():
+def of_models(only: str) -> Iterator[tuple[str, str]]:
+    """(name, what is to stay) of each model whose name holds ``only``, and way."""
+    for case in (c for c in cases() if only in c.name):
         args, shapes = export_args(case, dynamic=bool(case.dynamic))
         yield (
             f"export {case.name}",
@@ -144,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.frozen")
     parser.add_argument("what", choices=("write", "compare"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="of the models, those whose name holds this")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -151,7 +152,7 @@ def main() -> None:
     known: dict[str, str] = json.loads(path.read_text()) if given.what == "compare" else {}
     found: dict[str, str] = {}
     different = 0
-    for name, text in (*of_the_command_line(), *of_models()):
+    for name, text in (*of_the_command_line(), *of_models(given.only)):
         found[name] = text
         if given.what == "compare" and known.get(name) != text:
             different += 1
@@ -161,7 +162,7 @@ def main() -> None:
     if given.what == "write":
         given.folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found, indent=1))
-    gone = sorted(known.keys() - found.keys())
+    gone = [] if given.only else sorted(known.keys() - found.keys())
     print(*(f"{name}: gone" for name in gone), f"{len(found)} taken down, {different + len(gone)} different", sep="\n")
     sys.exit(bool(different or gone))
 
