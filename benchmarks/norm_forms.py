@@ -1,7 +1,7 @@
 """Which form of each norm onnxruntime's CPU provider runs best, and how exactly: the table behind ``--runtime onnxruntime``.
 
-``python -m benchmarks.norm_forms`` writes ``normdeploy/rewriting/norm_forms.json``, which the package reads
-(`normdeploy.rewriting.norm_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with each size. Times are
+``python -m benchmarks.norm_forms`` writes ``normdeploy/passes/norm_forms.json``, which the package reads
+(`normdeploy.passes.norm_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with each size. Times are
 medians of one thread, all forms of a norm in turns in random order; errors are the largest absolute differences from float64 of standard
 normal inputs around an offset, and of constant ones (0.3, as a zero image is behind a convolution with a bias). "allowed" is twice the
 error of the decomposed form, or what statistics with a few units of the largest element cost, whichever is more.
@@ -23,14 +23,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from normdeploy.passes.norm_forms import Row, best
 from normdeploy.race.machine import machine
 from normdeploy.race.norm_cases import FORMS, KINDS, NormCase
 from normdeploy.race.timing import race
-from normdeploy.rewriting.norm_forms import Row, best
 from normdeploy.runtimes.ort import short
 
 RESULTS = Path(__file__).with_name("results")
-TABLE = Path(__file__).resolve().parents[1] / "normdeploy" / "rewriting" / "norm_forms.json"
+TABLE = Path(__file__).resolve().parents[1] / "normdeploy" / "passes" / "norm_forms.json"
 RUNTIME = "onnxruntime"
 OFFSETS = (0.0, 1e2, 1e3, 1e4)
 CONSTANT = 0.3

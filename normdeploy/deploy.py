@@ -21,12 +21,12 @@ from .engines.build import build
 from .errors import GraphError, InputError
 from .infer import open_runner, run
 from .log import log, norms
+from .passes.norm_forms import CUDA
 from .precision import precision as half
 from .proof.reshapes import resolve_reshapes
 from .records import Finding, Summary
 from .results import ExportResult, Origin, several
 from .rewriting import attention, rewrite, whole
-from .rewriting.norm_forms import CUDA
 from .rewriting.work import Step, Wanted
 from .sources import (
     Loading,

@@ -8,7 +8,8 @@ import onnxruntime as ort
 import pytest
 
 from normdeploy.errors import CertificateError
-from normdeploy.rewriting import norm_forms, rounding
+from normdeploy.passes import norm_forms
+from normdeploy.rewriting import rounding
 from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
 

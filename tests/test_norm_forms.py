@@ -13,9 +13,10 @@ import pytest
 
 import normdeploy
 from normdeploy.errors import InputError
+from normdeploy.passes import norm_forms
+from normdeploy.passes.norm_forms import Row, best
 from normdeploy.race.norm_cases import KINDS, NormCase
-from normdeploy.rewriting import norm_forms, rewrite
-from normdeploy.rewriting.norm_forms import Row, best
+from normdeploy.rewriting import rewrite
 
 from .support import run_onnxruntime
 
@@ -72,7 +73,7 @@ def test_a_wrong_norm_is_outside_what_is_allowed() -> None:
 
 def test_the_table_is_whole() -> None:
     """A row for each float32 form, the decomposed one as the measure, and where it was measured."""
-    held = json.loads(resources.files("normdeploy.rewriting").joinpath("norm_forms.json").read_text())
+    held = json.loads(resources.files("normdeploy.passes").joinpath("norm_forms.json").read_text())
     assert "onnxruntime" in held["measured"]
     for kind, case in SMALL.items():
         rows = {r.form: r for r in ROWS if (r.kind, r.dtype) == (kind, "float32")}

@@ -11,8 +11,8 @@ import onnx
 
 from ..graphs.opsets import nodes_of
 from ..graphs.protos import module
+from ..passes.norm_forms import ACCURATE
 from ..records import Finding
-from ..rewriting.norm_forms import ACCURATE
 from ..runtimes.trt import TITLES
 from ..storage.files import bodies, tensors
 from ..storage.held import array

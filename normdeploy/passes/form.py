@@ -14,9 +14,9 @@ from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
-from ..rewriting.norm_forms import best
+from .norm_forms import best
 
-SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/rewriting/norm_forms.json)"
+SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/passes/norm_forms.json)"
 WIDEST = 2**20  # elements of a scale that is written out only because the runtime is faster with one for each element
 
 

@@ -9,7 +9,7 @@ only where its scale would be narrower than its rows and the runtime is slow wit
 onnxruntime has no kernel for it and computes E[x²] − E[x]² by a function. The other forms are Reshape to (N, G, −1), then
 InstanceNormalization, or LayerNormalization over the last axis, Reshape back, then a BatchNormalization of mean 0 and variance 1 that
 holds gamma and beta, or Mul and Add; which one a runtime gets was measured
-(`normdeploy.rewriting.norm_forms`).
+(`normdeploy.passes.norm_forms`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..graphs.graph import Graph
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
 from ..recognition.region import NoMatch
-from ..rewriting.norm_forms import best
 from .form import Form, Writer, by_instances, epsilon_of_one, inverse, written
+from .norm_forms import best
 
 _SCALED = ("float32", "float16")  # in which onnxruntime has a kernel for BatchNormalization
 

@@ -5,7 +5,7 @@
 It shares x̂ with LayerNormalization over the same axes: the shape of the scale decides (one for each channel here). Channels that don't
 stand at axis 1 are brought there by Transpose. On onnxruntime the kernel loses digits where the mean is large against the deviation, as
 the primitives do (an offset of 1e3 costs three), and LayerNormalization does not, but that one takes several times as long: which one a
-runtime gets was measured (`normdeploy.rewriting.norm_forms`).
+runtime gets was measured (`normdeploy.passes.norm_forms`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..graphs.graph import Graph
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
 from ..recognition.region import NoMatch
-from ..rewriting.norm_forms import best
 from .form import Form, Writer, by_instances, epsilon_of_one, inverse, written
+from .norm_forms import best
 
 
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:

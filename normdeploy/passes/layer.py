@@ -8,7 +8,7 @@ scale or shift that varies along other axes (one for each channel of an instance
 is a one of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and it fits dynamic sizes. Over one axis it is never of shape (1,):
 onnxruntime makes SkipLayerNormalization of an Add before it, which then refuses to run (1.31: "Last dimension of gamma and input does not
 match"); it is as long as the row, or of shape (1, 1) where that is dynamic, which is not taken for a gamma. onnxruntime's kernel is several
-times as fast with one number for each element: there scale and shift are written out where the sizes are static (`rewriting.norm_forms`).
+times as fast with one number for each element: there scale and shift are written out where the sizes are static (`passes.norm_forms`).
 
 Unbiased variance is no other form: its factor is in gamma and epsilon already (`normdeploy.recognition.probe`).
 """
@@ -19,8 +19,8 @@ from ..graphs.graph import Graph
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
 from ..recognition.region import NoMatch
-from ..rewriting.norm_forms import best
 from .form import SLOWER, Form, Writer, inside, inverse, to_the_end, trailing, written, written_out
+from .norm_forms import best
 
 
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:

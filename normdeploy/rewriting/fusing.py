@@ -11,6 +11,7 @@ from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
 from ..passes import write
 from ..passes.form import Form
+from ..passes.norm_forms import ANY, measured
 from ..recognition import traits
 from ..recognition.facts import Candidate, Norm
 from ..recognition.numerators import reason_of
@@ -21,7 +22,6 @@ from ..recognition.roots import NORMS, is_root
 from ..records import Attempt, Certificate, Finding, Status, both
 from . import certify, rounding, trials
 from .certify import unproved
-from .norm_forms import ANY, measured
 from .sealed import seals
 from .work import Work
 

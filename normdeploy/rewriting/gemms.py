@@ -13,10 +13,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
+from ..passes.norm_forms import USUAL
 from ..recognition.region import NoMatch, compile_region
 from ..records import Finding
 from . import certify
-from .norm_forms import USUAL
 from .sealed import seals
 from .work import Work
 

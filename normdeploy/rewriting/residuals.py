@@ -4,7 +4,7 @@ onnxruntime (1.31) joins Add and LayerNormalization into SkipLayerNormalization 
 alone reads the sum. Its CPU kernel goes through the rows one by one and computes E[x²] − E[x]²: at 1×64×384 it takes several times as long
 as both ops apart, and loses more digits where the mean is large. It does not know Sum, which adds the same two numbers.
 
-Which is faster was measured (`normdeploy.rewriting.norm_forms`, kind ResidualLayerNorm).
+Which is faster was measured (`normdeploy.passes.norm_forms`, kind ResidualLayerNorm).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from ..passes.norm_forms import best
 from ..recognition.region import NoMatch, compile_region
 from . import certify
-from .norm_forms import best
 from .sealed import seals
 from .work import Work
 

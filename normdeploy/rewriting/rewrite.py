@@ -29,6 +29,7 @@ from ..graphs.nested_functions import functions
 from ..graphs.opsets import converted, needs_conversion, renumbered
 from ..graphs.ordering import ordered
 from ..graphs.protos import copied, names, without_unused
+from ..passes.norm_forms import ACCURATE, best
 from ..proof.shapes import complete
 from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
@@ -43,7 +44,6 @@ from .fusing import OPSET
 from .fusing import fuse as fuse_norm
 from .gemms import by_rows
 from .joining import join
-from .norm_forms import ACCURATE, best
 from .residuals import part
 from .sealed import require_sealed
 from .work import Progress, Step, Wanted, Work
@@ -67,7 +67,7 @@ def optimize(
     Args:
         proto: the model, weights included; it is not changed.
         runtime: which of equal standard forms to write: "any" (one standard node for each norm but group norms) or the name of a runtime;
-            "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most accurate (`normdeploy.rewriting.norm_forms`).
+            "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most accurate (`normdeploy.passes.norm_forms`).
         fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies (`graphs.functions`) where no
             standard one says a norm.
         strict: a failed certificate is an error.
