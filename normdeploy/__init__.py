@@ -10,6 +10,9 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .shown import render_with
+from .version import __version__
+
 if TYPE_CHECKING:
     from .bundles.package import package
     from .bundles.recheck import recheck
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
     from .guard.check import check
     from .parts import export_parts, verify_parts
 
-__version__ = "0.1.0"
 __all__ = [
     "__version__",
     "bench",
@@ -47,6 +49,21 @@ _ELSEWHERE = {
     "recheck": "bundles.recheck",
     "verify_parts": "parts",
 }  # the others are in ``deploy``
+
+
+def _text(result: Any) -> str:
+    from .reports.shown import text
+
+    return text(result)
+
+
+def _html(result: Any) -> str:
+    from .reports.shown import html
+
+    return html(result)
+
+
+render_with(_text, _html)
 
 
 def __dir__() -> list[str]:

@@ -1,17 +1,29 @@
-"""Results as a person sees them: ``print`` and a notebook show the tables that the command line shows."""
+"""Results as a person sees them: ``print`` and a notebook show the tables that the command line shows.
+
+Results know nothing of the tables, which are made in `normdeploy.reports` from results of every verb: a result that imported them would
+close a circle. ``normdeploy/__init__.py``, which is run before any other module of the package, names the two functions that render.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Renderer = Callable[[Any], str]
+
+_renderers: dict[str, Renderer] = {}
+
+
+def render_with(text: Renderer, html: Renderer) -> None:
+    """From now on results are shown by these two."""
+    _renderers.update(text=text, html=html)
 
 
 class Shown:
     """A result of a verb. ``str(result)`` is its table in 120 columns, and a notebook shows the same with its colours."""
 
     def __str__(self) -> str:
-        from .reports.shown import text
-
-        return text(self)
+        return _renderers["text"](self)
 
     def _repr_html_(self) -> str:
-        from .reports.shown import html
-
-        return html(self)
+        return _renderers["html"](self)

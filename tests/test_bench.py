@@ -26,9 +26,9 @@ from normdeploy.race.bench import Entry, Race
 from normdeploy.race.machine import machine
 from normdeploy.race.norm_cases import NormCase
 from normdeploy.race.norms import norms_of
-from normdeploy.race.table import show_race
 from normdeploy.race.timing import Timing, interval, race, steady
 from normdeploy.reports.page import page
+from normdeploy.reports.race import show_race
 from normdeploy.reports.report import Report
 
 

@@ -27,7 +27,7 @@ from normdeploy.model import Model
 from normdeploy.parity.candidates import OFF, ON
 from normdeploy.parity.compare import Comparison, NotRun, OutputResult, verify
 from normdeploy.parity.culprit import RULES, _fewest, applied
-from normdeploy.parity.drift_files import outline
+from normdeploy.reports.drift import outline
 from normdeploy.runtimes import trt
 from normdeploy.runtimes.eager import Float64Runner
 from normdeploy.storage.files import save_onnx

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..environment import environment
 from ..reports.report import plain
 from ..storage.files import sha256
+from ..version import __version__
 from .bundle import SCHEMA, scan
 from .placing import Engine
 from .triton import Port
@@ -70,8 +71,6 @@ def evidence(
 
 def made_with() -> dict[str, Any]:
     """The head of the manifest."""
-    from .. import __version__
-
     return {"schema": SCHEMA, "normdeploy": __version__, "made": datetime.now(UTC).isoformat(timespec="seconds")}
 
 

@@ -28,6 +28,7 @@ from ..errors import InputError, NormdeployError
 from ..shown import Shown
 from ..sources import Loading, Onnx, PathLike, opened
 from ..storage.files import bodies
+from ..version import __version__
 from .rules import IDS, RULES, Problem, constants, of_norm, training
 
 SCHEMA = "normdeploy/check/1"
@@ -61,8 +62,6 @@ class Check(Shown):
 
     def json(self) -> str:
         """The document described at the top of this module."""
-        from .. import __version__
-
         document = {"schema": SCHEMA, "normdeploy": __version__, "ok": bool(self), "fail_on": self.fail_on}
         return json.dumps(document | {"files": [asdict(f) for f in self.files]}, indent=2, ensure_ascii=False) + "\n"
 

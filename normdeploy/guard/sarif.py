@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .. import __version__
+from ..version import __version__
 from .check import FINGERPRINT, Check, Checked
 from .rules import RULES, Problem
 

@@ -92,10 +92,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from ..environment import environment
 from ..errors import printable
 from ..records import Explanation, Finding, Summary
 from ..storage.atomic import siblings
+from ..version import __version__
+from .bisection import show_bisection
 from .inspection import show_explanations
+from .precision import show_precision
+from .race import show_race
 from .tables import show_engine, show_inference, show_norms, show_parity
 
 if TYPE_CHECKING:
@@ -128,8 +133,6 @@ class Report:
 
     def json(self) -> str:
         """The document described at the top of this module."""
-        from .. import __version__
-        from ..environment import environment
 
         summary = self.summary
         document = {
@@ -166,20 +169,14 @@ class Report:
             else:
                 show_norms(console, summary, planned=self.verb == "inspect")
         if self.precision is not None:
-            from ..precision.table import show_precision
-
             show_precision(console, _printable(self.precision))
         if self.engine is not None:
             show_engine(console, _printable(self.engine))
         if self.parity is not None:
             show_parity(console, _printable(self.parity))
         if self.bisection is not None:
-            from ..bisection.table import show_bisection
-
             show_bisection(console, self.bisection)
         if self.race is not None:
-            from ..race.table import show_race
-
             show_race(console, _printable(self.race))
         if self.inference is not None:
             show_inference(console, self.inference)

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import printable
+from .bundles import show_judgement, show_package, show_recheck
+from .guard import text as lines
 from .report import Report
 
 _WIDTH = 120  # columns, as the command line takes for a file or a pipe
@@ -72,20 +74,12 @@ def show(console: Console, result: Any) -> None:
         case "Inference":
             Report("run", {}, inference=result, notes=result.notes).show(console)
         case "Check":
-            from ..guard.text import text as lines
-
             console.print(Text(printable(lines(result)).rstrip("\n")), soft_wrap=True)
         case "Package":
-            from ..bundles.table import show_package
-
             show_package(console, result)
         case "Recheck":
-            from ..bundles.table import show_recheck
-
             show_recheck(console, result)
         case "Judgement":
-            from ..bundles.table import show_judgement
-
             show_judgement(console, result)
         case name:
             raise TypeError(f"nothing shows a {name}")

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..errors import printable
 from ..records import Finding, Summary
+from .drift import DRIFT, outline
 from .groups import COLOURS, Group, found, grouped, proof, reason, unnumbered, where
 from .inspection import show_census
 
@@ -105,8 +106,6 @@ def show_parity(console: Console, parity: Comparison) -> None:
     for line in _altered(parity):
         console.print(Text(line, style="red"))
     if parity.drift:
-        from ..parity.drift_files import DRIFT, outline
-
         table = _table("file", *DRIFT)
         for row in outline(parity.drift):
             table.add_row(*map(Text, row))

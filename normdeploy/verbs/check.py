@@ -83,7 +83,7 @@ def check(
     from ..guard.check import check as checked
     from ..guard.check import onnx_files
     from ..guard.sarif import sarif
-    from ..guard.text import text as told
+    from ..reports.guard import text as told
     from ..sources import check_output
     from ..storage.atomic import write_bytes
 

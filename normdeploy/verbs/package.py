@@ -51,7 +51,7 @@ def package(
     Exit code 1 where a runtime is wrong on the samples, as the models are configured; the bundle is written then too.
     """
     from ..bundles.package import package as made_of
-    from ..bundles.table import show_package
+    from ..reports.bundles import show_package
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     with bars(quiet) as progress:

@@ -22,7 +22,7 @@ def recheck(
 ) -> None:
     """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got worse."""
     from ..bundles.recheck import recheck as rechecked
-    from ..bundles.table import show_recheck
+    from ..reports.bundles import show_recheck
     from ..reports.report import plain
     from ..storage.atomic import write_bytes
 

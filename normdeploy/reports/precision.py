@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..records import Finding
-from ..reports.groups import Group, found, grouped, reason, where
+from .groups import Group, found, grouped, reason, where
 
 if TYPE_CHECKING:
-    from .precision import Account
+    from ..precision.precision import Account
 
 
 def show_precision(console: Console, account: Account) -> None:

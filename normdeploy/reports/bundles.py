@@ -12,9 +12,9 @@ from rich.text import Text
 from ..errors import printable
 
 if TYPE_CHECKING:
-    from .package import Package
-    from .recheck import Recheck
-    from .sample_runs import Judgement
+    from ..bundles.package import Package
+    from ..bundles.recheck import Recheck
+    from ..bundles.sample_runs import Judgement
 
 
 def show_package(console: Console, made: Package) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .check import Check, Checked
+    from ..guard.check import Check, Checked
 
 
 def text(result: Check) -> str:

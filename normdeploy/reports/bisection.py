@@ -11,8 +11,8 @@ from rich.text import Text
 from ..errors import printable
 
 if TYPE_CHECKING:
-    from .bisect import Bisection
-    from .hunt import Fault
+    from ..bisection.bisect import Bisection
+    from ..bisection.hunt import Fault
 
 _WRONG = {
     "file": "the file computes something else than the model",

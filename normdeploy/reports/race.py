@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .bench import Entry, Race
+if TYPE_CHECKING:
+    from ..race.bench import Entry, Race
 
 
 def show_race(console: Console, race: Race) -> None:
