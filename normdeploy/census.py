@@ -12,12 +12,12 @@ from . import kernels
 from .errors import InputError
 from .foreign.shadows import apart
 from .graphs import cuts
-from .graphs.ordering import ordered
 from .graphs.pictures import pictures
 from .recognition.explain import explain as explained
 from .recognition.lookalikes import lookalikes
 from .records import Finding, Summary, Support
 from .rewriting import rewrite
+from .storage.ordering import ordered
 from .storage.weights import lifted
 
 Progress = Callable[[str, int, int], None]

@@ -20,6 +20,7 @@ from normdeploy.foreign.premises import SKIPS
 from normdeploy.foreign.write import Writer
 from normdeploy.records import Finding
 from normdeploy.rewriting import rewrite
+from normdeploy.storage.strays import is_stray
 from tests.foreign_references import TABLE
 from tests.support import run_onnxruntime
 
@@ -543,3 +544,13 @@ def test_malformed_node_is_refused_without_a_traceback(name: str) -> None:
     out, summary = rewrite.optimize(proto, strict=True)
     assert the(summary.findings).status == "refused"
     assert list(out.graph.node) == list(proto.graph.node)
+
+
+@pytest.mark.parametrize("opset", [7, 16, 17, 18, 20, 21, 24])
+def test_each_norm_that_is_read_though_onnx_does_not_know_it_has_a_meaning(opset: int) -> None:
+    known = {"GroupNormalization": 18 <= opset < 21, "LayerNormalization": opset < 17, "RMSNormalization": False, "Softmax": False}
+    known |= dict.fromkeys((*foreign_ops.PLUGINS, "SimplifiedLayerNormalization"), True)
+    for op, meant in known.items():
+        assert is_stray(op, opset) == meant
+        for domain in ("", "ai.onnx"):
+            assert (foreign_ops.op_of(helper.make_node(op, ["x"], ["y"], domain=domain), opset) is not None) == meant

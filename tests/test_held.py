@@ -8,11 +8,11 @@ import pytest
 from onnx import numpy_helper, parser
 
 from normdeploy.errors import GraphError
-from normdeploy.graphs.protos import copied
 from normdeploy.graphs.simplify import simplify
 from normdeploy.rewriting.rewrite import optimize
 from normdeploy.storage import held
 from normdeploy.storage.files import filled, load_onnx, save_onnx
+from normdeploy.storage.protos import copied
 from normdeploy.storage.weights import lifted
 from tests.test_nested import CONSTANTS, FUNCTIONS, HEAD, LAYER_NORM
 

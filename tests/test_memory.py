@@ -16,7 +16,6 @@ from torch import nn
 import normdeploy
 from normdeploy.errors import ExportError, GraphError
 from normdeploy.exporter import to_light, to_onnx
-from normdeploy.graphs.protos import copied
 from normdeploy.graphs.unrounded import Unrounded
 from normdeploy.loading import from_module
 from normdeploy.proof.errors import NotProved
@@ -24,6 +23,7 @@ from normdeploy.rewriting import rewrite, rounding
 from normdeploy.rewriting.rewrite import optimize
 from normdeploy.storage import held
 from normdeploy.storage.files import filled
+from normdeploy.storage.protos import copied
 from tests.test_scales import norm
 
 

@@ -11,9 +11,9 @@ from onnx import TensorProto, helper, parser
 
 from normdeploy.census import census
 from normdeploy.errors import GraphError
-from normdeploy.graphs.ordering import ordered, sort
 from normdeploy.rewriting.rewrite import optimize
 from normdeploy.storage.files import load_onnx
+from normdeploy.storage.ordering import ordered, sort
 from tests.test_nested import CONSTANTS, EPSILON_GIVEN, FUNCTIONS, HEAD, LAYER_NORM
 
 NORM = f"{HEAD} net (float[N,8] h, bool c) => (float[N,8] y) <{CONSTANTS}> {{ {LAYER_NORM.format(out='a')} y = Relu(a) }}"

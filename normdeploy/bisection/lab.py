@@ -10,10 +10,11 @@ import onnx
 
 from ..model import Model
 from ..parity.drift import Laboratory, Pair, Point, distance
-from ..precision.calibrate import copied, loadable
+from ..precision.calibrate import loadable
 from ..runtimes import RunResult
 from ..runtimes.exact import Array, Exact
 from ..runtimes.ort import OrtRunner
+from ..storage.protos import copied
 
 _AT_ONCE = 64  # tensors fetched in one run
 _IN_MEMORY = _KEPT = 1 << 30  # bytes of weights, of values

@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 
 from ..errors import InputError, RuntimeUnavailable
-from ..precision.calibrate import copied
 from ..precision.precision import asked
 from ..precision.retype import values
 from ..precision.stepwise import stepwise
 from ..runtimes import Runner, RunResult
 from ..runtimes.ort import OrtRunner
 from ..storage.files import load_onnx
+from ..storage.protos import copied
 
 _WEIGHTS = 2**30  # bytes; the copy of a larger file with other weights would take too much memory
 _DISTURBANCES = 3

@@ -24,8 +24,9 @@ from ..errors import InputError, RuntimeUnavailable
 from ..foreign.shadows import apart
 from ..graphs.functions import DOMAIN, OPS, VERSION, WITHOUT_KERNEL, body, oldest
 from ..graphs.graph import Graph
-from ..graphs.protos import module, subgraphs
+from ..graphs.protos import module
 from ..proof.shapes import complete
+from ..storage.protos import subgraphs
 from . import native_forms
 from .plugin_nodes import Kept, Plan, Planner
 from .plugin_plans import NORMS, plan, said, scaled_and_shifted

@@ -13,11 +13,11 @@ import onnx
 
 from ..graphs.nested import Nested, bodies
 from ..graphs.nested_functions import functions, unopened
-from ..graphs.opsets import nodes_of
-from ..graphs.protos import copy_field, module, names
+from ..graphs.protos import module, names
 from ..proof.certificate import NOT_KNOWN
 from ..proof.nodes import attributes
 from ..records import Finding
+from ..storage.protos import copy_field, nodes_of
 from .account import Foreign, Read
 from .ops import op_of
 from .proof import MALFORMED, Memo, proved

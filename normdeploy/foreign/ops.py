@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import onnx
 
+from ..storage.strays import is_stray
 from .plugins import PLUGINS
 from .write import Attrs, Op, Refused, Writer
 
@@ -17,12 +18,7 @@ from .write import Attrs, Op, Refused, Writer
 def op_of(node: onnx.NodeProto, opset: int) -> Op | None:
     """What a node means; None for standard ops, and for those that nothing is known of."""
     if node.domain in ("", "ai.onnx"):
-        if node.op_type == "GroupNormalization":
-            return _GROUP_NORM_18 if 18 <= opset < 21 else None
-        if node.op_type == "LayerNormalization" and opset >= 17:
-            return None
-        if node.op_type in ("LayerNormalization", "SimplifiedLayerNormalization"):
-            return _ONNXRUNTIME[node.op_type]
+        return _STRAYS[node.op_type] if is_stray(node.op_type, opset) else None
     if node.domain == "com.microsoft":
         return _ONNXRUNTIME.get(node.op_type)
     return None if node.domain.startswith(("com.microsoft", "com.ms.", "ai.onnx.")) else PLUGINS.get(node.op_type)
@@ -178,3 +174,8 @@ _ONNXRUNTIME = {
     "SkipGroupNorm": _ort("GroupNorm", _skip_group_norm, 4, 5, "groups", "activation", "channels_last"),
 }
 _GROUP_NORM_18 = Op("ONNX 18", "GroupNorm", _group_norm_18, frozenset({"epsilon", "num_groups"}), (3, 3))
+_STRAYS = {  # those in ONNX's own domain
+    **{op: _ONNXRUNTIME[op] for op in ("LayerNormalization", "SimplifiedLayerNormalization")},
+    "GroupNormalization": _GROUP_NORM_18,
+    **PLUGINS,
+}

@@ -16,8 +16,8 @@ import onnx
 
 from ..evaluate import evaluate
 from ..graphs.functions import DOMAIN
-from ..graphs.protos import copied, subgraphs
 from ..proof.foreign import TABLE
+from ..storage.protos import copied, subgraphs
 
 STANDARD = ("", "ai.onnx")  # two names of one domain
 _OWNED = (*STANDARD, "com.microsoft")  # whose every name has an owner

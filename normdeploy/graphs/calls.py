@@ -12,8 +12,8 @@ import onnx
 import onnx.inliner
 
 from ..errors import GraphError
+from ..storage.protos import copy_field, subgraphs
 from .functions import DOMAIN, OPS, VERSION, body, lacking, oldest
-from .protos import copy_field, subgraphs
 
 _IR_OF_FUNCTIONS = 8  # the first IR version in which a model may hold functions
 

@@ -31,8 +31,9 @@ import onnx
 import onnx.parser
 
 from ..evaluate import evaluate
+from ..storage.protos import DOMAIN
 
-DOMAIN, VERSION = "normdeploy", 1
+VERSION = 1
 OLDEST = 17  # the first opset for which bodies are written, but for those that need a newer op
 _OLDEST = {"GroupNormSiLU": 21}
 

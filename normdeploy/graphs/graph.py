@@ -15,10 +15,11 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from ..storage.held import Weights, holdable, refer
+from ..storage.protos import copy_field
 from .dims import Dims
 from .file_graph import NEWEST, FileGraph, value_inputs
 from .links import with_subgraphs
-from .protos import IR_OF_CONSTANTS, copy_field, names
+from .protos import IR_OF_CONSTANTS, names
 
 __all__ = ["NEWEST", "Graph", "value_inputs"]
 

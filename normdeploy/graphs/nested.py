@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from ..storage.protos import graphs
 from .dims import Dims
 from .protos import called, captured, inferred, typed
 
@@ -42,11 +43,6 @@ def bodies(proto: onnx.ModelProto) -> Iterator[Nested]:
                 which = attribute.name + (f"[{i}]" if len(attribute.graphs) else "")
                 given = _given(proto, node, body, types, constants)
                 yield _body(proto, body, f"{which} of {node.op_type} {node.name or node.output[0]!r}", types, constants, given)
-
-
-def graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
-    """The graphs that an attribute holds, mostly none."""
-    return [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)
 
 
 def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from ..storage.protos import graphs, subgraphs
 from .functions import DOMAIN
-from .nested import Nested, Type, Types, graphs, info
-from .protos import called, inferred, subgraphs
+from .nested import Nested, Type, Types, info
+from .protos import called, inferred
 
 Key = tuple[str, str, str]  # domain, name, overload
 

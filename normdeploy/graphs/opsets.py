@@ -12,8 +12,7 @@ from __future__ import annotations
 import onnx
 import onnx.version_converter
 
-from .functions import DOMAIN
-from .protos import subgraphs
+from ..storage.protos import nodes_of, standard_opset, subgraphs
 
 # Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
 _CHANGED = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "Resize": 19, "Upsample": 10, "AveragePool": 19, "RoiAlign": 16}
@@ -34,7 +33,7 @@ def needs_conversion(proto: onnx.ModelProto, opset: int) -> list[str]:
 
 def renumbered(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """``proto`` (changed in place) at ``opset`` or above, its functions with it, where nothing needs conversion."""
-    entries = [e for e in (_entry(proto), *map(_entry, proto.functions)) if e is not None and e.version < opset]
+    entries = [e for e in (standard_opset(proto), *map(standard_opset, proto.functions)) if e is not None and e.version < opset]
     for entry in entries:
         entry.version = opset
     if entries:
@@ -46,7 +45,7 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
     """A copy of ``proto`` at ``opset``, its ops rewritten by onnx's converter; or why that can't be done."""
     if proto.functions:
         return "onnx's converter would lose the file's functions"
-    entry = _entry(proto)
+    entry = standard_opset(proto)
     nested = [n for node in proto.graph.node for body in subgraphs(node) for n in body.node]
     stuck = next((n for n in nested if entry is not None and not _same(n, entry.version, opset)), None)
     if stuck is not None:
@@ -69,22 +68,6 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
     del result.metadata_props[:]
     result.metadata_props.extend(proto.metadata_props)
     return result
-
-
-def _entry(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.OperatorSetIdProto | None:
-    return next((o for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
-
-
-def nodes_of(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
-    """Every node of the graph, its bodies and the file's functions (this project's own are written anew for each opset), and the opset
-    that it is written in."""
-    found: list[tuple[onnx.NodeProto, int]] = []
-    for holder, nodes in ((proto, proto.graph.node), *((f, f.node) for f in proto.functions if f.domain != DOMAIN)):
-        entry = _entry(holder)
-        if entry is not None:
-            inside = [inner for node in nodes for body in subgraphs(node) for inner in body.node]
-            found += [(n, entry.version) for n in (*nodes, *inside)]
-    return found
 
 
 def _same(node: onnx.NodeProto, old: int, new: int) -> bool:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import onnx
 
 from ..errors import GraphError
+from ..storage.protos import subgraphs
 from .dims import Dims
 
 IR_OF_CONSTANTS = 4  # the first IR version in which an initializer need not be a graph input
-_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 # Inference of shapes and types reads the values of small integer constants only.
 _INFERENCE_SIZE = 512
@@ -142,15 +141,6 @@ def scope(value: str) -> str:
     return real(str(names[-2])) if isinstance(names, list) and len(names) > 1 else ""
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The bodies of an If, Loop or Scan, and those inside them."""
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
-            yield graph
-            for inner in graph.node:
-                yield from subgraphs(inner)
-
-
 def called(proto: onnx.ModelProto, body: onnx.GraphProto | onnx.FunctionProto) -> list[onnx.FunctionProto]:
     """The functions of ``proto`` that ``body`` calls, directly or by way of another: a model of its own needs no others."""
     held = {(f.domain, f.name, f.overload): f for f in proto.functions}
@@ -212,26 +202,6 @@ def without_unused(proto: onnx.ModelProto) -> onnx.ModelProto:
             del getattr(graph, field)[:]
             getattr(graph, field).extend(kept)
     return proto
-
-
-def copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:
-    if isinstance(value, (str, bytes, int, float)):
-        setattr(out, field.name, value)
-    elif hasattr(value, "extend"):
-        getattr(out, field.name).extend(value)
-    else:
-        getattr(out, field.name).CopyFrom(value)
-
-
-def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy, field by field: a message of more than 2 GB can't be copied as a whole."""
-    copy = onnx.ModelProto()
-    for field, value in proto.ListFields():
-        if field.name != "graph":
-            copy_field(copy, field, value)
-    for field, value in proto.graph.ListFields():
-        copy_field(copy.graph, field, value)
-    return copy
 
 
 def inputs_without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:

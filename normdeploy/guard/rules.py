@@ -9,13 +9,13 @@ from typing import Literal
 import numpy as np
 import onnx
 
-from ..graphs.opsets import nodes_of
 from ..graphs.protos import module
 from ..passes.norm_forms import ACCURATE
 from ..records import Finding
 from ..runtimes.trt import TITLES
 from ..storage.files import bodies, tensors
 from ..storage.held import array
+from ..storage.protos import nodes_of
 
 _UNBOUNDED = float(np.finfo(np.float32).max)  # what exporters write for "no bound"; Inf says the same in float16
 _LARGEST_HALF = float(np.finfo(np.float16).max)

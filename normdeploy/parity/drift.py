@@ -20,11 +20,12 @@ import torch
 
 from ..graphs.protos import module, real
 from ..model import Model
-from ..precision.calibrate import copied, loadable
+from ..precision.calibrate import loadable
 from ..runtimes import RunResult
 from ..runtimes.arrays import to_numpy
 from ..runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
 from ..runtimes.ort import OrtRunner
+from ..storage.protos import copied
 from .parity import EAGER_MULTIPLE, ULPS, ulp
 
 Progress = Callable[[str, int, int], None]

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 
 from ..errors import InputError
-from ..graphs.nested import graphs
 from ..graphs.protos import typed
 from ..model import Signature
+from ..storage.protos import graphs
 
 Shape = tuple[int | None, ...]
 

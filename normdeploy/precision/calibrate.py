@@ -19,12 +19,13 @@ import onnx
 import onnxruntime as ort
 
 from ..errors import InputError, NormdeployError
-from ..graphs.protos import copied, inferred, typed
+from ..graphs.protos import inferred, typed
 from ..graphs.stated import stated_inputs
 from ..model import Dim, InputSpec
 from ..storage.archive import read_npz
 from ..storage.files import save_onnx
 from ..storage.files import tensors as tensors_of
+from ..storage.protos import copied
 
 Progress = Callable[[str, int, int], None]
 Samples = Sequence[Mapping[str, np.ndarray]]

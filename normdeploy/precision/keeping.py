@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from ..graphs.functions import DOMAIN
-from ..graphs.nested import graphs
+from ..storage.protos import graphs
 from .floating import View
 from .retype import Format, values
 

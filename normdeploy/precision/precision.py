@@ -18,8 +18,9 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ..errors import GraphError, InputError, NormdeployError
-from ..graphs.protos import captured, copied, inferred
+from ..graphs.protos import captured, inferred
 from ..model import InputSpec
+from ..storage.protos import copied
 from .arguments import arguments
 from .calibrate import Progress, Range, Samples, fed, fitted, generated, ranges, require_room, specs_of
 from .exponents import rejoin

@@ -10,7 +10,8 @@ from ..errors import GraphError
 from ..foreign.shadows import STANDARD, shadowing
 from ..graphs.functions import DOMAIN
 from ..graphs.opsets import needs_conversion, renumbered
-from ..graphs.protos import IR_OF_CONSTANTS, copied, inferred
+from ..graphs.protos import IR_OF_CONSTANTS, inferred
+from ..storage.protos import copied
 from .keeping import allowed_types
 from .retype import Format, lifted
 

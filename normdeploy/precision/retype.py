@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from ..graphs.nested import graphs
+from ..storage.protos import graphs
 
 _HIDDEN = 4242  # no element type of ONNX
 _TYPED = ("to", "dtype")  # attributes that hold an element type

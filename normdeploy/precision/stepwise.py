@@ -10,8 +10,8 @@ import onnx
 from onnx import TensorProto
 
 from ..errors import GraphError
-from ..graphs.nested import graphs
-from ..graphs.protos import copied, inferred
+from ..graphs.protos import inferred
+from ..storage.protos import copied, graphs
 from .retype import values
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

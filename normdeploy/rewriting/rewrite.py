@@ -27,8 +27,7 @@ from ..graphs.graph import Graph
 from ..graphs.nested import Nested, bodies
 from ..graphs.nested_functions import functions
 from ..graphs.opsets import converted, needs_conversion, renumbered
-from ..graphs.ordering import ordered
-from ..graphs.protos import copied, names, without_unused
+from ..graphs.protos import names, without_unused
 from ..passes.norm_forms import ACCURATE, best
 from ..proof.shapes import complete
 from ..recognition.constant_parts import repeated_constants
@@ -36,6 +35,8 @@ from ..recognition.unopened import closed_norms
 from ..records import Finding, Summary
 from ..storage.files import filled
 from ..storage.held import Weights
+from ..storage.ordering import ordered
+from ..storage.protos import copied
 from ..storage.weights import lifted
 from . import activations, attention, constants, rounding
 from .branching import merge

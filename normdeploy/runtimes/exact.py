@@ -16,9 +16,9 @@ from ..evaluate import evaluate
 from ..graphs.file_graph import widen
 from ..graphs.functions import DOMAIN
 from ..graphs.protos import captured
-from ..precision.calibrate import copied
 from ..precision.prepare import opset_of
 from ..precision.retype import values
+from ..storage.protos import copied
 from .ort import OrtRunner
 
 Array = np.ndarray[Any, Any]

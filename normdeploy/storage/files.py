@@ -12,11 +12,12 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from ..errors import GraphError
-from ..graphs.ordering import sort
-from ..graphs.protos import copied
 from ..log import log
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
 from .held import fill, held
+from .ordering import sort
+from .protos import copied, nodes_of
+from .strays import is_stray
 from .weights import detached, nbytes, write_inline, write_weights
 from .wellformed import require, require_end
 
@@ -147,15 +148,12 @@ def _why(error: Exception) -> str:
 def _for_the_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:
     """A copy for the checker, None where the file itself will do: its nodes stand in order, and it knows them all.
 
-    onnxruntime's optimizer (LayerNormalization below opset 17), TensorRT's plugins and opset 18 (GroupNormalization, deprecated at birth)
-    left norms in ONNX's own domain that the checker refuses and `foreign.foreign` knows: here they are in a domain of their own. The
-    weights outside the file, whose places `_place` has checked, are empty, for the checker looks for them in the working directory.
+    Norms that other tools left in ONNX's own domain, which the checker refuses (`strays`), are in a domain of their own here. The weights
+    outside the file, whose places `_place` has checked, are empty, for the checker looks for them in the working directory.
     """
-    from ..foreign.ops import op_of
-    from ..graphs.opsets import nodes_of
 
     def foreign(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-        return [n for n, opset in nodes_of(model) if n.domain in ("", "ai.onnx") and op_of(n, opset) is not None]
+        return [n for n, opset in nodes_of(model) if n.domain in ("", "ai.onnx") and is_stray(n.op_type, opset)]
 
     apart = foreign(proto)
     if not apart and not moved:

@@ -10,7 +10,7 @@ import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from ..errors import GraphError
-from ..graphs.protos import subgraphs
+from .protos import subgraphs
 from .weights import element_bits
 
 _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 import onnx
 
 from ..errors import GraphError
-from .nested import graphs
-from .protos import copied, subgraphs
+from .protos import copied, graphs, subgraphs
 
 
 def ordered(proto: onnx.ModelProto) -> onnx.ModelProto:
