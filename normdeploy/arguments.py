@@ -8,21 +8,49 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar
 
+from onnx import ModelProto
+
+from .choices import FUSES, OPSETS, PROVIDERS, RUNTIMES
 from .dtypes import precision_of
-from .errors import InputError
+from .errors import InputError, NormdeployError
 from .results import ExportResult, onnx_of, several
-from .sources import Loading, has_examples
+from .storage.atomic import writable
+from .storage.files import save_onnx
+from .types import PathLike
 
-OPSETS = range(18, 26)  # torch takes others without a word and writes something else
-RUNTIMES = ("any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx")
-FUSES = ("standard", "portable")
-PROVIDERS = ("cpu", "cuda")
+if TYPE_CHECKING:  # torch takes seconds to import
+    import torch
+
+    Example = torch.Tensor | Sequence[Any] | Mapping[str, Any]
+
+Onnx: TypeAlias = PathLike | ModelProto | ExportResult
+"""An ONNX file, a model in memory with its weights, or what made one."""
+
+
+class Loading(TypedDict, total=False):
+    """How to load a model; ``normdeploy.loading.load`` says what each means, ``from_module`` which of them a live module takes."""
+
+    model: str | None
+    model_args: Mapping[str, Any] | None
+    key: str | None
+    trust: bool
+    imports: Sequence[str]
+    inputs: Sequence[str]
+    dims: Sequence[str]
+    eval: bool
+    task: str | None
+    part: str | None
+    dynamic_shapes: Any
+    code: Mapping[str, str] | None
+
+
 _LEAST = {"seeds": 1, "rounds": 1, "threads": 1, "max_elements": 1, "instances": 1, "seed": 0, "device": 0, "compare_limit": 0}
 _SEVERAL = frozenset({"sources", "files", "engines", "calibrate", "compute_capabilities", "profiles", "fail_on", "dims", "imports"})
 _FLAGS = frozenset({"strict", "strict_proof", "keep_io", "drift", "trust", "eval", "replace", "also_default"})
@@ -121,9 +149,21 @@ def _completed(given: dict[str, Any], onnx: str) -> None:
         given.setdefault(onnx, result)
 
 
+def has_examples(args: Example, kwargs: Mapping[str, Any] | None) -> bool:
+    return bool(kwargs) or not isinstance(args, Sequence | Mapping) or bool(args)  # of a tensor no truth is asked
+
+
+def check_output(output: PathLike, source: object) -> None:
+    """Before any work: the output can be written, and is not the input."""
+    target = writable(output)
+    if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.fspath(target):
+        raise NormdeployError(
+            f"the output {os.fspath(output)!r} is the input {os.fspath(source)!r}, which would be lost; give another name with -o"
+        )
+
+
 def _on_disk(value: Any, stack: ExitStack) -> Any:
     """The files that are meant: models in memory are written to a folder that is gone when ``stack`` is closed."""
-    from .storage.files import save_onnx
 
     def file(item: Any) -> Any:
         item = onnx_of(item)

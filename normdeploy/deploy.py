@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import onnx
 
 from . import ranges, runnable
-from .arguments import prepared
+from .arguments import Loading, Onnx, check_output, prepared
 from .engines.build import build
 from .errors import GraphError, InputError
 from .infer import open_runner, run
@@ -29,11 +29,6 @@ from .results import ExportResult, Origin, several
 from .rewriting import attention, rewrite, whole
 from .rewriting.work import Step, Wanted
 from .sources import (
-    Loading,
-    Onnx,
-    PathLike,
-    Progress,
-    check_output,
     is_onnx,
     loaded,
     loaded_as_recorded,
@@ -44,14 +39,16 @@ from .sources import (
 )
 from .storage.files import filled, load_onnx, opened_sizes, save_onnx
 from .storage.weights import lifted
+from .types import PathLike, Progress
 
 if TYPE_CHECKING:  # torch takes seconds to import, and what only reads ONNX needs none of it
+    from .arguments import Example
     from .bisection.bisect import Bisection
     from .model import InputSpec, Model, Signature
     from .parity.compare import Comparison, Inputs
     from .parity.policy import Thresholds, Tolerances
     from .race.bench import Race
-    from .sources import Example, Source
+    from .sources import Source
 
 __all__ = ["ExportResult", "bench", "bisect", "build", "export", "inspect", "open_runner", "optimize", "run", "verify"]
 

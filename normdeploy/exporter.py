@@ -21,7 +21,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
 
-from .arguments import OPSETS
+from .choices import OPSETS
 from .errors import ExportError, InputError
 from .graphs.protos import scope
 from .masked_rows import guard_hidden_rows

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .arguments import PROVIDERS, prepared
+from .arguments import Onnx, prepared
+from .choices import PROVIDERS
 from .errors import GraphError, InputError
 from .shown import Shown
-from .sources import Onnx, PathLike
+from .types import PathLike
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import numpy as np

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from . import deploy
-from .arguments import prepared
+from .arguments import Loading, prepared
 from .errors import InputError, NormdeployError
 from .loading.tasks import ALL_PARTS, PART_FILES
 from .parity.compare import Comparison
 from .parity.policy import Thresholds, Tolerances
 from .results import ExportResult, Origin
 from .shown import Shown
-from .sources import Loading, PathLike, Progress
 from .storage.folder import atomic_folder, vacant
+from .types import PathLike, Progress
 
 COPIED = (
     *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),

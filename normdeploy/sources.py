@@ -1,51 +1,31 @@
-"""What a verb is given: a model in whatever form, how it is to be loaded, and where the result goes."""
+"""What a verb is given, opened: a model in whatever form, with what an ONNX file remembers of its export."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import onnx
 
-from .errors import InputError, LoadError, NormdeployError, TrustError
-from .results import ExportResult
-from .storage.atomic import writable
+from .arguments import Loading, has_examples
+from .errors import InputError, LoadError, TrustError
+from .runtimes.trt import is_engine
 from .storage.files import load_onnx, opened_sizes
 from .storage.held import Weights
 from .storage.weights import lifted
+from .types import PathLike, Progress
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch
 
+    from .arguments import Example
     from .model import Model
     from .parity.originals import Original
+    from .results import ExportResult
 
     Source = str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram | ExportResult
-    Example = torch.Tensor | Sequence[Any] | Mapping[str, Any]
-
-Progress = Callable[[str, int, int], None]
-PathLike = str | os.PathLike[str]
-Onnx: TypeAlias = PathLike | onnx.ModelProto | ExportResult
-"""An ONNX file, a model in memory with its weights, or what made one."""
-
-
-class Loading(TypedDict, total=False):
-    """How to load a model; ``normdeploy.loading.load`` says what each means, ``from_module`` which of them a live module takes."""
-
-    model: str | None
-    model_args: Mapping[str, Any] | None
-    key: str | None
-    trust: bool
-    imports: Sequence[str]
-    inputs: Sequence[str]
-    dims: Sequence[str]
-    eval: bool
-    task: str | None
-    part: str | None
-    dynamic_shapes: Any
-    code: Mapping[str, str] | None
 
 
 def loaded(source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: Loading, shared: bool = False) -> Model:
@@ -84,10 +64,6 @@ def _only(loading: Loading, known: set[str], source: str) -> dict[str, Any]:
     if foreign := sorted(name for name, value in loading.items() if name not in known and value):
         raise InputError(f"{foreign[0]} is not for {source}, which takes {', '.join(sorted(known))}; leave it out")
     return {name: value for name, value in loading.items() if name in known}
-
-
-def has_examples(args: Example, kwargs: Mapping[str, Any] | None) -> bool:
-    return bool(kwargs) or not isinstance(args, Sequence | Mapping) or bool(args)  # of a tensor no truth is asked
 
 
 def _refuse_examples(args: Example, kwargs: Mapping[str, Any] | None, source: str) -> None:
@@ -150,8 +126,6 @@ def remembered_by_any(source: Source, files: Sequence[PathLike], given: Loading)
     Raises:
         GraphError, InputError: as ``remembered``; or the ONNX file was given first and the model behind it.
     """
-    from .runtimes.trt import is_engine
-
     if isinstance(source, str | os.PathLike) and os.path.isfile(source) and is_onnx(source):
         model = next((file for file in files if os.path.isfile(file) and not is_onnx(file) and not is_engine(Path(file))), None)
         order = f"give {os.fspath(model)!r} first and it second" if model is not None else "give that first, and this file behind it"
@@ -174,8 +148,6 @@ def remembered_by_any(source: Source, files: Sequence[PathLike], given: Loading)
 
 def _stands_for_a_model(source: PathLike, files: Sequence[PathLike]) -> bool:
     """Whether an ONNX file is given in the place of the PyTorch model on purpose: there is no model among the files behind it."""
-    from .runtimes.trt import is_engine
-
     if not os.path.isfile(source) or not is_onnx(source):
         return False
     return all(not os.path.exists(file) or (os.path.isfile(file) and (is_onnx(file) or is_engine(Path(file)))) for file in files)
@@ -259,12 +231,3 @@ def is_onnx(path: PathLike) -> bool:
     with open(path, "rb") as file:
         head = file.read(9)
     return head.startswith(b"\x08") and head[8:] != b"{"
-
-
-def check_output(output: PathLike, source: object) -> None:
-    """Before any work: the output can be written, and is not the input."""
-    target = writable(output)
-    if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.fspath(target):
-        raise NormdeployError(
-            f"the output {os.fspath(output)!r} is the input {os.fspath(source)!r}, which would be lost; give another name with -o"
-        )

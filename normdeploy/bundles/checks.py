@@ -20,8 +20,8 @@ from . import bundle, triton
 from .triton import Port, Serving
 
 if TYPE_CHECKING:  # torch takes seconds to import
+    from ..arguments import Loading
     from ..parity.compare import Comparison
-    from ..sources import Loading
     from .samples import Samples
 
 Progress = Callable[[str, int, int], None]

@@ -38,7 +38,7 @@ from .triton import Port, Serving, Warmup
 if TYPE_CHECKING:  # torch takes seconds to import
     import numpy as np
 
-    from ..sources import Loading, Onnx
+    from ..arguments import Loading, Onnx
     from .sample_runs import Judgement
     from .samples import Samples
 

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..environment import environment
 from ..errors import GraphError, InputError, NormdeployError
 from ..shown import Shown
 from ..storage.files import load_onnx, sha256
 from .bundle import MANIFEST, Bundle, described, open_bundle, require_hashes, scan
+from .changes import Change
 from .manifest import norms_of, results_of
 from .recheck_configs import check_configs
 from .text import REPOSITORY
@@ -31,17 +32,6 @@ Progress = Callable[[str, int, int], None]
 SCHEMA = "normdeploy/recheck/1"
 _RANK = {"kernel": 0, "layers": 0, "function": 1, "missing": 2}
 _TELLING = 2.0  # an error that changed by less is the same: two evaluations differ by as much
-
-
-@dataclass(frozen=True)
-class Change:
-    """One thing that is not as it was; ``was`` and ``now`` are in words, "" where there was or is nothing."""
-
-    what: Literal["file", "version", "config", "result", "norm"]
-    name: str
-    was: str
-    now: str
-    worse: bool
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,17 +13,13 @@ from ..errors import NormdeployError
 from ..storage.files import load_onnx
 from . import triton
 from .bundle import Bundle
-
-if TYPE_CHECKING:
-    from .recheck import Change
+from .changes import Change
 
 _BYTES = 16 * 2**20
 
 
 def check_configs(bundle: Bundle, onnx_file: Path) -> list[Change]:
     """A change for each configuration that can't be read, or does not fit the ONNX file and what lies beside it."""
-    from .recheck import Change
-
     configs = bundle.read("configs", lambda value: [str(path) for path in value])
     found = []
     for path in configs:

@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 import onnx
 
-from ..arguments import prepared
+from ..arguments import Onnx, prepared
 from ..errors import BuildError, GraphError, InputError, RuntimeUnavailable
 from ..model import InputSpec
 from ..precision import precision
@@ -22,10 +22,10 @@ from ..rewriting import rewrite
 from ..runtimes.profiles import Given, GraphInput, Shapes, profile
 from ..runtimes.trt import PACKAGES, TITLES, missing, version_of
 from ..shown import Shown
-from ..sources import Onnx, PathLike
 from ..storage.atomic import writable
 from ..storage.files import atomic, load_onnx, save_onnx, write_bytes
 from ..storage.record import recorded
+from ..types import PathLike
 from . import implement, reasons, worker
 from .implement import Implementation
 

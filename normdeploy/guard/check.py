@@ -23,11 +23,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from ..arguments import prepared
+from ..arguments import Loading, Onnx, prepared
 from ..errors import InputError, NormdeployError
 from ..shown import Shown
-from ..sources import Loading, Onnx, PathLike, opened
+from ..sources import opened
 from ..storage.files import bodies
+from ..types import PathLike
 from ..version import __version__
 from .rules import IDS, RULES, Problem, constants, of_norm, training
 

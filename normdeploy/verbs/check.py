@@ -79,12 +79,12 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be read."""
+    from ..arguments import check_output
     from ..errors import printable
     from ..guard.check import check as checked
     from ..guard.check import onnx_files
     from ..guard.sarif import sarif
     from ..reports.guard import text as told
-    from ..sources import check_output
     from ..storage.atomic import write_bytes
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)

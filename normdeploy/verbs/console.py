@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ..reports.report import Report
-    from ..sources import Progress
+    from ..types import Progress
 
 
 def check_report(file: Path | None, html: Path | None = None, used: Iterable[Path] = ()) -> None:

@@ -40,9 +40,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ..arguments import Loading
     from ..reports.report import Report
     from ..results import ExportResult
-    from ..sources import Loading
 
 
 def export(

@@ -13,7 +13,7 @@ from ..dtypes import precision_of
 from ..errors import InputError
 
 if TYPE_CHECKING:
-    from ..sources import Loading
+    from ..arguments import Loading
 
 
 class Runtime(StrEnum):

@@ -28,8 +28,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ..arguments import Loading
     from ..parity.compare import Comparison
-    from ..sources import Loading
 
 
 def verify(

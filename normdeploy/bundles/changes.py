@@ -1,0 +1,17 @@
+"""What ``recheck`` tells: one thing of a bundle that is not as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is not as it was; ``was`` and ``now`` are in words, "" where there was or is nothing."""
+
+    what: Literal["file", "version", "config", "result", "norm"]
+    name: str
+    was: str
+    now: str
+    worse: bool
