@@ -14,11 +14,18 @@ from .shown import render_with
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .api.bench import bench
+    from .api.bisect import bisect
+    from .api.export import export
+    from .api.inspect import inspect
+    from .api.optimize import optimize
+    from .api.parts import export_parts, verify_parts
+    from .api.verify import verify
     from .bundles.package import package
     from .bundles.recheck import recheck
-    from .deploy import bench, bisect, build, export, inspect, open_runner, optimize, run, verify
+    from .engines.build import build
     from .guard.check import check
-    from .parts import export_parts, verify_parts
+    from .infer import open_runner, run
 
 __all__ = [
     "__version__",
@@ -42,13 +49,11 @@ __all__ = [
 # ort.disable_telemetry_events() comes too late. A value that the user has set stays.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_ELSEWHERE = {
-    "check": "guard.check",
-    "export_parts": "parts",
-    "package": "bundles.package",
-    "recheck": "bundles.recheck",
-    "verify_parts": "parts",
-}  # the others are in ``deploy``
+_HOMES = {
+    **{verb: f"api.{verb}" for verb in ("bench", "bisect", "export", "inspect", "optimize", "verify")},
+    **{"export_parts": "api.parts", "verify_parts": "api.parts", "build": "engines.build", "check": "guard.check"},
+    **{"open_runner": "infer", "run": "infer", "package": "bundles.package", "recheck": "bundles.recheck"},
+}
 
 
 def _text(result: Any) -> str:
@@ -72,6 +77,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(f".{_ELSEWHERE.get(name, 'deploy')}", __name__), name)
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.deploy import ExportResult
 from normdeploy.graphs.graph import Graph
 from normdeploy.passes.batch import Fold
 from normdeploy.passes.branches import branches_of, merged
 from normdeploy.proof.branches import Branches
 from normdeploy.proof.shapes import complete
 from normdeploy.recognition.region import NoMatch, compile_region
+from normdeploy.results import ExportResult
 from normdeploy.rewriting import certify
 from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime

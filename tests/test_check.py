@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 import normdeploy
 from normdeploy.cli import app
 from normdeploy.errors import InputError
+from normdeploy.guard import rules as guard_rules
 from normdeploy.guard.check import Check
 from normdeploy.guard.rules import IDS, Problem
 from normdeploy.guard.sarif import sarif
+from normdeploy.records import Finding, Support
 from tests.test_census import BIASED, model
 
 BY_HAND = f"{BIASED} e = Add(v, eps) r = Sqrt(e) y = Div(c, r)"
@@ -379,3 +381,13 @@ def test_one_text_may_hold_several_rules_and_models_may_be_in_memory(tmp_path: P
     assert normdeploy.check(str(file), fail_on="unfolded, wrong-form").fail_on == ("unfolded", "wrong-form")
     assert not normdeploy.check(onnx.load(file), fail_on="decomposed")
     assert str(normdeploy.check(file)).splitlines()[0] == f"{file}:"
+
+
+def test_kernels_of_another_form_do_not_count() -> None:
+    """What `optimize` would write has no kernel, and the file's own nodes have one: a file that is deployed as it is has no problem."""
+    runs = Support("onnxruntime 1.31.1 CPU", "now", ("ReduceMean",), "kernel")
+    lacks = Support("onnxruntime 1.31.1 CPU", "optimized", ("RMSNormalization",), "missing")
+    finding = Finding("RMSNorm", "fused", "y", written=("y",), runtimes=(runs, lacks))
+    found = {deployed: list(guard_rules._kernels(finding, Problem("", ""), deployed, "onnxruntime")) for deployed in (True, False)}
+    assert found[True] == []
+    assert [p.rule for p in found[False]] == ["missing-kernel"]

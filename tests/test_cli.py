@@ -25,7 +25,8 @@ HEAVY = (
     "polygraphy",
     "numpy",
     "tensorrt_rtx",
-    "normdeploy.deploy",
+    "normdeploy.api.export",
+    "normdeploy.api.optimize",
     "normdeploy.sources",
 )
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
-from normdeploy import deploy
+import normdeploy
 from normdeploy.graphs.graph import Graph
 from normdeploy.passes import batch
 from normdeploy.recognition.region import NoMatch
@@ -139,7 +139,7 @@ def folded(model: torch.nn.Module, seed: int, spread: float, least: float = 0.01
             layer.running_var.uniform_(least, 2)  # type: ignore[union-attr]
             layer.weight.data.normal_(1, 0.5)
             layer.bias.data.normal_()
-    return [(f.status, f.reason) for f in deploy.export(model, (torch.randn(1, 3, 32, 32),)).summary.findings]
+    return [(f.status, f.reason) for f in normdeploy.export(model, (torch.randn(1, 3, 32, 32),)).summary.findings]
 
 
 @pytest.mark.parametrize("spread", [1.0, 100.0])

@@ -20,12 +20,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import normdeploy
+from normdeploy.api.parts import COPIED
 from normdeploy.cli import app
 from normdeploy.errors import ExportError, InputError, NormdeployError
 from normdeploy.loading import from_module, load
 from normdeploy.loading.huggingface import Folder
 from normdeploy.loading.tasks import PART_FILES
-from normdeploy.parts import COPIED
 from normdeploy.storage.files import save_onnx
 from normdeploy.storage.folder import atomic_folder
 from normdeploy.storage.record import recorded
@@ -181,7 +181,7 @@ def test_one_part_that_fails_fails_all(folder: Path, monkeypatch: pytest.MonkeyP
         asked.append(loading["part"])
         return from_module(net, torch.ones(2, 4)), []
 
-    monkeypatch.setattr("normdeploy.deploy.original", original)
+    monkeypatch.setattr("normdeploy.api.verify.original", original)
     told = CliRunner().invoke(app, ["verify", str(folder), str(tmp_path / "made"), "--seeds", "1"])
     assert asked == list(PART_FILES)
     assert told.exit_code == 1, told.output

@@ -10,6 +10,7 @@ from torch import nn
 
 import normdeploy
 from normdeploy.reports.tables import show_norms
+from normdeploy.results import ExportResult
 from tests.test_scales import norm
 
 
@@ -26,7 +27,7 @@ class EvoNorm(nn.Module):
         return x * (x * self.v).sigmoid() / deviation if self.gated else deviation
 
 
-def told(net: nn.Module, *shape: int) -> tuple[normdeploy.deploy.ExportResult, str]:
+def told(net: nn.Module, *shape: int) -> tuple[ExportResult, str]:
     made = normdeploy.export(net.eval(), (torch.randn(shape),))
     out = io.StringIO()
     show_norms(Console(file=out, width=200), made.summary)

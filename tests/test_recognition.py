@@ -11,7 +11,7 @@ import pytest
 from normdeploy.graphs.dims import evaluate_dim, symbols
 from normdeploy.graphs.graph import Graph
 from normdeploy.recognition.probe import Fit, fit
-from normdeploy.recognition.region import NoMatch, compile_region
+from normdeploy.recognition.region import NoMatch, assignments, compile_region
 from normdeploy.recognition.roots import entries, is_root, results
 from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
@@ -284,3 +284,12 @@ def test_a_float32_gamma_of_a_float16_norm_is_not_rounded(first: float) -> None:
     assert [n.op_type for n in out.graph.node] == ["Cast", "LayerNormalization", "Cast"]
     held = {t.name: onnx.numpy_helper.to_array(t) for t in out.graph.initializer}
     np.testing.assert_array_equal(held[out.graph.node[1].input[1]], np.array([first, 1, 1, 1, 1, 1, 1, 1], np.float32))
+
+
+@pytest.mark.parametrize("names", [["N"], ["N", "M"], ["N", "M", "K", "L"]])
+def test_sizes_that_are_tried_first(names: list[str]) -> None:
+    """x̂ of two elements is ±1, whatever they are, and axes of one size may be swapped unseen."""
+    first, second, *_ = assignments(names)
+    assert all(size > 2 for tried in (first, second) for size in tried.values())
+    assert all(len(set(tried.values())) == len(names) for tried in (first, second))
+    assert first != second

@@ -12,7 +12,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from normdeploy import deploy
+import normdeploy
 from normdeploy.errors import ExportError, GraphError
 from normdeploy.precision import precision
 from normdeploy.rewriting import rewrite, whole
@@ -35,13 +35,13 @@ X = torch.randn(1, 3, 6, 6, dtype=torch.float64)
 def test_ops_without_a_kernel_are_named_and_nothing_is_written(limit: int, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     with pytest.raises(ExportError, match=r"nothing is written: .* Conv of float64 .*'first'.*; ConvTranspose of float64 ") as error:
-        deploy.export(Doubles().eval(), (X,), output=path, compare_limit=limit)
+        normdeploy.export(Doubles().eval(), (X,), output=path, compare_limit=limit)
     assert "--runtime tensorrt" in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_for_another_runtime_it_is_written_with_a_note(tmp_path: Path) -> None:
-    result = deploy.export(Doubles().eval(), (X,), output=tmp_path / "m.onnx", runtime="tensorrt-rtx")
+    result = normdeploy.export(Doubles().eval(), (X,), output=tmp_path / "m.onnx", runtime="tensorrt-rtx")
     assert any(note.startswith("the file was not run: onnxruntime has no kernel for Conv of float64") for note in result.notes)
     assert (tmp_path / "m.onnx").is_file()
 
@@ -67,12 +67,12 @@ def wrong_bias(proto: onnx.ModelProto) -> None:
 
 def test_an_export_that_loads_and_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raw export and result fail alike, and PyTorch runs the model: the export is to blame."""
-    from normdeploy import exporter
+    from normdeploy.api import export
 
-    edited(monkeypatch, exporter, "to_light", wrong_bias)
+    edited(monkeypatch, export, "to_light", wrong_bias)
     net, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), torch.randn(1, 3, 6, 6)
     with pytest.raises(ExportError, match=r"loads it and does not run it: .*bias must be a 1D tensor"):
-        deploy.export(net, (x,))
+        normdeploy.export(net, (x,))
 
 
 class Picky(nn.Module):
@@ -82,7 +82,7 @@ class Picky(nn.Module):
 
 def test_samples_that_pytorch_does_not_take_either_say_nothing() -> None:
     args = (torch.randn(4), torch.tensor([1, 2]))
-    result = deploy.export(Picky().eval(), args, inputs=["x[4]", "index:int64[2]{40:50}"])
+    result = normdeploy.export(Picky().eval(), args, inputs=["x[4]", "index:int64[2]{40:50}"])
     assert any("the whole model was not compared" in note for note in result.notes)
 
 
@@ -103,17 +103,17 @@ def test_what_is_made_of_a_file_that_loads_has_to_load(monkeypatch: pytest.Monke
     )
     edited(monkeypatch, rewrite, "optimized", unknown)
     with pytest.raises(GraphError, match=r"not what was made of it, so nothing is written: .*NoSuchOp"):
-        deploy.optimize(relu, tmp_path / "m.onnx", compare_limit=0)
+        normdeploy.optimize(relu, tmp_path / "m.onnx", compare_limit=0)
     assert not list(tmp_path.iterdir())
-    deploy.optimize(relu, tmp_path / "m.onnx", runtime="tensorrt", compare_limit=0)
+    normdeploy.optimize(relu, tmp_path / "m.onnx", runtime="tensorrt", compare_limit=0)
     twisted = onnx.ModelProto()
     twisted.CopyFrom(relu)
     twisted.opset_import.append(helper.make_opsetid("com.nobody", 1))
     twisted.graph.node[0].domain = "com.nobody"
-    deploy.optimize(twisted, compare_limit=0)  # which onnxruntime never could load
+    normdeploy.optimize(twisted, compare_limit=0)  # which onnxruntime never could load
 
 
 def test_half_precision_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     edited(monkeypatch, precision, "converted", lambda proto: proto.graph.node[0].ClearField("input"))
     with pytest.raises(GraphError, match="would not run in fp16, and nothing is written"):
-        deploy.export(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), precision="fp16")
+        normdeploy.export(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), precision="fp16")

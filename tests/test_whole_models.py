@@ -12,10 +12,11 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
-from normdeploy import deploy
+import normdeploy
 from normdeploy.errors import CertificateError, ExportError
 from normdeploy.graphs.simplify import Simplified
 from normdeploy.records import Finding
+from normdeploy.results import ExportResult
 from normdeploy.rewriting import perturbed, rewrite, side_by_side, whole
 from normdeploy.rewriting.work import Step, Wanted
 from tests.support import parsed, run_onnxruntime
@@ -78,7 +79,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, tensors: Collection[str], edit: Edit)
     monkeypatch.setattr(rewrite, "optimized", wrong)
 
 
-def statuses(found: deploy.ExportResult) -> dict[str, str]:
+def statuses(found: ExportResult) -> dict[str, str]:
     return {f.tensor: f.status for f in found.summary.findings}
 
 
@@ -87,7 +88,7 @@ def statuses(found: deploy.ExportResult) -> dict[str, str]:
 def test_the_rewrite_to_blame_is_taken_back(bad: set[str], edit: Edit, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, bad, edit)
     proto = norms(5)
-    result = deploy.optimize(proto)
+    result = normdeploy.optimize(proto)
     assert statuses(result) == {f"n{i}": "undone" if f"n{i}" in bad else "fused" for i in range(5)}
     for finding in result.summary.findings:
         if finding.tensor in bad:
@@ -102,13 +103,13 @@ def test_more_than_a_few_are_taken_back_together(monkeypatch: pytest.MonkeyPatch
     """From `_SEARCHES` on all are left out at once: each search makes the model several times."""
     count = whole._SEARCHES + 4
     plant(monkeypatch, {f"n{i}" for i in range(count)}, other_epsilon)
-    assert set(statuses(deploy.optimize(norms(count))).values()) == {"undone"}
+    assert set(statuses(normdeploy.optimize(norms(count))).values()) == {"undone"}
 
 
 def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, {"n1"}, other_epsilon)
     with pytest.raises(CertificateError, match=r"1 of 3 rewrites.*'n1'.*taken back"):
-        deploy.optimize(norms(3), strict=True)
+        normdeploy.optimize(norms(3), strict=True)
 
 
 def test_a_rewrite_in_a_body_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +129,7 @@ def test_a_rewrite_in_a_body_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> N
     node = helper.make_node("If", ["gate"], ["y"], name="switch", then_branch=branches[0], else_branch=branches[1])
     graph = helper.make_graph([node], "net", [inner.input[0], gate], [helper.make_tensor_value_info("y", 1, ["batch", 16])])
     plant(monkeypatch, {"n1", "n1_else"}, other_epsilon)
-    result = deploy.optimize(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    result = normdeploy.optimize(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
     found = statuses(result)
     assert found["n0"] == found["n0_else"] == "fused"
     assert "undone" in (found["n1"], found["n1_else"])  # the gate is drawn: one branch may not have been run
@@ -144,7 +145,7 @@ def test_without_a_step_to_blame_it_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(rewrite, "optimized", wrong)
     with pytest.raises(ExportError, match=r"the output 'x2' is .* none of the rewrites is to blame"):
-        deploy.optimize(norms(2))
+        normdeploy.optimize(norms(2))
 
 
 class ByHand(torch.nn.Module):
@@ -167,7 +168,7 @@ def test_cleaning_up_may_be_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
         return Simplified(copy)
 
     monkeypatch.setattr("normdeploy.graphs.simplify.simplify", wrong)
-    result = deploy.export(ByHand().eval(), (torch.randn(2, 16),), inputs=["x:float32[batch,16]"])
+    result = normdeploy.export(ByHand().eval(), (torch.randn(2, 16),), inputs=["x:float32[batch,16]"])
     assert [f.status for f in result.summary.findings] == ["fused"]
     assert any("left unsimplified: at batch=" in note for note in result.notes)
     epsilons = [a.f for n in result.proto.graph.node for a in n.attribute if a.name == "epsilon"]
@@ -176,16 +177,16 @@ def test_cleaning_up_may_be_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_export_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ByHand().eval()
-    (tensor,) = [f.tensor for f in deploy.export(model, (torch.randn(2, 16),)).summary.findings]
+    (tensor,) = [f.tensor for f in normdeploy.export(model, (torch.randn(2, 16),)).summary.findings]
     plant(monkeypatch, {tensor}, other_epsilon)
-    result = deploy.export(model, (torch.randn(2, 16),))
+    result = normdeploy.export(model, (torch.randn(2, 16),))
     assert [f.status for f in result.summary.findings] == ["undone"]
     assert "LayerNormalization" not in {n.op_type for n in result.proto.graph.node}
 
 
 def test_for_another_runtime_it_need_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, {"n0"}, unknown_op)
-    result = deploy.optimize(norms(1), runtime="tensorrt")
+    result = normdeploy.optimize(norms(1), runtime="tensorrt")
     assert statuses(result) == {"n0": "fused"}
     assert any("was not compared: onnxruntime can't load the result" in note for note in result.notes)
 
@@ -195,7 +196,7 @@ def test_for_another_runtime_it_need_not_load(monkeypatch: pytest.MonkeyPatch) -
 
 def test_sizes_at_which_the_model_does_not_run_are_left_out() -> None:
     proto = net("n (float[N] x) => (float[A, 7] y) <int64[2] to = {-1, 7}> { z = Reshape(x, to) y = Tanh(z) }")
-    (note,) = deploy.optimize(proto).notes
+    (note,) = normdeploy.optimize(proto).notes
     assert note.startswith("the whole model was compared at N=7, and not at N=1 (the model does not run there: ")
     assert "N=33" in note
 
@@ -211,12 +212,12 @@ def test_sizes_at_which_the_model_does_not_run_are_left_out() -> None:
 def test_what_can_not_be_compared_is_said(proto: onnx.ModelProto, why: str) -> None:
     if "can't load" in why:
         proto.opset_import.append(helper.make_opsetid("com.nobody", 1))
-    assert any(why in note for note in deploy.optimize(proto).notes)
+    assert any(why in note for note in normdeploy.optimize(proto).notes)
 
 
 def test_above_a_size_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, {"n0"}, other_epsilon)
-    result = deploy.optimize(norms(1), compare_limit=0)
+    result = normdeploy.optimize(norms(1), compare_limit=0)
     assert statuses(result) == {"n0": "fused"}
     compared, cleaned = result.notes
     assert compared == "the whole model was not compared with the one before: its weights are beyond compare_limit"
@@ -225,7 +226,7 @@ def test_above_a_size_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_size_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "_LARGEST", 2000)
-    (note,) = deploy.optimize(norms(1)).notes
+    (note,) = normdeploy.optimize(norms(1)).notes
     compared, left = note.split(", and not at ")
     assert compared.endswith("batch=1, seq=1; batch=7, seq=7; batch=33, seq=1; batch=1, seq=33")
     assert left == "batch=33, seq=33 (17,424 input elements would take too long)"
@@ -243,7 +244,7 @@ def test_a_run_that_takes_longer_than_small_ones_promised_is_ended(monkeypatch: 
 
     monkeypatch.setattr(side_by_side, "_LATER", 0.05)
     monkeypatch.setattr(side_by_side.Model, "run", slow)
-    (note,) = deploy.optimize(norms(1)).notes
+    (note,) = normdeploy.optimize(norms(1)).notes
     compared, left = note.split(", and not at ")
     assert compared.endswith("batch=1, seq=1; batch=7, seq=7; batch=33, seq=1; batch=1, seq=33")
     assert left == "batch=33, seq=33 (17,424 input elements would take too long)"
@@ -260,7 +261,7 @@ def test_a_size_for_which_there_is_no_memory_is_left_out(monkeypatch: pytest.Mon
 
     plant(monkeypatch, {"n0"}, other_epsilon)
     monkeypatch.setattr(side_by_side.Reference, "_compared", full)
-    result = deploy.optimize(norms(2))
+    result = normdeploy.optimize(norms(2))
     assert statuses(result) == {"n0": "undone", "n1": "fused"}
     assert result.notes == ("the whole model was not compared at batch=33, seq=33: there is not enough memory for it",)
 
@@ -270,7 +271,7 @@ def test_what_the_file_records_of_its_inputs_is_used(monkeypatch: pytest.MonkeyP
     seen: list[int] = []
     model = torch.nn.Sequential(torch.nn.Embedding(50, 16), ByHand()).eval()
     ids = torch.randint(0, 50, (2, 5))
-    exported = deploy.export(model, (ids,), inputs=["ids:int64[batch=1:2:5,n=2:5:9]"])
+    exported = normdeploy.export(model, (ids,), inputs=["ids:int64[batch=1:2:5,n=2:5:9]"])
     run = perturbed.Model.run
 
     def spied(self: perturbed.Model, feeds: Mapping[str, np.ndarray], *rest: Any, **named: Any) -> list[Any]:
@@ -278,7 +279,7 @@ def test_what_the_file_records_of_its_inputs_is_used(monkeypatch: pytest.MonkeyP
         return run(self, feeds, *rest, **named)
 
     monkeypatch.setattr(perturbed.Model, "run", spied)
-    deploy.optimize(exported.proto)
+    normdeploy.optimize(exported.proto)
     assert max(seen) > 40
 
 
@@ -287,7 +288,7 @@ def test_a_loop_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     body = onnx.parser.parse_graph("b (int64 i, bool c, float[2] s) => (bool d, float[2] t) { d = Identity(c) t = Tanh(s) }")
     proto = net("n (float[2] x) => (float[2] y) <int64 many = {9000000000000000000}, bool on = {1}> { y = Loop(many, on, x) }")
     proto.graph.node[0].attribute.append(helper.make_attribute("body", body))
-    assert any("runs at none of the sizes" in note for note in deploy.optimize(proto).notes)
+    assert any("runs at none of the sizes" in note for note in normdeploy.optimize(proto).notes)
 
 
 def test_a_tensor_without_measure_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,15 +297,15 @@ def test_a_tensor_without_measure_is_not_made(monkeypatch: pytest.MonkeyPatch) -
     proto.graph.node[0].input[0], proto.graph.node[1].input[:] = "x", ["x", "t"]
     wide = net("n (float[M, 1] x) => (float[M, 40000] y) <int64[2] to = {1, 40000}> { y = Expand(x, to) }")
     monkeypatch.setattr(side_by_side, "_INNER", 2**20)  # so that what is made takes no time worth speaking of
-    (note,) = deploy.optimize(wide).notes
+    (note,) = normdeploy.optimize(wide).notes
     assert note.startswith("the whole model was compared at M=1; M=7, and not at M=33 (the tensor 'y' would have more than")
-    assert deploy.optimize(proto).notes == ()
+    assert normdeploy.optimize(proto).notes == ()
 
 
 def test_a_record_that_can_not_be_read_is_no_error() -> None:
     proto = norms(1)
     proto.metadata_props.add(key="normdeploy", value='{"record": {"schema": 999}, "hmac": ""}')
-    result = deploy.optimize(proto)
+    result = normdeploy.optimize(proto)
     assert statuses(result) == {"n0": "fused"}
     assert result.notes == ()
 
@@ -385,7 +386,7 @@ def test_no_false_alarms(seed: int) -> None:
         if isinstance(layer, nn.BatchNorm2d):
             layer.running_mean.normal_()  # type: ignore[union-attr]
             layer.running_var.uniform_(0.1, 2)  # type: ignore[union-attr]
-    result = deploy.export(model, (torch.randn(2, 3, 6, 6),), inputs=["x:float32[batch=1:2:64,3,6,6]"])
+    result = normdeploy.export(model, (torch.randn(2, 3, 6, 6),), inputs=["x:float32[batch=1:2:64,3,6,6]"])
     assert {f.status for f in result.summary.findings} <= {"fused", "folded", "kept"}
     assert result.notes == ()
 
@@ -400,7 +401,7 @@ def test_no_false_alarms_in_other_types(dtype: str) -> None:
         if tensor.name == "eps":
             held = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
             tensor.CopyFrom(numpy_helper.from_array(held, "eps"))
-    result = deploy.optimize(proto)
+    result = normdeploy.optimize(proto)
     assert set(statuses(result).values()) == {"fused"}
 
 
@@ -426,5 +427,5 @@ def test_a_model_that_draws_random_numbers_is_not_compared(slow: bool, monkeypat
     body = "n = RandomNormalLike(x) t = Add(x, n) q = Mul(t, t) v = ReduceMean <axes = [-1]> (q) e = Reciprocal(v) y = Mul(t, e)"
     proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> net (float[b, n, 16] x) => (float[b, n, 16] y) {{ {body} }}')
     for _ in range(3):
-        found = deploy.optimize(proto)
+        found = normdeploy.optimize(proto)
         assert any("it draws random numbers" in note for note in found.notes)

@@ -31,6 +31,7 @@ from torch import nn
 
 import normdeploy
 from normdeploy.errors import NormdeployError
+from normdeploy.results import ExportResult
 
 from .catalogue import Architecture, made
 from .catalogue.building import SIZES
@@ -135,7 +136,7 @@ def dynamic(architecture_inputs: tuple[str, ...]) -> dict[str, dict[int, Any]]:
 
 def _exports(
     row: Row, module: nn.Module, feeds: Mapping[str, torch.Tensor], files: Mapping[str, Path], specs: Mapping[str, Any]
-) -> normdeploy.deploy.ExportResult | None:
+) -> ExportResult | None:
     row.runs = {"plain": [], "ours": []}
     results: list[Any] = []
 

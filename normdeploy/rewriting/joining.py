@@ -73,7 +73,7 @@ def _added(graph: Graph, node: gs.Node) -> Join | None:
         return None
     total = add.outputs[0]
     shapes = [graph.shape(t) for t in (*add.inputs, total)]
-    if any(graph.is_constant(t) for t in add.inputs) or not _known(shapes[0]) or len(set(shapes)) > 1:
+    if any(graph.is_constant(t) for t in add.inputs) or len(set(shapes)) > 1:
         return None
     op, parameters = ("AddLayerNorm", _scale_and_bias(graph, node)) if row.centered else ("AddRMSNorm", node.inputs[1:2])
     attrs = {"epsilon": row.epsilon, "stash_type": row.stash}

@@ -73,13 +73,13 @@ def bench(
 
     Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
     """
-    from .. import deploy
+    from ..api import bench as api
     from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     check_report(report, html, (*(sources or ()), *([inputs] if inputs else ())))
     with bars(quiet) as progress:
-        race = deploy.bench(
+        race = api.bench(
             sources or (),
             feeds=inputs,
             sizes=size or (),

@@ -60,12 +60,12 @@ def build(
     quiet: Quiet = False,
 ) -> None:
     """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX needs no GPU for it."""
-    from .. import deploy
+    from ..engines import build as api
     from ..reports.report import Report
 
     check_report(report, html, (source, output))
     with bars(quiet) as progress:
-        engine = deploy.build(
+        engine = api.build(
             source,
             output,
             runtime=runtime,

@@ -73,7 +73,7 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
-    from .. import deploy
+    from ..api import export as api
     from ..errors import InputError
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
@@ -88,7 +88,7 @@ def export(
         return
     check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:
-        result = deploy.export(source, output=output, calibrate=calibrate or (), progress=progress, **options, **loading)
+        result = api.export(source, output=output, calibrate=calibrate or (), progress=progress, **options, **loading)
     tell(_account(source, output, result), report, quiet, html)
 
 
@@ -96,8 +96,8 @@ def _export_parts(
     source: Path, output: Path, report: Path | None, html: Path | None, quiet: bool, options: dict[str, Any], loading: Loading
 ) -> None:
     """A folder of all parts; tables, report and page of each by itself."""
+    from ..api.parts import export_parts
     from ..loading.tasks import PART_FILES
-    from ..parts import export_parts
     from ..reports.shown import title
 
     for file in PART_FILES.values():

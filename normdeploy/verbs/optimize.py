@@ -47,12 +47,12 @@ def optimize(
     quiet: Quiet = False,
 ) -> None:
     """Fuse and fold the normalizations of an ONNX file from anywhere, and clean up the rest."""
-    from .. import deploy
+    from ..api import optimize as api
     from ..reports.report import Report
 
     check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:
-        result = deploy.optimize(
+        result = api.optimize(
             source,
             output,
             runtime=runtime,

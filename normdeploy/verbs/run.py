@@ -28,10 +28,10 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run an ONNX file or an engine once; outputs, and inputs that were generated, go to .npz files."""
-    from .. import deploy
+    from .. import infer as api
     from ..reports.report import Report
 
     check_report(report, used=[source, output, *([inputs] if inputs else ())])
-    done = deploy.run(source, inputs, output, provider=provider, device=device, profile_index=profile_index, seed=seed)
+    done = api.run(source, inputs, output, provider=provider, device=device, profile_index=profile_index, seed=seed)
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)

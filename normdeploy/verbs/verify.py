@@ -108,7 +108,7 @@ def verify(
     Tolerances and metrics that are given decide in the place of that rule, which is told beside them.
     Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
     """
-    from .. import deploy
+    from ..api import verify as api
     from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
@@ -124,7 +124,7 @@ def verify(
     used = [path for path in (policy, dataset) if path is not None]
     check_report(report, html, (source, *files, *(given or ()), *used))
     with bars(quiet) as progress:
-        parity = deploy.verify(
+        parity = api.verify(
             source,
             files,
             feeds=given or None,
@@ -173,8 +173,8 @@ def _verify_parts(
     source: Path, folder: Path, report: Path | None, html: Path | None, quiet: bool, rules: dict[str, Any], loading: Loading
 ) -> None:
     """Every part by itself, and one verdict."""
+    from ..api.parts import verify_parts
     from ..loading.tasks import PART_FILES
-    from ..parts import verify_parts
     from ..reports.report import Report
     from ..reports.shown import title, verdict_on_parts
 

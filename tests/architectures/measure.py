@@ -18,9 +18,11 @@ import onnx
 import torch
 from torch import nn
 
+import normdeploy
 from benchmarks.architectures.catalogue import Architecture, made
 from benchmarks.architectures.leftovers import decomposed
-from normdeploy import build, deploy, errors
+from normdeploy import build, errors
+from normdeploy.api.export import OPSET
 from normdeploy.exporter import to_onnx
 from normdeploy.graphs.functions import DOMAIN
 from normdeploy.loading import from_module
@@ -98,14 +100,14 @@ def measured(architecture: Architecture, folder: Path, engine: bool = True) -> R
     row.modules = _norm_calls(module, model)
     path = folder / "ours.onnx"
     with row.timed("ours"):
-        result = deploy.export(module, inputs=architecture.inputs, dims=architecture.dims, output=path)
+        result = normdeploy.export(module, inputs=architecture.inputs, dims=architecture.dims, output=path)
     row.seconds.update({f"ours: {stage}": round(s, 2) for stage, s in result.seconds.items()})
     _fill(row.ours, result.proto, result.summary.findings)
     row.ours.failed = "; ".join(n for n in result.notes if "unsimplified" in n)
     with row.timed("parity"):
         _parity(row.ours, model, path)
     with row.timed("portable"):
-        portable = deploy.optimize(result.proto, fuse="portable")
+        portable = normdeploy.optimize(result.proto, fuse="portable")
     _fill(row.portable, portable.proto, portable.summary.findings)
     joined = folder / "portable.onnx"
     save_onnx(portable.proto, joined)
@@ -114,7 +116,7 @@ def measured(architecture: Architecture, folder: Path, engine: bool = True) -> R
         exported = _exported(model)
     row.exporter_nodes = _count(exported)
     with row.timed("optimize"):
-        rewritten = deploy.optimize(exported)
+        rewritten = normdeploy.optimize(exported)
     _fill(row.rewritten, rewritten.proto, rewritten.summary.findings)
     other = folder / "rewritten.onnx"
     save_onnx(rewritten.proto, other)
@@ -152,7 +154,7 @@ def _exported(model: Model) -> onnx.ModelProto:
             model.program,
             dynamo=True,
             optimize=True,
-            opset_version=deploy.OPSET,
+            opset_version=OPSET,
             input_names=names,
             output_names=list(model.outputs),
             verbose=False,
@@ -207,7 +209,7 @@ def _excuse(row: Row, model: Model, folder: Path) -> None:
     raw = to_onnx(model)
     paths = {"untouched": folder / "untouched.onnx", "other form": folder / "other_form.onnx"}
     save_onnx(raw, paths["untouched"])
-    save_onnx(deploy.optimize(raw, runtime="onnxruntime-accurate").proto, paths["other form"])
+    save_onnx(normdeploy.optimize(raw, runtime="onnxruntime-accurate").proto, paths["other form"])
     untouched, other = ({p["runtime"]: p for p in _worst(model, path)} for path in paths.values())
     for found in (*row.ours.parity, *row.rewritten.parity, *row.portable.parity):
         if not found["ok"]:

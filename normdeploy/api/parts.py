@@ -18,16 +18,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from . import deploy
-from .arguments import Loading, prepared
-from .errors import InputError, NormdeployError
-from .loading.tasks import ALL_PARTS, PART_FILES
-from .parity.compare import Comparison
-from .parity.policy import Thresholds, Tolerances
-from .results import ExportResult, Origin
-from .shown import Shown
-from .storage.folder import atomic_folder, vacant
-from .types import PathLike, Progress
+from ..arguments import Loading, prepared
+from ..errors import InputError, NormdeployError
+from ..loading.tasks import ALL_PARTS, PART_FILES
+from ..parity.compare import Comparison
+from ..parity.policy import Thresholds, Tolerances
+from ..results import ExportResult, Origin
+from ..shown import Shown
+from ..storage.folder import atomic_folder, vacant
+from ..types import PathLike, Progress
+from .export import export
+from .verify import verify
 
 COPIED = (
     *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
@@ -77,7 +78,7 @@ def export_parts(
 
     Args:
         source: a folder that ``save_pretrained`` wrote, or a model's name on the Hub.
-        output: a new or empty folder; ``normdeploy.parts`` says what is in it.
+        output: a new or empty folder; ``normdeploy.api.parts`` says what is in it.
         opset, runtime, provider, fuse, strict, strict_proof, precision, keep_io, compare_limit: as for ``export``, for each part.
         progress: called with (part and stage, done, total).
         loading: trust, imports, dims and task, as for ``export``. Each part takes those dims that it has.
@@ -89,7 +90,7 @@ def export_parts(
         InputError: the model is no encoder-decoder, or an option is for one file alone.
         NormdeployError: as ``export``; or ``output`` is not empty or can't be written.
     """
-    from .loading import load_parts
+    from ..loading import load_parts
 
     target = _new_folder(output)
     said = cast("Loading", {name: value for name, value in loading.items() if value})
@@ -107,7 +108,7 @@ def export_parts(
     with atomic_folder(target) as folder:
         for part, model in load_parts(os.fspath(source), **cast("Any", read)):
             tell = _of(part, progress)
-            results[part] = deploy.export(
+            results[part] = export(
                 cast("Any", model), output=folder / PART_FILES[part], trust=said.get("trust", False), progress=tell, **options
             )
         _copy_config(source, folder)
@@ -158,7 +159,7 @@ def verify_parts(
     for part, name in PART_FILES.items():
         own = cast("Loading", {**loading, "part": part})
         try:
-            comparisons[name] = deploy.verify(
+            comparisons[name] = verify(
                 source,
                 place / name,
                 seeds=seeds,
@@ -198,7 +199,7 @@ def _of(part: str, progress: Progress | None) -> Progress | None:
 
 
 def _copy_config(source: PathLike, folder: Path) -> None:
-    from .loading.hub import resolved
+    from ..loading.hub import resolved
 
     model = resolved(os.fspath(source))
     for name in COPIED:

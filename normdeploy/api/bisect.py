@@ -1,0 +1,66 @@
+"""Where parity fails: the first wrong tensor, its node, the cause."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from ..arguments import Loading, Onnx, prepared
+from ..bisection.bisect import Bisection
+from ..bisection.bisect import bisect as search
+from ..errors import InputError
+from ..parity.cases import read
+from ..parity.compare import Inputs
+from ..sources import loaded_as_recorded, remembered_by_any
+from ..storage.folder import vacant
+from ..types import PathLike, Progress
+from .common import Stages
+
+if TYPE_CHECKING:
+    from ..arguments import Example
+    from ..sources import Source
+
+
+@prepared(onnx="onnx_path")
+def bisect(
+    source: Source,
+    onnx_path: Onnx = "",
+    args: Example = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    output: PathLike | None = None,
+    engines: Sequence[PathLike] = (),
+    seeds: int = 3,
+    feeds: Inputs | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> Bisection:
+    """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why (``bisection.bisect``).
+
+    Args:
+        output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.
+        engines: compared too, at their outputs only.
+        source, args, kwargs, seeds, feeds, progress, loading: as for ``verify``.
+        onnx_path: the file; where ``source`` is a result it need not be given.
+
+    Raises:
+        NormdeployError: one of ``normdeploy.errors``. A fault is no error but a result that is false.
+    """
+    stage = Stages(progress)
+    if output is not None:
+        vacant(output)
+    own, file = None if feeds is None else read(feeds), cast("PathLike", onnx_path)
+    if not file:
+        raise InputError("no ONNX file was given to look into; give it behind the model")
+    with stage("load"):
+        followed, notes = remembered_by_any(source, [file], loading)
+        model = loaded_as_recorded(source, args, kwargs, followed, loading)
+    with stage("bisect"):
+        found = search(model, file, engines=engines, seeds=seeds, inputs=own, progress=progress)
+    if output is not None:
+        with stage("write"):
+            if found.write(output) is None and not found:
+                notes.append(f"nothing was written to {os.fspath(output)}: no nodes were found that fail by themselves")
+    return replace(found, notes=(*notes, *found.notes))

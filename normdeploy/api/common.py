@@ -1,0 +1,88 @@
+"""What several verbs share: the stages, what is said of samples and of the runtime, the comparison of the whole model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from ..errors import InputError
+from ..log import log
+from ..passes.norm_forms import CUDA
+from ..records import Finding
+from ..rewriting import rewrite, whole
+from ..rewriting.work import Step, Wanted
+from ..types import PathLike, Progress
+
+if TYPE_CHECKING:
+    from ..model import InputSpec
+
+Calibration = Sequence[PathLike | Mapping[str, Any]]
+NOT_MEASURED = "the forms for onnxruntime's CUDA provider were chosen by its documents: they were not measured"
+
+
+class Stages:
+    """Names and times the stages of a verb, and tells the progress bar which one runs."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if self.progress is not None:
+            self.progress(name, 0, 0)
+        log.info("%s ...", name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        log.info("%s took %.2f s", name, self.seconds[name])
+
+
+def samples_of(calibrate: Calibration, precision: str | None, keep_io: bool) -> Sequence[Mapping[str, Any]] | None:
+    """The user's samples, None where there are none; read before any work, so that a wrong file costs no export."""
+    if precision is None:
+        if calibrate or keep_io:
+            raise InputError("calibrate and keep_io are for half precision alone; ask for it with precision, fp16 or bf16")
+        return None
+    if not calibrate:
+        return None
+    from ..precision.calibrate import given
+
+    return [sample for c in calibrate for sample in ([c] if isinstance(c, Mapping) else given([c]))]
+
+
+def target_of(runtime: str, provider: str) -> str:
+    """The runtime whose forms are written.
+
+    Raises:
+        InputError: a provider is chosen of another runtime than onnxruntime.
+    """
+    if provider != "cuda":
+        return runtime
+    if not runtime.startswith("onnxruntime"):
+        raise InputError(f"provider 'cuda' is one of onnxruntime's, and the runtime is {runtime!r}; give runtime onnxruntime with it")
+    return CUDA
+
+
+def compared(
+    before: onnx.ModelProto | None,
+    inputs: Sequence[InputSpec],
+    wanted: Wanted,
+    made: whole.Made,
+    strict: bool,
+    tidy: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None,
+) -> tuple[whole.Made, list[str], bool]:
+    """As `whole.settled`; ``before`` is None where it is too large to be held."""
+    if before is None:
+        return made, ["the whole model was not compared with the one before: its weights are beyond compare_limit"], False
+    model = before
+
+    def make(undone: Mapping[Step, Finding]) -> whole.Made:
+        return rewrite.optimized(model, replace(wanted, progress=None, undone=undone))
+
+    return whole.settled(model, inputs, make, made, tidy, strict=strict, loads=not wanted.runtime.startswith("tensorrt"))

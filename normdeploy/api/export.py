@@ -1,0 +1,159 @@
+"""A PyTorch model to ONNX, every normalization fused, folded or named with the reason why not."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from .. import runnable
+from ..arguments import Loading, check_output, prepared
+from ..exporter import record, to_light
+from ..graphs import simplify
+from ..log import norms
+from ..precision import precision as half
+from ..proof.reshapes import resolve_reshapes
+from ..results import ExportResult, Origin
+from ..rewriting import attention, rewrite, whole
+from ..rewriting.work import Wanted
+from ..runtimes.eager import EagerRunner
+from ..sources import loaded
+from ..storage import signing
+from ..storage.files import filled, save_onnx
+from ..storage.record import content_of, recorded, runs_code
+from ..types import PathLike, Progress
+from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
+
+if TYPE_CHECKING:
+    from ..arguments import Example
+    from ..model import Model, Signature
+    from ..sources import Source
+
+_HEAVY = 2**26  # bytes of weights; to look for cycles takes up to half a second, a tenth of the export of a small model
+OPSET = 21  # the first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build
+
+
+@prepared()
+def export(
+    source: Source,
+    args: Example = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    output: PathLike | None = None,
+    opset: int | None = None,
+    runtime: str = "any",
+    provider: str = "cpu",
+    fuse: str = "standard",
+    strict: bool = False,
+    strict_proof: bool = False,
+    precision: str | None = None,
+    calibrate: Calibration = (),
+    keep_io: bool = False,
+    compare_limit: int = whole.LIMIT,
+    custom_translation_table: Mapping[Any, Any] | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> ExportResult:
+    """Turn a PyTorch model into ONNX with every normalization fused, folded or named with the reason why not.
+
+    Args:
+        source: a model file or folder, a live module or an exported program, which are left untouched.
+        args: example arguments of a live module: a tuple of them, one tensor, or a mapping of them by forward's parameters.
+        kwargs: example keyword arguments.
+        output: where to write the ONNX file.
+        opset: 18 to 25; None is 21. The file is raised above it only where a norm's node needs that, which a note tells.
+        runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or "tensorrt-rtx".
+        provider: of onnxruntime, "cpu" or "cuda": what runs best there (of cuda by its documents, not measured).
+        fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
+        strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
+        strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite input.
+        precision: "fp16" or "bf16": the file computes in it, but for what it can't hold (``normdeploy.precision.precision``).
+        calibrate: inputs to see that on: .npz files, or mappings name -> array; empty: some are generated.
+        keep_io: inputs and outputs of a half-precision file stay float32.
+        compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared (`rewriting.whole`).
+        custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it (`normdeploy.translations`).
+        progress: called with (stage, done, total); total is 0 where it is not known.
+        loading: see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
+
+    Raises:
+        NormdeployError: one of ``normdeploy.errors``; the message says what to do.
+    """
+    stage, tidy = Stages(progress), partial(simplify.simplify, first=resolve_reshapes)
+    if output is not None:
+        check_output(output, source)
+    signing.check(output)
+    target = target_of(runtime, provider)
+    samples = samples_of(calibrate, precision, keep_io)
+    with stage("load"):
+        model = loaded(source, args, kwargs, loading, shared=True)
+    with stage("export"):
+        proto, weights = to_light(model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress)
+    signature = model.signature
+    attentions = precision is None and (opset is None or opset >= attention.OPSET)
+    wanted = Wanted(target, fuse, attentions=attentions, progress=progress, weights=weights)
+    weight = whole.weight(proto)
+    before = proto if weight <= compare_limit else None
+    del model  # in cycles, as torch's graphs are
+    if weight >= _HEAVY and isinstance(source, str | os.PathLike):
+        gc.collect()
+    with stage("norms"):
+        proto, summary, taken = rewrite.optimized(proto, wanted, strict)
+    with stage("simplify"):
+        simplified = tidy(proto, _samples(signature) if before is None else (), progress=progress)
+    with stage("compare"):
+        made = simplified.proto, summary, taken
+        (proto, summary, _), notes, ran = compared(before, signature.inputs, wanted, made, strict, lambda plain: tidy(plain).proto)
+        ran = ran or (before is None and not simplified.note)  # then cleaning up was checked by runs of both
+        before = None
+        if not ran:
+            notes += runnable.require(
+                proto, _samples(signature), runtime, lambda feeds: _eager(loaded(source, args, kwargs, loading), feeds)
+            )
+    if strict_proof:
+        rewrite.require_exact(summary.findings)
+    account = None
+    if precision is not None:
+        with stage("precision"):
+            proto, account = half.converted(filled(proto), precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress)
+            signature = replace(signature, inputs=half.recast(signature.inputs, account))
+            if ran and not runtime.startswith("tensorrt"):
+                runnable.require_half(proto, _samples(signature), precision)
+        summary = replace(summary, opset=half.opset_of(proto))
+    flags = {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)}
+    record(proto, signature, flags | ({"precision": precision} if precision is not None else {}))
+    if output is not None:
+        with stage("write"):
+            save_onnx(proto, output)
+    if runs_code(recorded(proto)):
+        signing.sign(content_of(proto), output)
+    notes += [simplified.note] if simplified.note else []
+    notes += [NOT_MEASURED] if provider == "cuda" else []
+    if signature.taken:
+        taken_from = [f"{d.name}={d.min}:{d.opt}:{d.max} ({signature.taken[n]})" for n, d in signature.dims.items() if n in signature.taken]
+        notes.append(f"sizes taken where none were stated: {', '.join(taken_from)}; state others with --dim")
+    if opset is not None and summary.opset > opset:
+        notes.append(f"the file has opset {summary.opset}, not {opset}: the node of a norm needs it")
+    summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
+    norms(summary, notes)
+    origin = Origin(source, args, kwargs, loading)
+    held, path = (filled(proto), None) if output is None else (None, Path(output))
+    return ExportResult(held, path, summary, tuple(notes), stage.seconds, account, origin)
+
+
+def _eager(model: Model, feeds: Mapping[str, Any]) -> str:
+    """Why PyTorch does not run the model on these inputs, "" where it does."""
+    try:
+        with EagerRunner(model) as runner:
+            runner.infer(feeds)
+    except Exception as error:  # whatever torch or the model raises
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _samples(model: Signature) -> list[dict[str, Any]]:
+    """Random inputs at the usual and at the smallest sizes."""
+    return [model.samples(0), model.samples(1, {name: dim.min for name, dim in model.dims.items()})]

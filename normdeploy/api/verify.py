@@ -1,0 +1,107 @@
+"""Is it the same model? Files beside a PyTorch model, or an ONNX one, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+import onnx
+
+from ..arguments import Loading, Onnx, prepared
+from ..errors import InputError
+from ..parity import compare
+from ..parity.cases import read
+from ..parity.compare import Comparison, Inputs
+from ..parity.dataset import open_dataset
+from ..parity.names import pairs_of
+from ..parity.policy import Thresholds, Tolerances, policy_of
+from ..parity.policy_file import PolicyFile, read_policy
+from ..sources import original
+from ..types import PathLike, Progress
+from .common import Stages
+
+if TYPE_CHECKING:
+    from ..arguments import Example
+    from ..sources import Source
+
+
+@prepared(onnx="files")
+def verify(
+    source: Source | onnx.ModelProto | Any,
+    files: Onnx | Sequence[Onnx] = (),
+    args: Example = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    engines: Sequence[PathLike] = (),
+    seeds: int = 3,
+    feeds: Inputs | None = None,
+    drift: bool = False,
+    max_elements: int | None = None,
+    tolerance: Tolerances | None = None,
+    metric: Thresholds | None = None,
+    policy: PathLike | None = None,
+    also_default: bool = False,
+    dataset: PathLike | None = None,
+    labels: str | None = None,
+    map: Sequence[str] | Mapping[str, str] = (),
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> Comparison:
+    """Compare what the runtimes make of files with a PyTorch model in float64, or an ONNX one (the rule: ``normdeploy.parity.compare``).
+
+    How the model is to be loaded need not be said again where ``export`` recorded it; what may run code, only where this user or a team
+    signed it for this very model file (docs/teams.md).
+
+    Args:
+        source: the model file or folder, the live module or program; or the result of ``export``, which stands for what it was made
+            from, with its arguments and options, and is itself the first of the files; or an ONNX file, an onnx.ModelProto with its
+            weights, or an onnxruntime.InferenceSession, whose nodes in float64 are the reference then (inputs and dims say its sizes).
+        files: what ``export``, ``optimize`` and ``build`` made of it, told apart by content, and models
+            in memory; engines are run where a GPU is.
+        args, kwargs: example arguments of a live module.
+        engines: more files.
+        seeds: random inputs at the usual sizes, besides those at other sizes, small ones and zeros.
+        feeds: own inputs, name -> array or an .npz file, one or several; only these are run then.
+        drift: also compare the inner tensors of ONNX files, one case each, with the model's; it takes two to three times as long.
+        max_elements: of the largest generated input; None: 8 times those at the usual sizes. Where the model takes larger sizes, the
+            result's ``up_to`` says how far it goes.
+        tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one: |value − reference| ≤ ABS +
+            REL · |reference| for each element decides in the place of the default rule, which the result's ``standard`` says.
+        metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one (``normdeploy.parity.metrics``).
+        policy: a file of such rules (``normdeploy.parity.policy_file``); what is given here goes before what it says.
+        also_default: the default rule must hold beside the rules given.
+        dataset: samples that metrics are measured on: an .npz file, a folder of these, or a Hugging Face dataset on disk.
+        labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and "accuracy5_drop".
+        map: an input or output of a file -> the model's, where names differ and their order does not tell.
+        progress: called with (stage, done, total); total is 0 where it is not known.
+        loading: as for ``export``.
+
+    Raises:
+        NormdeployError: one of ``normdeploy.errors``. A candidate that is wrong is no error but a result that is false.
+    """
+    stage = Stages(progress)
+    every = [*cast("Sequence[PathLike]", files), *engines]  # models in memory have become files
+    said = PolicyFile() if policy is None else read_policy(policy)
+    rules = policy_of(tolerance, metric).over(said.policy).requiring(also_default)
+    most = said.most if max_elements is None else max_elements
+    own = None if feeds is None else read(feeds)
+    if labels is not None and dataset is None:
+        raise InputError(f"the labels {labels!r} are a part of a dataset, and none is given; give it with --dataset, or leave them out")
+    column = said.labels if labels is None and rules.labelled else labels  # a file names them for whoever asks
+    with stage("load"):
+        model, notes = original(source, every, args, kwargs, loading)
+    with stage("verify"):
+        comparison = compare.verify(
+            model,
+            every,
+            seeds=seeds,
+            inputs=own,
+            drift=drift,
+            most=most,
+            policy=rules,
+            names=[*said.names.items(), *pairs_of(map)],
+            dataset=() if dataset is None else open_dataset(dataset, model, column),
+            progress=progress,
+        )
+    return replace(comparison, notes=(*notes, *comparison.notes))
