@@ -9,10 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import ml_dtypes
+import numpy as np
+
 from .arguments import Onnx, prepared
 from .choices import PROVIDERS
 from .errors import GraphError, InputError
+from .model import Dim, InputSpec
+from .runtimes.arrays import to_numpy
+from .runtimes.session import SessionRunner
 from .shown import Shown
+from .storage.archive import read_npz, write_npz
+from .storage.atomic import writable
+from .storage.files import check_end, load_onnx
+from .storage.record import recorded
 from .types import PathLike
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -77,9 +87,6 @@ def open_runner(
         raise InputError(f"{os.fspath(path)!r} is no engine and has no profile {profile_index}; leave profile_index out")
     if provider != "cuda" and (stream is not None or cuda_graph or device):
         raise InputError("device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'")
-    from .runtimes.session import SessionRunner
-    from .storage.files import check_end
-
     check_end(path)
     return SessionRunner(path, provider or "cpu", device, stream, cuda_graph, threads)
 
@@ -109,9 +116,6 @@ def run(
         InputError: the inputs do not fit, or can't be generated.
         NormdeployError: as ``open_runner``; or ``output`` can't be written.
     """
-    from .storage.archive import read_npz, write_npz
-    from .storage.atomic import writable
-
     source = cast(PathLike, source)
     beside = None if output is None else Path(output).with_suffix(".inputs.npz")
     for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
@@ -175,9 +179,6 @@ def recorded_inputs(source: PathLike) -> dict[str, Any]:
     """Name -> InputSpec as the export recorded it; none for an engine, or a file from elsewhere."""
     if is_engine(source):
         return {}
-    from .storage.files import load_onnx
-    from .storage.record import recorded
-
     try:
         return {spec.name: spec for spec in recorded(load_onnx(source, external_data=False)).get("inputs", ())}
     except GraphError:  # onnxruntime runs files that onnx's checker does not know
@@ -197,10 +198,6 @@ def generated(
     Raises:
         InputError: nothing says which sizes an input takes.
     """
-    import numpy as np
-
-    from .model import Dim, InputSpec
-
     rng, feeds, guessed = np.random.default_rng(seed), {}, []
     for spec in specs:
         recipe = known.get(spec.name)
@@ -219,15 +216,11 @@ def generated(
 
 def _bfloat16(arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> dict[str, Any]:
     """numpy's files can't name bfloat16; the two bytes that they hold are what the model's type says."""
-    import ml_dtypes
-
     wide = {spec.name for spec in specs if spec.dtype == "bfloat16"}
     return {n: a.view(ml_dtypes.bfloat16) if n in wide and a.dtype.str[1:] == "V2" else a for n, a in arrays.items()}
 
 
 def _host(value: Any) -> Any:
-    from .runtimes.arrays import to_numpy
-
     return value.copy() if hasattr(value, "__array_interface__") else to_numpy(value)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from .errors import InputError
@@ -111,8 +112,6 @@ class InputSpec:
             return self._seeing(rng.integers(int(low), int(high), shape), rng).astype(kind)
         values = rng.standard_normal(shape) if self.range is None else rng.uniform(*self.range, shape)
         if self.dtype == "bfloat16":
-            import ml_dtypes
-
             return values.astype(ml_dtypes.bfloat16)
         return values.astype(kind)
 

@@ -11,9 +11,12 @@ import onnx
 
 from .arguments import Loading, has_examples
 from .errors import InputError, LoadError, TrustError
+from .model import Model
 from .runtimes.trt import is_engine
+from .storage import signing
 from .storage.files import load_onnx, opened_sizes
 from .storage.held import Weights
+from .storage.record import CODE, DATA, content_of, recorded
 from .storage.weights import lifted
 from .types import PathLike, Progress
 
@@ -41,7 +44,6 @@ def loaded(source: Source, args: Example, kwargs: Mapping[str, Any] | None, load
         InputError: arguments or options are for another kind of source.
     """
     from .loading import from_module, from_program, load
-    from .model import Model
 
     if isinstance(source, Model):  # one of several that were read at once (`parts`)
         return source
@@ -165,8 +167,6 @@ def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loa
     """
     from .loading.hub import resolved
     from .loading.kinds import sha256
-    from .storage import signing
-    from .storage.record import CODE, DATA, content_of, recorded
 
     if isinstance(source, str | os.PathLike):
         source = resolved(os.fspath(source))

@@ -13,6 +13,7 @@ import onnx
 from ..errors import InputError
 from ..log import log
 from ..passes.norm_forms import CUDA
+from ..precision.calibrate import given
 from ..records import Finding
 from ..rewriting import rewrite, whole
 from ..rewriting.work import Step, Wanted
@@ -51,8 +52,6 @@ def samples_of(calibrate: Calibration, precision: str | None, keep_io: bool) -> 
         return None
     if not calibrate:
         return None
-    from ..precision.calibrate import given
-
     return [sample for c in calibrate for sample in ([c] if isinstance(c, Mapping) else given([c]))]
 
 

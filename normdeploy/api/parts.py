@@ -20,6 +20,8 @@ from typing import Any, Unpack, cast
 
 from ..arguments import Loading, prepared
 from ..errors import InputError, NormdeployError
+from ..loading import load_parts
+from ..loading.hub import resolved
 from ..loading.tasks import ALL_PARTS, PART_FILES
 from ..parity.compare import Comparison
 from ..parity.policy import Thresholds, Tolerances
@@ -90,8 +92,6 @@ def export_parts(
         InputError: the model is no encoder-decoder, or an option is for one file alone.
         NormdeployError: as ``export``; or ``output`` is not empty or can't be written.
     """
-    from ..loading import load_parts
-
     target = _new_folder(output)
     said = cast("Loading", {name: value for name, value in loading.items() if value})
     if foreign := sorted(name for name in said if name not in _OF_FOLDERS):
@@ -199,8 +199,6 @@ def _of(part: str, progress: Progress | None) -> Progress | None:
 
 
 def _copy_config(source: PathLike, folder: Path) -> None:
-    from ..loading.hub import resolved
-
     model = resolved(os.fspath(source))
     for name in COPIED:
         if (model / name).is_file():

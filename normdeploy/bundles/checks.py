@@ -13,7 +13,10 @@ import onnx
 
 from ..errors import InputError
 from ..infer import PROVIDERS
+from ..parity.candidates import OFF, ON
+from ..parity.cases import read
 from ..reports.report import SCHEMA
+from ..sources import loaded_as_recorded, remembered
 from ..storage.files import load_onnx
 from ..storage.record import recorded
 from . import bundle, triton
@@ -144,7 +147,6 @@ def certificates_of(report: PathLike | None, proto: onnx.ModelProto) -> list[dic
 
 def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | None) -> tuple[Samples, str, str]:
     """The samples, the batch dim ("" where there is none) and why there is none."""
-    from ..parity.cases import read
     from .samples import from_file, from_model
 
     batch, why = triton.batch_dim(job.inputs, job.outputs)
@@ -154,8 +156,6 @@ def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | 
     if wanted.source is None:
         made = from_file(job.path, job.proto, job.inputs, batch=batch, largest=wanted.max_batch or 0, inputs=given, progress=progress)
         return made, batch, why
-    from ..sources import loaded_as_recorded, remembered
-
     if progress is not None:
         progress("load", 0, 0)
     followed, notes = remembered(wanted.source, job.path, loading)
@@ -184,8 +184,6 @@ def require_loadable(judgement: Comparison, wanted: Wanted, *, optimize: bool) -
     Raises:
         InputError: onnxruntime has no kernel where Triton is told to run the ONNX file, which it would then refuse to load.
     """
-    from ..parity.candidates import OFF, ON
-
     missed = {m.runtime: m.reason for m in judgement.not_run}
     if wanted.provider == "cpu" and (reason := missed.get(ON if optimize else OFF)):
         raise InputError(f"Triton would not load {Path(wanted.onnx).name} on the CPU: {reason}; give --provider cuda")

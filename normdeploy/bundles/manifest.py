@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..environment import environment
 from ..reports.report import plain
+from ..storage.archive import write_npz
 from ..storage.files import sha256
 from ..version import __version__
 from .bundle import SCHEMA, scan
@@ -35,8 +36,6 @@ def keys_of(ports: Sequence[Port]) -> dict[str, str]:
 
 def write_samples(folder: Path, samples: Samples, keys: Mapping[str, str]) -> None:
     """``samples/<number>.inputs.npz``, ``.expected.npz`` and, where integers hang on a rounding, ``.free.npz``."""
-    from ..storage.archive import write_npz
-
     (folder / "samples").mkdir()
     for index, sample in enumerate(samples.cases):
         for part in _PARTS:

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ..arguments import prepared
+from ..census import census
+from ..reports.page import page
 from ..reports.report import Report
 from ..shown import Shown
 from ..storage.files import load_onnx, sha256
@@ -112,7 +114,6 @@ def package(
         GraphError, RuntimeUnavailable: the file is broken, or can't be run at all.
         NormdeployError: the folder can't be written.
     """
-    from ..census import census
     from .sample_runs import judge, rows_depend
 
     start = time.perf_counter()
@@ -231,6 +232,4 @@ def _write_report(folder: Path, report: Report) -> None:
     text = report.json()
     (folder / "report.json").write_bytes(text.encode(errors="replace"))
     with suppress(ImportError):  # jinja2 and matplotlib are an extra
-        from ..reports.page import page
-
         (folder / "report.html").write_bytes(page(json.loads(text)).encode(errors="replace"))

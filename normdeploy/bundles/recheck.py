@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..census import census
 from ..environment import environment
 from ..errors import GraphError, InputError, NormdeployError
 from ..shown import Shown
@@ -224,8 +225,6 @@ def _alike(one: float, other: float) -> bool:
 
 def _norms(bundle: Bundle, path: Path, progress: Progress | None) -> list[Change]:
     """Norms that came, went, or that a runtime treats otherwise."""
-    from ..census import census
-
     def read(value: Any) -> dict[tuple[str, str, str], tuple[str, dict[str, str]]]:
         return {(str(n["kind"]), str(n["place"]), str(n["tensor"])): (str(n["module"]), _texts(n["runtimes"])) for n in value}
 

@@ -24,6 +24,7 @@ import onnx
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format  # type: ignore[import-untyped]
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
+from ..runtimes.ort import OrtRunner
 
 Shape = tuple[int | str | None, ...]
 TYPES = {
@@ -160,8 +161,6 @@ def _port(value: onnx.ValueInfoProto) -> Port:
 
 def as_run(file: Path, outputs: Sequence[Port], *, optimize: bool) -> tuple[Port, ...]:
     """The outputs with the dims that onnxruntime infers of the file, as stated where it can't load it; ``optimize``: its own optimizer."""
-    from ..runtimes.ort import OrtRunner
-
     try:
         with OrtRunner(file, optimize=optimize) as runner:
             shapes = runner.output_shapes

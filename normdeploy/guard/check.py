@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from ..arguments import Loading, Onnx, prepared
+from ..census import census
 from ..errors import InputError, NormdeployError
 from ..shown import Shown
 from ..sources import opened
@@ -129,8 +130,6 @@ def onnx_files(source: str) -> list[str]:
 def _of_file(
     source: str, runtime: str, fuse: str, precision: str | None, progress: Progress | None, loading: Loading
 ) -> tuple[list[Problem], Sequence[str]]:
-    from ..census import census
-
     proto, weights, deployed = opened(source, loading=loading, progress=progress)
     summary = census(proto, runtime=runtime, fuse=fuse, progress=progress, chains=deployed)
     nodes = {name: node for body in bodies(proto) for node in body.node for name in node.output}

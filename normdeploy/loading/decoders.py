@@ -18,6 +18,7 @@ from torch import nn
 
 from ..errors import InputError
 from .caches import cache_of, encoder_decoder_cache, names, pairs, sides, taken_apart
+from .inputs import parse
 from .modalities import default_inputs
 from .tasks import Task
 
@@ -248,10 +249,8 @@ def _presents(cache: Any, layers: int, wanted: Sequence[str] = ("decoder", "enco
 
 def _encoded(model: nn.Module, folder: Path) -> tuple[dict[str, Any], str, bool]:
     """An example call, the encoder's states as an input, and whether the decoder takes the encoder's mask."""
-    from .inputs import parse  # a spec by its text; the wish makes the example
-
     encoder, (inputs, _) = _encoder_of(model), _own_inputs(model, folder)
-    example = _example(parse(inputs, ()).inputs)
+    example = _example(parse(inputs, ()).inputs)  # the specs are texts; the wish makes the example
     known = inspect.signature(encoder.forward).parameters
     with torch.no_grad():
         states = encoder(**{name: value for name, value in example.items() if name in known})[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export.passes import move_to_device_pass
 
 from ..errors import LoadError, TrustError
 from .expressions import Guard, NotAllowed
@@ -118,8 +119,6 @@ def _explain(path: Path, errors: list[BaseException]) -> str:
 def _on_cpu(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     values = (node.meta.get("val") for node in program.graph.nodes)
     if any(value.device.type != "cpu" for value in values if isinstance(value, torch.Tensor)):
-        from torch.export.passes import move_to_device_pass
-
         return move_to_device_pass(program, "cpu")
     return program
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from ..errors import InputError, LoadError
@@ -25,9 +27,6 @@ def read_safetensors(path: Path) -> State:
     Raises:
         LoadError: it is broken.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         return load_file(path)
     except (SafetensorError, ValueError, KeyError, OSError, RuntimeError) as error:

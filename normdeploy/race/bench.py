@@ -36,6 +36,7 @@ from ..runtimes.ort import no_cuda
 from ..runtimes.tensors import TensorSpec
 from ..runtimes.trt import TITLES, missing, runtime_of
 from ..shown import Shown
+from ..storage.files import load_onnx
 from .answers import UNITS, disagreement
 from .given import PathLike, check_counts, inputs_of
 from .machine import Machine, machine
@@ -227,8 +228,6 @@ def _coarsest(types: Iterator[str] | Any) -> str:
 
 def _asked(file: PathLike) -> str:
     """The type that an ONNX file was made to compute in."""
-    from ..storage.files import load_onnx
-
     try:
         return _HALVES.get(asked(load_onnx(file, external_data=False)), "float64")
     except GraphError:  # onnxruntime runs files that onnx's checker does not know

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NormdeployError, printable
+from . import graph
 from .page_rows import Cut, Row, islands, norms
+from .report import SCHEMA
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -54,8 +56,6 @@ def page(document: Mapping[str, Any]) -> str:
     Raises:
         NormdeployError: the document has another schema, or a library of the extra ``report`` is missing.
     """
-    from .report import SCHEMA
-
     if document.get("schema") != SCHEMA:
         raise NormdeployError(f"this is no report that a page is made from: its schema is {document.get('schema')!r}, not {SCHEMA!r}")
     require()
@@ -150,8 +150,6 @@ def _plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
 
 def _picture(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A norm's graph before and after, as SVG and in words."""
-    from . import graph
-
     count, forms = len(picture["tensors"]), [("now", picture["before"]), ("then", picture["after"])]
     drawn = [(when, graph.svg(boxes, f"head-{number}-{when}"), graph.said(boxes)) for when, boxes in forms if boxes]
     name = picture["module"] or picture["tensors"][0]

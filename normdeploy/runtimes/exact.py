@@ -17,7 +17,8 @@ from ..graphs.file_graph import widen
 from ..graphs.functions import DOMAIN
 from ..graphs.protos import captured
 from ..precision.prepare import opset_of
-from ..precision.retype import values
+from ..precision.retype import FORMATS, values
+from ..precision.stepwise import widened
 from ..storage.protos import copied
 from .ort import OrtRunner
 
@@ -218,9 +219,6 @@ def island(proto: onnx.ModelProto, places: Collection[int], types: Mapping[str, 
     Raises:
         GraphError: one of them has a body that holds half precision.
     """
-    from ..precision.retype import FORMATS
-    from ..precision.stepwise import widened
-
     halves = {form.dtype: form.onnx for form in FORMATS.values()}
     proto = copied(proto)
     nodes = list(proto.graph.node)

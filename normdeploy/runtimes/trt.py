@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from ..runtimes import RunResult
+from .arrays import check_names, to_numpy, to_torch
 from .types import FLOATS
 
 PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}  # runtime -> its Python package
@@ -86,8 +87,6 @@ class TrtRunner:
         Raises:
             InputError: the feeds do not fit the engine's inputs and profile.
         """
-        from .arrays import check_names, to_numpy, to_torch
-
         check_names(self.name, feeds, list(self._runner.get_input_metadata()))
         try:
             outputs = self._runner.infer({name: to_torch(array) for name, array in feeds.items()})
