@@ -58,7 +58,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval()
             yield part, from_module(net, torch.ones(2, 4), inputs=[f"{part.replace('-', '_')}[batch,4]"], dims=options.get("dims", ()))
 
-    monkeypatch.setattr("normdeploy.loading.load_parts", parts)
+    monkeypatch.setattr("normdeploy.api.parts.load_parts", parts)
     return said
 
 

@@ -225,6 +225,7 @@ def _alike(one: float, other: float) -> bool:
 
 def _norms(bundle: Bundle, path: Path, progress: Progress | None) -> list[Change]:
     """Norms that came, went, or that a runtime treats otherwise."""
+
     def read(value: Any) -> dict[tuple[str, str, str], tuple[str, dict[str, str]]]:
         return {(str(n["kind"]), str(n["place"]), str(n["tensor"])): (str(n["module"]), _texts(n["runtimes"])) for n in value}
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+import normdeploy
+
 from .console import bars, check_report, tell
 from .options import (
     Dims,
@@ -73,13 +75,12 @@ def bench(
 
     Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
     """
-    from ..api import bench as api
     from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     check_report(report, html, (*(sources or ()), *([inputs] if inputs else ())))
     with bars(quiet) as progress:
-        race = api.bench(
+        race = normdeploy.bench(
             sources or (),
             feeds=inputs,
             sizes=size or (),

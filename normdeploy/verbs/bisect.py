@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+import normdeploy
+
 from .console import bars, check_report, tell
 from .options import (
     Dims,
@@ -59,13 +61,12 @@ def bisect(
 
     Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
     """
-    from ..api import bisect as api
     from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     check_report(report, html, (source, onnx, *(engine or ()), *(given or ()), *([output] if output else ())))
     with bars(quiet) as progress:
-        found = api.bisect(
+        found = normdeploy.bisect(
             source, onnx, output=output, engines=engine or (), seeds=seeds, feeds=given or None, progress=progress, **loading
         )
     files = {"model": str(source), "onnx": str(onnx)} | ({"engines": ", ".join(map(str, engine))} if engine else {})

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+import normdeploy
+
 from .console import bars, check_report, tell
 from .options import EngineRuntime, HtmlFile, NormImpl, OnnxFile, Output, Quiet, ReportFile
 
@@ -60,12 +62,11 @@ def build(
     quiet: Quiet = False,
 ) -> None:
     """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX needs no GPU for it."""
-    from ..engines import build as api
     from ..reports.report import Report
 
     check_report(report, html, (source, output))
     with bars(quiet) as progress:
-        engine = api.build(
+        engine = normdeploy.build(
             source,
             output,
             runtime=runtime,

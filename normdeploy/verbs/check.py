@@ -9,6 +9,11 @@ from typing import Annotated
 
 import typer
 
+import normdeploy
+
+from ..errors import printable
+from ..reports.guard import text as told
+from ..storage.atomic import write_bytes
 from .console import bars, check_report
 from .options import (
     Dims,
@@ -80,12 +85,8 @@ def check(
 ) -> None:
     """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be read."""
     from ..arguments import check_output
-    from ..errors import printable
-    from ..guard.check import check as checked
     from ..guard.check import onnx_files
     from ..guard.sarif import sarif
-    from ..reports.guard import text as told
-    from ..storage.atomic import write_bytes
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     check_report(output)
@@ -94,7 +95,7 @@ def check(
             check_output(output, source)
     with bars(quiet) as progress:
         rules = [name.strip() for name in fail_on.split(",") if name.strip() != "none"]
-        result = checked(
+        result = normdeploy.check(
             sources, fail_on=rules, runtime=runtime, fuse=fuse, precision=precision or None, baseline=baseline, progress=progress, **loading
         )
     text = {Format.text: told, Format.json: lambda r: r.json(), Format.sarif: sarif}[form](result)

@@ -12,6 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import NormdeployError
+from ..storage.atomic import writable, write_bytes
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -26,9 +29,6 @@ def check_report(file: Path | None, html: Path | None = None, used: Iterable[Pat
     for path in (file, html):
         if path is None:
             continue
-        from ..errors import NormdeployError
-        from ..storage.atomic import writable
-
         target = os.fspath(writable(path))
         replaced = taken.get(target) or (path if os.path.exists(target) and any(target.startswith(f"{t}{os.sep}") for t in taken) else None)
         if replaced is not None:
@@ -53,8 +53,6 @@ def say(text: Text) -> None:
 def tell(account: Report, file: Path | None, quiet: bool, html: Path | None = None) -> None:
     """Print the report and write its files."""
     if file is not None or html is not None:
-        from ..storage.atomic import write_bytes
-
         text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).json()
         if file is not None:
             write_bytes(file, text.encode())

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+import normdeploy
+
+from ..errors import InputError
 from .console import bars, check_report, of_file, say, tell
 from .options import (
     Calibrate,
@@ -73,9 +76,6 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
-    from ..api import export as api
-    from ..errors import InputError
-
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     options: dict[str, Any] = {
         **{"opset": opset, "runtime": runtime, "provider": provider, "fuse": fuse, "strict": strict, "strict_proof": strict_proof},
@@ -88,7 +88,7 @@ def export(
         return
     check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:
-        result = api.export(source, output=output, calibrate=calibrate or (), progress=progress, **options, **loading)
+        result = normdeploy.export(source, output=output, calibrate=calibrate or (), progress=progress, **options, **loading)
     tell(_account(source, output, result), report, quiet, html)
 
 
@@ -96,14 +96,13 @@ def _export_parts(
     source: Path, output: Path, report: Path | None, html: Path | None, quiet: bool, options: dict[str, Any], loading: Loading
 ) -> None:
     """A folder of all parts; tables, report and page of each by itself."""
-    from ..api.parts import export_parts
     from ..loading.tasks import PART_FILES
     from ..reports.shown import title
 
     for file in PART_FILES.values():
         check_report(of_file(report, file), of_file(html, file), (source, output))
     with bars(quiet) as progress:
-        results = export_parts(source, output, progress=progress, **options, **loading)
+        results = normdeploy.export_parts(source, output, progress=progress, **options, **loading)
     for file, result in results.items():
         if not quiet:
             say(title(file))

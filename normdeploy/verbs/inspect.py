@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+import normdeploy
+
 from .console import bars, check_report, tell
 from .options import (
     Dims,
@@ -52,11 +54,10 @@ def inspect(
     quiet: Quiet = False,
 ) -> None:
     """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it; changes nothing."""
-    from ..api import inspect as api
     from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     check_report(report, html, [source])
     with bars(quiet) as progress:
-        summary = api.inspect(source, runtime=runtime, fuse=fuse, explain=explain, progress=progress, **loading)
+        summary = normdeploy.inspect(source, runtime=runtime, fuse=fuse, explain=explain, progress=progress, **loading)
     tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), report, quiet, html)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+import normdeploy
+
 from .console import bars, check_report, tell
 from .options import (
     Calibrate,
@@ -47,12 +49,11 @@ def optimize(
     quiet: Quiet = False,
 ) -> None:
     """Fuse and fold the normalizations of an ONNX file from anywhere, and clean up the rest."""
-    from ..api import optimize as api
     from ..reports.report import Report
 
     check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:
-        result = api.optimize(
+        result = normdeploy.optimize(
             source,
             output,
             runtime=runtime,

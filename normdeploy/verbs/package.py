@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+import normdeploy
+
 from .console import _console, bars
 from .options import Dims, Eval, Factory, FactoryArgs, Imports, Inputs, Key, OnnxFile, PartOption, Quiet, TaskOption, Trust, loading_of
 
@@ -50,12 +52,11 @@ def package(
 
     Exit code 1 where a runtime is wrong on the samples, as the models are configured; the bundle is written then too.
     """
-    from ..bundles.package import package as made_of
     from ..reports.bundles import show_package
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     with bars(quiet) as progress:
-        made = made_of(
+        made = normdeploy.package(
             onnx,
             output,
             source=source,

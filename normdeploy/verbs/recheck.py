@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+import normdeploy
+
+from ..storage.atomic import write_bytes
 from .console import _console, bars, check_report
 from .options import Quiet, ReportFile
 
@@ -21,14 +24,12 @@ def recheck(
     quiet: Quiet = False,
 ) -> None:
     """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got worse."""
-    from ..bundles.recheck import recheck as rechecked
     from ..reports.bundles import show_recheck
     from ..reports.report import plain
-    from ..storage.atomic import write_bytes
 
     check_report(report, used=[bundle, *([onnx] if onnx else ())])
     with bars(quiet) as progress:
-        found = rechecked(bundle, onnx=onnx, progress=progress)
+        found = normdeploy.recheck(bundle, onnx=onnx, progress=progress)
     if report is not None:
         write_bytes(report, (json.dumps(plain(found.to_json()), indent=2, allow_nan=False) + "\n").encode())
     if not quiet:

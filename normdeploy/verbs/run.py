@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+import normdeploy
+
 from .console import check_report, tell
 from .options import Output, Quiet, ReportFile
 
@@ -28,10 +30,9 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run an ONNX file or an engine once; outputs, and inputs that were generated, go to .npz files."""
-    from .. import infer as api
     from ..reports.report import Report
 
     check_report(report, used=[source, output, *([inputs] if inputs else ())])
-    done = api.run(source, inputs, output, provider=provider, device=device, profile_index=profile_index, seed=seed)
+    done = normdeploy.run(source, inputs, output, provider=provider, device=device, profile_index=profile_index, seed=seed)
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+import normdeploy
+
+from ..errors import InputError, printable
 from .console import bars, check_report, of_file, say, tell
 from .options import (
     Dims,
@@ -108,7 +111,6 @@ def verify(
     Tolerances and metrics that are given decide in the place of that rule, which is told beside them.
     Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
     """
-    from ..api import verify as api
     from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
@@ -124,7 +126,7 @@ def verify(
     used = [path for path in (policy, dataset) if path is not None]
     check_report(report, html, (source, *files, *(given or ()), *used))
     with bars(quiet) as progress:
-        parity = api.verify(
+        parity = normdeploy.verify(
             source,
             files,
             feeds=given or None,
@@ -143,7 +145,6 @@ def verify(
 
 
 def _say_failures(parity: Comparison) -> None:
-    from ..errors import printable
     from ..reports.tables import failures
 
     for line in failures(parity):
@@ -159,8 +160,6 @@ def _only_folder(files: list[Path], of_one: list[str]) -> Path:
     Raises:
         InputError: there are other files beside it, or such options.
     """
-    from ..errors import InputError
-
     folder = next(file for file in files if file.is_dir())
     if len(files) > 1:
         raise InputError(f"the folder of parts {str(folder)!r} is given with {len(files) - 1} more; verify it alone, or give files")
@@ -173,7 +172,6 @@ def _verify_parts(
     source: Path, folder: Path, report: Path | None, html: Path | None, quiet: bool, rules: dict[str, Any], loading: Loading
 ) -> None:
     """Every part by itself, and one verdict."""
-    from ..api.parts import verify_parts
     from ..loading.tasks import PART_FILES
     from ..reports.report import Report
     from ..reports.shown import title, verdict_on_parts
@@ -182,7 +180,7 @@ def _verify_parts(
     for file in PART_FILES.values():
         check_report(of_file(report, file), of_file(html, file), (source, folder / file, *used))
     with bars(quiet) as progress:
-        found = verify_parts(source, folder, progress=progress, **rules, **loading)
+        found = normdeploy.verify_parts(source, folder, progress=progress, **rules, **loading)
     for file, parity in found.comparisons.items():
         if not quiet:
             say(title(file))
