@@ -11,7 +11,8 @@ differences from the model in float64, over the largest output, for inputs aroun
 of four inputs; ``--errors`` takes them alone anew.
 
 The measures (issue 14): default at most 1.02 of plain, ``--runtime onnxruntime`` at most 1.01 of plain and of the best peer, each
-at least as exact as plain, and of as few nodes as onnxslim or onnxsim leave of it. It exits with 1 where one is missed by more than its interval.
+at least as exact as plain, and of as few nodes as onnxslim or onnxsim leave of it. It exits with 1 where one is missed by more than
+its interval.
 """
 
 from __future__ import annotations
