@@ -7,7 +7,7 @@ HUGGINGFACE := .venv-huggingface
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: demo test test-random test-gpu architectures whole-models test-architectures test-matrix huggingface install clean
+.PHONY: check demo test test-random test-gpu architectures whole-models test-architectures test-matrix huggingface install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -18,6 +18,14 @@ test: $(STAMP)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# the linters, and the tests of what is changed: for while one works
+check: $(STAMP)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	@tests=$$($(BIN)/python -m tests.changed); echo "tests: $${tests:-none}"; \
+	test -z "$$tests" || OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $$tests || test $$? = 5
 
 # spellings and lookalikes that no run has drawn before, a quarter of an hour
 test-random: $(STAMP)

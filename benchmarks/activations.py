@@ -4,8 +4,8 @@
 ``python -m benchmarks.activations`` writes ``benchmarks/results/activations.md``. Each is a module as people write it, exported by torch
 (opset 21), and the same file after `normdeploy.optimize`; both in turns in random order, one thread, processor time, onnxruntime's
 optimizer on. A ratio is the median over the rounds, with its 95 % interval; below 1 the node is faster. Errors are the largest
-differences from the module in float64, for inputs of a normal distribution times 3. Softplus and Mish, which stay as they are, are timed
-beside the nodes that they might have become. It exits with 1 where a node takes longer than what it replaces.
+differences from the module in float64, for inputs of a normal distribution times 3. Softplus, Mish and the sigmoid, which stay as they
+are, are timed beside the nodes that they might have become. It exits with 1 where a node takes longer than what it replaces.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ WRITTEN: dict[str, Function] = {
     "HardSwish": lambda x: x * torch.clamp(x + 3.0, 0.0, 6.0) / 6.0,
     "HardSigmoid": lambda x: torch.clamp(x + 3.0, 0.0, 6.0) / 6.0,
     "SiLU": lambda x: x / (1.0 + torch.exp(-x)),
-    "sigmoid": lambda x: 1.0 / (1.0 + torch.exp(-x)),
     "tanh": lambda x: 2.0 / (1.0 + torch.exp(-2.0 * x)) - 1.0,
     "softsign": lambda x: x / (1.0 + x.abs()),
 }
 LEFT: dict[str, tuple[Function, Function]] = {
     "softplus": (lambda x: torch.log(1.0 + torch.exp(x)), nn.functional.softplus),
+    "sigmoid": (lambda x: 1.0 / (1.0 + torch.exp(-x)), torch.sigmoid),
     "Mish": (lambda x: x * torch.tanh(torch.log(1.0 + torch.exp(x))), nn.functional.mish),
 }
 

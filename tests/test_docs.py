@@ -168,6 +168,12 @@ def test_readme_lists_every_verb() -> None:
     assert set(getattr(typer.main.get_command(app), "commands", {})) <= set(rows)
 
 
+def test_picture_of_the_flow_names_what_is_there() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "images" / "flow.py"))
+    assert (ROOT / "docs" / "images" / "flow.svg").read_text() == made["picture"]()
+    assert [name for name in made["folders"]() if not (ROOT / "normdeploy" / name).exists()] == []
+
+
 def test_picture_shows_the_graphs_as_they_are() -> None:
     """The number of nodes that the picture states is that of the exporter today."""
     drawn = (ROOT / "docs" / "images" / "norm.svg").read_text()

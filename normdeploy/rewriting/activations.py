@@ -1,5 +1,5 @@
 """The step that writes an activation spelled out in simple ops as the standard node that says it: GELU in both forms, SiLU, HardSwish,
-HardSigmoid, Sigmoid, Tanh, Softsign.
+HardSigmoid, Tanh, Softsign.
 
 **Which.** The normal form says (`normdeploy.recognition.functions`): it is that of the standard op's definition
 (https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are no fractions: there a file's constant may lie
@@ -9,8 +9,9 @@ a few roundings from them, and where the op holds a number in float32 it is the 
 NaN where e^x overflows.
 
 **Where.** In a file whose opset has the op; where it has not, it stays as it is. onnxruntime's kernels of these ops take at most the time
-of what they replace (`benchmarks.activations`). Mish, Softplus and Swish are not among them: onnxruntime's Softplus takes five times as
-long as Exp, Add and Log, its Mish is made of it, and for SiLU it has a kernel that Sigmoid and Mul become.
+of what they replace (`benchmarks.activations`). Not among them are Mish and Softplus, whose kernel takes five times as long as Exp, Add and
+Log; Swish, as Sigmoid and Mul become a kernel for SiLU; and Sigmoid by itself, whose kernel is 0 below −18 or so: 1/(1 + e^−x) is not, and
+somebody may take its logarithm.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ STAGE = "activations"
 _NEAR = Fraction(1, 2**22)  # relative: what two or three float32 constants are from an irrational number
 _HALF = Fraction(1, 2)
 _SQRT_HALF, _SQRT_2_PI, _CUBIC = Fraction(math.sqrt(0.5)), Fraction(math.sqrt(2 / math.pi)), Fraction("0.044715")
+_LARGE = 2**64  # float32 holds what lies between this and its inverse to all its digits
 _GATE = (X * (ONE + S)).times(_HALF)
 _RISING, _FALLING = S * (ONE + S).inverse(), (ONE + S).inverse()  # the sigmoid of t and of −t, with s = e^t
 _TANH = (S + ONE.times(Fraction(-1))) * _FALLING  # of t/2
@@ -90,13 +92,11 @@ def _cubic(argument: dict[int, Fraction], times: Fraction) -> Standard | None:
 
 
 def _exponential(argument: dict[int, Fraction], value: Ratio) -> Standard | None:
-    """With s = e^(αx): sigmoid(αx) = s/(1 + s), and tanh(αx/2) = (s − 1)/(s + 1)."""
+    """With s = e^(αx): x·sigmoid(αx) = x·s/(1 + s), and tanh(αx/2) = (s − 1)/(s + 1)."""
     if len(value.below) == 1:  # nothing is divided by a sum; most are not
         return None
     (alpha,) = argument.values()
     for sigmoid, sign in ((_RISING, 1), (_FALLING, -1)):
-        if value.same(sigmoid):
-            return Standard("Sigmoid", 6, times=sign * alpha)
         if value.same(X * sigmoid):
             return Standard("Sigmoid", 6, times=sign * alpha, gated=True)
         if value.same(_TANH.times(Fraction(sign))):
@@ -117,7 +117,7 @@ def _clip(argument: dict[int, Fraction], value: Ratio) -> Standard | None:
     gated = value.same(X * S)
     if gated and _near(alpha, Fraction(1, 6)) and beta == _HALF:
         return Standard("HardSwish", 14)
-    if not gated and not value.same(S):
+    if not (gated or value.same(S)) or not 1 / _LARGE < abs(alpha) < _LARGE or abs(beta) >= _LARGE:
         return None
     numbers = (("alpha", float(np.float32(float(alpha)))), ("beta", float(np.float32(float(beta)))))
     return Standard("HardSigmoid", 6, numbers, gated=gated)

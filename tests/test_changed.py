@@ -1,0 +1,30 @@
+"""``make check`` runs the tests of what is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.changed import files_of
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("normdeploy/rewriting/activations.py", "tests/test_activations.py"),
+        ("normdeploy/recognition/functions.py", "tests/test_activations.py"),  # which imports it
+        ("tests/test_rows.py", "tests/test_rows.py"),
+        ("docs/export.md", "tests/test_docs.py"),
+    ],
+)
+def test_the_files_of_a_file(path: str, wanted: str) -> None:
+    assert Path(wanted) in files_of([Path(path)])
+
+
+def test_a_module_that_most_tests_import_does_not_run_them_all() -> None:
+    assert len(files_of([Path("normdeploy/errors.py")])) < 12
+
+
+def test_nothing_changed() -> None:
+    assert files_of([]) == []
