@@ -45,7 +45,7 @@ def of_file(report: Path | None, file: str) -> Path | None:
     return None if report is None else report.with_name(f"{report.stem}.{Path(file).stem}{report.suffix}")
 
 
-def say(text: Text) -> None:
+def say(text: Text | str = "") -> None:
     """Print a line beside the tables."""
     _console().print(text)
 

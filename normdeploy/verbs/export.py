@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 import normdeploy
 
@@ -108,7 +107,7 @@ def _export_parts(
             say(title(file))
         tell(_account(source, output / file, result), of_file(report, file), quiet, of_file(html, file))
         if not quiet:
-            say(Text())
+            say()
 
 
 def _account(source: Path, output: Path, result: ExportResult) -> Report:

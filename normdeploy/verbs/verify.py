@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 import normdeploy
 
@@ -187,7 +186,7 @@ def _verify_parts(
         account = Report("verify", _roles(source, [folder / file]), parity=parity, seconds={"verify": parity.seconds})
         tell(account, of_file(report, file), quiet, of_file(html, file))
         if not quiet:
-            say(Text())
+            say()
         elif not parity:
             _say_failures(parity)
     if not quiet:
