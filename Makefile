@@ -17,6 +17,7 @@ test: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 # the linters, and the tests of what is changed: for while one works
@@ -24,6 +25,7 @@ check: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 	@tests=$$($(BIN)/python -m tests.changed); echo "tests: $${tests:-none}"; \
 	test -z "$$tests" || OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $$tests || test $$? = 5
 

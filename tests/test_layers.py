@@ -1,0 +1,151 @@
+"""Imports inside functions: each keeps a heavy library away, and stands in a list here. Who may import whom, pyproject.toml says."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A module of ours that may be imported inside a function -> the library that it would bring along.
+LATE = {
+    # torch takes 1.4 s to import, and what reads ONNX alone needs none
+    "normdeploy.bundles.sample_files": "torch",
+    "normdeploy.bundles.sample_runs": "torch",
+    "normdeploy.bundles.samples": "torch",
+    "normdeploy.exporter": "torch",
+    "normdeploy.loading": "torch",
+    "normdeploy.loading.hub": "torch",
+    "normdeploy.loading.inputs": "torch",
+    "normdeploy.loading.kinds": "torch",
+    "normdeploy.loading.tasks": "torch",
+    "normdeploy.parity.originals": "torch",
+    "normdeploy.runtimes.cuda": "torch",
+    "normdeploy.runtimes.engine": "torch",
+    # the command line starts without them: onnx and numpy take 0.3 s, rich's tables 0.07 s of the 0.2 s of ``normdeploy --help``
+    "normdeploy.arguments": "onnx",
+    "normdeploy.guard.check": "onnx",
+    "normdeploy.guard.sarif": "onnx",
+    "normdeploy.runtimes.trt": "numpy",
+    "normdeploy.reports.bundles": "rich",
+    "normdeploy.reports.page": "rich",
+    "normdeploy.reports.report": "rich",
+    "normdeploy.reports.shown": "rich",
+    "normdeploy.reports.tables": "rich",
+    # extras, which may not be installed
+    "normdeploy.reports.plots": "matplotlib",
+    "normdeploy_plugins.ops": "triton",
+    "normdeploy_plugins.qdp": "triton",
+}
+
+# A library that may be imported inside a function -> why.
+LIBRARIES = {
+    "torch": "takes 1.4 s",
+    "torch.utils.flop_counter": "takes 0.2 s more, and is for bench alone",
+    "onnxruntime.transformers.float16": "for half precision alone",
+    "polygraphy": "drives TensorRT or TensorRT-RTX: which, its first import settles",
+    "rich": "takes 0.07 s of each start of the command line",
+    "datasets": "no dependency of ours",
+    "huggingface_hub": "no dependency of ours",
+    "transformers": "no dependency of ours, and takes seconds",
+    "jinja2": "of the extra report",
+    "markupsafe": "of the extra report",
+    "triton": "of the extra plugins",
+    "tensorrt": "of the extra tensorrt",
+    "cuda.bindings": "comes with a torch for CUDA",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """``late``: inside a function."""
+
+    importer: str
+    imported: str
+    late: bool
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Module -> file, of both packages."""
+    found = {}
+    for package, folder in (("normdeploy", ROOT / "normdeploy"), ("normdeploy_plugins", ROOT / "plugins")):
+        for file in folder.rglob("*.py"):
+            parts = (package, *file.relative_to(folder).with_suffix("").parts)
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    """Every import, but those for types alone."""
+    return tuple(i for name, file in modules().items() for i in _of(name, file))
+
+
+def _of(name: str, file: Path) -> Iterator[Import]:
+    def walk(node: ast.AST, late: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                yield child, late
+            elif not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+                yield from walk(child, late or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+
+    for statement, late in walk(ast.parse(file.read_text()), False):
+        if isinstance(statement, ast.Import):
+            targets = [alias.name for alias in statement.names]
+        else:
+            above = name.split(".")[: len(name.split(".")) - statement.level + (file.name == "__init__.py")] if statement.level else []
+            base = ".".join([*above, *([statement.module] if statement.module else [])])
+            inside = [f"{base}.{alias.name}" for alias in statement.names]
+            targets = [module if module in modules() else base for module in inside]
+        yield from (Import(name, target, late) for target in dict.fromkeys(targets))
+
+
+@cache
+def brought(module: str) -> frozenset[str]:
+    """The libraries that importing a module of ours imports at once."""
+    seen, found, stack = set[str](), set[str](), [module]
+    while stack:
+        one = stack.pop()
+        if one not in modules():
+            found.add(one.partition(".")[0])
+        elif one not in seen:
+            seen.add(one)
+            stack += [one.rpartition(".")[0]] if "." in one else []  # its folder's __init__.py is run first
+            stack += [i.imported for i in imports() if i.importer == one and not i.late]
+    return frozenset(found)
+
+
+def _library(imported: str) -> str:
+    return next((name for name in sorted(LIBRARIES, key=len, reverse=True) if f"{imported}.".startswith(f"{name}.")), "")
+
+
+def test_an_import_inside_a_function_keeps_a_library_away() -> None:
+    wrong = []
+    for i in imports():
+        if i.late and i.imported in modules():
+            library = LATE.get(i.imported)
+            if library is None:
+                wrong.append(f"{i.importer} imports {i.imported} inside a function, and it is not in LATE: import it at the top")
+            elif library not in brought(i.imported):
+                wrong.append(f"{i.imported} does not bring {library}: {i.importer} can import it at the top")
+            elif library in brought(i.importer):
+                wrong.append(f"{i.importer} imports {library} at once: it can import {i.imported} at the top")
+        elif i.late and not _library(i.imported):
+            wrong.append(f"{i.importer} imports {i.imported} inside a function, and it is not in LIBRARIES: import it at the top")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_lists_hold_what_is_imported_late_and_no_more() -> None:
+    late = {i.imported for i in imports() if i.late}
+    assert set(LATE) <= late
+    assert set(LIBRARIES) == {library for imported in late if (library := _library(imported))}
+
+
+def test_the_command_line_alone_comes_in_by_the_front_door() -> None:
+    """``normdeploy/__init__.py`` finds every verb: what is below the verbs and imported it would close a circle."""
+    inside = {i.importer for i in imports() if i.imported == "normdeploy"}
+    assert inside <= {"normdeploy.cli", *(name for name in modules() if name.startswith("normdeploy.verbs."))}
