@@ -1,7 +1,7 @@
 """Results as a person sees them: ``print`` and a notebook show the tables that the command line shows.
 
-Results know nothing of the tables, which are made in `normdeploy.reports` from results of every verb: a result that imported them would
-close a circle. ``normdeploy/__init__.py``, which is run before any other module of the package, names the two functions that render.
+The tables are made in `normdeploy.reports`, which knows the results of every verb: a result that imported it would close a circle.
+``normdeploy/__init__.py``, which is run before any other module of the package, names the two functions that render.
 """
 
 from __future__ import annotations

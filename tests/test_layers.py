@@ -1,4 +1,4 @@
-"""Imports inside functions: each keeps a heavy library away, and stands in a list here. Who may import whom, pyproject.toml says."""
+"""Each import inside a function keeps a heavy library away, and is listed here. `lint-imports` checks the layers (pyproject.toml)."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_the_lists_hold_what_is_imported_late_and_no_more() -> None:
     assert set(LIBRARIES) == {library for imported in late if (library := _library(imported))}
 
 
-def test_the_command_line_alone_comes_in_by_the_front_door() -> None:
-    """``normdeploy/__init__.py`` finds every verb: what is below the verbs and imported it would close a circle."""
-    inside = {i.importer for i in imports() if i.imported == "normdeploy"}
-    assert inside <= {"normdeploy.cli", *(name for name in modules() if name.startswith("normdeploy.verbs."))}
+def test_only_the_command_line_imports_the_package_itself() -> None:
+    """``normdeploy/__init__.py`` finds every verb: a module below the verbs that imported it would close a circle."""
+    importers = {i.importer for i in imports() if i.imported == "normdeploy"}
+    assert importers <= {"normdeploy.cli", *(name for name in modules() if name.startswith("normdeploy.verbs."))}
