@@ -11,8 +11,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
+from ..norms.ops import DOMAIN, OURS, STANDARD
 from .dims import Dims, invented
-from .functions import DOMAIN, OPS
 from .links import Links
 from .protos import inferred, lonely
 from .unrounded import Unrounded
@@ -22,12 +22,12 @@ _SAME_SHAPE = frozenset(
     {
         *("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Neg", "Sqrt", "Reciprocal", "Identity", "Cast", "CastLike", "Clip"),
         *("Relu", "Gelu", "Erf", "Tanh", "Sigmoid"),
-        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"),
-        *OPS,
+        *(op for op, row in STANDARD.items() if row.rescaled),
+        *OURS,
     }
 )
 _SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}
-NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
+NEWEST = max(row.since for row in STANDARD.values())  # the highest opset whose ops the passes write
 _A_NODE = 2**10  # elements that numpy computes in the time that a node takes besides: some microseconds
 _AT_ONCE = 2**27  # elements that one constant may be computed from: 1 GB
 _IN_ALL = 2**31  # that all constants of a graph may take: half a minute

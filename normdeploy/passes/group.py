@@ -53,7 +53,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
         bias = writer.parameter(norm.beta, (size,), 0.0, "bias")
         writer.then("GroupNormalization", scale, bias, num_groups=groups, epsilon=norm.epsilon)
         writer.transpose(inverse(perm))
-        result = writer.form("GroupNormalization", f"GroupNormalization(num_groups={groups}, epsilon={written(norm.epsilon)})", 21)
+        result = writer.form("GroupNormalization", f"GroupNormalization(num_groups={groups}, epsilon={written(norm.epsilon)})")
     return result
 
 
