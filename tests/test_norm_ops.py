@@ -1,5 +1,8 @@
 """The table of norm ops agrees with whoever defines them: onnx's schemas, our function bodies and kernels, onnxruntime's schemas."""
 
+import ast
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -145,3 +148,15 @@ def test_onnxruntimes_rows_are_its_schemas() -> None:
         assert row.fewest == found.min_input
         assert set(row.attributes) == set(found.attributes), row.op
         assert len(row.outputs) == len(found.outputs), row.op
+
+
+def test_no_other_module_lists_norm_ops() -> None:
+    """A table from ops to functions is no list of them; those are asked for their keys above."""
+    names = {row.op for row in ROWS} - {row.kind for row in ROWS}
+    found = []
+    for path in sorted(Path("normdeploy").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Set | ast.List | ast.Tuple):
+                held = [e.value for e in node.elts if isinstance(e, ast.Constant) and e.value in names]
+                found += [(str(path), held)] if len(held) > 1 else []
+    assert not found

@@ -10,20 +10,20 @@ from collections.abc import Callable
 
 import onnx
 
+from ..norms.ops import CONTRIB, STANDARD, Owner, owned_by
 from .plugins import PLUGINS
-from .write import Attrs, Op, Refused, Writer
+from .write import Attrs, Op, Refused, Writer, written_by
 
 
 def op_of(node: onnx.NodeProto, opset: int) -> Op | None:
     """What a node means; None for standard ops, and for those that nothing is known of."""
     if node.domain in ("", "ai.onnx"):
         if node.op_type == "GroupNormalization":
-            return _GROUP_NORM_18 if 18 <= opset < 21 else None
-        if node.op_type == "LayerNormalization" and opset >= 17:
-            return None
-        if node.op_type in ("LayerNormalization", "SimplifiedLayerNormalization"):
-            return _ONNXRUNTIME[node.op_type]
-    if node.domain == "com.microsoft":
+            return _GROUP_NORM_18 if _OLD_GROUP_NORM.since <= opset < STANDARD[node.op_type].since else None
+        if node.op_type in _ADDED:
+            standard = STANDARD.get(node.op_type)
+            return None if standard is not None and opset >= standard.since else _ONNXRUNTIME[node.op_type]
+    if node.domain == CONTRIB:
         return _ONNXRUNTIME.get(node.op_type)
     return None if node.domain.startswith(("com.microsoft", "com.ms.", "ai.onnx.")) else PLUGINS.get(node.op_type)
 
@@ -164,17 +164,16 @@ def _repeated(w: Writer, t: str, times: int) -> str:
     return w.reshape(column, [-1])
 
 
-def _ort(kind: str, write: Callable[[Writer, Attrs], None], fewest: int, most: int, *attributes: str, optional: tuple[int, ...] = ()) -> Op:
-    return Op("onnxruntime", kind, write, frozenset((*attributes, "epsilon")), (fewest, most), optional)
-
-
-_ONNXRUNTIME = {
-    "LayerNormalization": _ort("LayerNorm", _layer_norm, 2, 3, "axis", "stash_type"),
-    "SimplifiedLayerNormalization": _ort("RMSNorm", _simplified_layer_norm, 2, 2, "axis", "stash_type"),
-    "SkipLayerNormalization": _ort("LayerNorm", _skip_layer_norm, 3, 5),
-    "SkipSimplifiedLayerNormalization": _ort("RMSNorm", _skip_simplified_layer_norm, 3, 4),
-    "EmbedLayerNormalization": _ort("LayerNorm", _embed_layer_norm, 7, 9, "mask_index_type", optional=(1, 4)),
-    "GroupNorm": _ort("GroupNorm", _ort_group_norm, 3, 3, "groups", "activation", "channels_last"),
-    "SkipGroupNorm": _ort("GroupNorm", _skip_group_norm, 4, 5, "groups", "activation", "channels_last"),
+_WRITERS: dict[str, Callable[[Writer, Attrs], None]] = {
+    "LayerNormalization": _layer_norm,
+    "SimplifiedLayerNormalization": _simplified_layer_norm,
+    "SkipLayerNormalization": _skip_layer_norm,
+    "SkipSimplifiedLayerNormalization": _skip_simplified_layer_norm,
+    "EmbedLayerNormalization": _embed_layer_norm,
+    "GroupNorm": _ort_group_norm,
+    "SkipGroupNorm": _skip_group_norm,
 }
-_GROUP_NORM_18 = Op("ONNX 18", "GroupNorm", _group_norm_18, frozenset({"epsilon", "num_groups"}), (3, 3))
+_ONNXRUNTIME = {op: written_by(row, _WRITERS[op]) for op, row in owned_by(Owner.ONNXRUNTIME).items()}
+_ADDED = frozenset(op for op, row in owned_by(Owner.ONNXRUNTIME).items() if "" in row.domains)  # to the default domain
+_OLD_GROUP_NORM = owned_by(Owner.ONNX_18)["GroupNormalization"]
+_GROUP_NORM_18 = written_by(_OLD_GROUP_NORM, _group_norm_18)
