@@ -47,7 +47,7 @@ from .protos import RANDOM
 __all__ = ["Simplified", "check_equal", "simplify"]
 
 # `rewriting.constants` computes the norm of a constant, in float64, or says why it stays.
-_UNFOLDED = frozenset(op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT and op != "LpNormalization")
+_UNFOLDED = frozenset(op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT)
 _RULES_FROM = 14  # the opset of the newest op that the rules write (Reshape with allowzero)
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 _MADE = 2**20  # elements that positions, masks and rows of tables may have to be folded
