@@ -15,6 +15,7 @@ from normdeploy.graphs import functions
 from normdeploy.graphs.graph import Graph
 from normdeploy.norms.ops import DEFAULT, OURS, ROWS, STANDARD, NormOp, Owner, Statistics, owned_by
 from normdeploy.proof import foreign, norms
+from normdeploy.recognition import traits
 
 REQUIRED, OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Single, onnx.defs.OpSchema.FormalParameterOption.Optional
 NAMES = {  # what a schema calls an input, and what a row does
@@ -101,6 +102,20 @@ def test_a_graph_knows_a_norms_results_where_onnx_does_not(op: str) -> None:
     graph = Graph(onnx.parser.parse_model(f"{head} {{ {body} {ends} }}"))
     found = {t.name: (graph.shape(t), graph.dtype(t)) for t in graph.nodes[0].outputs}
     assert {name: (shape, None if kind is None else kind.name) for name, (shape, kind) in found.items()} == expected
+
+
+@pytest.mark.parametrize("op", ["LayerNormalization", "SimplifiedLayerNormalization", "InstanceNormalization"])
+def test_the_census_tells_the_type_of_the_statistics(op: str) -> None:
+    """An op with a stash_type takes them in float32 where the node does not say; another one in its input's type."""
+    row = DEFAULT[op]
+    given = ", ".join(row.inputs)
+    graph = Graph(
+        onnx.parser.parse_model(
+            f"""<ir_version: 10, opset_import: ["": 21]> g (float16[2,6,4] X, float16[4] scale, float16[4] bias) => (float16[2,6,4] y)
+            {{ y = {op}({given}) }}"""
+        )
+    )
+    assert traits._statistics(graph, graph.nodes) == ("float32" if "stash_type" in row.attributes else "float16")
 
 
 @pytest.mark.parametrize("op", OURS)

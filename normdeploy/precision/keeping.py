@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from ..graphs.nested import graphs
-from ..norms.ops import DOMAIN, STANDARD
+from ..norms.ops import DEFAULT, DOMAIN
 from .floating import View
 from .retype import Format, values
 
@@ -47,7 +47,7 @@ def _by_kind(view: View, node: onnx.NodeProto) -> Reason | None:
     made = node.output[0]
     if any(graphs(a) for a in node.attribute):
         return "control flow", made, "a body of control flow is left in float32 as a whole", None
-    if node.op_type in STANDARD or node.domain == DOMAIN:
+    if node.op_type in DEFAULT or node.domain == DOMAIN:
         return "norm", node.input[0], "its statistics are float32", None
     if node.op_type in REDUCTIONS:
         return "statistics", node.input[0], "it adds up, and runtimes differ in what they add up half precision in", None

@@ -16,7 +16,7 @@ from ..evaluate import evaluate
 from ..graphs.dims import Dims
 from ..graphs.functions import JOINED
 from ..graphs.graph import Graph
-from ..norms.ops import OURS, STANDARD
+from ..norms.ops import DEFAULT, OURS
 from ..records import Half, Parameter
 from .facts import Norm
 from .parameters import Param, epsilon_of, snapped
@@ -28,7 +28,7 @@ from .sizes import bindings
 
 _BOUND = float(np.finfo(np.float32).max)  # what exporters write for "no bound", no number
 _LARGE = 2.0**34  # an epsilon is far below float64's precision there
-_STASHED = frozenset(op for op, row in STANDARD.items() if "stash_type" in row.attributes)  # it is 1, float32, where a node does not say
+_STASHED = frozenset(op for op, row in DEFAULT.items() if "stash_type" in row.attributes)  # it is 1, float32, where a node does not say
 
 
 class Traits(TypedDict, total=False):
