@@ -47,6 +47,13 @@ def test_a_standard_row_is_the_schema_of_its_opset(row: NormOp) -> None:
     assert sorted(row.attributes) == sorted(own.attributes)
     assert len(row.outputs) == len(own.outputs)
     assert own.outputs[0].type_str == own.inputs[row.inputs.index(row.typed_by)].type_str
+    takes = [s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.domain, s.name) == ("", row.op) and _in_bfloat16(s)]
+    assert row.opset("bfloat16") == max(row.since, min(takes))
+    assert row.opset("float32") == row.since
+
+
+def _in_bfloat16(own: onnx.defs.OpSchema) -> bool:
+    return any("tensor(bfloat16)" in c.allowed_type_strs for c in own.type_constraints if c.type_param_str == own.inputs[0].type_str)
 
 
 @pytest.mark.parametrize("row", STANDARD.values(), ids=lambda row: row.op)

@@ -56,6 +56,7 @@ class NormOp:
     outputs: tuple[str, ...] = ("Y",)
     optional: frozenset[str] = frozenset()  # inputs that may be left out
     since: int = 1  # the first opset in which it means this
+    bfloat16: int = 1  # the first in which it takes that type
     domains: tuple[str, ...] = ("",)  # in which a node of this name is this op; () where the name alone tells
     typed_by: str = "X"  # the input whose element type Y has
     centered: bool = True  # it takes the mean off
@@ -69,6 +70,10 @@ class NormOp:
     def name(self) -> str:
         """The op as reports write it, with the domain of ours: "LayerNormalization", "normdeploy.AddLayerNorm"."""
         return f"{DOMAIN}.{self.op}" if self.owner is Owner.OURS else self.op
+
+    def opset(self, dtype: str) -> int:
+        """The first opset that has it in a type, "float32" or "bfloat16"."""
+        return max(self.since, self.bfloat16) if dtype == "bfloat16" else self.since
 
     @property
     def fewest(self) -> int:
@@ -143,7 +148,9 @@ ROWS: tuple[NormOp, ...] = (
         "RMSNormalization", "RMSNorm", "X scale", _AXIS, since=23, plugin="RMSNorm", tensorrt=(10, 15), typed_by="scale", centered=False
     ),
     _standard("GroupNormalization", "GroupNorm", _AFFINE, _GROUPS, since=21, plugin="GroupNorm", tensorrt=(10, 9), layer=True),
-    _standard("InstanceNormalization", "InstanceNorm", _AFFINE, "epsilon", since=6, plugin="InstanceNorm", tensorrt=(0,), layer=True),
+    _standard(
+        "InstanceNormalization", "InstanceNorm", _AFFINE, "epsilon", since=6, bfloat16=22, plugin="InstanceNorm", tensorrt=(0,), layer=True
+    ),
     _standard(
         "BatchNormalization",
         "BatchNorm",
@@ -151,14 +158,15 @@ ROWS: tuple[NormOp, ...] = (
         "epsilon momentum",
         _TRAINED,
         since=9,
+        bfloat16=14,
         plugin="ScaleShift",
         tensorrt=(0,),
         layer=True,
         statistics=Statistics.CONSTANT,
     ),
-    _standard("MeanVarianceNormalization", "StdNorm", "X", "axes", since=9),
-    _standard("LpNormalization", "L2Norm", "X", "axis p", centered=False),
-    _standard("LRN", "LRN", "X", "alpha beta bias size", centered=False, statistics=Statistics.WINDOW),
+    _standard("MeanVarianceNormalization", "StdNorm", "X", "axes", since=9, bfloat16=13),
+    _standard("LpNormalization", "L2Norm", "X", "axis p", bfloat16=22, centered=False),
+    _standard("LRN", "LRN", "X", "alpha beta bias size", bfloat16=13, centered=False, statistics=Statistics.WINDOW),
     # our own
     _ours("RMSNorm", "RMSNorm", "X scale", "axes epsilon stash_type", centered=False),
     _ours("LayerNorm", "LayerNorm", _AFFINE, "axes epsilon ddof stash_type"),

@@ -95,7 +95,7 @@ class Writer:
         extra = [n.op for n in self.nodes if n.op != core]
         words = said + (f" with {' '.join(extra)} around it" if extra else "")
         notes = ("the output depends on the batch",) if 0 in self.norm.axes and len(self.norm.shape) > 1 else ()
-        return Form(tuple(self.nodes), words, notes, opset or STANDARD[core].since, core)
+        return Form(tuple(self.nodes), words, notes, opset or STANDARD[core].opset(self.norm.dtype.name), core)
 
 
 def trailing(norm: Norm) -> int | None:

@@ -95,4 +95,4 @@ def _regrouped(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list
         writer.transpose(inverse(perm))
         writer.affine(norm.gamma, norm.beta)
     over = "axis=-1, " if core == "LayerNormalization" else ""
-    return writer.form(core, f"Reshape to {groups} groups, {core}({over}epsilon={written(norm.epsilon)})", 17 if over else 6)
+    return writer.form(core, f"Reshape to {groups} groups, {core}({over}epsilon={written(norm.epsilon)})")

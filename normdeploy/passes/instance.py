@@ -36,8 +36,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     bias = writer.parameter(norm.beta, (size,), 0.0, "bias")
     writer.then("InstanceNormalization", scale, bias, epsilon=norm.epsilon)
     writer.transpose(inverse(perm))
-    opset = 22 if norm.dtype.name == "bfloat16" else 6  # the first that allows the type
-    return writer.form("InstanceNormalization", f"InstanceNormalization(epsilon={written(norm.epsilon)})", opset)
+    return writer.form("InstanceNormalization", f"InstanceNormalization(epsilon={written(norm.epsilon)})")
 
 
 def _instances(norm: Norm, runtime: str) -> bool:
