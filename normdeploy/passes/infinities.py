@@ -31,7 +31,7 @@ from .linear import linear_of
 _FARTHEST = 512  # tensors looked at behind a sum
 _ONE_SIDED = {"Relu", "Elu", "Selu", "Celu", "Softplus"}  # a number of −Inf, +Inf and NaN as they are
 _KEEPING = {"Identity", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Swish", "Abs"}  # of −Inf NaN or an infinity
-# of a row all is NaN where one element is not finite: the mean is none
+# Of a row all is NaN where one element is not finite: its mean is none. Those with a scale of their own: no other stands behind a merge.
 _CENTERED = {op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT and row.centered and row.rescaled}
 _SUMS = {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"}
 _GATES = {"Sigmoid", "HardSigmoid", "Softmax", "Relu", "Exp"}  # never negative
