@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from importlib import resources
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
@@ -234,6 +235,20 @@ def test_what_a_gpu_runs_best_is_another_form() -> None:
     assert "InstanceNormalization" in ops_on_gpu
     assert "GroupNormalization" not in ops_on_gpu
     assert [any("not measured" in note for note in r.notes) for r in (on_cpu, on_gpu)] == [False, True]
+
+
+def test_a_group_norm_in_bfloat16_gets_the_opset_of_its_form() -> None:
+    """InstanceNormalization takes the type from opset 22 on: at 21 onnx's checker refuses the file."""
+    body = """r = Reshape(x, s) m = ReduceMean(r, a) d = Sub(r, m) q = Mul(d, d) v = ReduceMean(q, a) w = Add(v, e) t = Sqrt(w)
+        n = Div(d, t) y = Reshape(n, b)"""
+    held = "int64[3] s = {0, 3, -1}, int64[4] b = {2, 6, 4, 4}, int64[1] a = {-1}"
+    head = f'<ir_version: 10, opset_import: ["": 21]> g (bfloat16[2,6,4,4] x) => (bfloat16[2,6,4,4] y) <{held}>'
+    proto = onnx.parser.parse_model(f"{head} {{ {body} }}")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1e-5, ml_dtypes.bfloat16), "e"))
+    made = normdeploy.optimize(proto, runtime="onnxruntime", provider="cuda").proto
+    onnx.checker.check_model(made, full_check=True)
+    assert "InstanceNormalization" in {n.op_type for n in made.graph.node}
+    assert [o.version for o in made.opset_import] == [22]
 
 
 @pytest.mark.parametrize(("runtime", "provider"), [("any", "cuda"), ("tensorrt", "cuda"), ("onnxruntime", "rocm")])

@@ -70,6 +70,18 @@ def test_two_norms_of_one_tensor_share_a_cast() -> None:
     run_onnxruntime(made, {"x": X.astype(np.float16)})
 
 
+def test_a_norm_that_onnxruntime_adds_to_the_standard_is_float32_too() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[2,4] x) => (float[2,4] y) <float[4] g = {1, 2, 3, 4}>
+        { y = SimplifiedLayerNormalization<epsilon = 1.0e-12>(x, g) }"""
+    )
+    made, account = converted(proto, "fp16", [{"x": X}])
+    assert reasons(account) == {"SimplifiedLayerNormalization": "norm"}
+    assert [n.op_type for n in made.graph.node] == ["Cast", "SimplifiedLayerNormalization", "Cast"]
+    found, expected = run_onnxruntime(made, {"x": X.astype(np.float16)})[0], run_onnxruntime(proto, {"x": X})[0]
+    np.testing.assert_allclose(found.astype(np.float32), expected, rtol=1e-3)
+
+
 def test_an_overflowing_weight_is_kept_and_told() -> None:
     proto = text("h = MatMul(x, big) y = MatMul(h, small)", big=np.eye(4) * 1e5, small=np.eye(4) * 1e-3)
     made, account = converted(proto, "fp16", [{"x": X}])

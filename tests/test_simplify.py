@@ -522,3 +522,15 @@ def test_a_neutral_number_that_a_caller_may_replace_stays(op: str, neutral: floa
     session = ort.InferenceSession(simplify(proto).proto.SerializeToString(), providers=["CPUExecutionProvider"])
     x, c = np.arange(4, dtype=np.float32), np.array(3, np.float32)
     np.testing.assert_array_equal(session.run(None, {"x": x, "c": c})[0], x + c if op == "Add" else x * c)
+
+
+def test_the_norm_of_a_constant_is_not_folded() -> None:
+    """onnx's evaluator, which would do it, forgets the absolute value in the L1 norm: 1.23.2 gives (-1.5, 2, 0.5) here."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) <float[3] c = {-3.0, 4.0, 1.0}>
+        { n = LpNormalization <axis = 0, p = 1> (c) y = Add (x, n) }"""
+    )
+    made = simplify(proto).proto
+    (y,) = run_onnxruntime(made, {"x": np.zeros(3, np.float32)})
+    np.testing.assert_allclose(y, [-0.375, 0.5, 0.125], rtol=1e-6)
+    assert [n.op_type for n in made.graph.node] == ["LpNormalization", "Add"]

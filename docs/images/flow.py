@@ -22,7 +22,7 @@ WAY = (  # (folders, what is done there), in the order of a model's way; a line 
 )
 BESIDE = (  # what the way is held up by, and what is done with the file
     ("evaluate/", "ops in float64"),
-    ("foreign/", "ops of other tools"),
+    ("norms/ foreign/", "tables of norm ops"),
     ("precision/", "half precision"),
     ("runtimes/ engines/", "runs it, builds engines"),
     ("parity/ bisection/", "verify, bisect"),

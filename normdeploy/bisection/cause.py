@@ -157,7 +157,7 @@ def _ddof(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Cha
             other = "an unbiased" if power == 1 else "a biased"
             said = f"the variance before {_said(exact, place)} is {text} one over {n} numbers, the model has {other} one"
             yield Cause("ddof", said, place), Change(inputs={(place, 0): _times((n / (n - 1)) ** power)})
-    elif node.op_type in ("LayerNormalization", "LayerNorm", "AddLayerNorm") and len(node.input) > 1:
+    elif node.op_type == "LayerNormalization" and len(node.input) > 1:
         x = values.get(node.input[0])
         if x is None:
             return

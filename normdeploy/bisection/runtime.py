@@ -41,6 +41,7 @@ class Wrong:
     error: float
     allowed: float
     reason: str
+    lost: bool = False  # it is not finite where float64 is, or the other way
 
     def __bool__(self) -> bool:
         return bool(self.reason) or self.error > self.allowed
@@ -85,7 +86,7 @@ class Units:
             reason = f"its shape is {list(got.shape)}, by ONNX's definition it is {list(expected.shape)}"
             return Wrong(tuple(places), end, given, expected, 0.0, allowed, reason)
         error, _, broken = distance(got.reshape(expected.shape), expected)
-        return Wrong(tuple(places), end, given, expected, error, allowed, broken)
+        return Wrong(tuple(places), end, given, expected, error, allowed, broken, lost=bool(broken))
 
     def given(self, places: Sequence[int], right: Values) -> dict[str, Array]:
         """What ``places`` read and do not make, in the types of the file that runs."""
@@ -152,9 +153,9 @@ def cause_of(wrong: Wrong, dtype: np.dtype, result: OutputResult) -> Cause:
     if wrong.reason and seen > largest:
         return Cause("overflow", f"it reaches {seen:.4g}, {dtype.name} ends at {largest:.5g}", place)
     inner = max((float(np.abs(widen(v)).max(initial=0)) ** 2 * v.size for v in wrong.given.values() if v.dtype.kind in "fV"), default=0.0)
-    if "where float64 has" in wrong.reason and inner > largest:
+    if wrong.lost and inner > largest:
         return Cause("overflow", f"the result fits {dtype.name}, a sum of squares inside the node may not: {wrong.reason}", place)
-    if "where float64 has" in wrong.reason:
+    if wrong.lost:
         return Cause("accuracy", f"the runtime's kernel loses all digits: {wrong.reason}", place)
     if wrong.reason:
         return Cause("unknown", wrong.reason, place)

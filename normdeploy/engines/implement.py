@@ -1,6 +1,6 @@
 """Which form each norm of a file takes in a TensorRT engine (``build --norm-impl``): native node, function body, or plugin node.
 
-    native  the file as it is, but for what the library can't read or reads wrongly (`TABLE`)
+    native  the file as it is, but for what the library can't read or reads wrongly (`normdeploy.norms.ops`)
     plugin  our kernels for every norm that they take
     auto    our kernels where TensorRT has no single fused layer: this project's own ops and RMSNorm; native for LayerNormalization,
             GroupNormalization, InstanceNormalization and BatchNormalization, which it fuses with pointwise neighbours by itself. This is
@@ -15,28 +15,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
 
 from ..errors import InputError, RuntimeUnavailable
 from ..foreign.shadows import apart
-from ..graphs.functions import DOMAIN, OPS, VERSION, WITHOUT_KERNEL, body, oldest
+from ..graphs.functions import OPS, VERSION, body, oldest
 from ..graphs.graph import Graph
 from ..graphs.protos import module
+from ..norms.ops import DOMAIN, OURS, STANDARD, NormOp, Version
 from ..proof.shapes import complete
 from ..storage.protos import subgraphs
 from . import native_forms
 from .plugin_nodes import Kept, Plan, Planner
-from .plugin_plans import NORMS, plan, said, scaled_and_shifted
+from .plugin_plans import plan, said, scaled_and_shifted
 from .plugin_proof import proved
 
 NORM_IMPLS = ("native", "plugin", "auto")
 PLUGINS_SINCE = (10, 9)  # TensorRT's first release with plugins compiled ahead of time (aot_impl)
 _IR_OF_FUNCTIONS = 8
 
-Version = tuple[int, ...]
 Writer = Callable[[Planner, gs.Node], Plan]
 
 
@@ -51,32 +51,16 @@ class Implementation:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Row:
-    """What is right for one op: the first version of each runtime whose parser reads the node, the form for older ones, and for auto."""
-
-    tensorrt: Version
-    tensorrt_rtx: Version
-    auto: Literal["native", "plugin"]
-    older: Writer | None = None
-
-    def native(self, runtime: str, version: Version) -> bool:
-        return not version or version >= (self.tensorrt_rtx if runtime == "tensorrt-rtx" else self.tensorrt)
-
-
-_ALWAYS: Version = (0,)
-# TensorRT: onnx-tensorrt's changelog (LayerNormalization and GroupNormalization 8.6, local functions 9.0) and importer (scale of
-# GroupNormalization for each channel 10.9, RMSNormalization 10.15). TensorRT-RTX: the parsers of 1.4, 1.5, 1.6 and 1.7 were asked
-# (2026-11-21): all take all of them, as one NORMALIZATION layer but for RMSNormalization (primitives) and BatchNormalization (SCALE).
-TABLE: dict[str, Row] = {
-    "LayerNormalization": Row((8, 6), _ALWAYS, "native"),
-    "InstanceNormalization": Row(_ALWAYS, _ALWAYS, "native"),
-    "BatchNormalization": Row(_ALWAYS, _ALWAYS, "native"),
-    "GroupNormalization": Row((10, 9), _ALWAYS, "native", native_forms.by_instances),
-    "RMSNormalization": Row((10, 15), _ALWAYS, "plugin", native_forms.own_rms_norm),
-    **{f"{DOMAIN}.{op}": Row((9, 0), _ALWAYS, "plugin") for op in sorted(OPS - WITHOUT_KERNEL)},
+TABLE: dict[str, NormOp] = {row.name: row for row in (*STANDARD.values(), *OURS.values()) if row.plugin}
+_OLDER: dict[str, Writer] = {  # what a parser that does not read the op gets instead
+    "GroupNormalization": native_forms.by_instances,
+    "RMSNormalization": native_forms.own_rms_norm,
 }
-assert TABLE.keys() == NORMS
+
+
+def _reads(row: NormOp, runtime: str, version: Version) -> bool:
+    """Whether the parser of a runtime reads the op as it is meant; ``version``: () where nothing is known."""
+    return runtime == "tensorrt-rtx" or not version or version >= row.tensorrt
 
 
 def check(norm_impl: str, runtime: str) -> None:
@@ -176,7 +160,7 @@ def _implement(p: Planner, node: gs.Node, norm_impl: str, runtime: str, version:
         found = scaled_and_shifted(p, node) if norm_impl == "plugin" else None
         return _made(p, found, node, "Mul and Add") if found is not None and proved(p.graph, found) else None
     reason = ""
-    if norm_impl == "plugin" or (norm_impl == "auto" and row.auto == "plugin"):
+    if norm_impl == "plugin" or (norm_impl == "auto" and not row.layer):
         found, reason = _tried(p, node, plan) if not lacking else (None, lacking)
         if found is not None:
             return _made(p, found, node, op)
@@ -185,7 +169,7 @@ def _implement(p: Planner, node: gs.Node, norm_impl: str, runtime: str, version:
     attributes = p.graph.attrs(node)
     wrong = _misread(node.op, p.graph.opset, attributes.get("num_groups", 0), runtime, version) if not node.domain else ""
     if wrong:
-        writer = native_forms.one_group if attributes.get("num_groups") == 1 else row.older
+        writer = native_forms.one_group if attributes.get("num_groups") == 1 else _OLDER.get(op)
         found, why = _tried(p, node, writer) if writer is not None else (None, "")
         if found is not None:
             return _made(p, found, node, op, "; ".join(filter(None, (reason, wrong))))
@@ -198,9 +182,9 @@ def _misread(op: str, opset: int, groups: int, runtime: str, version: Version) -
     if op == "GroupNormalization" and groups == 1:
         # TensorRT#4756; TensorRT-RTX 1.7 makes the same network of it: axes (2, 3), one group (of 1.4 to 1.6 only the layers were seen)
         return "TensorRT takes GroupNormalization of one group for InstanceNormalization"
-    if op in TABLE and not TABLE[op].native(runtime, version) and (op != "GroupNormalization" or opset >= 21):
-        since = TABLE[op].tensorrt_rtx if runtime == "tensorrt-rtx" else TABLE[op].tensorrt
-        return f"{op} is read from version {'.'.join(map(str, since))} on, this is {'.'.join(map(str, version[:2]))}"
+    row = TABLE.get(op)
+    if row is not None and not _reads(row, runtime, version) and (op != "GroupNormalization" or opset >= row.since):
+        return f"{op} is read from version {'.'.join(map(str, row.tensorrt))} on, this is {'.'.join(map(str, version[:2]))}"
     return ""
 
 

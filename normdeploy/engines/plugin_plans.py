@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ..graphs.functions import DOMAIN
+from ..norms.ops import DOMAIN, OURS, STANDARD
 from .plugin_nodes import Kept, Plan, Planner
 
 Given = dict[str, tuple[gs.Tensor | None, float]]  # name of a parameter -> its tensor, and what stands for it where there is none
@@ -20,7 +20,7 @@ def said(node: gs.Node) -> str:
 
 
 def plan(p: Planner, node: gs.Node) -> Plan:
-    """The plugin nodes for a norm's node, which is one of `NORMS`.
+    """The plugin nodes for a norm's node, whose op is one that has a plugin (`normdeploy.norms.ops`).
 
     Raises:
         Kept: no kernel takes it.
@@ -103,7 +103,7 @@ def _added(p: Planner, node: gs.Node) -> Plan:
     rank = len(p.shape(x))
     if p.shape(x) != p.shape(residual) or None in p.shape(x) or p.dtype(x) != p.dtype(residual):
         raise Kept("its two inputs are not known to have one shape and type")
-    layer = node.op == "AddLayerNorm"
+    layer = OURS[node.op].centered
     given = _affine(node, 2) if layer else {"scale": (node.inputs[2], 1.0)}
     parameters, shape = p.vectors(x, [rank - 1], given)
     data = tuple(t for t in parameters if not p.graph.is_constant(t))
@@ -130,8 +130,8 @@ def _modulated(p: Planner, node: gs.Node) -> Plan:
 
 
 def _group_normalization(p: Planner, node: gs.Node) -> Plan:
-    if p.graph.opset < 21:
-        raise Kept("GroupNormalization below opset 21 has one scale for each group")
+    if p.graph.opset < (since := STANDARD["GroupNormalization"].since):
+        raise Kept(f"GroupNormalization below opset {since} has one scale for each group")
     return _groups(p, node, int(p.attributes(node)["num_groups"]), _affine(node), silu=False)
 
 
@@ -176,7 +176,7 @@ def _between_transposes(p: Planner, node: gs.Node) -> tuple[gs.Node, ...]:
 
 def _instance(p: Planner, node: gs.Node) -> Plan:
     """InstanceNormalization and ChannelLayerNorm."""
-    name = "InstanceNorm" if node.op == "InstanceNormalization" else node.op
+    name = (OURS if node.domain == DOMAIN else STANDARD)[node.op].plugin
     x, y = node.inputs[0], node.outputs[0]
     p.shape(x, 3)
     parameters, shape = p.vectors(x, [1], _affine(node), channels=True)
@@ -276,4 +276,3 @@ _PLANS: dict[str, Callable[[Planner, gs.Node], Plan]] = {
     f"{DOMAIN}.GroupNormSiLU": _group_norm_silu,
     f"{DOMAIN}.ChannelLayerNorm": _instance,
 }
-NORMS = frozenset(_PLANS)

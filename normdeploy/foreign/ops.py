@@ -10,16 +10,17 @@ from collections.abc import Callable
 
 import onnx
 
+from ..norms.ops import CONTRIB, Owner, owned_by
 from ..storage.strays import is_stray
 from .plugins import PLUGINS
-from .write import Attrs, Op, Refused, Writer
+from .write import Attrs, Op, Refused, Writer, written_by
 
 
 def op_of(node: onnx.NodeProto, opset: int) -> Op | None:
     """What a node means; None for standard ops, and for those that nothing is known of."""
     if node.domain in ("", "ai.onnx"):
         return _STRAYS[node.op_type] if is_stray(node.op_type, opset) else None
-    if node.domain == "com.microsoft":
+    if node.domain == CONTRIB:
         return _ONNXRUNTIME.get(node.op_type)
     return None if node.domain.startswith(("com.microsoft", "com.ms.", "ai.onnx.")) else PLUGINS.get(node.op_type)
 
@@ -160,22 +161,18 @@ def _repeated(w: Writer, t: str, times: int) -> str:
     return w.reshape(column, [-1])
 
 
-def _ort(kind: str, write: Callable[[Writer, Attrs], None], fewest: int, most: int, *attributes: str, optional: tuple[int, ...] = ()) -> Op:
-    return Op("onnxruntime", kind, write, frozenset((*attributes, "epsilon")), (fewest, most), optional)
-
-
-_ONNXRUNTIME = {
-    "LayerNormalization": _ort("LayerNorm", _layer_norm, 2, 3, "axis", "stash_type"),
-    "SimplifiedLayerNormalization": _ort("RMSNorm", _simplified_layer_norm, 2, 2, "axis", "stash_type"),
-    "SkipLayerNormalization": _ort("LayerNorm", _skip_layer_norm, 3, 5),
-    "SkipSimplifiedLayerNormalization": _ort("RMSNorm", _skip_simplified_layer_norm, 3, 4),
-    "EmbedLayerNormalization": _ort("LayerNorm", _embed_layer_norm, 7, 9, "mask_index_type", optional=(1, 4)),
-    "GroupNorm": _ort("GroupNorm", _ort_group_norm, 3, 3, "groups", "activation", "channels_last"),
-    "SkipGroupNorm": _ort("GroupNorm", _skip_group_norm, 4, 5, "groups", "activation", "channels_last"),
+_WRITERS: dict[str, Callable[[Writer, Attrs], None]] = {
+    "LayerNormalization": _layer_norm,
+    "SimplifiedLayerNormalization": _simplified_layer_norm,
+    "SkipLayerNormalization": _skip_layer_norm,
+    "SkipSimplifiedLayerNormalization": _skip_simplified_layer_norm,
+    "EmbedLayerNormalization": _embed_layer_norm,
+    "GroupNorm": _ort_group_norm,
+    "SkipGroupNorm": _skip_group_norm,
 }
-_GROUP_NORM_18 = Op("ONNX 18", "GroupNorm", _group_norm_18, frozenset({"epsilon", "num_groups"}), (3, 3))
+_ONNXRUNTIME = {op: written_by(row, _WRITERS[op]) for op, row in owned_by(Owner.ONNXRUNTIME).items()}
 _STRAYS = {  # those in ONNX's own domain
-    **{op: _ONNXRUNTIME[op] for op in ("LayerNormalization", "SimplifiedLayerNormalization")},
-    "GroupNormalization": _GROUP_NORM_18,
     **PLUGINS,
+    **{op: _ONNXRUNTIME[op] for op, row in owned_by(Owner.ONNXRUNTIME).items() if "" in row.domains},
+    **{op: written_by(row, _group_norm_18) for op, row in owned_by(Owner.ONNX_18).items()},
 }

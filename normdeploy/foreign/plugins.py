@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..norms.ops import Owner, owned_by
 from ..proof.foreign import GROUPS, SKIP_EPSILON
-from .write import Attrs, Op, Refused, Writer
+from .write import Attrs, Refused, Writer, written_by
 
 _PARSED = {"plugin_version", "plugin_namespace", "aot", "name", "info"}  # for TensorRT's parser, no part of the op
 
@@ -96,15 +97,12 @@ def _text(value: str | bytes | int) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _trt(kind: str, write: Callable[[Writer, Attrs], None], fewest: int, most: int, *attributes: str) -> Op:
-    return Op("TensorRT", kind, write, frozenset((*attributes, *_PARSED)), (fewest, most))
-
-
-PLUGINS = {
-    "GroupNorm": _trt("GroupNorm", _trt_group_norm, 3, 3, "epsilon", "bSwish", "num_groups"),
-    "GroupNormalizationPlugin": _trt("GroupNorm", _trt_group_normalization, 3, 3, "eps", "epsilon", "num_groups"),
-    "LayerNorm": _trt("LayerNorm", _trt_layer_norm, 3, 3, "epsilon", "eps", "axis"),
-    "LayerNormPlugin": _trt("LayerNorm", _trt_layer_norm, 3, 3, "epsilon", "eps", "axis"),
-    "InstanceNormalization_TRT": _trt("InstanceNorm", _trt_instance_norm, 1, 3, "epsilon", "scales", "bias", "relu", "alpha"),
-    "CustomSkipLayerNormPluginDynamic": _trt("LayerNorm", _trt_skip_layer_norm, 2, 2, "type_id", "ld", "beta", "gamma", "bias", "has_bias"),
+_WRITERS: dict[str, Callable[[Writer, Attrs], None]] = {
+    "GroupNorm": _trt_group_norm,
+    "GroupNormalizationPlugin": _trt_group_normalization,
+    "LayerNorm": _trt_layer_norm,
+    "LayerNormPlugin": _trt_layer_norm,
+    "InstanceNormalization_TRT": _trt_instance_norm,
+    "CustomSkipLayerNormPluginDynamic": _trt_skip_layer_norm,
 }
+PLUGINS = {op: written_by(row, _WRITERS[op], _PARSED) for op, row in owned_by(Owner.TENSORRT).items()}

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from ..graphs.dims import Dims
+from ..norms.ops import ROWS, Owner
 from ..proof.foreign import GROUPS
 from ..proof.plan import product
 from ..proof.sizes import ONE, Size, dim_size
@@ -21,7 +22,7 @@ from .write import Op, Types
 
 Shape = tuple[Size, ...]
 
-SKIPS = {"SkipLayerNormalization": 1, "SkipSimplifiedLayerNormalization": 1, "CustomSkipLayerNormPluginDynamic": 1, "SkipGroupNorm": 3}
+SKIPS = {row.op: row.inputs.index("residual") for row in ROWS if "residual" in row.inputs and row.owner is not Owner.OURS}  # places
 _TRAILING = ("LayerNorm", "RMSNorm")  # kinds whose vectors lie along the last axes
 RANKS = 4  # how many ranks are looked at where the file does not state one
 
@@ -46,7 +47,7 @@ def shapes(op: Op, node: onnx.NodeProto, attrs: Mapping[str, Any], types: Types,
     summand = SKIPS.get(node.op_type)
     along = _along(op, attrs, len(x))
     vectors = [t for i, t in enumerate(given) if i and i != summand and t.name]
-    if op.owner != "ONNX 18":
+    if op.owner is not Owner.ONNX_18:
         _learn(op, x, along, vectors, attrs)
     if summand is not None and given[summand].dims is not None:
         for axis, d in _laid(given[summand].dims or (), len(x)):
@@ -57,7 +58,7 @@ def shapes(op: Op, node: onnx.NodeProto, attrs: Mapping[str, Any], types: Types,
     found = {first.name: tuple(x)}
     for i, t in enumerate(given):
         if t.name and t.name not in found:
-            broadcast = op.owner == "onnxruntime" and op.kind in _TRAILING and len(t.dims or ()) > len(along)
+            broadcast = op.owner is Owner.ONNXRUNTIME and op.kind in _TRAILING and len(t.dims or ()) > len(along)
             found[t.name] = _summand(t, x) if i == summand or broadcast else _vector(op, t, [x[a] for a in along], groups)
     return found
 
@@ -65,8 +66,8 @@ def shapes(op: Op, node: onnx.NodeProto, attrs: Mapping[str, Any], types: Types,
 def _along(op: Op, attrs: Mapping[str, Any], rank: int) -> list[int]:
     """The axes of the first input that vectors lie along."""
     if op.kind not in _TRAILING:
-        return [rank - 1 if op.owner == "onnxruntime" and attrs.get("channels_last", 1) else 1]
-    if op.owner == "TensorRT" and "gamma" in attrs:
+        return [rank - 1 if op.owner is Owner.ONNXRUNTIME and attrs.get("channels_last", 1) else 1]
+    if op.owner is Owner.TENSORRT and "gamma" in attrs:
         return [2 if rank == 5 else rank - 1]
     axis = int(attrs.get("axis", -1))
     if not -rank <= axis < rank:
@@ -77,11 +78,11 @@ def _along(op: Op, attrs: Mapping[str, Any], rank: int) -> list[int]:
 def _learn(op: Op, x: list[Size], along: Sequence[int], vectors: Sequence[_Input], attrs: Mapping[str, Any]) -> None:
     """The sizes that lengths of vectors tell, in inputs and in attributes."""
     for name in ("gamma", "scales"):
-        if op.owner == "TensorRT" and name in attrs:
+        if op.owner is Owner.TENSORRT and name in attrs:
             _fix(x, along[0], int(np.size(attrs[name])))
     for t in vectors:
         dims = t.dims or ()
-        if len(dims) <= len(along) and (op.owner != "TensorRT" or len(along) == 1):
+        if len(dims) <= len(along) and (op.owner is not Owner.TENSORRT or len(along) == 1):
             for axis, d in zip(reversed(along), reversed(dims), strict=False):
                 _fix(x, axis, d)
 
@@ -107,9 +108,9 @@ def _summand(t: _Input, x: Sequence[Size]) -> Shape:
 
 def _vector(op: Op, t: _Input, row: Sequence[Size], groups: int) -> Shape:
     """``row``: the sizes of the axes that it lies along."""
-    if op.owner == "ONNX 18":
+    if op.owner is Owner.ONNX_18:
         row = [Size.of(groups)]
-    if op.owner == "TensorRT" and (t.dims is None or len(t.dims) == 1):
+    if op.owner is Owner.TENSORRT and (t.dims is None or len(t.dims) == 1):
         row = [product(tuple(row))]
     dims = (None,) * len(row) if t.dims is None else t.dims
     if len(dims) != len(row):

@@ -11,13 +11,14 @@ import onnx
 from ..graphs.dims import invented
 from ..graphs.nested import info
 from ..graphs.protos import inferred
+from ..norms.ops import Owner, owned_by
 from ..recognition.roots import NORMS
 from .ops import op_of
 from .write import Types, Writer
 
 OWN_DOMAINS = ("", "ai.onnx")
-_SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
-_SUMS = {"SkipLayerNormalization": 3, "SkipSimplifiedLayerNormalization": 3, "SkipGroupNorm": 1, "EmbedLayerNormalization": 2}  # outputs
+_SKIPS = frozenset(op for op, row in owned_by(Owner.ONNXRUNTIME).items() if row.inputs[1] == "residual")
+_SUMS = {op: row.outputs.index("sum") for op, row in owned_by(Owner.ONNXRUNTIME).items() if "sum" in row.outputs}  # places of outputs
 _ELEMENTWISE = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")  # of onnxruntime's own
 
 

@@ -5,7 +5,7 @@ The statistics of a 16-bit tensor are taken in float32, as the runtimes that own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from ..graphs.dims import Dims
+from ..norms.ops import NormOp, Owner
 
 Attrs = Mapping[str, Any]
 Types = Mapping[str, tuple[int | None, Dims | None]]  # of each tensor its element type and shape, None where unknown
@@ -183,9 +184,14 @@ class Writer:
 class Op:
     """A foreign op. ``attributes``: those whose meaning is known."""
 
-    owner: str  # "onnxruntime" or "TensorRT"
+    owner: Owner
     kind: str
     write: Callable[[Writer, Attrs], None]
     attributes: frozenset[str]
     inputs: tuple[int, int]  # the fewest and the most
     optional: tuple[int, ...] = ()  # of the fewest, those that may be left out by an empty name
+
+
+def written_by(row: NormOp, write: Callable[[Writer, Attrs], None], ignored: Collection[str] = ()) -> Op:
+    """The op of a row and what writes it. ``ignored``: attributes that a node may have and that mean nothing."""
+    return Op(row.owner, row.kind, write, frozenset((*row.attributes, *ignored)), (row.fewest, len(row.inputs)), row.skippable)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,23 +11,21 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
+from ..norms.ops import DEFAULT, DOMAIN, OURS, STANDARD
 from .dims import Dims, invented
-from .functions import DOMAIN, OPS
 from .links import Links
 from .protos import inferred, lonely
 from .unrounded import Unrounded
 
 # Ops whose result has the shape of its largest input (or broadcasts to it), and the type of its first.
-_SAME_SHAPE = frozenset(
+_ELEMENTWISE = frozenset(
     {
         *("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Neg", "Sqrt", "Reciprocal", "Identity", "Cast", "CastLike", "Clip"),
         *("Relu", "Gelu", "Erf", "Tanh", "Sigmoid"),
-        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"),
-        *OPS,
     }
 )
-_SAME_TYPE = _SAME_SHAPE - {"Cast", "CastLike"}
-NEWEST = 23  # the highest opset whose ops the passes write (RMSNormalization)
+_NORMS = DEFAULT | OURS
+NEWEST = max(row.since for row in STANDARD.values())  # the highest opset whose ops the passes write
 _A_NODE = 2**10  # elements that numpy computes in the time that a node takes besides: some microseconds
 _AT_ONCE = 2**27  # elements that one constant may be computed from: 1 GB
 _IN_ALL = 2**31  # that all constants of a graph may take: half a minute
@@ -227,7 +225,7 @@ class FileGraph(Links):
         way: list[gs.Tensor] = []
         while id(t) not in self._shapes:
             node = self.producer(t)
-            if node is None or not _keeps(node, _SAME_SHAPE) or len(way) > 64:
+            if node is None or not _keeps_shape(node, t) or len(way) > 64:
                 self._shapes[id(t)] = None
                 break
             way.append(t)
@@ -259,7 +257,8 @@ class FileGraph(Links):
             known = inferred[0] if inferred is not None else self._dtypes.get(id(t))
         if known is None:
             node = self.producer(t)
-            return self.dtype(node.inputs[0]) if node is not None and _keeps(node, _SAME_TYPE) and len(node.inputs) else None
+            typed_by = _typed_by(node, t) if node is not None else None
+            return None if typed_by is None else self.dtype(typed_by)
         try:
             return onnx.helper.tensor_dtype_to_np_dtype(known) if isinstance(known, int) else np.dtype(known)
         except (KeyError, TypeError):  # stated as of no type, or a sequence, a map or an optional
@@ -295,9 +294,21 @@ def _unsaid(dim: int | str | None) -> bool:
     return dim is None or dim == "" or (isinstance(dim, int) and dim < 0)
 
 
-def _keeps(node: gs.Node, ops: Collection[str]) -> bool:
-    """Whether a node is one of ``ops``: in a domain of somebody else their names mean nothing."""
-    return node.op in ops and (node.domain or "") in ("", "ai.onnx", DOMAIN)
+def _keeps_shape(node: gs.Node, t: gs.Tensor) -> bool:
+    """Whether ``t``, a result of ``node``, has its largest input's shape. In a domain of somebody else the ops' names mean nothing."""
+    if (node.domain or "") not in ("", "ai.onnx", DOMAIN):
+        return False
+    norm = _NORMS.get(node.op)
+    return node.op in _ELEMENTWISE if norm is None else any(i in norm.alike for i, o in enumerate(node.outputs) if o is t)
+
+
+def _typed_by(node: gs.Node, t: gs.Tensor) -> gs.Tensor | None:
+    """The input whose type ``t``, a result of ``node``, has; None where nobody knows."""
+    if node.op in ("Cast", "CastLike") or not _keeps_shape(node, t):
+        return None
+    norm = _NORMS.get(node.op)
+    place = 0 if norm is None else norm.inputs.index(norm.typed_by)
+    return node.inputs[place] if place < len(node.inputs) else None
 
 
 def _cast(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:

@@ -1,8 +1,10 @@
 """This project's own ops (domain ``normdeploy``): what no standard node can say in one, each with a function body in standard ops.
 
-They are written on request (``--fuse portable``). The body is part of the file, so that every runtime runs it; where a fused kernel of the
-same name is at hand, that takes its place. They compute in the type ``stash_type`` (1: float32, 11: float64), from which the result alone
-is rounded to X's. `NORMS` normalize over ``axes``, the trailing ones (L2Norm: any), and take one scale (and bias) that broadcasts to X:
+Their inputs, outputs and attributes stand in the table of norm ops (`normdeploy.norms.ops`). They are written on request
+(``--fuse portable``). The body is part of the file, so that every runtime runs it; where a fused kernel of the same name is at hand, that
+takes its place. They compute in the type ``stash_type`` (1: float32, 11: float64), from which the result alone is rounded to X's.
+
+The norms normalize over ``axes``, the trailing ones (L2Norm: any), and take one scale (and bias) that broadcasts to X:
 
     RMSNorm           X / sqrt(mean(X²) + epsilon) · scale                                  (ONNX has it from opset 23 on)
     LayerNorm         (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias   (torch.var without arguments, n dynamic)
@@ -31,11 +33,9 @@ import onnx
 import onnx.parser
 
 from ..evaluate import evaluate
-from ..storage.protos import DOMAIN
+from ..norms.ops import DOMAIN, OURS
 
-VERSION = 1
-OLDEST = 17  # the first opset for which bodies are written, but for those that need a newer op
-_OLDEST = {"GroupNormSiLU": 21}
+VERSION = 1  # of our domain
 
 _EPSILON = "given = Constant <value_float: float = @epsilon> () small = Cast <to: int = @stash_type> (given)"
 _SCALED = "wide = Cast <to: int = @stash_type> (scale) scaled = Mul (normal, wide)"
@@ -57,80 +57,41 @@ _RMS = (
 )
 _ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, stash_type: int = @stash_type>"
 
-# op -> (attributes, inputs, outputs, body); {mean} and the like are reductions over the axes, which each opset writes in its way
-_BODIES: dict[str, tuple[str, str, str, str]] = {
-    "RMSNorm": ("axes, epsilon, stash_type", "X, scale", "Y", _RMS.replace("{of}", "X")),
-    "LayerNorm": (
-        "axes, epsilon, ddof, stash_type",
-        "X, scale, bias",
-        "Y",
-        f"{_CENTERED} e = Add (variance, small) r = Sqrt (e) normal = Div (d, r) {_SHIFTED}",
-    ),
-    "StdNorm": (
-        "axes, epsilon, ddof, stash_type",
-        "X, scale, bias",
-        "Y",
-        f"{_CENTERED} s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_SHIFTED}",
-    ),
-    "L2Norm": (
-        "axes, epsilon, stash_type",
-        "X, scale",
-        "Y",
-        f"x = Cast <to: int = @stash_type> (X) {{length}} {_EPSILON} r = Clip (length, small) normal = Div (x, r) {_SCALED}"
-        " Y = CastLike (scaled, X)",
-    ),
-    "ChannelLayerNorm": (  # to (N, places, C) and back; no −1 in a Reshape, which an empty batch could not fill in
-        "epsilon, stash_type",
-        "X, scale, bias",
-        "Y",
-        "whole = Shape (X) head = Shape <start: int = 0, end: int = 2> (X) tail = Shape <start: int = 2> (X)"
-        " places = ReduceProd <keepdims: int = 1> (tail) flat = Concat <axis: int = 0> (head, places)"
-        " rows = Reshape <allowzero: int = 1> (X, flat) last = Transpose <perm: ints = [0, 2, 1]> (rows)"
-        f" normal = {_ON_THE_LAST} (last, scale, bias) first = Transpose <perm: ints = [0, 2, 1]> (normal)"
-        " Y = Reshape <allowzero: int = 1> (first, whole)",
-    ),
-    "AddLayerNorm": (
-        "epsilon, stash_type",
-        "X, residual, scale, bias",
-        "Y, sum",
-        f"sum = Add (X, residual) Y = {_ON_THE_LAST} (sum, scale, bias)",
-    ),
-    "AddRMSNorm": (
-        "epsilon, stash_type",
-        "X, residual, scale",
-        "Y, sum",
-        f"sum = Add (X, residual) {_RMS.replace('{of}', 'sum').replace('{biased}', '{last}')}",
-    ),
-    "ModulatedLayerNorm": (
-        "epsilon, stash_type",
-        "X, scale, shift",
-        "Y",
-        "one = Constant <value_float: float = 1.0> () unit = CastLike (one, scale) gain = Add (scale, unit)"
-        f" Y = {_ON_THE_LAST} (X, gain, shift)",
-    ),
-    "GroupNormSiLU": (
-        "epsilon, num_groups, stash_type",
-        "X, scale, bias",
-        "Y",
-        "normal = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @num_groups, stash_type: int = @stash_type>"
-        " (X, scale, bias) gate = Sigmoid (normal) Y = Mul (normal, gate)",
-    ),
+# {mean} and the like are reductions over the axes, which each opset writes in its way
+_BODIES: dict[str, str] = {
+    "RMSNorm": _RMS.replace("{of}", "X"),
+    "LayerNorm": f"{_CENTERED} e = Add (variance, small) r = Sqrt (e) normal = Div (d, r) {_SHIFTED}",
+    "StdNorm": f"{_CENTERED} s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_SHIFTED}",
+    "L2Norm": f"x = Cast <to: int = @stash_type> (X) {{length}} {_EPSILON} r = Clip (length, small) normal = Div (x, r) {_SCALED}"
+    " Y = CastLike (scaled, X)",
+    # to (N, places, C) and back; no −1 in a Reshape, which an empty batch could not fill in
+    "ChannelLayerNorm": "whole = Shape (X) head = Shape <start: int = 0, end: int = 2> (X) tail = Shape <start: int = 2> (X)"
+    " places = ReduceProd <keepdims: int = 1> (tail) flat = Concat <axis: int = 0> (head, places)"
+    " rows = Reshape <allowzero: int = 1> (X, flat) last = Transpose <perm: ints = [0, 2, 1]> (rows)"
+    f" normal = {_ON_THE_LAST} (last, scale, bias) first = Transpose <perm: ints = [0, 2, 1]> (normal)"
+    " Y = Reshape <allowzero: int = 1> (first, whole)",
+    "AddLayerNorm": f"sum = Add (X, residual) Y = {_ON_THE_LAST} (sum, scale, bias)",
+    "AddRMSNorm": f"sum = Add (X, residual) {_RMS.replace('{of}', 'sum').replace('{biased}', '{last}')}",
+    "ModulatedLayerNorm": "one = Constant <value_float: float = 1.0> () unit = CastLike (one, scale) gain = Add (scale, unit)"
+    f" Y = {_ON_THE_LAST} (X, gain, shift)",
+    "GroupNormSiLU": "normal = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @num_groups, stash_type: int = @stash_type>"
+    " (X, scale, bias) gate = Sigmoid (normal) Y = Mul (normal, gate)",
 }
-OPS = frozenset(_BODIES)
-JOINED = frozenset({"AddLayerNorm", "AddRMSNorm", "ModulatedLayerNorm", "GroupNormSiLU"})
-NORMS = OPS - JOINED
-WITHOUT_KERNEL = frozenset({"L2Norm"})  # in TensorRT too their bodies run
+OPS = frozenset(OURS)
+JOINED = frozenset(op for op, row in OURS.items() if row.joined)
+WITHOUT_KERNEL = frozenset(op for op, row in OURS.items() if not row.plugin)  # in TensorRT too their bodies run
+OLDEST = min(row.since for row in OURS.values())  # the first opset for which bodies are written, but for those that need a newer op
 
 
 def oldest(op: str) -> int:
     """The lowest opset for which one of our ops has a body."""
-    return _OLDEST.get(op, OLDEST)
+    return OURS[op].since
 
 
 @lru_cache
 def body(op: str, opset: int) -> onnx.FunctionProto:
     """The function of one of our ops for a file of the given opset (`oldest` or above); don't write into it."""
-    attributes, inputs, outputs, text = _BODIES[op]
+    row, text = OURS[op], _BODIES[op]
 
     def reduced(of: str, to: str, axes: str = "@axes", by: str = "ReduceMean") -> str:
         if opset < 18:
@@ -141,6 +102,7 @@ def body(op: str, opset: int) -> onnx.FunctionProto:
     for place, written in (means | {"{length}": reduced("x", "length", by="ReduceL2")}).items():
         text = text.replace(place, written)
     head = f'<opset_import: ["" : {opset}], domain: "{DOMAIN}">'
+    attributes, inputs, outputs = (", ".join(names) for names in (row.attributes, row.inputs, row.outputs))
     function = onnx.parser.parse_function(f"{head} {op} <{attributes}> ({inputs}) => ({outputs}) {{ {text} }}")
     for node in function.node:
         node.ClearField("domain")  # the parser writes the default one, other tools leave it out
@@ -176,7 +138,10 @@ def _fits(attribute: str, value: object) -> bool:
 def reference(
     op: str, x: np.ndarray, scale: np.ndarray | float, bias: np.ndarray | float = 0.0, *, axes: Sequence[int], epsilon: float, ddof: int = 0
 ) -> np.ndarray:
-    """One of `NORMS` but ChannelLayerNorm, by its formula, in float64. ``x``: any shape; ``axes``: negative; the rest broadcasts to x."""
+    """A norm of ours, neither of `JOINED` nor ChannelLayerNorm, by its formula in float64.
+
+    ``x``: any shape; ``axes``: negative; the rest broadcasts to x.
+    """
     x = np.asarray(x, np.float64)
     if op == "L2Norm":
         return np.asarray(x / np.maximum(np.sqrt(np.square(x).sum(axis=tuple(axes), keepdims=True)), epsilon) * scale)

@@ -37,6 +37,7 @@ from onnxscript.optimizer import FOLDED_FROM_KEY, fold_constants_ir
 from onnxscript.rewriter import RULE_NAME_TAG, RewritePass, RewriteRuleClassBase
 from onnxscript.rewriter.rules import common as rules
 
+from ..norms.ops import STANDARD, Statistics
 from ..storage.held import held
 from ..storage.weights import detached, refer
 from .equal import check_equal
@@ -45,7 +46,8 @@ from .protos import RANDOM
 
 __all__ = ["Simplified", "check_equal", "simplify"]
 
-_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization"})
+# `rewriting.constants` computes the norm of a constant, in float64, or says why it stays.
+_UNFOLDED = frozenset(op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT)
 _RULES_FROM = 14  # the opset of the newest op that the rules write (Reshape with allowzero)
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 _MADE = 2**20  # elements that positions, masks and rows of tables may have to be folded
@@ -311,7 +313,7 @@ def _foldable(node: ir.Node) -> bool | None:
     for value in node.inputs:
         if value is not None:  # the pass's list of ancestors, which grows with the square of a chain of constants
             value.meta.pop(FOLDED_FROM_KEY, None)
-    if node.op_type in _NORMS:
+    if node.op_type in _UNFOLDED:
         return False
     made = [_count(value) for value in node.outputs]
     if None in made or sum(n or 0 for n in made) > _MADE:

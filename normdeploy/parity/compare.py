@@ -33,6 +33,7 @@ from ..engines.build import Engine
 from ..errors import InputError
 from ..model import Model
 from ..runtimes.eager import Float64Runner
+from ..runtimes.ort import NAMES
 from ..shown import Shown
 from ..storage.files import load_onnx
 from .audit import Weight, audit
@@ -84,7 +85,7 @@ class Comparison(Shown):
         """
         made = [r for r in self.results if r.runtime not in OWN]
         ran = {r.file for r in made} | {""}
-        shown = all(m.file in ran for m in self.not_run if m.runtime.startswith("onnxruntime"))
+        shown = all(m.file in ran for m in self.not_run if m.runtime in NAMES)
         return bool(made) and all(made) and all(self.weights) and shown
 
     def __bool__(self) -> bool:

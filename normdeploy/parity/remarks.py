@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..runtimes.ort import NAMES
 from ..storage.files import load_onnx
 from ..storage.record import recorded
 from .audit import Origin, Weight
@@ -60,7 +61,7 @@ def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], result
 
 def other_forms(found: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:
     """Of a file that failed in onnxruntime and was exported for its speed: that there are forms of its norms with smaller errors."""
-    failed = {r.file for r in results if r.runtime.startswith("onnxruntime") and not r}
+    failed = {r.file for r in results if r.runtime in NAMES and not r}
     return [
         f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate writes those with the "
         "smallest errors"

@@ -12,7 +12,7 @@ from ..passes import group, instance, layer, mean_variance, portable
 from ..recognition.facts import Norm
 from ..recognition.parameters import held_epsilon
 from ..recognition.probe import CLAMPED
-from ..recognition.region import NoMatch
+from ..recognition.region import Kind, NoMatch
 from .form import Form
 
 _HALF_ULP = 2.0**-24  # of a float32 number that is not subnormal, relative to it
@@ -46,6 +46,6 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
         made = form(graph, norm, runtime)
         if isinstance(made, Form):
             return made
-        if "no " not in made.reason[:3]:
+        if made.kind is not Kind.OTHER_NORM:
             refusal = made
     return refusal

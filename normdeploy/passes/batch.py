@@ -25,7 +25,7 @@ from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..proof.branches import Branches
 from ..proof.folds import Expressions
-from ..recognition.region import NoMatch
+from ..recognition.region import Kind, NoMatch
 from ..recognition.scales import Affine
 from .channels import input_vector, maker, output_vector, private, readers, views_above, views_below
 from .linear import Linear, along, linear_of, representable, with_added_bias
@@ -74,7 +74,8 @@ def into_previous(graph: Graph, found: Affine) -> Fold | NoMatch:
     t, views = views_above(graph, found.z)
     linear = linear_of(graph, graph.producer(t))
     if isinstance(linear, NoMatch):
-        return NoMatch("no linear op stands before it" if linear.reason == "no linear op" else linear.reason, found.z.name)
+        none = linear.kind is Kind.NO_LINEAR_OP
+        return NoMatch("no linear op stands before it" if none else linear.reason, found.z.name, kind=linear.kind)
     for tensor in (t, *(v.outputs[0] for v in views)):
         if not private(graph, tensor):
             return NoMatch(f"{tensor.name!r}, behind {linear.said}, is read by others as well", tensor.name)
@@ -106,7 +107,7 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
     """The scale and shift of a Concat as those of its parts, each folded into the linear op that makes it."""
     joint, rank = graph.producer(found.z), len(graph.shape(found.z) or ())
     if joint is None or joint.op != "Concat" or not private(graph, found.z):
-        return NoMatch("no linear op stands before it", found.z.name)
+        return NoMatch("no linear op stands before it", found.z.name, kind=Kind.NO_LINEAR_OP)
     axis = int(graph.attrs(joint)["axis"]) % rank
     parts: list[Linear] = []
     for t in joint.inputs:
@@ -115,7 +116,7 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
         if isinstance(linear, NoMatch) or linear.out is not t:
             why = (
                 "no linear op makes it"
-                if isinstance(linear, NoMatch) and linear.reason == "no linear op"
+                if isinstance(linear, NoMatch) and linear.kind is Kind.NO_LINEAR_OP
                 else getattr(linear, "reason", "")
             )
             return NoMatch(f"{t.name!r}, a part of Concat {joint.name!r}, can't take its share: {why}", t.name)
@@ -241,10 +242,11 @@ def _behind(graph: Graph, found: Affine) -> tuple[Linear, list[gs.Node], np.ndar
     t, views = views_below(graph, found.y)
     reading = readers(graph, t)
     if graph.is_output(t) or graph.is_output(found.y) or len(reading) != 1:
-        return NoMatch("no linear op alone stands behind it", found.y.name)
+        return NoMatch("no linear op alone stands behind it", found.y.name, kind=Kind.NO_LINEAR_OP)
     linear = linear_of(graph, reading[0])
     if isinstance(linear, NoMatch):
-        return NoMatch("no linear op alone stands behind it" if linear.reason == "no linear op" else linear.reason, found.y.name)
+        none = linear.kind is Kind.NO_LINEAR_OP
+        return NoMatch("no linear op alone stands behind it" if none else linear.reason, found.y.name, kind=linear.kind)
     if linear.data is not t:
         return NoMatch(f"it is the weight or bias of {linear.said}", found.y.name)
     linear = with_added_bias(graph, linear)

@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
+from ..norms.ops import STANDARD
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
 from .norm_forms import best
@@ -89,11 +90,12 @@ class Writer:
         held = [self.graph.constant(f"{self.norm.y.name}_{name}", value, self.norm.dtype) for name, value in values.items()]
         self.then("BatchNormalization", *held, epsilon=0.0)
 
-    def form(self, core: str, said: str, opset: int) -> Form:
+    def form(self, core: str, said: str, opset: int = 0) -> Form:
+        """``opset``: the lowest that has the nodes, where it is another than that of the standard op ``core``."""
         extra = [n.op for n in self.nodes if n.op != core]
         words = said + (f" with {' '.join(extra)} around it" if extra else "")
         notes = ("the output depends on the batch",) if 0 in self.norm.axes and len(self.norm.shape) > 1 else ()
-        return Form(tuple(self.nodes), words, notes, opset, core)
+        return Form(tuple(self.nodes), words, notes, opset or STANDARD[core].opset(self.norm.dtype.name), core)
 
 
 def trailing(norm: Norm) -> int | None:

@@ -19,7 +19,7 @@ import numpy as np
 from ..graphs.graph import Graph
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
-from ..recognition.region import NoMatch
+from ..recognition.region import Kind, NoMatch
 from .form import Form, Writer, by_instances, epsilon_of_one, inverse, written
 from .norm_forms import best
 
@@ -30,8 +30,10 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     channel, rank = norm.fit.split, len(norm.shape)
     if by_instances(norm, runtime) and norm.axes == tuple(range(1, rank)) and not any(p and p.data for p in (norm.gamma, norm.beta)):
         return _regrouped(graph, norm, Writer(graph, norm), 1, list(range(rank)), "InstanceNormalization")
-    if channel is None or not norm.fit.centered:
-        return NoMatch("no group norm" if channel is None else "groups without a mean: no standard node computes it", norm.y.name)
+    if channel is None:
+        return NoMatch("no group norm", norm.y.name, kind=Kind.OTHER_NORM)
+    if not norm.fit.centered:
+        return NoMatch("groups without a mean: no standard node computes it", norm.y.name)
     size = norm.shape[channel]
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
@@ -53,7 +55,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
         bias = writer.parameter(norm.beta, (size,), 0.0, "bias")
         writer.then("GroupNormalization", scale, bias, num_groups=groups, epsilon=norm.epsilon)
         writer.transpose(inverse(perm))
-        result = writer.form("GroupNormalization", f"GroupNormalization(num_groups={groups}, epsilon={written(norm.epsilon)})", 21)
+        result = writer.form("GroupNormalization", f"GroupNormalization(num_groups={groups}, epsilon={written(norm.epsilon)})")
     return result
 
 
@@ -95,4 +97,4 @@ def _regrouped(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list
         writer.transpose(inverse(perm))
         writer.affine(norm.gamma, norm.beta)
     over = "axis=-1, " if core == "LayerNormalization" else ""
-    return writer.form(core, f"Reshape to {groups} groups, {core}({over}epsilon={written(norm.epsilon)})", 17 if over else 6)
+    return writer.form(core, f"Reshape to {groups} groups, {core}({over}epsilon={written(norm.epsilon)})")

@@ -23,6 +23,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
+from ..norms.ops import STANDARD, Statistics
 from ..recognition.region import NoMatch
 from ..recognition.roots import VIEWS
 from .linear import linear_of
@@ -30,7 +31,8 @@ from .linear import linear_of
 _FARTHEST = 512  # tensors looked at behind a sum
 _ONE_SIDED = {"Relu", "Elu", "Selu", "Celu", "Softplus"}  # a number of −Inf, +Inf and NaN as they are
 _KEEPING = {"Identity", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Swish", "Abs"}  # of −Inf NaN or an infinity
-_ROWS = {"LayerNormalization", "InstanceNormalization", "GroupNormalization"}  # all NaN where one element is not finite
+# Of a row all is NaN where one element is not finite: its mean is none. Those with a scale of their own: no other stands behind a merge.
+_CENTERED = {op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT and row.centered and row.rescaled}
 _SUMS = {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"}
 _GATES = {"Sigmoid", "HardSigmoid", "Softmax", "Relu", "Exp"}  # never negative
 
@@ -99,7 +101,7 @@ def _behind(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Shown) -> _Shown
         return _Shown(False, before.plus, before.plus)
     if node.op in _KEEPING:
         return before
-    if node.op in _ROWS and node.inputs[0] is t:
+    if node.op in _CENTERED and node.inputs[0] is t:
         return _Shown(before.every, before.every, before.every)
     return _moved(graph, node, t, before)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from ..graphs.graph import Graph
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
-from ..recognition.region import NoMatch
+from ..recognition.region import Kind, NoMatch
 from .form import Form, Writer, by_instances, epsilon_of_one, inverse, written
 from .norm_forms import best
 
@@ -24,7 +24,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     chosen = norm.kind == "InstanceNorm" and _instances(norm, runtime)
     plain = norm.gamma is None and norm.beta is None and outside == [0, 1] and by_instances(norm, runtime)
     if len(outside) != 2 or not (chosen or plain):
-        return NoMatch("no instance norm", norm.y.name)
+        return NoMatch("no instance norm", norm.y.name, kind=Kind.OTHER_NORM)
     batch, channel = outside
     size = norm.shape[channel]
     if not isinstance(size, int) or not all(_for_each(graph, p, channel, size) for p in (norm.gamma, norm.beta)):
@@ -36,8 +36,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     bias = writer.parameter(norm.beta, (size,), 0.0, "bias")
     writer.then("InstanceNormalization", scale, bias, epsilon=norm.epsilon)
     writer.transpose(inverse(perm))
-    opset = 22 if norm.dtype.name == "bfloat16" else 6  # the first that allows the type
-    return writer.form("InstanceNormalization", f"InstanceNormalization(epsilon={written(norm.epsilon)})", opset)
+    return writer.form("InstanceNormalization", f"InstanceNormalization(epsilon={written(norm.epsilon)})")
 
 
 def _instances(norm: Norm, runtime: str) -> bool:

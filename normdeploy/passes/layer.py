@@ -27,7 +27,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     if norm.fit.split is not None:
         return NoMatch("groups along the channel axis are no layer norm", norm.y.name)
     centered = norm.fit.centered
-    core, opset = ("LayerNormalization", 17) if centered else ("RMSNormalization", 23)
+    core = "LayerNormalization" if centered else "RMSNormalization"
     writer = Writer(graph, norm)
     axis = trailing(norm)
     perm = list(range(len(norm.shape)))
@@ -59,7 +59,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     writer.then(core, *inputs, axis=axis - len(perm) if perm == sorted(perm) and len(behind) == 1 else axis, epsilon=norm.epsilon)
     writer.transpose(inverse(perm))
     writer.affine(None if fits else norm.gamma, None if fits and centered else norm.beta)
-    return writer.form(core, f"{core}(axis={axis - len(perm)}, epsilon={written(norm.epsilon)})", opset)
+    return writer.form(core, f"{core}(axis={axis - len(perm)}, epsilon={written(norm.epsilon)})")
 
 
 def _across(norm: Norm) -> str:

@@ -22,4 +22,4 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     writer = Writer(graph, norm)
     writer.then("MeanVarianceNormalization", axes=list(norm.axes))
     writer.affine(norm.gamma, norm.beta)
-    return writer.form("MeanVarianceNormalization", f"MeanVarianceNormalization(axes={list(norm.axes)})", 9)
+    return writer.form("MeanVarianceNormalization", f"MeanVarianceNormalization(axes={list(norm.axes)})")

@@ -6,12 +6,13 @@ import numpy as np
 
 from ..graphs.functions import DOMAIN, OLDEST
 from ..graphs.graph import Graph
+from ..norms.ops import STANDARD
 from ..recognition.facts import Norm
 from ..recognition.parameters import held_epsilon
 from ..recognition.region import NoMatch
 from .form import Form, Writer, inside, inverse, to_the_end, trailing, written
 
-RMS = 23  # the opset that has an RMSNormalization of its own
+RMS = STANDARD["RMSNormalization"].since
 
 
 def op_of(graph: Graph, norm: Norm) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from ..graphs.functions import DOMAIN
+from ..norms.ops import DEFAULT, DOMAIN
 from ..storage.protos import graphs
 from .floating import View
 from .retype import Format, values
@@ -22,12 +22,6 @@ HEADROOM = 8.0
 """How far below the type's largest number the largest value seen must stay. Calibration sees some inputs, and the largest activations of
 a residual stream differ between inputs by a small factor (Sun et al., "Massive Activations in Large Language Models", 2024: the same few
 channels, within one binade or two); three binades leave room for that."""
-NORMS = frozenset(
-    {
-        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"),
-        *("MeanVarianceNormalization", "LpNormalization", "LRN"),
-    }
-)
 REDUCTIONS = frozenset(
     {
         *("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "CumSum"),
@@ -53,7 +47,7 @@ def _by_kind(view: View, node: onnx.NodeProto) -> Reason | None:
     made = node.output[0]
     if any(graphs(a) for a in node.attribute):
         return "control flow", made, "a body of control flow is left in float32 as a whole", None
-    if node.op_type in NORMS or node.domain == DOMAIN:
+    if node.op_type in DEFAULT or node.domain == DOMAIN:
         return "norm", node.input[0], "its statistics are float32", None
     if node.op_type in REDUCTIONS:
         return "statistics", node.input[0], "it adds up, and runtimes differ in what they add up half precision in", None

@@ -13,6 +13,7 @@ from ..evaluate import evaluate
 from ..graphs import functions
 from ..graphs.file_graph import NEWEST
 from ..graphs.graph import Graph
+from ..norms.ops import CONTRIB, Owner, owned_by
 from ..recognition.region import Region
 from . import linear, norms, ops, whole_numbers
 from .errors import NotProved, Why
@@ -26,7 +27,7 @@ FAILURES = (evaluate.Unsupported, ValueError, TypeError, IndexError, KeyError, A
 _STANDARD = ("", "ai.onnx")
 
 Own = Callable[[gs.Node], Callable[[Machine, list[Any], Mapping[str, Any]], tuple[Any, ...]] | None]
-_NAMED = {("com.microsoft", "LayerNormalization"), ("com.microsoft", "SimplifiedLayerNormalization")}
+_NAMED = {(CONTRIB, op) for op, row in owned_by(Owner.ONNXRUNTIME).items() if "" in row.domains}  # they mean what the standard's do
 
 
 def shape_of(graph: Graph, t: gs.Tensor) -> tuple[Size, ...]:

@@ -19,6 +19,7 @@ from ..engines.build import build
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from ..graphs.graph import Graph
 from ..infer import open_runner
+from ..norms.ops import STANDARD
 from ..parity.candidates import NotRun
 from ..proof.shapes import complete
 from ..rewriting import rewrite
@@ -31,7 +32,7 @@ from .answers import UNITS, disagreement
 from .bench import UNSTEADY, Entry, Race, timed
 from .given import check_counts, known
 from .machine import machine
-from .norm_cases import FORMS, NormCase
+from .norm_cases import FORMS, KINDS, NormCase
 from .timing import Progress, Timing, race
 
 PLUGIN = "plugin"
@@ -47,12 +48,7 @@ USUAL = {
     "InstanceNorm": NormCase("InstanceNorm", (1, 64, 64, 64)),
 }
 _SAID = 3  # norms that can't be raced, of an error that says why
-_KINDS = {
-    "LayerNormalization": "LayerNorm",
-    "RMSNormalization": "RMSNorm",
-    "GroupNormalization": "GroupNorm",
-    "InstanceNormalization": "InstanceNorm",
-}
+_RACED = {op: row.kind for op, row in STANDARD.items() if row.kind in KINDS}
 
 
 def bench_norms(
@@ -162,7 +158,7 @@ def norms_of(source: str | os.PathLike[str] | onnx.ModelProto, sizes: Mapping[st
     graph, found, notes = Graph(fixed), dict[str, NormCase](), list[str]()
     graph.completer = complete
     for node in graph.nodes:
-        if node.op not in _KINDS or (node.domain or "") not in ("", "ai.onnx"):
+        if node.op not in _RACED or (node.domain or "") not in ("", "ai.onnx"):
             continue
         case = _case(graph, node)
         if isinstance(case, str):
@@ -182,7 +178,7 @@ def _case(graph: Graph, node: gs.Node) -> NormCase | str:
     shape = tuple(d for d in dims if isinstance(d, int))
     if math.prod(shape) > MOST:
         return f"its input {list(shape)} has more than {MOST} elements; give smaller sizes with --size"
-    case = NormCase(_KINDS[node.op], shape, epsilon=given.get("epsilon", 1e-5), dtype=kind.name)
+    case = NormCase(_RACED[node.op], shape, epsilon=given.get("epsilon", 1e-5), dtype=kind.name)
     if case.kind in ("LayerNorm", "RMSNorm"):
         axis = int(given.get("axis", -1))
         return replace(case, axis=axis - len(dims) if axis >= 0 else axis)

@@ -18,7 +18,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph, value_inputs
-from .roots import NORMS, POINTWISE, REDUCTIONS, VIEWS
+from .roots import NORMS, POINTWISE, REDUCTIONS, SCALES, VIEWS
 
 _MOVES = VIEWS | {"Concat", "Gather", "Slice", "Split", "Pad", "Tile", "ConstantOfShape", "Identity", "Dropout", "Constant"}
 _EXACT = _MOVES | {"Abs", "Neg", "Relu", "Max", "Min", "Clip", "ReduceMax", "ReduceMin", "Where"}  # of stored numbers they make such
@@ -29,7 +29,7 @@ _STEPS = frozenset(
     }
 )
 _GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad", "Expand"})
-_HEAVY = REDUCTIONS | NORMS | {"BatchNormalization", "MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"}
+_HEAVY = REDUCTIONS | NORMS | SCALES | {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"}
 _LARGE = 2**10  # elements: arithmetic on fewer is not worth a constant of its own
 _SHARED = 2**8  # elements of a stored constant that ties two parts together; axes and scalars do not
 _FARTHEST = 64  # nodes walked above a root, and below it
@@ -220,8 +220,8 @@ def constant_norms(graph: Graph) -> Iterator[ConstantNorm]:
     for node in graph.nodes:
         if not node.outputs or not graph.is_constant(node.outputs[0]) or not graph.every_consumer(node.outputs[0]):
             continue
-        if node.op in NORMS or node.op == "BatchNormalization":
-            usual = "weight standardization" if node.op == "BatchNormalization" else node.op.replace("Normalization", "Norm")
+        if node.op in NORMS | SCALES:
+            usual = "weight standardization" if node.op in SCALES else node.op.replace("Normalization", "Norm")
             yield ConstantNorm(node, usual, node.op, node.outputs[0].name, graph.module(node))
         elif _is_root(graph, node) and (above := _above(graph, node)):
             centered = any(n.op == "Sub" for n in above)

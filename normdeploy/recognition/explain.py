@@ -15,6 +15,7 @@ from ..graphs.cuts import models
 from ..graphs.graph import Graph, value_inputs
 from ..records import Attempt, Explanation, Finding, Step
 from .facts import Norm
+from .probe import CLAMPED
 from .readings import candidate, readings
 from .roots import CLAMPS, NORMS, REDUCTIONS, is_root
 
@@ -106,7 +107,7 @@ def _way(graph: Graph, start: str, end: str, finding: Finding, culprit: str) -> 
     made = {o.name: n for n in graph.nodes for o in n.outputs}
     nodes = _between(graph, made, start, end) if start and end in made else []
     nodes = nodes or list({id(made[t]): made[t] for t in finding.tensors if t in made}.values())
-    clamped = "clamped" in finding.reason and any(n.op in CLAMPS for n in nodes)
+    clamped = CLAMPED in finding.reason and any(n.op in CLAMPS for n in nodes)
     culprit = "" if clamped else culprit
     data = sorted((n for n in nodes if not graph.is_shape_valued(n.outputs[0])), key=graph.order)
     return tuple(Step(n.outputs[0].name, _text(graph, n), _mark(graph, n, culprit, clamped)) for n in data[:_FARTHEST])

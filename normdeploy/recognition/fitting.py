@@ -15,7 +15,7 @@ from ..graphs.graph import Graph
 from .facts import Norm
 from .parameters import Param, cast_to_zero, epsilon_of, held_epsilon, parameter
 from .probe import Fit, fit
-from .region import Bound, NoMatch, Region, compile_region, concrete
+from .region import Bound, Clarity, Kind, NoMatch, Region, compile_region, concrete
 from .roots import INSIDE
 from .sizes import bindings
 
@@ -23,7 +23,7 @@ from .sizes import bindings
 def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | NoMatch:
     fits: list[Fit] = []
     given: list[list[np.ndarray]] = []
-    refusal = NoMatch("it can't be evaluated at any size", region.y.name, clarity=0, region=region)
+    refusal = NoMatch("it can't be evaluated at any size", region.y.name, clarity=Clarity.APART, region=region)
     template = region.template
     like = graph.memo.get(template)
     guess = _like(region, like) if isinstance(like, Norm) else None
@@ -32,12 +32,14 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     for bound, size in bindings(region):
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):
-            return NoMatch("data of its input's own shape enters it: a residual stream, no gamma or beta", region.y.name, clarity=0)
+            return NoMatch(
+                "data of its input's own shape enters it: a residual stream, no gamma or beta", region.y.name, clarity=Clarity.APART
+            )
         like = graph.memo.get((template, size))
         found = fit(bound, size, others, like if isinstance(like, Fit) else None)
         if isinstance(found, NoMatch):
             refusal = replace(found, tensor=region.y.name, region=region)
-            if "can't be evaluated" in found.reason:
+            if found.kind is Kind.NOT_EVALUATED:
                 continue
             return refusal
         graph.memo.setdefault((template, size), found)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..evaluate import evaluate
-from .region import Bound, EvaluationFailed, NoMatch
+from .region import Bound, Clarity, EvaluationFailed, Kind, NoMatch
 
 # Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the scales.
 _TOLERANCE = 1e-9
@@ -115,13 +115,13 @@ def fit(bound: Bound, shape: tuple[int, ...], others: Sequence[np.ndarray] = (),
     ``like``: the answer of a region that differs from this one only in gamma and beta; these alone are measured where it is right.
     """
     if 0 in shape or int(np.prod(shape, dtype=int)) < 2:
-        return NoMatch(f"its input has the shape {shape}: nothing to normalize", clarity=1)
+        return NoMatch(f"its input has the shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
     try:
         with evaluate.quiet():
             same = _refit(_Asked(bound, shape, others), like) if like is not None and like.shape == shape else None
             return same if same is not None else _fit(_Asked(bound, shape, others))
     except EvaluationFailed as e:
-        return NoMatch(f"can't be evaluated: {e}", clarity=1)
+        return NoMatch(f"can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=Kind.NOT_EVALUATED)
 
 
 class _Asked:
@@ -151,11 +151,13 @@ def _fit(ask: _Asked) -> Fit | NoMatch:
     z = ask.draw()
     up, down = ask(_LARGE * z), ask(-_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()):
-        return NoMatch("gives NaN or Inf on ordinary input", clarity=1)
+        return NoMatch("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
     beta, odd = (up + down) / 2, (up - down) / 2
     if not odd.any():
         moves = bool((ask(_LARGE * ask.draw()) != up).any())
-        return NoMatch(EVEN if moves else "does not depend on its input (gamma is zero everywhere)", clarity=1)
+        if moves:
+            return NoMatch(EVEN, clarity=Clarity.VAGUE, kind=Kind.EVEN)
+        return NoMatch("does not depend on its input (gamma is zero everywhere)", clarity=Clarity.VAGUE)
     groups = _groups(ask, z, up, odd)
     if isinstance(groups, NoMatch):
         return groups
@@ -164,7 +166,7 @@ def _fit(ask: _Asked) -> Fit | NoMatch:
     centered = bool(moved <= 1e-7 * np.abs(odd).max())
     plain = Fit(ask.shape, axes, split, block, centered, 0.0, np.ones(ask.shape), np.zeros(ask.shape))
     if centered and plain.n == 1:
-        return NoMatch("each group has one element: the result does not depend on the input", clarity=1)
+        return NoMatch("each group has one element: the result does not depend on the input", clarity=Clarity.VAGUE)
     found = _with_epsilon(ask, plain, odd / plain(_LARGE * z), beta, z)
     if isinstance(found, NoMatch):
         return found
@@ -193,7 +195,7 @@ def _groups(ask: _Asked, z: np.ndarray, up: np.ndarray, odd: np.ndarray) -> tupl
     if len(part) > 1 or (part and ask.shape[part[0]] % extent[part[0]]):
         return NoMatch("its groups are no blocks along one axis")
     if not full and not part:
-        return NoMatch("each element is normalized by itself", clarity=1)
+        return NoMatch("each element is normalized by itself", clarity=Clarity.VAGUE)
     return full, (part[0] if part else None), (extent[part[0]] if part else 1)
 
 
@@ -232,7 +234,7 @@ def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, 
     for _ in range(8):
         ratio = (ask.odd(scale * z) / unit)[weight]
         if not np.isfinite(ratio).all():
-            return NoMatch("gives NaN or Inf on small input", clarity=1)
+            return NoMatch("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
         estimate = float(np.median(scale**2 * v[weight] * (1.0 / ratio**2 - 1.0)))
         variance = float(np.median(scale**2 * v[weight]))
         if abs(estimate) <= 1e-11 * variance:  # below what float64 shows at this scale
@@ -271,16 +273,18 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
     if not np.allclose(large[sure], unit[sure], rtol=1e-6, atol=0):
         if np.allclose(_LARGE * ask.odd(x)[sure], large[sure], rtol=1e-3, atol=0):
             return NoMatch(
-                "its result grows with its input: not divided by its own deviation (global response normalization is such)", clarity=1
+                "its result grows with its input: not divided by its own deviation (global response normalization is such)",
+                clarity=Clarity.VAGUE,
             )
         return NoMatch(
-            "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no root)", clarity=1
+            "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no root)",
+            clarity=Clarity.VAGUE,
         )
     deviation, scale = np.sqrt(v)[sure], 1e-2
     for _ in range(5):
         ratio = ask.odd(scale * x)[sure] / unit[sure]
         if not np.isfinite(ratio).all():
-            return NoMatch("gives NaN or Inf on small input", clarity=1)
+            return NoMatch("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
         if (np.abs(ratio - 1.0) < 1e-12).any() and (ratio < 0.999).any():
             break
         added = scale * deviation * (1.0 / ratio - 1.0)

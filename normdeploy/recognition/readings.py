@@ -11,7 +11,7 @@ from ..graphs.dims import evaluate_dim, invented
 from ..graphs.graph import Graph, value_inputs
 from .facts import Candidate, Norm
 from .fitting import read_region
-from .region import NoMatch, Region, assignments, compile_region, tensor_symbols
+from .region import Clarity, NoMatch, Region, assignments, compile_region, tensor_symbols
 from .roots import FLOATING, INSIDE, NORMS, REDUCTIONS, entries, is_root, narrowing, results
 
 
@@ -44,32 +44,34 @@ def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
 
 
 def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMatch:
-    """The norm from x to y; of clarity 0 where the two can't belong together at all."""
+    """The norm from x to y; `Clarity.APART` where the two can't belong together at all."""
     shape, dtype = graph.shape(x), graph.dtype(x)
     if shape is None or dtype is None:
-        return NoMatch(f"the type or shape of {x.name!r} is not known", x.name, clarity=1)
+        return NoMatch(f"the type or shape of {x.name!r} is not known", x.name, clarity=Clarity.VAGUE)
     if dtype.name not in FLOATING:
-        return NoMatch(f"{x.name!r} is of {dtype.name}, in which no norm computes", x.name, clarity=0)
+        return NoMatch(f"{x.name!r} is of {dtype.name}, in which no norm computes", x.name, clarity=Clarity.APART)
     if (graph.dtype(y) or dtype) != dtype:
-        return NoMatch(f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=0)
+        return NoMatch(f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=Clarity.APART)
     if _differ(graph, x, y):
-        return NoMatch(f"its result has the shape {graph.shape(y)}, its input {shape}", y.name, clarity=0)
+        return NoMatch(f"its result has the shape {graph.shape(y)}, its input {shape}", y.name, clarity=Clarity.APART)
     region = compile_region(graph, y, [x], INSIDE)
     if isinstance(region, NoMatch):
         leaves = _operands(graph, c, x, y)
         if leaves and len(leaves) <= 2:
             region = compile_region(graph, y, [x, *leaves], INSIDE)
         if isinstance(region, NoMatch):
-            return replace(region, clarity=0)
+            return replace(region, clarity=Clarity.APART)
     if region.shape_leaves and not _same(graph, x, y):  # sizes can be chosen at which the two agree, though they are others
-        return NoMatch(f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}", y.name, clarity=0)
+        return NoMatch(
+            f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}", y.name, clarity=Clarity.APART
+        )
     if not any(n.op in REDUCTIONS or n.op in NORMS for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
-        return NoMatch("no mean is taken between them", y.name, clarity=0)
+        return NoMatch("no mean is taken between them", y.name, clarity=Clarity.APART)
     cast = narrowing(graph, region.nodes, dtype)
     if cast is not None:
         return NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name, region=region)
     if _norms_in_a_row(graph, region) > 1:  # their product is a norm too, but with an epsilon that nobody wrote
-        return NoMatch("two norms, one after the other, lie between them", y.name, clarity=0)
+        return NoMatch("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
     return read_region(graph, region, shape, dtype)
 
 

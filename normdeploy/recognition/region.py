@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, IntEnum, auto
 from functools import cached_property
 from typing import Any
 
@@ -23,13 +24,33 @@ from ..graphs.graph import Graph, value_inputs
 _SMALL = 4  # elements of a constant that says what is computed (epsilon, exponents, axes) rather than how it is scaled
 
 
+class Clarity(IntEnum):
+    """How much a refusal says of a norm."""
+
+    APART = 0  # these two ends don't belong together
+    VAGUE = 1  # said only where there is nothing better
+    SPECIFIC = 2  # it names the norm's flaw
+
+
+class Kind(Enum):
+    """What a refusal is of, where its caller goes on by that. The reason is for people."""
+
+    PLAIN = auto()
+    NOT_EVALUATED = auto()  # at these sizes; others may do
+    EVEN = auto()  # the same for x and −x
+    OTHER_NORM = auto()  # the form is not for norms of this kind: another form's reason says more
+    OPSET = auto()  # the file's opset is too old for the form
+    NO_LINEAR_OP = auto()  # nothing stands there that could take a scale and shift
+
+
 @dataclass(frozen=True)
 class NoMatch:
     """Why something is not a norm (or not foldable), and the tensor that shows it."""
 
     reason: str
     tensor: str = ""
-    clarity: int = 2  # 2: names a norm's flaw; 1: vague, said only where there is nothing better; 0: these two ends don't belong together
+    clarity: Clarity = Clarity.SPECIFIC
+    kind: Kind = Kind.PLAIN
     start: str = ""  # the tensors between which a norm was looked for
     end: str = ""
     region: Region | None = None  # what was asked for its values

@@ -10,9 +10,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ..graphs.functions import DOMAIN
-from ..graphs.functions import NORMS as OWN
 from ..graphs.graph import Graph, value_inputs
+from ..norms.ops import DEFAULT, DOMAIN, OURS, Statistics
 from .region import NoMatch, compile_region
 
 POINTWISE = frozenset(
@@ -28,16 +27,11 @@ REDUCTIONS = frozenset(
         *("GlobalAveragePool", "Einsum"),
     }
 )
-NORMS = frozenset(
-    {
-        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"),
-        *("MeanVarianceNormalization", "LpNormalization", "SimplifiedLayerNormalization"),
-        *OWN,
-    }
-)
+OWN = frozenset(op for op, row in OURS.items() if not row.joined)  # those with neighbours are known by `rewriting.joining`
+NORMS = frozenset(op for op, row in DEFAULT.items() if row.statistics is Statistics.INPUT) | OWN
 CLAMPS = frozenset({"Relu", "Clip", "Max", "Min"})  # of a variance that rounding may have made negative; behind a norm an activation
 EQUALITIES = frozenset({"Equal", "And", "Or", "Not"})  # Flax sets what is centered to zero where a row's least and largest are equal
-SCALES = frozenset({"BatchNormalization"})  # of constant statistics, behind a norm: its gamma and beta
+SCALES = frozenset(op for op, row in DEFAULT.items() if row.statistics is Statistics.CONSTANT)  # behind a norm: its gamma and beta
 INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES | SCALES  # what a norm is made of
 
 _UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40

@@ -16,6 +16,7 @@ from ..evaluate import evaluate
 from ..graphs.dims import Dims
 from ..graphs.functions import JOINED
 from ..graphs.graph import Graph
+from ..norms.ops import DEFAULT, OURS
 from ..records import Half, Parameter
 from .facts import Norm
 from .parameters import Param, epsilon_of, snapped
@@ -27,7 +28,7 @@ from .sizes import bindings
 
 _BOUND = float(np.finfo(np.float32).max)  # what exporters write for "no bound", no number
 _LARGE = 2.0**34  # an epsilon is far below float64's precision there
-_STASHED = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization"})  # their statistics run in the type stash_type
+_STASHED = frozenset(op for op, row in DEFAULT.items() if "stash_type" in row.attributes)  # it is 1, float32, where a node does not say
 
 
 class Traits(TypedDict, total=False):
@@ -104,16 +105,15 @@ def of_scale(graph: Graph, chain: Affine) -> Traits:
 
 def of_joined(graph: Graph, node: gs.Node, epsilon: float) -> Traits:
     """The traits of a norm that was joined with its neighbours: one of `normdeploy.graphs.functions.JOINED`."""
-    x, *others = node.inputs
-    rank, modulated = len(graph.shape(x) or ()), node.op == "ModulatedLayerNorm"
-    channel = 1 if node.op == "GroupNormSiLU" else rank - 1
-    first = 1 if node.op.startswith("Add") else 0  # behind the residual
-    parameters = [Parameter(modulated, (0, channel) if modulated else (channel,), t.name) for t in others[first:]]
+    row, x = OURS[node.op], node.inputs[0]
+    rank, modulated = len(graph.shape(x) or ()), "shift" in row.inputs
+    channel = 1 if row.kind == "GroupNorm" else rank - 1
+    parameters = [Parameter(modulated, (0, channel) if modulated else (channel,), t.name) for t in node.inputs[row.inputs.index("scale") :]]
     gamma, beta = (*parameters, None)[:2]
     return Traits(
         input=x.name,
         shape=graph.shape(x),
-        ddof=None if node.op == "AddRMSNorm" else 0,
+        ddof=0 if row.centered else None,
         epsilon_as_written=epsilon,
         gamma=replace(gamma, one_plus=modulated) if gamma is not None else None,
         beta=beta,

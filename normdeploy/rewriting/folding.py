@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 from ..graphs.graph import Graph
 from ..passes import batch
 from ..recognition import traits
-from ..recognition.region import NoMatch, compile_region
+from ..recognition.region import Kind, NoMatch, compile_region
 from ..recognition.roots import NORMS, VIEWS
 from ..recognition.scales import Affine, affines, measure
 from ..records import Finding, Status
@@ -27,7 +27,7 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
     chains = affines(graph, start)
     if isinstance(chains, NoMatch):
         return Finding("BatchNorm", "refused", chains.tensor, graph.module(start), reason=chains.reason)
-    reasons: list[str] = []
+    refusals: list[NoMatch] = []
     costly: Costly | None = None
     longest: Affine | None = None
     for chain in chains:
@@ -36,7 +36,7 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
             made = priced(graph, chain, write(graph, chain))
             if isinstance(made, batch.Fold):
                 return _replace(work, chain, made, "")
-            reasons.append(made.reason)
+            refusals.append(made)
             costly = made if costly is None and isinstance(made, Costly) else costly
     if longest is None:
         own = start.op == "BatchNormalization" and not _carries(graph, start)
@@ -44,7 +44,7 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
         if isinstance(alone, NoMatch):
             return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=alone.reason)
         return None
-    why = next((r for r in reasons if not r.startswith("no linear op")), "no linear op stands before or behind it")
+    why = next((r.reason for r in refusals if r.kind is not Kind.NO_LINEAR_OP), "no linear op stands before or behind it")
     why = costly.reason if costly is not None else why
     # Sub, Div, Mul, Add by vectors are what other optimizers leave of a BatchNorm by hand: its root is folded already
     return _alone(work, longest, why) if longest.normalizes or len(longest.nodes) > 2 or costly is not None else None

@@ -15,9 +15,8 @@ from ..passes.norm_forms import ANY, measured
 from ..recognition import traits
 from ..recognition.facts import Candidate, Norm
 from ..recognition.numerators import reason_of
-from ..recognition.probe import EVEN
 from ..recognition.readings import candidate, readings
-from ..recognition.region import NoMatch
+from ..recognition.region import Clarity, Kind, NoMatch
 from ..recognition.roots import NORMS, is_root
 from ..records import Attempt, Certificate, Finding, Status, both
 from . import certify, rounding, trials
@@ -26,7 +25,6 @@ from .sealed import seals
 from .work import Work
 
 _TRIES = 4  # smaller readings of a norm whose certificate fails, one inside the other
-OPSET = "its node needs opset"  # begins the reason where the file's opset is too old
 
 _Refusal = tuple[NoMatch, Norm | None]  # the norm, where it was one and only its form failed
 
@@ -106,7 +104,8 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
             continue
         made = write(work.graph, reading, work.wanted.forms, work.wanted.fuse)
         if isinstance(made, Form) and made.opset > work.wanted.limit:
-            made = NoMatch(f"{OPSET} {made.opset}, the file has {work.graph.opset}", made.nodes[-1].outputs[0].name)
+            reason = f"its node needs opset {made.opset}, the file has {work.graph.opset}"
+            made = NoMatch(reason, made.nodes[-1].outputs[0].name, kind=Kind.OPSET)
         if isinstance(made, NoMatch):
             refusals.append((replace(made, start=reading.x.name, end=reading.y.name), reading))
             continue
@@ -191,10 +190,12 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
     said = [(r, norm) for r, norm in refusals if r.clarity]
     if not said:
         return None
-    best, norm = next((pair for pair in reversed(said) if pair[0].clarity > 1), said[0])
+    best, norm = next((pair for pair in reversed(said) if pair[0].clarity is Clarity.SPECIFIC), said[0])
     best, norm = next(pair for pair in said if pair[0].reason == best.reason)  # of the same flaw the whole norm
-    if best.reason == EVEN and (region := best.region) is not None:
+    if best.kind is Kind.EVEN and (region := best.region) is not None:
         best = replace(best, reason=reason_of(work.graph, region.leaves[0], region.y))
+    if best.kind is Kind.OPSET and work.wanted.unraised:
+        best = replace(best, reason=f"{best.reason} ({work.wanted.unraised})")
     status: Status = "kept" if root.op in NORMS else "refused"
     attempts = tuple(_attempt(r, norm) for r, norm in refusals)
     if norm is not None:

@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 from ..graphs.dims import Dims, invented
 from ..graphs.functions import DOMAIN, JOINED, lacking, oldest
 from ..graphs.graph import Graph
+from ..norms.ops import OURS
 from ..passes.form import written
 from ..recognition import traits
 from ..recognition.region import NoMatch, compile_region
@@ -28,8 +29,6 @@ from .certify import Rewrite, certified, unproved
 from .join_trials import Grouping
 from .sealed import seals
 from .work import Work
-
-_KINDS = {"AddLayerNorm": "LayerNorm", "AddRMSNorm": "RMSNorm", "ModulatedLayerNorm": "LayerNorm", "GroupNormSiLU": "GroupNorm"}
 
 
 @dataclass(frozen=True)
@@ -259,7 +258,7 @@ def _finding(work: Work, node: gs.Node, norm: gs.Tensor, attrs: Mapping[str, Any
     graph = work.graph
     producer, dtype = graph.producer(norm), graph.dtype(norm)
     found = Finding(
-        kind=_KINDS[node.op],
+        kind=OURS[node.op].kind,
         status="kept",
         tensor=norm.name,
         module=graph.module(producer) if producer is not None else "",
@@ -275,4 +274,4 @@ def _finding(work: Work, node: gs.Node, norm: gs.Tensor, attrs: Mapping[str, Any
 def _axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:
     """What is normalized over: all but the batch of a group norm (its channels in part), else the last axis."""
     rank = len(graph.shape(node.inputs[0]) or ())
-    return tuple(range(1, rank)) if node.op == "GroupNormSiLU" else (rank - 1,)
+    return tuple(range(1, rank)) if OURS[node.op].kind == "GroupNorm" else (rank - 1,)

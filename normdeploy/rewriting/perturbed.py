@@ -16,6 +16,7 @@ import onnx
 import onnxruntime as ort
 
 from ..graphs import equal
+from ..norms.ops import STANDARD
 from ..storage.files import bodies
 from ..storage.held import array
 from ..storage.weights import detached
@@ -25,7 +26,7 @@ _LARGE = 2**16  # elements of a parameter that is not perturbed: its layer's bia
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum")
 _POOLS = ("GlobalAveragePool", "AveragePool", "Sum", "Mean")
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", *_POOLS, *_PRODUCTS})
-_NORMS = ("BatchNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization")
+_NORMS = [op for op, row in STANDARD.items() if row.rescaled]
 _ARITHMETIC = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Add", "Sub", "Mul", "Div", "PRelu", *_NORMS})
 PATIENCE = 20.0  # seconds after which a run of the model before is ended, and four times as many for the one after
 

@@ -41,7 +41,6 @@ from ..storage.weights import lifted
 from . import activations, attention, constants, rounding
 from .branching import merge
 from .folding import fold
-from .fusing import OPSET
 from .fusing import fuse as fuse_norm
 from .gemms import by_rows
 from .joining import join
@@ -162,8 +161,7 @@ def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelPr
     if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = converted(proto, work.opset)
         if isinstance(newer, str):
-            work, out = _file(proto, replace(wanted, limit=work.graph.opset))
-            work.findings = [replace(f, reason=f"{f.reason} ({newer})") if f.reason.startswith(OPSET) else f for f in work.findings]
+            work, out = _file(proto, replace(wanted, limit=work.graph.opset, unraised=newer))
         else:
             work, out = _file(newer, wanted)
     work.findings = accounted(work.findings, foreign, proto)

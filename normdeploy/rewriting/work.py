@@ -34,6 +34,7 @@ class Wanted:
     runtime: str = "any"  # which of equal standard forms to write
     fuse: str = "standard"  # "portable": this project's own ops where no standard one says a norm
     limit: int = NEWEST  # the highest opset that the result may have
+    unraised: str = ""  # why the file's own can't be raised
     attentions: bool = True  # whether an attention may become one node, where the runtime runs that faster: not before half precision
     census: bool = False  # whether findings shall hold all that there is to know of a norm
     progress: Progress | None = None  # called with (stage, done, total)

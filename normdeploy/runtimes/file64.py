@@ -19,6 +19,7 @@ from ..errors import NormdeployError
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
 from ..graphs.protos import inferred
+from ..norms.ops import STANDARD, Statistics
 from . import RunResult
 from .arrays import check_names
 from .eager import Float64Runner
@@ -40,7 +41,7 @@ _EXACT = op_names(
 _ONE_ROUNDING = op_names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
 _AS_ONE = op_names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
 _AS_OPERAND = op_names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
-_NORMS = {"LayerNormalization": 2, "GroupNormalization": 1, "InstanceNormalization": 1}  # the input that is the scale
+_CENTERED = frozenset(op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT and row.centered and row.rescaled)
 _SEQUENCES = op_names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSequence")
 _FIRST_ALONE = op_names("Pow Resize Upsample CumSum")
 _ORDERS = op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
@@ -208,7 +209,7 @@ class _Noise:
                 value = value + lost * self._rng.uniform(-1, 1, value.shape)
         elif node.op_type == "CumSum":
             value = value + _summed(node, self.lost(value, unit) - value, int(np.asarray(inputs[1]).item()))
-        elif node.op_type in _NORMS and name == node.output[0]:
+        elif node.op_type in _CENTERED and name == node.output[0]:
             value = value + self._off_mean(node, inputs, value, unit)
         return np.asarray(self.lost(value, unit, extra=extra))
 

@@ -111,6 +111,9 @@ def title(provider: str, *, optimize: bool) -> str:
     return f"onnxruntime{'' if provider == 'cpu' else ' CUDA'} (optimizer {'on' if optimize else 'off'})"
 
 
+NAMES = frozenset(title(provider, optimize=optimize) for provider in PROVIDERS for optimize in (False, True))
+
+
 def no_cuda() -> str:
     """Why onnxruntime can't run on a GPU here, "" where it can."""
     if PROVIDERS["cuda"] not in ort.get_available_providers():

@@ -7,7 +7,8 @@ from typing import Any
 
 import onnx
 
-DOMAIN = "normdeploy"  # of this project's own ops and functions
+from ..norms.ops import DOMAIN
+
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 

@@ -6,17 +6,10 @@ opset 18 had a GroupNormalization that was deprecated at birth. What they mean, 
 
 from __future__ import annotations
 
-_AT_ANY_OPSET = frozenset(
-    {
-        "SimplifiedLayerNormalization",
-        "GroupNorm",
-        "GroupNormalizationPlugin",
-        "LayerNorm",
-        "LayerNormPlugin",
-        "InstanceNormalization_TRT",
-        "CustomSkipLayerNormPluginDynamic",
-    }
-)
+from ..norms.ops import STANDARD, Owner, owned_by
+
+_OLD, _PLUGINS = owned_by(Owner.ONNX_18), owned_by(Owner.TENSORRT)
+_ADDED = {op for op, row in owned_by(Owner.ONNXRUNTIME).items() if "" in row.domains}  # by onnxruntime, where ONNX has none of that name
 
 
 def is_stray(op: str, opset: int) -> bool:
@@ -26,6 +19,6 @@ def is_stray(op: str, opset: int) -> bool:
         op: its op type.
         opset: of ONNX's domain, where the node stands.
     """
-    if op == "GroupNormalization":
-        return 18 <= opset < 21
-    return opset < 17 if op == "LayerNormalization" else op in _AT_ANY_OPSET
+    if op in STANDARD and opset >= STANDARD[op].since:
+        return False
+    return opset >= _OLD[op].since if op in _OLD else op in _PLUGINS or op in _ADDED
