@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
+import onnx.parser
 
 import normdeploy
 from normdeploy.records import Box, Picture
@@ -71,3 +72,15 @@ def test_names_in_pictures_are_escaped(tmp_path: Path) -> None:
     text = page(json.loads(Report("inspect", {}, replace(summary, pictures=(picture,))).json()))
     assert "<script" not in text
     assert "&lt;/text&gt;&lt;scrip" in text
+
+
+def test_of_many_readers_the_first_are_drawn() -> None:
+    """In the graph's order: a set of names has another one in each process, and two runs drew different neighbours."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[4, 8] x)
+        => (float[4, 8] y, float[4, 8] a, float[4, 8] b, float[4, 1] c, float[4, 1] d) <float eps = {1e-5}, int64[1] ax = {-1}>
+        { m = ReduceMean(x, ax) s = Sub(x, m) q = Mul(s, s) v = ReduceMean(q, ax) e = Add(v, eps) r = Sqrt(e) y = Div(s, r)
+          a = Sin(s) b = Cos(q) c = Tan(v) d = Exp(e) }"""
+    )
+    (picture,) = normdeploy.inspect(proto).pictures
+    assert [box.op for box in picture.before if box.op and not box.own] == ["Sin", "Cos", "Tan"]

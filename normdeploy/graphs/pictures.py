@@ -67,7 +67,7 @@ class _Surroundings:
         """
         made = self.cutter.made
         inside = self._seeing_data(sorted({made[t] for t in tensors if t in made}))
-        outputs = {o for place in inside for o in self.nodes[place].output if o}
+        outputs = dict.fromkeys(o for place in inside for o in self.nodes[place].output if o)  # in order: they choose the neighbours
         read = dict.fromkeys(
             i for place in inside for i in self.nodes[place].input if i and i not in outputs and i not in self.cutter.constant
         )
