@@ -105,10 +105,11 @@ def _told(make: Callable[[], Any]) -> str:
 
 
 def _bare(proto: onnx.ModelProto) -> bytes:
-    """The file without what it remembers of versions."""
+    """The file without what it remembers of versions, and of the folder that torch was called from (in its traces)."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    del copy.metadata_props[:]
+    for holder in (copy, copy.graph, *copy.graph.node, *(n for f in copy.functions for n in f.node)):
+        del holder.metadata_props[:]
     return copy.SerializeToString(deterministic=True)
 
 
