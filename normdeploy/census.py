@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -19,8 +19,8 @@ from .records import Finding, Summary, Support
 from .rewriting import rewrite
 from .storage.ordering import ordered
 from .storage.weights import lifted
+from .types import Progress
 
-Progress = Callable[[str, int, int], None]
 Form = tuple[int, Literal["now", "optimized"], onnx.ModelProto]  # place of the finding, which form of it
 
 

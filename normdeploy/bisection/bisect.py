@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,10 @@ from ..runtimes.eager import EagerRunner
 from ..runtimes.exact import NotEvaluated, inlined
 from ..shown import Shown
 from ..storage.files import load_onnx
+from ..types import Progress
 from .hunt import CUDA, Fault, Hunt
 from .reproduce import Reproduction
 from .runtime import HALVES
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

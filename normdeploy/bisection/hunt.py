@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..precision.retype import FORMATS
 from ..precision.stepwise import stepwise
 from ..runtimes.exact import Array, Exact, Values
 from ..runtimes.ort import title
+from ..types import Progress
 from . import cause as bisect_cause
 from . import runtime as bisect_runtime
 from .cause import Cause
@@ -29,7 +30,6 @@ from .match import Program, Search, Spot
 from .reproduce import Reproduction
 from .runtime import HALVES, Units, Widened, Wrong
 
-Progress = Callable[[str, int, int], None]
 CUDA = title("cuda", optimize=False), title("cuda", optimize=True)
 MOST = 5  # faults that are looked for
 

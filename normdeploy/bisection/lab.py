@@ -15,10 +15,10 @@ from ..runtimes import RunResult
 from ..runtimes.exact import Array, Exact
 from ..runtimes.ort import OrtRunner
 from ..storage.protos import copied
+from ..types import Progress
 
 _AT_ONCE = 64  # tensors fetched in one run
 _IN_MEMORY = _KEPT = 1 << 30  # bytes of weights, of values
-Progress = Callable[[str, int, int], None]
 
 
 class Bench(Laboratory):

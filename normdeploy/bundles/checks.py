@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from ..reports.report import SCHEMA
 from ..sources import loaded_as_recorded, remembered
 from ..storage.files import load_onnx
 from ..storage.record import recorded
+from ..types import PathLike, Progress
 from . import bundle, triton
 from .triton import Port, Serving
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from ..parity.compare import Comparison
     from .samples import Samples
 
-Progress = Callable[[str, int, int], None]
-PathLike = str | os.PathLike[str]
 _REPORT_BYTES = 2**28
 _INSTANCES = 1024
 _LARGEST = 2**31 - 1  # what Triton's int32 holds

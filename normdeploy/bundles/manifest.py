@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from ..environment import environment
 from ..reports.report import plain
 from ..storage.archive import write_npz
 from ..storage.files import sha256
+from ..types import Progress
 from ..version import __version__
 from .bundle import SCHEMA, scan
 from .placing import Engine
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ..records import Finding, Summary
     from .samples import Samples
 
-Progress = Callable[[str, int, int], None]
 _PARTS = ("inputs", "expected", "free")
 
 

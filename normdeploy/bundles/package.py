@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from ..reports.report import Report
 from ..shown import Shown
 from ..storage.files import load_onnx, sha256
 from ..storage.folder import atomic_folder
+from ..types import PathLike, Progress
 from . import bundle, manifest, triton
 from . import text as words
 from .checks import Job, Wanted, batch_range, certificates_of, free_target, job_of, require_loadable, samples_of, serving_of
@@ -44,8 +45,6 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from .sample_runs import Judgement
     from .samples import Samples
 
-Progress = Callable[[str, int, int], None]
-PathLike = str | os.PathLike[str]
 _WARMUPS = 3  # samples, where Triton does not batch
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ..environment import environment
 from ..errors import GraphError, InputError, NormdeployError
 from ..shown import Shown
 from ..storage.files import load_onnx, sha256
+from ..types import Progress
 from .bundle import MANIFEST, Bundle, described, open_bundle, require_hashes, scan
 from .changes import Change
 from .manifest import norms_of, results_of
@@ -29,7 +30,6 @@ from .text import REPOSITORY
 if TYPE_CHECKING:  # torch takes seconds to import
     from .sample_runs import Judgement
 
-Progress = Callable[[str, int, int], None]
 SCHEMA = "normdeploy/recheck/1"
 _RANK = {"kernel": 0, "layers": 0, "function": 1, "missing": 2}
 _TELLING = 2.0  # an error that changed by less is the same: two evaluations differ by as much

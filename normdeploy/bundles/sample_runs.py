@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,9 @@ from ..parity.parity import EAGER_MULTIPLE, ULPS, Tally
 from ..parity.results import OutputResult, judged
 from ..runtimes.eager import Float64Runner
 from ..storage.files import load_onnx
+from ..types import Progress
 from .references import is_floating, reference_runner
 from .samples import Sample, Samples
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

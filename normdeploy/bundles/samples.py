@@ -13,7 +13,7 @@ Resize that is off would be another model.) Such expectations can't tell that th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,10 +33,10 @@ from ..precision.precision import asked
 from ..runtimes import RunResult
 from ..runtimes.eager import HALVES
 from ..storage.record import recorded
+from ..types import Progress
 from .references import disturbed, is_floating, reference_runner, shaken
 from .triton import Port
 
-Progress = Callable[[str, int, int], None]
 LIMIT = 2**28  # bytes of samples and expected outputs; the first are kept whatever their size
 _TIES = 16  # as many as parity.Ties asks
 

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -25,11 +25,9 @@ from ..shown import Shown
 from ..storage.atomic import writable
 from ..storage.files import atomic, load_onnx, save_onnx, write_bytes
 from ..storage.record import recorded
-from ..types import PathLike
+from ..types import PathLike, Progress
 from . import implement, reasons, worker
 from .implement import Implementation
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

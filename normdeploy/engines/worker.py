@@ -6,13 +6,13 @@ import contextlib
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
 from .. import processes
+from ..types import Progress
 
-Progress = Callable[[str, int, int], None]
 COMMAND = processes.command("normdeploy.runtimes.builder")
 
 

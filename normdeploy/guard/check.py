@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack, cast
@@ -29,7 +29,7 @@ from ..errors import InputError, NormdeployError
 from ..shown import Shown
 from ..sources import opened
 from ..storage.files import bodies
-from ..types import PathLike
+from ..types import PathLike, Progress
 from ..version import __version__
 from .rules import IDS, RULES, Problem, constants, of_norm, training
 
@@ -37,7 +37,6 @@ SCHEMA = "normdeploy/check/1"
 FINGERPRINT = "normdeploy/v1"  # its key in SARIF; another recipe is another key
 _MOST = 2**28  # bytes of a baseline
 
-Progress = Callable[[str, int, int], None]
 FAIL_ON = ("decomposed", "train-mode", "eps-lost")
 
 

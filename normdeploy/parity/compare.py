@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -36,6 +36,7 @@ from ..runtimes.eager import Float64Runner
 from ..runtimes.ort import NAMES
 from ..shown import Shown
 from ..storage.files import load_onnx
+from ..types import Progress
 from .audit import Weight, audit
 from .battery import Battery, battery_of
 from .bounds import MOST_RATIO, MOST_RUNS, MULTIPLE
@@ -54,7 +55,6 @@ from .results import COLUMNS, OutputResult
 __all__ = ["COLUMNS", "Comparison", "Inputs", "NotRun", "OutputResult", "verify"]
 
 _NAMED = 3  # outputs that the verdict names
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

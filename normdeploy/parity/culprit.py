@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from ..runtimes.ort import PROVIDERS, OrtRunner
+from ..types import Progress
 from .candidates import Candidate
 from .judging import Trial
 
@@ -56,7 +57,6 @@ _MODIFIED = re.compile(r"GraphTransformer (\S+) modified: 1 ")
 _WHOLE = "onnxruntime's optimizer is the culprit: with it off the same file passes"
 
 Passes = Callable[[Sequence[str]], bool]
-Progress = Callable[[str, int, int], None]
 
 
 def accuse(trial: Trial, progress: Progress) -> None:

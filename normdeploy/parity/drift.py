@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +26,8 @@ from ..runtimes.arrays import to_numpy
 from ..runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
 from ..runtimes.ort import OrtRunner
 from ..storage.protos import copied
+from ..types import Progress
 from .parity import EAGER_MULTIPLE, ULPS, ulp
-
-Progress = Callable[[str, int, int], None]
 
 AT_ONCE = 16  # tensors fetched in one run, at least
 _BYTES = 1 << 28  # that those of one run take in float64, about

@@ -12,11 +12,10 @@ from ..errors import NormdeployError
 from ..model import Model
 from ..precision.stepwise import stepwise
 from ..storage.files import load_onnx
+from ..types import Progress
 from .candidates import OFF, ON, STEPWISE, Subject
 from .drift import Point, drift, optimized
 from .names import renamed
-
-Progress = Callable[[str, int, int], None]
 
 
 def drift_of_file(

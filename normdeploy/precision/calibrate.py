@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,8 @@ from ..storage.archive import read_npz
 from ..storage.files import save_onnx
 from ..storage.files import tensors as tensors_of
 from ..storage.protos import copied
+from ..types import Progress
 
-Progress = Callable[[str, int, int], None]
 Samples = Sequence[Mapping[str, np.ndarray]]
 
 _AT_ONCE = 1 << 28  # bytes of inner tensors that one run holds

@@ -21,8 +21,9 @@ from ..errors import GraphError, InputError, NormdeployError
 from ..graphs.protos import captured, inferred
 from ..model import InputSpec
 from ..storage.protos import copied
+from ..types import Progress
 from .arguments import arguments
-from .calibrate import Progress, Range, Samples, fed, fitted, generated, ranges, require_room, specs_of
+from .calibrate import Range, Samples, fed, fitted, generated, ranges, require_room, specs_of
 from .exponents import rejoin
 from .floating import View
 from .islands import Island, find

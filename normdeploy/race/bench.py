@@ -37,10 +37,11 @@ from ..runtimes.tensors import TensorSpec
 from ..runtimes.trt import TITLES, missing, runtime_of
 from ..shown import Shown
 from ..storage.files import load_onnx
+from ..types import PathLike, Progress
 from .answers import UNITS, disagreement
-from .given import PathLike, check_counts, inputs_of
+from .given import check_counts, inputs_of
 from .machine import Machine, machine
-from .timing import Progress, Timing, race
+from .timing import Timing, race
 
 UNSTEADY = "{}: the times still moved after {} rounds of warm-up; something else keeps the machine busy"
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}

@@ -11,8 +11,7 @@ from ..errors import InputError
 from ..infer import generated, recorded_inputs
 from ..model import Dim, Model
 from ..runtimes.tensors import TensorSpec
-
-PathLike = str | os.PathLike[str]
+from ..types import PathLike
 
 
 def check_counts(threads: int, rounds: int) -> None:

@@ -28,12 +28,13 @@ from ..runtimes.trt import missing
 from ..storage.atomic import write_bytes
 from ..storage.files import load_onnx, opened_sizes
 from ..storage.record import recorded
+from ..types import Progress
 from .answers import UNITS, disagreement
 from .bench import UNSTEADY, Entry, Race, timed
 from .given import check_counts, known
 from .machine import machine
 from .norm_cases import FORMS, KINDS, NormCase
-from .timing import Progress, Timing, race
+from .timing import Timing, race
 
 PLUGIN = "plugin"
 IMPLEMENTATIONS = (*FORMS, PLUGIN)

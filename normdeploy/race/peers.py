@@ -15,7 +15,7 @@ from ..exporter import quiet
 from ..model import Model
 from ..parity.candidates import NotRun
 from ..storage.files import load_onnx, save_onnx
-from .given import PathLike
+from ..types import PathLike
 
 PLAIN = "plain"
 

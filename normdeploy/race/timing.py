@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Progress = Callable[[str, int, int], None]
+from ..types import Progress
+
 Call = Callable[[], object]
 
 TURN = 0.005  # seconds

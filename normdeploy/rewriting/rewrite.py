@@ -38,6 +38,7 @@ from ..storage.held import Weights
 from ..storage.ordering import ordered
 from ..storage.protos import copied
 from ..storage.weights import lifted
+from ..types import Progress
 from . import activations, attention, constants, rounding
 from .branching import merge
 from .folding import fold
@@ -46,7 +47,7 @@ from .gemms import by_rows
 from .joining import join
 from .residuals import part
 from .sealed import require_sealed
-from .work import Progress, Step, Wanted, Work
+from .work import Step, Wanted, Work
 
 RUNTIMES = ("any", "onnxruntime", f"onnxruntime{ACCURATE}", "tensorrt", "tensorrt-rtx")
 FUSES = ("standard", "portable")

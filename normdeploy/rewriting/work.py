@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
@@ -12,10 +12,9 @@ from ..proof.errors import NotProved
 from ..proof.prove import Identity
 from ..records import Finding
 from ..storage.held import Weights
+from ..types import Progress
 from .rounding import Trial, Verdict
 from .sealed import Seal
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
