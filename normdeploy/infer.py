@@ -18,6 +18,7 @@ from .errors import GraphError, InputError
 from .model import Dim, InputSpec
 from .runtimes.arrays import to_numpy
 from .runtimes.session import SessionRunner
+from .runtimes.trt import is_engine
 from .shown import Shown
 from .storage.archive import read_npz, write_npz
 from .storage.atomic import writable
@@ -153,18 +154,6 @@ def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
         if found.setdefault(name, int(size)) != int(size):
             raise InputError(f"the dim {name!r} is given the sizes {found[name]} and {size}; give it one")
     return found
-
-
-def is_engine(path: PathLike) -> bool:
-    """Whether the file begins as TensorRT's and TensorRT-RTX's engines do.
-
-    Raises:
-        InputError: there is no such file.
-    """
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {os.fspath(path)!r}; give an ONNX file or an engine")
-    with open(path, "rb") as file:
-        return file.read(4)[1:] == b"trt"
 
 
 def _apart(target: Path, sources: list[PathLike]) -> None:

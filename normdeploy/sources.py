@@ -129,12 +129,12 @@ def remembered_by_any(source: Source, files: Sequence[PathLike], given: Loading)
         GraphError, InputError: as ``remembered``; or the ONNX file was given first and the model behind it.
     """
     if isinstance(source, str | os.PathLike) and os.path.isfile(source) and is_onnx(source):
-        model = next((file for file in files if os.path.isfile(file) and not is_onnx(file) and not is_engine(Path(file))), None)
+        model = next((file for file in files if os.path.isfile(file) and not is_onnx(file) and not is_engine(file)), None)
         order = f"give {os.fspath(model)!r} first and it second" if model is not None else "give that first, and this file behind it"
         raise InputError(f"{os.fspath(source)!r} is an ONNX file where the PyTorch model that it was made from is wanted; {order}")
     refused, notes = None, []
     for file in files:
-        if not is_engine(Path(file)):
+        if not is_engine(file):
             try:
                 loading, said = remembered(source, file, given)
             except InputError as error:
@@ -152,7 +152,7 @@ def _stands_for_a_model(source: PathLike, files: Sequence[PathLike]) -> bool:
     """Whether an ONNX file is given in the place of the PyTorch model on purpose: there is no model among the files behind it."""
     if not os.path.isfile(source) or not is_onnx(source):
         return False
-    return all(not os.path.exists(file) or (os.path.isfile(file) and (is_onnx(file) or is_engine(Path(file)))) for file in files)
+    return all(not os.path.exists(file) or (os.path.isfile(file) and (is_onnx(file) or is_engine(file))) for file in files)
 
 
 def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loading, list[str]]:

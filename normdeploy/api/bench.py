@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ..arguments import Loading, Onnx, prepared
 from ..errors import InputError
-from ..infer import is_engine, sizes_of
+from ..infer import sizes_of
 from ..race.bench import Race
 from ..race.bench import bench as raced
 from ..race.norms import race_norms
 from ..race.peers import check_peers, written
 from ..results import several
+from ..runtimes.trt import is_engine
 from ..sources import is_onnx, loaded_as_recorded, remembered
 from ..storage.archive import read_npz
 from ..types import PathLike, Progress

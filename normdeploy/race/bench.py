@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ..errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
-from ..infer import is_engine, open_runner
+from ..infer import open_runner
 from ..model import Model
 from ..parity.candidates import NotRun
 from ..precision.precision import asked
@@ -34,7 +34,7 @@ from ..runtimes.eager import Float64Runner
 from ..runtimes.live import LiveRunner
 from ..runtimes.ort import no_cuda
 from ..runtimes.tensors import TensorSpec
-from ..runtimes.trt import TITLES, missing, runtime_of
+from ..runtimes.trt import TITLES, is_engine, missing, runtime_of
 from ..shown import Shown
 from ..storage.files import load_onnx
 from ..types import PathLike, Progress

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from ..runtimes import RunResult
+from ..types import PathLike
 from .arrays import check_names, to_numpy, to_torch
 from .types import FLOATS
 
@@ -132,15 +133,15 @@ def _log() -> _Log:
     return _Log()
 
 
-def is_engine(path: Path) -> bool:
+def is_engine(path: PathLike) -> bool:
     """Told from the first bytes, which TensorRT and TensorRT-RTX share but for the first.
 
     Raises:
         InputError: there is no such file.
     """
-    if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r}; give an ONNX file or an engine")
-    with path.open("rb") as file:
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {os.fspath(path)!r}; give an ONNX file or an engine")
+    with open(path, "rb") as file:
         return file.read(4)[1:] == _RTX_MAGIC[1:]
 
 
