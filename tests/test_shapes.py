@@ -8,9 +8,9 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from normdeploy.graphs.dims import evaluate_dim
+from normdeploy.graphs.dims import evaluate_dim, invented
 from normdeploy.graphs.graph import Graph
-from normdeploy.proof.shapes import complete
+from normdeploy.proof.shapes import _better, complete
 from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
 
@@ -175,3 +175,15 @@ def test_names_that_an_output_alone_bears_say_nothing() -> None:
     graph.completer = complete
     assert graph.shape(graph.gs.outputs[0]) == ("batch", 8, "height", "width")
     assert graph.shape(next(n for n in graph.nodes if n.op == "Sub").outputs[0]) == ("batch", 8, 1, "height*width")
+
+
+def test_a_name_that_was_made_up_for_an_input_goes_on() -> None:
+    """A node's result whose dim has a made-up name of its own is as long as its input, where inference of the node alone says so."""
+    proto = net("x = Compress<axis=0>(i, c) y = Relu(x)", "float[N,6] i, bool[M] c", "float[L,6] y", "float eps = {1e-5}")
+    graph = Graph(proto)
+    relu = next(n for n in graph.nodes if n.op == "Relu")
+    passed = graph.shape(relu.inputs[0])
+    assert passed is not None
+    assert invented(passed[0])
+    assert _better(graph, relu, ("unk__99", 6), passed) == passed
+    assert _better(graph, relu, ("N", 6), ("unk__98", 6)) == ("N", 6)  # of none of its inputs: it says nothing
