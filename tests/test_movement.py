@@ -64,6 +64,17 @@ def test_other_axes_stay(body: str) -> None:
     assert left["Transpose"] >= 1
 
 
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
+@pytest.mark.parametrize(("pads", "kept"), [("0, 0, 0, 0, 0, 0", 0), ("0, 0, 0, 0, 0, 1", 1), ("0, 0, 1, 0, 0, -1", 1)])
+def test_a_pad_by_nothing_is_gone(mode: str, pads: str, kept: int) -> None:
+    body = f'p = Constant<value_ints=[{pads}]>() q = Pad<mode="{mode}">(x, p) y = Neg(q)'
+    assert cleaned(body, X) == Counter(Neg=1) + Counter(Pad=kept)
+
+
+def test_a_pad_by_what_is_computed_stays() -> None:
+    assert cleaned("s = Shape(x) d = Sub(s, s) p = Concat<axis=0>(d, d) q = Pad(x, p) y = Neg(q)", X)["Neg"] == 1
+
+
 def test_a_selection_is_made_before_the_transpose() -> None:
     body = "t = Transpose<perm=[1, 0, 2]>(x) p = Gather<axis=0>(t, i0) q = Gather<axis=-3>(t, i2) y = Sub(p, q)"
     assert cleaned(body, X) == {"Gather": 2, "Sub": 1}

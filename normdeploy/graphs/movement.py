@@ -5,6 +5,7 @@
 - A Reshape of a Reshape is one.
 - A linear layer by Gemm is one of rows: Reshapes around it make them and take them back. Where functions of single elements alone stand
   between two layers (a GELU, written by hand or not), the rows may stay rows.
+- A Pad by nothing copies (Swin pads each window's image to a multiple of seven that it has).
 - Positions along several axes are made by one Unsqueeze after another.
 - A row of a table of constants is taken by a GatherElements of constants, which onnx's evaluator can't compute (1.23).
 """
@@ -42,8 +43,8 @@ _MOST = 2**20  # elements that a GatherElements of constants makes
 
 
 class Movement(ir.passes.InPlacePass):
-    """Of the main graph: unit axes that are put in and taken out, Transposes and Reshapes that need not be, Unsqueezes one by one, and
-    selections from tables of constants."""
+    """Of the main graph: unit axes that are put in and taken out, Transposes, Reshapes and Pads that need not be, Unsqueezes one by one,
+    and selections from tables of constants."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         modified = False
@@ -52,6 +53,15 @@ class Movement(ir.passes.InPlacePass):
                 if node.domain == "" and node.op_type == op:
                     modified |= step(model.graph, node)
         return ir.passes.PassResult(model, modified)
+
+
+def _padded_by_nothing(graph: ir.Graph, pad: ir.Node) -> bool:
+    """Whatever the mode, the axes and the number to pad with."""
+    stated = pad.attributes.get_ints("pads", ())  # below opset 11
+    if len(pad.inputs) > 1 and pad.inputs[1] is not None:
+        held = ir.convenience.get_const_tensor(pad.inputs[1])
+        stated = () if held is None else [int(n) for n in held.numpy().reshape(-1)]
+    return bool(stated) and not any(stated) and _replaced(graph, pad, ir.node("Identity", [pad.inputs[0]]))
 
 
 def _without_unit_axes(graph: ir.Graph, squeeze: ir.Node) -> bool:
@@ -254,6 +264,7 @@ def _replaced(graph: ir.Graph, old: ir.Node, new: ir.Node) -> bool:
 
 
 _STEPS: dict[str, Callable[[ir.Graph, ir.Node], bool]] = {
+    "Pad": _padded_by_nothing,
     "Squeeze": _without_unit_axes,
     "Transpose": _selected_before,
     "Unsqueeze": _at_once,
