@@ -12,10 +12,8 @@ of it; what a mend changes, the commit names.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import logging
 import re
@@ -169,5 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.redirect_stderr(io.StringIO()):
-        main()
+    main()

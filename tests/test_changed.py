@@ -13,7 +13,7 @@ from tests.changed import files_of
     ("path", "wanted"),
     [
         ("normdeploy/rewriting/activations.py", "tests/test_activations.py"),
-        ("normdeploy/recognition/functions.py", "tests/test_activations.py"),  # which imports it
+        ("normdeploy/proof/pointwise.py", "tests/test_activations.py"),  # which imports it
         ("tests/test_rows.py", "tests/test_rows.py"),
         ("docs/export.md", "tests/test_docs.py"),
     ],

@@ -224,16 +224,20 @@ def test_above_a_size_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cleaned.startswith("the graph was not cleaned up")
 
 
-def test_a_size_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "_LARGEST", 2000)
+def without_the_largest() -> None:
+    """All dims at their largest at once are left out, and each is tried by itself."""
     (note,) = normdeploy.optimize(norms(1)).notes
     compared, left = note.split(", and not at ")
     assert compared.endswith("batch=1, seq=1; batch=7, seq=7; batch=33, seq=1; batch=1, seq=33")
     assert left == "batch=33, seq=33 (17,424 input elements would take too long)"
 
 
+def test_a_size_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "_LARGEST", 2000)
+    without_the_largest()
+
+
 def test_a_run_that_takes_longer_than_small_ones_promised_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And each dim is tried at its largest by itself, as where that was foreseen."""
     real = side_by_side.Model.run
 
     def slow(self: side_by_side.Model, feeds: dict[str, np.ndarray], *args: Any, patience: float = 60.0, **more: Any) -> list[Any]:
@@ -244,10 +248,7 @@ def test_a_run_that_takes_longer_than_small_ones_promised_is_ended(monkeypatch: 
 
     monkeypatch.setattr(side_by_side, "_LATER", 0.05)
     monkeypatch.setattr(side_by_side.Model, "run", slow)
-    (note,) = normdeploy.optimize(norms(1)).notes
-    compared, left = note.split(", and not at ")
-    assert compared.endswith("batch=1, seq=1; batch=7, seq=7; batch=33, seq=1; batch=1, seq=33")
-    assert left == "batch=33, seq=33 (17,424 input elements would take too long)"
+    without_the_largest()
 
 
 def test_a_size_for_which_there_is_no_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

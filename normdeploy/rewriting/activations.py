@@ -1,7 +1,7 @@
 """The step that writes an activation spelled out in simple ops as the standard node that says it: GELU in both forms, SiLU, HardSwish,
 HardSigmoid, Tanh, Softsign.
 
-**Which.** The normal form says (`normdeploy.recognition.functions`): it is that of the standard op's definition
+**Which.** The normal form says (`normdeploy.proof.pointwise`): it is that of the standard op's definition
 (https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are no fractions: there a file's constant may lie
 a few roundings from them, and where the op holds a number in float32 it is the exact one, rounded once.
 
@@ -11,7 +11,8 @@ NaN where e^x overflows.
 **Where.** In a file whose opset has the op; where it has not, it stays as it is. onnxruntime's kernels of these ops take at most the time
 of what they replace (`benchmarks.activations`). Not among them are Mish and Softplus, whose kernel takes five times as long as Exp, Add and
 Log; Swish, as Sigmoid and Mul become a kernel for SiLU; and Sigmoid by itself, whose kernel is 0 below −18 or so: 1/(1 + e^−x) is not, and
-somebody may take its logarithm.
+somebody may take its logarithm. SiLU shares that kernel: what lies below −18 is 0 where x/(1 + e^−x) is at most 3e-7 away from it, as in
+every SiLU that torch exports.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
-from ..recognition.functions import ALGEBRA, ATOMS, ONE, STANDARD, Form, Ratio, S, X, form_of
+from ..proof.pointwise import ALGEBRA, ATOMS, ONE, STANDARD, Form, Ratio, S, X, form_of
 from ..recognition.region import EvaluationFailed, NoMatch, compile_region
 from ..records import Finding
 from .sealed import seals
@@ -43,7 +44,7 @@ _CLAMPS = ("Clip", "Min", "HardSigmoid")  # activations by themselves, where α 
 _UP, _DOWN = 8, 12  # tensors that may be x, and y, of one node
 _FAR = 1e200  # e^x, and x³, have overflown
 _AT = (0.0, 0.5, -0.5, 1.0, -1.0, 2.5, -2.5, 4.0, -4.0, 9.0, -9.0, 800.0, -800.0, 1e5, -1e5, _FAR, -_FAR, np.inf, -np.inf, np.nan)
-_BOUND = 1e-6  # of the largest of a result at these: what float32 constants come to
+_BOUND = 1e-6  # of |x|, or of 1 where that is more: what float32 constants come to
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dataclasses import replace
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..choices import FUSES, RUNTIMES
 from ..errors import CertificateError
 from ..evaluate import evaluate
 from ..foreign.account import accounted
@@ -28,7 +29,7 @@ from ..graphs.nested import Nested, bodies
 from ..graphs.nested_functions import functions
 from ..graphs.opsets import converted, needs_conversion, renumbered
 from ..graphs.protos import names, without_unused
-from ..passes.norm_forms import ACCURATE, best
+from ..passes.norm_forms import best
 from ..proof.shapes import complete
 from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
@@ -48,9 +49,6 @@ from .joining import join
 from .residuals import part
 from .sealed import require_sealed
 from .work import Step, Wanted, Work
-
-RUNTIMES = ("any", "onnxruntime", f"onnxruntime{ACCURATE}", "tensorrt", "tensorrt-rtx")
-FUSES = ("standard", "portable")
 
 
 def optimize(
