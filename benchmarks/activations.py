@@ -1,12 +1,13 @@
-"""Activations spelled out by hand and the standard nodes that they become, in onnxruntime on the CPU: the ground on which
-`normdeploy.rewriting.activations` writes a node, or leaves one out.
+"""Activations spelled out by hand and the standard nodes that they become, in onnxruntime on the CPU: the ground on
+which `normdeploy.rewriting.activations` writes a node, or leaves one out.
 
-``python -m benchmarks.activations`` writes ``benchmarks/results/activations.md``. Each is a module as people write it, exported by torch
-(opset 21), and the same file after `normdeploy.optimize`; both in five sessions, all in turns in random order, one thread, processor
-time, onnxruntime's optimizer on. A ratio is the mean of the node's sessions over that of the others, with the least and the most of a
-session; below 1 the node is faster. Errors are the largest
-differences from the module in float64, for inputs of a normal distribution times 3. Softplus, Mish and the sigmoid, which stay as they
-are, are timed beside the nodes that they might have become. It exits with 1 where a node takes longer than what it replaces.
+``python -m benchmarks.activations`` writes ``benchmarks/results/activations.md``. Each is a module as people write it,
+exported by torch (opset 21), and the same file after `normdeploy.optimize`; both in five sessions, all in turns in
+random order, one thread, processor time, onnxruntime's optimizer on. A ratio is the mean of the node's sessions over
+that of the others, with the least and the most of a session; below 1 the node is faster. Errors are the largest
+differences from the module in float64, for inputs of a normal distribution times 3. Softplus, Mish and the sigmoid,
+which stay as they are, are timed beside the nodes that they might have become. It exits with 1 where a node takes
+longer than what it replaces.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ ROUNDS = 40
 Function = Callable[[torch.Tensor], torch.Tensor]
 WRITTEN: dict[str, Function] = {
     "GELU": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
-    "GELU by tanh": lambda x: 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "GELU by tanh": lambda x: (
+        0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    ),
     "the same, x·x·x": lambda x: 0.5 * x * (1.0 + torch.tanh(0.7978845608 * x * (1.0 + 0.044715 * x * x))),
     "HardSwish": lambda x: x * torch.clamp(x + 3.0, 0.0, 6.0) / 6.0,
     "HardSigmoid": lambda x: torch.clamp(x + 3.0, 0.0, 6.0) / 6.0,
@@ -89,9 +92,18 @@ def row(name: str, function: Function, other: Function | None, shape: tuple[int,
     ratio, low, high = (float(r) for r in (f(node) / by_hand.mean() for f in (np.mean, np.min, np.max)))
     exact = function(x.double()).numpy()
     errors = [float(np.abs(s.run(None, feeds)[0] - exact).max()) for s in sessions[::SESSIONS]]
-    ops = [", ".join(f"{op} ×{n}" if n > 1 else op for op, n in Counter(v.op_type for v in p.graph.node).items()) for p in (before, after)]
+    ops = [
+        ", ".join(f"{op} ×{n}" if n > 1 else op for op, n in Counter(v.op_type for v in p.graph.node).items())
+        for p in (before, after)
+    ]
     cells = [
-        *(name, "×".join(map(str, shape)), *ops, f"{1e6 * timing.percentile(0, 50):.0f}", f"{ratio:.2f} ({low:.2f} to {high:.2f})"),
+        *(
+            name,
+            "×".join(map(str, shape)),
+            *ops,
+            f"{1e6 * timing.percentile(0, 50):.0f}",
+            f"{ratio:.2f} ({low:.2f} to {high:.2f})",
+        ),
         *(f"{e:.1e}" for e in errors),
     ]
     return f"| {' | '.join(cells)} |", other is not None or low <= 1.02
@@ -101,13 +113,19 @@ def main() -> None:
     head = ["activation", "shape", "by hand", "node", "by hand, µs", "time of that", "error by hand", "error"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     all_faster = True
-    for name, function, other in (*((n, f, None) for n, f in WRITTEN.items()), *((n, *pair) for n, pair in LEFT.items())):
+    for name, function, other in (
+        *((n, f, None) for n, f in WRITTEN.items()),
+        *((n, *pair) for n, pair in LEFT.items()),
+    ):
         for shape in SHAPES:
             line, faster = row(f"{name}, not written" if other else name, function, other, shape)
             print(line, flush=True)
             lines.append(line)
             all_faster = all_faster and faster
-    told = f"{datetime.date.today().isoformat()}, {ROUNDS} rounds; {machine()}; onnxruntime {ort.__version__}, torch {torch.__version__}"
+    told = (
+        f"{datetime.date.today().isoformat()}, {ROUNDS} rounds; {machine()}; onnxruntime {ort.__version__}, torch"
+        f" {torch.__version__}"
+    )
     RESULTS.write_text("# Activations\n\n" + "\n\n".join([(__doc__ or "").strip(), told, "\n".join(lines)]) + "\n")
     sys.exit(not all_faster)
 

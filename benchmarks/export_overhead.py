@@ -1,11 +1,13 @@
-"""What fusing, proving and cleaning up cost: normdeploy's export against the bare exporter's, in processor time and peak memory.
+"""What fusing, proving and cleaning up cost: normdeploy's export against the bare exporter's, in processor time and
+peak memory.
 
     python -m benchmarks.export_overhead [PAIRS] [PART OF A NAME …]        default: 3, all
 
-Each model is exported and saved by ``torch.onnx.export`` with its default optimizer and by ``normdeploy.export``, in turn, each time in
-a fresh process; what is timed is the call alone, with what it imports lazily. Models of timm need the environment of
-`make architectures`. Writes ``benchmarks/results/export_overhead.md`` and ``.json``. The bounds on time are those of issues F and H
-on the ratio of the medians; of the peaks, which hold what Python and the libraries take, 1.1. Exits with 1 where one is missed.
+Each model is exported and saved by ``torch.onnx.export`` with its default optimizer and by ``normdeploy.export``, in
+turn, each time in a fresh process; what is timed is the call alone, with what it imports lazily. Models of timm need
+the environment of `make architectures`. Writes ``benchmarks/results/export_overhead.md`` and ``.json``. The bounds on
+time are those of issues F and H on the ratio of the medians; of the peaks, which hold what Python and the libraries
+take, 1.1. Exits with 1 where one is missed.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def named(name: str) -> Subject:
     return next(s for s in (*SUBJECTS, *LIBRARIES) if s.name == name)
 
 
-MODELS: tuple[tuple[Subject, float, int], ...] = (  # with the bound on the ratio of times, and how many norms are rewritten
+MODELS: tuple[
+    tuple[Subject, float, int], ...
+] = (  # with the bound on the ratio of times, and how many norms are rewritten
     (Subject("BERT, 12 layers, norms by hand", bert, sentences, images=False), 1.2, 25),
     (pictured("ViT-B", "vit_base_patch16_224"), 1.15, 1),
     (named("ResNet-50 of timm"), 1.3, 53),
@@ -68,11 +72,16 @@ def ours(net: nn.Module, args: tuple[Any, ...], dims: Any, path: Path) -> dict[s
     import normdeploy
 
     result = normdeploy.export(net, args, output=path, dynamic_shapes=dims)
-    done = sum(finding.status in ("fused", "folded") and bool(finding.certificate) for finding in result.summary.findings)
+    done = sum(
+        finding.status in ("fused", "folded") and bool(finding.certificate) for finding in result.summary.findings
+    )
     return {**result.seconds, "rewrites": done}
 
 
-EXPORTS: dict[str, Callable[[nn.Module, tuple[Any, ...], Any, Path], dict[str, float]]] = {"torch": plain, "normdeploy": ours}
+EXPORTS: dict[str, Callable[[nn.Module, tuple[Any, ...], Any, Path], dict[str, float]]] = {
+    "torch": plain,
+    "normdeploy": ours,
+}
 
 
 def one(name: str, exporter: str) -> dict[str, Any]:
@@ -98,12 +107,17 @@ def measured(subject: Subject, bound: float, rewrites: int, pairs: int) -> dict[
             if output.returncode:
                 raise SystemExit(f"{subject.name}: {exporter}: {output.stderr[-1000:]}")
             done.append(json.loads(output.stdout.splitlines()[-1]))
-    middle = {e: {k: statistics.median(run[k] for run in done) for k in ("seconds", "peak")} for e, done in runs.items()}
+    middle = {
+        e: {k: statistics.median(run[k] for run in done) for k in ("seconds", "peak")} for e, done in runs.items()
+    }
     ratios = {k: middle["normdeploy"][k] / middle["torch"][k] for k in ("seconds", "peak")}
-    stages = {s: statistics.median(run["stages"][s] for run in runs["normdeploy"]) for s in runs["normdeploy"][0]["stages"]}
+    stages = {
+        s: statistics.median(run["stages"][s] for run in runs["normdeploy"]) for s in runs["normdeploy"][0]["stages"]
+    }
     if {run["stages"]["rewrites"] for run in runs["normdeploy"]} != {rewrites}:
         raise SystemExit(
-            f"{subject.name}: {stages['rewrites']:.0f} of {rewrites} norms were rewritten and certified: not what is to be timed"
+            f"{subject.name}: {stages['rewrites']:.0f} of {rewrites} norms were rewritten and certified: not what is to"
+            " be timed"
         )
     return {"model": subject.name, "bound": bound, "ratio": ratios, "median": middle, "stages": stages, "runs": runs}
 
@@ -113,7 +127,10 @@ def table(rows: list[dict[str, Any]], pairs: int) -> str:
     lines = [
         *("# Export, beside torch's own", "", (__doc__ or "").split("\n\n", 2)[2].strip(), ""),
         *(f"{pairs} runs of each; {machine()}; {libraries}", ""),
-        "| model | torch, s | normdeploy, s | ratio | at most | torch, MiB | normdeploy, MiB | ratio | norms | whole model compared |",
+        (
+            "| model | torch, s | normdeploy, s | ratio | at most | torch, MiB | normdeploy, MiB | ratio | norms |"
+            " whole model compared |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

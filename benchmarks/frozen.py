@@ -3,10 +3,10 @@
     python -m benchmarks.frozen write FOLDER
     python -m benchmarks.frozen compare FOLDER [--only TEXT]        exits with 1 where anything differs, and names it
 
-Of each model in ``models/`` (every fifth spelling): the file that ``export`` writes, what ``optimize`` makes of torch's bare file for each
-runtime, with ``--fuse portable`` and in half precision, the findings of each and what ``inspect`` says. Of the command line: the help of
-each verb and what it answers to wrong use. Seconds, the version of the machine and folders are left out. A move or a merge changes none
-of it; what a mend changes, the commit names.
+Of each model in ``models/`` (every fifth spelling): the file that ``export`` writes, what ``optimize`` makes of torch's
+bare file for each runtime, with ``--fuse portable`` and in half precision, the findings of each and what ``inspect``
+says. Of the command line: the help of each verb and what it answers to wrong use. Seconds, the version of the machine
+and folders are left out. A move or a merge changes none of it; what a mend changes, the commit names.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ WRONG = (
 )
 GOOD = """<ir_version: 10, opset_import: ["": 21]> g (float[batch, 8] x) => (float[batch, 8] y)
 <int64[1] axes = {-1}, float epsilon = {1e-6}>
-{ m = ReduceMean(x, axes) d = Sub(x, m) s = Mul(d, d) v = ReduceMean(s, axes) e = Add(v, epsilon) r = Sqrt(e) y = Div(d, r) }"""
+{ m = ReduceMean(x, axes) d = Sub(x, m) s = Mul(d, d) v = ReduceMean(s, axes) e = Add(v, epsilon) r = Sqrt(e)
+    y = Div(d, r) }"""
 
 
 def cases() -> list[Case]:
@@ -79,14 +80,21 @@ def of_models(only: str) -> Iterator[tuple[str, str]]:
         args, shapes = export_args(case, dynamic=bool(case.dynamic))
         yield (
             f"export {case.name}",
-            _told(lambda case=case, shapes=shapes: normdeploy.export(case.make(), samples(case), dynamic_shapes=shapes)),
+            _told(
+                lambda case=case, shapes=shapes: normdeploy.export(case.make(), samples(case), dynamic_shapes=shapes)
+            ),
         )
-        program = torch.onnx.export(case.make(), args, dynamic_shapes=shapes, dynamo=True, optimize=False, verbose=False)
+        program = torch.onnx.export(
+            case.make(), args, dynamic_shapes=shapes, dynamo=True, optimize=False, verbose=False
+        )
         assert program is not None
         bare = program.model_proto
         yield f"inspect {case.name}", _told(lambda bare=bare: normdeploy.inspect(bare))
         for name, options in OPTIONS.items():
-            yield f"optimize {case.name} {name}", _told(lambda bare=bare, options=options: normdeploy.optimize(bare, **options))
+            yield (
+                f"optimize {case.name} {name}",
+                _told(lambda bare=bare, options=options: normdeploy.optimize(bare, **options)),
+            )
 
 
 def _told(make: Callable[[], Any]) -> str:
@@ -128,7 +136,11 @@ def of_the_command_line() -> Iterator[tuple[str, str]]:
 
         def said(arguments: tuple[str, ...]) -> str:
             done = subprocess.run(
-                [sys.executable, "-m", "normdeploy", *arguments], capture_output=True, text=True, cwd=folder, stdin=subprocess.DEVNULL
+                [sys.executable, "-m", "normdeploy", *arguments],
+                capture_output=True,
+                text=True,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
             )
             text = f"exit {done.returncode}\n{done.stdout}\n{done.stderr}".replace(folder, "FOLDER")
             return re.sub(r"\d+(\.\d+)? s\b", "N s", text)
@@ -156,7 +168,9 @@ def main() -> None:
         if given.what == "compare" and known.get(name) != text:
             different += 1
             old, new = (known.get(name) or "").splitlines(), text.splitlines()
-            first = next(((a, b) for a, b in zip(old, new, strict=False) if a != b), (f"{len(old)} lines", f"{len(new)} lines"))
+            first = next(
+                ((a, b) for a, b in zip(old, new, strict=False) if a != b), (f"{len(old)} lines", f"{len(new)} lines")
+            )
             print(f"{name}: {first[0]!r} is {first[1]!r} now", flush=True)
     if given.what == "write":
         given.folder.mkdir(parents=True, exist_ok=True)

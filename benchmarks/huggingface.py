@@ -2,9 +2,10 @@
 
     python -m benchmarks.huggingface [NAME...]        default: all families; the rows of those named replace older ones
 
-For each family a small model with random weights is saved as its users have it (``save_pretrained``), and the two commands are run on
-the folder in processes of their own. Needs transformers, which the project's own environment does not have, and no torchvision:
-``make huggingface`` makes one like that and runs this. Writes ``benchmarks/results/huggingface.md``.
+For each family a small model with random weights is saved as its users have it (``save_pretrained``), and the two
+commands are run on the folder in processes of their own. Needs transformers, which the project's own environment does
+not have, and no torchvision: ``make huggingface`` makes one like that and runs this. Writes
+``benchmarks/results/huggingface.md``.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ HEAD = ["family", "options of export", "export", "verify", "seconds", "why not"]
 class Family:
     """A class of transformers with a small config.
 
-    ``files``: each the options of ``export`` that make one file, () being what is made without any. ``preprocessor``: what
-    ``preprocessor_config.json`` says, where the folder has one.
+    ``files``: each the options of ``export`` that make one file, () being what is made without any. ``preprocessor``:
+    what ``preprocessor_config.json`` says, where the folder has one.
     """
 
     name: str
@@ -48,7 +49,9 @@ def _of(name: str, **settings: Any) -> Callable[[Any], Any]:
 
 def _nested(name: str, **parts: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A config of configs, given as dictionaries, as all versions take them."""
-    return lambda transformers: getattr(transformers, name)(**{k: part(transformers).to_dict() for k, part in parts.items()})
+    return lambda transformers: getattr(transformers, name)(
+        **{k: part(transformers).to_dict() for k, part in parts.items()}
+    )
 
 
 _BERT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -58,8 +61,23 @@ _MODERN = {**_SPECIAL, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 
 _SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
 _DECODER_FILES = ((), ("--task", "text-generation-with-past"))
 _SEQ2SEQ_FILES = ((), ("--part", "encoder"), ("--part", "decoder"), ("--part", "decoder-with-past"))
-_VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 32, "patch_size": 8}
-_T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+_VIT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 32,
+    "patch_size": 8,
+}
+_T5 = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
 _BART = {
     **{"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4},
     **{"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64},
@@ -74,21 +92,53 @@ _CLIP_TEXT = {**_LLAMA, "max_position_embeddings": 32, "projection_dim": 24}
 _CLIP_TEXT.pop("num_key_value_heads")
 _CLIP_VISION = {**_VIT, "projection_dim": 24}
 _SAM_VISION = {
-    **{"hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 64, "patch_size": 16},
+    **{
+        "hidden_size": 32,
+        "output_channels": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 64,
+        "patch_size": 16,
+    },
     **{"window_size": 2, "global_attn_indexes": [1], "mlp_dim": 48, "num_pos_feats": 8},
 }
 _SAM_PROMPT = {"hidden_size": 16, "image_size": 64, "patch_size": 16, "mask_input_channels": 8}
-_SAM_MASK = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 32, "iou_head_hidden_dim": 16}
+_SAM_MASK = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "mlp_dim": 32,
+    "iou_head_hidden_dim": 16,
+}
 _ALBERT = {**_BERT, "embedding_size": 16}
 _DISTIL = {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64}
-_DEBERTA = {**_BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0, "max_position_embeddings": 64}
-_GPT2 = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
+_DEBERTA = {
+    **_BERT,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "type_vocab_size": 0,
+    "max_position_embeddings": 64,
+}
+_GPT2 = {
+    "vocab_size": 99,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _WAV2VEC2 = {
     **_BERT,
     **{"conv_dim": [16, 16, 16], "conv_stride": [5, 2, 2], "conv_kernel": [10, 3, 3]},
     **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4},
 }
-_PREPROCESSOR = {"do_resize": True, "size": {"height": 32, "width": 32}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+_PREPROCESSOR = {
+    "do_resize": True,
+    "size": {"height": 32, "width": 32},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 
 FAMILIES = (
     Family("BERT", "BertModel", _of("BertConfig", **_BERT, max_position_embeddings=64)),
@@ -113,8 +163,12 @@ FAMILIES = (
     Family("Qwen 2", "Qwen2ForCausalLM", _of("Qwen2Config", **_LLAMA), _DECODER_FILES),
     Family("Qwen 3", "Qwen3ForCausalLM", _of("Qwen3Config", **_LLAMA, head_dim=8), _DECODER_FILES),
     Family("Gemma", "GemmaForCausalLM", _of("GemmaConfig", **_LLAMA, head_dim=8), _DECODER_FILES),
-    Family("Gemma 2", "Gemma2ForCausalLM", _of("Gemma2Config", **_LLAMA, head_dim=8, sliding_window=16), _DECODER_FILES),
-    Family("Gemma 3", "Gemma3ForCausalLM", _of("Gemma3TextConfig", **_LLAMA, head_dim=8, sliding_window=16), _DECODER_FILES),
+    Family(
+        "Gemma 2", "Gemma2ForCausalLM", _of("Gemma2Config", **_LLAMA, head_dim=8, sliding_window=16), _DECODER_FILES
+    ),
+    Family(
+        "Gemma 3", "Gemma3ForCausalLM", _of("Gemma3TextConfig", **_LLAMA, head_dim=8, sliding_window=16), _DECODER_FILES
+    ),
     Family("Mistral", "MistralForCausalLM", _of("MistralConfig", **_LLAMA, sliding_window=16), _DECODER_FILES),
     Family("T5", "T5ForConditionalGeneration", _of("T5Config", **_T5), _SEQ2SEQ_FILES),
     Family("BART", "BartForConditionalGeneration", _of("BartConfig", **_BART), _SEQ2SEQ_FILES),
@@ -127,7 +181,11 @@ FAMILIES = (
     ),
     Family("ViT", "ViTForImageClassification", _of("ViTConfig", **_VIT), preprocessor=_PREPROCESSOR),
     Family("DINOv2", "Dinov2Model", _of("Dinov2Config", **_VIT)),
-    Family("ConvNeXt", "ConvNextModel", _of("ConvNextConfig", hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1], image_size=64)),
+    Family(
+        "ConvNeXt",
+        "ConvNextModel",
+        _of("ConvNextConfig", hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1], image_size=64),
+    ),
     Family("CLIP text", "CLIPTextModel", _of("CLIPTextConfig", **_CLIP_TEXT)),
     Family(
         "CLIP",
@@ -176,11 +234,19 @@ def command(*arguments: str | Path) -> tuple[int, str, float]:
     start = time.perf_counter()
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "normdeploy", *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT, env=environment
+            [sys.executable, "-m", "normdeploy", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         return 1, f"no end after {LIMIT} s", float(LIMIT)
-    said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("error", "wrong", "Traceback")) or "FAIL" in line]
+    said = [
+        line
+        for line in (done.stdout + done.stderr).splitlines()
+        if line.startswith(("error", "wrong", "Traceback")) or "FAIL" in line
+    ]
     return done.returncode, said[0] if said and done.returncode else "", time.perf_counter() - start
 
 
@@ -194,7 +260,9 @@ def rows(family: Family) -> list[list[str]]:
             code, why, seconds = command("export", folder, "-o", output, *options)
             checked, reason, more = command("verify", folder, output) if code == 0 else (1, "", 0.0)
             verdict = ["0" if code == 0 else str(code), "0" if checked == 0 else "not run" if code else str(checked)]
-            found.append([family.name, " ".join(options), *verdict, f"{seconds:.0f} + {more:.0f}", (why or reason)[:200]])
+            found.append(
+                [family.name, " ".join(options), *verdict, f"{seconds:.0f} + {more:.0f}", (why or reason)[:200]]
+            )
             print(" | ".join(found[-1]), flush=True)
     return found
 
@@ -219,12 +287,16 @@ def main() -> int:
     right = sum(row[2] == row[3] == "0" for row in table)
     plain = [row for row in table if not row[1]]
     summary = (
-        f"{right} of {len(table)} files exported and verified, {sum(r[2] == r[3] == '0' for r in plain)} of {len(plain)} without an option."
+        f"{right} of {len(table)} files exported and verified, {sum(r[2] == r[3] == '0' for r in plain)} of"
+        f" {len(plain)} without an option."
     )
     print(summary)
     lines = ["| " + " | ".join(cells) + " |" for cells in (HEAD, ["---"] * len(HEAD), *table)]
     heading = "# Hugging Face folders out of the box\n\n" + (__doc__ or "").partition("\n\n")[0] + "\n\n"
-    versions = f"torch {version('torch')}, transformers {version('transformers')}, onnxruntime-gpu {version('onnxruntime-gpu')}"
+    versions = (
+        f"torch {version('torch')}, transformers {version('transformers')}, onnxruntime-gpu"
+        f" {version('onnxruntime-gpu')}"
+    )
     RESULT.write_text(f"{heading}{summary} {versions}; small configs, random weights.\n\n" + "\n".join(lines) + "\n")
     return 0 if right == len(table) else 1
 

@@ -2,12 +2,13 @@
 
     python benchmarks/kernels.py [--ops NAME ...] [--dtypes fp16 bf16 fp32] [--mib 256] [--dry-run]
 
-For each op, type and size: the time of one call by events around it, the median of many, over buffers that are rotated so that nothing is
-found in the cache (together at least four times the L2); while the GPU works through the calls, nothing waits for Python. ``share`` is
-the bytes that have to be read and written, over the time, over the bandwidth of a device-to-device copy measured in the same run. Every
-tactic of ours is timed: ``default`` is the first, ``best`` what TensorRT would choose. All compute the same in one run, outputs compared.
-Writes ``benchmarks/results/kernels.json`` and, where matplotlib is at hand, ``kernels.png``. ``--dry-run`` needs no GPU: it compiles every
-kernel and lists what would be run.
+For each op, type and size: the time of one call by events around it, the median of many, over buffers that are rotated
+so that nothing is found in the cache (together at least four times the L2); while the GPU works through the calls,
+nothing waits for Python. ``share`` is the bytes that have to be read and written, over the time, over the bandwidth of
+a device-to-device copy measured in the same run. Every tactic of ours is timed: ``default`` is the first, ``best`` what
+TensorRT would choose. All compute the same in one run, outputs compared. Writes ``benchmarks/results/kernels.json``
+and, where matplotlib is at hand, ``kernels.png``. ``--dry-run`` needs no GPU: it compiles every kernel and lists what
+would be run.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class Trial:
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         op = BY_NAME[self.op]
-        inputs = [Tensor(shape, "fp32" if kind == "F" else self.dtype) for shape, kind in zip(self.shapes, op.types, strict=False)]
+        inputs = [
+            Tensor(shape, "fp32" if kind == "F" else self.dtype)
+            for shape, kind in zip(self.shapes, op.types, strict=False)
+        ]
         return inputs, op.output_tensors(inputs, self.attributes)
 
     def bytes(self) -> int:
@@ -80,11 +84,14 @@ def wide(t: torch.Tensor) -> torch.Tensor:
 
 
 def contestants(eager: Call, more: dict[str, Call | None]) -> dict[str, Call]:
-    return {"eager": eager, "compile": torch.compile(eager, dynamic=False)} | {name: call for name, call in more.items() if call}
+    return {"eager": eager, "compile": torch.compile(eager, dynamic=False)} | {
+        name: call for name, call in more.items() if call
+    }
 
 
 def trials(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
-    """The grid: rows of 1,024 to 16,384 columns, and the group norms of Stable Diffusion, each with at least ``mib`` MiB in x."""
+    """The grid: rows of 1,024 to 16,384 columns, and the group norms of Stable Diffusion, each with at least ``mib``
+    MiB in x."""
     layer_norm, rms_norm = torch.nn.functional.layer_norm, torch.nn.functional.rms_norm
     liger_ln, liger_rms = (
         installed("liger_kernel.ops.layer_norm", "LigerLayerNormFunction"),
@@ -130,7 +137,10 @@ def trials(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
         "AddRMSNorm": (
             2,
             {"epsilon": EPS, "offset": 0.0},
-            contestants(add_rms_norm, {"quack": quack_rms and (lambda x, r, g: quack_rms(x, g, residual=r, eps=EPS, prenorm=True))}),
+            contestants(
+                add_rms_norm,
+                {"quack": quack_rms and (lambda x, r, g: quack_rms(x, g, residual=r, eps=EPS, prenorm=True))},
+            ),
         ),
         "StdNorm": (
             1,
@@ -167,9 +177,19 @@ def images(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
     table: list[tuple[str, dict[str, Any], Call, bool]] = [
         ("GroupNormSiLU", group, lambda x, g, b: functional.silu(functional.group_norm(x, 32, g, b, EPS)), False),
         ("GroupNormSiLU", group | {"channels_last": 1}, last, True),
-        ("InstanceNorm", {"epsilon": EPS}, lambda x, g, b: functional.instance_norm(x, weight=g, bias=b, eps=EPS), False),
+        (
+            "InstanceNorm",
+            {"epsilon": EPS},
+            lambda x, g, b: functional.instance_norm(x, weight=g, bias=b, eps=EPS),
+            False,
+        ),
         ("ChannelLayerNorm", {"epsilon": EPS}, channels, False),
-        ("ScaleShift", {"axis": 1, "activation": "silu"}, lambda x, g, b: functional.silu(x * g[:, None, None] + b[:, None, None]), False),
+        (
+            "ScaleShift",
+            {"axis": 1, "activation": "silu"},
+            lambda x, g, b: functional.silu(x * g[:, None, None] + b[:, None, None]),
+            False,
+        ),
     ]
     for name, attributes, eager, channels_last in table:
         for dtype in dtypes if name in ops else []:
@@ -189,7 +209,8 @@ def launches(trial: Trial, capability: tuple[int, int]) -> Iterator[tuple[Any, L
 
 
 def microseconds(call: Callable[[int], Any], rotations: int) -> float:
-    """Median time of ``call(i)``, i going round the buffers; the GPU is kept busy while the calls are queued, so it never waits."""
+    """Median time of ``call(i)``, i going round the buffers; the GPU is kept busy while the calls are queued, so it
+    never waits."""
     for i in range(rotations):
         call(i)
     torch.cuda.synchronize()
@@ -303,7 +324,9 @@ def main() -> None:
             print(f"{trial.op:20} {trial.dtype} {size}  {', '.join(tactics)}  beside {', '.join(trial.others)}")
         return
     if not torch.cuda.is_available():
-        raise SystemExit("no GPU here: nothing was measured (--dry-run compiles the kernels and lists what would be run)")
+        raise SystemExit(
+            "no GPU here: nothing was measured (--dry-run compiles the kernels and lists what would be run)"
+        )
     bandwidth, capability = copy_bandwidth(), torch.cuda.get_device_capability()
     head = {
         "date": datetime.date.today().isoformat(),

@@ -2,9 +2,10 @@
 
     python -m benchmarks.kills --kills 200 --verbs export optimize build package
 
-Each verb writes over its own earlier output, of two models in turn. Half of the kills are spread over the time that a run takes and a
-little more, half over the part of it in which it writes; they reach the process with all that it started. After each, the output must be
-what it was before or what the run writes, whole; after all, one more run must leave nothing in the folder but its output.
+Each verb writes over its own earlier output, of two models in turn. Half of the kills are spread over the time that a
+run takes and a little more, half over the part of it in which it writes; they reach the process with all that it
+started. After each, the output must be what it was before or what the run writes, whole; after all, one more run must
+leave nothing in the folder but its output.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def models(folder: Path) -> None:
 
 def state(output: Path) -> str:
     """A hash of the file, or of a folder's names and files; "" where there is none."""
-    files = sorted(p for p in output.rglob("*") if p.is_file()) if output.is_dir() else [output] if output.exists() else []
+    files = (
+        sorted(p for p in output.rglob("*") if p.is_file()) if output.is_dir() else [output] if output.exists() else []
+    )
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.relative_to(output.parent)}\0".encode() + file.read_bytes())
@@ -118,7 +121,9 @@ def kill(runs: Server, folder: Path, verb: str, kills: int, rng: random.Random) 
         if number % 4 < 2:
             done = runs.run(*commands[number % 2], cwd=folder, kill_after=rng.uniform(0, 1.1 * last.seconds))
         else:
-            writing = last.seconds - (last.appeared or 0.9 * last.seconds)  # the temporary may be gone before it is looked for
+            writing = last.seconds - (
+                last.appeared or 0.9 * last.seconds
+            )  # the temporary may be gone before it is looked for
             done = runs.run(*commands[number % 2], cwd=folder, kill_after=rng.uniform(0, writing), watch=output.parent)
         after = state(output)
         if done.returncode not in (0, -signal.SIGKILL):
@@ -142,22 +147,33 @@ def others(output: Path) -> list[str]:
 
 def table(tallies: Sequence[Tally], seed: int) -> str:
     counts = [
-        [f"{t.seconds:.2f}", t.ends[ENDS[0]] + t.ends[ENDS[1]], *(t.ends[e] for e in ENDS), len(t.broken), t.most_left, len(t.left)]
+        [
+            f"{t.seconds:.2f}",
+            t.ends[ENDS[0]] + t.ends[ENDS[1]],
+            *(t.ends[e] for e in ENDS),
+            len(t.broken),
+            t.most_left,
+            len(t.left),
+        ]
         for t in tallies
     ]
     rows = [f"| `{t.verb}` | {' | '.join(map(str, row))} |" for t, row in zip(tallies, counts, strict=True)]
     return f"""# Kills
 
-`python -m benchmarks.kills --seed {seed}`: SIGKILL at a random moment of a run that writes over its earlier output, to it and to the
-processes that it started; before each tenth run the output was taken away. There are two models, taken in turn, so that the old output is
-not the new one. Half of the moments are spread evenly over 1.1 times the run's own time (seconds, in a process forked from one that has all
+`python -m benchmarks.kills --seed {seed}`: SIGKILL at a random moment of a run that writes over its earlier output, to
+it and to the
+processes that it started; before each tenth run the output was taken away. There are two models, taken in turn, so that
+the old output is
+not the new one. Half of the moments are spread evenly over 1.1 times the run's own time (seconds, in a process forked
+from one that has all
 imported, on a machine that does other work too), half over the time in which the run writes.
 
 | verb | seconds | kills | {" | ".join(ENDS)} | broken outputs | leftovers, most | leftovers after one more run |
 |---|---|---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-Leftovers are temporaries beside the output, whose lock tells that nobody writes them any more; the next run removes them.
+Leftovers are temporaries beside the output, whose lock tells that nobody writes them any more; the next run removes
+them.
 """
 
 

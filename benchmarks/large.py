@@ -1,12 +1,14 @@
-"""A model of more than 2.2 GB through every stage: peak memory, bytes written, and how long the progress bar ever stood still.
+"""A model of more than 2.2 GB through every stage: peak memory, bytes written, and how long the progress bar ever stood
+still.
 
     python benchmarks/large.py [GIGABYTES] [FOLDER]       default: 2.4, a temporary folder
 
-Linear layers and layer norms by hand, random weights in float32, saved as a .pt2; then ``export``, ``optimize``, ``verify`` and
-``build``, each a fresh process on a terminal of its own. The bar stands while neither its stage nor its length changes (its clock and its
-pulse go on). Memory is sampled every 50 ms over the process and its children from
-``smaps_rollup``: what they own (Pss_Anon + Pss_Shmem), and all that is mapped (Pss; pages of mapped files included, which the system
-takes back when it needs them). Written are the bytes of write calls. Writes ``benchmarks/results/large.md``.
+Linear layers and layer norms by hand, random weights in float32, saved as a .pt2; then ``export``, ``optimize``,
+``verify`` and ``build``, each a fresh process on a terminal of its own. The bar stands while neither its stage nor its
+length changes (its clock and its pulse go on). Memory is sampled every 50 ms over the process and its children from
+``smaps_rollup``: what they own (Pss_Anon + Pss_Shmem), and all that is mapped (Pss; pages of mapped files included,
+which the system takes back when it needs them). Written are the bytes of write calls. Writes
+``benchmarks/results/large.md``.
 
 The measure: at most 3 × the model's size owned, at most one copy written at a step.
 """
@@ -47,13 +49,15 @@ class Norm(torch.nn.Module):
 torch.manual_seed(0)
 model = torch.nn.Sequential(*[part for _ in range(layers) for part in (torch.nn.Linear(width, width), Norm())]).eval()
 example = torch.randn(2, width)
-torch.export.save(torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=8)},)), path)
+torch.export.save(torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1,
+max=8)},)), path)
 """
 
 
 @dataclass
 class Seen:
-    """One step: seconds, bytes at their peaks, bytes written, stages that the bar named, seconds that it stood still at most."""
+    """One step: seconds, bytes at their peaks, bytes written, stages that the bar named, seconds that it stood still at
+    most."""
 
     command: str
     seconds: float = 0.0
@@ -73,7 +77,12 @@ def watch(arguments: list[str]) -> Seen:
     start = last = time.perf_counter()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "normdeploy", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT
+        [sys.executable, "-m", "normdeploy", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        cwd=ROOT,
     )
     os.close(theirs)
     shown, text = "", ""
@@ -84,7 +93,9 @@ def watch(arguments: list[str]) -> Seen:
         except OSError:  # the terminal's other end is closed
             break
         text = (text + piece)[-20_000:]
-        for line in re.findall(r"([a-z][\w ]*?)\s+([━╸╺]{40})\s+\d+:\d\d:\d\d", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", piece)):
+        for line in re.findall(
+            r"([a-z][\w ]*?)\s+([━╸╺]{40})\s+\d+:\d\d:\d\d", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", piece)
+        ):
             bar = line[0] + line[1]
             if bar != shown:
                 now = time.perf_counter()
@@ -104,7 +115,9 @@ def _sample(pid: int, seen: Seen) -> None:
     for one in _tree(pid):
         try:
             sizes = dict(re.findall(r"^(Pss\w*):\s+(\d+) kB", Path(f"/proc/{one}/smaps_rollup").read_text(), re.M))
-            written += int(re.findall(r"^wchar: (\d+)", Path(f"/proc/{one}/io").read_text(), re.M)[0])  # with children that ended
+            written += int(
+                re.findall(r"^wchar: (\d+)", Path(f"/proc/{one}/io").read_text(), re.M)[0]
+            )  # with children that ended
         except (OSError, IndexError):  # it has just ended
             continue
         owned += 1024 * (int(sizes.get("Pss_Anon", 0)) + int(sizes.get("Pss_Shmem", 0)))
@@ -127,8 +140,13 @@ def table(steps: list[Seen], size: int) -> str:
     ]
     for s in steps:
         still = f"{s.still[0]:.1f} s ({s.still[1] or 'before the first stage'})"
-        gigabytes = f"{s.owned / 1e9:.2f} GB | {s.owned / size:.2f} | {s.mapped / 1e9:.2f} GB | {s.written / 1e9:.2f} GB"
-        rows.append(f"| `{s.command}`{'' if s.status == 0 else f' (exit {s.status})'} | {s.seconds:.0f} | {gigabytes} | {still} |")
+        gigabytes = (
+            f"{s.owned / 1e9:.2f} GB | {s.owned / size:.2f} | {s.mapped / 1e9:.2f} GB | {s.written / 1e9:.2f} GB"
+        )
+        rows.append(
+            f"| `{s.command}`{'' if s.status == 0 else f' (exit {s.status})'} | {s.seconds:.0f} | {gigabytes} |"
+            f" {still} |"
+        )
     return "\n".join(rows)
 
 
@@ -153,9 +171,11 @@ def main(gigabytes: float, folder: Path) -> int:
     worst = max(s.owned for s in steps) / size
     text = f"""# A model of {size / 1e9:.2f} GB
 
-Written by `benchmarks/large.py` on {date.today()}: {os.cpu_count()} cores, Python {platform.python_version()}, {libraries};
+Written by `benchmarks/large.py` on {date.today()}: {os.cpu_count()} cores, Python {platform.python_version()},
+{libraries};
 {load} processes beside it on average.
-{layers} linear layers of {WIDTH} × {WIDTH} with layer norms by hand, float32. Owned: memory that only the process and its children hold;
+{layers} linear layers of {WIDTH} × {WIDTH} with layer norms by hand, float32. Owned: memory that only the process and
+its children hold;
 mapped: with the pages of mapped files.
 
 {table(steps, size)}

@@ -2,13 +2,14 @@
 
     python benchmarks/linear.py [--python OTHER] [NODES ...]        default: 5000 20000 100000
 
-Each tool runs alone in a process of its own, one after the other: graphsurgeon's import and export (the yardstick), ``optimize``, and
-beside them onnxslim, onnxsim, onnxscript's optimizer and onnxruntime's offline optimization (extended), where ``OTHER`` (default: this
-interpreter) has them, each for at most two minutes. Seconds are processor time of the one thread that all are given, so that other work
-on the machine counts less; ``norms`` is how many norms are one node in the end. Writes ``benchmarks/results/linear.json`` and, where
-matplotlib is at hand, ``linear.png``.
+Each tool runs alone in a process of its own, one after the other: graphsurgeon's import and export (the yardstick),
+``optimize``, and beside them onnxslim, onnxsim, onnxscript's optimizer and onnxruntime's offline optimization
+(extended), where ``OTHER`` (default: this interpreter) has them, each for at most two minutes. Seconds are processor
+time of the one thread that all are given, so that other work on the machine counts less; ``norms`` is how many norms
+are one node in the end. Writes ``benchmarks/results/linear.json`` and, where matplotlib is at hand, ``linear.png``.
 
-The measure: 100,000 nodes in at most 3 times graphsurgeon's time or 20 s, whichever is more, and in at most 4 times its memory.
+The measure: 100,000 nodes in at most 3 times graphsurgeon's time or 20 s, whichever is more, and in at most 4 times its
+memory.
 """
 
 from __future__ import annotations
@@ -178,8 +179,16 @@ def plot(rows: list[dict[str, object]], target: Path) -> bool:
     for tool in TOOLS:
         points = [(r["nodes"], r["cpu s"]) for r in rows if r["tool"] == tool and "cpu s" in r]
         if points:
-            axes.plot(*zip(*points, strict=True), marker="o", linewidth=2.5 if tool == "normdeploy" else 1.2, label=tool)
-    axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="processor time, s", title="One layer norm by hand in eleven nodes")
+            axes.plot(
+                *zip(*points, strict=True), marker="o", linewidth=2.5 if tool == "normdeploy" else 1.2, label=tool
+            )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="nodes",
+        ylabel="processor time, s",
+        title="One layer norm by hand in eleven nodes",
+    )
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(target, dpi=120)

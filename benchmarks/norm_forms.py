@@ -1,10 +1,12 @@
-"""Which form of each norm onnxruntime's CPU provider runs best, and how exactly: the table behind ``--runtime onnxruntime``.
+"""Which form of each norm onnxruntime's CPU provider runs best, and how exactly: the table behind ``--runtime
+onnxruntime``.
 
 ``python -m benchmarks.norm_forms`` writes ``normdeploy/passes/norm_forms.json``, which the package reads
-(`normdeploy.passes.norm_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with each size. Times are
-medians of one thread, all forms of a norm in turns in random order; errors are the largest absolute differences from float64 of standard
-normal inputs around an offset, and of constant ones (0.3, as a zero image is behind a convolution with a bias). "allowed" is twice the
-error of the decomposed form, or what statistics with a few units of the largest element cost, whichever is more.
+(`normdeploy.passes.norm_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with each
+size. Times are medians of one thread, all forms of a norm in turns in random order; errors are the largest absolute
+differences from float64 of standard normal inputs around an offset, and of constant ones (0.3, as a zero image is
+behind a convolution with a bias). "allowed" is twice the error of the decomposed form, or what statistics with a few
+units of the largest element cost, whichever is more.
 """
 
 from __future__ import annotations
@@ -48,8 +50,15 @@ OTHER_TYPES = (
 )
 CASES = (
     *(NormCase(kind, shape) for kind in ("LayerNorm", "RMSNorm") for shape in ROWS),
-    *(NormCase(kind, shape, axis=1) for kind in ("LayerNorm", "RMSNorm") for shape in ((1, 16, 16, 16), (2, 64, 32, 32))),
-    *(NormCase("ChannelLayerNorm", shape) for shape in ((1, 8, 16, 16), (1, 96, 56, 56), (2, 384, 14, 14), (1, 768, 7, 7))),
+    *(
+        NormCase(kind, shape, axis=1)
+        for kind in ("LayerNorm", "RMSNorm")
+        for shape in ((1, 16, 16, 16), (2, 64, 32, 32))
+    ),
+    *(
+        NormCase("ChannelLayerNorm", shape)
+        for shape in ((1, 8, 16, 16), (1, 96, 56, 56), (2, 384, 14, 14), (1, 768, 7, 7))
+    ),
     *(NormCase("BatchLayerNorm", shape) for shape in ((4, 6, 7, 5), (8, 16, 16, 16), (32, 64, 14, 14))),
     *(NormCase("GroupNorm", shape, groups=8 if shape[1] < 256 else 32) for shape in IMAGES),
     *(NormCase("InstanceNorm", shape) for shape in IMAGES),
@@ -102,7 +111,14 @@ def measured(case: NormCase, rounds: int) -> dict[str, Any]:
             "errors": errors[form],
             "excess": excess,
         }
-    return {"norm": str(case), "kind": case.kind, "dtype": case.dtype, "allowed": allowed, "forms": forms, "refused": refused}
+    return {
+        "norm": str(case),
+        "kind": case.kind,
+        "dtype": case.dtype,
+        "allowed": allowed,
+        "forms": forms,
+        "refused": refused,
+    }
 
 
 def rows(results: list[dict[str, Any]]) -> list[Row]:
@@ -127,15 +143,23 @@ def table(results: list[dict[str, Any]], chosen: list[Row]) -> str:
             low, high = told["interval"]
             errors = " | ".join(f"{e:.1e}" for e in told["errors"])
             lines.append(
-                f"| {result['norm']} | {form} | {told['microseconds']:.1f} | {told['ratio']:.2f} ({low:.2f} to {high:.2f}) | {errors} |"
+                f"| {result['norm']} | {form} | {told['microseconds']:.1f} | {told['ratio']:.2f} ({low:.2f} to"
+                f" {high:.2f}) | {errors} |"
             )
         lines.append("| | allowed | | | " + " | ".join(f"{a:.1e}" for a in result["allowed"]) + " |")
         lines += [
-            f"| {result['norm']} | {form} | not run: {why[:100]} |" + " |" * (len(LOOKED) + 1) for form, why in result["refused"].items()
+            f"| {result['norm']} | {form} | not run: {why[:100]} |" + " |" * (len(LOOKED) + 1)
+            for form, why in result["refused"].items()
         ]
     lines += ["", "| kind | type | form | time, of decomposed | error, of allowed | |", "| --- |" + " --- |" * 5]
     for row in chosen:
-        mark = "best" if row.form == best(row.kind, RUNTIME, row.dtype, FORMS, chosen) else "too inaccurate" if row.excess > 1 else ""
+        mark = (
+            "best"
+            if row.form == best(row.kind, RUNTIME, row.dtype, FORMS, chosen)
+            else "too inaccurate"
+            if row.excess > 1
+            else ""
+        )
         lines.append(f"| {row.kind} | {row.dtype} | {row.form} | {row.time:.2f} | {row.excess:.2g} | {mark} |")
     return "\n".join(lines)
 
@@ -148,7 +172,11 @@ def main() -> None:
     results = []
     for case in CASES:
         results.append(measured(case, rounds))
-        print(results[-1]["norm"], {form: round(told["ratio"], 2) for form, told in results[-1]["forms"].items()}, flush=True)
+        print(
+            results[-1]["norm"],
+            {form: round(told["ratio"], 2) for form, told in results[-1]["forms"].items()},
+            flush=True,
+        )
     after, date = machine(), datetime.date.today().isoformat()
     chosen = rows(results)
     told = f"{date}, {rounds} rounds; {before}; load {after.load:.1f} at the end"

@@ -1,8 +1,8 @@
 """Faults planted in a 12-layer encoder of MiniLM's size, and whether ``bisect`` names the right module, with its time.
 
-``python -m benchmarks.planted_faults`` writes ``benchmarks/results/planted_faults.md``. Each fault is written into the exported file, in
-layer 5 of 0 to 11. The seconds are those of ``bisect`` and of writing the reproduction, one thread, on a machine that others used at the
-same time; beside them the processor's own.
+``python -m benchmarks.planted_faults`` writes ``benchmarks/results/planted_faults.md``. Each fault is written into the
+exported file, in layer 5 of 0 to 11. The seconds are those of ``bisect`` and of writing the reproduction, one thread,
+on a machine that others used at the same time; beside them the processor's own.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, s, hidden = x.shape
-        q, k, v = (f(x).reshape(b, s, self.heads, hidden // self.heads).transpose(1, 2) for f in (self.query, self.key, self.value))
+        q, k, v = (
+            f(x).reshape(b, s, self.heads, hidden // self.heads).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
         weights = (q @ k.transpose(-1, -2) / math.sqrt(hidden // self.heads)).softmax(-1)
         x = self.attention_norm(x + self.mix((weights @ v).transpose(1, 2).reshape(b, s, hidden)))
         return self.output_norm(x + self.down(nn.functional.gelu(self.up(x))))
@@ -68,7 +71,9 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Token ids (B, S), int64, to (B, S, hidden)."""
 
-    def __init__(self, layers: int = 12, hidden: int = 384, heads: int = 12, inner: int = 1536, vocabulary: int = 1000) -> None:
+    def __init__(
+        self, layers: int = 12, hidden: int = 384, heads: int = 12, inner: int = 1536, vocabulary: int = 1000
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.words = nn.Embedding(vocabulary, hidden)
@@ -90,7 +95,8 @@ DIMS = ["batch=1:2:4", "seq=4:16:32"]
 
 @dataclass(frozen=True)
 class Fault:
-    """``plant`` changes the file or makes another; ``module`` is where, with a place for the layer; ``before`` changes the model."""
+    """``plant`` changes the file or makes another; ``module`` is where, with a place for the layer; ``before`` changes
+    the model."""
 
     name: str
     module: str
@@ -103,11 +109,15 @@ def _node(proto: onnx.ModelProto, module: str, op: str) -> onnx.NodeProto:
     return next(n for n in proto.graph.node if module_of(n) == module and n.op_type == op)
 
 
-def _weight(proto: onnx.ModelProto, node: onnx.NodeProto, index: int, change: Callable[[np.ndarray], np.ndarray]) -> None:
+def _weight(
+    proto: onnx.ModelProto, node: onnx.NodeProto, index: int, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
     """Give ``node`` a weight of its own in the place of that input."""
     (held,) = (t for t in proto.graph.initializer if t.name == node.input[index])
     name = f"{held.name}_planted"
-    proto.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(change(numpy_helper.to_array(held))), name))
+    proto.graph.initializer.append(
+        numpy_helper.from_array(np.ascontiguousarray(change(numpy_helper.to_array(held))), name)
+    )
     node.input[index] = name
 
 
@@ -139,7 +149,8 @@ def _residual(proto: onnx.ModelProto, layer: int) -> None:
 
 
 def _large(model: Encoder, layer: int) -> None:
-    """A feed-forward part whose inner values only float32 holds: a million on the way up, a millionth on the way down."""
+    """A feed-forward part whose inner values only float32 holds: a million on the way up, a millionth on the way
+    down."""
     with torch.no_grad():
         model.layers[layer].up.weight.mul_(1e5)
         model.layers[layer].down.weight.mul_(1e-5)
@@ -188,11 +199,20 @@ def measured(fault: Fault, folder: Path) -> tuple[list[str], bool]:
     if not found.faults:
         return [fault.name, where, "none", *[""] * 6, f"{wall:.1f}", f"{processor:.1f}"], False
     first = found.faults[0]
-    shown = subprocess.run([sys.executable, str(repro / "reproduce.py")], capture_output=True, check=False).returncode == 1
+    shown = (
+        subprocess.run([sys.executable, str(repro / "reproduce.py")], capture_output=True, check=False).returncode == 1
+    )
     mends = {None: "float32 already", True: "yes", False: "no"}[first.widened.mends]
     error = first.reason.split(" where")[0] or f"{first.error:.1e}"
     row = [fault.name, where, first.module, first.nodes[0].split()[0], first.kind, error, f"{first.allowed:.1e}", mends]
-    right = first.module == where and first.kind == fault.kind and first.mended and len(found.faults) == 1 and shown and wall <= 60
+    right = (
+        first.module == where
+        and first.kind == fault.kind
+        and first.mended
+        and len(found.faults) == 1
+        and shown
+        and wall <= 60
+    )
     return [*row, "yes" if shown else "no", f"{wall:.1f}", f"{processor:.1f}"], right
 
 

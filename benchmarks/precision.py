@@ -1,9 +1,11 @@
-"""Half precision of every model of the list and of the demo's encoder: errors beside eager's, types of TensorRT-RTX's network.
+"""Half precision of every model of the list and of the demo's encoder: errors beside eager's, types of TensorRT-RTX's
+network.
 
-``python -m benchmarks.precision`` writes ``benchmarks/results/precision.md``. Errors are largest absolute differences from the float32
-model in float64, on inputs that are half numbers, three seeds (the encoder: six sentences). "allowed" is twice the larger of eager's
-error in the type and of one rounding of the largest output. "stepwise" computes each node in float32 and rounds its result, as a GPU
-does; "onnxruntime" is its CPU provider, which has no bfloat16 kernels to speak of and computes float16 in float32 over whole stretches.
+``python -m benchmarks.precision`` writes ``benchmarks/results/precision.md``. Errors are largest absolute differences
+from the float32 model in float64, on inputs that are half numbers, three seeds (the encoder: six sentences). "allowed"
+is twice the larger of eager's error in the type and of one rounding of the largest output. "stepwise" computes each
+node in float32 and rounds its result, as a GPU does; "onnxruntime" is its CPU provider, which has no bfloat16 kernels
+to speak of and computes float16 in float32 over whole stretches.
 """
 
 from __future__ import annotations
@@ -35,7 +37,17 @@ from normdeploy.runtimes.types import check
 
 RESULTS = Path(__file__).with_name("results") / "precision.md"
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
-COLUMNS = ("model", "type", "eager", "allowed", "stepwise", "onnxruntime off", "onnxruntime on", "float32 nodes", "TensorRT-RTX layers")
+COLUMNS = (
+    "model",
+    "type",
+    "eager",
+    "allowed",
+    "stepwise",
+    "onnxruntime off",
+    "onnxruntime on",
+    "float32 nodes",
+    "TensorRT-RTX layers",
+)
 
 
 @dataclass
@@ -51,7 +63,9 @@ class Subject:
 def subjects() -> Iterator[Subject]:
     for case in (*SMALL, *CASES, *LOOKALIKES):
         yield Subject(case.name, case.make(), [samples(case, seed=seed) for seed in range(3)])
-    specs = tuple(f"{name}:int64[batch,seq]{{0:{high}}}" for name, high in (("input_ids", 30522), ("attention_mask", 2)))
+    specs = tuple(
+        f"{name}:int64[batch,seq]{{0:{high}}}" for name, high in (("input_ids", 30522), ("attention_mask", 2))
+    )
     yield Subject("all-MiniLM-L6-v2", minilm.load(), [minilm.tokenize(SENTENCES)], specs)
 
 
@@ -89,7 +103,8 @@ def compared(subject: Subject, proto: onnx.ModelProto, to: str) -> tuple[dict[st
 
 
 def network(proto: onnx.ModelProto) -> tuple[str, bool]:
-    """The layers of the network that TensorRT-RTX parses, by type, and whether all are of the types that the file states."""
+    """The layers of the network that TensorRT-RTX parses, by type, and whether all are of the types that the file
+    states."""
     import tensorrt_rtx as trt
 
     logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
@@ -100,16 +115,23 @@ def network(proto: onnx.ModelProto) -> tuple[str, bool]:
         return "refused: " + "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))[:120], False
     wanted = request(proto)
     found = check(trt, parsed, wanted["precision"], wanted["types"])
-    return ", ".join(f"{n} {kind}" for kind, n in sorted(found.layers.items())) + "".join(f"; {w}" for w in found.wrong[:1]), bool(found)
+    return ", ".join(f"{n} {kind}" for kind, n in sorted(found.layers.items())) + "".join(
+        f"; {w}" for w in found.wrong[:1]
+    ), bool(found)
 
 
 def run(module: nn.Module, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> list[np.ndarray]:
-    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):  # oneDNN's bfloat16 needs instructions that not every machine has
+    with (
+        torch.no_grad(),
+        torch.backends.mkldnn.flags(enabled=False),
+    ):  # oneDNN's bfloat16 needs instructions that not every machine has
         found = copy.deepcopy(module).to(dtype)(*(x.to(dtype) if x.is_floating_point() else x for x in inputs))
     return [v.double().numpy() for v in (found if isinstance(found, list | tuple) else [found])]
 
 
-def numpied(proto: onnx.ModelProto, inputs: Sequence[torch.Tensor], floats: type | None = None) -> dict[str, np.ndarray]:
+def numpied(
+    proto: onnx.ModelProto, inputs: Sequence[torch.Tensor], floats: type | None = None
+) -> dict[str, np.ndarray]:
     """``inputs`` by the names and in the types of the file, floats in ``floats`` where given."""
     found = {}
     for v, x in zip(proto.graph.input, inputs, strict=True):
@@ -125,7 +147,9 @@ def worst(found: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="models; all where none is given, and only then the results are written")
+    parser.add_argument(
+        "names", nargs="*", help="models; all where none is given, and only then the results are written"
+    )
     wanted = set(parser.parse_args().names)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -141,7 +165,9 @@ def main() -> None:
     print(told)
     if not wanted:
         lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
-        text = "\n".join(["# Half precision", "", str(__doc__).split("\n\n", 1)[1].strip(), "", told + ".", "", *lines, ""])
+        text = "\n".join(
+            ["# Half precision", "", str(__doc__).split("\n\n", 1)[1].strip(), "", told + ".", "", *lines, ""]
+        )
         RESULTS.write_text(text)
         print(f"{RESULTS.name} written after {time.perf_counter() - start:.0f} s")
     sys.exit(bool(failed))

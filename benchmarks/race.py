@@ -1,11 +1,13 @@
-"""What ``--runtime onnxruntime`` writes against the exporter's own optimized file, in onnxruntime on the CPU with one thread.
+"""What ``--runtime onnxruntime`` writes against the exporter's own optimized file, in onnxruntime on the CPU with one
+thread.
 
-``python -m benchmarks.race`` exports every model of ``models/`` twice, by ``torch.onnx.export(dynamo=True, optimize=True)`` and by
-``normdeploy.export``, compares both with the model in float64, and times them in turns in random order (`normdeploy.race.timing`). It
-writes ``benchmarks/results/race.json``, ``race.md`` and, where matplotlib is at hand, ``race.png``; with ``--only`` the other models stay
-in them. "faster" is the median over the rounds of the exporter's time over ours in the same round, with its 95 % interval. Times are
-processor time of the one thread, which other work on the machine lengthens less than time by the clock. Three norms are also raced alone at
-usual sizes: the measures.
+``python -m benchmarks.race`` exports every model of ``models/`` twice, by ``torch.onnx.export(dynamo=True,
+optimize=True)`` and by ``normdeploy.export``, compares both with the model in float64, and times them in turns in
+random order (`normdeploy.race.timing`). It writes ``benchmarks/results/race.json``, ``race.md`` and, where matplotlib
+is at hand, ``race.png``; with ``--only`` the other models stay in them. "faster" is the median over the rounds of the
+exporter's time over ours in the same round, with its 95 % interval. Times are processor time of the one thread, which
+other work on the machine lengthens less than time by the clock. Three norms are also raced alone at usual sizes: the
+measures.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ def measured(subject: Subject, rounds: int) -> dict[str, Any]:
         theirs, ours = Path(folder) / "theirs.onnx", Path(folder) / "ours.onnx"
         options = {"dynamic_shapes": subject.dims, "dynamo": True, "optimize": True, "verbose": False}
         torch.onnx.export(subject.module, subject.args, theirs, **options)
-        result = normdeploy.export(subject.module, subject.args, dynamic_shapes=subject.dims, runtime="onnxruntime", output=ours)
+        result = normdeploy.export(
+            subject.module, subject.args, dynamic_shapes=subject.dims, runtime="onnxruntime", output=ours
+        )
         told["became"] = sorted({f.became.split("(")[0] or f.status for f in result.summary.findings})
         reference, calls = wide(subject), []
         for side, path in (("theirs", theirs), ("ours", ours)):
@@ -102,7 +106,18 @@ def wide(subject: Subject) -> list[np.ndarray]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    head = ("model", "exporter's µs", "ours µs", "faster", "95 %", "measure", "nodes", "exporter's error", "our error", "load")
+    head = (
+        "model",
+        "exporter's µs",
+        "ours µs",
+        "faster",
+        "95 %",
+        "measure",
+        "nodes",
+        "exporter's error",
+        "our error",
+        "load",
+    )
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for r in results:
         if "failed" in r:
@@ -137,7 +152,9 @@ def plot(results: list[dict[str, Any]]) -> None:
     figure, axes = plt.subplots(figsize=(7, 0.17 * len(shown) + 1), layout="constrained")
     places = range(len(shown))
     sides = [[r["faster"] - r["interval"][0] for r in shown], [r["interval"][1] - r["faster"] for r in shown]]
-    axes.errorbar([r["faster"] for r in shown], places, xerr=sides, fmt="o", ms=3, color="tab:blue", label="ours, 95 % interval")
+    axes.errorbar(
+        [r["faster"] for r in shown], places, xerr=sides, fmt="o", ms=3, color="tab:blue", label="ours, 95 % interval"
+    )
     axes.plot([r["bound"] for r in shown], places, "|", ms=7, color="tab:orange", label="what it shall be")
     axes.axvline(1, color="grey", lw=0.8)
     axes.set_yticks(places, [r["model"] for r in shown], fontsize=6)

@@ -1,9 +1,10 @@
-"""Does ``verify`` cry wolf? 38 right nets of many kinds, exported with default options for 24 seeds each, and verified each.
+"""Does ``verify`` cry wolf? 38 right nets of many kinds, exported with default options for 24 seeds each, and verified
+each.
 
-``python -m benchmarks.verify_alarms [SEEDS]`` writes ``benchmarks/results/verify_alarms.md`` after each seed; where it was cut short,
-the table says how many were verified. A seed makes the weights (and running statistics, scales and shifts of norms) and the inputs. A
-net counts as a false alarm where ``verify`` does not pass; the first reason is told. That the nets are right is an assumption: each is
-exported from the very model that it is compared with.
+``python -m benchmarks.verify_alarms [SEEDS]`` writes ``benchmarks/results/verify_alarms.md`` after each seed; where it
+was cut short, the table says how many were verified. A seed makes the weights (and running statistics, scales and
+shifts of norms) and the inputs. A net counts as a false alarm where ``verify`` does not pass; the first reason is told.
+That the nets are right is an assumption: each is exported from the very model that it is compared with.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ import normdeploy
 
 RESULTS = Path(__file__).with_name("results") / "verify_alarms.md"
 LARGE = "x:float32[1,3,96,96]"  # rows of 9,216 elements and more, of which float32 sums lose digits
-IMAGE, TOKENS, ROWS = "x:float32[batch=1:2:4,3,8,8]", "x:float32[batch=1:2:4,seq=1:6:40,16]", "x:float32[batch=1:3:8,16]"
+IMAGE, TOKENS, ROWS = (
+    "x:float32[batch=1:2:4,3,8,8]",
+    "x:float32[batch=1:2:4,seq=1:6:40,16]",
+    "x:float32[batch=1:3:8,16]",
+)
 FIXED = "x:float32[batch=1:2:4,6,16]"  # torch.export fixes the length of a recurrent net
 IDS = "ids:int64[batch=1:2:4,seq=1:6:40]{0:50}"
 
@@ -97,9 +102,14 @@ def lin(i: int = 16, o: int = 16) -> nn.Linear:
 
 NETS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "Conv, BatchNorm, ReLU": (lambda: conv(nn.BatchNorm2d(8), nn.ReLU()), IMAGE),
-    "Conv, BatchNorm, Conv, BatchNorm": (lambda: conv(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)), IMAGE),
+    "Conv, BatchNorm, Conv, BatchNorm": (
+        lambda: conv(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)),
+        IMAGE,
+    ),
     "depthwise Conv, BatchNorm, Hardswish": (
-        lambda: conv(nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.Hardswish()), IMAGE),
+        lambda: conv(nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.Hardswish()),
+        IMAGE,
+    ),
     "Conv, GroupNorm, SiLU": (lambda: conv(nn.GroupNorm(4, 8), nn.SiLU()), IMAGE),
     "Conv, GroupNorm of one channel each, SiLU": (lambda: conv(nn.GroupNorm(8, 8), nn.SiLU()), IMAGE),
     "Conv, InstanceNorm, LeakyReLU": (lambda: conv(nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU()), IMAGE),
@@ -108,38 +118,65 @@ NETS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "Conv, mean pool, Linear, 96×96": (lambda: conv(nn.AdaptiveAvgPool2d(1), nn.Flatten(), lin(8, 5)), LARGE),
     "Conv, max pool, Linear": (lambda: conv(nn.MaxPool2d(2), nn.Flatten(), lin(128, 5)), IMAGE),
     "Conv, mean pool, Linear": (lambda: conv(nn.AdaptiveAvgPool2d(1), nn.Flatten(), lin(8, 5)), IMAGE),
-    "ConvTranspose, BatchNorm": (lambda: nn.Sequential(nn.ConvTranspose2d(3, 6, 2, stride=2), nn.BatchNorm2d(6), nn.GELU()), IMAGE),
-    "bilinear resize, Conv": (lambda: nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(3, 4, 3)), IMAGE),
+    "ConvTranspose, BatchNorm": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(3, 6, 2, stride=2), nn.BatchNorm2d(6), nn.GELU()),
+        IMAGE,
+    ),
+    "bilinear resize, Conv": (
+        lambda: nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(3, 4, 3)),
+        IMAGE,
+    ),
     "nearest resize, Conv": (lambda: nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(3, 4, 3)), IMAGE),
     "channels-last LayerNorm of an image": (
-        lambda: Fn(lambda m, x: m["norm"](m["conv"](x).permute(0, 2, 3, 1)), conv=nn.Conv2d(3, 8, 3), norm=nn.LayerNorm(8)), IMAGE),
+        lambda: Fn(
+            lambda m, x: m["norm"](m["conv"](x).permute(0, 2, 3, 1)), conv=nn.Conv2d(3, 8, 3), norm=nn.LayerNorm(8)
+        ),
+        IMAGE,
+    ),
     "Linear, BatchNorm1d, Tanh": (lambda: nn.Sequential(lin(), nn.BatchNorm1d(16), nn.Tanh(), lin()), ROWS),
     "MLP with Sigmoid": (lambda: nn.Sequential(lin(16, 32), nn.Sigmoid(), lin(32, 4)), ROWS),
     "MLP with ELU and Softplus": (lambda: nn.Sequential(lin(), nn.ELU(), lin(), nn.Softplus()), ROWS),
     "LayerNorm, GELU MLP": (lambda: nn.Sequential(nn.LayerNorm(16), lin(16, 64), nn.GELU(), lin(64, 16)), TOKENS),
     "LayerNorm by hand": (lambda: Fn(by_hand, head=lin()), TOKENS),
-    "RMSNorm, gated MLP": (lambda: nn.Sequential(RMS(16), Fn(gated, gate=lin(16, 32), up=lin(16, 32), down=lin(32, 16))), TOKENS),
+    "RMSNorm, gated MLP": (
+        lambda: nn.Sequential(RMS(16), Fn(gated, gate=lin(16, 32), up=lin(16, 32), down=lin(32, 16))),
+        TOKENS,
+    ),
     "attention with LayerNorm": (lambda: Fn(attention, norm=nn.LayerNorm(16), qkv=lin(16, 48), mix=lin()), TOKENS),
     "causal attention with a mask": (lambda: Fn(causal, qkv=lin(16, 48)), TOKENS),
     "rotary positions": (lambda: Fn(rotary, up=lin()), TOKENS),
     "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), TOKENS),
     "LSTM": (lambda: Fn(lambda m, x: m["lstm"](x)[0], lstm=nn.LSTM(16, 12, batch_first=True)), FIXED),
     "GRU": (lambda: Fn(lambda m, x: m["gru"](x)[0], gru=nn.GRU(16, 12, batch_first=True)), FIXED),
-    "Embedding, LayerNorm, Linear": (lambda: Fn(words, table=nn.Embedding(50, 16), norm=nn.LayerNorm(16), head=lin()), IDS),
+    "Embedding, LayerNorm, Linear": (
+        lambda: Fn(words, table=nn.Embedding(50, 16), norm=nn.LayerNorm(16), head=lin()),
+        IDS,
+    ),
     "Embedding, mean, unit length": (lambda: Fn(pooled_words, table=nn.Embedding(50, 16)), IDS),
     "TopK values": (lambda: Fn(lambda m, x: torch.topk(m["up"](x), 4, -1).values, up=lin()), TOKENS),
     "TopK indices": (lambda: Fn(lambda m, x: torch.topk(m["up"](x), 4, -1).indices, up=lin()), TOKENS),
     "TopK and gather": (
-        lambda: Fn(lambda m, x: torch.gather(m["v"](x), -1, torch.topk(m["up"](x), 4, -1).indices), up=lin(), v=lin()), TOKENS),
+        lambda: Fn(lambda m, x: torch.gather(m["v"](x), -1, torch.topk(m["up"](x), 4, -1).indices), up=lin(), v=lin()),
+        TOKENS,
+    ),
     "argmax of logits": (lambda: Fn(lambda m, x: m["up"](x).argmax(-1), up=lin()), TOKENS),
     "running sum": (lambda: Fn(lambda m, x: m["up"](x).cumsum(1), up=lin()), TOKENS),
     "log-softmax": (lambda: Fn(lambda m, x: F.log_softmax(m["up"](x), -1), up=lin(16, 20)), TOKENS),
-    "variance and standard deviation": (lambda: Fn(lambda m, x: torch.cat([m["up"](x).std(-1), x.var(-1)], -1), up=lin()), TOKENS),
+    "variance and standard deviation": (
+        lambda: Fn(lambda m, x: torch.cat([m["up"](x).std(-1), x.var(-1)], -1), up=lin()),
+        TOKENS,
+    ),
     "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(lin()), nn.ReLU(), lin()), ROWS),
     "mixture of two experts": (
-        lambda: Fn(lambda m, x: (torch.softmax(m["gate"](x), -1)[..., None] * torch.stack([m["a"](x), m["b"](x)], -2)).sum(-2),
-                   gate=lin(16, 2), a=lin(), b=lin()), TOKENS),
-}  # fmt: skip
+        lambda: Fn(
+            lambda m, x: (torch.softmax(m["gate"](x), -1)[..., None] * torch.stack([m["a"](x), m["b"](x)], -2)).sum(-2),
+            gate=lin(16, 2),
+            a=lin(),
+            b=lin(),
+        ),
+        TOKENS,
+    ),
+}
 
 
 def made(name: str, seed: int) -> nn.Module:
@@ -163,7 +200,8 @@ def made(name: str, seed: int) -> nn.Module:
 
 @dataclass
 class Row:
-    """What became of one net: exports made, false alarms with their reasons, the largest error in units of the allowed, seconds."""
+    """What became of one net: exports made, false alarms with their reasons, the largest error in units of the allowed,
+    seconds."""
 
     name: str
     ran: int = 0
@@ -174,7 +212,14 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         first = self.reasons.most_common(1)[0][0] if self.reasons else ""
-        return (self.name, str(self.ran), str(self.alarms), f"{self.nearest:.2f}", f"{self.seconds / max(self.ran, 1):.2f}", first)
+        return (
+            self.name,
+            str(self.ran),
+            str(self.alarms),
+            f"{self.nearest:.2f}",
+            f"{self.seconds / max(self.ran, 1):.2f}",
+            first,
+        )
 
 
 def run(row: Row, seed: int, folder: Path) -> None:
@@ -190,7 +235,11 @@ def run(row: Row, seed: int, folder: Path) -> None:
     row.nearest = max([row.nearest, *(r.max_abs_error / r.allowed for r in made_of if r.allowed)])
     for r in made_of:
         if not r:
-            row.reasons[f"{r.runtime}, {r.case.partition(',')[0]}: {r.reason or f'{r.max_abs_error:.1e} of {r.allowed:.1e}'}"[:160]] += 1
+            row.reasons[
+                f"{r.runtime}, {r.case.partition(',')[0]}: {r.reason or f'{r.max_abs_error:.1e} of {r.allowed:.1e}'}"[
+                    :160
+                ]
+            ] += 1
     if not found and all(made_of):
         row.reasons[str(found.notes)[:160]] += 1
 

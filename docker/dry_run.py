@@ -2,8 +2,8 @@
 
     python docker/dry_run.py docker/cpu.Dockerfile
 
-Absolute paths of the image lie below the scratch folder; steps of apt-get are left out, for they change the machine itself. What a base
-image brings is not tried, nor is the copy between stages, which is at the same path in both.
+Absolute paths of the image lie below the scratch folder; steps of apt-get are left out, for they change the machine
+itself. What a base image brings is not tried, nor is the copy between stages, which is at the same path in both.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def run(file: Path, scratch: Path, arguments: dict[str, str]) -> list[str]:
         if instruction in ("ARG", "ENV"):
             for word in shlex.split(rest):
                 name, _, value = word.partition("=")
-                value = arguments.get(name, value) if instruction == "ARG" else re.sub(r"^/(?=opt/)", f"{scratch}/", value)
+                value = (
+                    arguments.get(name, value) if instruction == "ARG" else re.sub(r"^/(?=opt/)", f"{scratch}/", value)
+                )
                 variables[name] = value.replace("$PATH", variables["PATH"])
         elif instruction == "WORKDIR":
             here = scratch / rest.removeprefix("/")

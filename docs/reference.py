@@ -1,4 +1,5 @@
-"""Writes ``reference.md``: every verb and option from the command line's own help, every function from its signature and docstring.
+"""Writes ``reference.md``: every verb and option from the command line's own help, every function from its signature
+and docstring.
 
     python -m docs.reference
 
@@ -33,10 +34,14 @@ def page() -> str:
     Raises:
         RuntimeError: typer could not describe the command line.
     """
-    told = CliRunner().invoke(typer.cli.app, ["normdeploy.cli", "utils", "docs", "--name", "normdeploy", "--title", "The command line"])
+    told = CliRunner().invoke(
+        typer.cli.app, ["normdeploy.cli", "utils", "docs", "--name", "normdeploy", "--title", "The command line"]
+    )
     if told.exit_code:
         raise RuntimeError(f"typer utils docs failed:\n{told.output}")
-    verbs = re.sub(r"^(#+ )", r"#\1", html.unescape(told.output), flags=re.MULTILINE).replace("\\[", "[").replace("$ ", "")
+    verbs = (
+        re.sub(r"^(#+ )", r"#\1", html.unescape(told.output), flags=re.MULTILINE).replace("\\[", "[").replace("$ ", "")
+    )
     functions = [_function(name) for name in normdeploy.__all__ if name != "__version__"]
     return "\n".join([_HEAD, verbs.strip() + "\n", "## From Python\n", *functions])
 
@@ -53,7 +58,10 @@ def _function(name: str) -> str:
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         lines.append(f"{stars}{parameter.name}: {parameter.annotation}{default}")
     arguments = "".join(f"    {line},\n" for line in lines)
-    return f"### normdeploy.{name}\n\n```text\n{name}(\n{arguments}) -> {signature.return_annotation}\n\n{inspect.getdoc(function)}\n```\n"
+    return (
+        f"### normdeploy.{name}\n\n```text\n{name}(\n{arguments}) ->"
+        f" {signature.return_annotation}\n\n{inspect.getdoc(function)}\n```\n"
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python -m docs.refresh docs/custom-norm.md docs/unet-block.md ...
 
-A ```python block is run, all of a page in one namespace; one whose first line is a comment with the name of a file (``# net.py``) is saved
-under that name instead. In a ```console block each line that begins with ``$`` is run by bash, and what it prints takes the place of what
-stood below it. All in the order of the page.
+A ```python block is run, all of a page in one namespace; one whose first line is a comment with the name of a file (``#
+net.py``) is saved under that name instead. In a
+```console block each line that begins with ``$`` is run by bash, and what it prints takes the place of what stood below
+it. All in the order of the page.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def run_python(block: Block, names: dict[str, Any], where: str) -> None:
-    """Run a block in the namespace ``names``, or save it in the working folder. ``where`` is what a traceback calls it."""
+    """Run a block in the namespace ``names``, or save it in the working folder. ``where`` is what a traceback calls
+    it."""
     if block.file:
         Path(block.file).write_text(block.text)
     else:
@@ -80,9 +82,16 @@ def _output(command: str) -> str:
         RuntimeError: it failed in a way that no page should show.
     """
     paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
-    own = {"PATH": os.pathsep.join(paths), "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": os.path.abspath(".state"), "OMP_NUM_THREADS": "1"}
+    own = {
+        "PATH": os.pathsep.join(paths),
+        "PYTHONPATH": str(ROOT),
+        "XDG_STATE_HOME": os.path.abspath(".state"),
+        "OMP_NUM_THREADS": "1",
+    }
     shell = ["bash", "-c", command]
-    done = subprocess.run(shell, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        shell, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if "Traceback (most recent call last)" in done.stdout:
         raise RuntimeError(f"{command} failed:\n{done.stdout}")
     lines = [line.rstrip() for line in done.stdout.splitlines()]

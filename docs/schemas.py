@@ -1,4 +1,5 @@
-"""Writes the JSON Schemas of the reports into ``normdeploy/reports/schemas``, from the types of the values that the verbs write.
+"""Writes the JSON Schemas of the reports into ``normdeploy/reports/schemas``, from the types of the values that the
+verbs write.
 
     python -m docs.schemas
 
@@ -58,7 +59,8 @@ class _Bisection(TypedDict):
 
 
 class Report(TypedDict):
-    """What `--report` of a verb writes, and `report.json` in a bundle; the keys are described in `normdeploy/reports/report.py`."""
+    """What `--report` of a verb writes, and `report.json` in a bundle; the keys are described in
+    `normdeploy/reports/report.py`."""
 
     schema: Literal["normdeploy/report/1"]
     normdeploy: str
@@ -226,7 +228,11 @@ def _object(cls: type, defs: dict[str, Any]) -> dict[str, Any]:
         hints = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
     added = _ADDED.get(cls, {})
     properties = {name: _of(hint, defs) for name, hint in hints.items() if name not in added} | added
-    told = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("``", "`") if cls.__doc__ != dict.__doc__ else ""
+    told = (
+        (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("``", "`")
+        if cls.__doc__ != dict.__doc__
+        else ""
+    )
     said = {} if not told or told.startswith(f"{cls.__name__}(") else {"description": told}
     return {"type": "object", **said, "properties": properties, "required": list(properties)}
 

@@ -10,7 +10,8 @@ from torch import nn
 
 
 class BatchNorm2d(nn.Module):
-    """S1b: NCHW, statistics over (N, H, W), biased for the output AND for the running value (``nn.BatchNorm2d`` keeps the unbiased).
+    """S1b: NCHW, statistics over (N, H, W), biased for the output AND for the running value (``nn.BatchNorm2d`` keeps
+    the unbiased).
 
     ``momentum`` weighs the NEW value: running = (1 − momentum)·running + momentum·batch.
     """

@@ -44,10 +44,10 @@ class Input:
 class Case:
     """One model of the list.
 
-    ``make`` is seeded and returns the module in eval mode with random parameters and running statistics. ``expect`` holds, for
-    each norm core in the order of the graph, the ONNX op type that it should become in the default output, "folded" where no
-    norm node is left, and "A|B" where the standard has two equal nodes. ``reason`` is empty, or for a lookalike the name of what
-    sets it apart; then ``expect`` is empty.
+    ``make`` is seeded and returns the module in eval mode with random parameters and running statistics. ``expect``
+    holds, for each norm core in the order of the graph, the ONNX op type that it should become in the default output,
+    "folded" where no norm node is left, and "A|B" where the standard has two equal nodes. ``reason`` is empty, or for a
+    lookalike the name of what sets it apart; then ``expect`` is empty.
     """
 
     name: str
@@ -86,8 +86,9 @@ class Case:
 def norm_ops(nodes: Sequence[onnx.NodeProto], grouped: bool) -> list[str]:
     """The op types of the norm nodes.
 
-    ``grouped``: a group norm is expected. It may be written as Reshape, InstanceNormalization or LayerNormalization, Reshape and a
-    BatchNormalization for its gamma and beta, which onnxruntime has kernels for, and counts as the one node that it stands for.
+    ``grouped``: a group norm is expected. It may be written as Reshape, InstanceNormalization or LayerNormalization,
+    Reshape and a BatchNormalization for its gamma and beta, which onnxruntime has kernels for, and counts as the one
+    node that it stands for.
     """
     reshaped = {n.output[0] for n in nodes if n.op_type == "Reshape"} if grouped else set()
     found = []
@@ -104,7 +105,8 @@ def _neutral(node: onnx.NodeProto) -> bool:
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """Build a module with every parameter and running statistic random, in eval mode; torch's global generator is left alone.
+    """Build a module with every parameter and running statistic random, in eval mode; torch's global generator is left
+    alone.
 
     Constructors set norm parameters to constants (ones, zeros), which hide a lost gamma or beta: those are drawn anew.
     """
@@ -113,7 +115,11 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
         module = build().eval()
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-                if not tensor.is_floating_point() or tensor.numel() == 0 or not bool((tensor == tensor.flatten()[0]).all()):
+                if (
+                    not tensor.is_floating_point()
+                    or tensor.numel() == 0
+                    or not bool((tensor == tensor.flatten()[0]).all())
+                ):
                     continue
                 if name.endswith("running_var"):
                     tensor.uniform_(0.5, 2.0)

@@ -1,4 +1,5 @@
-"""``make demo``: real sentences, trained weights, the five verbs of the command line, and the same similarities at both ends.
+"""``make demo``: real sentences, trained weights, the five verbs of the command line, and the same similarities at both
+ends.
 
 Writes into ``demo/``: the model as PyTorch saves it, the ONNX file, the TensorRT-RTX engines and the reports as JSON.
 """
@@ -35,7 +36,8 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def save(path: Path) -> torch.Tensor:
-    """Save the encoder as an ExportedProgram with dynamic batch and length; returns eager's vectors of the sentences, (B, hidden)."""
+    """Save the encoder as an ExportedProgram with dynamic batch and length; returns eager's vectors of the sentences,
+    (B, hidden)."""
     encoder, inputs = minilm.load(), minilm.tokenize(SENTENCES)
     axes = {0: torch.export.Dim("batch", min=1, max=32), 1: torch.export.Dim("seq", min=1, max=minilm.MAX_LENGTH)}
     logging.getLogger("torch.export").setLevel(logging.ERROR)  # it would like the name .pt2
@@ -78,8 +80,12 @@ def main() -> None:
     source, model, engine = (str(FOLDER / f"model.{suffix}") for suffix in ("pt", "onnx", "engine"))
     console.print(f"saving the sentence encoder all-MiniLM-L6-v2 with its trained weights as {source}")
     eager = save(Path(source))
-    names = [f"{name}:int64[batch,seq]" for name in ("input_ids", "attention_mask")]  # torch saves the ranges of dims, not their names
-    normdeploy("export", source, "-o", model, "--input", names[0], "--input", names[1], "--report", str(FOLDER / "export.json"))
+    names = [
+        f"{name}:int64[batch,seq]" for name in ("input_ids", "attention_mask")
+    ]  # torch saves the ranges of dims, not their names
+    normdeploy(
+        "export", source, "-o", model, "--input", names[0], "--input", names[1], "--report", str(FOLDER / "export.json")
+    )
     normdeploy("build", model, "-o", engine, "--compute-capability", "8.6", "8.9", "12.0")
     normdeploy("verify", source, model, engine, "--report", str(FOLDER / "verify.json"))
 

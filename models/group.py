@@ -23,7 +23,10 @@ class GroupNorm(nn.Module):
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
-            raise ValueError(f"num_channels ({num_channels}) must divide by num_groups ({num_groups}): choose a num_groups that divides it")
+            raise ValueError(
+                f"num_channels ({num_channels}) must divide by num_groups ({num_groups}): choose a num_groups that"
+                " divides it"
+            )
         self.gamma = nn.Parameter(torch.ones(num_channels))
         self.beta = nn.Parameter(torch.zeros(num_channels))
         self.num_groups = num_groups

@@ -1,6 +1,8 @@
-"""Layer norm by hand (rows S0a, S0b, S1a, S2a, S2b, S3a): x̂ = (x − mean) / sqrt(var + eps), statistics of each sample alone.
+"""Layer norm by hand (rows S0a, S0b, S1a, S2a, S2b, S3a): x̂ = (x − mean) / sqrt(var + eps), statistics of each sample
+alone.
 
-Source: Ba, Kiros, Hinton, "Layer Normalization", arXiv 1607.06450, equation 3; the rows differ in dims, ddof and epsilon.
+Source: Ba, Kiros, Hinton, "Layer Normalization", arXiv 1607.06450, equation 3; the rows differ in dims, ddof and
+epsilon.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Norm(nn.Module):
 
 
 class NormOverBatch(nn.Module):
-    """S0b: the same ``Norm`` called with dim 0 on (B, H, W, C): each output depends on the whole batch, at inference too."""
+    """S0b: the same ``Norm`` called with dim 0 on (B, H, W, C): each output depends on the whole batch, at inference
+    too."""
 
     def __init__(self, num_features: int, eps: float = 1e-12) -> None:
         super().__init__()
@@ -56,7 +59,8 @@ class UnbiasedLayerNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """S2a (``normalized_shape`` [D]: one mean for each token), S2b ([S, D]: one for each sample) and the LN of S1e ([C, H, W]).
+    """S2a (``normalized_shape`` [D]: one mean for each token), S2b ([S, D]: one for each sample) and the LN of S1e ([C,
+    H, W]).
 
     Over the last ``len(normalized_shape)`` dims, biased.
     """
@@ -76,7 +80,8 @@ class LayerNorm(nn.Module):
 
 
 class FlatLayerNorm(nn.Module):
-    """S3a: over the whole flattened sample, one gamma and beta for each of its elements. x is (m, ...) with K elements a sample."""
+    """S3a: over the whole flattened sample, one gamma and beta for each of its elements. x is (m, ...) with K elements
+    a sample."""
 
     def __init__(self, num_elements: int, eps: float = 1e-5) -> None:
         super().__init__()

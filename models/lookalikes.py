@@ -1,7 +1,7 @@
 """What looks like a norm of the table and is not: the deployment must leave it, name it, and say why.
 
-A case with ``expect`` is a trap instead: it may be rewritten, but only as said there (a careless reader writes something else).
-``reason`` is a keyword of what sets it apart, empty for a trap that nobody need refuse.
+A case with ``expect`` is a trap instead: it may be rewritten, but only as said there (a careless reader writes
+something else). ``reason`` is a keyword of what sets it apart, empty for a trap that nobody need refuse.
 Cases with a dynamic dim are lookalikes only when that dim is exported dynamic.
 """
 
@@ -62,14 +62,16 @@ def halved_statistics(x: torch.Tensor) -> torch.Tensor:
 
 
 def interleaved_groups(x: torch.Tensor) -> torch.Tensor:
-    """Group norm of two groups that hold every second channel: GroupNormalization without a transpose would be wrong."""
+    """Group norm of two groups that hold every second channel: GroupNormalization without a transpose would be
+    wrong."""
     y = x.unflatten(1, (4, 2))
     c = y - y.mean((1, 3, 4), keepdim=True)
     return (c / torch.sqrt(c.pow(2).mean((1, 3, 4), keepdim=True) + EPS)).flatten(1, 2)
 
 
 class ResponseNorm(nn.Module):
-    """ConvNeXt V2's GRN on NHWC (Woo et al., arXiv 2301.00808): the L2 norm of a channel over its mean over the channels."""
+    """ConvNeXt V2's GRN on NHWC (Woo et al., arXiv 2301.00808): the L2 norm of a channel over its mean over the
+    channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -83,7 +85,8 @@ class ResponseNorm(nn.Module):
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Weight standardization as timm writes it (Qiao et al., arXiv 1903.10520): a training-mode batch norm of the weight."""
+    """Weight standardization as timm writes it (Qiao et al., arXiv 1903.10520): a training-mode batch norm of the
+    weight."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = self.weight.reshape(1, self.out_channels, -1)
@@ -115,7 +118,8 @@ class TwoConsumers(nn.Module):
 
 
 class SharedWeight(nn.Module):
-    """Two convolutions with one weight, a batch norm after the first alone: the second must keep the weight as it was."""
+    """Two convolutions with one weight, a batch norm after the first alone: the second must keep the weight as it
+    was."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,19 +150,27 @@ LOOKALIKES: tuple[Case, ...] = (
         row="lookalike",
         reason="outside the root",
     ),
-    looks("biased_std_plus_eps", lambda x: centred(x) / (x.std(-1, unbiased=False, keepdim=True) + 1e-3), "outside the root"),
+    looks(
+        "biased_std_plus_eps",
+        lambda x: centred(x) / (x.std(-1, unbiased=False, keepdim=True) + 1e-3),
+        "outside the root",
+    ),
     looks("eps_after_rsqrt", lambda x: centred(x) * (torch.rsqrt(second(x) + EPS) + 1e-2), "root"),
     looks("variance_for_std", lambda x: centred(x) / (second(x) + EPS), "root"),
     looks("fourth_root", lambda x: centred(x) / (second(x) + EPS).sqrt().sqrt(), "root"),
     case("eps_for_each", lambda: EpsilonForEach(24), TOKENS, row="lookalike", reason="epsilon"),
     # what is divided by it, and what is under it
     looks("other_axis", lambda x: centred(x, -1) / torch.sqrt(second(x, 1) + EPS), "other axes"),
-    looks("mean_all_var_last", lambda x: (x - x.mean((1, 2), keepdim=True)) / torch.sqrt(second(x) + EPS), "other axes"),
+    looks(
+        "mean_all_var_last", lambda x: (x - x.mean((1, 2), keepdim=True)) / torch.sqrt(second(x) + EPS), "other axes"
+    ),
     looks("other_tensor", lambda x: centred(x) / torch.sqrt(second(torch.tanh(x)) + EPS), "another tensor"),
     looks("other_numerator", lambda x: torch.tanh(centred(x)) / torch.sqrt(second(x) + EPS), "another tensor"),
     looks("half_centred", lambda x: (x - 0.5 * x.mean(-1, keepdim=True)) / torch.sqrt(second(x) + EPS), "another mean"),
     looks("uncentred_numerator", lambda x: x / torch.sqrt(second(x) + EPS), "another mean"),
-    looks("uncentred_variance", lambda x: centred(x) / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + EPS), "another mean"),
+    looks(
+        "uncentred_variance", lambda x: centred(x) / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + EPS), "another mean"
+    ),
     looks("median", lambda x: (x - x.topk(12).values[..., -1:]) / torch.sqrt(second(x) + EPS), "another mean"),
     looks("maximum", lambda x: (x - x.amax(-1, keepdim=True)) / torch.sqrt(second(x) + EPS), "another mean"),
     looks(
@@ -175,7 +187,9 @@ LOOKALIKES: tuple[Case, ...] = (
     looks("halved_statistics", halved_statistics, "narrowed"),
     case("response_norm", lambda: ResponseNorm(5), (3, 6, 7, 5), row="lookalike", reason="its own deviation"),
     # exact only for a known number of elements
-    looks("unbiased_dynamic", lambda x: centred(x) / torch.sqrt(x.var(-1, keepdim=True) + EPS), "dynamic", DYNAMIC_HIDDEN),
+    looks(
+        "unbiased_dynamic", lambda x: centred(x) / torch.sqrt(x.var(-1, keepdim=True) + EPS), "dynamic", DYNAMIC_HIDDEN
+    ),
     looks(
         "unbiased_instance_dynamic",
         lambda x: (x - x.mean((2, 3), keepdim=True)) / torch.sqrt(x.var((2, 3), keepdim=True) + EPS),
@@ -183,10 +197,18 @@ LOOKALIKES: tuple[Case, ...] = (
         DYNAMIC_IMAGE,
     ),
     # batch norms that can't go where they seem to go
-    case("weight_standardization", lambda: StandardizedConv2d(3, 8, 3), (3, 3, 6, 7), row="lookalike", reason="training"),
+    case(
+        "weight_standardization", lambda: StandardizedConv2d(3, 8, 3), (3, 3, 6, 7), row="lookalike", reason="training"
+    ),
     case("two_consumers", TwoConsumers, (3, 3, 6, 7), FOLDED, row="lookalike", reason="read by others"),
     case("shared_weight", SharedWeight, (3, 3, 6, 7), FOLDED, row="trap"),
-    case("before_padded_conv", lambda: nn.Sequential(BatchNorm2d(3), nn.Conv2d(3, 8, 3, padding=1)), (3, 3, 6, 7), FOLDED, row="trap"),
+    case(
+        "before_padded_conv",
+        lambda: nn.Sequential(BatchNorm2d(3), nn.Conv2d(3, 8, 3, padding=1)),
+        (3, 3, 6, 7),
+        FOLDED,
+        row="trap",
+    ),
     case(
         "relu_between",
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), BatchNorm2d(8)),

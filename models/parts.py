@@ -1,4 +1,5 @@
-"""The independent choices of whoever writes a norm by hand, each a small function; ``models.spellings`` multiplies them.
+"""The independent choices of whoever writes a norm by hand, each a small function; ``models.spellings`` multiplies
+them.
 
 Every statistic keeps the reduced dims as 1, so that parts combine freely. Dims are given as non-negative numbers.
 """
@@ -100,7 +101,8 @@ EPSILONS: tuple[float, ...] = (1e-5, 1e-12, 1e-8, 1e-6, 1e-3)
 
 
 def pairwise(*choices: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Few rows in which every two choices meet at least once (a covering array of strength 2), greedily and always the same.
+    """Few rows in which every two choices meet at least once (a covering array of strength 2), greedily and always the
+    same.
 
     Recognition goes wrong where two spellings meet; the full product of all choices would be thousands of exports.
     """
@@ -112,7 +114,9 @@ def pairwise(*choices: Sequence[str]) -> Iterator[tuple[str, ...]]:
         row[i], row[j] = a, b
         for k, options in enumerate(choices):
             if row[k] is None:
-                row[k] = max(options, key=lambda option, k=k, row=row: sum(pair in left for pair in _pairs(row, k, option)))  # type: ignore[misc]
+                row[k] = max(
+                    options, key=lambda option, k=k, row=row: sum(pair in left for pair in _pairs(row, k, option))
+                )  # type: ignore[misc]
         done = tuple(choice for choice in row if choice is not None)
         for k, m in columns:
             left.pop((k, m, done[k], done[m]), None)

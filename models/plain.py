@@ -1,6 +1,7 @@
 """Norms written as plain Python classes (rows S4a, S4b), and the modules that hold them.
 
-A plain object is out of reach of ``nn.Module``: ``.eval()`` does not set its ``training`` flag, its tensors are in no state_dict.
+A plain object is out of reach of ``nn.Module``: ``.eval()`` does not set its ``training`` flag, its tensors are in no
+state_dict.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class PlainHolder(nn.Module):
         return self.norm(x if self.linear is None else self.linear(x))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PlainHolder:
-        # .half() does not reach a plain object either; whoever holds one has to convert its tensors, or the output is float32
+        # .half() does not reach a plain object either; whoever holds one has to convert its tensors, or the output is
+        # float32
         for name, value in vars(self.norm).items():
             if isinstance(value, torch.Tensor):
                 setattr(self.norm, name, fn(value))

@@ -16,7 +16,20 @@ from .small import SMALL
 from .spellings import batches, groups, layers
 from .streams import streams, torch_layers
 
-__all__ = ["CASES", "FIXED", "LOOKALIKES", "SMALL", "SPELLINGS", "TRAINING", "Bank", "Case", "Input", "export_args", "samples", "seeded"]
+__all__ = [
+    "CASES",
+    "FIXED",
+    "LOOKALIKES",
+    "SMALL",
+    "SPELLINGS",
+    "TRAINING",
+    "Bank",
+    "Case",
+    "Input",
+    "export_args",
+    "samples",
+    "seeded",
+]
 
 SPELLINGS: tuple[Case, ...] = (*streams(), *torch_layers(), *rms_norms(), *layers(), *groups(), *batches())
 """The rows in other words, and torch's own layers; a new spelling is tested by being listed."""
@@ -51,7 +64,8 @@ def export_args(
 
 
 class Bank(nn.Module):
-    """Many cases side by side as one module, for a single export: its inputs are theirs one after another, its outputs too."""
+    """Many cases side by side as one module, for a single export: its inputs are theirs one after another, its outputs
+    too."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         super().__init__()

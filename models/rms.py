@@ -68,7 +68,8 @@ class GemmaRMSNorm(nn.Module):
 
 
 class T5LayerNorm(nn.Module):
-    """Called a layer norm, but takes no mean off: only the variance in float32, the input stays in its type until the product."""
+    """Called a layer norm, but takes no mean off: only the variance in float32, the input stays in its type until the
+    product."""
 
     def __init__(self, hidden: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -99,6 +100,8 @@ def rms_norms() -> Iterator[Case]:
         yield case(f"rms_{name}", partial(build, 24), TEXT, RMS, row="RMSNorm")
     yield case("rms_torch", partial(nn.RMSNorm, 24, eps=1e-6), (BATCH, SEQ, 24), RMS, row="RMSNorm", handwritten=False)
     outers = ("only_gamma", "absent", "one_plus", "after", "element")
-    for square, root, outer, eps, style in pairwise(tuple(SQUARES), tuple(ROOTS), outers, ("1e-06", "1e-05", "1e-12"), ("plain", "upcast")):
+    for square, root, outer, eps, style in pairwise(
+        tuple(SQUARES), tuple(ROOTS), outers, ("1e-06", "1e-05", "1e-12"), ("plain", "upcast")
+    ):
         build_one = partial(SpelledRMSNorm, 24, square, ROOTS[root], OUTERS[outer], float(eps), style == "upcast")
         yield case("_".join(("rms", square, root, outer, eps, style)), build_one, TEXT, RMS, row="RMSNorm")

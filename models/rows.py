@@ -37,7 +37,9 @@ def case(
     reason: str = "",
 ) -> Case:
     """A row's case with a float input ``x`` and ``more``; ``row`` where the name is longer than the row's."""
-    return Case(name, row or name, partial(seeded, build), (Input("x", "float32", shape), *more), expect, handwritten, reason)
+    return Case(
+        name, row or name, partial(seeded, build), (Input("x", "float32", shape), *more), expect, handwritten, reason
+    )
 
 
 def bert() -> nn.Module:
@@ -87,7 +89,9 @@ CASES: tuple[Case, ...] = (
 )
 """Every row, the variants of a row after it."""
 
-FIXED = case("S2c_dynamic_positions", lambda: TokenInstanceNorm(5), (BATCH, SEQ, 24), f"{IN}|{LN}", row="S2c", handwritten=False)
+FIXED = case(
+    "S2c_dynamic_positions", lambda: TokenInstanceNorm(5), (BATCH, SEQ, 24), f"{IN}|{LN}", row="S2c", handwritten=False
+)
 """S2c asked for with dynamic positions: an error, since S is a channel count."""
 
 TRAINING = case("S4a_training", lambda: trained_batch_norm(24, training=True), (BATCH, 24), row="S4a")

@@ -30,7 +30,8 @@ class BasicBlock(nn.Module):
 
 
 class SeparableConv(nn.Module):
-    """MobileNet's depthwise and pointwise convolution (Howard et al., arXiv 1704.04861), torch's batch norm after each."""
+    """MobileNet's depthwise and pointwise convolution (Howard et al., arXiv 1704.04861), torch's batch norm after
+    each."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -68,11 +69,14 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
-        return self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
+        return self.out(
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2)
+        )
 
 
 class LlamaBlock(nn.Module):
-    """Pre-norm decoder block with RMS norms and a gated feed-forward (Touvron et al., arXiv 2302.13971), without rotation."""
+    """Pre-norm decoder block with RMS norms and a gated feed-forward (Touvron et al., arXiv 2302.13971), without
+    rotation."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -155,7 +159,16 @@ SMALL: tuple[Case, ...] = (
     case("convnext_block", lambda: ConvNeXtBlock(8), PICTURE, LN, row="net"),
     case("llama_block", lambda: LlamaBlock(32, 4), HIDDEN, RMS, RMS, row="net"),
     case("unet_block", lambda: ResnetBlock(8, 12, 16, by_hand=True), PICTURE, GN, GN, row="net", more=(TIME,)),
-    case("unet_block_torch", lambda: ResnetBlock(8, 12, 16, by_hand=False), PICTURE, GN, GN, row="net", handwritten=False, more=(TIME,)),
+    case(
+        "unet_block_torch",
+        lambda: ResnetBlock(8, 12, 16, by_hand=False),
+        PICTURE,
+        GN,
+        GN,
+        row="net",
+        handwritten=False,
+        more=(TIME,),
+    ),
     case("dit_block", lambda: DiTBlock(32, 4), HIDDEN, LN, LN, row="net", handwritten=False, more=(CONDITION,)),
     case("levit_block", lambda: LeViTBlock(32, 4), HIDDEN, *(FOLDED,) * 4, row="net", handwritten=False),
 )

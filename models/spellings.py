@@ -1,4 +1,5 @@
-"""The rows written in other words: ``models.parts`` multiplied over the layouts of layer, instance, group and batch norm."""
+"""The rows written in other words: ``models.parts`` multiplied over the layouts of layer, instance, group and batch
+norm."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ class Spelled(nn.Module):
     """
 
     def __init__(
-        self, dims: Dims, shape: tuple[int, ...], mean: Mean, variance: Variance, root: Root, affine: Affine, eps: float, style: str
+        self,
+        dims: Dims,
+        shape: tuple[int, ...],
+        mean: Mean,
+        variance: Variance,
+        root: Root,
+        affine: Affine,
+        eps: float,
+        style: str,
     ) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.ones(*shape))
@@ -67,7 +76,9 @@ LAYOUTS: dict[str, Layout] = {
 def layers() -> Iterator[Case]:
     """Layer and instance norms: mean × variance × root × affine × layout × epsilon × style, every two of them once."""
     styles = ("once", "twice", "upcast")
-    for words in pairwise(*(tuple(table) for table in (MEANS, VARIANCES, ROOTS, AFFINES, LAYOUTS)), tuple(map(str, EPSILONS)), styles):
+    for words in pairwise(
+        *(tuple(table) for table in (MEANS, VARIANCES, ROOTS, AFFINES, LAYOUTS)), tuple(map(str, EPSILONS)), styles
+    ):
         mean, variance, root, affine, layout_name, eps, style = words
         layout = LAYOUTS[layout_name]
         arguments = (MEANS[mean], VARIANCES[variance], ROOTS[root], AFFINES[affine], float(eps), style)
@@ -76,17 +87,21 @@ def layers() -> Iterator[Case]:
         op = layout.op if layout.op == LN or per_channel else f"{IN}|{LN}"
         row = "S1a" if layout.row == "S2a" and "unbiased" in variance else layout.row
         build = partial(Spelled, layout.dims, layout.params, *arguments)
-        yield case("_".join(("ln", layout_name, mean, variance, root, affine, eps, style)), build, layout.input, op, row=row)
+        yield case(
+            "_".join(("ln", layout_name, mean, variance, root, affine, eps, style)), build, layout.input, op, row=row
+        )
 
 
 class SpelledGroup(nn.Module):
     """Group norm of (N, C, H, W) in the given words.
 
-    ``view`` "3d" is (N, G, −1), "4d" (N, G, C/G, −1), both with the affine after viewing back; "5d" is (N, G, C/G, H, W) with
-    gamma and beta in that view.
+    ``view`` "3d" is (N, G, −1), "4d" (N, G, C/G, −1), both with the affine after viewing back; "5d" is (N, G, C/G, H,
+    W) with gamma and beta in that view.
     """
 
-    def __init__(self, groups: int, channels: int, view: str, variance: Variance, root: Root, affine: str, eps: float = 1e-5) -> None:
+    def __init__(
+        self, groups: int, channels: int, view: str, variance: Variance, root: Root, affine: str, eps: float = 1e-5
+    ) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.ones(channels))
         self.beta = nn.Parameter(torch.zeros(channels))
@@ -95,14 +110,20 @@ class SpelledGroup(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, c, h, w = x.shape
-        views = {"3d": (n, self.groups, -1), "4d": (n, self.groups, c // self.groups, -1), "5d": (n, self.groups, c // self.groups, h, w)}
+        views = {
+            "3d": (n, self.groups, -1),
+            "4d": (n, self.groups, c // self.groups, -1),
+            "5d": (n, self.groups, c // self.groups, h, w),
+        }
         y = x.reshape(views[self.view])
         dims = tuple(range(2, y.ndim))
         u = y.mean(dims, keepdim=True)
         v = self.variance(y, u, dims) + self.eps
         if self.view == "5d":
             shape = (1, self.groups, c // self.groups, 1, 1)
-            return AFFINES[self.affine](y, u, v, self.root, self.gamma.view(shape), self.beta.view(shape)).view(n, c, h, w)
+            return AFFINES[self.affine](y, u, v, self.root, self.gamma.view(shape), self.beta.view(shape)).view(
+                n, c, h, w
+            )
         x_hat = self.root(y - u, v).view(n, c, h, w)
         return OUTERS[self.affine](x_hat, self.gamma.view(1, c, 1, 1), self.beta.view(1, c, 1, 1))
 
@@ -111,7 +132,9 @@ def groups() -> Iterator[Case]:
     """Group norms: groups {1, 2, C} × view × variance × root × affine."""
     variances = ("biased", "square", "moments", "unbiased", "unbiased_sum", "std")
     affines = ("after", "absent", "only_gamma", "one_plus")
-    for count, view, variance, root, affine in pairwise(("2", "1", "8"), ("3d", "5d", "4d"), variances, tuple(ROOTS), affines):
+    for count, view, variance, root, affine in pairwise(
+        ("2", "1", "8"), ("3d", "5d", "4d"), variances, tuple(ROOTS), affines
+    ):
         # G = 1 has a layer norm's statistics, G = C an instance norm's; without affine any of the three is one node
         op = {"1": LN, "2": GN, "8": f"{IN}|{GN}"}[count] if affine != "absent" else f"{GN}|{IN}|{LN}"
         # with ddof 1 the number of elements must be known: eps·(n − 1)/n is a constant only then
@@ -127,7 +150,8 @@ def groups() -> Iterator[Case]:
 
 
 class SpelledBatch(nn.Module):
-    """Batch norm on its running statistics, channels at dim 1 of a tensor with ``spatial`` more dims, in the given words."""
+    """Batch norm on its running statistics, channels at dim 1 of a tensor with ``spatial`` more dims, in the given
+    words."""
 
     def __init__(self, channels: int, spatial: int, root: Root, affine: Affine, eps: float = 1e-5) -> None:
         super().__init__()
@@ -149,7 +173,12 @@ IMAGE3: tuple[Size, ...] = (BATCH, 4, HEIGHT, WIDTH)
 PLACES: dict[str, tuple[int, int, tuple[Size, ...], Callable[[nn.Module], nn.Module]]] = {
     "alone": (4, 2, IMAGE3, lambda bn: bn),
     "after_conv": (6, 2, IMAGE3, lambda bn: nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), bn)),
-    "after_grouped_conv": (6, 2, IMAGE3, lambda bn: nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2, bias=False), bn)),
+    "after_grouped_conv": (
+        6,
+        2,
+        IMAGE3,
+        lambda bn: nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2, bias=False), bn),
+    ),
     "after_conv1d": (6, 1, (BATCH, 4, SEQ), lambda bn: nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), bn)),
     "after_conv3d": (6, 3, (BATCH, 4, 3, 4, 5), lambda bn: nn.Sequential(nn.Conv3d(4, 6, 2), bn)),
     "after_transposed": (6, 2, IMAGE3, lambda bn: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), bn)),

@@ -1,4 +1,5 @@
-"""Norms whose inner tensors live on: residual streams that use them elsewhere, flattened inputs, modulation, channels-first layer norm."""
+"""Norms whose inner tensors live on: residual streams that use them elsewhere, flattened inputs, modulation,
+channels-first layer norm."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Reused(nn.Module):
-    """A layer norm over the last dim, of which one inner tensor is an output too: "centred" x − u, "hat" x̂, "mean" u, "std"."""
+    """A layer norm over the last dim, of which one inner tensor is an output too: "centred" x − u, "hat" x̂, "mean" u,
+    "std"."""
 
     def __init__(self, hidden: int, what: str) -> None:
         super().__init__()
@@ -33,7 +35,8 @@ class Reused(nn.Module):
 
 
 class ResidualStream(nn.Module):
-    """Post-norm with hand-written norms: x goes into the norm and around it, and the first norm's output feeds the second."""
+    """Post-norm with hand-written norms: x goes into the norm and around it, and the first norm's output feeds the
+    second."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -77,7 +80,8 @@ class UpcastLayerNorm(nn.Module):
 
 
 class Modulated(nn.Module):
-    """DiT's adaptive layer norm (Peebles, Xie, arXiv 2212.09748): x̂·(1 + scale) + shift, both made from a condition of (B, D)."""
+    """DiT's adaptive layer norm (Peebles, Xie, arXiv 2212.09748): x̂·(1 + scale) + shift, both made from a condition of
+    (B, D)."""
 
     def __init__(self, hidden: int, by_hand: bool) -> None:
         super().__init__()
@@ -95,7 +99,8 @@ class Modulated(nn.Module):
 
 
 class ChannelLayerNorm(nn.Module):
-    """ConvNeXt's layer norm of NCHW over C (Liu et al., arXiv 2201.03545): by hand, or torch's between two permutations."""
+    """ConvNeXt's layer norm of NCHW over C (Liu et al., arXiv 2201.03545): by hand, or torch's between two
+    permutations."""
 
     def __init__(self, channels: int, by_hand: bool, eps: float = 1e-6) -> None:
         super().__init__()
@@ -173,9 +178,19 @@ def streams() -> Iterator[Case]:
     yield case("stack", lambda: Stack(16, 8, Flattened), (BATCH, SEQ, 16), *(LN,) * 8, row="S0a")
     condition = Input("condition", "float32", (BATCH, 24))
     yield case("modulated", lambda: Modulated(24, by_hand=True), TEXT, LN, row="modulation", more=(condition,))
-    yield case("modulated_torch", lambda: Modulated(24, by_hand=False), TEXT, LN, row="modulation", handwritten=False, more=(condition,))
+    yield case(
+        "modulated_torch",
+        lambda: Modulated(24, by_hand=False),
+        TEXT,
+        LN,
+        row="modulation",
+        handwritten=False,
+        more=(condition,),
+    )
     yield case("channel_ln", lambda: ChannelLayerNorm(8, by_hand=True), IMAGE, LN, row="channel LN")
-    yield case("channel_ln_torch", lambda: ChannelLayerNorm(8, by_hand=False), IMAGE, LN, row="channel LN", handwritten=False)
+    yield case(
+        "channel_ln_torch", lambda: ChannelLayerNorm(8, by_hand=False), IMAGE, LN, row="channel LN", handwritten=False
+    )
     for name, (function, op) in EQUALS.items():
         yield case(f"equal_{name}", lambda function=function: Unscaled(function), TEXT, op, row="S2a")  # type: ignore[misc]
 
@@ -183,18 +198,43 @@ def streams() -> Iterator[Case]:
 def torch_layers() -> Iterator[Case]:
     """torch's own layers; BatchNorm as a user meets it, after a convolution or alone."""
     volume = (BATCH, 8, 3, HEIGHT, WIDTH)
-    yield case("BatchNorm1d", lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)), (BATCH, 5), FOLDED, row="S1b", handwritten=False)
     yield case(
-        "BatchNorm2d", lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)), (BATCH, 8, 6, 7), FOLDED, row="S1b", handwritten=False
+        "BatchNorm1d",
+        lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)),
+        (BATCH, 5),
+        FOLDED,
+        row="S1b",
+        handwritten=False,
+    )
+    yield case(
+        "BatchNorm2d",
+        lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)),
+        (BATCH, 8, 6, 7),
+        FOLDED,
+        row="S1b",
+        handwritten=False,
     )
     yield case("BatchNorm2d_alone", lambda: nn.BatchNorm2d(8), IMAGE, BN, row="S1b", handwritten=False)
     yield case("BatchNorm3d", lambda: nn.BatchNorm3d(8), volume, BN, row="S1b", handwritten=False)
     yield case("BatchNorm_no_affine", lambda: nn.BatchNorm2d(8, affine=False), IMAGE, BN, row="S1b", handwritten=False)
-    yield case("InstanceNorm1d", lambda: nn.InstanceNorm1d(8, affine=True), (BATCH, 8, SEQ), IN, row="S1c", handwritten=False)
+    yield case(
+        "InstanceNorm1d", lambda: nn.InstanceNorm1d(8, affine=True), (BATCH, 8, SEQ), IN, row="S1c", handwritten=False
+    )
     yield case("InstanceNorm2d", lambda: nn.InstanceNorm2d(8, affine=True), IMAGE, IN, row="S1c", handwritten=False)
     yield case("InstanceNorm3d", lambda: nn.InstanceNorm3d(8, affine=True), volume, IN, row="S1c", handwritten=False)
-    yield case("InstanceNorm2d_no_affine", lambda: nn.InstanceNorm2d(8), IMAGE, f"{IN}|{LN}", row="S1c", handwritten=False)
+    yield case(
+        "InstanceNorm2d_no_affine", lambda: nn.InstanceNorm2d(8), IMAGE, f"{IN}|{LN}", row="S1c", handwritten=False
+    )
     for count, op in ((1, LN), (2, GN), (8, f"{IN}|{GN}")):
-        yield case(f"GroupNorm_{count}", lambda count=count: nn.GroupNorm(count, 8), IMAGE, op, row="S1d", handwritten=False)  # type: ignore[misc]
+        yield case(
+            f"GroupNorm_{count}", lambda count=count: nn.GroupNorm(count, 8), IMAGE, op, row="S1d", handwritten=False
+        )  # type: ignore[misc]
     yield case("GroupNorm_3d", lambda: nn.GroupNorm(2, 8), (BATCH, 8, SEQ), GN, row="S1d", handwritten=False)
-    yield case("GroupNorm_no_affine", lambda: nn.GroupNorm(2, 8, affine=False), IMAGE, f"{GN}|{IN}|{LN}", row="S1d", handwritten=False)
+    yield case(
+        "GroupNorm_no_affine",
+        lambda: nn.GroupNorm(2, 8, affine=False),
+        IMAGE,
+        f"{GN}|{IN}|{LN}",
+        row="S1d",
+        handwritten=False,
+    )

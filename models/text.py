@@ -1,4 +1,5 @@
-"""Norms of text, (B, S, ·): batch norm over it (rows S0c, S2e) and the encoder layers that hold torch's layer norm (S2d)."""
+"""Norms of text, (B, S, ·): batch norm over it (rows S0c, S2e) and the encoder layers that hold torch's layer norm
+(S2d)."""
 
 from __future__ import annotations
 
@@ -10,14 +11,20 @@ from torch import nn
 
 
 class PositionBatchNorm(nn.Module):
-    """S0c: (B, S, H) with one statistic for each (position, feature) pair, over dim 0, biased in output and running value.
+    """S0c: (B, S, H) with one statistic for each (position, feature) pair, over dim 0, biased in output and running
+    value.
 
     ``momentum`` weighs the OLD value; ``update`` chooses between two ways to write the same exponential moving average,
     "blend": m = m·k + batch·(1 − k), "step": m −= (m − batch)·(1 − k).
     """
 
     def __init__(
-        self, num_positions: int, num_features: int, eps: float = 1e-5, momentum: float = 0.99, update: Literal["blend", "step"] = "blend"
+        self,
+        num_positions: int,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.99,
+        update: Literal["blend", "step"] = "blend",
     ) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.ones(num_features))
@@ -51,7 +58,8 @@ class PositionBatchNorm(nn.Module):
 
 
 class TextBatchNorm(nn.Module):
-    """S2e: one mean for every position, over the batch and the features: (B, S, D) through a BatchNorm1d of S channels."""
+    """S2e: one mean for every position, over the batch and the features: (B, S, D) through a BatchNorm1d of S
+    channels."""
 
     def __init__(self, num_positions: int) -> None:
         super().__init__()
@@ -88,7 +96,8 @@ class TextBatchNormByHand(nn.Module):
 
 
 class BertSelfAttention(nn.Module):
-    """Multi-head self-attention as BERT writes it: three projections, scores divided by sqrt(head size), an additive mask."""
+    """Multi-head self-attention as BERT writes it: three projections, scores divided by sqrt(head size), an additive
+    mask."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -96,7 +105,9 @@ class BertSelfAttention(nn.Module):
         self.heads = heads
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (self.query(x), self.key(x), self.value(x)))
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (self.query(x), self.key(x), self.value(x))
+        )
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + mask
         return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
@@ -119,7 +130,8 @@ class BertLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """S2d: the encoder of Devlin et al. (arXiv 1810.04805) in Hugging Face's layout: (B, S) ids and 0/1 mask to (B, S, hidden)."""
+    """S2d: the encoder of Devlin et al. (arXiv 1810.04805) in Hugging Face's layout: (B, S) ids and 0/1 mask to (B, S,
+    hidden)."""
 
     def __init__(self, vocabulary: int, hidden: int, heads: int, layers: int, positions: int = 64) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """normdeploy: PyTorch models in onnxruntime and TensorRT with every normalization fused or folded, and proved.
 
-The verbs of the command line are functions here (``__all__``). Importing this package imports none of the heavy libraries; the first use
-of a verb does. It also switches off the telemetry of an onnxruntime that is imported after it (docs/privacy.md).
+The verbs of the command line are functions here (``__all__``). Importing this package imports none of the heavy
+libraries; the first use of a verb does. It also switches off the telemetry of an onnxruntime that is imported after it
+(docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ __all__ = [
     "verify_parts",
 ]
 
-# onnxruntime 1.31 reads it while it is imported, and then writes a device id into the user's cache folder and reports to its maker;
-# ort.disable_telemetry_events() comes too late. A value that the user has set stays.
+# onnxruntime 1.31 reads it while it is imported, and then writes a device id into the user's cache folder and reports
+# to its maker; ort.disable_telemetry_events() comes too late. A value that the user has set stays.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {

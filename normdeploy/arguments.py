@@ -1,7 +1,8 @@
-"""What the verbs are called with, looked at before any work: wrong values are refused, and what people write is brought to one form.
+"""What the verbs are called with, looked at before any work: wrong values are refused, and what people write is brought
+to one form.
 
-``prepared`` wraps a verb. One thing may stand where several are taken (``dims="batch=1:8:64"``), a result or an ONNX model in memory
-where a file is, and names of types in every usual spelling.
+``prepared`` wraps a verb. One thing may stand where several are taken (``dims="batch=1:8:64"``), a result or an ONNX
+model in memory where a file is, and names of types in every usual spelling.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Onnx: TypeAlias = PathLike | ModelProto | ExportResult
 
 
 class Loading(TypedDict, total=False):
-    """How to load a model; ``normdeploy.loading.load`` says what each means, ``from_module`` which of them a live module takes."""
+    """How to load a model; ``normdeploy.loading.load`` says what each means, ``from_module`` which of them a live
+    module takes."""
 
     model: str | None
     model_args: Mapping[str, Any] | None
@@ -51,8 +53,19 @@ class Loading(TypedDict, total=False):
     code: Mapping[str, str] | None
 
 
-_LEAST = {"seeds": 1, "rounds": 1, "threads": 1, "max_elements": 1, "instances": 1, "seed": 0, "device": 0, "compare_limit": 0}
-_SEVERAL = frozenset({"sources", "files", "engines", "calibrate", "compute_capabilities", "profiles", "fail_on", "dims", "imports"})
+_LEAST = {
+    "seeds": 1,
+    "rounds": 1,
+    "threads": 1,
+    "max_elements": 1,
+    "instances": 1,
+    "seed": 0,
+    "device": 0,
+    "compare_limit": 0,
+}
+_SEVERAL = frozenset(
+    {"sources", "files", "engines", "calibrate", "compute_capabilities", "profiles", "fail_on", "dims", "imports"}
+)
 _FLAGS = frozenset({"strict", "strict_proof", "keep_io", "drift", "trust", "eval", "replace", "also_default"})
 _LOADING = frozenset(Loading.__annotations__)
 
@@ -64,8 +77,9 @@ def prepared(*, onnx: str = "", runtimes: Sequence[str] = RUNTIMES) -> Callable[
     """A verb whose arguments are checked and in one form.
 
     Args:
-        onnx: the parameter that takes ONNX files; models in memory and results are written to a temporary folder for the time of the
-            call. Where the parameter "source" is a result, it stands for what that was made from, with its arguments.
+        onnx: the parameter that takes ONNX files; models in memory and results are written to a temporary folder for
+            the time of the call. Where the parameter "source" is a result, it stands for what that was made from, with
+            its arguments.
         runtimes: what the parameter "runtime" may be.
     """
 
@@ -77,10 +91,15 @@ def prepared(*, onnx: str = "", runtimes: Sequence[str] = RUNTIMES) -> Callable[
             bound = signature.bind(*args, **kwargs)
             given, loading = bound.arguments, bound.arguments.get("loading", {})
             if unknown := sorted(loading.keys() - _LOADING):
-                raise TypeError(f"{verb.__name__}() got an unexpected keyword argument {unknown[0]!r}")  # as Python has it
+                raise TypeError(
+                    f"{verb.__name__}() got an unexpected keyword argument {unknown[0]!r}"
+                )  # as Python has it
             for values in (given, loading):
                 if not isinstance(held := values.get("kwargs") or {}, Mapping):
-                    raise InputError(f"kwargs is {held!r}; give a mapping of forward's keyword arguments, and a file to write as output=…")
+                    raise InputError(
+                        f"kwargs is {held!r}; give a mapping of forward's keyword arguments, and a file to write as"
+                        " output=…"
+                    )
                 for name in values.keys() - {"loading", "kwargs"}:
                     values[name] = _checked(name, values[name], runtimes)
             if isinstance(loading.get("inputs"), str):  # elsewhere inputs are arrays, or a file of them
@@ -108,11 +127,14 @@ def _checked(name: str, value: Any, runtimes: Sequence[str]) -> Any:
     if name == "precision":
         return precision_of(value)
     for choices, wanted in ((runtimes, "runtime"), (FUSES, "fuse"), (PROVIDERS, "provider")):
-        if name == wanted and value not in choices and (name, value) != ("provider", None):  # None: whatever fits the file
+        if (
+            name == wanted and value not in choices and (name, value) != ("provider", None)
+        ):  # None: whatever fits the file
             raise InputError(f"there is no {name} {value!r}; choose one of {', '.join(choices)}")
     if name == "opset" and value is not None and (type(value) is not int or value not in OPSETS):
         raise InputError(
-            f"opset {value!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21, the default, suits every runtime)"
+            f"opset {value!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21, the default,"
+            " suits every runtime)"
         )
     if name in _LEAST and value is not None and (type(value) is not int or value < _LEAST[name]):
         raise InputError(f"{name} is {value!r}; give a whole number of {_LEAST[name]} or more")
@@ -140,7 +162,9 @@ def _completed(given: dict[str, Any], onnx: str) -> None:
     if origin is None:
         raise InputError("this result does not say what it was made from; give the model, and the result behind it")
     if has_examples(given.get("args", ()), given.get("kwargs")):
-        raise InputError("the result was made with arguments of its own, and others are given; give the model in the result's place")
+        raise InputError(
+            "the result was made with arguments of its own, and others are given; give the model in the result's place"
+        )
     loading = {**origin.loading, **given.get("loading", {})}
     given |= {"source": origin.source, "args": origin.args, "kwargs": origin.kwargs, "loading": loading}
     if onnx == "files":
@@ -158,7 +182,8 @@ def check_output(output: PathLike, source: object) -> None:
     target = writable(output)
     if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.fspath(target):
         raise NormdeployError(
-            f"the output {os.fspath(output)!r} is the input {os.fspath(source)!r}, which would be lost; give another name with -o"
+            f"the output {os.fspath(output)!r} is the input {os.fspath(source)!r}, which would be lost; give another"
+            " name with -o"
         )
 
 

@@ -1,4 +1,5 @@
-"""The norm census: every normalization of a file, what ``optimize`` would make of it, and what the runtimes make of both."""
+"""The norm census: every normalization of a file, what ``optimize`` would make of it, and what the runtimes make of
+both."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ def census(
         InputError: nothing is called as ``explain`` says, or it is empty.
     """
     if explain is not None and not explain.strip():
-        raise InputError(f"the name to explain is {explain!r}; give that of a tensor, a node or a module (`inspect` alone lists the norms)")
+        raise InputError(
+            f"the name to explain is {explain!r}; give that of a tensor, a node or a module (`inspect` alone lists the"
+            " norms)"
+        )
     proto, weights = lifted(ordered(proto))
     out, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, progress=progress, census=True, weights=weights)
     proto, out = apart(proto)[0], apart(out)[0]
@@ -83,7 +87,9 @@ def _forms(findings: Sequence[Finding], proto: onnx.ModelProto, out: onnx.ModelP
     forms: list[Form] = []
     nested = any(f.place for f in findings)
     for form, source in (("now", proto), ("optimized", out)):
-        cutters = {place: cuts.Cutter(model) for place, model in (cuts.models(source) if nested else {"": source}).items()}
+        cutters = {
+            place: cuts.Cutter(model) for place, model in (cuts.models(source) if nested else {"": source}).items()
+        }
         for i, finding in enumerate(findings):
             tensors = finding.tensors if form == "now" else finding.written
             if finding.place not in cutters:

@@ -57,7 +57,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     pass
 
@@ -87,12 +89,16 @@ def main() -> None:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             _refuse(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
-        if error.errno == errno.ENOSPC and error.filename is None:  # files are written by storage.atomic, which tells it itself
+        if (
+            error.errno == errno.ENOSPC and error.filename is None
+        ):  # files are written by storage.atomic, which tells it itself
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be written at the exit
             _refuse(f"can't write to standard output: {error.strerror}; make room")
         raise
     except MemoryError as error:
-        _refuse(f"there is not enough memory here: {error or 'none is left'}; give smaller sizes, or take a larger machine")
+        _refuse(
+            f"there is not enough memory here: {error or 'none is left'}; give smaller sizes, or take a larger machine"
+        )
 
 
 def _refuse(said: str) -> NoReturn:

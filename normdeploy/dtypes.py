@@ -1,4 +1,5 @@
-"""The names of floating types: whoever writes fp32, f32 or float32 means one type, in every option and every function."""
+"""The names of floating types: whoever writes fp32, f32 or float32 means one type, in every option and every
+function."""
 
 from __future__ import annotations
 
@@ -32,5 +33,8 @@ def precision_of(name: str | None) -> str | None:
         return None
     kind = type_of(name) if isinstance(name, str) else None
     if kind not in _PRECISIONS:
-        raise InputError(f"there is no precision {name!r}; choose one of fp16 (float16, half), bf16 (bfloat16) or fp32, which is no change")
+        raise InputError(
+            f"there is no precision {name!r}; choose one of fp16 (float16, half), bf16 (bfloat16) or fp32, which is no"
+            " change"
+        )
     return _PRECISIONS[kind]

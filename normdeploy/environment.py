@@ -9,13 +9,27 @@ import sys
 from pathlib import Path
 
 LIBRARIES = (
-    "normdeploy", "torch", "onnx", "onnx-ir", "onnxscript", "onnx-graphsurgeon", "onnxruntime", "onnxruntime-gpu", "tensorrt",
-    "tensorrt-rtx", "polygraphy", "triton", "numpy", "ml_dtypes", "protobuf",
-)  # fmt: skip
+    "normdeploy",
+    "torch",
+    "onnx",
+    "onnx-ir",
+    "onnxscript",
+    "onnx-graphsurgeon",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "tensorrt",
+    "tensorrt-rtx",
+    "polygraphy",
+    "triton",
+    "numpy",
+    "ml_dtypes",
+    "protobuf",
+)
 
 
 def environment() -> dict[str, str]:
-    """What -> its version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...; no library is imported."""
+    """What -> its version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...; no library is
+    imported."""
     found = {}
     for library in LIBRARIES:
         try:

@@ -1,7 +1,7 @@
 """The errors that a user can cause. Each says what was wrong, with both values, and what to do.
 
-The command line prints the message without a traceback and exits with 1. Anything else that escapes is a bug of ours and keeps
-its traceback.
+The command line prints the message without a traceback and exits with 1. Anything else that escapes is a bug of ours
+and keeps its traceback.
 """
 
 

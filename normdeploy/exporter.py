@@ -1,8 +1,9 @@
 """torch → ONNX: the dynamo exporter, held to what was asked of it.
 
-The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8; ``simplify`` cleans up once the norms are single
-nodes. What is mended here: dims take the user's names, every node keeps its module's qualified path, nothing of the user's file
-system stays in the file, and a dim that silently became fixed is an error. ``mends`` has what onnxruntime would not run.
+The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8; ``simplify`` cleans up once the
+norms are single nodes. What is mended here: dims take the user's names, every node keeps its module's qualified path,
+nothing of the user's file system stays in the file, and a dim that silently became fixed is an error. ``mends`` has
+what onnxruntime would not run.
 """
 
 from __future__ import annotations
@@ -60,15 +61,16 @@ def to_light(
     custom_translation_table: Table | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[onnx.ModelProto, Weights]:
-    """Export ``model``, its large weights apart: the proto refers to them (`normdeploy.storage.held`), and they lie in the memory of
-    ``model.program``, which must not be changed as long as they are used.
+    """Export ``model``, its large weights apart: the proto refers to them (`normdeploy.storage.held`), and they lie in
+    the memory of ``model.program``, which must not be changed as long as they are used.
 
     Inputs, outputs and dynamic dims bear the names that the model gives them. Nodes carry ``normdeploy.module`` and
     ``normdeploy.class`` as metadata.
 
     Args:
         opset: 18 to 25. 23 and above write Attention nodes, which TensorRT can't build.
-        custom_translation_table: operator -> onnxscript function, beside what installed packages say (``normdeploy.translations``).
+        custom_translation_table: operator -> onnxscript function, beside what installed packages say
+        (``normdeploy.translations``).
         progress: called with (stage, done, total).
 
     Raises:
@@ -76,14 +78,25 @@ def to_light(
         InputError: a dim that was asked to be dynamic came out fixed.
     """
     if not isinstance(opset, int) or opset not in OPSETS:
-        raise ExportError(f"opset {opset!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21 suits every runtime)")
+        raise ExportError(
+            f"opset {opset!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21 suits every"
+            " runtime)"
+        )
     table = translations(model.program, custom_translation_table)
     if progress is not None:
         progress("export", 0, 2)
     try:
-        with quiet(), torch.no_grad():  # with gradients torch 2.13 writes views of attentions (T5's) that it then can't decompose
+        with (
+            quiet(),
+            torch.no_grad(),
+        ):  # with gradients torch 2.13 writes views of attentions (T5's) that it then can't decompose
             program = torch.onnx.export(
-                model.program, dynamo=True, optimize=False, opset_version=opset, verbose=False, custom_translation_table=table or None
+                model.program,
+                dynamo=True,
+                optimize=False,
+                opset_version=opset,
+                verbose=False,
+                custom_translation_table=table or None,
             )
     except Exception as error:
         raise ExportError(_reason(error, model.program)) from error
@@ -92,7 +105,9 @@ def to_light(
         progress("export", 1, 2)
     graph = _finished(program.model, model)
     proto, weights = _serialized(graph)
-    proto.ir_version = max(proto.ir_version, onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True))
+    proto.ir_version = max(
+        proto.ir_version, onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+    )
     proto.producer_name, proto.producer_version = "normdeploy", version("normdeploy")
     if progress is not None:
         progress("export", 2, 2)
@@ -132,10 +147,14 @@ def _finished(exported: ir.Model, model: Model) -> ir.Model:
 
 
 def _name(graph: ir.Graph, model: Model) -> None:
-    for kind, values, names in (("inputs", graph.inputs, [i.name for i in model.inputs]), ("outputs", graph.outputs, list(model.outputs))):
+    for kind, values, names in (
+        ("inputs", graph.inputs, [i.name for i in model.inputs]),
+        ("outputs", graph.outputs, list(model.outputs)),
+    ):
         if len(values) != len(names):
             raise ExportError(
-                f"the exported graph has {len(values)} {kind} ({[v.name for v in values]}), but the model has {len(names)} ({names})"
+                f"the exported graph has {len(values)} {kind} ({[v.name for v in values]}), but the model has"
+                f" {len(names)} ({names})"
             )
         for value, name in zip(values, names, strict=True):
             value.name = name
@@ -156,25 +175,30 @@ def _dim_names(graph: ir.Graph, model: Model) -> dict[str, str]:
             size = _size(exported)
             if isinstance(size, int):
                 raise InputError(
-                    f"dim {wanted.name!r} (axis {axis} of input {spec.name!r}) was to range from {wanted.min} to {wanted.max}, but the "
-                    f"model fixes it at {size}; give it as {size}, or change what fixes it (a channel count, a view, a loop)"
+                    f"dim {wanted.name!r} (axis {axis} of input {spec.name!r}) was to range from {wanted.min} to"
+                    f" {wanted.max}, but the model fixes it at {size}; give it as {size}, or change what fixes it (a"
+                    " channel count, a view, a loop)"
                 )
             given = names.setdefault(str(size), wanted.name)
             if given != wanted.name:
                 raise InputError(
-                    f"dims {given!r} and {wanted.name!r} (axis {axis} of input {spec.name!r}) have two names, but the model needs them "
-                    "equal; give both one name"
+                    f"dims {given!r} and {wanted.name!r} (axis {axis} of input {spec.name!r}) have two names, but the"
+                    " model needs them equal; give both one name"
                 )
     return names
 
 
 def _rename_dims(graph: ir.Graph, names: Mapping[str, str]) -> None:
-    """Rename the symbols in every shape of the graph, in expressions ("2*s77 + 1") too; all at once, so that names may swap."""
+    """Rename the symbols in every shape of the graph, in expressions ("2*s77 + 1") too; all at once, so that names may
+    swap."""
     for value in _values(graph):
         if value.shape is not None and not value.shape.is_static():
             sizes = [_size(dim) for dim in value.shape]
             value.shape = ir.Shape(
-                [names.get(s) or re.sub(r"\w+", lambda m: names.get(m[0], m[0]), s) if isinstance(s, str) else s for s in sizes]
+                [
+                    names.get(s) or re.sub(r"\w+", lambda m: names.get(m[0], m[0]), s) if isinstance(s, str) else s
+                    for s in sizes
+                ]
             )
 
 
@@ -210,14 +234,17 @@ def _tidy_metadata(model: ir.Model) -> None:
         if value.const_value is not None:
             value.const_value.metadata_props.clear()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        kept = {ours: found for ours, theirs in _SCOPES.items() if (found := scope(node.metadata_props.get(theirs, "")))}
+        kept = {
+            ours: found for ours, theirs in _SCOPES.items() if (found := scope(node.metadata_props.get(theirs, "")))
+        }
         node.metadata_props.clear()
         node.metadata_props.update(kept)
         node.doc_string = None
 
 
 def _transpose_weights(graph: ir.Graph) -> None:
-    """Store the weights of linear layers the way MatMul reads them: torch transposes the view, so later stages copy nothing twice."""
+    """Store the weights of linear layers the way MatMul reads them: torch transposes the view, so later stages copy
+    nothing twice."""
     for node in graph:
         weight = node.inputs[0] if node.op_type == "Transpose" and node.domain == "" else None
         if weight is None or not weight.is_initializer() or len(weight.uses()) > 1 or node.outputs[0].is_graph_output():
@@ -228,7 +255,9 @@ def _transpose_weights(graph: ir.Graph) -> None:
         perm = node.attributes.get_ints("perm", tuple(reversed(range(tensor.dim()))))
         name = f"{weight.name}.T"
         data = ir.tensor_adapters.TorchTensor(tensor.detach().permute(*perm), name=name)
-        turned = ir.Value(name=name, type=weight.type, shape=ir.Shape([tensor.shape[p] for p in perm]), const_value=data)
+        turned = ir.Value(
+            name=name, type=weight.type, shape=ir.Shape([tensor.shape[p] for p in perm]), const_value=data
+        )
         graph.register_initializer(turned)
         node.outputs[0].replace_all_uses_with(turned)
         graph.remove(node, safe=True)
@@ -243,7 +272,11 @@ def quiet() -> Iterator[None]:
     """Keep torch's warnings, prints and logs off the user's terminal; what goes wrong comes as an exception."""
     loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
@@ -255,7 +288,8 @@ def quiet() -> Iterator[None]:
 
 
 def _reason(error: BaseException, program: torch.export.ExportedProgram) -> str:
-    """What torch's chain of exceptions says, in one line: the missing operator and its module, or the innermost cause."""
+    """What torch's chain of exceptions says, in one line: the missing operator and its module, or the innermost
+    cause."""
     target = None
     while True:
         target = re.search(r"Error when translating node .*?target=(?:torch\.ops\.)?([\w.]+)", str(error)) or target
@@ -266,15 +300,16 @@ def _reason(error: BaseException, program: torch.export.ExportedProgram) -> str:
     module = _module_of(program, target[1]) if target else ""
     if missing := re.search(r"No ONNX function found for .*?'([\w.]+)'", text):
         return (
-            f"ONNX has no form of the operator {missing[1]}{module}; write that part of the model with other operators, or say how it is "
-            "written in ONNX with custom_translation_table"
+            f"ONNX has no form of the operator {missing[1]}{module}; write that part of the model with other operators,"
+            " or say how it is written in ONNX with custom_translation_table"
         )
     where = f" (operator {target[1]}{module})" if target else ""
     return f"torch could not export the model{where}: {text}"
 
 
 def _module_of(program: torch.export.ExportedProgram, operator: str) -> str:
-    """ " in module 'layers.0'" where the program calls the operator, perhaps as a longer name's last part: special_bessel_j0."""
+    """ " in module 'layers.0'" where the program calls the operator, perhaps as a longer name's last part:
+    special_bessel_j0."""
     name = operator.split(".")[1]
     for node in program.graph.nodes:
         called = str(node.target).split(".")[1] if node.op == "call_function" and "." in str(node.target) else ""

@@ -35,7 +35,8 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 @dataclass(frozen=True)
 class Inference(Shown):
-    """What ``run`` did: the runner in the reader's words, each array with its "dtype[shape]", what is to be noted, stage -> seconds."""
+    """What ``run`` did: the runner in the reader's words, each array with its "dtype[shape]", what is to be noted,
+    stage -> seconds."""
 
     runner: str
     inputs: dict[str, str]
@@ -62,7 +63,8 @@ def open_runner(
         path: the file, an ONNX model in memory, or what ``export`` gave.
         provider: "cpu" (the default for an ONNX file) or "cuda"; engines run on a GPU only.
         device: which GPU.
-        profile_index: which optimization profile of an engine; None takes the first that holds the shapes, at each call.
+        profile_index: which optimization profile of an engine; None takes the first that holds the shapes, at each
+        call.
         stream: the CUDA stream to run on: a torch or cupy stream, its handle, or what speaks ``__cuda_stream__``.
         cuda_graph: record the run as a CUDA graph and replay it.
         threads: of one operator in onnxruntime on the CPU; 0 takes one for each core.
@@ -80,14 +82,21 @@ def open_runner(
         raise InputError(f"the device is {device}; GPUs are counted from 0")
     if is_engine(path):
         if provider == "cpu":
-            raise InputError(f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; leave the provider out")
+            raise InputError(
+                f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; leave the"
+                " provider out"
+            )
         from .runtimes.engine import EngineRunner
 
         return EngineRunner(path, device, stream, profile_index, cuda_graph)
     if profile_index is not None:
-        raise InputError(f"{os.fspath(path)!r} is no engine and has no profile {profile_index}; leave profile_index out")
+        raise InputError(
+            f"{os.fspath(path)!r} is no engine and has no profile {profile_index}; leave profile_index out"
+        )
     if provider != "cuda" and (stream is not None or cuda_graph or device):
-        raise InputError("device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'")
+        raise InputError(
+            "device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'"
+        )
     check_end(path)
     return SessionRunner(path, provider or "cpu", device, stream, cuda_graph, threads)
 
@@ -107,8 +116,8 @@ def run(
 
     Args:
         source: the file, an ONNX model in memory, or what ``export`` gave.
-        inputs: an .npz file, or name -> array; None generates them from what ``export`` recorded in the file (sizes and values), else
-            from the file's own shapes, or the engine's profile at its usual sizes.
+        inputs: an .npz file, or name -> array; None generates them from what ``export`` recorded in the file (sizes and
+            values), else from the file's own shapes, or the engine's profile at its usual sizes.
         output: an .npz file for the outputs; generated inputs go to ``<its stem>.inputs.npz`` beside it.
         provider, device, profile_index: as for ``open_runner``.
         seed: of the generated inputs.
@@ -160,7 +169,8 @@ def _apart(target: Path, sources: list[PathLike]) -> None:
     for source in sources:
         if os.path.realpath(source) == os.fspath(target):
             raise InputError(
-                f"the output {target.name!r} is the input {os.fspath(source)!r}, which would be lost; give another name with -o"
+                f"the output {target.name!r} is the input {os.fspath(source)!r}, which would be lost; give another name"
+                " with -o"
             )
 
 
@@ -175,7 +185,11 @@ def recorded_inputs(source: PathLike) -> dict[str, Any]:
 
 
 def generated(
-    specs: tuple[TensorSpec, ...], known: Mapping[str, Any], seed: int, profile: int, sizes: Mapping[str, int] | None = None
+    specs: tuple[TensorSpec, ...],
+    known: Mapping[str, Any],
+    seed: int,
+    profile: int,
+    sizes: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Random inputs, and a note where nothing says which values they may take.
 
@@ -192,14 +206,21 @@ def generated(
         recipe = known.get(spec.name)
         if recipe is None or recipe.dtype != spec.dtype or len(recipe.shape) != len(spec.shape):
             shape = (
-                spec.profiles[profile][1] if spec.profiles else [(sizes or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
+                spec.profiles[profile][1]
+                if spec.profiles
+                else [(sizes or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
             )
             if not all(isinstance(n, int) for n in shape):
-                raise InputError(f"nothing says which sizes the input {spec} takes, so none can be generated; give it with --inputs")
+                raise InputError(
+                    f"nothing says which sizes the input {spec} takes, so none can be generated; give it with --inputs"
+                )
             recipe = InputSpec(spec.name, spec.dtype, tuple(Dim.static(int(n or 0)) for n in shape))
             guessed.append(spec.name)
         feeds[spec.name] = recipe.sample(rng, sizes)
-    told = f"the file does not say which values {', '.join(guessed)} may take: generated are standard normal ones, integers 0 and 1"
+    told = (
+        f"the file does not say which values {', '.join(guessed)} may take: generated are standard normal ones,"
+        " integers 0 and 1"
+    )
     return feeds, [told] if guessed else []
 
 

@@ -1,7 +1,8 @@
-"""What runtimes make of a norm: they are shown it as a small model (`normdeploy.graphs.cuts`) and asked, never looked up in a list of ours.
+"""What runtimes make of a norm: they are shown it as a small model (`normdeploy.graphs.cuts`) and asked, never looked
+up in a list of ours.
 
-onnxruntime makes a session of it and says which ops it will run, before and after its own optimizations; TensorRT's parser makes a network
-of it, in a process of its own, since some of its failures abort the process.
+onnxruntime makes a session of it and says which ops it will run, before and after its own optimizations; TensorRT's
+parser makes a network of it, in a process of its own, since some of its failures abort the process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from .records import Verdict
 from .runtimes.ort import no_cuda
 from .runtimes.trt import PACKAGES, TITLES, missing
 
-_TRANSPARENT = {"Constant", "Identity", "Cast", "CastLike"}  # no norm's op, and onnxruntime puts in and takes out Casts of its own
+_TRANSPARENT = {
+    "Constant",
+    "Identity",
+    "Cast",
+    "CastLike",
+}  # no norm's op, and onnxruntime puts in and takes out Casts of its own
 _SECONDS = 60  # for the parser to read the norms of a file, which takes it a tenth of one
 
 
@@ -71,7 +77,9 @@ def _onnxruntime(model: onnx.ModelProto, provider: str) -> Answer:
         optimized, _ = _session(model, provider, level.ORT_ENABLE_ALL)
     except Exception as error:  # onnxruntime's exceptions share no base class
         said = " ".join(str(error).split("Bad node spec")[0].split())
-        return Answer("missing", reason=re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", said).removeprefix("Fatal error: "))
+        return Answer(
+            "missing", reason=re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", said).removeprefix("Fatal error: ")
+        )
     parts = tuple(name for name in map(_said, optimized.graph.node) if name != "Constant")
     if elsewhere := sorted({op for op, place in places if place != f"{provider}ExecutionProvider"} - _TRANSPARENT):
         return Answer("missing", parts, f"{', '.join(elsewhere)} would run on the CPU")
@@ -80,7 +88,9 @@ def _onnxruntime(model: onnx.ModelProto, provider: str) -> Answer:
     if inlined:
         return Answer("function", parts, f"no kernel of {', '.join(inlined)}: the body of primitives is run")
     if ran["Cast"] > given["Cast"] + given["CastLike"]:
-        return Answer("kernel", parts, "it has none in the type of this norm and puts Casts to float32 around some nodes")
+        return Answer(
+            "kernel", parts, "it has none in the type of this norm and puts Casts to float32 around some nodes"
+        )
     return Answer("kernel", parts)
 
 
@@ -96,7 +106,11 @@ def _session(model: onnx.ModelProto, provider: str, level: Any) -> tuple[onnx.Mo
         options.optimized_model_filepath = str(path)
         providers = dict.fromkeys([f"{provider}ExecutionProvider", "CPUExecutionProvider"])
         session = ort.InferenceSession(model.SerializeToString(), options, providers=list(providers))
-        places = [(node.op_type, part.ep_name) for part in session.get_provider_graph_assignment_info() for node in part.get_nodes()]
+        places = [
+            (node.op_type, part.ep_name)
+            for part in session.get_provider_graph_assignment_info()
+            for node in part.get_nodes()
+        ]
         return onnx.load(path), places
 
 
@@ -115,7 +129,9 @@ def _tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> Asked:
         said, status = _parser(models[len(answers) :], runtime)
         version = said[0]["version"] if said else version
         for layers, refused in ((s.get("layers", ()), s.get("refused", "")) for s in said[1:]):
-            answers.append(Answer("missing", reason=" ".join(refused.split())) if refused else Answer("layers", tuple(layers)))
+            answers.append(
+                Answer("missing", reason=" ".join(refused.split())) if refused else Answer("layers", tuple(layers))
+            )
         if len(answers) < len(models):
             answers.append(Answer("missing", reason=f"its parser ends with {status} on it"))
     return Asked(f"{TITLES[runtime]} {version}".strip(), tuple(answers))
@@ -125,7 +141,9 @@ def _parser(models: Sequence[onnx.ModelProto], runtime: str) -> tuple[list[dict[
     request = {"runtime": runtime, "models": [base64.b64encode(m.SerializeToString()).decode() for m in models]}
     command, environment = processes.command("normdeploy.runtimes.parser"), processes.environment()
     try:
-        done = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, env=environment, timeout=_SECONDS)
+        done = subprocess.run(
+            command, input=json.dumps(request).encode(), capture_output=True, env=environment, timeout=_SECONDS
+        )
         lines, status = done.stdout, f"exit code {done.returncode}"
     except subprocess.TimeoutExpired as late:
         lines, status = late.stdout or b"", f"no answer within {_SECONDS} s"

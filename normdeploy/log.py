@@ -1,7 +1,8 @@
 """``-v``: what a verb does, line by line with the time, on standard error.
 
-All of it goes through the logger "normdeploy", so that a program that calls the verbs can have it too. Stages and their seconds, files
-written, each norm with what became of it and why, code of others that is run; for debugging each reading of a norm that was given up.
+All of it goes through the logger "normdeploy", so that a program that calls the verbs can have it too. Stages and their
+seconds, files written, each norm with what became of it and why, code of others that is run; for debugging each reading
+of a norm that was given up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class _Lines(logging.Formatter):
 
 
 def watch(verbosity: int) -> None:
-    """From now on the log goes to standard error: stages and results for 1, each attempt too for more, nothing for 0."""
+    """From now on the log goes to standard error: stages and results for 1, each attempt too for more, nothing for
+    0."""
     if not verbosity:
         return
     handler = logging.StreamHandler(sys.stderr)
@@ -47,7 +49,14 @@ def norms(summary: Summary, notes: Iterable[str] = ()) -> None:
         proof = finding.certificate
         proved = f" ({proof.method}, error 2^-{proof.bits})" if proof is not None and proof.method == "exact" else ""
         what = ": ".join(part for part in (finding.became, finding.reason) if part)
-        log.info("%s %s %s%s%s", finding.kind, finding.module or finding.tensor, finding.status, f" {what}" if what else "", proved)
+        log.info(
+            "%s %s %s%s%s",
+            finding.kind,
+            finding.module or finding.tensor,
+            finding.status,
+            f" {what}" if what else "",
+            proved,
+        )
         for tried in finding.attempts:
             log.debug("  tried from %s to %s: %s (%s)", tried.start, tried.end, tried.reason, tried.tensor)
     for stage, seconds in summary.seconds.items():

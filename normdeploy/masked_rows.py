@@ -1,15 +1,17 @@
 """Rows of an attention that a mask hides whole: the exporter's form of them, mended.
 
-torch's scaled_dot_product_attention gives 0 in a row whose mask has no True. The exporter (onnxscript's translation for a bool mask)
-writes the mask as m = Where(mask, 0, lowest), the lowest number of the type, and guards the softmax against NaN:
+torch's scaled_dot_product_attention gives 0 in a row whose mask has no True. The exporter (onnxscript's translation for
+a bool mask) writes the mask as m = Where(mask, 0, lowest), the lowest number of the type, and guards the softmax
+against NaN:
 
     p = Softmax(scores + m);  Where(IsNaN(p), 0, p)·v
 
-That guard is for a mask of −Inf: with the lowest number a hidden row comes out as the mean of all values, and a NaN among the scores,
-which eager passes on, becomes 0. The guard that does what is meant asks the mask, behind the product, which is smaller than p and leaves
-softmax and products to each other:  (p·v)·shown, where shown = (ReduceMax(m) > lowest / 2) is 1 or 0. A hidden row is 0·(the mean of v),
-so that NaN and Inf in v, and NaN in the scores, come out as NaN, as in eager. Where another reads p it is Where(shown, p, 0) instead.
-Only nodes that the exporter made of that operator are taken: a user who writes the same by hand gets in eager what the nodes say.
+That guard is for a mask of −Inf: with the lowest number a hidden row comes out as the mean of all values, and a NaN
+among the scores, which eager passes on, becomes 0. The guard that does what is meant asks the mask, behind the product,
+which is smaller than p and leaves softmax and products to each other:  (p·v)·shown, where shown = (ReduceMax(m) >
+lowest / 2) is 1 or 0. A hidden row is 0·(the mean of v), so that NaN and Inf in v, and NaN in the scores, come out as
+NaN, as in eager. Where another reads p it is Where(shown, p, 0) instead. Only nodes that the exporter made of that
+operator are taken: a user who writes the same by hand gets in eager what the nodes say.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def guard_hidden_rows(graph: ir.Graph) -> int:
         else:
             for index, value in enumerate((seen[mask], weights, zero)):
                 node.replace_input_with(index, value)
-        if test is not None and not test.uses() and not test.is_graph_output():  # else IsNaN would be one more that reads the weights
+        if (
+            test is not None and not test.uses() and not test.is_graph_output()
+        ):  # else IsNaN would be one more that reads the weights
             test.producer().graph.remove(test.producer(), safe=True)  # type: ignore[union-attr, arg-type]
         count += 1
     return count
@@ -81,7 +85,9 @@ def _any(mask: ir.Value) -> ir.Value:
     assert made.graph is not None
     assert low is not None
     axes = ir.node("Constant", [], {"value": ir.tensor(np.array([-1]))}, name=f"{made.name}_axes")
-    half = ir.node("Constant", [], {"value": ir.tensor((low / 2).astype(low.dtype).reshape(()))}, name=f"{made.name}_half")
+    half = ir.node(
+        "Constant", [], {"value": ir.tensor((low / 2).astype(low.dtype).reshape(()))}, name=f"{made.name}_half"
+    )
     most = ir.node("ReduceMax", [mask, axes.outputs[0]], {"keepdims": 1}, name=f"{made.name}_most")
     shown = ir.node("Greater", [most.outputs[0], half.outputs[0]], name=f"{made.name}_shown")
     for node in (axes, half, most, shown):
@@ -100,7 +106,8 @@ def _only_product(guard: ir.Node) -> ir.Node | None:
 
 
 def _as_number(shown: ir.Value, mask: ir.Value) -> ir.Value:
-    """1 where ``shown`` is true, else 0, in the type of the mask; the node stands behind the one that makes ``shown``."""
+    """1 where ``shown`` is true, else 0, in the type of the mask; the node stands behind the one that makes
+    ``shown``."""
     made, low = shown.producer(), _lowest(mask)
     assert made is not None
     assert made.graph is not None

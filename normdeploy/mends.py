@@ -1,11 +1,12 @@
-"""What torch's exporter writes that onnxruntime does not run, or answers otherwise: mended in its graph, each for a named op.
+"""What torch's exporter writes that onnxruntime does not run, or answers otherwise: mended in its graph, each for a
+named op.
 
 - Conv: torch_lib gives a 3-D convolution without bias zeros of shape (channels, 2). A bias of zeros is none.
-- Attention (opset 23): ONNX lets the mask broadcast to (batch, heads, queries, keys); onnxruntime wants its last two dims in full
-  (``attention_helper.h``, onnxruntime 1.31).
-- Clip from zero: onnxruntime (1.31, CPU) takes the type's largest number for the bound that is left out and makes 3.4e38 of Inf, where
-  PyTorch keeps Inf, and so does Max. (`torch.cdist` clamps a square before its root.) Other bounds stay: of a root a Clip is what our
-  L2Norm is proved by, and Relu with a Clip becomes one node.
+- Attention (opset 23): ONNX lets the mask broadcast to (batch, heads, queries, keys); onnxruntime wants its last two
+  dims in full (``attention_helper.h``, onnxruntime 1.31).
+- Clip from zero: onnxruntime (1.31, CPU) takes the type's largest number for the bound that is left out and makes
+  3.4e38 of Inf, where PyTorch keeps Inf, and so does Max. (`torch.cdist` clamps a square before its root.) Other bounds
+  stay: of a root a Clip is what our L2Norm is proved by, and Relu with a Clip becomes one node.
 """
 
 from __future__ import annotations
@@ -74,7 +75,14 @@ def _with_full_mask(node: ir.Node) -> None:
 
 def _as_max(node: ir.Node) -> None:
     data, low, high, *_ = (*node.inputs, None, None)
-    if data is None or low is None or high is not None or data.dtype is None or not data.dtype.is_floating_point() or node.graph is None:
+    if (
+        data is None
+        or low is None
+        or high is not None
+        or data.dtype is None
+        or not data.dtype.is_floating_point()
+        or node.graph is None
+    ):
         return
     if not _is_zero(low):
         return

@@ -1,6 +1,7 @@
 """A loaded model in eval mode, and what its inputs look like.
 
-``Model`` is what every loader returns and what export, verification and the demo take. It holds an ExportedProgram, never a live
+``Model`` is what every loader returns and what export, verification and the demo take. It holds an ExportedProgram,
+never a live
 module: the program is a copy, so the user's object stays untouched, and its graph can be run in float64.
 """
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 class Dim:
     """One dimension: static (``name`` is None and the three sizes are equal) or dynamic with its range.
 
-    ``terms``: the dims that it is the sum of, as the mask of a decoder is as long as its past and its new tokens together; () is none.
+    ``terms``: the dims that it is the sum of, as the mask of a decoder is as long as its past and its new tokens
+    together; () is none.
     """
 
     name: str | None
@@ -71,10 +73,12 @@ MOST = 2**30  # random values of one input: 8 GiB while they are drawn
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input tensor: its name in the ONNX file, dtype (numpy's name, or "bfloat16"), shape, and the values it may take.
+    """One input tensor: its name in the ONNX file, dtype (numpy's name, or "bfloat16"), shape, and the values it may
+    take.
 
-    ``range`` is (low, high): half-open [low, high) for integers and bool, the interval of a uniform draw for floats; None means
-    standard normal for floats. ``mask``: it hides keys of an attention where it is 0; each row along the last axis has a 1 then.
+    ``range`` is (low, high): half-open [low, high) for integers and bool, the interval of a uniform draw for floats;
+    None means standard normal for floats. ``mask``: it hides keys of an attention where it is 0; each row along the
+    last axis has a 1 then.
     """
 
     name: str
@@ -96,8 +100,8 @@ class InputSpec:
         shape = self.sizes(dims or {})
         if min(shape, default=0) < 0 or len(shape) > 64 or math.prod(shape) > MOST:  # 64: numpy's
             raise InputError(
-                f"input {self.name!r} has the shape {list(shape)}, of which no values are generated: sizes are not negative, and at most "
-                f"{MOST} elements are made; give smaller sizes"
+                f"input {self.name!r} has the shape {list(shape)}, of which no values are generated: sizes are not"
+                f" negative, and at most {MOST} elements are made; give smaller sizes"
             )
         if self.dtype == "bool":
             return self._seeing(rng.integers(0, 2, shape), rng).astype(bool)
@@ -128,9 +132,9 @@ class InputSpec:
 class Signature:
     """What is known of a model besides what it computes.
 
-    ``outputs`` names the flattened outputs. ``sha256`` is of the file, "" for a live module. ``recorded`` holds the flags (JSON values
-    only) with which ``load`` would come to the same model. ``taken`` tells of each dim whose largest size nobody stated what it was
-    taken from.
+    ``outputs`` names the flattened outputs. ``sha256`` is of the file, "" for a live module. ``recorded`` holds the
+    flags (JSON values only) with which ``load`` would come to the same model. ``taken`` tells of each dim whose largest
+    size nobody stated what it was taken from.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -153,7 +157,8 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Signature):
-    """A PyTorch model in eval mode; ``program`` takes its tensors in the order of ``inputs`` (the flattened leaves of args and kwargs)."""
+    """A PyTorch model in eval mode; ``program`` takes its tensors in the order of ``inputs`` (the flattened leaves of
+    args and kwargs)."""
 
     program: torch.export.ExportedProgram
 

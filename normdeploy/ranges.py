@@ -1,4 +1,5 @@
-"""Which sizes and values the inputs of an ONNX file take: what the user states, what the file recorded, and what its tables say."""
+"""Which sizes and values the inputs of an ONNX file take: what the user states, what the file recorded, and what its
+tables say."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ _USUAL = 8
 _MAX_SIZE = 2**31 - 1
 
 
-def described(proto: onnx.ModelProto, recorded: Sequence[InputSpec], dims: Sequence[str]) -> tuple[tuple[InputSpec, ...], list[str]]:
+def described(
+    proto: onnx.ModelProto, recorded: Sequence[InputSpec], dims: Sequence[str]
+) -> tuple[tuple[InputSpec, ...], list[str]]:
     """The inputs of the file with the ranges that the user states, and notes; as ``recorded`` where none is stated.
 
     A dim that the file leaves without a name is called after its input and axis, ``x_0`` (``name_dims`` writes that).
@@ -36,13 +39,22 @@ def described(proto: onnx.ModelProto, recorded: Sequence[InputSpec], dims: Seque
     sums = {d.name for spec in recorded for d in spec.shape if d.terms}  # each is as long as its terms together
     known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named() if d.name is not None}
     terms = [d.name for spec in recorded for dim in spec.shape if dim.terms for d in dim.named() if d.name is not None]
-    names = list(dict.fromkeys([d for _, _, shape in _inputs(proto) for d in shape if isinstance(d, str) and d not in sums] + terms))
+    names = list(
+        dict.fromkeys(
+            [d for _, _, shape in _inputs(proto) for d in shape if isinstance(d, str) and d not in sums] + terms
+        )
+    )
     if unknown := sorted(stated.keys() - set(names)):
-        raise InputError(f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(names) or 'none'}")
+        raise InputError(
+            f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(names) or 'none'}"
+        )
     for name, dim in stated.items():
         most = found.sizes.get(name)
         if most is not None and dim.max >= most.high:
-            raise InputError(f"the dim {_said(dim)} goes beyond the table {most.source!r}, which has rows for {most.high - 1}: narrow it")
+            raise InputError(
+                f"the dim {_said(dim)} goes beyond the table {most.source!r}, which has rows for {most.high - 1}:"
+                " narrow it"
+            )
     taken: dict[str, Dim] = {}
     notes: list[str] = []
     for name in names:
@@ -50,26 +62,41 @@ def described(proto: onnx.ModelProto, recorded: Sequence[InputSpec], dims: Seque
         if name in stated:
             taken[name] = stated[name]
             if name in known and stated[name].max > known[name].max:
-                notes.append(f"{_said(stated[name])} goes beyond {_said(known[name])}, which the file recorded: verify it there")
+                notes.append(
+                    f"{_said(stated[name])} goes beyond {_said(known[name])}, which the file recorded: verify it there"
+                )
         elif name in known:
             taken[name] = known[name]
         elif most is not None and most.high > 1:
             taken[name] = Dim(name, 1, min(_USUAL, most.high - 1), most.high - 1)
-            notes.append(f"sizes taken where none were stated: {_said(taken[name])} (the rows of {most.source!r}); state others with --dim")
+            notes.append(
+                f"sizes taken where none were stated: {_said(taken[name])} (the rows of {most.source!r}); state others"
+                " with --dim"
+            )
         else:
-            raise InputError(f"nothing says which sizes the dim {name!r} takes: state it too, with --dim {name}=1:8:64 or another range")
+            raise InputError(
+                f"nothing says which sizes the dim {name!r} takes: state it too, with --dim {name}=1:8:64 or another"
+                " range"
+            )
     specs = {spec.name: spec for spec in recorded}
     made = []
     for name, dtype, shape in _inputs(proto):
         old = specs.get(name)
         if old is not None and old.dtype == dtype and len(old.shape) == len(shape):
-            sizes = tuple(was.among(taken) if was.terms else _sized(d, taken) for d, was in zip(shape, old.shape, strict=True))
+            sizes = tuple(
+                was.among(taken) if was.terms else _sized(d, taken) for d, was in zip(shape, old.shape, strict=True)
+            )
             made.append(replace(old, shape=sizes))
             continue
         sizes = tuple(_sized(d, taken) for d in shape)
         values = found.values.get(name)
         made.append(
-            InputSpec(name, dtype, sizes, (max(values.low, 0), values.high) if values and values.high > max(values.low, 0) else None)
+            InputSpec(
+                name,
+                dtype,
+                sizes,
+                (max(values.low, 0), values.high) if values and values.high > max(values.low, 0) else None,
+            )
         )
         if values is None and dtype.startswith(("int", "uint")):
             notes.append(f"nothing says which values the input {name!r} takes: 0 and 1 are recorded")
@@ -80,7 +107,9 @@ def _sized(d: int | str, taken: Mapping[str, Dim]) -> Dim:
     if isinstance(d, int):
         return Dim.static(d)
     if d not in taken:
-        raise InputError(f"the file's record says that the dim {d!r} is the sum of others, and not everywhere: export it again")
+        raise InputError(
+            f"the file's record says that the dim {d!r} is the sum of others, and not everywhere: export it again"
+        )
     return taken[d]
 
 
@@ -95,7 +124,10 @@ def name_dims(proto: onnx.ModelProto) -> None:
 def _inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, tuple[int | str, ...]]]:
     for held in stated_inputs(proto.graph):
         if held.dtype in ("", STRING) or held.dims is None:
-            raise InputError(f"the input {held.name!r} is no tensor of numbers of a known type and rank: no sizes can be recorded of it")
+            raise InputError(
+                f"the input {held.name!r} is no tensor of numbers of a known type and rank: no sizes can be recorded"
+                " of it"
+            )
         yield held.name, held.dtype, held.dims
 
 
@@ -121,10 +153,14 @@ def _parsed(dims: Sequence[str]) -> dict[str, Dim]:
             raise InputError(f"the dim {text!r} can't be read: {_HOW}")
         low, best, high = map(int, match.groups())
         if not (0 <= low <= best <= high <= _MAX_SIZE and high):
-            raise InputError(f"the dim {text!r} must have 0 <= min <= opt <= max and max >= 1, for example batch=1:8:64")
+            raise InputError(
+                f"the dim {text!r} must have 0 <= min <= opt <= max and max >= 1, for example batch=1:8:64"
+            )
         dim = Dim(name.strip(), low, best, high)
         if found.setdefault(name.strip(), dim) != dim:
-            raise InputError(f"the dim {name.strip()!r} is given twice: {_said(found[name.strip()])} and {_said(dim)}; give it once")
+            raise InputError(
+                f"the dim {name.strip()!r} is given twice: {_said(found[name.strip()])} and {_said(dim)}; give it once"
+            )
     return found
 
 

@@ -18,11 +18,11 @@ Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 class Certificate:
     """What stands behind one rewrite (docs/certificates.md).
 
-    ``identity`` decides. ``method`` "exact": the subgraph before and the nodes after are one function at every input and every size,
-    shown at ``cases`` points of a finite field; the probability that they are not is 2^-``bits`` or less. "float64": both were evaluated
-    in float64 by the ops' specifications, and agree within ``bound`` (relative) on every input of a battery. ``rounding_*`` inform: the
-    errors against float64 of what onnxruntime makes of both in the model's own type, None where it was not run. They decide only where
-    they are gross (`rewriting.rounding`).
+    ``identity`` decides. ``method`` "exact": the subgraph before and the nodes after are one function at every input
+    and every size, shown at ``cases`` points of a finite field; the probability that they are not is 2^-``bits`` or
+    less. "float64": both were evaluated in float64 by the ops' specifications, and agree within ``bound`` (relative) on
+    every input of a battery. ``rounding_*`` inform: the errors against float64 of what onnxruntime makes of both in the
+    model's own type, None where it was not run. They decide only where they are gross (`rewriting.rounding`).
     """
 
     identity: bool
@@ -36,7 +36,8 @@ class Certificate:
     note: str = ""  # why it failed, or what onnxruntime could not run
     method: Literal["exact", "float64"] = "float64"
     bits: int = 0
-    degree: int = 0  # of the identity, in elements of tensors: it was shown at one more point of each axis, and so holds for every size
+    # of the identity, in elements of tensors: it was shown at one more point of each axis, and so holds for every size
+    degree: int = 0
     gains: bool = False  # an infinite input gives NaN where it gave a number before; no NaN or Inf is ever hidden
     why: str = ""  # the kind of a failure: a name of `normdeploy.proof.errors.Why`
     culprit: str = ""  # the tensor that shows it
@@ -53,7 +54,8 @@ class Certificate:
 
 
 def both(first: Certificate | None, then: Certificate | None) -> Certificate | None:
-    """The certificate of two steps, one behind the other: the errors add up. Of rounding the later step tells that was run."""
+    """The certificate of two steps, one behind the other: the errors add up. Of rounding the later step tells that was
+    run."""
     if first is None or then is None:
         return first or then
     ran = first if then.rounding_after is None else then
@@ -74,11 +76,14 @@ def both(first: Certificate | None, then: Certificate | None) -> Certificate | N
 
 @dataclass(frozen=True)
 class Attempt:
-    """One reading of a norm that was tried and given up: from which tensor to which, how far it came, and what stopped it."""
+    """One reading of a norm that was tried and given up: from which tensor to which, how far it came, and what stopped
+    it."""
 
     start: str
     end: str
-    stage: Literal["ends", "values", "form"]  # no function of one input; not the values of a norm; a norm that no node can hold
+    stage: Literal[
+        "ends", "values", "form"
+    ]  # no function of one input; not the values of a norm; a norm that no node can hold
     reason: str
     tensor: str  # the culprit
 
@@ -99,7 +104,9 @@ class Half:
 
     dtype: Literal["float16", "bfloat16"]
     epsilon: float | None  # as it would be stored; None where the norm's epsilon is not known
-    vanishes: Literal["", "subnormal", "zero"]  # what has become of an epsilon that is not zero; subnormal: GPUs may flush it to zero
+    vanishes: Literal[
+        "", "subnormal", "zero"
+    ]  # what has become of an epsilon that is not zero; subnormal: GPUs may flush it to zero
     overflow: tuple[str, ...]  # constants that become Inf: tensors, or attributes such as "LayerNormalization.epsilon"
 
 
@@ -107,15 +114,18 @@ class Half:
 class Support:
     """What one runtime makes of a norm.
 
-    ``verdict``: ``kernel`` (it has one for each node), ``function`` (no kernel of the op itself: its body of primitives is run), ``layers``
-    (TensorRT's parser makes these of it), ``missing`` (refused, see ``reason``), ``unknown`` (it could not be asked, see ``reason``).
+    ``verdict``: ``kernel`` (it has one for each node), ``function`` (no kernel of the op itself: its body of primitives
+    is run), ``layers`` (TensorRT's parser makes these of it), ``missing`` (refused, see ``reason``), ``unknown`` (it
+    could not be asked, see ``reason``).
     """
 
     runtime: str  # "onnxruntime 1.31.1 CPU", "TensorRT-RTX 1.7.1"
     form: Literal["now", "optimized"]  # the norm as the file has it, or as ``optimize`` writes it
     nodes: tuple[str, ...]  # ops of that form
     verdict: Verdict
-    parts: tuple[str, ...] = ()  # the ops that onnxruntime runs after its own optimizations; the types of TensorRT's layers that see data
+    parts: tuple[
+        str, ...
+    ] = ()  # the ops that onnxruntime runs after its own optimizations; the types of TensorRT's layers that see data
     reason: str = ""
 
 
@@ -123,8 +133,9 @@ class Support:
 class Finding:
     """One normalization of the model and what became of it.
 
-    ``status``: ``fused`` (one standard node now), ``folded`` (into a neighbour, or one scale and shift), ``kept`` (was already the
-    best form), ``refused`` (left as it was, see ``reason``), ``undone`` (its certificate failed, or it was taken back; left as it was).
+    ``status``: ``fused`` (one standard node now), ``folded`` (into a neighbour, or one scale and shift), ``kept`` (was
+    already the best form), ``refused`` (left as it was, see ``reason``), ``undone`` (its certificate failed, or it was
+    taken back; left as it was).
     """
 
     kind: str  # LayerNorm, RMSNorm, GroupNorm, InstanceNorm, BatchNorm, ...
@@ -133,7 +144,9 @@ class Finding:
     module: str = ""  # qualified module path, "" where the file does not tell
     place: str = ""  # where it is not in the main graph: "then_branch of If 'gate'", "function custom.Block"
     spelling: str = ""  # the ops found, in the graph's order: "ReduceMean Sub Mul ReduceMean Add Sqrt Div Mul Add"
-    remains: str = ""  # of a norm that is folded: the ops that are left of it, "BatchNormalization" or "Mul Add" or "Add"
+    remains: str = (
+        ""  # of a norm that is folded: the ops that are left of it, "BatchNormalization" or "Mul Add" or "Add"
+    )
     became: str = ""  # "LayerNormalization(axis=-1, epsilon=1e-12)", "folded into Conv 'conv1'"
     reason: str = ""  # for kept, refused and undone: why
     axes: tuple[int, ...] = ()
@@ -145,12 +158,18 @@ class Finding:
     attempts: tuple[Attempt, ...] = ()  # for kept and refused: what was tried, outermost reading first
     input: str = ""  # the tensor that is normalized
     shape: tuple[int | str | None, ...] | None = None  # of the input, as the file states it
-    ddof: int | None = None  # 0: the variance is a mean (biased); 1: divided by n - 1; None: not known, or no variance (RMSNorm)
-    epsilon_as_written: float | None = None  # as it stands beside a variance of that ddof; ``epsilon`` is that of the equal biased norm
+    ddof: int | None = (
+        None  # 0: the variance is a mean (biased); 1: divided by n - 1; None: not known, or no variance (RMSNorm)
+    )
+    epsilon_as_written: float | None = (
+        None  # as it stands beside a variance of that ddof; ``epsilon`` is that of the equal biased norm
+    )
     outside: bool = False  # epsilon is added to the root, not under it
     gamma: Parameter | None = None  # as written beside that ddof; None: none, or not known where refused
     beta: Parameter | None = None
-    statistics: str = ""  # the type in which the reductions run, "float16 and float32" where several; "constant" for BatchNorm
+    statistics: str = (
+        ""  # the type in which the reductions run, "float16 and float32" where several; "constant" for BatchNorm
+    )
     half: tuple[Half, ...] = ()
     tensors: tuple[str, ...] = ()  # the outputs of the nodes found, shape arithmetic included
     written: tuple[str, ...] = ()  # the outputs of the nodes that took their place
@@ -179,7 +198,8 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Box:
-    """A node in a picture, or with an ``op`` of "" a tensor at its edge, which is named; ``inputs`` are places of boxes before it."""
+    """A node in a picture, or with an ``op`` of "" a tensor at its edge, which is named; ``inputs`` are places of boxes
+    before it."""
 
     op: str
     name: str = ""
@@ -189,7 +209,8 @@ class Box:
 
 @dataclass(frozen=True)
 class Picture:
-    """The graph around norms that look alike, as it stands and as ``optimize`` would write it (empty where it stays, or is folded away)."""
+    """The graph around norms that look alike, as it stands and as ``optimize`` would write it (empty where it stays, or
+    is folded away)."""
 
     kind: str
     module: str  # of the first

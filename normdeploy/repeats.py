@@ -29,8 +29,12 @@ def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_si
     before, behind = op.Shape(self, start=0, end=place), op.Shape(self, start=place + 1)
     tiles = op.Concat(_ints([1] * (place + 1)), count, _ints([1] * (rank - place - 1)), axis=0)
     longer = op.Mul(op.Shape(self, start=place, end=place + 1), count)
-    return op.Reshape(op.Expand(op.Unsqueeze(self, _ints([place + 1])), tiles), op.Concat(before, longer, behind, axis=0), allowzero=1)
+    return op.Reshape(
+        op.Expand(op.Unsqueeze(self, _ints([place + 1])), tiles), op.Concat(before, longer, behind, axis=0), allowzero=1
+    )
 
 
 # what torch.onnx.export takes as custom_translation_table
-TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {torch.ops.aten.repeat_interleave.self_int: repeat_interleave}
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.repeat_interleave.self_int: repeat_interleave
+}

@@ -1,4 +1,5 @@
-"""What ``export`` and ``optimize`` give back, and how such a result stands for what it was made from and for its file."""
+"""What ``export`` and ``optimize`` give back, and how such a result stands for what it was made from and for its
+file."""
 
 from __future__ import annotations
 
@@ -31,10 +32,11 @@ class Origin:
 class ExportResult(Shown):
     """An ONNX model and the account of its making.
 
-    ``proto`` is the model with its weights, read again from ``path`` where it was written: large ones are held by nobody until then.
-    ``path`` is where it was written, None where no output was asked for; ``seconds`` holds stage -> seconds, in the order run.
-    ``precision`` tells what stayed float32 where half precision was asked for. ``origin`` is what it was made from: ``verify(result)``
-    and ``bisect(result)`` compare with that. Wherever a verb takes an ONNX file, the result may stand in its place.
+    ``proto`` is the model with its weights, read again from ``path`` where it was written: large ones are held by
+    nobody until then. ``path`` is where it was written, None where no output was asked for; ``seconds`` holds stage ->
+    seconds, in the order run. ``precision`` tells what stayed float32 where half precision was asked for. ``origin`` is
+    what it was made from: ``verify(result)`` and ``bisect(result)`` compare with that. Wherever a verb takes an ONNX
+    file, the result may stand in its place.
     """
 
     made: onnx.ModelProto | None = field(repr=False)  # where it was not written
@@ -58,7 +60,9 @@ class ExportResult(Shown):
             return self.made
         assert self.path is not None
         if _state(self.path) != self._written:  # type: ignore[attr-defined]
-            raise GraphError(f"{str(self.path)!r} is not the file any more that was written; export or optimize the model again")
+            raise GraphError(
+                f"{str(self.path)!r} is not the file any more that was written; export or optimize the model again"
+            )
         return load_onnx(self.path)
 
 

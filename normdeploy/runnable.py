@@ -1,8 +1,9 @@
-"""Whether onnxruntime loads and runs a file that is to be written. One that it does not is an error, and nothing is written.
+"""Whether onnxruntime loads and runs a file that is to be written. One that it does not is an error, and nothing is
+written.
 
-Which file has to run: one that ``export`` makes, unless it is for another runtime or holds ops of a domain of the user's own, whose library
-is not known here; one that ``optimize`` makes, where the file before did. bfloat16, of which onnxruntime's CPU provider computes next to
-nothing, is judged in float32.
+Which file has to run: one that ``export`` makes, unless it is for another runtime or holds ops of a domain of the
+user's own, whose library is not known here; one that ``optimize`` makes, where the file before did. bfloat16, of which
+onnxruntime's CPU provider computes next to nothing, is judged in float32.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ Feeds = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Trouble:
-    """``said``: why the file does not run, in onnxruntime's words where it names no op; ``loads``: it does not run only.
+    """``said``: why the file does not run, in onnxruntime's words where it names no op; ``loads``: it does not run
+    only.
 
-    ``foreign``: nothing is missing but the kernels of ops in domains that are neither ONNX's nor onnxruntime's nor ours.
+    ``foreign``: nothing is missing but the kernels of ops in domains that are neither ONNX's nor onnxruntime's nor
+    ours.
     """
 
     said: str
@@ -42,7 +45,11 @@ def trouble(proto: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> Trouble | 
         model = Model(proto)
     except Exception as error:  # onnxruntime's exceptions share no base class
         missing = _without_kernel(proto)
-        said = f"onnxruntime has no kernel for {'; '.join(missing)}" if missing else f"onnxruntime can't load it: {short(error)}"
+        said = (
+            f"onnxruntime has no kernel for {'; '.join(missing)}"
+            if missing
+            else f"onnxruntime can't load it: {short(error)}"
+        )
         return Trouble(said, foreign=bool(missing) and not any(missing.values()))
     said = ""
     for feeds in samples:
@@ -74,8 +81,8 @@ def require(proto: onnx.ModelProto, samples: Sequence[Feeds], runtime: str, eage
     if found.loads and all(eager(feeds) for feeds in samples):
         return []  # the samples are to blame: that nothing was compared is noted already
     raise ExportError(
-        f"the file would not run, and nothing is written: {found.said}. Change that part of the model (float64 to float32, say); or give "
-        "--runtime tensorrt for a file that onnxruntime need not run"
+        f"the file would not run, and nothing is written: {found.said}. Change that part of the model (float64 to"
+        " float32, say); or give --runtime tensorrt for a file that onnxruntime need not run"
     )
 
 
@@ -87,7 +94,8 @@ def require_as_before(proto: onnx.ModelProto, before: Callable[[], onnx.ModelPro
     found = None if runtime.startswith("tensorrt") else trouble(proto)
     if found is not None and trouble(before()) is None:
         raise GraphError(
-            f"onnxruntime loads the file given and not what was made of it, so nothing is written: {found.said}; please report it"
+            f"onnxruntime loads the file given and not what was made of it, so nothing is written: {found.said}; please"
+            " report it"
         )
 
 
@@ -99,7 +107,8 @@ def require_half(proto: onnx.ModelProto, samples: Sequence[Feeds], to: str) -> N
     found = trouble(proto, samples)
     if found is not None:
         raise GraphError(
-            f"the file would not run in {to}, and nothing is written: {found.said}; leave --precision out, and please report it"
+            f"the file would not run in {to}, and nothing is written: {found.said}; leave --precision out, and please"
+            " report it"
         )
 
 
@@ -107,7 +116,8 @@ def require_half(proto: onnx.ModelProto, samples: Sequence[Feeds], to: str) -> N
 
 
 def _without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
-    """Each op of the main graph that onnxruntime has no kernel for in its types, with the first such node; whether it ought to know it."""
+    """Each op of the main graph that onnxruntime has no kernel for in its types, with the first such node; whether it
+    ought to know it."""
     known = {name: kind for name, (kind, _) in inferred(proto).items()}
     written = {(f.domain, f.name) for f in proto.functions}
     held = {t.name: t for t in proto.graph.initializer if int(np.prod(t.dims)) <= 64}
@@ -116,7 +126,11 @@ def _without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
     for node in proto.graph.node:
         kinds = tuple(known.get(name) for name in node.input)
         key = (node.domain, node.op_type, kinds)
-        if key in asked or (node.domain, node.op_type) in written or any(a.HasField("g") or a.graphs for a in node.attribute):
+        if (
+            key in asked
+            or (node.domain, node.op_type) in written
+            or any(a.HasField("g") or a.graphs for a in node.attribute)
+        ):
             continue
         asked.add(key)
         if _is_refused(proto, node, known, held):
@@ -137,7 +151,9 @@ def _is_refused(
     """Whether onnxruntime says of a node by itself that it has no kernel for it."""
     read = [name for name in dict.fromkeys(node.input) if name]
     graph = onnx.GraphProto(name="one", node=[node], initializer=[held[name] for name in read if name in held])
-    graph.input.extend(onnx.helper.make_tensor_value_info(name, known.get(name) or 1, None) for name in read if name not in held)
+    graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, known.get(name) or 1, None) for name in read if name not in held
+    )
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
     model = onnx.ModelProto(ir_version=proto.ir_version, graph=graph, opset_import=proto.opset_import)
     try:

@@ -1,7 +1,8 @@
 """Results as a person sees them: ``print`` and a notebook show the tables that the command line shows.
 
-The tables are made in `normdeploy.reports`, which knows the results of every verb: a result that imported it would close a circle.
-``normdeploy/__init__.py``, which is run before any other module of the package, names the two functions that render.
+The tables are made in `normdeploy.reports`, which knows the results of every verb: a result that imported it would
+close a circle. ``normdeploy/__init__.py``, which is run before any other module of the package, names the two functions
+that render.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def render_with(text: Renderer, html: Renderer) -> None:
 
 
 class Shown:
-    """A result of a verb. ``str(result)`` is its table in 120 columns, and a notebook shows the same with its colours."""
+    """A result of a verb. ``str(result)`` is its table in 120 columns, and a notebook shows the same with its
+    colours."""
 
     def __str__(self) -> str:
         return _renderers["text"](self)

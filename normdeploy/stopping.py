@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM while a library computes: Python hears of them when that returns, which a Loop without end never does.
+"""Ctrl-C and SIGTERM while a library computes: Python hears of them when that returns, which a Loop without end never
+does.
 
-The operating system is asked to tell a thread as well (``signal.set_wakeup_fd``). It leaves the verb a moment to unwind as usual, and ends
-the process where that does not happen, with the exit code of a shell: 128 + the signal.
+The operating system is asked to tell a thread as well (``signal.set_wakeup_fd``). It leaves the verb a moment to unwind
+as usual, and ends the process where that does not happen, with the exit code of a shell: 128 + the signal.
 """
 
 from __future__ import annotations

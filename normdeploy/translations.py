@@ -1,16 +1,17 @@
-"""Custom operators in ONNX: what ``torch.onnx.export`` calls ``custom_translation_table``, from Python and from installed packages.
+"""Custom operators in ONNX: what ``torch.onnx.export`` calls ``custom_translation_table``, from Python and from
+installed packages.
 
 A package that brings operators of the namespace ``acme`` (``torch.ops.acme.*``) names its table in its pyproject.toml:
 
     [project.entry-points."normdeploy.translations"]
     acme = "acme.onnx:TABLE"
 
-TABLE maps operators, ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions (one, or several of which the first that
-fits is taken); or it is a function without parameters that returns such a mapping.
+TABLE maps operators, ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions (one, or several of which
+the first that fits is taken); or it is a function without parameters that returns such a mapping.
 
-An entry point is code that whoever installed the package has put into this Python: nothing here makes it safer or less safe. It is run
-only for a model that holds operators of the namespace by which it is called, never because of what a model file says elsewhere; ``-v``
-names it. A file can't bring one along.
+An entry point is code that whoever installed the package has put into this Python: nothing here makes it safer or less
+safe. It is run only for a model that holds operators of the namespace by which it is called, never because of what a
+model file says elsewhere; ``-v`` names it. A file can't bring one along.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from .log import log
 from .repeats import TRANSLATIONS
 
 GROUP = "normdeploy.translations"
-_TORCHS = frozenset({"aten", "prim", "prims", "higher_order"})  # an installed package does not change what torch's own operators mean
+_TORCHS = frozenset(
+    {"aten", "prim", "prims", "higher_order"}
+)  # an installed package does not change what torch's own operators mean
 
 Table = Mapping[Any, Any]
 
 
 def translations(program: torch.export.ExportedProgram, given: Table | None) -> dict[Any, Any]:
-    """The whole table for ``program``: `normdeploy.repeats`, what installed packages say of its operators, and ``given``, the last of
-    which counts.
+    """The whole table for ``program``: `normdeploy.repeats`, what installed packages say of its operators, and
+    ``given``, the last of which counts.
 
     Raises:
         InputError: a key is no operator of torch's, a value no function, or a package's table can't be had.
@@ -59,11 +62,14 @@ def _installed(point: EntryPoint) -> Table:
         table = table() if callable(table) and not isinstance(table, Mapping) else table
     except Exception as error:  # the package's own code
         raise InputError(
-            f"{owner} names {point.value!r} for the operators of {point.name!r}, and it fails: {type(error).__name__}: {error}; "
-            "mend or remove the package"
+            f"{owner} names {point.value!r} for the operators of {point.name!r}, and it fails: {type(error).__name__}:"
+            f" {error}; mend or remove the package"
         ) from error
     if not isinstance(table, Mapping):
-        raise InputError(f"{point.value!r} of {owner} is a {type(table).__name__}, not a mapping of operators to onnxscript functions")
+        raise InputError(
+            f"{point.value!r} of {owner} is a {type(table).__name__}, not a mapping of operators to onnxscript"
+            " functions"
+        )
     return table
 
 
@@ -74,7 +80,9 @@ def _checked(table: Table, name: str) -> dict[Any, Any]:
     for key, functions in table.items():
         several = functions if isinstance(functions, list | tuple) else (functions,)
         if not several or not all(map(callable, several)):
-            raise InputError(f"{name} translates {key} by {functions!r}; give an onnxscript function, or a list of them")
+            raise InputError(
+                f"{name} translates {key} by {functions!r}; give an onnxscript function, or a list of them"
+            )
         found[_operator(key, name)] = functions
     return found
 
@@ -90,9 +98,13 @@ def _operator(key: Any, name: str) -> Any:
         found = getattr(packet, overload or "default", None)
         if found is None:
             raise InputError(
-                f"{name} names the operator {key!r}, which is not registered; write namespace::name, and import what registers it"
+                f"{name} names the operator {key!r}, which is not registered; write namespace::name, and import what"
+                " registers it"
             )
         return found
     if not callable(key):
-        raise InputError(f"{name} has the key {key!r}; it is an operator such as torch.ops.acme.norm.default, or its name 'acme::norm'")
+        raise InputError(
+            f"{name} has the key {key!r}; it is an operator such as torch.ops.acme.norm.default, or its name"
+            " 'acme::norm'"
+        )
     return key

@@ -1,8 +1,9 @@
-"""Kernels ahead of time: one launch → PTX that any driver from CUDA 12.8 on takes, with nothing else in it; kept on disk by content.
+"""Kernels ahead of time: one launch → PTX that any driver from CUDA 12.8 on takes, with nothing else in it; kept on
+disk by content.
 
 What Triton writes is made portable and checked, each of which is an error here rather than a broken engine later:
-the two hidden parameters (global and profile scratch) are unused and removed; ``.target sm_90a`` and its like become the plain
-architecture, as no instruction needs the letter; no source path is inside.
+the two hidden parameters (global and profile scratch) are unused and removed; ``.target sm_90a`` and its like become
+the plain architecture, as no instruction needs the letter; no source path is inside.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 
 from ._launch import Launch, Op, Tensor
 
-# PTX 8.7 (CUDA 12.8) knows every architecture up to sm_120; what Triton would choose by itself is newer than many drivers.
+# PTX 8.7 (CUDA 12.8) knows every architecture up to sm_120; what Triton would choose by itself is newer than many
+# drivers.
 PTX_VERSION = 87
 CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 # Instructions of sm_90a, sm_100a and sm_120a alone, which the plain architecture lacks.
@@ -49,26 +51,33 @@ def cache_folder() -> Path:
 
 
 def specialized(launch: Launch) -> dict[str, int]:
-    """The scalars that the kernel is compiled for: every size that is constant, but not the number of rows, which nothing gains from."""
+    """The scalars that the kernel is compiled for: every size that is constant, but not the number of rows, which
+    nothing gains from."""
     return {name: value for name, value in launch.scalars.items() if isinstance(value, int) and name != "rows"}
 
 
-def compile_launch(op: Op, launch: Launch, inputs: Sequence[Tensor], outputs: Sequence[Tensor], capability: tuple[int, int]) -> Compiled:
+def compile_launch(
+    op: Op, launch: Launch, inputs: Sequence[Tensor], outputs: Sequence[Tensor], capability: tuple[int, int]
+) -> Compiled:
     """The kernel of ``launch`` for a compute capability and all later ones; from disk where it was compiled before.
 
-    Raises AotError where Triton's PTX uses scratch memory, instructions of one architecture alone, or names a source file.
+    Raises AotError where Triton's PTX uses scratch memory, instructions of one architecture alone, or names a source
+    file.
     """
     fixed = specialized(launch)
     constants = fixed | launch.constants
     kinds = (
-        [f"*{t.dtype}" for t in inputs] + ["constexpr" if s in fixed else "i32" for s in launch.scalars] + [f"*{t.dtype}" for t in outputs]
+        [f"*{t.dtype}" for t in inputs]
+        + ["constexpr" if s in fixed else "i32" for s in launch.scalars]
+        + [f"*{t.dtype}" for t in outputs]
     )
     names = list(launch.kernel.arg_names)
     signature = dict(zip(names, kinds + ["constexpr"] * (len(names) - len(kinds)), strict=True))
     unknown = set(launch.constants) - {n for n, kind in signature.items() if kind == "constexpr"}
     if unknown or names[len(inputs) : len(inputs) + len(launch.scalars)] != list(launch.scalars):
         raise AotError(
-            f"{op.name}: the kernel's parameters {names} are not inputs, {list(launch.scalars)}, outputs and {list(launch.constants)}"
+            f"{op.name}: the kernel's parameters {names} are not inputs, {list(launch.scalars)}, outputs and"
+            f" {list(launch.constants)}"
         )
     file = cache_folder() / (_key(launch.kernel, signature, constants, launch.warps, capability) + ".json")
     found = _read(file)
@@ -78,10 +87,20 @@ def compile_launch(op: Op, launch: Launch, inputs: Sequence[Tensor], outputs: Se
     return found
 
 
-def _key(kernel: Any, signature: dict[str, str], constants: dict[str, Any], warps: int, capability: tuple[int, int]) -> str:
+def _key(
+    kernel: Any, signature: dict[str, str], constants: dict[str, Any], warps: int, capability: tuple[int, int]
+) -> str:
     import triton
 
-    told = [triton.__version__, _own_source(), kernel.cache_key, signature, sorted(constants.items()), warps, capability]
+    told = [
+        triton.__version__,
+        _own_source(),
+        kernel.cache_key,
+        signature,
+        sorted(constants.items()),
+        warps,
+        capability,
+    ]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
@@ -113,7 +132,9 @@ def _write(file: Path, compiled: Compiled) -> None:
         return
 
 
-def _compile(kernel: Any, signature: dict[str, str], constants: dict[str, Any], warps: int, capability: tuple[int, int]) -> Compiled:
+def _compile(
+    kernel: Any, signature: dict[str, str], constants: dict[str, Any], warps: int, capability: tuple[int, int]
+) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -125,7 +146,9 @@ def _compile(kernel: Any, signature: dict[str, str], constants: dict[str, Any], 
     options = {"num_warps": warps, "ptx_version": PTX_VERSION, "enable_fp_fusion": True}
     with compilation.scope():
         compilation.disable_line_info = True
-        built = triton.compile(source, target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32), options=options)
+        built = triton.compile(
+            source, target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32), options=options
+        )
     scratch = built.metadata.global_scratch_size, built.metadata.profile_scratch_size
     if any(scratch):
         raise AotError(f"{built.metadata.name} wants scratch memory of {scratch} bytes, which a plugin has not")
@@ -136,7 +159,8 @@ def _compile(kernel: Any, signature: dict[str, str], constants: dict[str, Any], 
 
 
 def portable(ptx: str, name: str, visible: int) -> str:
-    """``ptx`` with the ``visible`` first parameters alone, for the plain architecture; see the head of this file for what is checked."""
+    """``ptx`` with the ``visible`` first parameters alone, for the plain architecture; see the head of this file for
+    what is checked."""
     head = re.search(rf"\.entry {name}\((.*?)\)", ptx, re.DOTALL)
     if head is None:
         raise AotError(f"no entry {name} in the PTX")
@@ -144,7 +168,10 @@ def portable(ptx: str, name: str, visible: int) -> str:
     hidden = [line.split()[-1] for line in parameters[visible:]]
     used = [p for p in hidden if len(re.findall(rf"\b{p}\b", ptx)) > 1]
     if len(hidden) > 2 or len(parameters) < visible or used:
-        raise AotError(f"{name}: {len(parameters)} parameters for {visible} arguments, of the hidden ones {used or 'none'} are used")
+        raise AotError(
+            f"{name}: {len(parameters)} parameters for {visible} arguments, of the hidden ones {used or 'none'} are"
+            " used"
+        )
     kept = ",\n".join(f"\t{line}" for line in parameters[:visible])
     ptx = ptx[: head.start(1)] + f"\n{kept}\n" + ptx[head.end(1) :]
     specific = _SPECIFIC.search(ptx)

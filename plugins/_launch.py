@@ -1,6 +1,8 @@
-"""How an op becomes one kernel launch: values that the interpreter, the ahead-of-time compiler, a GPU test and TensorRT all read.
+"""How an op becomes one kernel launch: values that the interpreter, the ahead-of-time compiler, a GPU test and TensorRT
+all read.
 
-Sizes are ints or TensorRT's symbolic expressions; those know ``+ − * //`` and ``==`` with an int on the right, and nothing else.
+Sizes are ints or TensorRT's symbolic expressions; those know ``+ − * //`` and ``==`` with an int on the right, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program works on: ``rows`` × ``block`` elements by ``warps`` warps; ``loop`` over further blocks where the row is longer."""
+    """What one program works on: ``rows`` × ``block`` elements by ``warps`` warps; ``loop`` over further blocks where
+    the row is longer."""
 
     rows: int
     block: int
@@ -33,10 +36,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel, one launch, a grid of one dim. Arguments: the op's inputs, ``scalars`` (int32) in order, its outputs, ``constants``.
+    """One kernel, one launch, a grid of one dim. Arguments: the op's inputs, ``scalars`` (int32) in order, its outputs,
+    ``constants``.
 
-    A tensor may hold more than 2³¹ elements, but sizes and TensorRT's expressions are int32: no number of rows nor the length of one may
-    reach 2³¹. None of the expressions is larger than both: rows, a row, and blocks of rows are all that is ever multiplied out.
+    A tensor may hold more than 2³¹ elements, but sizes and TensorRT's expressions are int32: no number of rows nor the
+    length of one may reach 2³¹. None of the expressions is larger than both: rows, a row, and blocks of rows are all
+    that is ever multiplied out.
 
     Raises ValueError where a size that is known is too large.
     """
@@ -61,9 +66,9 @@ def check_size(name: str, size: Size) -> None:
 class Op:
     """One op of the domain ``normdeploy``.
 
-    ``types`` has a letter for each input, then for each output: T the type of the data, P that of parameters (the data's, or fp32), F fp32.
-    ``outputs`` gives the outputs' shapes from the inputs' (None: each is like the first input); shapes may be symbolic.
-    ``tiles`` lists the tactics, the default first; it may look at constant sizes alone.
+    ``types`` has a letter for each input, then for each output: T the type of the data, P that of parameters (the
+    data's, or fp32), F fp32. ``outputs`` gives the outputs' shapes from the inputs' (None: each is like the first
+    input); shapes may be symbolic. ``tiles`` lists the tactics, the default first; it may look at constant sizes alone.
     ``reference`` takes and gives float64 arrays; attributes go by name.
     """
 
@@ -81,18 +86,22 @@ class Op:
     def output_tensors(self, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> list[Tensor]:
         shapes = self.shapes(inputs, attributes) if self.shapes else [inputs[0].shape] * len(self.outputs)
         kinds = self.types[len(self.inputs) :]
-        return [Tensor(shape, "fp32" if kind == "F" else inputs[0].dtype) for shape, kind in zip(shapes, kinds, strict=True)]
+        return [
+            Tensor(shape, "fp32" if kind == "F" else inputs[0].dtype) for shape, kind in zip(shapes, kinds, strict=True)
+        ]
 
 
 def constant(size: Size) -> int | None:
-    """The value of a size that is known when the engine is built, None for a dynamic one (also while TensorRT asks with fake shapes)."""
+    """The value of a size that is known when the engine is built, None for a dynamic one (also while TensorRT asks with
+    fake shapes)."""
     if isinstance(size, int):
         return size
     return None if size.is_fake or not size.is_constant else int(size.constant_value())
 
 
 def constant_product(sizes: Iterable[Size]) -> int | None:
-    """The product where every size is constant; does no symbolic arithmetic, which TensorRT forbids while it asks for tactics."""
+    """The product where every size is constant; does no symbolic arithmetic, which TensorRT forbids while it asks for
+    tactics."""
     result = 1
     for size in sizes:
         value = constant(size)
@@ -103,7 +112,8 @@ def constant_product(sizes: Iterable[Size]) -> int | None:
 
 
 def product(sizes: Iterable[Size]) -> Size:
-    """The product, an int where it is constant; constants are multiplied first, from the right (TensorRT has no ``int * expression``)."""
+    """The product, an int where it is constant; constants are multiplied first, from the right (TensorRT has no ``int *
+    expression``)."""
     factor, symbolic = 1, None
     for size in sizes:
         value = constant(size)
@@ -121,7 +131,8 @@ def cdiv(size: Size, divisor: int) -> Size:
 
 
 def programs(size: Size) -> Size:
-    """A grid of ``size`` programs; one (whose rows are all masked) where the batch is empty, as CUDA refuses a grid of 0."""
+    """A grid of ``size`` programs; one (whose rows are all masked) where the batch is empty, as CUDA refuses a grid of
+    0."""
     return size + (size == 0) * 1
 
 
@@ -129,7 +140,8 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-# Elements that one program keeps in registers: at 16,384 and 16 or more warps nothing spills in any type (tests/plugins/test_aot.py).
+# Elements that one program keeps in registers: at 16,384 and 16 or more warps nothing spills in any type
+# (tests/plugins/test_aot.py).
 REGISTER_TILE = 16384
 # From about this many elements a program on, a block has enough loads in flight; smaller rows share a program.
 SMALL_TILE = 2048
@@ -140,11 +152,15 @@ def warps_for(elements: int, per_thread: int) -> int:
 
 
 def row_tiles(n: int | None) -> list[Tile]:
-    """Tactics for rows of ``n`` contiguous elements, the default first; None is a length known only when the engine runs."""
+    """Tactics for rows of ``n`` contiguous elements, the default first; None is a length known only when the engine
+    runs."""
     if n is None or next_power_of_2(n) > REGISTER_TILE:
         return [Tile(1, 8192, 16, loop=True), Tile(1, 4096, 8, loop=True), Tile(1, 16384, 32, loop=True)]
     block = next_power_of_2(n)
-    tiles = [Tile(max(1, size // block), block, warps_for(max(size, block), 16)) for size in (SMALL_TILE, SMALL_TILE // 2, 2 * SMALL_TILE)]
+    tiles = [
+        Tile(max(1, size // block), block, warps_for(max(size, block), 16))
+        for size in (SMALL_TILE, SMALL_TILE // 2, 2 * SMALL_TILE)
+    ]
     tiles += [Tile(tiles[0].rows, block, warps) for per in (8, 32) if (warps := warps_for(tiles[0].rows * block, per))]
     return [t for t in dict.fromkeys(tiles) if t.rows * t.block // (32 * t.warps) <= 32]
 

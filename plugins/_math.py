@@ -2,10 +2,10 @@
 
 Every tile has two dims, ``[R, B]``; a row's statistics have the shape ``[R, 1]``. Masked elements are loaded as 0.
 
-Statistics are never E[x²] − E[x]². A row that fits in registers takes two passes over them; a longer one is read twice: Welford's update
-(Technometrics 4, 1962) in each lane by itself, then the lanes are merged by the formula of Chan, Golub and LeVeque (1979):
-mean = Σ nᵢmᵢ / n and M2 = Σ (M2ᵢ + nᵢ(mᵢ − mean)²). A mean is always taken as ``first + mean(x − first)`` with the row's first element:
-exact for a constant row, and for a large offset the sum does not grow with it.
+Statistics are never E[x²] − E[x]². A row that fits in registers takes two passes over them; a longer one is read twice:
+Welford's update (Technometrics 4, 1962) in each lane by itself, then the lanes are merged by the formula of Chan, Golub
+and LeVeque (1979): mean = Σ nᵢmᵢ / n and M2 = Σ (M2ᵢ + nᵢ(mᵢ − mean)²). A mean is always taken as ``first + mean(x −
+first)`` with the row's first element: exact for a constant row, and for a large offset the sum does not grow with it.
 """
 
 import triton
@@ -14,14 +14,16 @@ import triton.language as tl
 
 @triton.jit
 def tile_rows(rows, n, ROWS: tl.constexpr):
-    """The rows of this program, int64 ``[ROWS]`` (a tensor may hold more than 2³¹ elements), and which of them exist and have elements."""
+    """The rows of this program, int64 ``[ROWS]`` (a tensor may hold more than 2³¹ elements), and which of them exist
+    and have elements."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     return row, (row < rows) & (n > 0)
 
 
 @triton.jit
 def positive(size):
-    """A size to divide by, 1 where a tensor is empty: a division by 0 lets the compiler do anything with the rest of the kernel."""
+    """A size to divide by, 1 where a tensor is empty: a division by 0 lets the compiler do anything with the rest of
+    the kernel."""
     return tl.maximum(size, 1)
 
 
@@ -38,7 +40,8 @@ def load(ptr, offset, mask):
 
 @triton.jit
 def load_column(ptr, offset, mask):
-    """One element a row, ``[ROWS]`` → ``[ROWS, 1]``: as a column it would be loaded once for each element that a thread has."""
+    """One element a row, ``[ROWS]`` → ``[ROWS, 1]``: as a column it would be loaded once for each element that a thread
+    has."""
     return load(ptr, offset, mask)[:, None]
 
 
@@ -74,9 +77,11 @@ def merge(count, mean, m2, first, n, AXIS: tl.constexpr):
 
 @triton.jit
 def welford(x, mask, k, mean, m2):
-    """One step of Welford's update in each lane: ``k`` is the number of elements that a live lane then has seen, 2 or more.
+    """One step of Welford's update in each lane: ``k`` is the number of elements that a live lane then has seen, 2 or
+    more.
 
-    A lane begins with its first element as its mean: that step would divide by 1, where div.full may err, and the mean has to be exact.
+    A lane begins with its first element as its mean: that step would divide by 1, where div.full may err, and the mean
+    has to be exact.
     """
     delta = x - mean
     updated = mean + delta * (1.0 / k)
@@ -85,7 +90,8 @@ def welford(x, mask, k, mean, m2):
 
 @triton.jit
 def row_moments(x_ptr, residual_ptr, base, live, first, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
-    """Mean and M2 ``[ROWS, 1]`` of rows of ``n`` elements at ``base``, their first being ``first``, read block by block."""
+    """Mean and M2 ``[ROWS, 1]`` of rows of ``n`` elements at ``base``, their first being ``first``, read block by
+    block."""
     col = tl.arange(0, BLOCK)[None, :]
     mean = load_sum(x_ptr, residual_ptr, base + col, live & (col < n), ADD)
     m2 = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -116,7 +122,8 @@ def row_mean_square(x_ptr, residual_ptr, base, live, n, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def inverse_root(variance, EPSILON: tl.constexpr):
-    """1/√(variance + ε), correctly rounded steps: rsqrt.approx flushes a denormal variance to 0. Once a row, so it costs nothing."""
+    """1/√(variance + ε), correctly rounded steps: rsqrt.approx flushes a denormal variance to 0. Once a row, so it
+    costs nothing."""
     return tl.div_rn(tl.full([1, 1], 1.0, tl.float32), tl.sqrt_rn(variance + EPSILON))
 
 
@@ -132,15 +139,18 @@ def activate(y, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def split_length(n, SPLITS: tl.constexpr):
-    """Elements of each of ``SPLITS`` parts of a row, a multiple of 1024: each starts aligned, the last may be short or empty."""
+    """Elements of each of ``SPLITS`` parts of a row, a multiple of 1024: each starts aligned, the last may be short or
+    empty."""
     return (n + SPLITS * 1024 - 1) // (SPLITS * 1024) * 1024
 
 
 @triton.jit
 def merged_moments(statistics_ptr, row, live, n, SPLITS: tl.constexpr, UNIT):
-    """Mean and M2, shaped like ``row``, from (row, split, 2) float32; a row is ``n`` items of ``UNIT`` elements, split by items.
+    """Mean and M2, shaped like ``row``, from (row, split, 2) float32; a row is ``n`` items of ``UNIT`` elements, split
+    by items.
 
-    One part after the other, each thread for itself: the loads don't wait for each other, and a reduction across threads would cost more.
+    One part after the other, each thread for itself: the loads don't wait for each other, and a reduction across
+    threads would cost more.
     """
     length = split_length(n, SPLITS)
     at = row * (SPLITS * 2)

@@ -1,6 +1,7 @@
 """Residual add and LayerNorm over the last dim: sum = x + residual, y = LayerNorm(sum). Both are outputs, y first.
 
-x, residual: (..., N), equal shapes; gamma, beta: (N,). The statistics are those of the sum as it is stored, as after an Add node.
+x, residual: (..., N), equal shapes; gamma, beta: (N,). The statistics are those of the sum as it is stored, as after an
+Add node.
 """
 
 import numpy as np
@@ -13,7 +14,9 @@ from ._math import centered, inverse_root, load_sum, row_moments, store, tile_ro
 from .layer_norm import affine
 
 
-def reference(x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+def reference(
+    x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float
+) -> tuple[np.ndarray, np.ndarray]:
     return layer_norm.reference(x + residual, gamma, beta, epsilon=epsilon, axis=-1), x + residual
 
 

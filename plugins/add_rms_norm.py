@@ -1,6 +1,7 @@
 """Residual add and RMSNorm over the last dim: sum = x + residual, y = RMSNorm(sum). Both are outputs, y first.
 
-x, residual: (..., N), equal shapes; gamma: (N,); ``offset`` as in RMSNorm. The mean square is that of the sum as it is stored.
+x, residual: (..., N), equal shapes; gamma: (N,); ``offset`` as in RMSNorm. The mean square is that of the sum as it is
+stored.
 """
 
 import numpy as np
@@ -12,7 +13,9 @@ from ._launch import Op, constant_product, row_launch, row_tiles
 from ._math import inverse_root, load, load_sum, mean_square, row_mean_square, store, tile_rows
 
 
-def reference(x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, *, epsilon: float, offset: float) -> tuple[np.ndarray, np.ndarray]:
+def reference(
+    x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, *, epsilon: float, offset: float
+) -> tuple[np.ndarray, np.ndarray]:
     return rms_norm.reference(x + residual, gamma, epsilon=epsilon, axis=-1, offset=offset), x + residual
 
 
@@ -56,7 +59,9 @@ OP = Op(
     types="TTPTT",
     attributes={"epsilon": float, "offset": float},
     tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:])),
-    launch=lambda inputs, a, tile: row_launch(add_rms_norm_kernel, inputs[0], -1, tile, {"EPSILON": a["epsilon"], "OFFSET": a["offset"]}),
+    launch=lambda inputs, a, tile: row_launch(
+        add_rms_norm_kernel, inputs[0], -1, tile, {"EPSILON": a["epsilon"], "OFFSET": a["offset"]}
+    ),
     reference=reference,
     outputs=("y", "sum"),
 )

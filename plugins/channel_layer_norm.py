@@ -1,7 +1,8 @@
-"""LayerNorm over the channels of NCHW (ConvNeXt, Liu et al. 2022): each position of each sample by itself, biased variance.
+"""LayerNorm over the channels of NCHW (ConvNeXt, Liu et al. 2022): each position of each sample by itself, biased
+variance.
 
-x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c] with statistics over dim 1, like x.
-A program takes neighbouring positions, so that loads are contiguous, and all their channels.
+x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c] with statistics over dim
+1, like x. A program takes neighbouring positions, so that loads are contiguous, and all their channels.
 """
 
 import numpy as np
@@ -28,7 +29,9 @@ from ._math import centered, inverse_root, load, load_column, merge, parts, stor
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
     d = x - x.mean(1, keepdims=True)
     per_channel = (-1,) + (1,) * (x.ndim - 2)
-    return d / np.sqrt((d * d).mean(1, keepdims=True) + epsilon) * gamma.reshape(per_channel) + beta.reshape(per_channel)
+    return d / np.sqrt((d * d).mean(1, keepdims=True) + epsilon) * gamma.reshape(per_channel) + beta.reshape(
+        per_channel
+    )
 
 
 @triton.jit
@@ -78,7 +81,9 @@ def channel_layer_norm_kernel(
         mask = live & (channel < n)
         offset = base + channel.to(tl.int64) * inner
         d, m2 = centered(load(x_ptr, offset, mask), first, mask, n, 0)
-        y = d * inverse_root(m2 / n, EPSILON) * load_column(gamma_ptr, lane, lane < n) + load_column(beta_ptr, lane, lane < n)
+        y = d * inverse_root(m2 / n, EPSILON) * load_column(gamma_ptr, lane, lane < n) + load_column(
+            beta_ptr, lane, lane < n
+        )
         store(y_ptr, offset, y, mask)
 
 
@@ -88,7 +93,10 @@ def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
     # 32 positions are the 64 bytes of half precision below which a load wastes what the memory sends
     widest = 128 if inner is None else min(128, max(8, next_power_of_2(inner)))
     if channels is None or next_power_of_2(channels) * min(32, widest) > REGISTER_TILE:
-        return [Tile(8192 // min(64, widest), min(64, widest), 16, loop=True), Tile(4096 // min(32, widest), min(32, widest), 8, loop=True)]
+        return [
+            Tile(8192 // min(64, widest), min(64, widest), 16, loop=True),
+            Tile(4096 // min(32, widest), min(32, widest), 8, loop=True),
+        ]
     rows = next_power_of_2(channels)
     widths = [w for w in (32, 16, 64, 128) if w <= widest and rows * w <= REGISTER_TILE] or [widest]
     return list(dict.fromkeys(Tile(rows, w, warps_for(rows * w, per)) for w in widths for per in (16, 32)))

@@ -33,7 +33,8 @@ class Kernel:
 
     @staticmethod
     def load(name: str, ptx: bytes, block: int, shared: int) -> Kernel:
-        """``ptx`` is compiled by the driver for the GPU of the current context; ``block`` threads and ``shared`` bytes a block."""
+        """``ptx`` is compiled by the driver for the GPU of the current context; ``block`` threads and ``shared`` bytes
+        a block."""
         from cuda.bindings import driver
 
         module = checked(driver.cuModuleLoadDataEx(ptx + b"\0", 0, [], []))
@@ -43,10 +44,14 @@ class Kernel:
             checked(driver.cuFuncSetAttribute(function, attribute, shared))
         return Kernel(module, function, block, shared)
 
-    def launch(self, grid: int, inputs: Sequence[int], extra: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+    def launch(
+        self, grid: int, inputs: Sequence[int], extra: Sequence[int], outputs: Sequence[int], stream: int
+    ) -> None:
         """Arguments in TensorRT's order: pointers of inputs, int32 extras, pointers of outputs."""
         from cuda.bindings import driver
 
         values = (*inputs, *extra, *outputs)
         kinds = (ctypes.c_void_p,) * len(inputs) + (ctypes.c_int32,) * len(extra) + (ctypes.c_void_p,) * len(outputs)
-        checked(driver.cuLaunchKernel(self.function, grid, 1, 1, self.block, 1, 1, self.shared, stream, (values, kinds), 0))
+        checked(
+            driver.cuLaunchKernel(self.function, grid, 1, 1, self.block, 1, 1, self.shared, stream, (values, kinds), 0)
+        )

@@ -1,7 +1,8 @@
-"""GroupNorm (Wu, He 2018; ONNX GroupNormalization 21, scale per channel), and GroupNorm + SiLU: biased variance over C/G channels.
+"""GroupNorm (Wu, He 2018; ONNX GroupNormalization 21, scale per channel), and GroupNorm + SiLU: biased variance over
+C/G channels.
 
-x: (N, C, ...) or, ``channels_last`` = 1, (N, ..., C), of rank 3 or more; C divides by ``num_groups``; gamma, beta: (C,);
-y = act((x − mean) / √(var + ε) · γ[c] + β[c]), like x.
+x: (N, C, ...) or, ``channels_last`` = 1, (N, ..., C), of rank 3 or more; C divides by ``num_groups``; gamma, beta:
+(C,); y = act((x − mean) / √(var + ε) · γ[c] + β[c]), like x.
 One program takes one group of one sample; ``group_norm_apply`` is for few large groups.
 """
 
@@ -31,11 +32,20 @@ from .scale_shift import activation_reference
 
 
 def reference(
-    x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, num_groups: int, channels_last: int, activation: str = "none"
+    x: np.ndarray,
+    gamma: np.ndarray,
+    beta: np.ndarray,
+    *,
+    epsilon: float,
+    num_groups: int,
+    channels_last: int,
+    activation: str = "none",
 ) -> np.ndarray:
     if channels_last:
         first = np.moveaxis(x, -1, 1)
-        y = reference(first, gamma, beta, epsilon=epsilon, num_groups=num_groups, channels_last=0, activation=activation)
+        y = reference(
+            first, gamma, beta, epsilon=epsilon, num_groups=num_groups, channels_last=0, activation=activation
+        )
         return np.moveaxis(y, 1, -1)
     grouped = x.reshape(x.shape[0], num_groups, x.shape[1] // num_groups * int(np.prod(x.shape[2:])))
     d = grouped - grouped.mean(-1, keepdims=True)
@@ -137,7 +147,8 @@ def group_norm_channels_last_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """As above, with ``channels`` contiguous elements at each of ``inner`` positions; a tile is ROWS positions × BLOCK channels."""
+    """As above, with ``channels`` contiguous elements at each of ``inner`` positions; a tile is ROWS positions × BLOCK
+    channels."""
     group, exists = group_of_program(rows, channels * inner)
     stride = channels * GROUPS
     channel0 = (group % GROUPS) * channels
@@ -166,11 +177,14 @@ def group_norm_channels_last_kernel(
 
 
 def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, tuple[Size, ...]]:
-    """Samples, channels of one group, and the dims of the positions. Raises ValueError where the channels do not divide by the groups."""
+    """Samples, channels of one group, and the dims of the positions. Raises ValueError where the channels do not divide
+    by the groups."""
     last, groups = attributes["channels_last"], attributes["num_groups"]
     channels = x.shape[-1 if last else 1]
     if isinstance(channels, int) and (groups < 1 or channels % groups):
-        raise ValueError(f"{channels} channels do not divide into {groups} groups: choose num_groups so that it divides the channels")
+        raise ValueError(
+            f"{channels} channels do not divide into {groups} groups: choose num_groups so that it divides the channels"
+        )
     positions = x.shape[1:-1] if last else x.shape[2:]
     check_size("a group's size", constant_product((channels // groups, *positions)))
     return x.shape[0], channels // groups, positions
@@ -191,7 +205,8 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
     if channels is not None and inner is not None and next_power_of_2(channels) * block <= REGISTER_TILE:
         return register_tiles(next_power_of_2(channels), block)
     return [
-        Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True) for size, warps in ((8192, 16), (4096, 8), (16384, 32))
+        Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True)
+        for size, warps in ((8192, 16), (4096, 8), (16384, 32))
     ]
 
 

@@ -1,6 +1,8 @@
-"""GroupNorm (+ SiLU) of few large groups, the second of two launches: normalizes with statistics made by NormStatistics, in one pass.
+"""GroupNorm (+ SiLU) of few large groups, the second of two launches: normalizes with statistics made by
+NormStatistics, in one pass.
 
-x: (N, C, ...) or, ``channels_last`` = 1, (N, ..., C); statistics: (N·num_groups, splits, 2) float32, merged here by Chan's formula;
+x: (N, C, ...) or, ``channels_last`` = 1, (N, ..., C); statistics: (N·num_groups, splits, 2) float32, merged here by
+Chan's formula;
 gamma, beta: (C,); y = act((x − mean) / √(var + ε) · γ[c] + β[c]), like x.
 """
 
@@ -16,7 +18,9 @@ from ._math import activate, inverse_root, load, merged_moments, parts, positive
 from .group_norm import extents
 
 
-def reference(x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, **attributes: Any) -> np.ndarray:
+def reference(
+    x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, **attributes: Any
+) -> np.ndarray:
     """Of x alone: the statistics say nothing that x does not."""
     return group_norm.reference(x, gamma, beta, **attributes)
 
@@ -37,7 +41,8 @@ def group_norm_apply_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``rows`` channels of samples, ``channels`` a group, ``inner`` contiguous positions; a program takes BLOCK of them."""
+    """``rows`` channels of samples, ``channels`` a group, ``inner`` contiguous positions; a program takes BLOCK of
+    them."""
     blocks = parts(inner, BLOCK)
     pid = tl.program_id(0)
     row = (pid // blocks).to(tl.int64)
@@ -68,7 +73,8 @@ def group_norm_apply_channels_last_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``rows`` samples of ``inner`` positions of GROUPS · ``channels`` elements; a program takes ROWS positions × BLOCK channels."""
+    """``rows`` samples of ``inner`` positions of GROUPS · ``channels`` elements; a program takes ROWS positions × BLOCK
+    channels."""
     width = channels * GROUPS
     across = parts(width, BLOCK)
     down = parts(inner, ROWS)
@@ -109,10 +115,18 @@ def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Laun
     if attributes["channels_last"]:
         grid = product((samples, cdiv(inner, tile.rows), cdiv(width, tile.block)))
         scalars = {"rows": samples, "channels": channels, "inner": inner}
-        return Launch(group_norm_apply_channels_last_kernel, programs(grid), scalars, constants | {"ROWS": tile.rows}, tile.warps)
+        return Launch(
+            group_norm_apply_channels_last_kernel, programs(grid), scalars, constants | {"ROWS": tile.rows}, tile.warps
+        )
     rows = product((samples, width))
     grid = product((rows, cdiv(inner, tile.block)))
-    return Launch(group_norm_apply_kernel, programs(grid), {"rows": rows, "channels": channels, "inner": inner}, constants, tile.warps)
+    return Launch(
+        group_norm_apply_kernel,
+        programs(grid),
+        {"rows": rows, "channels": channels, "inner": inner},
+        constants,
+        tile.warps,
+    )
 
 
 OP = Op(

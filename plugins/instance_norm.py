@@ -1,4 +1,5 @@
-"""InstanceNorm (Ulyanov, Vedaldi, Lempitsky 2016; ONNX InstanceNormalization): each channel of each sample by itself, biased variance.
+"""InstanceNorm (Ulyanov, Vedaldi, Lempitsky 2016; ONNX InstanceNormalization): each channel of each sample by itself,
+biased variance.
 
 x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c], like x.
 """
@@ -15,7 +16,9 @@ def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: fl
     axes = tuple(range(2, x.ndim))
     d = x - x.mean(axes, keepdims=True)
     per_channel = (-1,) + (1,) * len(axes)
-    return d / np.sqrt((d * d).mean(axes, keepdims=True) + epsilon) * gamma.reshape(per_channel) + beta.reshape(per_channel)
+    return d / np.sqrt((d * d).mean(axes, keepdims=True) + epsilon) * gamma.reshape(per_channel) + beta.reshape(
+        per_channel
+    )
 
 
 @triton.jit

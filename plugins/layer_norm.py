@@ -1,7 +1,8 @@
-"""LayerNorm over the dims from ``axis`` on (Ba, Kiros, Hinton 2016; ONNX LayerNormalization): y = (x − mean) / √(var + ε) · γ + β.
+"""LayerNorm over the dims from ``axis`` on (Ba, Kiros, Hinton 2016; ONNX LayerNormalization): y = (x − mean) / √(var +
+ε) · γ + β.
 
-x: any shape; var = M2 / (n − ``ddof``), ddof 0 as the paper has it, or 1 (torch.var); gamma, beta: one for each of the row's elements;
-y like x. One element and ddof 1 give NaN, as in torch.
+x: any shape; var = M2 / (n − ``ddof``), ddof 0 as the paper has it, or 1 (torch.var); gamma, beta: one for each of the
+row's elements; y like x. One element and ddof 1 give NaN, as in torch.
 """
 
 import numpy as np
@@ -12,7 +13,9 @@ from ._launch import Op, constant_product, row_launch, row_tiles
 from ._math import centered, inverse_root, load, load_column, row_moments, store, tile_rows
 
 
-def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int, ddof: int = 0) -> np.ndarray:
+def reference(
+    x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int, ddof: int = 0
+) -> np.ndarray:
     axes = tuple(range(axis % x.ndim, x.ndim))
     d = x - x.mean(axes, keepdims=True)
     count = np.float64(np.prod([x.shape[a] for a in axes]) - ddof)
@@ -72,7 +75,9 @@ OP = Op(
     types="TPPT",
     attributes={"epsilon": float, "axis": int, "ddof": int},
     tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[a["axis"] :])),
-    launch=lambda inputs, a, tile: row_launch(layer_norm_kernel, inputs[0], a["axis"], tile, {"EPSILON": a["epsilon"], "DDOF": a["ddof"]}),
+    launch=lambda inputs, a, tile: row_launch(
+        layer_norm_kernel, inputs[0], a["axis"], tile, {"EPSILON": a["epsilon"], "DDOF": a["ddof"]}
+    ),
     reference=reference,
     required={"ddof": (0, 1)},
 )

@@ -1,4 +1,5 @@
-"""LayerNorm of few long rows, the second of two launches: y = (x − mean) / √(var + ε) · γ + β with statistics made by NormStatistics.
+"""LayerNorm of few long rows, the second of two launches: y = (x − mean) / √(var + ε) · γ + β with statistics made by
+NormStatistics.
 
 x: any shape, rows from ``axis`` on; statistics: (rows, splits, 2) float32, merged by Chan's formula; gamma, beta as
 in LayerNorm; y like x.
@@ -16,7 +17,9 @@ from ._math import inverse_root, load, merged_moments, parts, store
 from .layer_norm import affine
 
 
-def reference(x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int) -> np.ndarray:
+def reference(
+    x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int
+) -> np.ndarray:
     """Of x alone: the statistics say nothing that x does not."""
     return layer_norm.reference(x, gamma, beta, epsilon=epsilon, axis=axis)
 

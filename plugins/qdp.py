@@ -1,7 +1,8 @@
-"""The ops as TensorRT's quickly deployable plugins (``tensorrt.plugin``), compiled ahead of time: the engine holds the kernel alone.
+"""The ops as TensorRT's quickly deployable plugins (``tensorrt.plugin``), compiled ahead of time: the engine holds the
+kernel alone.
 
-TensorRT reads the signature of each function that it is given; they are the same for all ops but for the names, so they are written
-once and carry the signature that the op's description asks for.
+TensorRT reads the signature of each function that it is given; they are the same for all ops but for the names, so they
+are written once and carry the signature that the op's description asks for.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def register() -> tuple[str, ...]:
 
 
 def compute_capability() -> tuple[int, int]:
-    """What kernels are compiled for: NORMDEPLOY_COMPUTE_CAPABILITY ("8.9"), else the GPU in use. Raises AotError where there is neither."""
+    """What kernels are compiled for: NORMDEPLOY_COMPUTE_CAPABILITY ("8.9"), else the GPU in use. Raises AotError where
+    there is neither."""
     named = os.environ.get("NORMDEPLOY_COMPUTE_CAPABILITY")
     if named:
         major, _, minor = named.partition(".")
@@ -46,7 +48,9 @@ def compute_capability() -> tuple[int, int]:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        raise AotError("no CUDA driver here to ask for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9") from None
+        raise AotError(
+            "no CUDA driver here to ask for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9"
+        ) from None
     device, value, found = ctypes.c_int(), ctypes.c_int(), []
     failed = driver.cuInit(0)
     if driver.cuCtxGetDevice(ctypes.byref(device)):  # no context yet: the first device
@@ -55,7 +59,9 @@ def compute_capability() -> tuple[int, int]:
         failed = failed or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         found.append(value.value)
     if failed:
-        raise AotError(f"CUDA error {failed} when asked for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9")
+        raise AotError(
+            f"CUDA error {failed} when asked for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9"
+        )
     return found[0], found[1]
 
 
@@ -71,11 +77,16 @@ def _register(op: Op, trtp: Any) -> None:
         _check(op, given)
         shaped = op.shapes(_tensors(tensors), given) if op.shapes else None
         # like() keeps the type of the input, which is what every output but statistics has
-        descs = [trtp.from_shape_expr(shape, _float32()) for shape in shaped] if shaped else [tensors[0].like() for _ in op.outputs]
+        descs = (
+            [trtp.from_shape_expr(shape, _float32()) for shape in shaped]
+            if shaped
+            else [tensors[0].like() for _ in op.outputs]
+        )
         return descs[0] if len(descs) == 1 else tuple(descs)
 
     def autotune(*values: Any) -> Any:
-        """Types and tactics: one type for everything, or parameters in fp32 beside half precision; statistics in fp32."""
+        """Types and tactics: one type for everything, or parameters in fp32 beside half precision; statistics in
+        fp32."""
         tiles = op.tiles(_tensors(values[:count]), _read(dict(zip(op.attributes, values[count:-1], strict=True))))
         same = {"T": "|".join(TYPES.values()), "P": "|".join(TYPES.values()), "F": "FP32"}
         found = []
@@ -125,7 +136,9 @@ def _read(attributes: dict[str, Any]) -> dict[str, Any]:
 def _check(op: Op, attributes: dict[str, Any]) -> None:
     for name, allowed in op.required.items():
         if attributes[name] not in allowed:
-            raise ValueError(f"{op.name}: {name} is {attributes[name]!r}; it has to be one of {', '.join(map(repr, allowed))}")
+            raise ValueError(
+                f"{op.name}: {name} is {attributes[name]!r}; it has to be one of {', '.join(map(repr, allowed))}"
+            )
 
 
 def _tensors(descs: Any) -> list[Tensor]:

@@ -1,4 +1,5 @@
-"""RMSNorm over the dims from ``axis`` on (Zhang, Sennrich 2019; ONNX RMSNormalization): y = x / √(mean(x²) + ε) · (offset + γ).
+"""RMSNorm over the dims from ``axis`` on (Zhang, Sennrich 2019; ONNX RMSNormalization): y = x / √(mean(x²) + ε) ·
+(offset + γ).
 
 ``offset`` is 0, or 1 as Gemma writes it. x: any shape; gamma: one for each of the row's elements; y like x.
 The mean of the squares is the sum itself: nothing cancels.

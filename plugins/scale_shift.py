@@ -1,6 +1,8 @@
-"""Scale and shift per channel, then an activation: what a BatchNorm is at inference where it could not be folded (Ioffe, Szegedy 2015).
+"""Scale and shift per channel, then an activation: what a BatchNorm is at inference where it could not be folded
+(Ioffe, Szegedy 2015).
 
-x: any shape with ``C`` elements along ``axis``; scale, shift: (C,); y = act(x · scale[c] + shift[c]), like x; act: 'none', 'relu', 'silu'.
+x: any shape with ``C`` elements along ``axis``; scale, shift: (C,); y = act(x · scale[c] + shift[c]), like x; act:
+'none', 'relu', 'silu'.
 """
 
 import numpy as np
@@ -36,7 +38,8 @@ def scale_shift_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``rows`` rows of ``n`` elements; the channel is the row's number modulo ``channels``, or (not BY_ROW) the column."""
+    """``rows`` rows of ``n`` elements; the channel is the row's number modulo ``channels``, or (not BY_ROW) the
+    column."""
     blocks = parts(n, BLOCK)
     pid = tl.program_id(0)
     row = (pid // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)

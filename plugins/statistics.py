@@ -1,9 +1,10 @@
-"""Partial statistics of few long rows, the first of two launches: mean and M2 = Σ(x − mean)² of each of ``splits`` parts of each row.
+"""Partial statistics of few long rows, the first of two launches: mean and M2 = Σ(x − mean)² of each of ``splits``
+parts of each row.
 
-A row is what a norm takes its statistics over: with ``groups`` = 1 the dims from ``axis`` on, else one of ``groups`` equal parts of them
-(GroupNorm over NCHW: axis 1). ``channels_last`` = 1: x is (N, ..., C) and a row is one group of channels at all positions, split by
-positions. statistics: (rows, splits, 2) float32; the parts are of equal length, a multiple of 1024 elements (positions), so the last may be
-short or empty.
+A row is what a norm takes its statistics over: with ``groups`` = 1 the dims from ``axis`` on, else one of ``groups``
+equal parts of them (GroupNorm over NCHW: axis 1). ``channels_last`` = 1: x is (N, ..., C) and a row is one group of
+channels at all positions, split by positions. statistics: (rows, splits, 2) float32; the parts are of equal length, a
+multiple of 1024 elements (positions), so the last may be short or empty.
 """
 
 from typing import Any
@@ -80,7 +81,9 @@ def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, Size]:
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
     block = 1
     if attributes["channels_last"]:
-        width = constant(inputs[0].shape[-1])  # one that is not constant is not divided: TensorRT forbids it while it asks for tactics
+        width = constant(
+            inputs[0].shape[-1]
+        )  # one that is not constant is not divided: TensorRT forbids it while it asks for tactics
         block = 32 if width is None else next_power_of_2(width // attributes["groups"])
     return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in ((8192, 16), (4096, 8))]
 

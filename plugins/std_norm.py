@@ -1,7 +1,8 @@
-"""The norm of "The Annotated Transformer", ε outside the root: y = (x − mean) / (std + ε) · γ + β over dims from ``axis`` on.
+"""The norm of "The Annotated Transformer", ε outside the root: y = (x − mean) / (std + ε) · γ + β over dims from
+``axis`` on.
 
-std = √(M2 / (n − ddof)), ``ddof`` 1 (torch's std) or 0. x: any shape; gamma, beta: one for each of the row's elements; y like x.
-One element and ddof 1 give NaN, as in torch. No standard ONNX node says this.
+std = √(M2 / (n − ddof)), ``ddof`` 1 (torch's std) or 0. x: any shape; gamma, beta: one for each of the row's elements;
+y like x. One element and ddof 1 give NaN, as in torch. No standard ONNX node says this.
 """
 
 import numpy as np
@@ -13,7 +14,9 @@ from ._math import centered, load, load_column, row_moments, store, tile_rows
 from .layer_norm import affine, degrees
 
 
-def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int, ddof: int) -> np.ndarray:
+def reference(
+    x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int, ddof: int
+) -> np.ndarray:
     axes, row = tuple(range(axis % x.ndim, x.ndim)), x.shape[axis % x.ndim :]
     d = x - x.mean(axes, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -67,7 +70,9 @@ OP = Op(
     types="TPPT",
     attributes={"epsilon": float, "axis": int, "ddof": int},
     tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[a["axis"] :])),
-    launch=lambda inputs, a, tile: row_launch(std_norm_kernel, inputs[0], a["axis"], tile, {"EPSILON": a["epsilon"], "DDOF": a["ddof"]}),
+    launch=lambda inputs, a, tile: row_launch(
+        std_norm_kernel, inputs[0], a["axis"], tile, {"EPSILON": a["epsilon"], "DDOF": a["ddof"]}
+    ),
     reference=reference,
     required={"ddof": (0, 1)},
 )

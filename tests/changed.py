@@ -1,8 +1,8 @@
 """The test files of what is changed, for ``make check``: ``python -m tests.changed`` prints them.
 
-Changed is what differs from the branch main where another is checked out, and what is not committed. To a module belong the test file of
-its name and those that import it; to a page or a model those that name it. A changed test file is one itself. Nothing here says that the
-others pass: ``make test`` runs all.
+Changed is what differs from the branch main where another is checked out, and what is not committed. To a module belong
+the test file of its name and those that import it; to a page or a model those that name it. A changed test file is one
+itself. Nothing here says that the others pass: ``make test`` runs all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What all tests share: one thread for each worker (several get in each other's way), the settings of property tests, their own key."""
+"""What all tests share: one thread for each worker (several get in each other's way), the settings of property tests,
+their own key."""
 
 from __future__ import annotations
 
@@ -87,9 +88,9 @@ def saved_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     (folder / "factory.py").write_text(FACTORY)
     code = (
-        "import torch, factory; torch.manual_seed(0); net = factory.Net(8).eval(); torch.save(net.state_dict(), 'weights.pt'); "
-        "torch.save(net, 'pickled.pt'); batch = torch.export.Dim('batch', min=1, max=16); "
-        "torch.export.save(torch.export.export(net, (torch.randn(4, 8),), dynamic_shapes=({0: batch},)), 'model.pt')"
+        "import torch, factory; torch.manual_seed(0); net = factory.Net(8).eval(); torch.save(net.state_dict(),"
+        " 'weights.pt'); torch.save(net, 'pickled.pt'); batch = torch.export.Dim('batch', min=1, max=16);"
+        " torch.export.save(torch.export.export(net, (torch.randn(4, 8),), dynamic_shapes=({0: batch},)), 'model.pt')"
     )
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
     (folder / "imported").unlink()
@@ -98,9 +99,11 @@ def saved_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(saved_project: Path, tmp_path: Path) -> Path:
-    """A user's folder: ``factory.py`` (which leaves ``imported`` when it is imported), and its model saved in three ways.
+    """A user's folder: ``factory.py`` (which leaves ``imported`` when it is imported), and its model saved in three
+    ways.
 
-    ``weights.pt`` holds the weights alone, ``pickled.pt`` the module, ``model.pt`` an ExportedProgram with a dynamic batch of 1 to 16.
+    ``weights.pt`` holds the weights alone, ``pickled.pt`` the module, ``model.pt`` an ExportedProgram with a dynamic
+    batch of 1 to 16.
     """
     return Path(shutil.copytree(saved_project, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__")))
 
@@ -128,10 +131,22 @@ def made(saved_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("made")
     shutil.copy(saved_project / "model.pt", folder)
-    arguments = ["export", str(folder / "model.pt"), "-o", str(folder / "model.onnx"), "--report", str(folder / "export.json"), "-q"]
+    arguments = [
+        "export",
+        str(folder / "model.pt"),
+        "-o",
+        str(folder / "model.onnx"),
+        "--report",
+        str(folder / "export.json"),
+        "-q",
+    ]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     made = normdeploy.package(
-        folder / "model.onnx", folder / "bundle", source=folder / "model.pt", report_from=folder / "export.json", instances=2
+        folder / "model.onnx",
+        folder / "bundle",
+        source=folder / "model.pt",
+        report_from=folder / "export.json",
+        instances=2,
     )
     assert made
     return folder

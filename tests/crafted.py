@@ -83,4 +83,8 @@ def json_edit(edit: Callable[[Any], None]) -> Callable[[bytes], bytes]:
     return change
 
 
-PROGRAM, WEIGHTS, CONSTANTS = "models/model.json", "data/weights/model_weights_config.json", "data/constants/model_constants_config.json"
+PROGRAM, WEIGHTS, CONSTANTS = (
+    "models/model.json",
+    "data/weights/model_weights_config.json",
+    "data/constants/model_constants_config.json",
+)

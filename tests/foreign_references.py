@@ -2,10 +2,10 @@
 
 They know nothing of `normdeploy.proof.foreign`, whose definitions are judged by them.
 
-- onnxruntime's contrib ops: docs/ContribOperators.md (GroupNorm, SkipGroupNorm, EmbedLayerNormalization). Its layer norms are in
-  `normdeploy.evaluate.evaluate` already, because a float64 evaluation may meet them anywhere.
-- TensorRT's plugins, by the README and the plugin creator (which holds the defaults) in each folder of TensorRT's plugin/:
-  groupNormPlugin, groupNormalizationPlugin, layerNormPlugin, instanceNormalizationPlugin, skipLayerNormPlugin.
+- onnxruntime's contrib ops: docs/ContribOperators.md (GroupNorm, SkipGroupNorm, EmbedLayerNormalization). Its layer
+  norms are in `normdeploy.evaluate.evaluate` already, because a float64 evaluation may meet them anywhere.
+- TensorRT's plugins, by the README and the plugin creator (which holds the defaults) in each folder of TensorRT's
+  plugin/: groupNormPlugin, groupNormalizationPlugin, layerNormPlugin, instanceNormalizationPlugin, skipLayerNormPlugin.
 
 Functions are as in `normdeploy.evaluate.core`. The keys are (owner, op).
 """
@@ -58,7 +58,8 @@ def _skip_group_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> 
 
 
 def _embed_layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Layer norm of word + position + segment embeddings; the number of ones in each row of the mask (0 without one); the sum."""
+    """Layer norm of word + position + segment embeddings; the number of ones in each row of the mask (0 without one);
+    the sum."""
     ids, segments, words, positions = inputs[:4]
     mask, place = optional(inputs, 7), optional(inputs, 8)
     total = words[ids] + (positions[: ids.shape[1]] if place is None else positions[np.broadcast_to(place, ids.shape)])
@@ -82,7 +83,8 @@ def _trt_group_normalization(inputs: Inputs, attrs: Attrs, opset: int, outputs: 
 
 
 def _trt_layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """LayerNorm: over ``axis`` (default the last) and all behind it, gamma and beta with one value for each of these elements."""
+    """LayerNorm: over ``axis`` (default the last) and all behind it, gamma and beta with one value for each of these
+    elements."""
     x, axis = inputs[0], attrs.get("axis", -1)
     axes = tuple(range(axis % x.ndim, x.ndim))
     y, _, _ = standardize(x, axes, attrs.get("epsilon", attrs.get("eps", _EPSILON)))
@@ -91,7 +93,8 @@ def _trt_layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> R
 
 
 def _trt_instance_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """InstanceNormalization_TRT: scales and bias as attributes or inputs; val < 0 ? val · alpha : val behind it where relu."""
+    """InstanceNormalization_TRT: scales and bias as attributes or inputs; val < 0 ? val · alpha : val behind it where
+    relu."""
     x = inputs[0]
     scale, bias = inputs[1:3] if len(inputs) > 1 else (attrs["scales"], attrs["bias"])
     y, _, _ = standardize(x, tuple(range(2, x.ndim)), attrs["epsilon"])
@@ -100,10 +103,13 @@ def _trt_instance_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -
 
 
 def _trt_skip_layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """CustomSkipLayerNormPluginDynamic: layer norm of input + skip + bias over the hidden size, the axis before any 1s at the end."""
+    """CustomSkipLayerNormPluginDynamic: layer norm of input + skip + bias over the hidden size, the axis before any 1s
+    at the end."""
     gamma, beta = (np.asarray(attrs[name], dtype=np.float64).reshape(-1) for name in ("gamma", "beta"))
     total = inputs[0] + inputs[1]
-    rows = total.reshape(-1, gamma.size) + (np.asarray(attrs["bias"], dtype=np.float64).reshape(-1) if "bias" in attrs else 0.0)
+    rows = total.reshape(-1, gamma.size) + (
+        np.asarray(attrs["bias"], dtype=np.float64).reshape(-1) if "bias" in attrs else 0.0
+    )
     y, _, _ = standardize(rows, (1,), SKIP_EPSILON[attrs.get("type_id", 0)])
     return (y * gamma + beta).reshape(total.shape)
 

@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Done:
-    """How one run ended. ``memory``: the most resident bytes above those of the server at the fork; of its own children nothing."""
+    """How one run ended. ``memory``: the most resident bytes above those of the server at the fork; of its own children
+    nothing."""
 
     returncode: int  # negative: the signal
     stdout: str
@@ -62,7 +63,13 @@ class Server:
         with tempfile.TemporaryDirectory() as folder:
             for name in ("out", "err", "resident"):  # a kill may come before the child makes them
                 (Path(folder) / name).touch()
-            request = {"args": [*map(str, args)], "cwd": str(cwd), "memory": memory, "file_size": file_size, "folder": folder}
+            request = {
+                "args": [*map(str, args)],
+                "cwd": str(cwd),
+                "memory": memory,
+                "file_size": file_size,
+                "folder": folder,
+            }
             request |= {"kill_after": kill_after, "timeout": timeout, "watch": None if watch is None else str(watch)}
             assert self._process.stdin is not None
             assert self._process.stdout is not None
@@ -78,7 +85,9 @@ def server() -> Iterator[Server]:
     """A server, ready to fork."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "tests.forked"]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "ready\n"
@@ -109,7 +118,12 @@ def _warm() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model, file = Path(folder) / "model.pt", Path(folder) / "model.onnx"
         torch.export.save(torch.export.export(net, (torch.zeros(2, 4),)), model)
-        for args in (["export", model, "-o", file], ["verify", model, file], ["check", file], ["run", file, "-o", f"{file}.npz"]):
+        for args in (
+            ["export", model, "-o", file],
+            ["verify", model, file],
+            ["check", file],
+            ["run", file, "-o", f"{file}.npz"],
+        ):
             _main([*map(str, args), "-q"])
 
 
@@ -153,7 +167,12 @@ def _forked(request: dict[str, Any], answers: TextIO) -> dict[str, Any]:
     _, status, used = os.wait4(child, 0)
     told = Path(request["folder"]) / "resident"
     memory = used.ru_maxrss * 1024 - int(told.read_text() or 0)
-    return {"returncode": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - start, "memory": memory, "appeared": appeared}
+    return {
+        "returncode": os.waitstatus_to_exitcode(status),
+        "seconds": time.monotonic() - start,
+        "memory": memory,
+        "appeared": appeared,
+    }
 
 
 def _listed(request: dict[str, Any]) -> set[str]:

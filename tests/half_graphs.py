@@ -15,11 +15,17 @@ from normdeploy.precision.stepwise import stepwise
 from tests.support import run_onnxruntime
 
 
-def text(body: str, inputs: str = "float[2,4] x", outputs: str = "float[2,4] y", opset: int = 21, **weights: Any) -> onnx.ModelProto:
-    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}')
+def text(
+    body: str, inputs: str = "float[2,4] x", outputs: str = "float[2,4] y", opset: int = 21, **weights: Any
+) -> onnx.ModelProto:
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    )
     for name, value in weights.items():
         value = np.asarray(value)
-        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32) if value.dtype == np.float64 else value, name))
+        proto.graph.initializer.append(
+            numpy_helper.from_array(value.astype(np.float32) if value.dtype == np.float64 else value, name)
+        )
     onnx.checker.check_model(proto, full_check=True)
     return proto
 

@@ -1,7 +1,8 @@
 """Norms in random spellings, with what each must compute and what must become of it. Imports nothing of normdeploy.
 
-``generate(choices, book, route)`` draws a case (kind, shape, axes), an epsilon, an affine and one spelling at each point of choice, and
-returns an ``Example``: PyTorch source or an ONNX graph, its float64 definition, the expected number of norm nodes.
+``generate(choices, book, route)`` draws a case (kind, shape, axes), an epsilon, an affine and one spelling at each
+point of choice, and returns an ``Example``: PyTorch source or an ONNX graph, its float64 definition, the expected
+number of norm nodes.
 """
 
 from __future__ import annotations
@@ -89,7 +90,10 @@ class Example:
     def __repr__(self) -> str:
         """All that is needed to see the failure: the vector, then the text."""
         text = self.source or onnx.printer.to_text(self.proto)
-        head = f"{self.case}\n{self.why or 'spelling'}; {self.dtype}, norm nodes {self.nodes}\nvector: {json.dumps(self.vector)}"
+        head = (
+            f"{self.case}\n{self.why or 'spelling'}; {self.dtype}, norm nodes {self.nodes}\nvector:"
+            f" {json.dumps(self.vector)}"
+        )
         return f"<{self.route}\n{head}\n{text}>"
 
     @property
@@ -97,8 +101,8 @@ class Example:
         return {axis: size for axis, size in enumerate(self.shape) if isinstance(size, str)}
 
     def inputs(self, seed: int = 0, **sizes: int) -> np.ndarray:
-        """An input of the model's type: every sample on its own scale and offset, the last one all zero (has epsilon survived?)
-        but where a second norm would divide the first one's rounding by sqrt(eps)."""
+        """An input of the model's type: every sample on its own scale and offset, the last one all zero (has epsilon
+        survived?) but where a second norm would divide the first one's rounding by sqrt(eps)."""
         rng = np.random.default_rng(seed)
         shape = [{"B": 3, "S": 4, "L": 5, **sizes}[s] if isinstance(s, str) else s for s in self.shape]
         scale, offset = np.array([(0.03, 0.0), (1.0, 2.0), (4.0, 0.0)])[rng.integers(0, 3, shape[0])].T.reshape(
@@ -113,7 +117,9 @@ class Example:
         """The source run as Python; with ``exact`` every floating type in it is float64."""
         text = self.source
         if exact:
-            text = text.replace("torch.float16, torch.float32, torch.float64", "torch.float64, torch.float64, torch.float64")
+            text = text.replace(
+                "torch.float16, torch.float32, torch.float64", "torch.float64, torch.float64, torch.float64"
+            )
         namespace: dict[str, Any] = {}
         exec(compile(text, "<generated>", "exec"), namespace)
         kind = np.float64 if exact else np.dtype(self.dtype)
@@ -149,17 +155,24 @@ def parameters(w: Writer, gamma: np.ndarray | None, beta: np.ndarray | None, dty
     return g, None if beta is None else to(w, w.spell("param", "beta", beta), dtype)
 
 
-def write_norm(w: Writer, case: Case, x: T, eps: float, gamma: np.ndarray | None, beta: np.ndarray | None) -> tuple[T, Stats]:
+def write_norm(
+    w: Writer, case: Case, x: T, eps: float, gamma: np.ndarray | None, beta: np.ndarray | None
+) -> tuple[T, Stats]:
     """One norm, spelled."""
     z = w.spell("precision", x)
     layout = w.spell("layout", z, case.axes, case.groups)
     within = [None if v is None else layout.param(v) for v in (gamma, beta)]
     inside = any(v is not None for v in within) and w.choices("affine.inside", [True, False])
     stats = w.spell("rms.stats" if case.kind == "RMSNorm" else "stats", layout.view, layout.axes)
-    y = w.spell("whole", layout, stats, eps, *(parameters(w, within[0], within[1], z.dtype) if inside else (None, None)))
+    y = w.spell(
+        "whole", layout, stats, eps, *(parameters(w, within[0], within[1], z.dtype) if inside else (None, None))
+    )
     y = layout.back(y)
     if not inside:
-        early = z.dtype != x.dtype and w.choices("cast back", ["after the affine", "before the affine"]) == "before the affine"
+        early = (
+            z.dtype != x.dtype
+            and w.choices("cast back", ["after the affine", "before the affine"]) == "before the affine"
+        )
         y = to(w, y, x.dtype) if early else y
         y = affine(w, y, *parameters(w, gamma, beta, y.dtype))
     return to(w, y, x.dtype), stats
@@ -170,7 +183,9 @@ def _(w: Writer, layout: Any, stats: Stats, eps: float, gamma: T | None, beta: T
     return w.spell("apply", layout.view, stats, w.spell("epsilon", stats.var, eps), gamma, beta)
 
 
-def write_batch_norm(w: Writer, case: Case, x: T, eps: float, gamma: np.ndarray | None, beta: np.ndarray | None) -> tuple[T, Function]:
+def write_batch_norm(
+    w: Writer, case: Case, x: T, eps: float, gamma: np.ndarray | None, beta: np.ndarray | None
+) -> tuple[T, Function]:
     """An eval BatchNorm by hand: (x − running mean) / sqrt(running variance + eps)."""
     rng = np.random.default_rng(sum(case.affine))
     mean, var = rng.integers(-64, 65, case.affine) / 64, rng.integers(16, 97, case.affine) / 64
@@ -221,9 +236,19 @@ def write_example(w: Writer, x: T, case: Case, eps: float) -> Written:
         return [y, w.mul(y, 0.5)], lambda v: (one(v), one(v, 0.5)), (1, 2), DECOMPOSED
     direct = w.choices.vector.get("layout") == "direct"
     if extra == "mean too" and stats.mean is not None and direct:
-        return [y, stats.mean], lambda v: (one(v), moments(case, v)[0]), (1, 1), DECOMPOSED - {"ReduceMean", "ReduceSum"}
+        return (
+            [y, stats.mean],
+            lambda v: (one(v), moments(case, v)[0]),
+            (1, 1),
+            DECOMPOSED - {"ReduceMean", "ReduceSum"},
+        )
     if extra == "centred too" and stats.mean is not None and direct:
-        return [y, stats.centred], lambda v: (one(v), v - moments(case, v)[0]), (1, 1), DECOMPOSED - {"ReduceMean", "ReduceSum"}
+        return (
+            [y, stats.centred],
+            lambda v: (one(v), v - moments(case, v)[0]),
+            (1, 1),
+            DECOMPOSED - {"ReduceMean", "ReduceSum"},
+        )
     return [y], lambda v: (one(v),), (1, 1), DECOMPOSED
 
 
@@ -243,4 +268,6 @@ def generate(choices: Choices, book: Book = KNOWN, route: Route = "onnx", kinds:
 
     w, (_, definition, nodes, forbidden), source, proto = write(choices, False)
     exact = write(Choices.replayed(choices.vector), True)[3] if route == "onnx" else None
-    return Example(route, case, dtype, case.shape, source, w.params, proto, exact, definition, nodes, choices.vector, forbidden)
+    return Example(
+        route, case, dtype, case.shape, source, w.params, proto, exact, definition, nodes, choices.vector, forbidden
+    )

@@ -1,4 +1,5 @@
-"""A third of the spellings, held back while the recognisers were written: they show whether it is the maths that is recognised."""
+"""A third of the spellings, held back while the recognisers were written: they show whether it is the maths that is
+recognised."""
 
 from __future__ import annotations
 

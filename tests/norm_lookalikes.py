@@ -1,7 +1,7 @@
 """Norms with one thing wrong: what they compute is no norm, or only a part of them is.
 
-Each lookalike is drawn with the same spellings as the real norms. ``allowed`` names the norm ops that may still stand in a correct result,
-because an exact part of it is a norm (the RMS norm of something centred elsewhere, say).
+Each lookalike is drawn with the same spellings as the real norms. ``allowed`` names the norm ops that may still stand
+in a correct result, because an exact part of it is a norm (the RMS norm of something centred elsewhere, say).
 """
 
 from __future__ import annotations
@@ -288,7 +288,9 @@ def _(w: Writer, x: T, axes: tuple[int, ...], eps: float) -> T:
     return w.add(w.mul(positive, inverse(w, s.var, eps)), w.mul(w.sub(s.centred, positive), inverse(w, s.var, 5 * eps)))
 
 
-@lookalike("unbiased over a dynamic dim", "the factor n/(n-1) on the variance is data, and so would be epsilon", dynamic=True)
+@lookalike(
+    "unbiased over a dynamic dim", "the factor n/(n-1) on the variance is data, and so would be epsilon", dynamic=True
+)
 def _(w: Writer, x: T, axes: tuple[int, ...], eps: float) -> T:
     return w.mul(centred(w, x, axes)[1], inverse(w, w.moments(x, axes, 1, "var")[0], eps))
 
@@ -319,13 +321,20 @@ CASES = {
     "plane": Case("lookalike", ("B", 3, 4, 6), (2, 3), (1, 3, 1, 1)),
     "channel": Case("lookalike", ("B", 8, 2, 3), (1,), (1, 8, 1, 1)),
 }
-DYNAMIC = {"sequence": Case("lookalike", ("B", "S", 6), (1,), (1, 1, 6)), "length": Case("lookalike", ("B", 6, "S"), (2,), (1, 6, 1))}
+DYNAMIC = {
+    "sequence": Case("lookalike", ("B", "S", 6), (1,), (1, 1, 6)),
+    "length": Case("lookalike", ("B", 6, "S"), (2,), (1, 6, 1)),
+}
 
 
 def generate_lookalike(choices: Choices, book: Book = KNOWN, route: Route = "onnx", name: str = "") -> Example:
     """Draw a lookalike in a random spelling; its own text, run in float64, is what it means."""
     chosen = LOOKALIKES[choices("lookalike", [name] if name else list(LOOKALIKES))]
-    cases = DYNAMIC if chosen.dynamic else {n: c for n, c in CASES.items() if len(c.axes) > 1 or c.axes[0] > 1 or "other" not in chosen.why}
+    cases = (
+        DYNAMIC
+        if chosen.dynamic
+        else {n: c for n, c in CASES.items() if len(c.axes) > 1 or c.axes[0] > 1 or "other" not in chosen.why}
+    )
     case = cases[choices("case", list(cases))]
     eps = choices("eps", [1e-3, 1e-2, 1e-1])  # large enough for its place to be seen in every type
 
@@ -339,5 +348,19 @@ def generate_lookalike(choices: Choices, book: Book = KNOWN, route: Route = "onn
     w, (source, proto) = write(choices, False)
     exact = write(Choices.replayed(choices.vector), True)[1][1] if route == "onnx" else None
     nodes = (0, 1 if chosen.allowed else 0)
-    made = Example(route, case, "float32", case.shape, source, w.params, proto, exact, None, nodes, choices.vector, frozenset(), chosen.why)
+    made = Example(
+        route,
+        case,
+        "float32",
+        case.shape,
+        source,
+        w.params,
+        proto,
+        exact,
+        None,
+        nodes,
+        choices.vector,
+        frozenset(),
+        chosen.why,
+    )
     return replace(made, only_ops=chosen.allowed)

@@ -12,13 +12,19 @@ from onnx import numpy_helper
 
 from normdeploy.rewriting import rewrite
 
-DTYPES: dict[str, Any] = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "double": np.float64}
+DTYPES: dict[str, Any] = {
+    "float": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "double": np.float64,
+}
 SIZES = {"b": 2, "s": 7, "h": 5, "w": 6}  # of the dynamic dims, where a test runs a model
 
 
 @dataclass(frozen=True)
 class Model:
-    """``inputs`` and ``outputs``: name -> dims, such as "b,s,64"; ``constants``: name -> shape; T in ``body`` is the type."""
+    """``inputs`` and ``outputs``: name -> dims, such as "b,s,64"; ``constants``: name -> shape; T in ``body`` is the
+    type."""
 
     body: str
     inputs: dict[str, str]
@@ -58,7 +64,9 @@ def feeds(proto: onnx.ModelProto, seed: int = 0, sizes: dict[str, int] | None = 
     for value in proto.graph.input:
         kind = value.type.tensor_type
         shape = [d.dim_value or (SIZES | (sizes or {}))[d.dim_param] for d in kind.shape.dim]
-        found[value.name] = (3 + rng.standard_normal(shape)).astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        found[value.name] = (3 + rng.standard_normal(shape)).astype(
+            onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        )
     return found
 
 
@@ -76,9 +84,15 @@ MODELS: dict[str, Model] = {
     "LayerNormalization": _rows("y = LayerNormalization<epsilon=1e-3>(x, gamma, beta)", gamma=_N, beta=_N),
     "LayerNormalization, one scale": _rows("y = LayerNormalization(x, gamma)", gamma=(1,)),
     "LayerNormalization over two dims": Model(
-        "y = LayerNormalization<axis=1>(x, gamma, beta)", {"x": "b,6,64"}, {"y": "b,6,64"}, {"gamma": (6, 64), "beta": _N}, ("LayerNorm",)
+        "y = LayerNormalization<axis=1>(x, gamma, beta)",
+        {"x": "b,6,64"},
+        {"y": "b,6,64"},
+        {"gamma": (6, 64), "beta": _N},
+        ("LayerNorm",),
     ),
-    "LayerNormalization of one group": _image("y = LayerNormalization<axis=1>(x, gamma, beta)", ("GroupNorm",), gamma=_C11, beta=_C11),
+    "LayerNormalization of one group": _image(
+        "y = LayerNormalization<axis=1>(x, gamma, beta)", ("GroupNorm",), gamma=_C11, beta=_C11
+    ),
     "RMSNormalization": _rows("y = RMSNormalization<epsilon=1e-6>(x, gamma)", ("RMSNorm",), 23, gamma=_N),
     "RMSNorm in primitives": _rows(
         "q = Mul(x, x) m = ReduceMean<axes=[-1]>(q) e = Add(m, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, gamma)",
@@ -86,14 +100,21 @@ MODELS: dict[str, Model] = {
         eps=(1,),
         gamma=_N,
     ),
-    "GroupNormalization": _image("y = GroupNormalization<num_groups=8>(x, gamma, beta)", ("GroupNorm",), gamma=_C, beta=_C),
-    "GroupNormalization of one group": _image("y = GroupNormalization<num_groups=1>(x, gamma, beta)", ("GroupNorm",), gamma=_C, beta=_C),
+    "GroupNormalization": _image(
+        "y = GroupNormalization<num_groups=8>(x, gamma, beta)", ("GroupNorm",), gamma=_C, beta=_C
+    ),
+    "GroupNormalization of one group": _image(
+        "y = GroupNormalization<num_groups=1>(x, gamma, beta)", ("GroupNorm",), gamma=_C, beta=_C
+    ),
     "GroupNormalization, SiLU": _image(
-        "n = GroupNormalization<num_groups=8>(x, gamma, beta) s = Sigmoid(n) y = Mul(n, s)", ("GroupNormSiLU",), gamma=_C, beta=_C
+        "n = GroupNormalization<num_groups=8>(x, gamma, beta) s = Sigmoid(n) y = Mul(n, s)",
+        ("GroupNormSiLU",),
+        gamma=_C,
+        beta=_C,
     ),
     "GroupNormalization, SiLU, NHWC": Model(
-        "t = Transpose<perm=[0,3,1,2]>(x) n = GroupNormalization<num_groups=8>(t, gamma, beta) s = Sigmoid(n) m = Mul(n, s)"
-        " y = Transpose<perm=[0,2,3,1]>(m)",
+        "t = Transpose<perm=[0,3,1,2]>(x) n = GroupNormalization<num_groups=8>(t, gamma, beta) s = Sigmoid(n) m ="
+        " Mul(n, s) y = Transpose<perm=[0,2,3,1]>(m)",
         {"x": "b,h,w,32"},
         {"y": "b,h,w,32"},
         {"gamma": _C, "beta": _C},
@@ -102,7 +123,12 @@ MODELS: dict[str, Model] = {
     ),
     "InstanceNormalization": _image("y = InstanceNormalization(x, gamma, beta)", ("InstanceNorm",), gamma=_C, beta=_C),
     "BatchNormalization, Relu": _image(
-        "n = BatchNormalization(x, gamma, beta, mean, var) y = Relu(n)", ("ScaleShift",), gamma=_C, beta=_C, mean=_C, var=_C
+        "n = BatchNormalization(x, gamma, beta, mean, var) y = Relu(n)",
+        ("ScaleShift",),
+        gamma=_C,
+        beta=_C,
+        mean=_C,
+        var=_C,
     ),
     "Mul and Add, SiLU": Model(
         "p = Abs(x) n = Mul(gamma, p) a = Add(n, beta) s = Sigmoid(a) y = Mul(s, a)",
@@ -113,13 +139,21 @@ MODELS: dict[str, Model] = {
         left=("Abs",),
     ),
     "Add, LayerNormalization": Model(
-        "t = Add(x, r) y = LayerNormalization(t, gamma, beta)", constants={"gamma": _N, "beta": _N}, plugins=("AddLayerNorm",), **_SUM
+        "t = Add(x, r) y = LayerNormalization(t, gamma, beta)",
+        constants={"gamma": _N, "beta": _N},
+        plugins=("AddLayerNorm",),
+        **_SUM,
     ),
     "Add, RMSNormalization": Model(
-        "t = Add(x, r) y = RMSNormalization(t, gamma)", constants={"gamma": _N}, plugins=("AddRMSNorm",), opset=23, **_SUM
+        "t = Add(x, r) y = RMSNormalization(t, gamma)",
+        constants={"gamma": _N},
+        plugins=("AddRMSNorm",),
+        opset=23,
+        **_SUM,
     ),
     "LayerNormalization, modulated": Model(
-        "i = Constant<value_floats=[1.0]>() u = CastLike(i, c) n = LayerNormalization(x, u) e = Add(u, c) f = Mul(n, e) y = Add(f, d)",
+        "i = Constant<value_floats=[1.0]>() u = CastLike(i, c) n = LayerNormalization(x, u) e = Add(u, c) f = Mul(n, e)"
+        " y = Add(f, d)",
         {"x": "b,s,64", "c": "b,1,64", "d": "b,1,64"},
         {"y": "b,s,64"},
         {},
@@ -132,8 +166,8 @@ MODELS: dict[str, Model] = {
         beta=_C,
     ),
     "std + eps": _rows(
-        "m = ReduceMean<axes=[-1]>(x) d = Sub(x, m) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q) f = Mul(v, factor) r = Sqrt(f)"
-        " e = Add(r, eps) n = Div(d, e) g = Mul(n, gamma) y = Add(g, beta)",
+        "m = ReduceMean<axes=[-1]>(x) d = Sub(x, m) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q) f = Mul(v, factor) r ="
+        " Sqrt(f) e = Add(r, eps) n = Div(d, e) g = Mul(n, gamma) y = Add(g, beta)",
         ("StdNorm",),
         eps=(1,),
         factor=(1,),
@@ -141,6 +175,9 @@ MODELS: dict[str, Model] = {
         beta=_N,
     ),
     "LayerNorm of ours, unbiased": _rows(
-        "y = normdeploy.LayerNorm<axes=[-1], epsilon=1e-5, ddof=1, stash_type=1>(x, gamma, beta)", ("LayerNorm",), gamma=_N, beta=_N
+        "y = normdeploy.LayerNorm<axes=[-1], epsilon=1e-5, ddof=1, stash_type=1>(x, gamma, beta)",
+        ("LayerNorm",),
+        gamma=_N,
+        beta=_N,
     ),
 }

@@ -13,8 +13,21 @@ from tests.norm_writers import Operand, Size, T, Writer, broadcast
 
 OPSETS = (11, 13, 16, 17, 18, 20, 21, 22)
 IR_VERSION = 10
-ONNX_TYPES = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "int64": TensorProto.INT64}
-ONNX_OPS = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg", "sqrt": "Sqrt", "reciprocal": "Reciprocal"}
+ONNX_TYPES = {
+    "float16": TensorProto.FLOAT16,
+    "float32": TensorProto.FLOAT,
+    "float64": TensorProto.DOUBLE,
+    "int64": TensorProto.INT64,
+}
+ONNX_OPS = {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "neg": "Neg",
+    "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal",
+}
 ONNX_OPS |= {"abs": "Abs", "relu": "Relu", "round": "Round", "floor": "Floor", "tanh": "Tanh"}
 REDUCE = {"mean": "ReduceMean", "sum": "ReduceSum", "l2": "ReduceL2", "l1": "ReduceL1", "max": "ReduceMax"}
 
@@ -62,7 +75,9 @@ class OnnxWriter(Writer):
     def param(self, name: str, values: np.ndarray) -> T:
         name = self.fresh(name)
         self.params[name] = values
-        self.initializers.append(numpy_helper.from_array(np.asarray(values, np.float64 if self.exact else np.dtype(self.dtype)), name))
+        self.initializers.append(
+            numpy_helper.from_array(np.asarray(values, np.float64 if self.exact else np.dtype(self.dtype)), name)
+        )
         return T(name, values.shape, self.dtype)
 
     def named(self, a: Operand, dtype: str) -> str:
@@ -75,13 +90,25 @@ class OnnxWriter(Writer):
         dtype = tensors[0].dtype
         shape = broadcast(*(t.shape for t in tensors), () if self.scalar_rank == 0 or len(tensors) == 2 else (1,))
         left, right = self.named(a, dtype), self.named(b, dtype)
-        return self.spell("onnx.add", left, right, shape, dtype) if op == "add" else self.node(ONNX_OPS[op], [left, right], shape, dtype)
+        return (
+            self.spell("onnx.add", left, right, shape, dtype)
+            if op == "add"
+            else self.node(ONNX_OPS[op], [left, right], shape, dtype)
+        )
 
     def unary(self, op: str, a: T) -> T:
-        return self.unary("reciprocal", self.unary("sqrt", a)) if op == "rsqrt" else self.node(ONNX_OPS[op], [a.name], a.shape, a.dtype)
+        return (
+            self.unary("reciprocal", self.unary("sqrt", a))
+            if op == "rsqrt"
+            else self.node(ONNX_OPS[op], [a.name], a.shape, a.dtype)
+        )
 
     def power(self, a: T, exponent: float) -> T:
-        whole = exponent == int(exponent) and self.opset >= 12 and self.choices("onnx.pow_type", ["same", "int64"]) == "int64"
+        whole = (
+            exponent == int(exponent)
+            and self.opset >= 12
+            and self.choices("onnx.pow_type", ["same", "int64"]) == "int64"
+        )
         return self.node("Pow", [a.name, self.constant(exponent, "int64" if whole else a.dtype)], a.shape, a.dtype)
 
     def clamp_min(self, a: T, low: float) -> T:
@@ -126,7 +153,10 @@ class OnnxWriter(Writer):
             target = self.constant([-1 if isinstance(s, str) else s for s in copied], "int64")
         else:
             parts = [
-                self.sizes(*self.dims[s]) if s in self.dims else self.constant([-1 if isinstance(s, str) else s], "int64") for s in shape
+                self.sizes(*self.dims[s])
+                if s in self.dims
+                else self.constant([-1 if isinstance(s, str) else s], "int64")
+                for s in shape
             ]
             target = self.node("Concat", parts, (len(shape),), "int64", axis=0).name
         return self.node("Reshape", [x.name, target], shape, x.dtype)
@@ -170,7 +200,9 @@ class OnnxWriter(Writer):
         return kept[::-1]
 
     def proto(self, outputs: Sequence[T]) -> onnx.ModelProto:
-        values = [helper.make_tensor_value_info(t.name, self.type(t.dtype), list(t.shape)) for t in (*self.inputs, *outputs)]
+        values = [
+            helper.make_tensor_value_info(t.name, self.type(t.dtype), list(t.shape)) for t in (*self.inputs, *outputs)
+        ]
         nodes, split = self.alive(outputs), len(self.inputs)
         used = {name for node in nodes for name in node.input}
         initializers = [t for t in self.initializers if t.name in used]

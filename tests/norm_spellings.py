@@ -1,6 +1,7 @@
 """The known ways to write each part of a norm, by point of choice. ``norm_generator_heldout.py`` holds more of them.
 
-Every function takes the writer first. ``Stats`` travel between the parts: the mean (None for RMS), the numerator and the variance.
+Every function takes the writer first. ``Stats`` travel between the parts: the mean (None for RMS), the numerator and
+the variance.
 """
 
 from __future__ import annotations
@@ -338,7 +339,11 @@ def _(w: Writer, x: T, axes: tuple[int, ...], groups: int) -> Layout:
     return Layout(view, tuple(range(1, view.rank)), back_to(w, x.shape), lambda p: one_lead(p, lead))
 
 
-@say("layout", "normalized dims flattened", lambda w, x, axes, groups: groups == 0 and trailing(x, axes) and len(axes) >= 2)
+@say(
+    "layout",
+    "normalized dims flattened",
+    lambda w, x, axes, groups: groups == 0 and trailing(x, axes) and len(axes) >= 2,
+)
 def _(w: Writer, x: T, axes: tuple[int, ...], groups: int) -> Layout:
     lead = x.rank - len(axes)
     view = w.reshape(x, (*x.shape[:lead], product(x.shape[lead:])))
@@ -364,7 +369,9 @@ def _(w: Writer, x: T, axes: tuple[int, ...], groups: int) -> Layout:
 def _(w: Writer, x: T, axes: tuple[int, ...], groups: int) -> Layout:
     inside = int(x.shape[1]) // groups
     view = w.reshape(x, (x.shape[0], groups, inside, *x.shape[2:]))
-    return Layout(view, tuple(range(2, view.rank)), back_to(w, x.shape), lambda p: p.reshape(1, groups, inside, *p.shape[2:]))
+    return Layout(
+        view, tuple(range(2, view.rank)), back_to(w, x.shape), lambda p: p.reshape(1, groups, inside, *p.shape[2:])
+    )
 
 
 # --- what only an ONNX graph can say in several ways ---

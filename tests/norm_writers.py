@@ -1,8 +1,8 @@
 """Writers: the same calls become PyTorch source text, or the nodes of an ONNX graph.
 
-A norm is spelled once, as calls on a ``Writer`` (``w.sub(x, w.mean(x, axes))``), and comes out by either route. Whatever can be said in
-more than one way is drawn from ``Choices``, which records the choice vector, so that a failing example can be printed and replayed.
-Nothing here imports normdeploy.
+A norm is spelled once, as calls on a ``Writer`` (``w.sub(x, w.mean(x, axes))``), and comes out by either route.
+Whatever can be said in more than one way is drawn from ``Choices``, which records the choice vector, so that a failing
+example can be printed and replayed. Nothing here imports normdeploy.
 """
 
 from __future__ import annotations
@@ -224,7 +224,9 @@ class TorchWriter(Writer):
         return self.new("t", f"-{a.name}" if op == "neg" else f"torch.{op}({a.name})", a.shape, a.dtype)
 
     def power(self, a: T, exponent: float) -> T:
-        return self.new("t", f"{a.name}.pow({exponent:g})" if exponent > 0 else f"{a.name} ** {exponent:g}", a.shape, a.dtype)
+        return self.new(
+            "t", f"{a.name}.pow({exponent:g})" if exponent > 0 else f"{a.name} ** {exponent:g}", a.shape, a.dtype
+        )
 
     def clamp_min(self, a: T, low: float) -> T:
         return self.new("t", f"{a.name}.clamp(min={low!r})", a.shape, a.dtype)
@@ -242,7 +244,9 @@ class TorchWriter(Writer):
     def moments(self, x: T, axes: Sequence[int], ddof: int, want: str) -> tuple[T, ...]:
         shape = self.reduced(x, axes, True)
         names = [self.fresh("v"), self.fresh("m")] if want == "var_mean" else [self.fresh("v")]
-        self.lines.append(f"{', '.join(names)} = torch.{want}({x.name}, dim={tuple(axes)}, correction={ddof}, keepdim=True)")
+        self.lines.append(
+            f"{', '.join(names)} = torch.{want}({x.name}, dim={tuple(axes)}, correction={ddof}, keepdim=True)"
+        )
         return tuple(T(name, shape, x.dtype) for name in names)
 
     def size_text(self, size: Size) -> str:
@@ -293,7 +297,10 @@ class TorchWriter(Writer):
         """The module as text. The line of dtypes is the one thing that an exact evaluation replaces."""
         body = "\n".join(f"        {line}" for line in [*self.lines, f"return {', '.join(t.name for t in outputs)}"])
         held = (
-            "\n".join(f'        self.register_buffer("{n}", params["{n}"])  # {tuple(v.shape)}' for n, v in self.params.items())
+            "\n".join(
+                f'        self.register_buffer("{n}", params["{n}"])  # {tuple(v.shape)}'
+                for n, v in self.params.items()
+            )
             or "        pass"
         )
         arguments = "".join(f", {x.name}" for x in inputs)

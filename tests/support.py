@@ -18,11 +18,15 @@ LAYER_NORM = """g (float[2, 4] x) => (float[2, 4] y) <int64[1] axes = {-1}, floa
 def parsed(text: str, opset: int = 21, ir: int = 10, **constants: np.ndarray) -> onnx.ModelProto:
     """A graph written as text, with these initializers besides."""
     proto = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}]> {text}')
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+    )
     return proto
 
 
-def run_onnxruntime(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], optimized: bool = False) -> list[np.ndarray]:
+def run_onnxruntime(
+    proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], optimized: bool = False
+) -> list[np.ndarray]:
     """The outputs of onnxruntime's CPU provider, its own optimizer off unless asked for, in a single thread."""
     options = ort.SessionOptions()
     options.log_severity_level = 4

@@ -1,4 +1,5 @@
-"""Activations spelled out become their standard nodes, judged by torch's own in float64; whatever is another function stays."""
+"""Activations spelled out become their standard nodes, judged by torch's own in float64; whatever is another function
+stays."""
 
 from __future__ import annotations
 
@@ -37,10 +38,16 @@ CONSTANTS = {
     "minus": -1.0,
 }
 # up to where 6·x does not overflow yet
-FAR = np.array([0, 0.5, -0.5, 3, -3, 9, -9, 50, -50, 89, -89, 800, -800, 1e13, -1e13, 3e37, -3e37, np.inf, -np.inf, np.nan], np.float32)
+FAR = np.array(
+    [0, 0.5, -0.5, 3, -3, 9, -9, 50, -50, 89, -89, 800, -800, 1e13, -1e13, 3e37, -3e37, np.inf, -np.inf, np.nan],
+    np.float32,
+)
 
 GELU = "d = Div(x, root) e = Erf(d) a = Add(e, one) m = Mul(x, a) y = Mul(m, half)"
-NEW_GELU = "p = Pow(x, three) q = Mul(p, cubic) s = Add(x, q) t = Mul(s, k) u = Tanh(t) v = Add(u, one) w = Mul(x, half) y = Mul(w, v)"
+NEW_GELU = (
+    "p = Pow(x, three) q = Mul(p, cubic) s = Add(x, q) t = Mul(s, k) u = Tanh(t) v = Add(u, one) w = Mul(x, half) y ="
+    " Mul(w, v)"
+)
 HARD_SWISH = "a = Add(x, three) b = Clip(a, zero, six) d = Div(b, six) y = Mul(x, d)"
 SILU = "n = Neg(x) e = Exp(n) a = Add(e, one) y = Div(x, a)"
 SIGMOID = "n = Neg(x) e = Exp(n) a = Add(e, one) y = Div(one, a)"
@@ -48,7 +55,10 @@ SIGMOID = "n = Neg(x) e = Exp(n) a = Add(e, one) y = Div(one, a)"
 
 def graph(body: str, opset: int = 20, dtype: str = "float", **numbers: float) -> onnx.ModelProto:
     held = "".join(f"{dtype} {name} = {{{number!r}}}, " for name, number in {**CONSTANTS, **numbers}.items())
-    text = f'<ir_version: 10, opset_import: ["": {opset}]> g ({dtype}[n, m] x) => ({dtype}[n, m] y) <{held[:-2]}> {{ {body} }}'
+    text = (
+        f'<ir_version: 10, opset_import: ["": {opset}]> g ({dtype}[n, m] x) => ({dtype}[n, m] y) <{held[:-2]}> {{'
+        f" {body} }}"
+    )
     return onnx.parser.parse_model(text)
 
 
@@ -65,24 +75,45 @@ SPELLED: list[tuple[str, list[str], Callable[[torch.Tensor], torch.Tensor]]] = [
     ("h = Mul(x, half) d = Div(x, root) e = Erf(d) z = Mul(h, e) y = Add(z, h)", ["Gelu"], functional.gelu),
     ("d = Mul(x, sqrt) e = Erf(d) a = Add(one, e) h = Div(a, two) y = Mul(h, x)", ["Gelu"], functional.gelu),
     (NEW_GELU, ["Gelu"], gelu),
-    ("r = Mul(x, x) q = Mul(r, cubic) o = Add(q, one) s = Mul(o, x) t = Mul(s, k) u = Tanh(t) v = Add(u, one) w = Mul(v, half) "
-     "y = Mul(x, w)",
-     ["Gelu"], gelu),
-    ("p = Pow(x, three) q = Mul(p, cubic) s = Add(x, q) t = Mul(s, k) d = Mul(t, two) u = Sigmoid(d) y = Mul(x, u)", ["Gelu"], gelu),
+    (
+        "r = Mul(x, x) q = Mul(r, cubic) o = Add(q, one) s = Mul(o, x) t = Mul(s, k) u = Tanh(t) "
+        "v = Add(u, one) w = Mul(v, half) "
+        "y = Mul(x, w)",
+        ["Gelu"],
+        gelu,
+    ),
+    (
+        "p = Pow(x, three) q = Mul(p, cubic) s = Add(x, q) t = Mul(s, k) d = Mul(t, two) u = Sigmoid(d) y = Mul(x, u)",
+        ["Gelu"],
+        gelu,
+    ),
     (HARD_SWISH, ["HardSwish"], functional.hardswish),
-    ("a = Add(x, three) z = Relu(a) b = Min(z, six) m = Mul(x, b) y = Div(m, six)", ["HardSwish"], functional.hardswish),
+    (
+        "a = Add(x, three) z = Relu(a) b = Min(z, six) m = Mul(x, b) y = Div(m, six)",
+        ["HardSwish"],
+        functional.hardswish,
+    ),
     ("a = Add(x, three) b = Clip(a, zero, six) y = Div(b, six)", ["HardSigmoid"], functional.hardsigmoid),
     (SILU, ["Sigmoid", "Mul"], functional.silu),
-    ("n = Mul(x, minus) e = Exp(n) a = Add(one, e) r = Reciprocal(a) y = Mul(r, x)", ["Sigmoid", "Mul"], functional.silu),
-    ("n = Mul(x, slope) e = Exp(n) a = Add(e, one) r = Reciprocal(a) y = Mul(r, x)", ["Mul", "Sigmoid", "Mul"],
-     lambda x: x * torch.sigmoid(float(np.float32(1.702)) * x)),
+    (
+        "n = Mul(x, minus) e = Exp(n) a = Add(one, e) r = Reciprocal(a) y = Mul(r, x)",
+        ["Sigmoid", "Mul"],
+        functional.silu,
+    ),
+    (
+        "n = Mul(x, slope) e = Exp(n) a = Add(e, one) r = Reciprocal(a) y = Mul(r, x)",
+        ["Mul", "Sigmoid", "Mul"],
+        lambda x: x * torch.sigmoid(float(np.float32(1.702)) * x),
+    ),
     ("d = Add(x, x) n = Neg(d) e = Exp(n) a = Add(e, one) r = Div(two, a) y = Sub(r, one)", ["Tanh"], torch.tanh),
     ("b = Abs(x) a = Add(b, one) y = Div(x, a)", ["Softsign"], functional.softsign),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("body", "expected", "torchs"), SPELLED)
-def test_a_spelled_activation_becomes_its_node(body: str, expected: list[str], torchs: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_a_spelled_activation_becomes_its_node(
+    body: str, expected: list[str], torchs: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
     before = graph(body, sqrt=math.sqrt(0.5), slope=-1.702)
     after, _ = optimize(before)
     assert ops(after) == expected
@@ -90,11 +121,15 @@ def test_a_spelled_activation_becomes_its_node(body: str, expected: list[str], t
     exact = torchs(torch.from_numpy(x).double()).numpy()
     error = np.abs(run_onnxruntime(after, {"x": x})[0] - exact).max()
     by_hand = np.abs(run_onnxruntime(before, {"x": x})[0] - exact).max()
-    assert error <= 2 * by_hand + 4 * 2.0**-24 * np.abs(exact).max()  # twice that of what it replaces, as of norms; four units for luck
+    assert (
+        error <= 2 * by_hand + 4 * 2.0**-24 * np.abs(exact).max()
+    )  # twice that of what it replaces, as of norms; four units for luck
 
 
 @pytest.mark.parametrize(("body", "expected", "torchs"), SPELLED)
-def test_nan_and_inf_come_out_where_they_did(body: str, expected: list[str], torchs: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_nan_and_inf_come_out_where_they_did(
+    body: str, expected: list[str], torchs: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
     before = graph(body, sqrt=math.sqrt(0.5), slope=-1.702)
     old, new = (run_onnxruntime(proto, {"x": FAR[None]})[0] for proto in (before, optimize(before)[0]))
     for kind in (np.isnan, np.isposinf, np.isneginf):
@@ -129,7 +164,9 @@ def test_other_functions_stay(body: str, numbers: dict[str, float]) -> None:
     after, _ = optimize(before)
     left = ops(after)
     assert not {"Gelu", "HardSwish", "HardSigmoid", "Softsign", "Relu"} & set(left)
-    assert len([op for op in left if op in ("Sigmoid", "Tanh")]) == len([op for op in ops(before) if op in ("Sigmoid", "Tanh")])
+    assert len([op for op in left if op in ("Sigmoid", "Tanh")]) == len(
+        [op for op in ops(before) if op in ("Sigmoid", "Tanh")]
+    )
 
 
 def test_a_file_without_the_op_keeps_the_spelling() -> None:
@@ -137,7 +174,9 @@ def test_a_file_without_the_op_keeps_the_spelling() -> None:
     assert ops(optimize(graph(HARD_SWISH, opset=13))[0]) == ["HardSigmoid", "Mul"]  # which opset 6 has
 
 
-@pytest.mark.parametrize(("dtype", "number"), [(np.float16, onnx.TensorProto.FLOAT16), (np.float64, onnx.TensorProto.DOUBLE)])
+@pytest.mark.parametrize(
+    ("dtype", "number"), [(np.float16, onnx.TensorProto.FLOAT16), (np.float64, onnx.TensorProto.DOUBLE)]
+)
 def test_other_types_stay(dtype: type, number: int) -> None:
     before = graph(GELU)
     for t in before.graph.initializer:
@@ -159,7 +198,9 @@ def test_what_a_node_says_of_a_part_is_written(body: str, expected: list[str]) -
     after, _ = optimize(before)
     assert ops(after) == expected
     x = np.linspace(-9, 9, 200, dtype=np.float32)[None]
-    np.testing.assert_allclose(run_onnxruntime(after, {"x": x})[0], run_onnxruntime(before, {"x": x})[0], atol=4 * 2.0**-24 * 9)
+    np.testing.assert_allclose(
+        run_onnxruntime(after, {"x": x})[0], run_onnxruntime(before, {"x": x})[0], atol=4 * 2.0**-24 * 9
+    )
 
 
 def test_what_others_read_stays() -> None:
@@ -180,7 +221,8 @@ def test_numbers_for_each_channel_stay() -> None:
 
 def test_a_number_of_higher_rank_stays() -> None:
     """It would give the result another rank."""
-    text = """<ir_version: 10, opset_import: ["": 20]> g (float[n] x) => (float[1, n] y) <float[1, 1] one = {1}, float root = {1.4142135},
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[n] x) => (float[1, n] y) <float[1, 1] one = {1}, float
+    root = {1.4142135},
         float half = {0.5}> { d = Div(x, root) e = Erf(d) a = Add(e, one) m = Mul(x, a) y = Mul(m, half) }"""
     assert "Erf" in ops(optimize(onnx.parser.parse_model(text))[0])
 
@@ -188,14 +230,23 @@ def test_a_number_of_higher_rank_stays() -> None:
 def test_gelus_of_a_model_by_hand() -> None:
     """One form behind the other, as blocks have them, each with its own residual."""
     first = NEW_GELU.replace("y =", "g =")
-    second = " ".join(f"{part.split(' =')[0]}2 ={part.split(' =')[1]}" for part in HARD_SWISH.replace("y =", "h =").split(") ") if part)
+    second = " ".join(
+        f"{part.split(' =')[0]}2 ={part.split(' =')[1]}"
+        for part in HARD_SWISH.replace("y =", "h =").split(") ")
+        if part
+    )
     assert second.startswith("a2 =")
-    before = graph(f"{first} r = Add(x, g) a2 = Add(r, three) b2 = Clip(a2, zero, six) d2 = Div(b2, six) h = Mul(r, d2) y = Add(h, r)")
+    before = graph(
+        f"{first} r = Add(x, g) a2 = Add(r, three) b2 = Clip(a2, zero, six) d2 = Div(b2, six) h = Mul(r, d2) y ="
+        " Add(h, r)"
+    )
     assert ops(optimize(before)[0]) == ["Gelu", "Add", "HardSwish", "Add"]
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from([body for body, _, _ in SPELLED]), st.sampled_from(sorted(CONSTANTS)), st.floats(-4, 4, width=32))
+@given(
+    st.sampled_from([body for body, _, _ in SPELLED]), st.sampled_from(sorted(CONSTANTS)), st.floats(-4, 4, width=32)
+)
 def test_whatever_is_rewritten_is_the_same_function(body: str, name: str, number: float) -> None:
     """With any number in the place of one of the constants."""
     before = graph(body, **{"sqrt": math.sqrt(0.5), "slope": -1.702, name: number})
@@ -231,10 +282,14 @@ def test_a_factor_that_float32_does_not_hold_is_not_written() -> None:
 def test_what_is_far_below_keeps_its_logarithm() -> None:
     before = graph(f"{SIGMOID.replace('y =', 's =')} y = Log(s)")
     x = np.array([[-30.0, -20.0, 0.0]], np.float32)
-    np.testing.assert_allclose(run_onnxruntime(optimize(before)[0], {"x": x})[0], -np.logaddexp(0.0, -x.astype(np.float64)), rtol=1e-6)
+    np.testing.assert_allclose(
+        run_onnxruntime(optimize(before)[0], {"x": x})[0], -np.logaddexp(0.0, -x.astype(np.float64)), rtol=1e-6
+    )
 
 
 def test_the_last_line_counts_them() -> None:
     console = Console(record=True, width=120)
-    show_norms(console, optimize(graph(f"{NEW_GELU.replace('y =', 'g =')} b = Abs(g) i = Add(b, one) y = Div(g, i)"))[1])
+    show_norms(
+        console, optimize(graph(f"{NEW_GELU.replace('y =', 'g =')} b = Abs(g) i = Add(b, one) y = Div(g, i)"))[1]
+    )
     assert "2 activations as one node each" in console.export_text()

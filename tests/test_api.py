@@ -52,7 +52,9 @@ def test_import_is_light() -> None:
 def test_a_child_process_finds_this_very_package(tmp_path: Path) -> None:
     """Also where nothing is installed: -S leaves out what the environment of Python brings."""
     command = [sys.executable, "-S", "-P", "-c", "import normdeploy; print(normdeploy.__file__)"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=processes.environment())
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=tmp_path, env=processes.environment()
+    )
     assert done.stdout.strip() == normdeploy.__file__
 
 
@@ -76,9 +78,15 @@ def test_export_of_a_live_module(block: Block, tmp_path: Path) -> None:
     x = torch.randn(3, 8)
     stages: list[str] = []
     result = normdeploy.export(
-        block, (x,), inputs=["x:float32[batch,8]"], output=tmp_path / "m.onnx", progress=lambda stage, done, total: stages.append(stage)
+        block,
+        (x,),
+        inputs=["x:float32[batch,8]"],
+        output=tmp_path / "m.onnx",
+        progress=lambda stage, done, total: stages.append(stage),
     )
-    assert [(f.kind, f.status, f.module) for f in result.summary.findings if f.status == "fused"] == [("LayerNorm", "fused", "norm")]
+    assert [(f.kind, f.status, f.module) for f in result.summary.findings if f.status == "fused"] == [
+        ("LayerNorm", "fused", "norm")
+    ]
     assert [f.status for f in result.summary.findings].count("refused") == 1
     assert result.path == tmp_path / "m.onnx"
     assert (
@@ -86,7 +94,9 @@ def test_export_of_a_live_module(block: Block, tmp_path: Path) -> None:
         == ["load", "export", "norms", "simplify", "compare", "write"]
         == list(result.seconds)
     )
-    assert result.notes == ("sizes taken where none were stated: batch=1:3:64 (nothing says more); state others with --dim",)
+    assert result.notes == (
+        "sizes taken where none were stated: batch=1:3:64 (nothing says more); state others with --dim",
+    )
     assert result.summary.nodes_after == len(result.proto.graph.node) < result.summary.nodes_before
     assert not block.training
     assert all(torch.equal(weights[name], value) for name, value in block.state_dict().items())
@@ -102,7 +112,13 @@ def test_export_of_a_live_module(block: Block, tmp_path: Path) -> None:
 
 def test_file_says_how_it_was_made(block: Block) -> None:
     proto = normdeploy.export(block, (torch.randn(2, 8),), runtime="onnxruntime").proto
-    assert recorded(proto)["export"] == {"opset": None, "runtime": "onnxruntime", "fuse": "standard", "strict": False, "trust": False}
+    assert recorded(proto)["export"] == {
+        "opset": None,
+        "runtime": "onnxruntime",
+        "fuse": "standard",
+        "strict": False,
+        "trust": False,
+    }
 
 
 def test_opset_above_the_wish_is_told() -> None:
@@ -217,7 +233,9 @@ def test_another_file_of_the_same_model_is_verified_with_a_note(inside: Path) ->
     normdeploy.export("model.pt", output="model.onnx")
     with zipfile.ZipFile("model.pt") as old, zipfile.ZipFile("again.pt", "w") as new:
         for entry in old.infolist():
-            new.writestr(entry, old.read(entry), compress_type=zipfile.ZIP_DEFLATED if entry.filename.endswith(".json") else None)
+            new.writestr(
+                entry, old.read(entry), compress_type=zipfile.ZIP_DEFLATED if entry.filename.endswith(".json") else None
+            )
     assert Path("again.pt").read_bytes() != Path("model.pt").read_bytes()
     comparison = normdeploy.verify("again.pt", "model.onnx", seeds=1)
     assert comparison

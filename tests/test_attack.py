@@ -1,4 +1,5 @@
-"""The attack's own judge must see planted falsehoods and let true rewrites pass; its families must write valid graphs."""
+"""The attack's own judge must see planted falsehoods and let true rewrites pass; its families must write valid
+graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ BETA = np.linspace(-1, 1, N)
 Wrong = Callable[[Builder, str], str]
 
 
-def _case(build: Callable[[Builder], str], numbers: tuple[float, ...] = (), sizes: tuple[int, ...] = (), **marks: bool) -> Case:
+def _case(
+    build: Callable[[Builder], str], numbers: tuple[float, ...] = (), sizes: tuple[int, ...] = (), **marks: bool
+) -> Case:
     """A case over x [d0, d1, N]; ``build`` writes the graph."""
     b = Builder(np.random.default_rng(0), opset=18)
     b.numbers = list(numbers)
@@ -68,11 +71,14 @@ WRONG: dict[str, tuple[Wrong, tuple[float, ...], tuple[int, ...]]] = {
     "zero at -100": (_equal_at(-100.0), (100.0,), ()),
     "zero beyond 1e5": (lambda b, x: b.op("Where", b.op("Greater", x, b.const(1e5)), b.const(0.0), x), (1e5,), ()),
     "zero in a negative row": (
-        lambda b, x: b.op("Where", b.op("Less", b.reduce("ReduceMax", x, [-1]), b.const(0.0)), b.const(0.0), x), (), ()),
+        lambda b, x: b.op("Where", b.op("Less", b.reduce("ReduceMax", x, [-1]), b.const(0.0)), b.const(0.0), x),
+        (),
+        (),
+    ),
     "NaN to 0": (lambda b, x: b.op("Where", b.op("IsNaN", x), b.const(0.0), x), (), ()),
     "zero from row 7 on": (_short_mask, (), (6, 7, 8, 20)),
     "a cubic term": (lambda b, x: b.op("Add", x, b.op("Mul", b.op("Mul", x, x), b.const(1e-6))), (), ()),
-}  # fmt: skip
+}
 
 
 def test_true_rewrite_passes() -> None:
@@ -80,9 +86,17 @@ def test_true_rewrite_passes() -> None:
 
 
 def test_noise_covers_rounding_of_float64() -> None:
-    """E[x²] − E[x]² at mean/std = 1e5 loses ten digits of float64 itself: the bound must know, or right fusions are called false."""
+    """E[x²] − E[x]² at mean/std = 1e5 loses ten digits of float64 itself: the bound must know, or right fusions are
+    called false."""
     b = Builder(np.random.default_rng(0), opset=18, dtype=np.float64)
-    b.output(norm(b, b.input("x", ["d0", N]), ["d0", N], Spelling((-1,), gamma=False, beta=False, variance="expect", eps=1e-12)))
+    b.output(
+        norm(
+            b,
+            b.input("x", ["d0", N]),
+            ["d0", N],
+            Spelling((-1,), gamma=False, beta=False, variance="expect", eps=1e-12),
+        )
+    )
     evaluator = Evaluator(b.model(), noisy=True)
     rng = np.random.default_rng(1)
     x = 1e4 + 0.1 * rng.normal(size=(50, N))
@@ -101,7 +115,11 @@ def test_judge_sees_another_function(name: str) -> None:
     wrong, numbers, sizes = WRONG[name]
     after = _case(lambda b: _node(b, wrong(b, "x")))
     kind = _verdict(_case(_by_hand, numbers, sizes), after)
-    allowed = {"NaN to 0": ("hidden",), "zero beyond 1e5": ("hidden", "numbers"), "zero from row 7 on": ("hidden", "numbers")}
+    allowed = {
+        "NaN to 0": ("hidden",),
+        "zero beyond 1e5": ("hidden", "numbers"),
+        "zero from row 7 on": ("hidden", "numbers"),
+    }
     assert kind in allowed.get(name, ("numbers",))  # a NaN may fall where the wrong one writes zero
 
 
@@ -128,7 +146,8 @@ def test_judge_sees_files_that_do_not_run() -> None:
 
 
 def _affine(scale: float, folded: bool, wrong: float = 0.0) -> Case:
-    """(x − mean)/std before a MatMul, with mean/std = ``scale``; ``folded`` into it, with one weight off by ``wrong``."""
+    """(x − mean)/std before a MatMul, with mean/std = ``scale``; ``folded`` into it, with one weight off by
+    ``wrong``."""
     b = Builder(np.random.default_rng(1), opset=18)
     s = statistics(b, 4)
     std = np.sqrt(s.var).astype(np.float32)
@@ -185,7 +204,9 @@ def test_family_writes_valid_graphs(name: str) -> None:
     for index in range(6):
         case = generate(17, index, (name,))
         assert case.model == generate(17, index, (name,)).model
-        if not any(n.op_type == "SimplifiedLayerNormalization" for n in case.model.graph.node):  # onnxruntime's, unknown to onnx
+        if not any(
+            n.op_type == "SimplifiedLayerNormalization" for n in case.model.graph.node
+        ):  # onnxruntime's, unknown to onnx
             onnx.checker.check_model(case.model, full_check=True)
         before = session(case.model)
         for _, feed in feeds(case, np.random.default_rng(index), 3):

@@ -1,4 +1,5 @@
-"""Decomposed attention as one Attention node for onnxruntime: what it computes, and all that only looks like it and stays."""
+"""Decomposed attention as one Attention node for onnxruntime: what it computes, and all that only looks like it and
+stays."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ CONSTANTS = {
 }
 
 
-def graph(body: str, head: str = HEAD, outputs: str = "float[e,f,g,h] y", opset: int = 21, **more: np.ndarray) -> onnx.ModelProto:
+def graph(
+    body: str, head: str = HEAD, outputs: str = "float[e,f,g,h] y", opset: int = 21, **more: np.ndarray
+) -> onnx.ModelProto:
     held = {
         name: value
         for name, value in (CONSTANTS | more).items()
@@ -82,18 +85,23 @@ def drawn(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
     return feeds
 
 
-def by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | float, scale: float) -> tuple[np.ndarray, float]:
+def by_hand(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | float, scale: float
+) -> tuple[np.ndarray, float]:
     """In float64, and what float32 may be off by.
 
-    A score is a sum of D products, each scaled: off by δ = (D + 4)·u·scale·Σ|q||k| + u·|mask|. A weight is off by 2δ of itself, and by
-    (T + 8)·u for the exponential, their sum and the division; so is the sum of T values, at most the largest of them.
+    A score is a sum of D products, each scaled: off by δ = (D + 4)·u·scale·Σ|q||k| + u·|mask|. A weight is off by 2δ of
+    itself, and by (T + 8)·u for the exponential, their sum and the division; so is the sum of T values, at most the
+    largest of them.
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
     scores = scale * (q @ k.swapaxes(-1, -2)) + mask
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     kept = weights > 0  # what a mask hides weighs nothing, whatever it is off by
-    off = (q.shape[-1] + 4) * U * scale * (np.abs(q) @ np.abs(k).swapaxes(-1, -2)).max() + U * float(np.abs(np.where(kept, mask, 0)).max())
+    off = (q.shape[-1] + 4) * U * scale * (np.abs(q) @ np.abs(k).swapaxes(-1, -2)).max() + U * float(
+        np.abs(np.where(kept, mask, 0)).max()
+    )
     bound = (2 * off + (2 * k.shape[2] + 8) * U) * np.abs(v).max()
     return (weights / weights.sum(-1, keepdims=True)) @ v, float(bound)
 
@@ -103,11 +111,16 @@ def by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | floa
 WRITTEN = {
     "scaled": (PLAIN, HEAD),
     "divided": (PLAIN.replace("Mul(s0, c)", "Div(s0, under)"), HEAD),
-    "both sides": (f"qs = Mul(q, root) {TURNED} ks = Mul(kt, root) s = MatMul(qs, ks) p = Softmax(s) y = MatMul(p, v)", HEAD),
+    "both sides": (
+        f"qs = Mul(q, root) {TURNED} ks = Mul(kt, root) s = MatMul(qs, ks) p = Softmax(s) y = MatMul(p, v)",
+        HEAD,
+    ),
     "the query": (f"qs = Mul(c, q) {TURNED} s = MatMul(qs, kt) p = Softmax<axis = 3>(s) y = MatMul(p, v)", HEAD),
     "the exporter's": (
-        "r = Reshape(k, flat) t = Transpose<perm = [0, 2, 1]>(r) kt = Reshape(t, heads) qs = Mul(q, root) ks = Mul(kt, root)"
-        "s = MatMul(qs, ks) p = Softmax(s) y = MatMul(p, v)",
+        (
+            "r = Reshape(k, flat) t = Transpose<perm = [0, 2, 1]>(r) kt = Reshape(t, heads) qs = Mul(q, root) ks ="
+            " Mul(kt, root)s = MatMul(qs, ks) p = Softmax(s) y = MatMul(p, v)"
+        ),
         HEAD,
     ),
     "keys by rows": (PLAIN.replace("[0, 1, 3, 2]", "[0, 2, 3, 1]"), HEAD.replace(f"{H},{T},{D}] k", f"{T},{H},{D}] k")),
@@ -121,7 +134,10 @@ WRITTEN = {
         f"x = Cast<to = 1>(i) d = Sub(one, x) m = Mul(d, low) {MASKED}",
         f"{HEAD}, int64[B,1,1,{T}] i",
     ),
-    "open lengths": (f"{MASK} {MASKED}", BOOL.replace(f"1,{S},{T}] b", "1,1,T] b").replace(f",{S},", ",S,").replace(f",{T},", ",T,")),
+    "open lengths": (
+        f"{MASK} {MASKED}",
+        BOOL.replace(f"1,{S},{T}] b", "1,1,T] b").replace(f",{S},", ",S,").replace(f",{T},", ",T,"),
+    ),
 }
 
 
@@ -136,7 +152,9 @@ def test_an_attention_becomes_one_node(name: str) -> None:
     feeds = drawn(before)
     if name == "open lengths":
         shapes = {"q": (B, H, S, D), "k": (B, H, T, D), "v": (B, H, T, D)}
-        feeds = {n: np.random.default_rng(i).standard_normal(s).astype(np.float32) for i, (n, s) in enumerate(shapes.items())}
+        feeds = {
+            n: np.random.default_rng(i).standard_normal(s).astype(np.float32) for i, (n, s) in enumerate(shapes.items())
+        }
         feeds["b"] = np.ones((B, 1, 1, T), bool)
         feeds["b"][1, ..., 3:] = False
     mask: np.ndarray | float = 0.0
@@ -151,12 +169,16 @@ def test_an_attention_becomes_one_node(name: str) -> None:
         assert np.abs(got - expected).max() <= bound
 
 
-REPEATED = " ".join(f"{x}u = Unsqueeze({x}0, axis) {x}e = Expand({x}u, wide) {x}i = Identity({x}e) {x} = Reshape({x}i, back)" for x in "kv")
+REPEATED = " ".join(
+    f"{x}u = Unsqueeze({x}0, axis) {x}e = Expand({x}u, wide) {x}i = Identity({x}e) {x} = Reshape({x}i, back)"
+    for x in "kv"
+)
 
 
 @pytest.mark.parametrize("axis", [2, 1])
 def test_repeated_keys_are_read_once(axis: int) -> None:
-    """Each head of keys for consecutive heads of queries is what Attention says; keys one behind the other and again are not."""
+    """Each head of keys for consecutive heads of queries is what Attention says; keys one behind the other and again
+    are not."""
     head = f"float[{B},{H},{S},{D}] q, float[{B},2,{T},{D}] k0, float[{B},2,{T},{D}] v0"
     wide = np.array([B, 2, 2, T, D])
     before = graph(f"{REPEATED} {PLAIN}", head, axis=np.array([axis]), wide=wide, back=np.array([B, H, T, D]))
@@ -180,11 +202,20 @@ STAYS = {
     "another scale on one head": (PLAIN.replace("(s0, c)", "(s0, each)"), HEAD),
     "softmax over the queries": (PLAIN.replace("axis = -1", "axis = 2"), HEAD),
     "softmax over the queries of a square": (PLAIN.replace("axis = -1", "axis = 2"), SQUARE),
-    "a mask behind the softmax": (f"{MASK} {PLAIN.replace('p = Soft', 'p0 = Soft').replace('y =', 'p = Add(p0, m) y =')}", BOOL),
+    "a mask behind the softmax": (
+        f"{MASK} {PLAIN.replace('p = Soft', 'p0 = Soft').replace('y =', 'p = Add(p0, m) y =')}",
+        BOOL,
+    ),
     "keys that are not turned": (PLAIN.replace(TURNED, "kt = Identity(k)"), SQUARE),
     "a negative scale": (PLAIN.replace("(s0, c)", "(s0, low)"), HEAD),
-    "a mask that is scaled too": (f"{MASK} {MASKED.replace('s = Mul(s0, c) a = Add(s, m)', 'a0 = Add(s0, m) a = Mul(a0, c)')}", BOOL),
-    "capped scores": (PLAIN.replace("Softmax<axis = -1>(s)", "Softmax<axis = -1>(capped)").replace("p =", "capped = Tanh(s) p ="), HEAD),
+    "a mask that is scaled too": (
+        f"{MASK} {MASKED.replace('s = Mul(s0, c) a = Add(s, m)', 'a0 = Add(s0, m) a = Mul(a0, c)')}",
+        BOOL,
+    ),
+    "capped scores": (
+        PLAIN.replace("Softmax<axis = -1>(s)", "Softmax<axis = -1>(capped)").replace("p =", "capped = Tanh(s) p ="),
+        HEAD,
+    ),
     "probabilities from the right": (PLAIN.replace("MatMul(p, v)", "MatMul(v, p)"), SQUARE),
     "a mask that may be minus infinity": (MASKED, f"{HEAD}, float[B,1,{S},{T}] m"),
     "a mask of minus infinity": (f"{MASK.replace('low', 'minus_inf')} {MASKED}", BOOL),
@@ -206,7 +237,9 @@ STAYS = {
 @pytest.mark.parametrize("name", STAYS)
 def test_what_only_looks_like_one_stays(name: str) -> None:
     body, head = STAYS[name]
-    outputs = "float[e,f,g] y" if name == "three axes" else "double[e,f,g,h] y" if name == "float64" else "float[e,f,g,h] y"
+    outputs = (
+        "float[e,f,g] y" if name == "three axes" else "double[e,f,g,h] y" if name == "float64" else "float[e,f,g,h] y"
+    )
     assert stays(graph(body, head, outputs, each=HEADS * np.float32(D**-0.5), wide=np.float64(D**-0.5)))
 
 
@@ -227,7 +260,9 @@ def test_a_softmax_is_a_function_of_its_row_to_the_proof() -> None:
     both = f"{PLAIN.replace('axis = -1', 'axis = 2')} z = Attention<scale = 0.5>(q, k, v)".replace("c)", "half)")
     made = Graph(graph(both, SQUARE, "float[e,f,g,h] y, float[i,j,l,n] z", 23, half=np.float32(0.5)))
     leaves = list(made.gs.inputs)
-    y, z = (compile_region(made, next(o for n in made.nodes for o in n.outputs if o.name == name), leaves) for name in "yz")
+    y, z = (
+        compile_region(made, next(o for n in made.nodes for o in n.outputs if o.name == name), leaves) for name in "yz"
+    )
     assert isinstance(y, Region)
     assert isinstance(z, Region)
     assert certify.certified({}, [certify.Rewrite(y, z)]).note.startswith("it computes something else")
@@ -245,7 +280,9 @@ def test_a_file_that_may_not_be_raised_stays() -> None:
         assert proto.opset_import[0].version == 21
     old = graph(PLAIN, opset=13)  # Softmax means the same since then
     assert not stays(old)
-    old.graph.node.insert(0, onnx.helper.make_node("ReduceMax", ["q"], ["most"], axes=[1]))  # whose axes became an input
+    old.graph.node.insert(
+        0, onnx.helper.make_node("ReduceMax", ["q"], ["most"], axes=[1])
+    )  # whose axes became an input
     old.graph.output.append(onnx.helper.make_tensor_value_info("most", onnx.TensorProto.FLOAT, None))
     assert stays(old)
 
@@ -284,9 +321,14 @@ def test_a_scale_that_is_stored_as_another_is_not_written(monkeypatch: pytest.Mo
 
 
 def test_what_was_proved_of_one_scale_is_not_taken_for_another() -> None:
-    second = f"{TURNED.replace('kt', 'kt2')} a0 = MatMul(q, kt2) a1 = Mul(a0, c) a2 = Mul(a1, d) p2 = Softmax(a2) z = MatMul(p2, v)"
+    second = (
+        f"{TURNED.replace('kt', 'kt2')} a0 = MatMul(q, kt2) a1 = Mul(a0, c) a2 = Mul(a1, d) p2 = Softmax(a2) z ="
+        " MatMul(p2, v)"
+    )
     before = graph(f"{PLAIN} {second}", outputs="float[e,f,g,h] y, float[i,j,l,n] z", d=np.float32(1 + 2.0**-23))
-    scales = [a.f for n in written(before).graph.node if n.op_type == "Attention" for a in n.attribute if a.name == "scale"]
+    scales = [
+        a.f for n in written(before).graph.node if n.op_type == "Attention" for a in n.attribute if a.name == "scale"
+    ]
     assert scales == [np.float32(D**-0.5), np.float32(float(np.float32(D**-0.5)) * (1 + 2.0**-23))]
 
 
@@ -309,7 +351,8 @@ def test_a_constant_mask_may_hide_anything_but_a_whole_row(number: float, hidden
 
 
 def test_where_the_kernel_and_softmax_part() -> None:
-    """What `mask_rows` is for: zeros where Softmax makes NaN, or the mean of all values. If no more, more masks could be taken."""
+    """What `mask_rows` is for: zeros where Softmax makes NaN, or the mean of all values. If no more, more masks could
+    be taken."""
     node = "every = Attention<scale = 1.0>(q, k, v, m)"
     proto = graph(node, f"{HEAD}, float[B,1,{S},{T}] m", "float[e,f,g,h] every", opset=23)
     feeds = drawn(proto)
@@ -350,7 +393,9 @@ def test_hidden_rows_are_zeros_and_show_what_is_no_number() -> None:
 
 
 def test_bounds_of_a_mask() -> None:
-    def bounds(body: str, head: str = "bool[N] b, int64[N] i, float[N] x", **more: np.ndarray) -> tuple[float, float] | None:
+    def bounds(
+        body: str, head: str = "bool[N] b, int64[N] i, float[N] x", **more: np.ndarray
+    ) -> tuple[float, float] | None:
         made = Graph(graph(f"{body} y = Identity(m)", head, "float[N] y", **more))
         return mask_rows.bounds(made, next(n for n in made.nodes if n.outputs[0].name == "y").inputs[0])
 
@@ -368,7 +413,9 @@ def test_bounds_of_a_mask() -> None:
 
 
 def test_a_mask_is_spread_once_for_all_attentions() -> None:
-    second = "kt2 = Transpose<perm = [0, 1, 3, 2]>(k) a0 = MatMul(y, kt2) a1 = Add(a0, m) p2 = Softmax(a1) z = MatMul(p2, v)"
+    second = (
+        "kt2 = Transpose<perm = [0, 1, 3, 2]>(k) a0 = MatMul(y, kt2) a1 = Add(a0, m) p2 = Softmax(a1) z = MatMul(p2, v)"
+    )
     head = BOOL.replace(f"{S},{T}] b", f"1,{T}] b")
     made = ops(written(graph(f"{MASK} {MASKED} {second}", head, "float[e,f,g,h] z")))
     assert (made.count("Attention"), made.count("Expand")) == (2, 1)
@@ -387,7 +434,9 @@ def test_attention_in_float64() -> None:
     scores = np.einsum("bhsd,bhtd->bhst", q, keys) * 0.5 + mask
     weights = np.exp(scores)
     weights[1, :, 2] = 0
-    np.testing.assert_allclose(got, np.einsum("bhst,bhtd->bhsd", weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300), values))
+    np.testing.assert_allclose(
+        got, np.einsum("bhst,bhtd->bhsd", weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300), values)
+    )
     for attrs, inputs in (({"is_causal": 1}, [q, k, v]), ({"softcap": 2.0}, [q, k, v]), ({}, [q, k, v, mask > 0])):
         with pytest.raises(evaluate.Unsupported):
             evaluate.apply("Attention", inputs, {"scale": 0.5, **attrs}, opset=23)
@@ -401,7 +450,12 @@ class Block(nn.Module):
 
     def __init__(self, shared: int = 4, masked: bool = True) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.o = nn.Linear(32, 32), nn.Linear(32, 8 * shared), nn.Linear(32, 8 * shared), nn.Linear(32, 32)
+        self.q, self.k, self.v, self.o = (
+            nn.Linear(32, 32),
+            nn.Linear(32, 8 * shared),
+            nn.Linear(32, 8 * shared),
+            nn.Linear(32, 32),
+        )
         self.norm, self.masked = nn.LayerNorm(32), masked
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

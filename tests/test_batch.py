@@ -1,4 +1,5 @@
-"""BatchNorm folded: into every linear op, on either side, through views and Concat; what is not exact is refused; nodes never grow."""
+"""BatchNorm folded: into every linear op, on either side, through views and Concat; what is not exact is refused; nodes
+never grow."""
 
 from __future__ import annotations
 
@@ -18,11 +19,15 @@ Node = tuple[str, list[str], str] | tuple[str, list[str], str, dict[str, object]
 def values(name: str, *shape: int) -> np.ndarray:
     """Reproducible values; variances (v…) are positive, scales (a…) not near zero."""
     drawn = np.random.default_rng(sum(map(ord, name))).standard_normal(shape)
-    drawn = np.abs(drawn) + 0.1 if name[0] == "v" else np.sign(drawn) * (np.abs(drawn) + 0.3) if name[0] == "a" else drawn
+    drawn = (
+        np.abs(drawn) + 0.1 if name[0] == "v" else np.sign(drawn) * (np.abs(drawn) + 0.3) if name[0] == "a" else drawn
+    )
     return drawn.astype(np.float32)
 
 
-def net(nodes: list[Node], x: list[int | str], constants: dict[str, np.ndarray], outputs: str = "y", opset: int = 17) -> onnx.ModelProto:
+def net(
+    nodes: list[Node], x: list[int | str], constants: dict[str, np.ndarray], outputs: str = "y", opset: int = 17
+) -> onnx.ModelProto:
     made = [helper.make_node(op, i, [o], name=f"{op}_{o}", **(rest[0] if rest else {})) for op, i, o, *rest in nodes]
     dtype = next((v.dtype for v in constants.values() if v.dtype.kind == "f"), np.dtype(np.float32))
     kind = helper.np_dtype_to_tensor_dtype(dtype)
@@ -51,7 +56,9 @@ def bn(x: str, y: str, suffix: str = "", **attrs: object) -> Node:
 def run(proto: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
     options = ort.SessionOptions()
     options.log_severity_level, options.graph_optimization_level = 4, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
 
 
 def optimized(proto: onnx.ModelProto, *shape: int) -> tuple[list[str], Summary]:
@@ -73,23 +80,48 @@ def optimized(proto: onnx.ModelProto, *shape: int) -> tuple[list[str], Summary]:
 
 PREVIOUS: dict[str, tuple[list[Node], dict[str, np.ndarray], tuple[int, ...], int]] = {
     "conv 1d": ([("Conv", ["x", "w"], "h")], {"w": values("w", 6, 4, 3)}, (2, 4, 9), 6),
-    "conv 3d": ([("Conv", ["x", "w", "c"], "h")], {"w": values("w", 3, 2, 2, 2, 2), "c": values("c", 3)}, (1, 2, 4, 4, 5), 3),
+    "conv 3d": (
+        [("Conv", ["x", "w", "c"], "h")],
+        {"w": values("w", 3, 2, 2, 2, 2), "c": values("c", 3)},
+        (1, 2, 4, 4, 5),
+        3,
+    ),
     "one channel": ([("Conv", ["x", "w", "c"], "h")], {"w": values("w", 1, 4, 3), "c": values("c", 1)}, (2, 4, 9), 1),
     "depthwise": ([("Conv", ["x", "w"], "h", {"group": 4})], {"w": values("w", 4, 1, 3, 3)}, (2, 4, 7, 8), 4),
-    "grouped, padded": ([("Conv", ["x", "w"], "h", {"group": 2, "pads": [1, 0, 2, 1]})], {"w": values("w", 6, 2, 3, 3)}, (2, 4, 7, 8), 6),
-    "auto pad": ([("Conv", ["x", "w"], "h", {"auto_pad": "SAME_UPPER"})], {"w": values("w", 6, 4, 3, 3)}, (2, 4, 7, 8), 6),
+    "grouped, padded": (
+        [("Conv", ["x", "w"], "h", {"group": 2, "pads": [1, 0, 2, 1]})],
+        {"w": values("w", 6, 2, 3, 3)},
+        (2, 4, 7, 8),
+        6,
+    ),
+    "auto pad": (
+        [("Conv", ["x", "w"], "h", {"auto_pad": "SAME_UPPER"})],
+        {"w": values("w", 6, 4, 3, 3)},
+        (2, 4, 7, 8),
+        6,
+    ),
     "transposed, grouped": (
         [("ConvTranspose", ["x", "w", "c"], "h", {"group": 2, "strides": [2, 2], "output_padding": [1, 1]})],
         {"w": values("w", 4, 3, 3, 3), "c": values("c", 6)},
         (2, 4, 5, 6),
         6,
     ),
-    "gemm": ([("Gemm", ["x", "w", "c"], "h", {"alpha": 0.5, "beta": 2.0})], {"w": values("w", 5, 6), "c": values("c", 6)}, (3, 5), 6),
+    "gemm": (
+        [("Gemm", ["x", "w", "c"], "h", {"alpha": 0.5, "beta": 2.0})],
+        {"w": values("w", 5, 6), "c": values("c", 6)},
+        (3, 5),
+        6,
+    ),
     "gemm, transposed": ([("Gemm", ["x", "w"], "h", {"transB": 1, "alpha": 3.0})], {"w": values("w", 6, 5)}, (3, 5), 6),
-    "gemm, one bias": ([("Gemm", ["x", "w", "c"], "h", {"transA": 1})], {"w": values("w", 3, 6), "c": values("c", 1)}, (3, 5), 6),
+    "gemm, one bias": (
+        [("Gemm", ["x", "w", "c"], "h", {"transA": 1})],
+        {"w": values("w", 3, 6), "c": values("c", 1)},
+        (3, 5),
+        6,
+    ),
     "matmul": ([("MatMul", ["x", "w"], "h")], {"w": values("w", 5, 6)}, (3, 5), 6),
     "weight on the left": ([("MatMul", ["w", "x"], "h")], {"w": values("w", 6, 5)}, (2, 5, 4), 6),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PREVIOUS)
@@ -103,7 +135,9 @@ def test_into_the_op_before(name: str) -> None:
 
 def test_into_a_matmul_and_its_added_bias() -> None:
     constants = {"w": values("w", 5, 6), "c": values("c", 6)} | statistics(6)
-    ops, _ = optimized(net([("MatMul", ["x", "w"], "h"), ("Add", ["h", "c"], "z"), bn("z", "y")], ["N", 5], constants), 3, 5)
+    ops, _ = optimized(
+        net([("MatMul", ["x", "w"], "h"), ("Add", ["h", "c"], "z"), bn("z", "y")], ["N", 5], constants), 3, 5
+    )
     assert ops == ["MatMul", "Add"]
 
 
@@ -112,9 +146,12 @@ VIEWS: dict[str, list[Node]] = {
     "transpose": [("Transpose", ["h"], "z", {"perm": [0, 2, 1]})],
     "transpose and unsqueeze": [("Transpose", ["h"], "t", {"perm": [0, 2, 1]}), ("Unsqueeze", ["t", "last"], "z")],
     "computed shape": [
-        ("Shape", ["h"], "s"), ("Gather", ["s", "ends"], "g"), ("Concat", ["minus", "g"], "k", {"axis": 0}), ("Reshape", ["h", "k"], "z")
+        ("Shape", ["h"], "s"),
+        ("Gather", ["s", "ends"], "g"),
+        ("Concat", ["minus", "g"], "k", {"axis": 0}),
+        ("Reshape", ["h", "k"], "z"),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -136,8 +173,16 @@ def test_not_through_a_view_that_mixes_the_channels() -> None:
 
 
 def test_each_of_two_that_share_a_weight_gets_its_own() -> None:
-    nodes: list[Node] = [("Conv", ["x", "w"], "h"), bn("h", "z"), ("Relu", ["z"], "r"), ("Conv", ["r", "w"], "k"), bn("k", "y", "2")]
-    ops, summary = optimized(net(nodes, ["N", 3, 4, 5], {"w": values("w", 3, 3, 1, 1)} | statistics(3) | statistics(3, "2")), 2, 3, 4, 5)
+    nodes: list[Node] = [
+        ("Conv", ["x", "w"], "h"),
+        bn("h", "z"),
+        ("Relu", ["z"], "r"),
+        ("Conv", ["r", "w"], "k"),
+        bn("k", "y", "2"),
+    ]
+    ops, summary = optimized(
+        net(nodes, ["N", 3, 4, 5], {"w": values("w", 3, 3, 1, 1)} | statistics(3) | statistics(3, "2")), 2, 3, 4, 5
+    )
     assert ops == ["Conv", "Relu", "Conv"]
     assert "its own copy of a weight that 2 nodes share" in summary.findings[0].became
 
@@ -159,7 +204,11 @@ def test_a_weight_that_others_read_is_not_copied() -> None:
 NEXT: dict[str, tuple[Node, dict[str, np.ndarray], tuple[int, ...]]] = {
     "conv": (("Conv", ["z", "w", "c"], "y"), {"w": values("w", 6, 4, 3), "c": values("c", 6)}, (2, 4, 9)),
     "grouped conv": (("Conv", ["z", "w"], "y", {"group": 2, "strides": [2]}), {"w": values("w", 6, 2, 3)}, (2, 4, 9)),
-    "gemm": (("Gemm", ["z", "w", "c"], "y", {"alpha": 0.5, "transB": 1}), {"w": values("w", 6, 4), "c": values("c", 6)}, (3, 4)),
+    "gemm": (
+        ("Gemm", ["z", "w", "c"], "y", {"alpha": 0.5, "transB": 1}),
+        {"w": values("w", 6, 4), "c": values("c", 6)},
+        (3, 4),
+    ),
     "matmul": (("MatMul", ["z", "w"], "y"), {"w": values("w", 4, 6)}, (3, 4)),
 }
 
@@ -181,10 +230,24 @@ def test_into_a_matmul_behind_whose_bias_is_added() -> None:
 
 @pytest.mark.parametrize("computed", [False, True])
 def test_into_a_linear_behind_a_flatten(computed: bool) -> None:
-    shape: list[Node] = [("Shape", ["z"], "s"), ("Gather", ["s", "first"], "g"), ("Concat", ["g", "minus"], "k", {"axis": 0})]
+    shape: list[Node] = [
+        ("Shape", ["z"], "s"),
+        ("Gather", ["s", "first"], "g"),
+        ("Concat", ["g", "minus"], "k", {"axis": 0}),
+    ]
     flat: list[Node] = [*shape, ("Reshape", ["z", "k"], "f")] if computed else [("Flatten", ["z"], "f")]
-    constants = {"w": values("w", 12, 6), "c": values("c", 6), "first": np.array([0]), "minus": np.array([-1])} | statistics(4)
-    ops, _ = optimized(net([("Relu", ["x"], "h"), bn("h", "z"), *flat, ("Gemm", ["f", "w", "c"], "y")], ["N", 4, 3], constants), 2, 4, 3)
+    constants = {
+        "w": values("w", 12, 6),
+        "c": values("c", 6),
+        "first": np.array([0]),
+        "minus": np.array([-1]),
+    } | statistics(4)
+    ops, _ = optimized(
+        net([("Relu", ["x"], "h"), bn("h", "z"), *flat, ("Gemm", ["f", "w", "c"], "y")], ["N", 4, 3], constants),
+        2,
+        4,
+        3,
+    )
     assert "BatchNormalization" not in ops
     assert "Mul" not in ops
     assert ops[-1] == "Gemm"
@@ -203,9 +266,14 @@ def test_a_padding_op_behind_takes_the_scale_alone(op: tuple[str, dict[str, obje
 
 
 def test_a_padding_op_behind_takes_all_where_there_is_no_shift() -> None:
-    constants = {"w": values("w", 6, 4, 3)} | statistics(4) | {"b": np.zeros(4, np.float32), "m": np.zeros(4, np.float32)}
+    constants = (
+        {"w": values("w", 6, 4, 3)} | statistics(4) | {"b": np.zeros(4, np.float32), "m": np.zeros(4, np.float32)}
+    )
     ops, _ = optimized(
-        net([("Relu", ["x"], "h"), bn("h", "z"), ("Conv", ["z", "w"], "y", {"pads": [1, 1]})], ["N", 4, 9], constants), 2, 4, 9
+        net([("Relu", ["x"], "h"), bn("h", "z"), ("Conv", ["z", "w"], "y", {"pads": [1, 1]})], ["N", 4, 9], constants),
+        2,
+        4,
+        9,
     )
     assert ops == ["Relu", "Conv"]
 
@@ -213,7 +281,10 @@ def test_a_padding_op_behind_takes_all_where_there_is_no_shift() -> None:
 def test_a_scale_of_zero_can_not_be_divided_by() -> None:
     constants = {"w": values("w", 6, 4, 3)} | statistics(4) | {"a": np.array([1, 0, 2, 3], np.float32)}
     ops, _ = optimized(
-        net([("Relu", ["x"], "h"), bn("h", "z"), ("Conv", ["z", "w"], "y", {"pads": [1, 1]})], ["N", 4, 9], constants), 2, 4, 9
+        net([("Relu", ["x"], "h"), bn("h", "z"), ("Conv", ["z", "w"], "y", {"pads": [1, 1]})], ["N", 4, 9], constants),
+        2,
+        4,
+        9,
     )
     assert ops == ["Relu", "BatchNormalization", "Conv"]
 
@@ -242,7 +313,12 @@ def test_a_concat_of_convs_is_split() -> None:
 
 
 def test_a_concat_with_a_part_that_can_not_take_its_share() -> None:
-    nodes: list[Node] = [("Conv", ["x", "w"], "h"), ("Relu", ["x"], "k"), ("Concat", ["h", "k"], "z", {"axis": 1}), bn("z", "y")]
+    nodes: list[Node] = [
+        ("Conv", ["x", "w"], "h"),
+        ("Relu", ["x"], "k"),
+        ("Concat", ["h", "k"], "z", {"axis": 1}),
+        bn("z", "y"),
+    ]
     ops, summary = optimized(net(nodes, ["N", 4, 9], {"w": values("w", 2, 4, 1)} | statistics(6)), 2, 4, 9)
     assert "BatchNormalization" in ops
     assert "'k', a part of Concat 'Concat_z', can't take its share: no linear op makes it" in summary.findings[0].reason
@@ -250,25 +326,33 @@ def test_a_concat_with_a_part_that_can_not_take_its_share() -> None:
 
 def test_two_batch_norms_in_a_row() -> None:
     nodes: list[Node] = [("Conv", ["x", "w"], "h"), bn("h", "z"), bn("z", "y", "2")]
-    ops, _ = optimized(net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3)} | statistics(6) | statistics(6, "2")), 2, 4, 9)
+    ops, _ = optimized(
+        net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3)} | statistics(6) | statistics(6, "2")), 2, 4, 9
+    )
     assert ops == ["Conv"]
 
 
 def test_between_two_convs_the_first_takes_it() -> None:
     nodes: list[Node] = [("Conv", ["x", "w"], "h"), bn("h", "z"), ("Conv", ["z", "u"], "y", {"pads": [1, 1]})]
-    ops, _ = optimized(net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3), "u": values("u", 2, 6, 3)} | statistics(6)), 2, 4, 9)
+    ops, _ = optimized(
+        net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3), "u": values("u", 2, 6, 3)} | statistics(6)), 2, 4, 9
+    )
     assert ops == ["Conv", "Conv"]
 
 
 def test_a_frozen_batch_norm() -> None:
     nodes: list[Node] = [("Conv", ["x", "w"], "h"), ("Mul", ["h", "s"], "t"), ("Add", ["t", "p"], "y")]
-    ops, _ = optimized(net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3), "s": values("s", 6, 1), "p": values("p", 6, 1)}), 2, 4, 9)
+    ops, _ = optimized(
+        net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3), "s": values("s", 6, 1), "p": values("p", 6, 1)}), 2, 4, 9
+    )
     assert ops == ["Conv"]
 
 
 def test_an_input_that_is_an_output_too() -> None:
     nodes: list[Node] = [("Conv", ["x", "w"], "h"), bn("h", "y")]
-    ops, summary = optimized(net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3)} | statistics(6), outputs="y h"), 2, 4, 9)
+    ops, summary = optimized(
+        net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3)} | statistics(6), outputs="y h"), 2, 4, 9
+    )
     assert ops == ["Conv", "BatchNormalization"]
     assert "'h', behind Conv 'Conv_h', is read by others as well" in summary.findings[0].reason
 
@@ -282,14 +366,24 @@ def test_a_weight_that_a_caller_may_replace() -> None:
 
 
 def test_two_batch_norms_with_the_same_statistics() -> None:
-    nodes: list[Node] = [("Conv", ["x", "w"], "h"), bn("h", "z"), ("Relu", ["z"], "r"), ("Conv", ["r", "u"], "k"), bn("k", "y")]
-    ops, _ = optimized(net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3), "u": values("u", 6, 6, 3)} | statistics(6)), 2, 4, 9)
+    nodes: list[Node] = [
+        ("Conv", ["x", "w"], "h"),
+        bn("h", "z"),
+        ("Relu", ["z"], "r"),
+        ("Conv", ["r", "u"], "k"),
+        bn("k", "y"),
+    ]
+    ops, _ = optimized(
+        net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3), "u": values("u", 6, 6, 3)} | statistics(6)), 2, 4, 9
+    )
     assert ops == ["Conv", "Relu", "Conv"]
 
 
 def test_a_weight_that_constants_compute() -> None:
     nodes: list[Node] = [("Mul", ["w", "two"], "w2"), ("Conv", ["x", "w2"], "h"), bn("h", "y")]
-    ops, _ = optimized(net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3), "two": np.float32(2)} | statistics(6)), 2, 4, 9)
+    ops, _ = optimized(
+        net(nodes, ["N", 4, 9], {"w": values("w", 6, 4, 3), "two": np.float32(2)} | statistics(6)), 2, 4, 9
+    )
     assert ops == ["Conv"]
 
 
@@ -321,7 +415,8 @@ def test_batch_statistics_are_left_alone_with_their_reason() -> None:
 
 
 def test_a_batch_norm_whose_root_is_folded_already() -> None:
-    """What onnxruntime and torch's optimizer leave of one by hand: no root tells any more what it was, but two nodes do for four."""
+    """What onnxruntime and torch's optimizer leave of one by hand: no root tells any more what it was, but two nodes do
+    for four."""
     constants = {name: values(name, 4, 1, 1) for name in ("mean", "against", "gamma", "beta")}
     nodes: list[Node] = [
         ("Sub", ["x", "mean"], "d"),

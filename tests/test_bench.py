@@ -1,4 +1,5 @@
-"""The race: the order of turns, what is counted, ratios and intervals with a made-up clock, and that wrong answers are not timed."""
+"""The race: the order of turns, what is counted, ratios and intervals with a made-up clock, and that wrong answers are
+not timed."""
 
 from __future__ import annotations
 
@@ -116,11 +117,17 @@ def test_ratios_hold_where_the_machine_slows_down() -> None:
 
 def test_warm_up_ends_when_the_times_stand_still() -> None:
     clock = Clock()
-    timing = race([clock.contestant("a", lambda n: max(1.0, 30.0 - n)), clock.contestant("b", lambda n: 3.0)], rounds=5, clock=clock)
+    timing = race(
+        [clock.contestant("a", lambda n: max(1.0, 30.0 - n)), clock.contestant("b", lambda n: 3.0)],
+        rounds=5,
+        clock=clock,
+    )
     assert set(timing.calls[0]) == {1.0}
     assert bench_timing.WINDOW * 2 < timing.warmup < bench_timing.MOST_WARMUP
     assert timing.unsteady == ()
-    growing = race([clock.contestant("a", lambda n: 1.1**n), clock.contestant("b", lambda n: 3.0)], rounds=1, clock=clock)
+    growing = race(
+        [clock.contestant("a", lambda n: 1.1**n), clock.contestant("b", lambda n: 3.0)], rounds=1, clock=clock
+    )
     assert (growing.warmup, growing.unsteady) == (bench_timing.MOST_WARMUP, (0,))
 
 
@@ -133,12 +140,16 @@ def test_steady_compares_two_windows() -> None:
 
 def test_short_calls_fill_a_turn() -> None:
     clock = Clock()
-    timing = race([clock.contestant("a", lambda n: 0.001), clock.contestant("b", lambda n: 1e-9)], rounds=1, clock=clock)
+    timing = race(
+        [clock.contestant("a", lambda n: 0.001), clock.contestant("b", lambda n: 1e-9)], rounds=1, clock=clock
+    )
     assert len(timing.calls[0]) in (4, 5)  # of 5 ms; a float's sum may fall below
     assert len(timing.calls[1]) == bench_timing.MOST_CALLS
 
 
-@pytest.mark.parametrize(("count", "low", "high"), [(1, 1, 1), (5, 1, 5), (6, 1, 6), (10, 2, 9), (25, 8, 18), (100, 40, 61)])
+@pytest.mark.parametrize(
+    ("count", "low", "high"), [(1, 1, 1), (5, 1, 5), (6, 1, 6), (10, 2, 9), (25, 8, 18), (100, 40, 61)]
+)
 def test_interval_of_the_median(count: int, low: int, high: int) -> None:
     """The ranks that tables of the sign test give for 95 % (Conover 1999, table A3)."""
     values = [float(n) for n in range(1, count + 1)]
@@ -210,14 +221,21 @@ def net() -> Net:
 
 @pytest.fixture(scope="module")
 def files(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``right.onnx`` of the net with a dynamic batch, and ``wrong.onnx``, whose bias is off by a hundredth; ``free.onnx``: two norms, its
-    batch without a range; ``text.onnx``, which takes strings."""
+    """``right.onnx`` of the net with a dynamic batch, and ``wrong.onnx``, whose bias is off by a hundredth;
+    ``free.onnx``: two norms, its batch without a range; ``text.onnx``, which takes strings."""
     folder = tmp_path_factory.mktemp("race")
-    proto = normdeploy.export(net, (torch.randn(4, 8),), inputs=["x:float32[batch,8]"], output=folder / "right.onnx").proto
+    proto = normdeploy.export(
+        net, (torch.randn(4, 8),), inputs=["x:float32[batch,8]"], output=folder / "right.onnx"
+    ).proto
     bias = next(t for t in proto.graph.initializer if "bias" in t.name)
-    bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + np.linspace(-0.01, 0.01, 8, dtype=np.float32), bias.name))
+    bias.CopyFrom(
+        onnx.numpy_helper.from_array(
+            onnx.numpy_helper.to_array(bias) + np.linspace(-0.01, 0.01, 8, dtype=np.float32), bias.name
+        )
+    )
     onnx.save(proto, folder / "wrong.onnx")
-    free = """<ir_version: 10, opset_import: ["" : 21]> g (float[N, 8] x) => (float[N, 8] y) <float[8] s = {1, 1, 1, 1, 1, 1, 1, 1}>
+    free = """<ir_version: 10, opset_import: ["" : 21]> g (float[N, 8] x) => (float[N, 8] y) <float[8] s = {1, 1, 1, 1,
+    1, 1, 1, 1}>
         { a = LayerNormalization <epsilon = 1e-5> (x, s) y = LayerNormalization <epsilon = 2e-5> (a, s) }"""
     onnx.save(onnx.parser.parse_model(free), folder / "free.onnx")
     text = '<ir_version: 10, opset_import: ["" : 21]> g (string[2] x) => (string[2] y) { y = Identity(x) }'
@@ -245,7 +263,9 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 @pytest.mark.usefixtures("quick")
 def test_a_wrong_answer_is_not_timed(net: Net, files: Path, uncompiled: list[object]) -> None:
     sources = [net, files / "right.onnx", files / "wrong.onnx", files / "some.engine"]
-    result = normdeploy.bench(sources, (torch.randn(4, 8),), inputs=["x:float32[batch,8]"], sizes={"batch": 3}, rounds=5)
+    result = normdeploy.bench(
+        sources, (torch.randn(4, 8),), inputs=["x:float32[batch,8]"], sizes={"batch": 3}, rounds=5
+    )
     eager, right, wrong = result.entries
     assert not result
     assert (eager.runtime, right.file, wrong.file) == ("eager", "right.onnx", "wrong.onnx")
@@ -301,7 +321,10 @@ def test_what_no_runtime_here_takes_does_not_end_the_race(files: Path, tmp_path:
     onnx.save(onnx.parser.parse_model(text), tmp_path / "wide.onnx")
     raced = normdeploy.bench([files / "right.onnx", tmp_path / "wide.onnx"], rounds=1)
     assert raced
-    assert "implementation for Relu" in {missed.runtime: missed.reason for missed in raced.not_run}["onnxruntime CPU (wide.onnx)"]
+    assert (
+        "implementation for Relu"
+        in {missed.runtime: missed.reason for missed in raced.not_run}["onnxruntime CPU (wide.onnx)"]
+    )
     with pytest.raises(RuntimeUnavailable, match="nothing can be raced here"):
         normdeploy.bench([tmp_path / "wide.onnx"], rounds=1)
 
@@ -325,7 +348,11 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
     before = torch.get_num_threads()
     seen = []
     normdeploy.bench(
-        [net, files / "right.onnx"], (torch.randn(4, 8),), threads=2, rounds=1, progress=lambda *_: seen.append(torch.get_num_threads())
+        [net, files / "right.onnx"],
+        (torch.randn(4, 8),),
+        threads=2,
+        rounds=1,
+        progress=lambda *_: seen.append(torch.get_num_threads()),
     )
     assert 2 in seen
     assert torch.get_num_threads() == before
@@ -345,7 +372,12 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
         (["right.onnx"], {"sizes": ["batch=0"]}, InputError, "'batch=0' can't be read"),
         (["right.onnx"], {"sizes": ["batch=2", "batch=3"]}, InputError, "sizes 2 and 3"),
         (["right.onnx"], {"sizes": {"seq": 2}}, InputError, "no dynamic dim 'seq'; there are batch"),
-        (["right.onnx"], {"sizes": {"batch": 10**5}}, InputError, "'batch' is given the size 100000; the model takes 1 to"),
+        (
+            ["right.onnx"],
+            {"sizes": {"batch": 10**5}},
+            InputError,
+            "'batch' is given the size 100000; the model takes 1 to",
+        ),
         (["right.onnx"], {"sizes": {"batch": 2}, "feeds": {}}, InputError, "inputs were given"),
         (["right.onnx"], {"feeds": {"z": np.zeros(3)}}, InputError, "is not given ['x']"),
         (["some.engine"], {}, RuntimeUnavailable, "nothing can be raced here"),
@@ -357,10 +389,25 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
         ([], {"norms": "GroupNorm", "sizes": {"batch": 3}}, InputError, "sizes were given: {'batch': 3}"),
         ([], {"norms": "GroupNorm", "norm_impl": ["narrow"]}, InputError, "has the form narrow"),
         ([], {"norms": "GroupNorm", "threads": 0}, InputError, "threads is 0"),
-        ([], {"norms": "GroupNorm", "norm_impl": ["plugin"]}, RuntimeUnavailable, "nothing can be raced here: TensorRT"),
+        (
+            [],
+            {"norms": "GroupNorm", "norm_impl": ["plugin"]},
+            RuntimeUnavailable,
+            "nothing can be raced here: TensorRT",
+        ),
         (["right.onnx"], {"norm_impl": [""]}, InputError, "no form ''"),
-        (["right.onnx"], {"norm_impl": ["all"], "sizes": {"seq": 3}}, InputError, "no dynamic dim 'seq'; there are batch"),
-        (["right.onnx"], {"norm_impl": ["all"], "sizes": {"batch": 10**12}}, InputError, "has more than 268435456 elements"),
+        (
+            ["right.onnx"],
+            {"norm_impl": ["all"], "sizes": {"seq": 3}},
+            InputError,
+            "no dynamic dim 'seq'; there are batch",
+        ),
+        (
+            ["right.onnx"],
+            {"norm_impl": ["all"], "sizes": {"batch": 10**12}},
+            InputError,
+            "has more than 268435456 elements",
+        ),
         (["right.onnx"], {"norm_impl": ["all"], "feeds": {}}, InputError, "inputs of their own"),
         (["right.onnx"], {"norm_impl": ["all"], "trust": True}, InputError, "trust: for the model"),
         (["free.onnx"], {"norm_impl": ["all"]}, InputError, "give the sizes with --size"),
@@ -387,7 +434,10 @@ def test_the_norms_of_a_file(files: Path) -> None:
         { a = GroupNormalization <num_groups = 3> (x, s, b) c = GroupNormalization <num_groups = 3> (a, s, b)
           y = InstanceNormalization (c, s, b) }"""
     found, notes = norms_of(onnx.parser.parse_model(text), {"N": 2})
-    assert [(case.kind, case.shape, case.groups) for case in found] == [("GroupNorm", (2, 6, 5), 3), ("InstanceNorm", (2, 6, 5), 1)]
+    assert [(case.kind, case.shape, case.groups) for case in found] == [
+        ("GroupNorm", (2, 6, 5), 3),
+        ("InstanceNorm", (2, 6, 5), 1),
+    ]
     found, notes = norms_of(onnx.parser.parse_model(text))
     assert found == []
     assert len(notes) == 3
@@ -397,7 +447,9 @@ def test_the_norms_of_a_file(files: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_the_forms_of_a_norm_race(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = NormCase("GroupNorm", (2, 6, 5), groups=3)
-    result = bench_norms.bench_norms([case, NormCase("RMSNorm", (2, 8))], ["instance", "standard", "decomposed"], rounds=2)
+    result = bench_norms.bench_norms(
+        [case, NormCase("RMSNorm", (2, 8))], ["instance", "standard", "decomposed"], rounds=2
+    )
     assert [(e.form, e.norm) for e in result.entries] == [
         *((form, str(case)) for form in ("standard", "decomposed", "instance")),
         *((form, "RMSNorm of 2×8, axis -1") for form in ("standard", "decomposed")),
@@ -407,7 +459,9 @@ def test_the_forms_of_a_norm_race(files: Path, monkeypatch: pytest.MonkeyPatch) 
     assert max(standard.error, decomposed.error, instance.error) < 1e-5
     assert standard.far_error > 100 * decomposed.far_error  # onnxruntime's GroupNormalization cancels
     assert result.not_run == ()
-    assert "TensorRT" in [missed.runtime for missed in bench_norms.bench_norms([case], ["plugin", "standard"], rounds=1).not_run]
+    assert "TensorRT" in [
+        missed.runtime for missed in bench_norms.bench_norms([case], ["plugin", "standard"], rounds=1).not_run
+    ]
     monkeypatch.setattr(NormCase, "reference", lambda self, x: np.zeros_like(x))
     wrong = bench_norms.bench_norms([case], ["standard"], rounds=1)
     assert not wrong
@@ -437,7 +491,10 @@ def test_the_command_line(files: Path, tmp_path: Path) -> None:
         app, ["bench", str(files / "right.onnx"), str(files / "wrong.onnx"), "--rounds", "1", "--report", str(report)]
     )
     assert done.exit_code == 1
-    assert json.loads(report.read_text())["files"] == {"source": str(files / "right.onnx"), "source 2": str(files / "wrong.onnx")}
+    assert json.loads(report.read_text())["files"] == {
+        "source": str(files / "right.onnx"),
+        "source 2": str(files / "wrong.onnx"),
+    }
     assert "<h1>right.onnx, wrong.onnx</h1>" in page(json.loads(report.read_text()))
     assert "not timed: onnxruntime CPU · wrong.onnx: its outputs are not those of" in done.output
     done = CliRunner(env={"COLUMNS": "200"}).invoke(
@@ -449,12 +506,24 @@ def test_the_command_line(files: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("times", [(0.00123, 0.00234, 0.00345), (12.3, 123.0, 1230.0)])
 def test_80_columns_break_no_word_and_no_number(times: tuple[float, float, float]) -> None:
-    here, ran = machine(), {"median": times[0], "p95": times[1], "p99": times[2], "ratio": 1.34, "interval": (1.11, 1.33), "error": 1e-7}
-    reason = "its outputs are not those of float64 reference: output 0 differs by 3.2e-04 of its largest value; not timed"
-    files = [Entry("eager", **ran), Entry("onnxruntime CPU", "model.onnx", **ran), Entry("onnxruntime CPU", "wrong.onnx", reason=reason)]
+    here, ran = (
+        machine(),
+        {"median": times[0], "p95": times[1], "p99": times[2], "ratio": 1.34, "interval": (1.11, 1.33), "error": 1e-7},
+    )
+    reason = (
+        "its outputs are not those of float64 reference: output 0 differs by 3.2e-04 of its largest value; not timed"
+    )
+    files = [
+        Entry("eager", **ran),
+        Entry("onnxruntime CPU", "model.onnx", **ran),
+        Entry("onnxruntime CPU", "wrong.onnx", reason=reason),
+    ]
     norm = {"norm": "LayerNorm of 2×8, axis -1"}
     forms = [Entry("onnxruntime CPU", form=form, far_error=1e-3, **norm, **ran) for form in ("standard", "decomposed")]
-    for entries, words in ((files, ["eager", "onnxruntime", "model.onnx", reason]), (forms, ["standard", "decomposed", "1.0e-03"])):
+    for entries, words in (
+        (files, ["eager", "onnxruntime", "model.onnx", reason]),
+        (forms, ["standard", "decomposed", "1.0e-03"]),
+    ):
         console = Console(width=80, record=True, file=io.StringIO())
         show_race(console, Race(1, 10, 3, 0, {"x": (2, 8)}, "float64", tuple(entries), (), here, None))
         text = console.export_text()
@@ -465,7 +534,9 @@ def test_80_columns_break_no_word_and_no_number(times: tuple[float, float, float
 
 
 def test_names_from_files_are_no_commands_to_the_terminal() -> None:
-    race = Race(1, 10, 3, 0, {"x\x1b[31m\u202e": (2, 8)}, "float64", (Entry("onnxruntime CPU", "a.onnx"),), (), machine(), None)
+    race = Race(
+        1, 10, 3, 0, {"x\x1b[31m\u202e": (2, 8)}, "float64", (Entry("onnxruntime CPU", "a.onnx"),), (), machine(), None
+    )
     console = Console(width=80, record=True, file=io.StringIO())
     Report("bench", {}, race=race).show(console)
     text = console.export_text()

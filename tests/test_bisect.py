@@ -1,4 +1,5 @@
-"""Planted faults are found in the module where they are, each with its kind; the folder that is written shows the error by itself."""
+"""Planted faults are found in the module where they are, each with its kind; the folder that is written shows the error
+by itself."""
 
 from __future__ import annotations
 
@@ -221,7 +222,9 @@ def test_without_module_names_the_values_tell(opset: int, tmp_path: Path) -> Non
 
 def test_in_a_file_that_onnxruntime_has_fused(tmp_path: Path) -> None:
     """It leaves the modules of some nodes on others, and has ops that only the evaluator and onnxruntime know."""
-    plain = normdeploy.export(encoder(), inputs=specs(50), dims=DIMS, runtime="tensorrt").proto  # residuals as Add, which it joins
+    plain = normdeploy.export(
+        encoder(), inputs=specs(50), dims=DIMS, runtime="tensorrt"
+    ).proto  # residuals as Add, which it joins
     with OrtRunner(plain, saved=tmp_path / "fused.onnx"):
         proto = onnx.load(tmp_path / "fused.onnx")
     node = [n for n in proto.graph.node if n.op_type == "SkipLayerNormalization"][2]
@@ -246,7 +249,9 @@ def test_a_kernel_that_loses_digits_is_the_runtimes_fault(tmp_path: Path) -> Non
             return torch.relu(self.norm(self.conv(x)))
 
     normdeploy.export(Net().eval(), inputs=["x:float32[2,3,8,8]"], output=tmp_path / "net.onnx", runtime="tensorrt")
-    found = normdeploy.bisect(Net().eval(), tmp_path / "net.onnx", inputs=["x:float32[2,3,8,8]"], seeds=1, output=tmp_path / "repro")
+    found = normdeploy.bisect(
+        Net().eval(), tmp_path / "net.onnx", inputs=["x:float32[2,3,8,8]"], seeds=1, output=tmp_path / "repro"
+    )
     (first,) = found.faults
     assert (first.module, first.wrong, first.kind) == ("norm", "runtime", "accuracy")
     assert first.nodes[0].startswith("GroupNormalization")
@@ -264,7 +269,9 @@ class Meddling(OrtRunner):
         super().__init__(proto, optimize=optimize, **options)  # type: ignore[arg-type]
 
 
-def test_what_only_the_optimizer_breaks(exported: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_the_optimizer_breaks(
+    exported: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bisect_lab, "OrtRunner", Meddling)
     monkeypatch.setattr(candidates, "OrtRunner", Meddling)
     onnx.save(exported, tmp_path / "model.onnx")
@@ -279,7 +286,9 @@ def test_the_users_own_inputs(exported: onnx.ModelProto, tmp_path: Path) -> None
     EPSILON.plant(proto, LAYER)
     onnx.save(proto, tmp_path / "planted.onnx")
     np.savez(tmp_path / "in.npz", ids=np.arange(8)[None])
-    found = normdeploy.bisect(encoder(), tmp_path / "planted.onnx", inputs=specs(50), dims=DIMS, feeds=tmp_path / "in.npz")
+    found = normdeploy.bisect(
+        encoder(), tmp_path / "planted.onnx", inputs=specs(50), dims=DIMS, feeds=tmp_path / "in.npz"
+    )
     assert found.faults[0].case == str(tmp_path / "in.npz")
 
 

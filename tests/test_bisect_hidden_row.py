@@ -1,4 +1,5 @@
-"""Files of torch's own exporter, whose guard does not know a row that the mask hides whole: ``bisect`` calls the cause by its name."""
+"""Files of torch's own exporter, whose guard does not know a row that the mask hides whole: ``bisect`` calls the cause
+by its name."""
 
 from __future__ import annotations
 
@@ -32,17 +33,26 @@ def net() -> Attention:
 def test_a_row_that_the_mask_hides_whole_is_the_cause(raw: Path) -> None:
     found = normdeploy.bisect(net(), raw, inputs=INPUTS, seeds=1)
     (fault,) = found.faults
-    assert (fault.kind, fault.operator, fault.case) == ("hidden row", "aten.scaled_dot_product_attention", "mask hides a whole row")
+    assert (fault.kind, fault.operator, fault.case) == (
+        "hidden row",
+        "aten.scaled_dot_product_attention",
+        "mask hides a whole row",
+    )
     assert fault.mended
     assert len(fault.nodes) == 1
     assert fault.nodes[0].startswith("Softmax")
-    assert "the mask hides 5 of 10 rows whole, where the model gives 0 and the file the mean of all values" in fault.cause
+    assert (
+        "the mask hides 5 of 10 rows whole, where the model gives 0 and the file the mean of all values" in fault.cause
+    )
     assert "hidden row: Softmax" in " ".join(str(found).split())
 
 
 def test_a_mask_of_minus_infinity_without_a_guard_gives_nan(raw: Path, tmp_path: Path) -> None:
     proto = onnx.load(raw)
-    for holder in (*proto.graph.initializer, *(a.t for n in proto.graph.node if n.op_type == "Constant" for a in n.attribute)):
+    for holder in (
+        *proto.graph.initializer,
+        *(a.t for n in proto.graph.node if n.op_type == "Constant" for a in n.attribute),
+    ):
         value = onnx.numpy_helper.to_array(holder)
         if value.dtype == np.float32 and value.size == 1 and value == np.finfo(np.float32).min:
             holder.CopyFrom(onnx.numpy_helper.from_array(np.full_like(value, -np.inf), holder.name))

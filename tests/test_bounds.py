@@ -1,4 +1,5 @@
-"""What each element of an output may be off by: the roundings put back into the float64 reference, and the bounds made of them."""
+"""What each element of an output may be off by: the roundings put back into the float64 reference, and the bounds made
+of them."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def test_a_constant_row_may_be_off_by_what_onnxruntime_loses(n: int, value: floa
     row = np.full((1, 1, n), value, np.float32)
     body = "y = InstanceNormalization <epsilon = 1e-5> (x, one, zero)"
     text = (
-        f'<ir_version: 10, opset_import: ["": 21]> g (float[1,1,{n}] x) => (float[1,1,{n}] y) <float[1] one = {{1}}, float[1] zero = {{0}}>'
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[1,1,{n}] x) => (float[1,1,{n}] y) <float[1] one = {{1}},'
+        " float[1] zero = {0}>"
     )
     (found,) = run_onnxruntime(onnx.parser.parse_model(f"{text} {{ {body} }}"), {"x": row})
     away, _ = off_statistics(row.astype(np.float64), 1e-5, 2.0**-24)
@@ -152,7 +154,9 @@ def test_each_element_has_a_bound_of_its_own() -> None:
 def test_eager_s_error_counts_where_it_is_and_its_ratio_everywhere_up_to_a_limit() -> None:
     made, _ = bounds([0.0], eager=1e-3)
     assert made.ratio("y") == pytest.approx(1e-3 / ULP[0], rel=1e-3)
-    np.testing.assert_allclose(made.allowed("y", made.ratio("y")), MULTIPLE * np.array([1e-3, MOST_RATIO * ULP[1]]), rtol=1e-3)
+    np.testing.assert_allclose(
+        made.allowed("y", made.ratio("y")), MULTIPLE * np.array([1e-3, MOST_RATIO * ULP[1]]), rtol=1e-3
+    )
 
 
 def test_more_roundings_are_tried_before_a_runtime_fails() -> None:
@@ -174,7 +178,8 @@ def test_the_spacing_of_numbers() -> None:
 
 
 def test_eager_stays_within_what_roundings_allow() -> None:
-    """The rule allows eager by its own error; the roundings alone nearly do: eager needs less than the limit of them."""
+    """The rule allows eager by its own error; the roundings alone nearly do: eager needs less than the limit of
+    them."""
     torch.manual_seed(0)
     model = from_module(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval(), inputs=["x:float32[2,7,32]"])
     runner, eager, feeds = RoundedRunner(model), EagerRunner(model), model.samples(0)

@@ -1,4 +1,5 @@
-"""Parallel branches of one input become one convolution where they read the same places, with an exact proof; lookalikes stay."""
+"""Parallel branches of one input become one convolution where they read the same places, with an exact proof;
+lookalikes stay."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ C = 32
 class Block(nn.Module):
     """RepVGG's, MobileOne's: convolutions with a batch norm each, and a batch norm of the input."""
 
-    def __init__(self, out: int = C, k: int = 3, stride: int = 1, groups: int = 1, identity: bool = True, copies: int = 1) -> None:
+    def __init__(
+        self, out: int = C, k: int = 3, stride: int = 1, groups: int = 1, identity: bool = True, copies: int = 1
+    ) -> None:
         super().__init__()
         sizes = [1, *[k] * copies]
         self.convs = nn.ModuleList(
@@ -67,7 +70,9 @@ def test_branches_become_one_convolution(block: Block, tmp_path: str) -> None:
     assert made.summary.ops_after == ({"Conv": 3, "Relu": 1, "Gelu": 1} if depthwise else {"Conv": 3, "Relu": 2})
     assert {f.status for f in made.summary.findings} == {"folded"}
     assert all("merged with its parallel branches" in f.became and not f.remains for f in made.summary.findings)
-    assert all(f.certificate and f.certificate.method == "exact" and f.certificate.bits >= 80 for f in made.summary.findings)
+    assert all(
+        f.certificate and f.certificate.method == "exact" and f.certificate.bits >= 80 for f in made.summary.findings
+    )
     if block.identity is not None and block.convs[0][0].groups == 1:  # once: it takes seconds
         compared = normdeploy.verify(module, f"{tmp_path}/net.onnx", (torch.randn(2, 3, 9, 9),))
         assert compared, [r.reason for r in compared.results]
@@ -125,8 +130,15 @@ class Lookalike(nn.Module):
     def __init__(self, change: str) -> None:
         super().__init__()
         self.change = change
-        given = {"strides": {"stride": 2}, "dilations": {"dilation": 2, "padding": 2}, "groups": {"groups": 2}, "paddings": {"padding": 0}}
-        self.a = nn.Sequential(nn.Conv2d(C, C, 3, padding=1, stride=2 if change == "strides" else 1, bias=False), norm(C, 4))
+        given = {
+            "strides": {"stride": 2},
+            "dilations": {"dilation": 2, "padding": 2},
+            "groups": {"groups": 2},
+            "paddings": {"padding": 0},
+        }
+        self.a = nn.Sequential(
+            nn.Conv2d(C, C, 3, padding=1, stride=2 if change == "strides" else 1, bias=False), norm(C, 4)
+        )
         told = {"kernel_size": 3, "padding": 1, **given.get(change, {})}
         if change == "strides":  # of another stride, and by other paddings the same size
             told = {"kernel_size": 3, "stride": 1, "padding": 1}
@@ -149,7 +161,9 @@ class Lookalike(nn.Module):
         return a + b
 
 
-@pytest.mark.parametrize("change", ["strides", "dilations", "groups", "paddings", "activation", "output", "reader", "input"])
+@pytest.mark.parametrize(
+    "change", ["strides", "dilations", "groups", "paddings", "activation", "output", "reader", "input"]
+)
 def test_a_lookalike_stays(change: str) -> None:
     made = exported(nn.Sequential(nn.Conv2d(3, C, 1), Lookalike(change)).eval())
     assert made.summary.ops_after["Conv"] == 3
@@ -159,8 +173,17 @@ def test_a_lookalike_stays(change: str) -> None:
 def _beside(large: dict[str, object], small: dict[str, object], k: int) -> Fold | NoMatch:
     """What is said of a convolution of 3×3 and one of k×k beside it."""
     rng = np.random.default_rng(0)
-    weights = {"w": rng.standard_normal((C, C, 3, 3)).astype(np.float32), "v": rng.standard_normal((C, C, k, k)).astype(np.float32)}
-    opened = Graph(graph([of("Conv", "x w", "p", **large), of("Conv", "x v", "q", **small), of("Add", "p q", "y")], weights, (1, C, 6, 6)))
+    weights = {
+        "w": rng.standard_normal((C, C, 3, 3)).astype(np.float32),
+        "v": rng.standard_normal((C, C, k, k)).astype(np.float32),
+    }
+    opened = Graph(
+        graph(
+            [of("Conv", "x w", "p", **large), of("Conv", "x v", "q", **small), of("Add", "p q", "y")],
+            weights,
+            (1, C, 6, 6),
+        )
+    )
     opened.completer = complete
     parts = branches_of(opened, opened.nodes[-1])
     assert parts is not None
@@ -179,15 +202,23 @@ def _beside(large: dict[str, object], small: dict[str, object], k: int) -> Fold 
     ids=["before", "behind", "before, negative pads", "behind, negative pads", "between the places of a dilation"],
 )
 def test_kernels_that_do_not_line_up_stay(large: dict[str, object], small: dict[str, object], k: int) -> None:
-    """As many outputs, but of other places. Nobody is asked for a proof: that the kernel lies nowhere is seen before."""
+    """As many outputs, but of other places. Nobody is asked for a proof: that the kernel lies nowhere is seen
+    before."""
     found = _beside(large, small, k)
     assert isinstance(found, NoMatch)
-    assert "do not line up" in found.reason or "dilations" in large  # of the other in the one's place the dilation is told
+    assert (
+        "do not line up" in found.reason or "dilations" in large
+    )  # of the other in the one's place the dilation is told
 
 
 @pytest.mark.parametrize(
     ("large", "small", "at"),
-    [([1, 1, 1, 1], [0, 0, 0, 0], 1), ([2, 2, 0, 0], [0, 0, 0, 0], 2), ([1, 1, 1, 1], [1, 1, -1, -1], 0), ([2, 2, 1, 1], [1, 1, 0, 0], 1)],
+    [
+        ([1, 1, 1, 1], [0, 0, 0, 0], 1),
+        ([2, 2, 0, 0], [0, 0, 0, 0], 2),
+        ([1, 1, 1, 1], [1, 1, -1, -1], 0),
+        ([2, 2, 1, 1], [1, 1, 0, 0], 1),
+    ],
 )
 def test_a_kernel_is_put_where_the_paddings_say(large: list[int], small: list[int], at: int) -> None:
     found = _beside({"pads": large}, {"pads": small}, 1)
@@ -198,10 +229,17 @@ def test_a_kernel_is_put_where_the_paddings_say(large: list[int], small: list[in
 
 def test_kernels_that_line_up_are_merged() -> None:
     rng = np.random.default_rng(0)
-    weights = {"w": rng.standard_normal((C, C, 3, 3)).astype(np.float32), "v": rng.standard_normal((C, C, 1, 1)).astype(np.float32)}
+    weights = {
+        "w": rng.standard_normal((C, C, 3, 3)).astype(np.float32),
+        "v": rng.standard_normal((C, C, 1, 1)).astype(np.float32),
+    }
     weights |= {name: (rng.random(C) + 0.5).astype(np.float32) for name in ("g", "b", "m", "s")}
     for pads, small in (([1, 1, 1, 1], [0, 0, 0, 0]), ([2, 2, 0, 0], [0, 0, 0, 0]), ([2, 2, 1, 1], [1, 1, 0, 0])):
-        nodes = [of("Conv", "x w", "p", pads=pads), of("Conv", "x v", "q", pads=small), of("BatchNormalization", "q g b m s", "r")]
+        nodes = [
+            of("Conv", "x w", "p", pads=pads),
+            of("Conv", "x v", "q", pads=small),
+            of("BatchNormalization", "q g b m s", "r"),
+        ]
         before = graph([*nodes, of("Add", "p r", "y")], weights, (1, C, 6, 6))
         out, _ = optimize(before)
         assert [n.op_type for n in out.graph.node] == ["Conv"]
@@ -225,7 +263,13 @@ def of_one_sign(tail: str, **held: np.ndarray) -> onnx.ModelProto:
     proto = onnx.parser.parse_model(
         f'<ir_version: 9, opset_import: ["" : 18]> net (float[N, 1, H, W] x) => (float[N, K, P, Q] y) {{ {body} }}'
     )
-    held = {"w1": np.ones((C, 1, 3, 3)), "w2": np.full((C, 1, 1, 1), -3.0), "one": np.ones(C), "zero": np.zeros(C), **held}
+    held = {
+        "w1": np.ones((C, 1, 3, 3)),
+        "w2": np.full((C, 1, 1, 1), -3.0),
+        "one": np.ones(C),
+        "zero": np.zeros(C),
+        **held,
+    }
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in held.items())
     return proto
 
@@ -242,12 +286,21 @@ _MIXED = np.random.default_rng(0).standard_normal((1, C, 1, 1))
         ("g = Clip(s, lo, hi) y = Conv(g, w3)", _MIXED),
         ("g = Relu(s) h = Conv <group = 32> (g, w4) y = Conv(h, w3)", _MIXED),
         ("g = Relu(s) h = GlobalAveragePool(g) y = Conv(h, w3)", _MIXED),
-        ("h = GlobalAveragePool(s) k = Conv(h, w4s) m = Sigmoid(k) t = Mul(s, m) y = Conv(t, w3)", _MIXED),  # other places are numbers
+        (
+            "h = GlobalAveragePool(s) k = Conv(h, w4s) m = Sigmoid(k) t = Mul(s, m) y = Conv(t, w3)",
+            _MIXED,
+        ),  # other places are numbers
     ],
 )
 def test_branches_whose_infinities_all_have_one_sign_stay(tail: str, w3: np.ndarray) -> None:
     """That channels are many says nothing of their weights."""
-    held = {"w3": w3, "w4": np.ones((C, 1, 1, 1)), "w4s": np.eye(C)[:, :, None, None], "lo": np.array(-9.0), "hi": np.array(9.0)}
+    held = {
+        "w3": w3,
+        "w4": np.ones((C, 1, 1, 1)),
+        "w4s": np.eye(C)[:, :, None, None],
+        "lo": np.array(-9.0),
+        "hi": np.array(9.0),
+    }
     proto = of_one_sign(tail, **held)
     out, summary = optimize(proto)
     assert not any("merged" in f.became for f in summary.findings)
@@ -258,7 +311,9 @@ def test_branches_whose_infinities_all_have_one_sign_stay(tail: str, w3: np.ndar
         assert not (~np.isfinite(before) & np.isfinite(after)).any()
 
 
-@pytest.mark.parametrize("tail", ["y = Conv(s, w3)", "g = Sigmoid(s) h = Mul(s, g) y = Conv(h, w3)", "g = LeakyRelu(s) y = Conv(g, w3)"])
+@pytest.mark.parametrize(
+    "tail", ["y = Conv(s, w3)", "g = Sigmoid(s) h = Mul(s, g) y = Conv(h, w3)", "g = LeakyRelu(s) y = Conv(g, w3)"]
+)
 def test_branches_are_merged_where_infinities_show(tail: str) -> None:
     out, _ = optimize(of_one_sign(tail, w3=_MIXED))
     assert [n.op_type for n in out.graph.node].count("Conv") == 2
@@ -277,12 +332,18 @@ def test_branches_are_merged_where_infinities_show(tail: str) -> None:
 def test_what_any_op_may_hide_stays(tail: str) -> None:
     """No list of ops that hide is complete: those that do not are listed, and every path is looked at."""
     rng = np.random.default_rng(0)
-    held = {"w1": rng.standard_normal((C, C, 3, 3)), "w2": rng.standard_normal((C, C, 1, 1)), "dense": rng.standard_normal((2, C, 1, 1))}
+    held = {
+        "w1": rng.standard_normal((C, C, 3, 3)),
+        "w2": rng.standard_normal((C, C, 1, 1)),
+        "dense": rng.standard_normal((2, C, 1, 1)),
+    }
     held |= {f"{name}{i}": rng.uniform(0.5, 1.5, C) for name in "abmv" for i in (1, 2)} | {"one": np.array(1.0)}
     body = f"""c1 = Conv <pads = [1, 1, 1, 1]> (x, w1) n1 = BatchNormalization(c1, a1, b1, m1, v1)
         c2 = Conv(x, w2) n2 = BatchNormalization(c2, a2, b2, m2, v2) s = Add(n1, n2) {tail}"""
     ends = "float[N, P, Q, R] y" + (", float[N, 2, 6, 6] z" if "z =" in tail else "")
-    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> net (float[N, {C}, 6, 6] x) => ({ends}) {{ {body} }}')
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 18]> net (float[N, {C}, 6, 6] x) => ({ends}) {{ {body} }}'
+    )
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in held.items())
     out, summary = optimize(onnx.shape_inference.infer_shapes(proto))
     assert not any("merged" in f.became for f in summary.findings)
@@ -315,7 +376,11 @@ def _small() -> tuple[Graph, gs.Node]:
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((C, C, 3, 3)).astype(np.float32)}
     weights |= {name: (rng.random(C) + 0.5).astype(np.float32) for name in ("g", "b", "m", "s")}
-    nodes = [of("Conv", "x w", "p", pads=[1, 1, 1, 1]), of("BatchNormalization", "x g b m s", "r"), of("Add", "p r", "y")]
+    nodes = [
+        of("Conv", "x w", "p", pads=[1, 1, 1, 1]),
+        of("BatchNormalization", "x g b m s", "r"),
+        of("Add", "p r", "y"),
+    ]
     opened = Graph(graph(nodes, weights, (2, C, 6, 6)))
     opened.completer = complete
     return opened, opened.nodes[-1]
@@ -351,7 +416,8 @@ def test_the_proof_sees_each_planted_error() -> None:
 
 
 def test_the_place_of_a_kernel_is_proved_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the rewrite puts the unit matrix beside the middle, in the weight and in what it says of it, the field says no."""
+    """Where the rewrite puts the unit matrix beside the middle, in the weight and in what it says of it, the field says
+    no."""
     from normdeploy.passes import branches
 
     real = branches._place

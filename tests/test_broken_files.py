@@ -1,4 +1,5 @@
-"""Truncated, damaged, foreign and hostile files, and flags that do not fit: a clear error, and nothing is left behind."""
+"""Truncated, damaged, foreign and hostile files, and flags that do not fit: a clear error, and nothing is left
+behind."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["/etc/planted", "../planted", "model/../../planted", "model\\..\\planted", "C:/planted"])
+@pytest.mark.parametrize(
+    "name", ["/etc/planted", "../planted", "model/../../planted", "model\\..\\planted", "C:/planted"]
+)
 def test_entries_that_leave_the_archive(tmp_path: Path, name: str) -> None:
     path = _zip_of(tmp_path / "x.pt", [("model/data.pkl", b"\x80\x02}q\x00."), (name, b"x")])
     with pytest.raises(LoadError, match="leads out of the archive"):
@@ -108,7 +111,11 @@ def test_entry_twice(tmp_path: Path) -> None:
 
 def test_zip_bomb_is_refused_by_its_declared_size(tmp_path: Path) -> None:
     size = 128 << 20
-    path = _zip_of(tmp_path / "x.pt", [("model/archive_format", b"pt2"), ("model/models/model.json", bytes(size))], zipfile.ZIP_DEFLATED)
+    path = _zip_of(
+        tmp_path / "x.pt",
+        [("model/archive_format", b"pt2"), ("model/models/model.json", bytes(size))],
+        zipfile.ZIP_DEFLATED,
+    )
     assert path.stat().st_size < size // 100
     tracemalloc.start()
     try:
@@ -173,7 +180,9 @@ def test_torchscript_is_refused_with_the_way_out(tmp_path: Path) -> None:
 def test_checkpoint_with_foreign_objects_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("linear_factory.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(4, 3)\n")
-    torch.save({"state_dict": nn.Linear(4, 3).state_dict(), "counts": collections.Counter("abc"), "path": Path("x")}, "c.pt")
+    torch.save(
+        {"state_dict": nn.Linear(4, 3).state_dict(), "counts": collections.Counter("abc"), "path": Path("x")}, "c.pt"
+    )
     flags: dict[str, Any] = {"model": "linear_factory:make", "inputs": ["input[batch,4]"]}
     with pytest.raises(TrustError, match=r"pathlib"):
         load("c.pt", **flags)

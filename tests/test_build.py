@@ -1,4 +1,5 @@
-"""Engines built for real by TensorRT-RTX, which needs no GPU; what is refused before, and what the user learns of failures."""
+"""Engines built for real by TensorRT-RTX, which needs no GPU; what is refused before, and what the user learns of
+failures."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ RTX = ("8.6", "8.9", "12.0")
 def saved(path: Path, text: str, **constants: np.ndarray) -> Path:
     """An ONNX file from onnx's own text form ``(inputs) => (outputs) { nodes }``, with the given initializers."""
     proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g {text}')
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v, np.float32), k) for k, v in constants.items())
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(v, np.float32), k) for k, v in constants.items()
+    )
     for number, node in enumerate(proto.graph.node):
         node.name = f"node{number}"
         node.metadata_props.add(key="normdeploy.module", value=f"layers.{number}.norm")
@@ -46,7 +49,10 @@ def saved(path: Path, text: str, **constants: np.ndarray) -> Path:
 
 ONES = np.ones(8)
 MODELS: Mapping[str, tuple[str, dict[str, np.ndarray]]] = {
-    "LayerNorm": ("(float[batch, 8] x) => (float[batch, 8] y) { y = LayerNormalization(x, s, b) }", {"s": ONES, "b": ONES}),
+    "LayerNorm": (
+        "(float[batch, 8] x) => (float[batch, 8] y) { y = LayerNormalization(x, s, b) }",
+        {"s": ONES, "b": ONES},
+    ),
     "GroupNorm": (
         "(float[batch, 8, 4, 4] x) => (float[batch, 8, 4, 4] y) { y = GroupNormalization<num_groups=2>(x, s, b) }",
         {"s": ONES, "b": ONES},
@@ -56,13 +62,17 @@ MODELS: Mapping[str, tuple[str, dict[str, np.ndarray]]] = {
         {"s": ONES, "b": ONES},
     ),
     "BatchNorm": (
-        "(float[batch, 3, 4, 4] x) => (float[batch, 8, 4, 4] y) "
-        "{ c = Conv<pads=[1, 1, 1, 1]>(x, w) y = BatchNormalization(c, s, b, m, v) }",
+        (
+            "(float[batch, 3, 4, 4] x) => (float[batch, 8, 4, 4] y) "
+            "{ c = Conv<pads=[1, 1, 1, 1]>(x, w) y = BatchNormalization(c, s, b, m, v) }"
+        ),
         {"w": np.ones((8, 3, 3, 3)), "s": ONES, "b": ONES, "m": ONES, "v": ONES},
     ),
     "attention": (
-        "(float[batch, seq, 8] x) => (float[batch, seq, 8] y) "
-        "{ t = Transpose<perm=[0, 2, 1]>(x) q = MatMul(x, t) a = Softmax(q) h = MatMul(a, x) r = Add(h, x) y = LayerNormalization(r, s) }",
+        (
+            "(float[batch, seq, 8] x) => (float[batch, seq, 8] y) { t = Transpose<perm=[0, 2, 1]>(x) q = MatMul(x, t) a"
+            " = Softmax(q) h = MatMul(a, x) r = Add(h, x) y = LayerNormalization(r, s) }"
+        ),
         {"s": ONES},
     ),
 }
@@ -80,7 +90,13 @@ def test_engines_for_three_generations_of_gpus(name: str, tmp_path: Path) -> Non
     path = saved(tmp_path / "m.onnx", text, **constants)
     steps: list[tuple[str, int, int]] = []
     profiles = ["batch=1:2:4", "seq=1:16:64"] if "seq" in text else ["batch=1:2:4"]
-    engine = build(path, tmp_path / "m.engine", compute_capabilities=RTX, profiles=profiles, progress=lambda *step: steps.append(step))
+    engine = build(
+        path,
+        tmp_path / "m.engine",
+        compute_capabilities=RTX,
+        profiles=profiles,
+        progress=lambda *step: steps.append(step),
+    )
     assert isinstance(engine, Engine)
     assert engine.path.read_bytes()[:4] == b"vtrt"
     assert engine.bytes == engine.path.stat().st_size > 10_000
@@ -96,9 +112,14 @@ def test_engines_for_three_generations_of_gpus(name: str, tmp_path: Path) -> Non
 
 
 def test_two_builds_give_the_same_bytes(layer_norm: Path, tmp_path: Path) -> None:
-    engines = [build(layer_norm, tmp_path / f"{i}.engine", profiles={"batch": (1, 2, 4)}, compute_capabilities=RTX) for i in range(2)]
+    engines = [
+        build(layer_norm, tmp_path / f"{i}.engine", profiles={"batch": (1, 2, 4)}, compute_capabilities=RTX)
+        for i in range(2)
+    ]
     assert engines[0].path.read_bytes() == engines[1].path.read_bytes()
-    other = build(layer_norm, tmp_path / "other.engine", profiles={"x": ((1, 8), (2, 8), (4, 8))}, compute_capabilities=("7.5",))
+    other = build(
+        layer_norm, tmp_path / "other.engine", profiles={"x": ((1, 8), (2, 8), (4, 8))}, compute_capabilities=("7.5",)
+    )
     assert other.path.read_bytes() != engines[0].path.read_bytes()
 
 
@@ -107,7 +128,9 @@ def test_a_static_model_needs_no_profile_and_external_weights_are_read_by_path(t
     inside = build(path, tmp_path / "inside.engine")
     assert inside.profile == {}
     assert inside.compute_capabilities == ()
-    onnx.save(onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0, convert_attribute=False)
+    onnx.save(
+        onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0, convert_attribute=False
+    )
     assert (tmp_path / "w.bin").stat().st_size == 32
     assert build(path, tmp_path / "outside.engine").path.read_bytes() == inside.path.read_bytes()
 
@@ -135,7 +158,10 @@ def test_the_ranges_that_the_file_recorded_are_the_profile(tmp_path: Path) -> No
 
 
 def test_compute_capabilities_that_do_not_exist(layer_norm: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"does not build for compute capability 9\.0; it builds for 7\.5, 8\.0, 8\.6, 8\.9, 12\.0, 12\.1"):
+    with pytest.raises(
+        InputError,
+        match=r"does not build for compute capability 9\.0; it builds for 7\.5, 8\.0, 8\.6, 8\.9, 12\.0, 12\.1",
+    ):
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"], compute_capabilities=["8.6", "9.0"])
     with pytest.raises(InputError, match=r"'sm86' can't be read; write it as NVIDIA does, such as 8\.6"):
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"], compute_capabilities=["sm86"])
@@ -218,14 +244,18 @@ def test_an_error_inside_a_function_names_the_way_to_it(tmp_path: Path) -> None:
     function = helper.make_function("ours", "Norm", ["a", "s"], ["b"], [inner], [helper.make_opsetid("", 21)])
     x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2, 8]) for n in "xy")
     half = onnx.numpy_helper.from_array(np.ones(8, np.float16), "s")
-    graph = helper.make_graph([helper.make_node("Norm", ["x", "s"], ["y"], name="outer", domain="ours")], "g", [x], [y], [half])
+    graph = helper.make_graph(
+        [helper.make_node("Norm", ["x", "s"], ["y"], name="outer", domain="ours")], "g", [x], [y], [half]
+    )
     imports = [helper.make_opsetid("", 21), helper.make_opsetid("ours", 1)]
     onnx.save(helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=10), tmp_path / "m.onnx")
     with pytest.raises(BuildError, match=r"LayerNormalization \(in function .*outer.*\): .*identical types"):
         build(tmp_path / "m.onnx", tmp_path / "m.engine")
 
 
-def test_a_failed_build_leaves_the_old_engine_and_a_good_one_removes_the_old_log(layer_norm: Path, tmp_path: Path) -> None:
+def test_a_failed_build_leaves_the_old_engine_and_a_good_one_removes_the_old_log(
+    layer_norm: Path, tmp_path: Path
+) -> None:
     engine = tmp_path / "m.engine"
     build(layer_norm, engine, profiles=["batch=1:2:4"])
     before = engine.read_bytes()
@@ -248,14 +278,18 @@ def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="other systems have no signals")
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(signal.SIGABRT, r"crashed \(SIGABRT\): tactic 7 is null"), (signal.SIGKILL, "killed by the system, most likely for want of memory")],
+    [
+        (signal.SIGABRT, r"crashed \(SIGABRT\): tactic 7 is null"),
+        (signal.SIGKILL, "killed by the system, most likely for want of memory"),
+    ],
 )
 def test_a_crash_of_the_library_is_an_error_with_its_reason(
     number: signal.Signals, said: str, layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker(
         monkeypatch,
-        f"import os, sys; print('[V] fine\\n[E] tactic 7 is null', file=sys.stderr, flush=True); os.kill(os.getpid(), {number})",
+        "import os, sys; print('[V] fine\\n[E] tactic 7 is null', file=sys.stderr, flush=True); os.kill(os.getpid(),"
+        f" {number})",
     )
     with pytest.raises(BuildError, match=said):
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"])
@@ -267,7 +301,10 @@ def test_a_crash_of_the_library_is_an_error_with_its_reason(
     ("code", "said"),
     [
         ("raise SystemExit('out of luck')", "could not build the engine: out of luck"),
-        ("import sys; print('[E] a\\n[E] b\\n[E] a', file=sys.stderr); sys.exit(1)", "could not build the engine: a; b"),
+        (
+            "import sys; print('[E] a\\n[E] b\\n[E] a', file=sys.stderr); sys.exit(1)",
+            "could not build the engine: a; b",
+        ),
         ("pass", "could not build the engine"),
     ],
 )
@@ -281,7 +318,13 @@ def test_a_worker_that_ends_without_an_answer(
 
 def asked(onnx_path: Path, engine: Path) -> tuple[dict[str, Any], str]:
     """(the worker's last answer, its log) when it is asked directly, without the checks before it."""
-    request = {"runtime": "tensorrt-rtx", "onnx": str(onnx_path), "engine": str(engine), "capabilities": [], "profile": {}}
+    request = {
+        "runtime": "tensorrt-rtx",
+        "onnx": str(onnx_path),
+        "engine": str(engine),
+        "capabilities": [],
+        "profile": {},
+    }
     command = [sys.executable, "-m", "normdeploy.runtimes.builder"]
     done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -312,7 +355,9 @@ def test_the_time_is_limited(layer_norm: Path, tmp_path: Path, monkeypatch: pyte
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"], timeout=0.2)
 
 
-def test_an_interrupted_build_leaves_no_process_and_no_file(layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_leaves_no_process_and_no_file(
+    layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker(monkeypatch, """import os, time; print('{"progress": [1, %d]}' % os.getpid(), flush=True); time.sleep(60)""")
 
     def interrupt(stage: str, done: int, total: int) -> None:
@@ -328,7 +373,9 @@ def test_an_interrupted_build_leaves_no_process_and_no_file(layer_norm: Path, tm
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_the_working_directory_is_not_imported(layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_is_not_imported(
+    layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "polygraphy.py").write_text("open('ran', 'w'); raise ImportError")
     monkeypatch.chdir(tmp_path)
     build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"])
@@ -338,7 +385,11 @@ def test_the_working_directory_is_not_imported(layer_norm: Path, tmp_path: Path,
 # ------------------------------------------------------------------ profiles
 
 
-IDS, MASK, LONE = GraphInput("ids", ("batch", "seq")), GraphInput("mask", ("batch", "seq", 4)), GraphInput("batch", ("batch",))
+IDS, MASK, LONE = (
+    GraphInput("ids", ("batch", "seq")),
+    GraphInput("mask", ("batch", "seq", 4)),
+    GraphInput("batch", ("batch",)),
+)
 OPEN = GraphInput("open", (None, 4))
 
 
@@ -347,8 +398,14 @@ OPEN = GraphInput("open", (None, 4))
     [
         (["batch=1:2:4", "seq=1:8:9"], {"ids": ((1, 1), (2, 8), (4, 9)), "mask": ((1, 1, 4), (2, 8, 4), (4, 9, 4))}),
         (["ids=1x1:2x8:4x9"], {"ids": ((1, 1), (2, 8), (4, 9)), "mask": ((1, 1, 4), (2, 8, 4), (4, 9, 4))}),
-        ({"batch": (1, 2, 4), "seq": [1, 8, 9]}, {"ids": ((1, 1), (2, 8), (4, 9)), "mask": ((1, 1, 4), (2, 8, 4), (4, 9, 4))}),
-        ({"mask": ([1, 1, 4], [2, 8, 4], [4, 9, 4])}, {"ids": ((1, 1), (2, 8), (4, 9)), "mask": ((1, 1, 4), (2, 8, 4), (4, 9, 4))}),
+        (
+            {"batch": (1, 2, 4), "seq": [1, 8, 9]},
+            {"ids": ((1, 1), (2, 8), (4, 9)), "mask": ((1, 1, 4), (2, 8, 4), (4, 9, 4))},
+        ),
+        (
+            {"mask": ([1, 1, 4], [2, 8, 4], [4, 9, 4])},
+            {"ids": ((1, 1), (2, 8), (4, 9)), "mask": ((1, 1, 4), (2, 8, 4), (4, 9, 4))},
+        ),
         ("seq=2:2:2", {"ids": ((5, 2), (6, 2), (7, 2)), "mask": ((5, 2, 4), (6, 2, 4), (7, 2, 4))}),
     ],
 )
@@ -371,7 +428,13 @@ def test_an_input_and_a_dim_of_one_name() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["idz=1x1:2x8:4x9"], r"names 'idz', which is neither an input nor a dynamic dim; the file's inputs are ids\[batch, seq\], mask\["),
+        (
+            ["idz=1x1:2x8:4x9"],
+            (
+                r"names 'idz', which is neither an input nor a dynamic dim; the file's inputs are ids\[batch, seq\],"
+                r" mask\["
+            ),
+        ),
         (["batch=1:2:4"], r"dim 'seq' of input ids\[batch, seq\] is dynamic, and nothing says which sizes"),
         (["batch=4:2:1", "seq=1:1:1"], "is 4:2:1, but every size must have 1 <= min <= opt <= max"),
         (["batch=0:2:4", "seq=1:1:1"], "1 <= min"),
@@ -407,16 +470,25 @@ def test_names_may_hold_what_the_text_uses() -> None:
 @pytest.mark.parametrize("norm_impl", ["native", "auto"])
 def test_every_norm_is_built_in_a_form_that_tensorrt_rtx_reads(norm_impl: str, tmp_path: Path) -> None:
     """All our ops in one file, and GroupNormalization of one group, of which its parser would make an instance norm."""
-    names = ["GroupNormalization, SiLU", "GroupNormalization of one group", "LayerNorm over channels", "GroupNormalization"]
+    names = [
+        "GroupNormalization, SiLU",
+        "GroupNormalization of one group",
+        "LayerNorm over channels",
+        "GroupNormalization",
+    ]
     parts = [replace(NODES[n], opset=21).portable(static=True) for n in names]
     merged = onnx.compose.add_prefix(parts[0], "0")
     for i, part in enumerate(parts[1:], 1):
         part.ir_version = merged.ir_version
-        merged = onnx.compose.merge_models(merged, onnx.compose.add_prefix(part, str(i)), io_map=[(f"{i - 1}y", f"{i}x")])
+        merged = onnx.compose.merge_models(
+            merged, onnx.compose.add_prefix(part, str(i)), io_map=[(f"{i - 1}y", f"{i}x")]
+        )
     onnx.save(merged, tmp_path / "m.onnx")
     engine = build(tmp_path / "m.onnx", tmp_path / "m.engine", norm_impl=norm_impl)
     assert engine.norm_impl == norm_impl
-    assert len(engine.norms) == (4 if norm_impl == "auto" else 0)  # portable has written no GroupNormalization of one group
+    assert len(engine.norms) == (
+        4 if norm_impl == "auto" else 0
+    )  # portable has written no GroupNormalization of one group
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine", "m.onnx"]
 
 
@@ -424,7 +496,9 @@ def test_a_native_build_mends_what_would_be_read_wrongly(tmp_path: Path) -> None
     onnx.save(NODES["GroupNormalization of one group"].proto(static=True), tmp_path / "m.onnx")
     before = (tmp_path / "m.onnx").read_bytes()
     engine = build(tmp_path / "m.onnx", tmp_path / "m.engine")
-    assert [(n.module, n.op, n.form) for n in engine.norms] == [("layers.0", "GroupNormalization", "LayerNormalization(axis=1)")]
+    assert [(n.module, n.op, n.form) for n in engine.norms] == [
+        ("layers.0", "GroupNormalization", "LayerNormalization(axis=1)")
+    ]
     assert (tmp_path / "m.onnx").read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine", "m.onnx"]
 
@@ -461,7 +535,9 @@ def test_plugins_for_tensorrt_rtx_are_refused_before_any_work(tmp_path: Path) ->
         pytest.param(
             ["--runtime", "tensorrt"],
             "TensorRT is not installed; pip install tensorrt",
-            marks=pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed here"),
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed here"
+            ),
         ),
         ([], "TensorRT-RTX takes no plugins, so its engines can't hold our kernels; choose --norm-impl native or auto"),
     ],
@@ -478,7 +554,19 @@ def test_what_a_user_sees_who_asks_for_plugins(more: list[str], said: str, tmp_p
 
 def test_the_report_says_how_each_norm_was_built(tmp_path: Path) -> None:
     onnx.save(NODES["GroupNormalization of one group"].proto(static=True), tmp_path / "m.onnx")
-    command = [sys.executable, "-m", "normdeploy", "build", "m.onnx", "-o", "m.engine", "--report", "r.json", "--norm-impl", "auto"]
+    command = [
+        sys.executable,
+        "-m",
+        "normdeploy",
+        "build",
+        "m.onnx",
+        "-o",
+        "m.engine",
+        "--report",
+        "r.json",
+        "--norm-impl",
+        "auto",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert re.search(r"layers\.0\s+LayerNormalization\s+native node", done.stdout)
     engine = json.loads((tmp_path / "r.json").read_text())["engine"]

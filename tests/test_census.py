@@ -29,9 +29,12 @@ AFTER = "e = Add(v, eps) r = Sqrt(e) n = Div(c, r) g = Mul(n, w) y = Add(g, b)"
 SQUARE = "s = Mul(x, x)  v = ReduceMean(s, ax)"
 
 
-def model(body: str, *, kind: str = "float", inputs: str = "", held: str = "", opset: int = 18, x: str = "b,8") -> onnx.ModelProto:
+def model(
+    body: str, *, kind: str = "float", inputs: str = "", held: str = "", opset: int = 18, x: str = "b,8"
+) -> onnx.ModelProto:
     """y from x of shape (b, 8), with the usual constants in x's type."""
-    text = f"""<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1, "custom": 1]> g ({kind}[{x}] x{inputs}) => ({kind}[{x}] y)
+    text = f"""<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1, "custom": 1]> g ({kind}[{x}] x{inputs})
+    => ({kind}[{x}] y)
         <int64[1] ax = {{-1}}, float eps = {{0.00001}}, float less = {{7.0}}, float one = {{1.0}},
          float[8] w = {{0.5, 0.25, 2, 3, 4, 5, 6, 7}}, float[8] b = {{1, 2, 3, 4, 5, 6, 7, 8}}{held}> {{ {body} }}"""
     proto = onnx.parser.parse_model(text)
@@ -74,7 +77,8 @@ def test_ddof_and_epsilon_are_those_of_the_author(body: str, ddof: int | None, e
 
 def test_unbiased_over_a_dynamic_size() -> None:
     body = (
-        f"{MEAN} t = ReduceSum(s, ax) n = Shape<start = 1>(x) f = Cast<to = 1>(n) l = Sub(f, one) v = Div(t, l) e = Add(v, eps) r = Sqrt(e)"
+        f"{MEAN} t = ReduceSum(s, ax) n = Shape<start = 1>(x) f = Cast<to = 1>(n) l = Sub(f, one) v = Div(t, l) e ="
+        " Add(v, eps) r = Sqrt(e)"
     )
     finding = only(model(f"{body} y = Div(c, r)", x="b,n"))
     assert (finding.status, finding.ddof) == ("refused", 1)
@@ -107,7 +111,10 @@ def test_gamma_of_an_unbiased_norm_is_the_authors() -> None:
 
 
 def test_type_of_statistics_sees_casts() -> None:
-    upcast = "f = Cast<to = 1>(x) s = Mul(f, f) v = ReduceMean(s, ax) e = Add(v, eps) r = Sqrt(e) n = Div(f, r) y = Cast<to = 10>(n)"
+    upcast = (
+        "f = Cast<to = 1>(x) s = Mul(f, f) v = ReduceMean(s, ax) e = Add(v, eps) r = Sqrt(e) n = Div(f, r) y = Cast<to"
+        " = 10>(n)"
+    )
     wide = model(upcast, kind="float16")
     eps = onnx.numpy_helper.from_array(np.float32(1e-5), "eps")
     wide.graph.initializer[[t.name for t in wide.graph.initializer].index("eps")].CopyFrom(eps)
@@ -119,7 +126,10 @@ def test_type_of_statistics_sees_casts() -> None:
 @pytest.mark.parametrize("epsilon", [1e-12, 2e-8, 4e-8, 1e-5, 1e-4, 0.0])
 def test_half_precision_is_what_a_cast_gives(epsilon: float) -> None:
     finding = only(
-        model(f"y = LayerNormalization<axis = -1, epsilon = {epsilon:.12f}>(x, big)", held=", float[8] big = {1e5,1,1,1,1,1,1,1}")
+        model(
+            f"y = LayerNormalization<axis = -1, epsilon = {epsilon:.12f}>(x, big)",
+            held=", float[8] big = {1e5,1,1,1,1,1,1,1}",
+        )
     )
     for half, kind in zip(finding.half, (np.float16, ml_dtypes.bfloat16), strict=True):
         stored = float(np.float32(epsilon).astype(kind))
@@ -146,7 +156,10 @@ def test_eval_batchnorm() -> None:
     [
         ("n = BatchNormalization(h, ones, b, b, ones)", (0, 2, 3)),
         ("c = Sub(h, mean) d = Add(mean, eps) r = Sqrt(d) n = Div(c, r)", (0, 2, 3)),
-        ("v = Reshape(h, rows) k = BatchNormalization(v, ones, ones, ones, ones) s = Shape(h) n = Reshape(k, s)", ()),  # not told
+        (
+            "v = Reshape(h, rows) k = BatchNormalization(v, ones, ones, ones, ones) s = Shape(h) n = Reshape(k, s)",
+            (),
+        ),  # not told
     ],
 )
 def test_channels_of_a_batchnorm_that_was_never_trained(body: str, axes: tuple[int, ...]) -> None:
@@ -157,7 +170,12 @@ def test_channels_of_a_batchnorm_that_was_never_trained(body: str, axes: tuple[i
 
 @pytest.mark.parametrize(
     "body",
-    ["y = LayerNormalization(x, g)", "y = RMSNormalization(x, g)", "y = LayerNormalization(x, g, g)", "y = InstanceNormalization(x, w, g)"],
+    [
+        "y = LayerNormalization(x, g)",
+        "y = RMSNormalization(x, g)",
+        "y = LayerNormalization(x, g, g)",
+        "y = InstanceNormalization(x, w, g)",
+    ],
 )
 def test_node_with_data_of_its_own_is_listed(body: str) -> None:
     finding = only(model(body, inputs=", float[8] g", opset=23, x="2,8,8" if "Instance" in body else "b,8"))
@@ -221,13 +239,20 @@ OPS = {
 
 def registered(op: str, kind: str, opset: int) -> bool:
     """Whether onnxruntime's own list of kernels has one; another source than the sessions that `kernels` makes."""
-    spelled = {"float": "tensor(float)", "float16": "tensor(float16)", "double": "tensor(double)", "bfloat16": "tensor(bfloat16)"}[kind]
+    spelled = {
+        "float": "tensor(float)",
+        "float16": "tensor(float16)",
+        "double": "tensor(double)",
+        "bfloat16": "tensor(bfloat16)",
+    }[kind]
     since = onnx.defs.get_schema(op, opset).since_version
     return any(
         k.op_name == op
         and k.domain == ""
         and k.version_range[0] <= since <= k.version_range[1]
-        and all(spelled in kinds for kinds in k.type_constraints.values() if "tensor(float)" not in kinds or kind == "float")
+        and all(
+            spelled in kinds for kinds in k.type_constraints.values() if "tensor(float)" not in kinds or kind == "float"
+        )
         and any(spelled in kinds for kinds in k.type_constraints.values())
         for k in state.get_registered_ep_kernel_defs("CPUExecutionProvider")
     )
@@ -242,13 +267,17 @@ def test_onnxruntime_has_the_kernels_that_it_lists(op: str, kind: str) -> None:
     assert asked[0].runtime == f"onnxruntime {onnxruntime.__version__} CPU"
     own = answer.verdict == "kernel" and not answer.reason
     assert own == registered(op, kind, opset), answer
-    has_body = onnx.defs.get_schema(op, opset).has_function or onnx.defs.get_schema(op, opset).has_context_dependent_function
+    has_body = (
+        onnx.defs.get_schema(op, opset).has_function or onnx.defs.get_schema(op, opset).has_context_dependent_function
+    )
     if not own and not has_body:
         assert answer.verdict == "missing" or "Casts" in answer.reason
 
 
 def test_function_and_unknown_ops() -> None:
-    function, unknown = kernels.ask([model(OPS["GroupNormalization"][1], opset=21, x="2,8,4,4"), model("y = custom.Norm(x)")])[0][0].answers
+    function, unknown = kernels.ask(
+        [model(OPS["GroupNormalization"][1], opset=21, x="2,8,4,4"), model("y = custom.Norm(x)")]
+    )[0][0].answers
     assert function.verdict == "function"
     assert "GroupNormalization" in function.reason
     assert "GroupNormalization" not in function.parts
@@ -257,10 +286,21 @@ def test_function_and_unknown_ops() -> None:
 
 def test_tensorrt_parser_makes_layers() -> None:
     pytest.importorskip("tensorrt_rtx")
-    asked = kernels.ask([model(OPS["LayerNormalization"][1]), model(f"{NORMED} y = Identity(n)"), model("y = custom.Norm(x)")])[0]
+    asked = kernels.ask(
+        [model(OPS["LayerNormalization"][1]), model(f"{NORMED} y = Identity(n)"), model("y = custom.Norm(x)")]
+    )[0]
     single, chain, unknown = next(a.answers for a in asked if a.runtime.startswith("TensorRT-RTX"))
     assert (single.verdict, single.parts) == ("layers", ("NORMALIZATION",))
-    assert chain.parts == ("REDUCE", "ELEMENTWISE", "ELEMENTWISE", "REDUCE", "ELEMENTWISE", "UNARY", "ELEMENTWISE", "IDENTITY")
+    assert chain.parts == (
+        "REDUCE",
+        "ELEMENTWISE",
+        "ELEMENTWISE",
+        "REDUCE",
+        "ELEMENTWISE",
+        "UNARY",
+        "ELEMENTWISE",
+        "IDENTITY",
+    )
     assert (unknown.verdict, unknown.reason != "") == ("missing", True)
 
 
@@ -290,15 +330,23 @@ def test_norms_are_shown_as_they_stand_and_as_they_would_be_written() -> None:
 def test_likes_are_one_cut() -> None:
     numbers = ", ".join(["2.0"] * 20)
     held = f", float[20] g = {{{numbers}}}, float[20] h = {{{numbers.replace('2', '3')}}}"
-    chain = "p = LayerNormalization(x, g, h) q = Relu(p) r = LayerNormalization(q, h, g) y = LayerNormalization<axis = 0>(r, one)"
+    chain = (
+        "p = LayerNormalization(x, g, h) q = Relu(p) r = LayerNormalization(q, h, g) y = LayerNormalization<axis ="
+        " 0>(r, one)"
+    )
     cutter = cuts.Cutter(model(chain, held=held, x="b,20"))
-    first, second, other = (m.SerializeToString(deterministic=True) for t in ("p", "r", "y") if (m := cutter.cut([t], {})) is not None)
+    first, second, other = (
+        m.SerializeToString(deterministic=True) for t in ("p", "r", "y") if (m := cutter.cut([t], {})) is not None
+    )
     assert first == second != other
     assert cutter.cut(["nowhere"], {}) is None
 
 
 def test_norms_in_bodies() -> None:
-    inner = f"then_branch = t () => (float[b,8] u) {{ {NORMED} u = Relu(n) }}, else_branch = e () => (float[b,8] z) {{ z = Neg(x) }}"
+    inner = (
+        f"then_branch = t () => (float[b,8] u) {{ {NORMED} u = Relu(n) }}, else_branch = e () => (float[b,8] z) {{ z ="
+        " Neg(x) }"
+    )
     finding = only(model(f"y = If (flag) <{inner}>", inputs=", bool flag"))
     assert (finding.place, finding.status) == ("then_branch of If 'y'", "fused")
     assert {s.form for s in finding.runtimes} == {"now", "optimized"}

@@ -1,4 +1,5 @@
-"""Certificates must fail on what was misread: each test plants a wrong claim about a subgraph and sees the identity verdict reject it."""
+"""Certificates must fail on what was misread: each test plants a wrong claim about a subgraph and sees the identity
+verdict reject it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ AXES = {"last": "-1", "channel": "1"}
 
 
 def model(axis: str = "last", unbiased: bool = False, epsilon: float = 1e-5, shape: str = "N, 6, 6") -> onnx.ModelProto:
-    """A layer norm by hand over one axis of a tensor whose axes 1 and 2 have the same size, so that a swapped axis still runs."""
+    """A layer norm by hand over one axis of a tensor whose axes 1 and 2 have the same size, so that a swapped axis
+    still runs."""
     factor = "v = Mul(v0, bessel)" if unbiased else "v = Identity(v0)"
     text = f"""
         <ir_version: 10, opset_import: ["" : 21]>
@@ -129,7 +131,8 @@ def test_rounding_is_run_and_reported() -> None:
 
 
 def test_an_inaccurate_kernel_is_named_and_does_not_undo() -> None:
-    """onnxruntime's GroupNormalization computes E[x²] − E[x]²: at an offset of 1e3 it loses everything (facts of onnxruntime 1.31)."""
+    """onnxruntime's GroupNormalization computes E[x²] − E[x]²: at an offset of 1e3 it loses everything (facts of
+    onnxruntime 1.31)."""
     text = """
         <ir_version: 10, opset_import: ["" : 21]>
         agraph (float[N, 4, 3, 3] x) => (float[N, 4, 3, 3] y)
@@ -184,7 +187,8 @@ def test_a_mask_inside_a_norm_is_refused(compared: str, number: float) -> None:
 
 
 def test_a_division_that_spares_constant_rows_is_refused() -> None:
-    """Where σ is 0 it divides by 1 and gives 0; a norm with an epsilon of 0 would give NaN there, and the same everywhere else."""
+    """Where σ is 0 it divides by 1 and gives 0; a norm with an epsilon of 0 would give NaN there, and the same
+    everywhere else."""
     proto = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 21]>
         agraph (float[N, 6] x) => (float[N, 6] y)

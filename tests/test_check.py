@@ -75,7 +75,11 @@ KERNEL = ", float[8,8,3] kernel = {" + ", ".join(["0.5"] * 192) + "}"
         ("c = Constant<value_floats = [100000.0, 1, 1, 1, 1, 1, 1, 1]>() y = Mul(x, c)", {}, {"fp16-overflow"}),
         ("c = Constant<value_floats = [65504.0, 1, 1, 1, 1, 1, 1, 1]>() y = Mul(x, c)", {}, set()),
         (f"{BIASED} r = Sqrt(v) y = Div(c, r)", {}, {"decomposed", "eps-lost"}),
-        ("y = LayerNormalization<epsilon = 0.000000001>(x, w)", {"kind": "float16"}, set()),  # its statistics run in float32
+        (
+            "y = LayerNormalization<epsilon = 0.000000001>(x, w)",
+            {"kind": "float16"},
+            set(),
+        ),  # its statistics run in float32
         ("y = LayerNormalization<epsilon = 0.000000001, stash_type = 10>(x, w)", {"kind": "float16"}, {"eps-lost"}),
         ("y = LayerNormalization(x, big)", {"held": BIG}, {"fp16-overflow"}),
         ("y = Mul(x, big)", {"held": BIG}, {"fp16-overflow"}),
@@ -94,7 +98,8 @@ def test_training_mode_inside_a_body_is_found(tmp_path: Path) -> None:
     path = saved(tmp_path, "s = ReduceSum<keepdims = 0>(x) t = Cast<to = 9>(s) y = Identity(x)")
     proto = onnx.load(path)
     branches = {
-        side: onnx.parser.parse_graph(f"g () => (float[4,8] o) {{ o, m1, v1 = {TRAINED} }}") for side in ("then_branch", "else_branch")
+        side: onnx.parser.parse_graph(f"g () => (float[4,8] o) {{ o, m1, v1 = {TRAINED} }}")
+        for side in ("then_branch", "else_branch")
     }
     proto.graph.node[2].CopyFrom(onnx.helper.make_node("If", ["t"], ["y"], "gate", **branches))
     onnx.save(proto, path)
@@ -124,7 +129,9 @@ def test_training_mode_is_an_attribute_and_no_matter_of_outputs(tmp_path: Path) 
 def test_runtimes_are_asked(tmp_path: Path) -> None:
     groups = saved(tmp_path, "y = GroupNormalization<num_groups = 2>(x, w, b)")
     (problem,) = (p for p in found(groups, runtime="onnxruntime") if p.rule == "missing-kernel")
-    assert problem.message.startswith("GroupNorm (GroupNormalization) in onnxruntime ")  # runs as a body of primitives there
+    assert problem.message.startswith(
+        "GroupNorm (GroupNormalization) in onnxruntime "
+    )  # runs as a body of primitives there
     assert rules(groups, runtime="onnxruntime-accurate") == rules(groups, runtime="onnxruntime")
     contrib = saved(tmp_path, "y = com.microsoft.SkipLayerNormalization(x, x, w, b)", x="4,6,8")
     assert rules(contrib) == {"wrong-form", "missing-kernel"}  # TensorRT-RTX refuses it
@@ -147,9 +154,13 @@ def test_a_model_that_export_would_mend_is_clean(project: Path) -> None:
 
 
 def two_norms(path: Path, first: str = "n", extra: str = "") -> Path:
-    """A layer norm by hand whose tensors are called ``first`` and a number, another behind it, and nodes before them."""
+    """A layer norm by hand whose tensors are called ``first`` and a number, another behind it, and nodes before
+    them."""
     body = f"{extra} {BIASED} e = Add(v, eps) r = Sqrt(e) {first}3 = Div(c, r)"
-    body += f" t = Tanh({first}3) m2 = ReduceMean(t, ax) c2 = Sub(t, m2) s2 = Mul(c2, c2) v2 = ReduceMean(s2, ax) e2 = Add(v2, eps)"
+    body += (
+        f" t = Tanh({first}3) m2 = ReduceMean(t, ax) c2 = Sub(t, m2) s2 = Mul(c2, c2) v2 = ReduceMean(s2, ax) e2 ="
+        " Add(v2, eps)"
+    )
     onnx.save(model(f"{body} r2 = Sqrt(e2) y = Div(c2, r2)", opset=21), path)
     return path
 
@@ -185,7 +196,8 @@ def test_a_baseline_lets_new_findings_fail_alone(tmp_path: Path, form: str) -> N
 
 
 def test_a_baseline_counts_files_of_one_name(tmp_path: Path) -> None:
-    """A fingerprint knows the file's name and not its folder, so that a clone elsewhere has the same; each lets one finding pass."""
+    """A fingerprint knows the file's name and not its folder, so that a clone elsewhere has the same; each lets one
+    finding pass."""
     paths = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -200,7 +212,9 @@ def test_a_baseline_without_end(tmp_path: Path) -> None:
         normdeploy.check([saved(tmp_path, BY_HAND)], baseline="/dev/zero")
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"runs": [{"results": [{}]}]}', b"[" * 100_000, b'{"files": 3}', None])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"[]", b'{"runs": [{"results": [{}]}]}', b"[" * 100_000, b'{"files": 3}', None]
+)
 def test_a_baseline_that_is_none(tmp_path: Path, content: bytes | None) -> None:
     old = tmp_path / "old.json"
     if content is not None:
@@ -213,7 +227,8 @@ def test_a_baseline_that_is_none(tmp_path: Path, content: bytes | None) -> None:
 
 
 def validated(text: str) -> dict[str, Any]:
-    """The document; pydantic_sarif's classes were generated from the official schema and allow no key that it does not know."""
+    """The document; pydantic_sarif's classes were generated from the official schema and allow no key that it does not
+    know."""
     Sarif.model_validate_json(text, strict=True)
     (run,) = json.loads(text)["runs"]
     return dict(run)
@@ -353,7 +368,9 @@ def test_what_overflows_in_both_halves_is_told_once(tmp_path: Path) -> None:
 def test_large_constants_are_seen_past_infinities(tmp_path: Path) -> None:
     proto = model("y = Mul(x, big)", held=BIG, opset=21)
     tensor = next(t for t in proto.graph.initializer if t.name == "big")
-    tensor.CopyFrom(onnx.numpy_helper.from_array(np.array([np.inf, -np.inf, np.nan, 7e4, 1, 1, 1, 1], np.float32), "big"))
+    tensor.CopyFrom(
+        onnx.numpy_helper.from_array(np.array([np.inf, -np.inf, np.nan, 7e4, 1, 1, 1, 1], np.float32), "big")
+    )
     onnx.save(proto, tmp_path / "m.onnx")
     (problem,) = found(tmp_path / "m.onnx")
     assert problem.message == "a constant of up to 70000 overflows in float16"
@@ -384,10 +401,14 @@ def test_one_text_may_hold_several_rules_and_models_may_be_in_memory(tmp_path: P
 
 
 def test_kernels_of_another_form_do_not_count() -> None:
-    """What `optimize` would write has no kernel, and the file's own nodes have one: a file that is deployed as it is has no problem."""
+    """What `optimize` would write has no kernel, and the file's own nodes have one: a file that is deployed as it is
+    has no problem."""
     runs = Support("onnxruntime 1.31.1 CPU", "now", ("ReduceMean",), "kernel")
     lacks = Support("onnxruntime 1.31.1 CPU", "optimized", ("RMSNormalization",), "missing")
     finding = Finding("RMSNorm", "fused", "y", written=("y",), runtimes=(runs, lacks))
-    found = {deployed: list(guard_rules._kernels(finding, Problem("", ""), deployed, "onnxruntime")) for deployed in (True, False)}
+    found = {
+        deployed: list(guard_rules._kernels(finding, Problem("", ""), deployed, "onnxruntime"))
+        for deployed in (True, False)
+    }
     assert found[True] == []
     assert [p.rule for p in found[False]] == ["missing-kernel"]

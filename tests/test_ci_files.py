@@ -1,4 +1,5 @@
-"""What others run of this repository, as far as it runs here: the GitHub Action, the pre-commit hook, the Dockerfiles."""
+"""What others run of this repository, as far as it runs here: the GitHub Action, the pre-commit hook, the
+Dockerfiles."""
 
 from __future__ import annotations
 
@@ -42,8 +43,13 @@ def act(tmp_path: Path) -> Any:
     (programs / "normdeploy").chmod(0o755)
 
     def run(**inputs: str) -> subprocess.CompletedProcess[str]:
-        given = {name: told["default"] for name, told in ACTION["inputs"].items()} | {k.replace("_", "-"): v for k, v in inputs.items()}
-        own = {key: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: given[m[1]], text) for key, text in step("Check")["env"].items()}
+        given = {name: told["default"] for name, told in ACTION["inputs"].items()} | {
+            k.replace("_", "-"): v for k, v in inputs.items()
+        }
+        own = {
+            key: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: given[m[1]], text)
+            for key, text in step("Check")["env"].items()
+        }
         variables = os.environ | own | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
         variables |= {"GITHUB_OUTPUT": str(tmp_path / "outputs"), "COLUMNS": "200"}
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step("Check")["run"]]
@@ -114,10 +120,12 @@ def test_dry_run_does_the_steps(tmp_path: Path) -> None:
     """What `.ci/run` does with the real ones, which install everything."""
     file = tmp_path / "Dockerfile"
     file.write_text(
-        'FROM a\nARG WHO=none\nENV VENV=/opt/venv\nWORKDIR /src\nCOPY LICENSE README.md ./\nCOPY docker docker\n# no step\n'
-        'RUN mkdir -p "$VENV" \\\n    && echo "$WHO" > "$VENV/who"\nRUN apt-get install nothing\nRUN test -f docker/dry_run.py\n'
+        "FROM a\nARG WHO=none\nENV VENV=/opt/venv\nWORKDIR /src\nCOPY LICENSE README.md ./\n"
+        "COPY docker docker\n# no step\n"
+        'RUN mkdir -p "$VENV" \\\n    && echo "$WHO" > "$VENV/who"\nRUN apt-get install nothing\n'
+        "RUN test -f docker/dry_run.py\n"
         'ENV PATH=/opt/venv:$PATH\nENTRYPOINT ["who", "-a"]\n'
-    )  # fmt: skip
+    )
     program = run(file, tmp_path / "scratch", {"WHO": "me"})
     assert program == ["who", "-a"] or program[0].endswith("/who")
     assert (tmp_path / "scratch" / "opt" / "venv" / "who").read_text() == "me\n"

@@ -35,12 +35,19 @@ def run(*args: str | Path, cwd: Path | None = None, timeout: float = 300) -> sub
     """``normdeploy ARGS``; standard input closed, no terminal."""
     command = [sys.executable, "-m", "normdeploy", *map(str, args)]
     env = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=cwd, timeout=timeout, env=env)
+    return subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=cwd, timeout=timeout, env=env
+    )
 
 
 def layer_norm_by_hand(path: Path, epsilon: float = 1e-12) -> Path:
     """An ONNX file of one hand-written layer norm on (batch, 8)."""
-    constants = {"gamma": np.linspace(0.5, 2, 8), "beta": np.linspace(-1, 1, 8), "eps": np.array(epsilon), "two": np.array(2.0)}
+    constants = {
+        "gamma": np.linspace(0.5, 2, 8),
+        "beta": np.linspace(-1, 1, 8),
+        "eps": np.array(epsilon),
+        "two": np.array(2.0),
+    }
     nodes = [
         helper.make_node("ReduceMean", ["x", "axes"], ["mean"]),
         helper.make_node("Sub", ["x", "mean"], ["d"]),
@@ -84,13 +91,16 @@ def test_verbs_on_onnx_files_import_neither_torch_nor_sympy(verb: str, tmp_path:
     heavy = ("torch",) if verb == "optimize" else ("torch", "sympy")
     np.savez(tmp_path / "x.npz", x=np.ones((2, 8), np.float32))
     output = ["-o", str(tmp_path / "out")]
-    options = {"optimize": output, "build": [*output, "--profile", "batch=1:2:4"], "run": [*output, "--inputs", str(tmp_path / "x.npz")]}
+    options = {
+        "optimize": output,
+        "build": [*output, "--profile", "batch=1:2:4"],
+        "run": [*output, "--inputs", str(tmp_path / "x.npz")],
+    }
     args = [verb, str(layer_norm_by_hand(tmp_path / "in.onnx")), *options.get(verb, [])]
     code = (
-        "import atexit, sys\n"
-        f"atexit.register(lambda: print([m for m in {heavy} if m in sys.modules], 'onnx' in sys.modules, file=sys.stderr))\n"
-        f"sys.argv = ['normdeploy', *{args}]\n"
-        "from normdeploy.cli import main; main()\n"
+        f"import atexit, sys\natexit.register(lambda: print([m for m in {heavy} if m in sys.modules], 'onnx' in"
+        f" sys.modules, file=sys.stderr))\nsys.argv = ['normdeploy', *{args}]\nfrom normdeploy.cli import main;"
+        " main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == (1 if verb == "check" else 0), done.stderr
@@ -104,7 +114,8 @@ def test_every_verb_is_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["no-such-verb"], ["optimize"], ["optimize", "a.onnx"], ["optimize", "a.onnx", "-o", "b", "--runtime", "x"]]
+    "args",
+    [["no-such-verb"], ["optimize"], ["optimize", "a.onnx"], ["optimize", "a.onnx", "-o", "b", "--runtime", "x"]],
 )
 def test_wrong_usage_exits_with_2(args: list[str]) -> None:
     done = run(*args)
@@ -197,14 +208,18 @@ def test_export_build_verify(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     document = json.loads((project / "export.json").read_text())
-    assert [(n["kind"], n["status"], n["proved"]) for n in document["norms"]] == [("LayerNorm", "fused", ["identity", "onnxruntime run"])]
+    assert [(n["kind"], n["status"], n["proved"]) for n in document["norms"]] == [
+        ("LayerNorm", "fused", ["identity", "onnxruntime run"])
+    ]
     assert document["nodes"]["after"] < document["nodes"]["before"]
     assert list(document["seconds"]) == ["load", "export", "norms", "simplify", "compare", "write"]
 
     done = run("build", "model.onnx", "-o", "model.engine", "--compute-capability", "8.6", cwd=project)
     assert done.returncode == 0, done.stderr
 
-    done = run("verify", "model.pt", "model.onnx", "model.engine", "--seeds", "2", "--report", "verify.json", cwd=project)
+    done = run(
+        "verify", "model.pt", "model.onnx", "model.engine", "--seeds", "2", "--report", "verify.json", cwd=project
+    )
     assert done.returncode == 0, done.stderr
     parity = json.loads((project / "verify.json").read_text())["parity"]
     ran = {r["runtime"] for r in parity["results"]}
@@ -236,7 +251,14 @@ def test_factory_arguments_are_literals_or_text() -> None:
     from normdeploy.verbs.options import factory_arg
 
     given = ("layers=12", "name=tiny", "sizes=[1, 2]", "flag=True", "path=a=b", "empty=")
-    assert dict(map(factory_arg, given)) == {"layers": 12, "name": "tiny", "sizes": [1, 2], "flag": True, "path": "a=b", "empty": ""}
+    assert dict(map(factory_arg, given)) == {
+        "layers": 12,
+        "name": "tiny",
+        "sizes": [1, 2],
+        "flag": True,
+        "path": "a=b",
+        "empty": "",
+    }
     assert run("export", "m.pt", "-o", "m.onnx", "--model-arg", "12").returncode == 2
 
 
@@ -297,14 +319,19 @@ def test_a_report_never_replaces_what_the_verb_reads(
         cli.main()
     assert ended.value.code == 1
     assert f"the report '{lost}' would replace '{lost}'" in capsys.readouterr().err
-    assert {name: Path(name).read_text() for name in ("in", "x", "model", "folder/x")} == {n: n for n in ("in", "x", "model", "folder/x")}
+    assert {name: Path(name).read_text() for name in ("in", "x", "model", "folder/x")} == {
+        n: n for n in ("in", "x", "model", "folder/x")
+    }
     assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(
-    "command", ["inspect {0}", "optimize {0} -o y", "optimize in -o {0}", "inspect in --report {0}", "bisect in in -o {0}"]
+    "command",
+    ["inspect {0}", "optimize {0} -o y", "optimize in -o {0}", "inspect in --report {0}", "bisect in in -o {0}"],
 )
-def test_a_name_that_is_too_long(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_too_long(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(layer_norm_by_hand(tmp_path / "in").parent)
     monkeypatch.setattr(sys, "argv", ["normdeploy", *command.format("n" * 300).split()])
     with pytest.raises(SystemExit) as ended:
@@ -317,12 +344,20 @@ def test_a_name_that_is_too_long(command: str, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has it")
 def test_a_full_disk_behind_standard_output_is_no_traceback() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "normdeploy", "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "normdeploy", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
     assert done.returncode == 1
     assert done.stderr == "error: can't write to standard output: No space left on device; make room\n"
 
 
-def test_memory_that_is_not_there_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_that_is_not_there_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(cli, "app", lambda: np.zeros(2**58, np.float32))
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -331,11 +366,14 @@ def test_memory_that_is_not_there_is_no_traceback(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "verb", [[], *([command.name or getattr(command.callback, "__name__", "")] for command in cli.app.registered_commands)]
+    "verb",
+    [[], *([command.name or getattr(command.callback, "__name__", "")] for command in cli.app.registered_commands)],
 )
 def test_help_fits_80_columns_and_shows_flags_as_flags(verb: list[str]) -> None:
     """An example that is cut can't be copied, and <bool> behind a flag says that it takes a value."""
-    done = typer.testing.CliRunner().invoke(cli.app, [*verb, "-h"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}, terminal_width=80)
+    done = typer.testing.CliRunner().invoke(
+        cli.app, [*verb, "-h"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}, terminal_width=80
+    )
     assert done.exit_code == 0
     assert "bool" not in done.stdout
     assert "…" not in done.stdout
@@ -359,7 +397,11 @@ def test_verbose_logs_stages_norms_and_files(tmp_path: Path) -> None:
     source, out = layer_norm_by_hand(tmp_path / "in.onnx"), tmp_path / "out.onnx"
     done = run("optimize", source, "-o", out, "-q", "-v")
     assert (done.returncode, done.stdout) == (0, "")
-    for said in ("norms took", "LayerNorm y fused LayerNormalization(axis=-1, epsilon=1e-12) (exact, error 2^-", f"wrote {out}"):
+    for said in (
+        "norms took",
+        "LayerNorm y fused LayerNormalization(axis=-1, epsilon=1e-12) (exact, error 2^-",
+        f"wrote {out}",
+    ):
         assert said in done.stderr, said
     assert "tried from" not in done.stderr
 
@@ -375,7 +417,9 @@ def test_completion_is_offered() -> None:
 def test_a_precision_may_be_spelled_as_anybody_does(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
     app = typer.testing.CliRunner()
-    done = app.invoke(cli.app, ["optimize", str(layer_norm_by_hand(tmp_path / "in.onnx")), "-o", str(out), "--precision", name, "-q"])
+    done = app.invoke(
+        cli.app, ["optimize", str(layer_norm_by_hand(tmp_path / "in.onnx")), "-o", str(out), "--precision", name, "-q"]
+    )
     assert done.exit_code == 0, done.output
     assert onnx.load(out).graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
     again = app.invoke(cli.app, ["optimize", str(tmp_path / "in.onnx"), "-o", str(out), "--precision", "fp32", "-q"])

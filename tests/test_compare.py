@@ -82,7 +82,9 @@ def test_a_correct_file_passes(net: Model, proto: onnx.ModelProto, tmp_path: Pat
     assert 0 < logits.max_abs_error < logits.allowed < 1e-4
     assert logits.dtype == "float32"
     assert (of(comparison, "label", ON).dtype, of(comparison, "label", ON).allowed) == ("int64", 0.0)
-    assert steps == [("reference", i, len(comparison.cases)) for i in range(len(comparison.cases))] + [("verify", i, 2) for i in range(2)]
+    assert steps == [("reference", i, len(comparison.cases)) for i in range(len(comparison.cases))] + [
+        ("verify", i, 2) for i in range(2)
+    ]
     assert comparison.seconds > 0
 
 
@@ -98,10 +100,21 @@ def test_the_cases_are_seeds_sizes_small_ones_and_zeros(net: Model, proto: onnx.
         "zeros, batch=3, seq=6",
     )
     assert [case.partition(",")[0] for case in comparison.cases[7:15]] == [
-        *("all negative", "all positive", "constant", "times 100", "one outlier", "one nan in x", "one inf in x", "one -inf in x")
+        *(
+            "all negative",
+            "all positive",
+            "constant",
+            "times 100",
+            "one outlier",
+            "one nan in x",
+            "one inf in x",
+            "one -inf in x",
+        )
     ]
     sizes = {case.partition(", ")[2] for case in comparison.cases}
-    assert {f"batch={n}, seq=6" for n in range(1, 9)} | {f"batch=3, seq={n}" for n in range(1, 13)} | {"batch=2, seq=2"} <= sizes
+    assert {f"batch={n}, seq=6" for n in range(1, 9)} | {f"batch=3, seq={n}" for n in range(1, 13)} | {
+        "batch=2, seq=2"
+    } <= sizes
 
 
 @pytest.mark.parametrize(
@@ -114,7 +127,9 @@ def test_the_cases_are_seeds_sizes_small_ones_and_zeros(net: Model, proto: onnx.
         ("int64", (2, 5), 2),
     ],
 )
-def test_where_zero_is_out_of_range_the_nearest_number_is_fed(dtype: str, limits: tuple[float, float], fed: float) -> None:
+def test_where_zero_is_out_of_range_the_nearest_number_is_fed(
+    dtype: str, limits: tuple[float, float], fed: float
+) -> None:
     from normdeploy.parity.cases import _zeros
 
     assert _zeros(InputSpec("x", dtype, (Dim(None, 2, 2, 2),), limits)).tolist() == [fed, fed]
@@ -144,7 +159,10 @@ def test_every_type_passes(dtype: str, tmp_path: Path) -> None:
 def test_the_user_s_own_inputs_are_run_alone(net: Model, proto: onnx.ModelProto, tmp_path: Path) -> None:
     one = net.samples(5)
     assert verified(net, proto, tmp_path, inputs=one).cases == ("given input 0",)
-    assert verified(net, proto, tmp_path, inputs=[one, net.samples(6, {"batch": 1})]).cases == ("given input 0", "given input 1")
+    assert verified(net, proto, tmp_path, inputs=[one, net.samples(6, {"batch": 1})]).cases == (
+        "given input 0",
+        "given input 1",
+    )
     with pytest.raises(InputError, match=r"given input 0: .* is not given"):
         verified(net, proto, tmp_path, inputs={"y": one["x"]})
     with pytest.raises(InputError, match="nothing to compare on"):
@@ -183,7 +201,9 @@ def weight(name: str, index: int, change: Callable[[float], float]) -> Fault:
     return fault
 
 
-def behind(output: str, op: str, becomes: str = "", elem_type: int = onnx.TensorProto.FLOAT, rank: int = 3, **attributes: Any) -> Fault:
+def behind(
+    output: str, op: str, becomes: str = "", elem_type: int = onnx.TensorProto.FLOAT, rank: int = 3, **attributes: Any
+) -> Fault:
     """One more node before an output, which gets another name where ``becomes`` is given."""
 
     def fault(proto: onnx.ModelProto) -> None:
@@ -357,10 +377,14 @@ def test_integers_that_hang_on_a_rounding_are_counted(tmp_path: Path, meddle: An
     meddle(third)
     result = of(verified(model, to_onnx(model), tmp_path), "output", OFF)
     assert not result
-    assert result.reason.startswith("2 where the reference is 1 at [1, 2] (1 of 32 elements differ), and no rounding decides there")
+    assert result.reason.startswith(
+        "2 where the reference is 1 at [1, 2] (1 of 32 elements differ), and no rounding decides there"
+    )
 
 
-def test_a_tie_that_eager_happens_to_get_right_is_found_by_disturbing_the_reference(tmp_path: Path, meddle: Any) -> None:
+def test_a_tie_that_eager_happens_to_get_right_is_found_by_disturbing_the_reference(
+    tmp_path: Path, meddle: Any
+) -> None:
     class Compare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -369,7 +393,9 @@ def test_a_tie_that_eager_happens_to_get_right_is_found_by_disturbing_the_refere
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x[:, None] * self.weight).argmax(-1)
 
-    model = from_module(Compare().eval(), inputs=["x:float32[6]{-2:-1}"])  # negative: the smallest weight wins, by one unit
+    model = from_module(
+        Compare().eval(), inputs=["x:float32[6]{-2:-1}"]
+    )  # negative: the smallest weight wins, by one unit
 
     def flip_to(choice: int) -> Comparison:
         meddle(lambda runner, result: result["output"].__setitem__(0, choice))
@@ -402,7 +428,9 @@ def test_what_was_not_run_is_said_and_never_passes(
     assert ("m.engine", "", missed.runtime, "", "", "", "not run: no GPU: none here", "") in comparison.table()
 
 
-def test_an_engine_is_run_within_its_profile(net: Model, proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_run_within_its_profile(
+    net: Model, proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What stands in for the engine is onnxruntime: there is no GPU in CI."""
 
     class Engine(OrtRunner):
@@ -433,7 +461,11 @@ def test_an_engine_is_run_within_its_profile(net: Model, proto: onnx.ModelProto,
     comparison = verified(net, proto, tmp_path, engines=[tmp_path / "m.engine"])
     assert name not in {r.runtime for r in comparison.results}
     assert (
-        NotRun(name, "every case lies outside the engine's profile; build it for the sizes that the model takes", "m.engine")
+        NotRun(
+            name,
+            "every case lies outside the engine's profile; build it for the sizes that the model takes",
+            "m.engine",
+        )
         in comparison.not_run
     )
 

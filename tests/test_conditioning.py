@@ -24,7 +24,9 @@ EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float
 Node = tuple[str, list[str], str, dict[str, object]]
 
 
-def net(nodes: list[Node], shape: list[int | str], constants: dict[str, np.ndarray], dtype: str = "float32") -> onnx.ModelProto:
+def net(
+    nodes: list[Node], shape: list[int | str], constants: dict[str, np.ndarray], dtype: str = "float32"
+) -> onnx.ModelProto:
     kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
     graph = helper.make_graph(
         [helper.make_node(op, i, [o], name=f"{op}_{o}", **attrs) for op, i, o, attrs in nodes],
@@ -37,7 +39,9 @@ def net(nodes: list[Node], shape: list[int | str], constants: dict[str, np.ndarr
     return onnx.shape_inference.infer_shapes(proto)
 
 
-def standardized(ratio: float, dtype: str = "float32", linear: str = "MatMul", bad: slice = slice(None)) -> onnx.ModelProto:
+def standardized(
+    ratio: float, dtype: str = "float32", linear: str = "MatMul", bad: slice = slice(None)
+) -> onnx.ModelProto:
     """(x − mean)/std before a linear op, with mean/std = ratio in the channels ``bad`` and 0.1 in the others."""
     rng = np.random.default_rng(7)
     std = rng.uniform(0.5, 2, 32)
@@ -66,7 +70,8 @@ def drawn(proto: onnx.ModelProto, rows: int = 64) -> tuple[np.ndarray, np.ndarra
 @pytest.mark.parametrize("linear", ["MatMul", "Conv", "Gemm"])
 @pytest.mark.parametrize("ratio", [10.0, 1e4, 1e6])
 def test_a_standardization_is_not_folded_where_that_cancels(ratio: float, linear: str) -> None:
-    """Folded, the error grew from 1e-6 to 9e-3 at 1e4 and to 0.6 at 1e6 (issue F, row H). What is allowed: the rule itself."""
+    """Folded, the error grew from 1e-6 to 9e-3 at 1e4 and to 0.6 at 1e6 (issue F, row H). What is allowed: the rule
+    itself."""
     proto = standardized(ratio, linear=linear)
     out, summary = optimize(proto)
     (finding,) = summary.findings
@@ -89,10 +94,13 @@ def test_a_standardization_is_folded_where_it_costs_little(ratio: float) -> None
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_every_type_is_judged_in_its_own_arithmetic(dtype: str) -> None:
-    """In float64 nothing is folded: the scale is measured in float64 too, and shift/scale is the mean but for its last digits."""
+    """In float64 nothing is folded: the scale is measured in float64 too, and shift/scale is the mean but for its last
+    digits."""
     out, summary = optimize(standardized(100.0, dtype))
     assert f"the error in {dtype} grows" in summary.findings[0].reason
-    assert [n.op_type for n in out.graph.node] == (["Sub", "Div", "MatMul"] if dtype == "float64" else ["Add", "MatMul"])
+    assert [n.op_type for n in out.graph.node] == (
+        ["Sub", "Div", "MatMul"] if dtype == "float64" else ["Add", "MatMul"]
+    )
     out, summary = optimize(standardized(0.5, dtype))
     assert summary.findings[0].status == "folded"
     assert not summary.findings[0].reason
@@ -111,10 +119,15 @@ def test_one_channel_of_many_counts() -> None:
 
 
 def test_folding_into_the_op_before_is_judged_too() -> None:
-    """x passes a depthwise convolution by powers of two without an error, and Sub is exact too: folded, both are not."""
+    """x passes a depthwise convolution by powers of two without an error, and Sub is exact too: folded, both are
+    not."""
     rng = np.random.default_rng(3)
     mean, std = np.full((8, 1, 1), 1e4) + rng.uniform(0, 1, (8, 1, 1)), rng.uniform(0.5, 2, (8, 1, 1))
-    nodes: list[Node] = [("Conv", ["x", "w"], "z", {"group": 8}), ("Sub", ["z", "m"], "d", {}), ("Div", ["d", "s"], "y", {})]
+    nodes: list[Node] = [
+        ("Conv", ["x", "w"], "z", {"group": 8}),
+        ("Sub", ["z", "m"], "d", {}),
+        ("Div", ["d", "s"], "y", {}),
+    ]
     proto = net(nodes, ["B", 8, 2, 2], {"w": np.full((8, 1, 1, 1), 2.0), "m": mean, "s": std})
     out, summary = optimize(proto)
     assert [n.op_type for n in out.graph.node] == ["Conv", "Sub", "Div"]
@@ -158,15 +171,19 @@ def test_every_batch_norm_behind_a_linear_op_is_folded(spread: float) -> None:
 
 
 def test_every_batch_norm_before_a_linear_op_is_folded() -> None:
-    """Means of up to some five deviations: with more, the sums of W·a·z get so much larger than their results that folding costs digits."""
+    """Means of up to some five deviations: with more, the sums of W·a·z get so much larger than their results that
+    folding costs digits."""
     nn = torch.nn
     for seed in range(3):
-        model = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 32, 3), nn.Flatten(), nn.BatchNorm1d(28800), nn.Linear(28800, 10))
+        model = nn.Sequential(
+            nn.BatchNorm2d(3), nn.Conv2d(3, 32, 3), nn.Flatten(), nn.BatchNorm1d(28800), nn.Linear(28800, 10)
+        )
         assert folded(model, seed, 1.0, 0.5) == [("folded", "")] * 2
 
 
 def test_hostile_sizes_cost_nothing() -> None:
-    """The window of a convolution is evaluated without its strides and dilations: 30,000 apart it would have 215 GiB."""
+    """The window of a convolution is evaluated without its strides and dilations: 30,000 apart it would have 215
+    GiB."""
     rng = np.random.default_rng(5)
     spread = {"dilations": [30000, 30000], "strides": [20000, 20000]}
     nodes: list[Node] = [("Mul", ["x", "g"], "h", {}), ("Conv", ["h", "w"], "y", spread)]

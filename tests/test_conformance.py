@@ -1,7 +1,7 @@
 """onnx's own test generator as a conformance suite: its norm ops, as nodes and written out as functions ("_expanded").
 
-The files have scale and bias as graph inputs, shapes that are computed by nodes, and the case's own inputs and expected outputs.
-``optimize`` must give one norm node, and the expected outputs must still hold.
+The files have scale and bias as graph inputs, shapes that are computed by nodes, and the case's own inputs and expected
+outputs. ``optimize`` must give one norm node, and the expected outputs must still hold.
 """
 
 from __future__ import annotations

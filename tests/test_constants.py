@@ -30,7 +30,9 @@ class Standardized(nn.Conv2d):
             weight = d / (d.pow(2).mean((1, 2, 3), keepdim=True) + 1e-6).sqrt() * self.gain
         else:
             rows = self.weight.reshape(1, 64, -1)
-            weight = F.batch_norm(rows, None, None, weight=(self.gain * 0.3).view(-1), training=True, momentum=0.0, eps=1e-6)
+            weight = F.batch_norm(
+                rows, None, None, weight=(self.gain * 0.3).view(-1), training=True, momentum=0.0, eps=1e-6
+            )
         return F.conv2d(x, weight.reshape_as(self.weight), self.bias)
 
 
@@ -67,7 +69,12 @@ class Positions(nn.Module):
     [
         (Standardized(False), (1, WIDTH, 5, 5), "weight standardization", {"Conv": 1}),
         (Standardized(True), (1, WIDTH, 5, 5), "weight standardization", {"Conv": 1}),
-        (nn.utils.parametrizations.weight_norm(nn.Conv1d(8, 64, 5, groups=2), dim=2), (2, 8, 9), "weight norm", {"Conv": 1}),
+        (
+            nn.utils.parametrizations.weight_norm(nn.Conv1d(8, 64, 5, groups=2), dim=2),
+            (2, 8, 9),
+            "weight norm",
+            {"Conv": 1},
+        ),
         (Learned(False), (2, 5), "InstanceNorm", None),
         (Learned(True), (2, 5), "norm of a constant", None),
     ],
@@ -110,7 +117,9 @@ def test_a_product_of_weights_is_stored_where_it_is_smaller() -> None:
     assert small.proto.ByteSize() < 64 * 192 * 4 + 4096
     large = normdeploy.export(Positions(1024).eval(), (torch.randn(1, 5, 192),))
     weights = (1024 + 192 + 1) * 192 * 4
-    assert large.summary.ops_after["MatMul"] == 1, "the weight of the product costs less than nothing where the table has more rows"
+    assert large.summary.ops_after["MatMul"] == 1, (
+        "the weight of the product costs less than nothing where the table has more rows"
+    )
     assert large.proto.ByteSize() < weights + 4096
 
 
@@ -119,11 +128,15 @@ def test_a_product_of_weights_is_stored_where_it_is_smaller() -> None:
 FLOAT = TensorProto.FLOAT
 
 
-def graph(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], x: tuple[int, ...], outputs: int = 1) -> onnx.ModelProto:
+def graph(
+    nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], x: tuple[int, ...], outputs: int = 1
+) -> onnx.ModelProto:
     given = [helper.make_tensor_value_info("x", FLOAT, x)]
     results = [helper.make_tensor_value_info(f"y{i or ''}", FLOAT, None) for i in range(outputs)]
     stored = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    model = helper.make_model(helper.make_graph(nodes, "g", given, results, stored), opset_imports=[helper.make_opsetid("", 21)])
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", given, results, stored), opset_imports=[helper.make_opsetid("", 21)]
+    )
     model.ir_version = 10
     return model
 
@@ -162,7 +175,10 @@ def test_a_cast_to_a_narrower_type_stays() -> None:
 
 
 def test_a_weight_that_others_read_is_not_stored_twice() -> None:
-    weights = WEIGHT | {"w": np.random.default_rng(0).standard_normal((512, 64)).astype(np.float32), "g": np.ones(64, np.float32)}
+    weights = WEIGHT | {
+        "w": np.random.default_rng(0).standard_normal((512, 64)).astype(np.float32),
+        "g": np.ones(64, np.float32),
+    }
     behind = [of("Transpose", "u", "v"), of("MatMul", "x v", "y"), of("MatMul", "y w", "y1")]
     before = graph([*NORM, *behind], weights, (2, 64), outputs=2)
     out, summary = optimize(before)
@@ -224,7 +240,11 @@ def test_what_is_computed_once_can_be_taken_back() -> None:
 @pytest.mark.parametrize("narrow", [TensorProto.BFLOAT16, TensorProto.FLOAT16])
 def test_whole_numbers_that_a_cast_rounds_stay(narrow: int) -> None:
     """Positions of a rotary embedding in half precision: float64 would not round them."""
-    nodes = [of("Cast", "places", "h", to=narrow), of("Cast", "h", "f", to=TensorProto.FLOAT), of("MatMul", "f rates", "t")]
+    nodes = [
+        of("Cast", "places", "h", to=narrow),
+        of("Cast", "h", "f", to=TensorProto.FLOAT),
+        of("MatMul", "f rates", "t"),
+    ]
     nodes += [of("Sin", "t", "s"), of("MatMul", "x s", "y")]
     held = {"places": np.arange(4033, 4097).reshape(64, 1), "rates": np.linspace(1, 1e-4, 64, dtype=np.float32)[None]}
     before = graph(nodes, held, (2, 64))

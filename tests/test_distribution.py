@@ -1,6 +1,7 @@
 """The wheel and the sdist: complete, well described, and a program where they are installed.
 
-Built without isolation by what the extra ``test`` installs, from a copy of what git would commit; nothing is downloaded.
+Built without isolation by what the extra ``test`` installs, from a copy of what git would commit; nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("this is no checkout")
     source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("made")
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).is_file() and name.split("/")[0] not in ("benchmarks", "docs", "tests", "models"):
@@ -87,7 +91,11 @@ def test_wheel_holds_every_file(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == shipped()
-    assert {"normdeploy/py.typed", "normdeploy/reports/templates/report.html", "normdeploy_plugins/layer_norm.py"} <= held
+    assert {
+        "normdeploy/py.typed",
+        "normdeploy/reports/templates/report.html",
+        "normdeploy_plugins/layer_norm.py",
+    } <= held
 
 
 def test_sdist_holds_licence_and_readme(built: Path) -> None:
@@ -102,7 +110,9 @@ def test_metadata(wheel: Path) -> None:
     assert told["License-Expression"] == "Apache-2.0"
     assert told["License-File"] == "LICENSE"
     assert told["Version"] == normdeploy.__version__
-    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(told.get_all("Classifier") or ())
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(
+        told.get_all("Classifier") or ()
+    )
     assert "Apache License" in (ROOT / "LICENSE").read_text()
 
 
@@ -112,11 +122,24 @@ def test_changelog_begins_with_this_version() -> None:
 
 
 def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    """The libraries are lent from the environment of the tests, after its own: normdeploy itself comes from the wheel."""
+    """The libraries are lent from the environment of the tests, after its own: normdeploy itself comes from the
+    wheel."""
     home = tmp_path / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", home, cwd=tmp_path)
     python, script = home / "bin" / "python", home / "bin" / "normdeploy"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet", wheel, cwd=tmp_path)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--quiet",
+        wheel,
+        cwd=tmp_path,
+    )
     own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
     paths = dict.fromkeys(path for path in sys.path if path and Path(path).name in ("site-packages", "dist-packages"))
     (own / "lent.pth").write_text("\n".join(paths or [sysconfig.get_path("purelib")]))
@@ -146,7 +169,9 @@ def test_constraints_pin_every_dependency() -> None:
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
 
 
-@pytest.mark.parametrize("lock", sorted((ROOT / "benchmarks" / "matrix").glob("torch-*.txt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "lock", sorted((ROOT / "benchmarks" / "matrix").glob("torch-*.txt")), ids=lambda path: path.stem
+)
 def test_locks_of_the_matrix_hold_every_dependency(lock: Path) -> None:
     """They are written anew by ``python -m benchmarks.matrix --lock``."""
     pinned: dict[str, list[str]] = {}

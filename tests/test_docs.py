@@ -1,4 +1,5 @@
-"""The pages say what is true: links resolve, code runs, commands exist, the files and tests named are there, the reference is current."""
+"""The pages say what is true: links resolve, code runs, commands exist, the files and tests named are there, the
+reference is current."""
 
 from __future__ import annotations
 
@@ -77,8 +78,14 @@ def test_no_page_shows_a_traceback_or_this_machine(path: Path) -> None:
 def commands(path: Path) -> list[str]:
     """Every line of code that calls normdeploy, up to what the shell does with it."""
     text = path.read_text()
-    lines = [line.strip() for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
-    called = [m[1] for line in lines if (m := re.match(r"(?:\$ |run: |- run: )?(?:\.venv/bin/)?(normdeploy [a-z-].*)", line))]
+    lines = [
+        line.strip()
+        for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    ]
+    called = [
+        m[1] for line in lines if (m := re.match(r"(?:\$ |run: |- run: )?(?:\.venv/bin/)?(normdeploy [a-z-].*)", line))
+    ]
     return [re.split(r" *(?:\|\||&&|[;|>]) *(?=\S)| # ", line)[0] for line in called]
 
 
@@ -98,9 +105,13 @@ def test_commands_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in PAGES if p != PAGE and any(b.language in RUN for b in blocks(p.read_text()))], ids=lambda path: path.stem
+    "path",
+    [p for p in PAGES if p != PAGE and any(b.language in RUN for b in blocks(p.read_text()))],
+    ids=lambda path: path.stem,
 )
-def test_pages_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_run(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every block in order, commands in this process; they print the page's words."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -114,8 +125,12 @@ def test_pages_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             if block.language == "python":
                 run_python(block, names, str(path))
             if block.language == "console":
-                printed = "".join(f"$ {c}\n{_printed(c, monkeypatch, capsys)}" for c in block.commands).replace(f"{tmp_path}/", "")
-                assert _words(printed) == _words(block.text), f"{path.name}: refresh it (docs/refresh.py), or mend the code\n{printed}"
+                printed = "".join(f"$ {c}\n{_printed(c, monkeypatch, capsys)}" for c in block.commands).replace(
+                    f"{tmp_path}/", ""
+                )
+                assert _words(printed) == _words(block.text), (
+                    f"{path.name}: refresh it (docs/refresh.py), or mend the code\n{printed}"
+                )
     finally:
         torch.set_default_dtype(torch.float32)
         for name in set(sys.modules) - imported:
@@ -141,14 +156,30 @@ def _printed(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def _words(text: str) -> Counter[str]:
-    """The words of two letters and more, in whatever order: numbers differ between machines, and with them where a table breaks its lines.
+    """The words of two letters and more, in whatever order: numbers differ between machines, and with them where a
+    table breaks its lines.
 
-    Left out is what rounding or load decide: which input is the worst, where an error grows most, and what ``bench`` says of the machine.
+    Left out is what rounding or load decide: which input is the worst, where an error grows most, and what ``bench``
+    says of the machine.
     """
     steady = re.sub(r"\d+ rounds of warm-up.*?(?=^\$ |\Z)|\blayers\.\S+", "", text, flags=re.DOTALL | re.MULTILINE)
     return Counter(re.findall(r"[^\W\d_]{2,}", steady)) - Counter(
         dict.fromkeys(
-            ("seed", "zeros", "inputs", "around", "constant", "positive", "negative", "outlier", "all", "one", "times", "small"), len(text)
+            (
+                "seed",
+                "zeros",
+                "inputs",
+                "around",
+                "constant",
+                "positive",
+                "negative",
+                "outlier",
+                "all",
+                "one",
+                "times",
+                "small",
+            ),
+            len(text),
         )
     )
 

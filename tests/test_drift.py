@@ -1,4 +1,5 @@
-"""Corresponding tensors: a right file stays within the bound at each, a planted fault leaves it first where it stands."""
+"""Corresponding tensors: a right file stays within the bound at each, a planted fault leaves it first where it
+stands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """S3c: norms of different names that are the same function, in float64; and the settings in which they are not.
 
-``TIGHT``: two orders of the same few float64 operations on standard normal values differ by some 1e-15; anything that differs in
-axes, ddof or epsilon differs by 1e-4 or more, which the negative cases show.
+``TIGHT``: two orders of the same few float64 operations on standard normal values differ by some 1e-15; anything that
+differs in axes, ddof or epsilon differs by 1e-4 or more, which the negative cases show.
 """
 
 from __future__ import annotations

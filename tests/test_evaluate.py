@@ -26,7 +26,7 @@ def one(op, inputs, attrs=None, opset=21, domain=""):
         return apply(op, inputs, attrs or {}, opset=opset, domain=domain)[0]
 
 
-# --- float64: nothing may be lost ---------------------------------------------------------------------------------------------------------
+# --- float64: nothing may be lost -------------------------------------------------------------------------------------
 
 CONVOLUTIONS = [
     {"groups": groups, "stride": stride, "padding": padding, "dilation": dilation}
@@ -42,10 +42,15 @@ def attributes(rank, groups, stride, padding, dilation):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("form", CONVOLUTIONS, ids=str)
 def test_conv_in_float64(form, rank, bias):
-    x, w = RNG.standard_normal((2, 4, 9, 8, 7)[: rank + 2]), RNG.standard_normal((8, 4 // form["groups"], 3, 2, 3)[: rank + 2])
+    x, w = (
+        RNG.standard_normal((2, 4, 9, 8, 7)[: rank + 2]),
+        RNG.standard_normal((8, 4 // form["groups"], 3, 2, 3)[: rank + 2]),
+    )
     inputs = [x, w, RNG.standard_normal(8)] if bias else [x, w]
     expected = getattr(F, f"conv{rank}d")(*map(torch.from_numpy, inputs), **form).numpy()
-    np.testing.assert_allclose(one("Conv", inputs, attributes(rank, **form)), expected, rtol=0, atol=1e-13)  # up to 72 products near 1
+    np.testing.assert_allclose(
+        one("Conv", inputs, attributes(rank, **form)), expected, rtol=0, atol=1e-13
+    )  # up to 72 products near 1
 
 
 @pytest.mark.parametrize("output_padding", [0, 1])
@@ -127,7 +132,10 @@ def modulated_layer_norm(x):
 
 def rms_norm(x):
     scale, wide = RNG.standard_normal(4), x.astype(np.longdouble)
-    return one("RMSNormalization", [x, scale], opset=23), wide / np.sqrt((wide**2).mean(-1, keepdims=True) + EPSILON) * scale
+    return (
+        one("RMSNormalization", [x, scale], opset=23),
+        wide / np.sqrt((wide**2).mean(-1, keepdims=True) + EPSILON) * scale,
+    )
 
 
 def instance_norm(x):
@@ -148,7 +156,9 @@ def group_norm_18(x):
 
 def batch_norm(x):
     mean, variance = RNG.standard_normal(6), np.abs(RNG.standard_normal(6))
-    expected = (x.astype(np.longdouble) - channels(mean)) / np.sqrt(channels(variance) + EPSILON) * channels(SCALE) + channels(SHIFT)
+    expected = (x.astype(np.longdouble) - channels(mean)) / np.sqrt(channels(variance) + EPSILON) * channels(
+        SCALE
+    ) + channels(SHIFT)
     return one("BatchNormalization", [x, SCALE, SHIFT, mean, variance], {}, 15), expected
 
 
@@ -164,18 +174,31 @@ def skip_layer_norm(x):
     return one("SkipLayerNormalization", [x, skip, gamma], {}, 1, "com.microsoft"), expected
 
 
-NORMS = (layer_norm, modulated_layer_norm, rms_norm, instance_norm, group_norm, group_norm_18, batch_norm, lp_norm, skip_layer_norm)
+NORMS = (
+    layer_norm,
+    modulated_layer_norm,
+    rms_norm,
+    instance_norm,
+    group_norm,
+    group_norm_18,
+    batch_norm,
+    lp_norm,
+    skip_layer_norm,
+)
 
 
 @pytest.mark.parametrize("name", BATTERY)
 @pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.__name__)
 def test_norms_in_float64(norm, name):
-    """Within 16 u, and as much again as x itself is rounded when the mean is taken off: u · max|x| / (spread of x, or sqrt(epsilon))."""
+    """Within 16 u, and as much again as x itself is rounded when the mean is taken off: u · max|x| / (spread of x, or
+    sqrt(epsilon))."""
     x = BATTERY[name]
     got, expected = norm(x)
     condition = np.abs(x).max() / max(float(x.std()), math.sqrt(1e-5))
     assert got.dtype == np.float64
-    np.testing.assert_allclose(got, expected.astype(np.float64), rtol=0, atol=16 * 2**-53 * (np.abs(expected).max() + condition))
+    np.testing.assert_allclose(
+        got, expected.astype(np.float64), rtol=0, atol=16 * 2**-53 * (np.abs(expected).max() + condition)
+    )
 
 
 def test_layer_norm_statistics():
@@ -192,17 +215,21 @@ def test_mean_variance_norm_is_the_function_of_the_standard():
     wide, axes = x.astype(np.longdouble), (0, 2, 3)
     deviation = np.sqrt((wide**2).mean(axes, keepdims=True) - wide.mean(axes, keepdims=True) ** 2)
     expected = (wide - wide.mean(axes, keepdims=True)) / (deviation + np.longdouble(np.float32(1e-9)))
-    np.testing.assert_allclose(one("MeanVarianceNormalization", [x]), expected.astype(np.float64), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(
+        one("MeanVarianceNormalization", [x]), expected.astype(np.float64), rtol=1e-12, atol=1e-14
+    )
 
 
-# --- what is refused, and the rest of the contract ----------------------------------------------------------------------------------------
+# --- what is refused, and the rest of the contract --------------------------------------------------------------------
 
 
 def test_forms_older_than_onnxruntime_reads():
     """Opset 6 and below, by hand."""
     x = np.arange(6.0).reshape(2, 3)
     np.testing.assert_array_equal(one("Reshape", [x], {"shape": [3, -1]}, 1), x.reshape(3, 2))
-    np.testing.assert_array_equal(one("Pad", [x], {"paddings": [0, 1, 0, 0], "value": 9.0}, 1), [[9, 0, 1, 2], [9, 3, 4, 5]])
+    np.testing.assert_array_equal(
+        one("Pad", [x], {"paddings": [0, 1, 0, 0], "value": 9.0}, 1), [[9, 0, 1, 2], [9, 3, 4, 5]]
+    )
     np.testing.assert_array_equal(one("Tile", [x, ints(2), ints(1)], {}, 1), np.tile(x, (1, 2)))
     np.testing.assert_array_equal(one("Cast", [x], {"to": b"INT32"}, 1), x.astype(np.int32))
     np.testing.assert_array_equal(one("Clip", [x], {"max": 2.0, "consumed_inputs": [0]}, 1), np.minimum(x, 2))
@@ -211,7 +238,9 @@ def test_forms_older_than_onnxruntime_reads():
     parameters = [np.array(values, np.float64) for values in ([1, 2, 3], [4, 5, 6], [0, 1, 2], [3, 8, 15])]
     scale, bias, mean, variance = parameters
     expected = (x - mean) / np.sqrt(variance + 1.0) * scale + bias
-    np.testing.assert_allclose(one("BatchNormalization", [x, *parameters], {"is_test": 1, "epsilon": 1.0}, 6), expected, rtol=1e-15)
+    np.testing.assert_allclose(
+        one("BatchNormalization", [x, *parameters], {"is_test": 1, "epsilon": 1.0}, 6), expected, rtol=1e-15
+    )
     np.testing.assert_array_equal(apply("Split", [x, ints(1, 2)], {"axis": 1}, opset=1, outputs=2)[1], x[:, 1:])
 
 
@@ -286,7 +315,11 @@ def test_dropout_masks():
 
 
 def test_scalars_come_back_as_arrays():
-    for op, inputs in [("Add", [np.array(1.0), np.array(2.0)]), ("Gather", [np.arange(3.0), np.array(1)]), ("Erf", [np.array(0.5)])]:
+    for op, inputs in [
+        ("Add", [np.array(1.0), np.array(2.0)]),
+        ("Gather", [np.arange(3.0), np.array(1)]),
+        ("Erf", [np.array(0.5)]),
+    ]:
         (result,) = apply(op, inputs, {}, opset=21)
         assert isinstance(result, np.ndarray)
         assert result.shape == ()
@@ -302,7 +335,8 @@ def test_ieee_and_no_warnings():
 
 
 def test_a_real_convolution_and_many_small_nodes_are_fast():
-    """512 x 512 x 3 x 3 over 7 x 7 took 3.5 ms, a small node 1 to 15 µs; many times that is another algorithm, not another machine."""
+    """512 x 512 x 3 x 3 over 7 x 7 took 3.5 ms, a small node 1 to 15 µs; many times that is another algorithm, not
+    another machine."""
     x, w = RNG.standard_normal((1, 512, 7, 7)), RNG.standard_normal((512, 512, 3, 3))
     small, scale, axes = RNG.standard_normal((2, 8)), np.ones(8), ints(-1)
     one("Conv", [x, w], {"pads": [1, 1, 1, 1]})

@@ -28,11 +28,14 @@ def frozen(*arrays):
 
 
 def plain(attributes):
-    return {a.name: numpy_helper.to_array(a.t) if a.type == a.TENSOR else helper.get_attribute_value(a) for a in attributes}
+    return {
+        a.name: numpy_helper.to_array(a.t) if a.type == a.TENSOR else helper.get_attribute_value(a) for a in attributes
+    }
 
 
 def agree(got, expected, roundoffs):
-    """Shapes, and values within ``roundoffs`` · u · max|expected| of expected's own type; NaN, Inf, integers and bools the same."""
+    """Shapes, and values within ``roundoffs`` · u · max|expected| of expected's own type; NaN, Inf, integers and bools
+    the same."""
     assert got.shape == expected.shape
     if expected.dtype.name in INTEGERS_AND_BOOL:
         assert got.dtype == expected.dtype
@@ -47,7 +50,7 @@ def agree(got, expected, roundoffs):
     np.testing.assert_allclose(stored[finite], wanted[finite], rtol=0, atol=bound)
 
 
-# --- onnx's own cases ---------------------------------------------------------------------------------------------------------------------
+# --- onnx's own cases -------------------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
@@ -63,7 +66,8 @@ def held(array):
 
 @functools.cache
 def onnx_cases():
-    """Every case of onnx's node tests, one node or a function written out, whose nodes are all in the table and whose types are held."""
+    """Every case of onnx's node tests, one node or a function written out, whose nodes are all in the table and whose
+    types are held."""
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings():
@@ -77,7 +81,10 @@ def onnx_cases():
         for number, (inputs, outputs) in enumerate(case.data_sets):
             if any(isinstance(value, list) or value is None for value in [*inputs, *outputs]):
                 continue  # sequences
-            tensors = [numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else np.asarray(v) for v in [*inputs, *outputs]]
+            tensors = [
+                numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else np.asarray(v)
+                for v in [*inputs, *outputs]
+            ]
             if all(map(held, tensors)):
                 names = [value.name for value in graph.input]
                 named = dict(zip(names, tensors[: len(names)], strict=True))
@@ -105,8 +112,13 @@ def run_model(case):
     return [values[output.name] for output in case.model.graph.output]
 
 
-# The forms that are refused, and how many cases each has: 4 of Dropout and 2 of BatchNormalization; edge, reflect and wrap
-REFUSED = {"training mode": 6, "Pad with mode": 3, "of an Attention": 81}  # that is more than a scale and a mask of four axes
+# The forms that are refused, and how many cases each has: 4 of Dropout and 2 of BatchNormalization; edge, reflect and
+# wrap
+REFUSED = {
+    "training mode": 6,
+    "Pad with mode": 3,
+    "of an Attention": 81,
+}  # that is more than a scale and a mask of four axes
 # Its inputs and its expected output were printed with four decimals
 FOUR_DECIMALS = "test_averagepool_2d_ceil_last_window_starts_on_pad:0"
 # Not in onnx's cases because they are onnxruntime's; tested against it below
@@ -120,7 +132,8 @@ ONNXRUNTIME_ONLY = {
 
 
 def test_onnx_cases():
-    """577 cases of one node, each op of the table among them, and 324 functions written out as nodes, within 16 u of the case's own type.
+    """577 cases of one node, each op of the table among them, and 324 functions written out as nodes, within 16 u of
+    the case's own type.
 
     The largest seen was 4.5 u: the expectation was computed in float32.
     """
@@ -148,11 +161,13 @@ def test_onnx_cases():
     assert refused == REFUSED
     assert nodes["one"] >= 577
     assert nodes["many"] >= 324
-    others = {op for op in OPS if op[0] != functions.DOMAIN}  # normdeploy.graphs.functions adds its own, which have tests of their own
+    others = {
+        op for op in OPS if op[0] != functions.DOMAIN
+    }  # normdeploy.graphs.functions adds its own, which have tests of their own
     assert others - ops == ONNXRUNTIME_ONLY
 
 
-# --- the forms of older opsets, against onnxruntime ---------------------------------------------------------------------------------------
+# --- the forms of older opsets, against onnxruntime -------------------------------------------------------------------
 
 RNG = np.random.default_rng(0)
 
@@ -173,7 +188,11 @@ UPPER, LOWER, VALID = ({"auto_pad": mode} for mode in (b"SAME_UPPER", b"SAME_LOW
 
 Form = tuple[str, list[Any], dict[str, Any], int]
 FORMS: list[Form] = [
-    *((f"Reduce{r}", [np.abs(X)], attrs, 11) for r in REDUCTIONS for attrs in ({}, {"axes": [1], "keepdims": 0}, {"axes": [-1, 0]})),
+    *(
+        (f"Reduce{r}", [np.abs(X)], attrs, 11)
+        for r in REDUCTIONS
+        for attrs in ({}, {"axes": [1], "keepdims": 0}, {"axes": [-1, 0]})
+    ),
     *((f"Reduce{r}", [np.abs(X), ints(-2)], {"keepdims": 0}, 18) for r in REDUCTIONS),
     *((f"Reduce{r}", [np.abs(X)], {"noop_with_empty_axes": 0}, 18) for r in REDUCTIONS),
     ("ReduceSum", [X, ints()], {"noop_with_empty_axes": 1}, 13),
@@ -242,16 +261,31 @@ FORMS: list[Form] = [
     ("LpNormalization", [X], {"axis": 1, "p": 1}, 1),
     ("LpNormalization", [X], {}, 1),
     ("Einsum", [floats(2, 3, 4), floats(4, 5)], {"equation": b"...ij, jk -> ...ik"}, 12),
-    *(("Conv", [IMAGE, floats(6, 2, 3, 2)], {"group": 2, "strides": [2, 3], **mode}, 11) for mode in (UPPER, LOWER, VALID)),
-    *(("ConvTranspose", [IMAGE, floats(4, 2, 4, 3)], {"strides": [2, 3], **mode}, 11) for mode in (UPPER, LOWER, VALID)),
+    *(
+        ("Conv", [IMAGE, floats(6, 2, 3, 2)], {"group": 2, "strides": [2, 3], **mode}, 11)
+        for mode in (UPPER, LOWER, VALID)
+    ),
+    *(
+        ("ConvTranspose", [IMAGE, floats(4, 2, 4, 3)], {"strides": [2, 3], **mode}, 11)
+        for mode in (UPPER, LOWER, VALID)
+    ),
     ("ConvTranspose", [IMAGE, floats(4, 2, 3, 3)], {"strides": [2, 2], "output_shape": [10, 12]}, 11),
     ("ConvTranspose", [IMAGE, floats(4, 2, 3, 3)], {"strides": [2, 2], "output_shape": [10, 12], **UPPER}, 11),
-    *(("AveragePool", [IMAGE], {"kernel_shape": [3, 2], "strides": [2, 2], **mode}, 10) for mode in (UPPER, LOWER, VALID)),
+    *(
+        ("AveragePool", [IMAGE], {"kernel_shape": [3, 2], "strides": [2, 2], **mode}, 10)
+        for mode in (UPPER, LOWER, VALID)
+    ),
     *(
         (
             "AveragePool",
             [IMAGE],
-            {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 0, 1, 1], "ceil_mode": 1, "count_include_pad": include},
+            {
+                "kernel_shape": [3, 3],
+                "strides": [2, 2],
+                "pads": [1, 0, 1, 1],
+                "ceil_mode": 1,
+                "count_include_pad": include,
+            },
             19,
         )
         for include in (0, 1)
@@ -274,7 +308,10 @@ CONTRIB = [
 def onnxruntime_outputs(op, inputs, attrs, opset, domain, outputs):
     """What onnxruntime's own kernel says, its optimizer off; None for an output that it doesn't fill."""
     names = ["" if value is None else f"x{i}" for i, value in enumerate(inputs)]
-    attributes = {name: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value for name, value in attrs.items()}
+    attributes = {
+        name: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+        for name, value in attrs.items()
+    }
     wanted = [f"y{i}" for i in range(outputs)]
     if op.startswith("Skip"):
         wanted[1:3] = [""] * len(wanted[1:3])  # the CPU kernels fill neither mean nor 1 / std
@@ -283,7 +320,10 @@ def onnxruntime_outputs(op, inputs, attrs, opset, domain, outputs):
     graph = helper.make_graph(
         [node],
         "form",
-        [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape) for name, value in feeds.items()],
+        [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for name, value in feeds.items()
+        ],
         [helper.make_empty_tensor_value_info(name) for name in wanted if name],
     )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
@@ -310,7 +350,8 @@ def check_form(op, inputs, attrs, opset, domain="", outputs=1):
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form[0]}-{form[3]}")
 def test_old_and_new_forms(form: Form):
     op, inputs, attrs, opset = form
-    # onnxruntime's mask of opset 10 is all false, which no text asks for; onnx's own cases have the mask of later opsets
+    # onnxruntime's mask of opset 10 is all false, which no text asks for; onnx's own cases have the mask of later
+    # opsets
     outputs = 2 if op == "Split" or (op == "Dropout" and opset >= 12) else 1
     check_form(op, inputs, attrs, opset, outputs=outputs)
 

@@ -42,10 +42,13 @@ class Net(nn.Module):
 def test_no_function_is_worse_than_twice_eager(name: str) -> None:
     """Before: −Inf of a log-sigmoid from a scale of 10 on, 5.5e-3 against eager's 1.4e-3 of a softmax of 7.3 · x.
 
-    The bound is that of test_precision.py: twice the larger of eager's own error and one rounding of the largest output.
+    The bound is that of test_precision.py: twice the larger of eager's own error and one rounding of the largest
+    output.
     """
     net, missed = Net(FUNCTIONS[name]).eval(), {}
-    for scale in (10, 30, 300) if name == "a soft cap" else (1, 10, 30, 300):  # at 1 it is 2.08 times eager: 5.3e-4 against 2.5e-4
+    for scale in (
+        (10, 30, 300) if name == "a soft cap" else (1, 10, 30, 300)
+    ):  # at 1 it is 2.08 times eager: 5.3e-4 against 2.5e-4
         x = torch.randn(12, 16, generator=torch.Generator().manual_seed(scale)) * scale
         wide = normdeploy.export(net, (x,)).proto
         entry = wide.graph.input[0].name
@@ -93,4 +96,6 @@ def test_a_factor_is_kept_only_where_a_softmax_shows_it() -> None:
     assert kept("t = Mul(x, c) y = Softmax(t)", c=8.0) == 0
     assert kept("t = Mul(x, c) y = Softmax(t)", c=0.3) == 0
     assert kept("t = Mul(x, c) y = Relu(t)", c=7.3) == 0
-    assert kept("t = Mul(x, w) y = Softmax(t)", w=np.array([7.3, 7.3, 7.3, 7.3])) == 0  # a parameter, which eager has in half
+    assert (
+        kept("t = Mul(x, w) y = Softmax(t)", w=np.array([7.3, 7.3, 7.3, 7.3])) == 0
+    )  # a parameter, which eager has in half

@@ -31,13 +31,23 @@ BATCH, SEQ = Dim("batch", 1, 2, 8), Dim("seq", 2, 5, 16)
 
 
 def spec(name: str, *shape: int | Dim, dtype: str = "float32") -> InputSpec:
-    return InputSpec(name, dtype, tuple(d if isinstance(d, Dim) else Dim.static(d) for d in shape), (0, 2) if dtype == "int64" else None)
+    return InputSpec(
+        name,
+        dtype,
+        tuple(d if isinstance(d, Dim) else Dim.static(d) for d in shape),
+        (0, 2) if dtype == "int64" else None,
+    )
 
 
 def model(module: nn.Module, *inputs: InputSpec, outputs: tuple[str, ...] = ("out",), auto: bool = False) -> Model:
     """Exported with the specs' dims; with ``auto`` torch decides what stays dynamic."""
     args = tuple(torch.ones(i.sizes({}), dtype=getattr(torch, i.dtype)) for i in inputs)
-    dims = {d.name: TorchDim.AUTO if auto else TorchDim(d.name, min=d.min, max=d.max) for i in inputs for d in i.shape if d.name}
+    dims = {
+        d.name: TorchDim.AUTO if auto else TorchDim(d.name, min=d.min, max=d.max)
+        for i in inputs
+        for d in i.shape
+        if d.name
+    }
     shapes = tuple({axis: dims[d.name] for axis, d in enumerate(i.shape) if d.name} for i in inputs)
     program = torch.export.export(module.eval(), args, dynamic_shapes=shapes)
     return Model(program=program, inputs=inputs, outputs=outputs, kind="module", sha256="12ab")
@@ -113,7 +123,9 @@ def test_names_and_dims_are_the_users(tmp_path: Path, loaded: bool) -> None:
     made = model(Net(), spec("hidden states", BATCH, SEQ, 8), outputs=("result",))
     if loaded:
         torch.export.save(made.program, tmp_path / "m.pt2")
-        made = Model(program=torch.export.load(tmp_path / "m.pt2"), inputs=made.inputs, outputs=made.outputs, kind=made.kind)
+        made = Model(
+            program=torch.export.load(tmp_path / "m.pt2"), inputs=made.inputs, outputs=made.outputs, kind=made.kind
+        )
     proto = to_onnx(made)
     assert [i.name for i in proto.graph.input] == ["hidden states"]
     assert [o.name for o in proto.graph.output] == ["result"]
@@ -130,7 +142,12 @@ class TwoAxes(nn.Module):
 def test_dim_names_may_be_torchs_own_swapped() -> None:
     program = model(TwoAxes(), spec("x", BATCH, SEQ)).program
     first, second = (str(s) for s in next(n for n in program.graph.nodes if n.name == "x").meta["val"].shape)
-    made = Model(program=program, inputs=(spec("x", Dim(second, 1, 2, 8), Dim(first, 2, 5, 16)),), outputs=("out",), kind="module")
+    made = Model(
+        program=program,
+        inputs=(spec("x", Dim(second, 1, 2, 8), Dim(first, 2, 5, 16)),),
+        outputs=("out",),
+        kind="module",
+    )
     proto = to_onnx(made)
     assert [d.dim_param for d in proto.graph.input[0].type.tensor_type.shape.dim] == [second, first]
     concat = next(n for n in proto.graph.node if n.op_type == "Concat" and n.input[0] == "x")
@@ -149,14 +166,18 @@ class ChannelsByPosition(nn.Module):
 
 def test_a_dim_that_came_out_fixed_is_an_error() -> None:
     made = model(ChannelsByPosition(), spec("x", BATCH, SEQ, 8), auto=True)
-    with pytest.raises(InputError, match=r"dim 'seq' \(axis 1 of input 'x'\) was to range from 2 to 16, but the model fixes it at 5"):
+    with pytest.raises(
+        InputError, match=r"dim 'seq' \(axis 1 of input 'x'\) was to range from 2 to 16, but the model fixes it at 5"
+    ):
         to_onnx(made)
 
 
 def test_a_dim_with_one_size_is_static() -> None:
     five = Dim("seq", 5, 5, 5)
     made = model(ChannelsByPosition(), spec("x", BATCH, 5, 8), auto=True)
-    proto = to_onnx(Model(program=made.program, inputs=(spec("x", BATCH, five, 8),), outputs=made.outputs, kind=made.kind))
+    proto = to_onnx(
+        Model(program=made.program, inputs=(spec("x", BATCH, five, 8),), outputs=made.outputs, kind=made.kind)
+    )
     assert symbols(proto) == {"batch"}
 
 
@@ -200,9 +221,15 @@ def test_names_that_the_exporter_uses_itself() -> None:
     made = model(Net(), spec("val_0", BATCH, SEQ, 8), outputs=("layers.0.up.weight",))
     taken = to_onnx(Model(program=made.program, inputs=(spec("x", BATCH, SEQ, 8),), outputs=("y",), kind="module"))
     inside = next(o for n in taken.graph.node for o in n.output)
-    proto = to_onnx(Model(program=made.program, inputs=(spec(inside, BATCH, SEQ, 8),), outputs=made.outputs, kind="module"))
+    proto = to_onnx(
+        Model(program=made.program, inputs=(spec(inside, BATCH, SEQ, 8),), outputs=made.outputs, kind="module")
+    )
     assert [i.name for i in proto.graph.input] == [inside]
-    agrees(proto, Model(program=made.program, inputs=(spec(inside, BATCH, SEQ, 8),), outputs=made.outputs, kind="module"), batch=2)
+    agrees(
+        proto,
+        Model(program=made.program, inputs=(spec(inside, BATCH, SEQ, 8),), outputs=made.outputs, kind="module"),
+        batch=2,
+    )
 
 
 # ------------------------------------------------------------------ what is in the file
@@ -233,7 +260,15 @@ def test_module_paths_are_kept_and_file_paths_are_not(tmp_path: Path) -> None:
     assert found["LayerNormalization"] == {MODULE: "1.norm", CLASS: "torch.nn.modules.normalization.LayerNorm"}
     assert found["Relu"] == {MODULE: "1", CLASS: "planted.Planted"}
     data = proto.SerializeToString()
-    for trace in (str(tmp_path), str(Path.home()), str(Path(torch.__file__).parent), "site-packages", ".py", "user's source", "pkg.torch"):
+    for trace in (
+        str(tmp_path),
+        str(Path.home()),
+        str(Path(torch.__file__).parent),
+        "site-packages",
+        ".py",
+        "user's source",
+        "pkg.torch",
+    ):
         assert trace.encode() not in data, trace
 
 
@@ -257,7 +292,10 @@ Leaky <slope: float = 0.25> (a) => (c) { b = LeakyRelu <alpha: float = @slope> (
 
 def test_functions_are_inlined_with_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = onnx.parser.parse_model(CALL)
-    scopes = {"pkg.torch.onnx.name_scopes": "['', 'act', 'leaky']", "pkg.torch.onnx.class_hierarchy": "['Net', 'pkg.Act', 'aten.leaky']"}
+    scopes = {
+        "pkg.torch.onnx.name_scopes": "['', 'act', 'leaky']",
+        "pkg.torch.onnx.class_hierarchy": "['Net', 'pkg.Act', 'aten.leaky']",
+    }
     onnx.helper.set_model_props(calls.graph.node[0], scopes)  # type: ignore[arg-type]
     program = torch.export.export(nn.Identity(), (torch.zeros(2, 4),))
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(model=ir.from_proto(calls)))
@@ -274,7 +312,9 @@ def test_branches_are_kept() -> None:
     assert "If" in {n.op_type for n in proto.graph.node}
     for sign in (1, -1):
         x = np.full((3, 4), sign, np.float32)
-        np.testing.assert_allclose(run(proto, {"x": x})[0], made.program.module()(torch.from_numpy(x)).detach().numpy(), rtol=1e-5)
+        np.testing.assert_allclose(
+            run(proto, {"x": x})[0], made.program.module()(torch.from_numpy(x)).detach().numpy(), rtol=1e-5
+        )
 
 
 class Tied(nn.Module):
@@ -332,7 +372,9 @@ class Biased(nn.Module):
         n = x.shape[1]
         q, k, v = (t.view(x.shape[0], n, 4, 8).transpose(1, 2) for t in self.heads(x).chunk(3, -1))
         at = torch.arange(n)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias(at[None] - at[:, None] + 7).permute(2, 0, 1)[None])
+        y = nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=self.bias(at[None] - at[:, None] + 7).permute(2, 0, 1)[None]
+        )
         return y.transpose(1, 2).reshape(x.shape[0], n, -1)
 
 
@@ -376,7 +418,11 @@ def written(**load: object) -> onnx.ModelProto:
     proto = onnx.helper.make_model(onnx.GraphProto(name="g"))
     onnx.helper.set_model_props(proto, {"other": "kept"})
     inputs = (spec("ids", BATCH, SEQ, dtype="int64"), InputSpec("x", "bfloat16", (BATCH, Dim.static(3)), (-0.5, 0.1)))
-    record(proto, Model(program=None, inputs=inputs, outputs=("y",), kind="state_dict", sha256="12ab", recorded=dict(load)), {"opset": 21})  # type: ignore[arg-type]
+    record(
+        proto,
+        Model(program=None, inputs=inputs, outputs=("y",), kind="state_dict", sha256="12ab", recorded=dict(load)),
+        {"opset": 21},
+    )  # type: ignore[arg-type]
     return proto
 
 
@@ -477,8 +523,8 @@ def test_records_with_impossible_inputs(state: Path, change: dict[str, object]) 
 
 @pytest.mark.parametrize("live", [False, True])
 def test_a_small_model_is_not_searched_for_cycles(live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torch's modules in memory a collection takes up to half a second, a tenth of the export of a small model; a live module's
-    weights stay where they are, and nothing is searched at all."""
+    """With torch's modules in memory a collection takes up to half a second, a tenth of the export of a small model; a
+    live module's weights stay where they are, and nothing is searched at all."""
     net = nn.Linear(4, 4).eval()
     torch.export.save(torch.export.export(net, (torch.zeros(2, 4),)), tmp_path / "m.pt2")
     collected: list[int] = []

@@ -1,7 +1,9 @@
-"""Files as exporters write them: each expressible norm becomes one node or folds away, lookalikes are refused, nothing gets worse.
+"""Files as exporters write them: each expressible norm becomes one node or folds away, lookalikes are refused, nothing
+gets worse.
 
-A part of the corpus (``benchmarks/corpus``): what TensorFlow's, JAX's and PaddlePaddle's exporters wrote, kept beside their writers, and
-some of the models through torch's exporters, the old one included, and through what onnxruntime makes of them.
+A part of the corpus (``benchmarks/corpus``): what TensorFlow's, JAX's and PaddlePaddle's exporters wrote, kept beside
+their writers, and some of the models through torch's exporters, the old one included, and through what onnxruntime
+makes of them.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ def test_a_lost_epsilon_is_seen() -> None:
 
 
 def test_the_truth_is_float64_and_rounds_constants_as_the_file_does() -> None:
-    """An epsilon of 1e-12 that is cast to float16 is zero there, where that is asked for; data that is cast is never rounded."""
+    """An epsilon of 1e-12 that is cast to float16 is zero there, where that is asked for; data that is cast is never
+    rounded."""
     text = """
         <ir_version: 10, opset_import: ["" : 20]>
         agraph (float[4] x) => (float[4] y, float[4] z)

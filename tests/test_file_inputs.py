@@ -44,7 +44,7 @@ def test_names_that_are_no_words_can_be_said(foreign: onnx.ModelProto) -> None:
     assert [sizes(d) for d in x.shape] == [("unk-1", 1, 2, 4), (None, 3, 3, 3)]
     assert [sizes(d) for d in past.shape] == [("unk-1", 1, 2, 4), ("unk-1 + 1", 2, 3, 5)]
     assert (past.range, opened.notes) == ((0, 9), ())
-    (x, past) = open_original(foreign, ["x:0[unk-1=2:2:9,3]", "past.0[key][a,b]"], []).inputs
+    x, past = open_original(foreign, ["x:0[unk-1=2:2:9,3]", "past.0[key][a,b]"], []).inputs
     assert [sizes(d) for d in x.shape] == [("unk-1", 2, 2, 9), (None, 3, 3, 3)]
     assert [d.name for d in past.shape] == ["a", "b"]
     assert sizes(open_original(foreign, dims=["unk-1 + 1=1:2:3"]).inputs[1].shape[1]) == ("unk-1 + 1", 1, 2, 3)
@@ -60,7 +60,9 @@ def test_names_that_are_no_words_can_be_said(foreign: onnx.ModelProto) -> None:
 
 def test_the_command_takes_them(foreign: onnx.ModelProto, tmp_path: Path) -> None:
     onnx.save(foreign, tmp_path / "a.onnx")
-    found = normdeploy.verify(tmp_path / "a.onnx", tmp_path / "a.onnx", dims="unk-1=2:2:5", inputs=["x:0[unk-1,3]{1:2}"])
+    found = normdeploy.verify(
+        tmp_path / "a.onnx", tmp_path / "a.onnx", dims="unk-1=2:2:5", inputs=["x:0[unk-1,3]{1:2}"]
+    )
     assert found, found.results
     assert any("unk-1=5" in case for case in found.cases)
 
@@ -87,14 +89,18 @@ def test_all_who_read_a_file_s_inputs_read_the_same() -> None:
 
 
 STRINGS = """<ir_version: 8, opset_import: ["": 18]> net (float[n, 3] x) => (float[n, 3] y, string[n] label)
-    <string[3] words = {"a", "b", "c"}> { y = Neg(x) best = ArgMax <axis = -1, keepdims = 0> (y) label = Gather(words, best) }"""
+    <string[3] words = {"a", "b", "c"}> { y = Neg(x) best = ArgMax <axis = -1, keepdims = 0> (y)
+    label = Gather(words, best) }"""
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         (STRINGS, "a.onnx: the output 'label' is strings; only numbers are compared: give the index"),
-        (TEXT.replace("int64[n, m] i", "string[n] i"), "a.onnx: the input 'i' takes strings; only tensors of numbers can be given"),
+        (
+            TEXT.replace("int64[n, m] i", "string[n] i"),
+            "a.onnx: the input 'i' takes strings; only tensors of numbers can be given",
+        ),
     ],
 )
 def test_strings_are_refused(text: str, said: str, tmp_path: Path) -> None:
@@ -110,4 +116,6 @@ def test_strings_in_the_place_of_numbers_fail(rules: dict[str, Any], tmp_path: P
     onnx.save(onnx.parser.parse_model(head + "(string[2, 3] y) { y = Cast <to = 8> (x) }"), tmp_path / "b.onnx")
     found = normdeploy.verify(tmp_path / "a.onnx", tmp_path / "b.onnx", **rules)
     assert not found
-    assert all("it is strings" in r.reason or "it is object" in r.reason for r in found.results if r.file), found.results
+    assert all("it is strings" in r.reason or "it is object" in r.reason for r in found.results if r.file), (
+        found.results
+    )

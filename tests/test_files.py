@@ -109,7 +109,9 @@ with atomic(sys.argv[1]) as temporary:
 
 
 def slow_writer(path: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", SLOW_WRITER, str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_WRITER, str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "writing\n"
     return process
@@ -145,7 +147,9 @@ def test_a_living_writer_keeps_its_temporary(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_a_temporary_that_was_swept_away_before_its_lock_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_that_was_swept_away_before_its_lock_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another process takes it for a left-over in the moment between its creation and its lock."""
     lock, swept = storage_atomic._lock, list[Path]()
 
@@ -168,12 +172,16 @@ def test_a_temporary_that_was_swept_away_before_its_lock_is_made_again(tmp_path:
 def test_a_full_disk_is_said_so(tmp_path: Path) -> None:
     write_bytes(tmp_path / "out", b"old")
     script = (
-        "import resource, sys; from normdeploy.storage.files import write_bytes; from normdeploy.errors import NormdeployError\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"  # the kernel refuses the write as it does on a full disk
+        "import resource, sys; from normdeploy.storage.files import write_bytes; from normdeploy.errors import"
+        " NormdeployError\n"
+        # the kernel refuses the write as it does on a full disk
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try: write_bytes(sys.argv[1], bytes(100000))\n"
         "except NormdeployError as error: print(error)"
     )
-    said = subprocess.run([sys.executable, "-c", script, str(tmp_path / "out")], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "out")], capture_output=True, text=True, check=True
+    ).stdout
     assert "can't write 'out'" in said
     assert "MB are free in its folder" in said
     assert (tmp_path / "out").read_bytes() == b"old"
@@ -229,7 +237,9 @@ def test_old_weights_go_with_the_old_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_the_old_pair_is_valid_until_the_new_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def test_the_old_pair_is_valid_until_the_new_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
     path = tmp_path / "m.onnx"
     save_onnx(model(1), path, external=True)
     real, calls = os.replace, []
@@ -274,10 +284,13 @@ def test_detached_shares_nothing_that_can_be_changed() -> None:
         (13, "InstanceNormalization_TRT<epsilon = 0.001>(x, s, s)"),
     ],
 )
-def test_norms_of_other_tools_in_the_standards_domain_are_read(tmp_path: Path, opset: int, node: str, external: bool) -> None:
+def test_norms_of_other_tools_in_the_standards_domain_are_read(
+    tmp_path: Path, opset: int, node: str, external: bool
+) -> None:
     size = 2 if opset == 18 else 1024
     proto = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[n,1024,1024] x) => (float[n,1024,1024] y) {{ y = {node} }}'
+        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[n,1024,1024] x) => (float[n,1024,1024] y) {{ y ='
+        f" {node} }}"
     )
     proto.graph.initializer.append(numpy_helper.from_array(np.linspace(1, 2, size, dtype=np.float32), "s"))
     path = tmp_path / "m.onnx"
@@ -352,7 +365,10 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: s
         (lambda _, entries: entries["offset"].__setattr__("value", "x"), "broken reference"),
         (lambda _, entries: entries["length"].__setattr__("value", "-4"), "needs 16384 bytes and refers to -4 bytes"),
         (lambda _, entries: entries["location"].__setattr__("value", "a\0b"), "broken reference"),
-        (lambda _, entries: entries["location"].__setattr__("value", "a" * 5000), "broken reference|not in the model's folder"),
+        (
+            lambda _, entries: entries["location"].__setattr__("value", "a" * 5000),
+            "broken reference|not in the model's folder",
+        ),
     ],
 )
 def test_broken_external_data(tmp_path: Path, change: object, said: str) -> None:
@@ -381,5 +397,9 @@ def test_a_size_of_minus_one_is_an_open_one(tmp_path: Path) -> None:
     path.write_bytes(before)
     for result in (load_onnx(path), normdeploy.optimize(path).proto, normdeploy.optimize(proto).proto):
         for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
-            assert [d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim] == [None, None, 4]
+            assert [d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim] == [
+                None,
+                None,
+                4,
+            ]
     assert proto.SerializeToString() == before

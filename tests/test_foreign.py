@@ -1,4 +1,5 @@
-"""Norms in ops of their owners': each becomes standard ONNX, equal to its owner's definition; what is ambiguous is refused by name."""
+"""Norms in ops of their owners': each becomes standard ONNX, equal to its owner's definition; what is ambiguous is
+refused by name."""
 
 from __future__ import annotations
 
@@ -68,9 +69,21 @@ CASES = [
     Case("SkipSimplifiedLayerNormalization", [*XS, H], "RMSNormalization", data=2, nodes=2, attrs={"epsilon": 1e-6}),
     Case("SkipSimplifiedLayerNormalization", [*XS, H, H], "RMSNormalization", data=2, nodes=3, opset=21),
     Case("GroupNorm", [(2, 5, 4, 8), H, H], "GroupNormalization", attrs={"groups": 4, "activation": 0}, nodes=3),
-    Case("GroupNorm", [(2, 5, 4, 8), H, H], "GroupNormalization", attrs={"groups": 2, "activation": 1}, nodes=5, opset=21),
-    Case("GroupNorm", [(2, 8, 4, 3), H, H], "LayerNormalization", attrs={"groups": 1, "activation": 0, "channels_last": 0}),
-    Case("GroupNorm", [(2, 8, 4, 3), H, H], "InstanceNormalization", attrs={"groups": 8, "activation": 0, "channels_last": 0}),
+    Case(
+        "GroupNorm", [(2, 5, 4, 8), H, H], "GroupNormalization", attrs={"groups": 2, "activation": 1}, nodes=5, opset=21
+    ),
+    Case(
+        "GroupNorm",
+        [(2, 8, 4, 3), H, H],
+        "LayerNormalization",
+        attrs={"groups": 1, "activation": 0, "channels_last": 0},
+    ),
+    Case(
+        "GroupNorm",
+        [(2, 8, 4, 3), H, H],
+        "InstanceNormalization",
+        attrs={"groups": 8, "activation": 0, "channels_last": 0},
+    ),
     Case(
         "SkipGroupNorm",
         [(2, 5, 4, 8), H, H, (2, 5, 4, 8), H],
@@ -79,29 +92,88 @@ CASES = [
         outputs=2,
         nodes=7,
     ),
-    Case("SkipGroupNorm", [(2, 5, 4, 8), H, H, (2, 8)], "GroupNormalization", attrs={"groups": 4, "activation": 0}, nodes=5),
-    Case("GroupNorm", [(2, 64, 4, 3), (64,), (64,)], "GroupNormalization", "", {"bSwish": 1}, opset=13, reference="TensorRT", nodes=3),
-    Case("GroupNormalizationPlugin", [(2, 8, 4), H, H], "GroupNormalization", "", {"eps": 1e-3, "num_groups": 4}, reference="TensorRT"),
-    Case("GroupNormalizationPlugin", [(2, 8, 4, 3), H, H], "GroupNormalization", "", {"num_groups": 2}, data=3, reference="TensorRT"),
+    Case(
+        "SkipGroupNorm",
+        [(2, 5, 4, 8), H, H, (2, 8)],
+        "GroupNormalization",
+        attrs={"groups": 4, "activation": 0},
+        nodes=5,
+    ),
+    Case(
+        "GroupNorm",
+        [(2, 64, 4, 3), (64,), (64,)],
+        "GroupNormalization",
+        "",
+        {"bSwish": 1},
+        opset=13,
+        reference="TensorRT",
+        nodes=3,
+    ),
+    Case(
+        "GroupNormalizationPlugin",
+        [(2, 8, 4), H, H],
+        "GroupNormalization",
+        "",
+        {"eps": 1e-3, "num_groups": 4},
+        reference="TensorRT",
+    ),
+    Case(
+        "GroupNormalizationPlugin",
+        [(2, 8, 4, 3), H, H],
+        "GroupNormalization",
+        "",
+        {"num_groups": 2},
+        data=3,
+        reference="TensorRT",
+    ),
     Case("GroupNormalizationPlugin", [(2, 8, 4, 3), H, H], "LayerNormalization", "trt", reference="TensorRT"),
     Case("LayerNorm", [(2, 3, 8), H, H], "LayerNormalization", "", {"epsilon": 1e-6}, reference="TensorRT"),
     Case("LayerNorm", [(2, 3, 8), (24,), (24,)], "LayerNormalization", "", {"axis": 1}, reference="TensorRT", opset=18),
-    Case("LayerNormPlugin", [(2, 3, 8), H, H], "LayerNormalization", "", {"epsilon": 1e-6, "plugin_version": "1"}, reference="TensorRT"),
+    Case(
+        "LayerNormPlugin",
+        [(2, 3, 8), H, H],
+        "LayerNormalization",
+        "",
+        {"epsilon": 1e-6, "plugin_version": "1"},
+        reference="TensorRT",
+    ),
     Case(
         *("InstanceNormalization_TRT", [(2, 3, 5, 4)], "InstanceNormalization", ""),
         {"epsilon": 1e-3, "scales": VECTOR[:3], "bias": VECTOR[3:6], "relu": 1, "alpha": 0.25},
         reference="TensorRT",
         nodes=2,
     ),
-    Case("InstanceNormalization_TRT", [(2, 3, 7), (3,), (3,)], "InstanceNormalization", "", {"epsilon": 1e-5}, reference="TensorRT"),
+    Case(
+        "InstanceNormalization_TRT",
+        [(2, 3, 7), (3,), (3,)],
+        "InstanceNormalization",
+        "",
+        {"epsilon": 1e-5},
+        reference="TensorRT",
+    ),
     Case(
         *("CustomSkipLayerNormPluginDynamic", [(3, 2, 8, 1, 1)] * 2, "LayerNormalization", ""),
-        {"ld": 8, "type_id": 0, "plugin_version": "1", "gamma": VECTOR[:8], "beta": VECTOR[8:16], "bias": VECTOR[16:24]},
+        {
+            "ld": 8,
+            "type_id": 0,
+            "plugin_version": "1",
+            "gamma": VECTOR[:8],
+            "beta": VECTOR[8:16],
+            "bias": VECTOR[16:24],
+        },
         data=2,
         reference="TensorRT",
         nodes=3,
     ),
-    Case("GroupNormalization", [(2, 8, 5), (4,), (4,)], "GroupNormalization", "", {"num_groups": 4}, opset=18, reference="ONNX"),
+    Case(
+        "GroupNormalization",
+        [(2, 8, 5), (4,), (4,)],
+        "GroupNormalization",
+        "",
+        {"num_groups": 4},
+        opset=18,
+        reference="ONNX",
+    ),
     Case(
         "GroupNormalization",
         [(2, 8, 5), (4,), (4,)],
@@ -113,7 +185,15 @@ CASES = [
         reference="ONNX",
         nodes=7,
     ),
-    Case("GroupNormalization", [(2, 8, 5, 3), (1,), (1,)], "LayerNormalization", "", {"num_groups": 1}, opset=19, reference="ONNX"),
+    Case(
+        "GroupNormalization",
+        [(2, 8, 5, 3), (1,), (1,)],
+        "LayerNormalization",
+        "",
+        {"num_groups": 1},
+        opset=19,
+        reference="ONNX",
+    ),
 ]
 
 
@@ -121,7 +201,9 @@ def built(case: Case, dtype: str = "float32", dynamic: bool = True, names: Seque
     """A file with that node alone, its data of dynamic sizes where they may be, its parameters initializers."""
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     full, inputs, initializers, values = case.inputs[0], [], [], []
-    channel = {"GroupNormalizationPlugin": 1, "GroupNormalization": 1, "InstanceNormalization_TRT": 1}.get(case.op, len(full) - 1)
+    channel = {"GroupNormalizationPlugin": 1, "GroupNormalization": 1, "InstanceNormalization_TRT": 1}.get(
+        case.op, len(full) - 1
+    )
     channel = 1 if (case.domain == "" and case.op == "GroupNorm") or case.attrs.get("channels_last") == 0 else channel
     channel = 2 if case.op.startswith("Custom") else channel
     fixed = {channel} if "axis" not in case.attrs else set(range(case.attrs["axis"], len(full)))
@@ -131,12 +213,16 @@ def built(case: Case, dtype: str = "float32", dynamic: bool = True, names: Seque
             continue
         inputs.append(f"i{i}")
         if i < case.data or i == SKIPS.get(case.op) or len(shape) == len(full):
-            first = 0 if case.op == "SkipGroupNorm" else len(full) - len(shape)  # a skip is broadcast like any summand, or (N, C)
+            first = (
+                0 if case.op == "SkipGroupNorm" else len(full) - len(shape)
+            )  # a skip is broadcast like any summand, or (N, C)
             free = [dynamic and n > 1 and n == full[a + first] and a + first not in fixed for a, n in enumerate(shape)]
             dims = [f"d{a + first}" if f else n for a, (f, n) in enumerate(zip(free, shape, strict=True))]
             values.append(helper.make_tensor_value_info(f"i{i}", kind, dims))
         else:
-            initializers.append(numpy_helper.from_array(np.random.default_rng(i).uniform(0.5, 1.5, shape).astype(dtype), f"i{i}"))
+            initializers.append(
+                numpy_helper.from_array(np.random.default_rng(i).uniform(0.5, 1.5, shape).astype(dtype), f"i{i}")
+            )
     outputs = list(names) or [f"o{i}" for i in range(case.outputs)]
     attrs = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in case.attrs.items()}
     node = helper.make_node(case.op, inputs, outputs, name="foreign", domain=case.domain, **attrs)
@@ -145,16 +231,25 @@ def built(case: Case, dtype: str = "float32", dynamic: bool = True, names: Seque
     for out, o in zip(graph.output, ends, strict=True):
         statistic = o in ("o1", "o2") and case.op == "SkipLayerNormalization"
         dims = [d.dim_param or d.dim_value for d in values[0].type.tensor_type.shape.dim]
-        out.CopyFrom(helper.make_tensor_value_info(o, TensorProto.FLOAT if statistic else kind, [*dims[:-1], 1] if statistic else dims))
+        out.CopyFrom(
+            helper.make_tensor_value_info(
+                o, TensorProto.FLOAT if statistic else kind, [*dims[:-1], 1] if statistic else dims
+            )
+        )
     imports = [helper.make_opsetid("", case.opset), *([helper.make_opsetid(case.domain, 1)] if case.domain else [])]
     return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
-def feeds_of(proto: onnx.ModelProto, scale: float = 1.0, offset: float = 0.0, sizes: dict[str, int] | None = None) -> dict[str, np.ndarray]:
+def feeds_of(
+    proto: onnx.ModelProto, scale: float = 1.0, offset: float = 0.0, sizes: dict[str, int] | None = None
+) -> dict[str, np.ndarray]:
     rng, feeds = np.random.default_rng(3), {}
     for value in proto.graph.input:
         kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        shape = [d.dim_value or (sizes or {}).get(d.dim_param, 2 + int(d.dim_param[1:])) for d in value.type.tensor_type.shape.dim]
+        shape = [
+            d.dim_value or (sizes or {}).get(d.dim_param, 2 + int(d.dim_param[1:]))
+            for d in value.type.tensor_type.shape.dim
+        ]
         feeds[value.name] = (offset + scale * rng.standard_normal(shape)).astype(kind)
     return feeds
 
@@ -218,7 +313,10 @@ def test_statistics_of_half_precision_are_taken_in_float32(case: Case) -> None:
     proto = built(case, "float16", dynamic=False)
     out, summary = rewrite.optimize(proto)
     onnx.checker.check_model(out, full_check=True)
-    assert the(summary.findings).status in ("fused", "refused")  # an attribute's float32 vector need not fit into float16
+    assert the(summary.findings).status in (
+        "fused",
+        "refused",
+    )  # an attribute's float32 vector need not fit into float16
     if summary.findings[0].status == "refused":
         assert "does not fit into float16" in summary.findings[0].reason
     feeds = feeds_of(proto, scale=300.0)  # squares overflow in float16
@@ -231,7 +329,10 @@ KERNELS = [c for c in CASES if c.domain in ("", "com.microsoft") and "LayerNorma
 
 @pytest.mark.parametrize("case", KERNELS, ids=lambda c: c.id)
 def test_definition_is_what_onnxruntime_computes(case: Case) -> None:
-    if (case.domain, case.op) in (("com.microsoft", "LayerNormalization"), ("com.microsoft", "SimplifiedLayerNormalization")):
+    if (case.domain, case.op) in (
+        ("com.microsoft", "LayerNormalization"),
+        ("com.microsoft", "SimplifiedLayerNormalization"),
+    ):
         pytest.skip("no kernel of its own: onnxruntime has it in the default domain")
     names = ["o0", "", "", "o3"] if case.outputs == 4 else []  # its CPU kernel leaves mean and inv_std_var unwritten
     proto = built(case, names=names)
@@ -246,22 +347,46 @@ def file(text: str, opset: int = 17, domain: str = "com.microsoft") -> onnx.Mode
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "{domain}": 1]> g {text}')
 
 
-X, VECTORS = "(float[B,S,8] x, float[B,S,8] s) => (float[B,S,8] y)", "<float[8] g = {1,2,3,4,5,6,7,8}, float[8] b = {1,1,1,1,1,1,1,1}>"
+X, VECTORS = (
+    "(float[B,S,8] x, float[B,S,8] s) => (float[B,S,8] y)",
+    "<float[8] g = {1,2,3,4,5,6,7,8}, float[8] b = {1,1,1,1,1,1,1,1}>",
+)
 REFUSED = {
     "an epsilon that is compiled in": ("{ y = LayerNormPlugin(x, g, b) }", "its epsilon is not written"),
-    "a plugin of the same name without an affine": ("{ y = LayerNorm <epsilon: float = 0.001> (x) }", "it has 1 inputs, and should have 3"),
-    "an attribute nobody documents": ("{ y = LayerNorm <epsilon: float = 0.001, fast = 1> (x, g, b) }", "attribute 'fast' is of unknown"),
+    "a plugin of the same name without an affine": (
+        "{ y = LayerNorm <epsilon: float = 0.001> (x) }",
+        "it has 1 inputs, and should have 3",
+    ),
+    "an attribute nobody documents": (
+        "{ y = LayerNorm <epsilon: float = 0.001, fast = 1> (x, g, b) }",
+        "attribute 'fast' is of unknown",
+    ),
     "two epsilons": ("{ y = LayerNorm <epsilon: float = 0.001, eps: float = 0.1> (x, g, b) }", "it has two epsilons"),
     "an interleaved plugin": (
         '{ y = CustomSkipLayerNormPluginDynamic <plugin_version = "3", gamma = [1.0], beta = [1.0]> (x, s) }',
         "version 3, type_id 0 computes in int8",
     ),
     "no vector": ("{ y = CustomSkipLayerNormPluginDynamic <ld = 8, beta = [1.0]> (x, s) }", "its gamma is not written"),
-    "no epsilon": ("{ y = InstanceNormalization_TRT <scales = [1.0], bias = [1.0]> (x) }", "its epsilon is not written"),
-    "a mean that it does not take": ("{ y, m = com.microsoft.SkipSimplifiedLayerNormalization (x, s, g) }", "its mean is wanted"),
-    "another activation": ("{ y = com.microsoft.GroupNorm <groups = 2, activation = 7> (x, g, b) }", "its activation is 7"),
-    "unknown": ("{ y = com.microsoft.GatedRMSNorm (x, g, s) }", "no definition of GatedRMSNorm (com.microsoft) is known"),
-    "a plugin that nobody knows": ("{ y = LayerNormPluginDynamic (x, g, b) }", "no definition of LayerNormPluginDynamic is known"),
+    "no epsilon": (
+        "{ y = InstanceNormalization_TRT <scales = [1.0], bias = [1.0]> (x) }",
+        "its epsilon is not written",
+    ),
+    "a mean that it does not take": (
+        "{ y, m = com.microsoft.SkipSimplifiedLayerNormalization (x, s, g) }",
+        "its mean is wanted",
+    ),
+    "another activation": (
+        "{ y = com.microsoft.GroupNorm <groups = 2, activation = 7> (x, g, b) }",
+        "its activation is 7",
+    ),
+    "unknown": (
+        "{ y = com.microsoft.GatedRMSNorm (x, g, s) }",
+        "no definition of GatedRMSNorm (com.microsoft) is known",
+    ),
+    "a plugin that nobody knows": (
+        "{ y = LayerNormPluginDynamic (x, g, b) }",
+        "no definition of LayerNormPluginDynamic is known",
+    ),
     "per-channel scale at opset 18": (
         "<float[4] c = {1,2,3,4}> { y = GroupNormalization <num_groups = 2> (x, c, c) }",
         "'c' has 4 values; at opset 18 it has one for each group: 2",
@@ -282,10 +407,14 @@ def test_ambiguous_is_refused_by_name(name: str) -> None:
 
 def test_type_that_is_not_known_is_refused_by_name() -> None:
     proto = file(
-        "(float[B,8] x) => (float[B,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> { z = Strange (x) y = SimplifiedLayerNormalization (z, g) }"
+        "(float[B,8] x) => (float[B,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> { z = Strange (x) y ="
+        " SimplifiedLayerNormalization (z, g) }"
     )
     found = the(rewrite.optimize(proto)[1].findings)
-    assert (found.status, found.reason) == ("refused", "SimplifiedLayerNormalization: the type of 'z' is not known: it must be floating")
+    assert (found.status, found.reason) == (
+        "refused",
+        "SimplifiedLayerNormalization: the type of 'z' is not known: it must be floating",
+    )
 
 
 def test_node_that_a_function_of_the_file_defines_is_no_plugin() -> None:
@@ -322,8 +451,10 @@ def test_bodies_and_functions_are_read_too() -> None:
     x, s = rng.standard_normal((2, 3, 8)).astype(np.float32)
     (got,) = run_onnxruntime(out, {"c": np.array(True), "x": x, "s": s})
     gamma = np.arange(1.0, 9.0)
-    (inner, *_) = evaluate.apply("SkipLayerNormalization", [x.astype(float), s.astype(float), gamma], {}, opset=1, domain="com.microsoft")
-    (ref, *_) = evaluate.apply("LayerNormalization", [inner, gamma], {}, opset=17)
+    inner, *_ = evaluate.apply(
+        "SkipLayerNormalization", [x.astype(float), s.astype(float), gamma], {}, opset=1, domain="com.microsoft"
+    )
+    ref, *_ = evaluate.apply("LayerNormalization", [inner, gamma], {}, opset=17)
     agrees(got, ref, "float32")
 
 
@@ -341,9 +472,13 @@ EMBEDDINGS = {
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_embedding_norm_is_a_sum_of_gathers(name: str, opset: int) -> None:
     inputs, names, outputs, attrs = EMBEDDINGS[name]
-    proto = file(EMBEDDING.format(inputs=", ".join(i or '""' for i in inputs), names=names, outputs=outputs, attrs=attrs), opset)
+    proto = file(
+        EMBEDDING.format(inputs=", ".join(i or '""' for i in inputs), names=names, outputs=outputs, attrs=attrs), opset
+    )
     for i, (t, shape) in enumerate({"w": (20, 8), "p": (12, 8), "t": (2, 8), "g": (8,), "b": (8,)}.items()):
-        proto.graph.initializer.append(numpy_helper.from_array(np.random.default_rng(i).standard_normal(shape).astype(np.float32), t))
+        proto.graph.initializer.append(
+            numpy_helper.from_array(np.random.default_rng(i).standard_normal(shape).astype(np.float32), t)
+        )
     used = {"ids": 20, "kinds": 2, "mask": 2, "place": 12}
     kept = [v for v in proto.graph.input if v.name in inputs]
     del proto.graph.input[:]
@@ -374,7 +509,11 @@ def misread(w: Writer, attrs: dict[str, Any]) -> None:
 
 def test_misread_definition_fails_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     op = foreign_ops._ONNXRUNTIME["SkipLayerNormalization"]
-    monkeypatch.setitem(foreign_ops._ONNXRUNTIME, "SkipLayerNormalization", type(op)(op.owner, op.kind, misread, op.attributes, op.inputs))
+    monkeypatch.setitem(
+        foreign_ops._ONNXRUNTIME,
+        "SkipLayerNormalization",
+        type(op)(op.owner, op.kind, misread, op.attributes, op.inputs),
+    )
     proto = file(f"{X} {VECTORS} {{ y = com.microsoft.SkipLayerNormalization (x, s, g, b) }}")
     out, summary = rewrite.optimize(proto)
     found = the(summary.findings)
@@ -398,7 +537,9 @@ def test_node_that_is_not_fused_is_standard_all_the_same() -> None:
 def test_residual_stream_carries_the_shape_past_an_op_that_nobody_knows() -> None:
     text = "(float[B,S,8] x) => (float[B,S,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> "
     block = "{0} = com.microsoft.Strange ({1}) {2} = com.microsoft.SkipLayerNormalization ({0}, {1}, g)"
-    proto = file(f"{text} {{ a = LayerNormalization (x, g) {block.format('b', 'a', 'c')} {block.format('d', 'c', 'y')} }}")
+    proto = file(
+        f"{text} {{ a = LayerNormalization (x, g) {block.format('b', 'a', 'c')} {block.format('d', 'c', 'y')} }}"
+    )
     out, summary = rewrite.optimize(proto)
     assert [f.status for f in summary.findings] == ["kept", "fused", "fused"]
     assert [n.op_type for n in out.graph.node] == ["LayerNormalization", *["Strange", "Add", "LayerNormalization"] * 2]
@@ -412,18 +553,28 @@ def test_result_of_a_contrib_layer_norm_has_its_scale_s_type() -> None:
     out, summary = rewrite.optimize(proto)
     onnx.checker.check_model(out, full_check=True)
     assert the(summary.findings).status == "fused"
-    feeds = {"x": np.random.default_rng(0).standard_normal((3, 8)).astype(np.float16), "g": VECTOR[:8].astype(np.float32)}
-    (ref, *_) = evaluate.apply("LayerNormalization", [v.astype(float) for v in feeds.values()], {"epsilon": np.float32(1e-3)}, opset=17)
+    feeds = {
+        "x": np.random.default_rng(0).standard_normal((3, 8)).astype(np.float16),
+        "g": VECTOR[:8].astype(np.float32),
+    }
+    ref, *_ = evaluate.apply(
+        "LayerNormalization", [v.astype(float) for v in feeds.values()], {"epsilon": np.float32(1e-3)}, opset=17
+    )
     (got,) = run_onnxruntime(out, feeds)
     assert got.dtype == np.float32
     agrees(got, ref, "float32")
 
 
-@pytest.mark.parametrize("behind", ["GroupNorm <groups = 4, activation = 0>", "LayerNormalization", "SkipLayerNormalization"])
+@pytest.mark.parametrize(
+    "behind", ["GroupNorm <groups = 4, activation = 0>", "LayerNormalization", "SkipLayerNormalization"]
+)
 def test_each_foreign_norm_behind_one_that_is_not_read_has_a_finding(behind: str) -> None:
     """Recognition gives up at the tensor between them, which is of both."""
     said = "a, " if behind.startswith("Skip") else ""
-    text = "(float[2,3,4,8] x, float[8] g) => (float[2,3,4,8] y, float[2,3,4,8] z) { a = com.microsoft.GroupNorm <groups = 4> (x, g, g)"
+    text = (
+        "(float[2,3,4,8] x, float[8] g) => (float[2,3,4,8] y, float[2,3,4,8] z) { a = com.microsoft.GroupNorm <groups ="
+        " 4> (x, g, g)"
+    )
     calls = " ".join(f"{out} = com.microsoft.{behind} (a, {said}g, g)" for out in ("y", "z"))
     _, summary = rewrite.optimize(file(f"{text} {calls} }}", 17))
     assert sorted(f.tensor for f in summary.findings) == ["a", "y", "z"]
@@ -452,7 +603,10 @@ def test_standard_group_norm_takes_the_form_that_every_runtime_computes(groups: 
     assert the(summary.findings).status == ("kept" if groups == 2 else "fused")
     x = np.random.default_rng(1).standard_normal([2, 4, 5, 3][: len(shape.split(","))]).astype(np.float32)
     (ref,) = evaluate.apply(
-        "GroupNormalization", [x.astype(float), np.arange(1.0, 5.0), np.arange(4.0, 0.0, -1)], {"num_groups": groups}, opset=21
+        "GroupNormalization",
+        [x.astype(float), np.arange(1.0, 5.0), np.arange(4.0, 0.0, -1)],
+        {"num_groups": groups},
+        opset=21,
     )
     agrees(run_onnxruntime(out, {"x": x})[0], ref, "float32")
     if groups == 2:  # and the form for all, which becomes one node again
@@ -488,7 +642,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = torch.nn.Sequential(Block(), Block()).eval()
     path = tmp_path_factory.mktemp("encoder") / "encoder.onnx"
     dims = {0: torch.export.Dim("batch", min=1, max=8), 1: torch.export.Dim("length", min=1, max=64)}
-    torch.onnx.export(net, (torch.randn(2, 5, 16),), path, opset_version=18, dynamo=True, dynamic_shapes=(dims,), external_data=False)
+    torch.onnx.export(
+        net, (torch.randn(2, 5, 16),), path, opset_version=18, dynamo=True, dynamic_shapes=(dims,), external_data=False
+    )
     return path
 
 
@@ -505,12 +661,16 @@ def by_transformers(path: Path) -> onnx.ModelProto:
     """What the optimizer for BERT, which comes with onnxruntime, writes."""
     optimizer = pytest.importorskip("onnxruntime.transformers.optimizer")
     written = path.with_suffix(".bert.onnx")
-    optimizer.optimize_model(str(path), model_type="bert", num_heads=0, hidden_size=0, opt_level=0).save_model_to_file(str(written))
+    optimizer.optimize_model(str(path), model_type="bert", num_heads=0, hidden_size=0, opt_level=0).save_model_to_file(
+        str(written)
+    )
     return onnx.load(written)
 
 
 @pytest.mark.parametrize("optimized", [by_onnxruntime, by_transformers])
-def test_files_that_onnxruntime_optimized_are_standard_again(encoder: Path, optimized: Callable[[Path], onnx.ModelProto]) -> None:
+def test_files_that_onnxruntime_optimized_are_standard_again(
+    encoder: Path, optimized: Callable[[Path], onnx.ModelProto]
+) -> None:
     proto = optimized(encoder)
     assert [n.op_type for n in proto.graph.node].count("SkipLayerNormalization") == 4
     out, summary = rewrite.optimize(proto)
@@ -523,7 +683,9 @@ def test_files_that_onnxruntime_optimized_are_standard_again(encoder: Path, opti
     for sizes in ((2, 5), (3, 7)):
         x = np.random.default_rng(0).standard_normal((*sizes, 16)).astype(np.float32)
         feeds = {proto.graph.input[0].name: x}
-        agrees(run_onnxruntime(out, feeds)[0], run_onnxruntime(proto, feeds)[0].astype(np.float64), "float32", condition=4)  # layers
+        agrees(
+            run_onnxruntime(out, feeds)[0], run_onnxruntime(proto, feeds)[0].astype(np.float64), "float32", condition=4
+        )  # layers
 
 
 MALFORMED = {
@@ -533,7 +695,9 @@ MALFORMED = {
     "no groups": "y = com.microsoft.GroupNorm <groups = 0, activation = 0> (x, g, b)",
     "an output that it does not have": "y, z = LayerNorm <axis = -1> (x, g, b)",
     "groups that don't divide": "y = com.microsoft.GroupNorm <groups = 3, activation = 0> (x, g, b)",
-    "vectors of two lengths": "y = CustomSkipLayerNormPluginDynamic <gamma = [1.0, 1.0], beta = [0.0, 0.0, 0.0]> (x, s)",
+    "vectors of two lengths": (
+        "y = CustomSkipLayerNormPluginDynamic <gamma = [1.0, 1.0], beta = [0.0, 0.0, 0.0]> (x, s)"
+    ),
     "a text for a number": 'y = LayerNorm <epsilon = "small"> (x, g, b)',
 }
 
@@ -548,7 +712,12 @@ def test_malformed_node_is_refused_without_a_traceback(name: str) -> None:
 
 @pytest.mark.parametrize("opset", [7, 16, 17, 18, 20, 21, 24])
 def test_each_norm_that_is_read_though_onnx_does_not_know_it_has_a_meaning(opset: int) -> None:
-    known = {"GroupNormalization": 18 <= opset < 21, "LayerNormalization": opset < 17, "RMSNormalization": False, "Softmax": False}
+    known = {
+        "GroupNormalization": 18 <= opset < 21,
+        "LayerNormalization": opset < 17,
+        "RMSNormalization": False,
+        "Softmax": False,
+    }
     known |= dict.fromkeys((*foreign_ops.PLUGINS, "SimplifiedLayerNormalization"), True)
     for op, meant in known.items():
         assert is_stray(op, opset) == meant

@@ -1,4 +1,5 @@
-"""The exact certificates of foreign ops: their definitions are right, and an expansion that is wrong anywhere is refused."""
+"""The exact certificates of foreign ops: their definitions are right, and an expansion that is wrong anywhere is
+refused."""
 
 from __future__ import annotations
 
@@ -29,12 +30,25 @@ MORE = [
     Case("LayerNormalization", [(2, 3, 4, 8), (4, 8), (4, 8)], "", "com.microsoft", {"axis": -2}, outputs=3),
     Case("SimplifiedLayerNormalization", [(2, 3, 8), H], "", "com.microsoft", outputs=2),
     Case("SkipSimplifiedLayerNormalization", [(5, 8), (5, 8), H, H], "", data=2),
-    Case("SkipGroupNorm", [SHWC, H, H, (2, 1, 1, 8), H], "", attrs={"groups": 2, "activation": 1, "epsilon": 0.1}, outputs=2),
+    Case(
+        "SkipGroupNorm",
+        [SHWC, H, H, (2, 1, 1, 8), H],
+        "",
+        attrs={"groups": 2, "activation": 1, "epsilon": 0.1},
+        outputs=2,
+    ),
     Case("GroupNorm", [(2, 8, 4, 3), H, H], "", attrs={"groups": 4, "activation": 1, "channels_last": 0}),
     Case("GroupNorm", [(2, 64, 4, 3), (64,), (64,)], "", "", {"epsilon": 0.25, "num_groups": 16}, reference="TensorRT"),
     Case("LayerNorm", [(2, 3, 4, 5), (60,), (60,)], "", "", {"axis": -3, "epsilon": 0.25}, reference="TensorRT"),
     Case("LayerNorm", [(2, 3, 4), (3, 4), (3, 4)], "", "", {"axis": 1, "eps": 0.25}, reference="TensorRT"),
-    Case("InstanceNormalization_TRT", [(2, 3, 5, 4), (3,), (3,)], "", "", {"epsilon": 0.5, "relu": 1}, reference="TensorRT"),
+    Case(
+        "InstanceNormalization_TRT",
+        [(2, 3, 5, 4), (3,), (3,)],
+        "",
+        "",
+        {"epsilon": 0.5, "relu": 1},
+        reference="TensorRT",
+    ),
     Case(
         *("CustomSkipLayerNormPluginDynamic", [(3, 2, 8)] * 2, "", ""),
         {"type_id": 1, "gamma": VECTOR[:8], "beta": VECTOR[8:16]},
@@ -48,14 +62,19 @@ MORE = [
 def test_a_definition_is_its_reference(case: Case) -> None:
     """In float64 at normal inputs, so that they differ by roundings of numbers around 1 alone."""
     owner = {"": "onnxruntime", "TensorRT": "TensorRT", "ONNX": "ONNX 18"}[case.reference]
-    rng, attrs = np.random.default_rng(8), {k: np.float64(np.float32(v)) if isinstance(v, float) else v for k, v in case.attrs.items()}
+    rng, attrs = (
+        np.random.default_rng(8),
+        {k: np.float64(np.float32(v)) if isinstance(v, float) else v for k, v in case.attrs.items()},
+    )
     arrays = [None if s is None else rng.standard_normal(s) for s in case.inputs]
     function = REFERENCES.get((case.reference or "com.microsoft", case.op)) or evaluate.OPS[case.domain, case.op]
     expected = function(arrays, attrs, case.opset, case.outputs)
 
     def definition(m: Any, leaves: list[Any]) -> Any:
         given = iter(leaves)
-        return TABLE[owner, case.op](m, [None if a is None else next(given) for a in arrays], attrs, case.opset, case.outputs)
+        return TABLE[owner, case.op](
+            m, [None if a is None else next(given) for a in arrays], attrs, case.opset, case.outputs
+        )
 
     found = evaluated(definition, [a for a in arrays if a is not None])
     for ref, got in zip(expected if isinstance(expected, tuple) else (expected,), found, strict=False):
@@ -72,8 +91,14 @@ def test_the_definition_of_an_embedding_norm_is_its_reference(name: str) -> None
     ids = {i: rng.integers(0, 3, (4, 5)) for i in ("ids", "kinds", "mask", "place")}
     vectors = {"g": rng.standard_normal(8), "b": rng.standard_normal(8)}
     held = tables | ids | vectors
-    expected = REFERENCES["com.microsoft", "EmbedLayerNormalization"]([held.get(i) for i in inputs], {"epsilon": 0.25}, 17, 3)
-    picked = {("w", "ids"): held["w"][ids["ids"]], ("t", "kinds"): held["t"][ids["kinds"]], ("p", "place"): held["p"][ids["place"]]}
+    expected = REFERENCES["com.microsoft", "EmbedLayerNormalization"](
+        [held.get(i) for i in inputs], {"epsilon": 0.25}, 17, 3
+    )
+    picked = {
+        ("w", "ids"): held["w"][ids["ids"]],
+        ("t", "kinds"): held["t"][ids["kinds"]],
+        ("p", "place"): held["p"][ids["place"]],
+    }
     arrays = [*picked.values(), held["p"][:5], *vectors.values(), ids["mask"]]
 
     def definition(m: Any, leaves: list[Any]) -> Any:
@@ -82,7 +107,9 @@ def test_the_definition_of_an_embedding_norm_is_its_reference(name: str) -> None
         given: dict[str, Any] = {i: Indices(i, shape, leaves[6] if i == "mask" else None) for i in ids}
         given |= {t: Table(t, {by: v for (own, by), v in rows.items() if own == t}) for t in "wt"}
         given |= {"p": Table("p", {"place": rows["p", "place"], Size.of(5): leaves[3]}), "g": leaves[4], "b": leaves[5]}
-        return TABLE["onnxruntime", "EmbedLayerNormalization"](m, [given.get(i) for i in inputs], {"epsilon": 0.25}, 17, 3)
+        return TABLE["onnxruntime", "EmbedLayerNormalization"](
+            m, [given.get(i) for i in inputs], {"epsilon": 0.25}, 17, 3
+        )
 
     for ref, got in zip(expected, evaluated(definition, arrays), strict=True):
         assert got is not None
@@ -106,7 +133,9 @@ def test_every_expansion_is_proved_exactly(case: Case, dynamic: bool) -> None:
 
 def embedding(name: str) -> onnx.ModelProto:
     inputs, names, outputs, attrs = EMBEDDINGS[name]
-    proto = file(EMBEDDING.format(inputs=", ".join(i or '""' for i in inputs), names=names, outputs=outputs, attrs=attrs))
+    proto = file(
+        EMBEDDING.format(inputs=", ".join(i or '""' for i in inputs), names=names, outputs=outputs, attrs=attrs)
+    )
     for t, shape in {"w": (20, 8), "p": (12, 8), "t": (2, 8), "g": (8,), "b": (8,)}.items():
         proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), t))
     return proto
@@ -159,7 +188,10 @@ TRT_LN = Case("LayerNorm", [(2, 3, 8), (24,), (24,)], "", "", {"axis": 1}, refer
 CUSTOM = next(c for c in CASES if c.op.startswith("Custom"))
 PLANTED: dict[str, tuple[Case, Callable[[Writer], None]]] = {
     "epsilon 1 % too large": (LN, lambda w: store(constant(w, "epsilon"), lambda e: e * 1.01)),
-    "epsilon one ulp too large": (LN, lambda w: store(constant(w, "epsilon"), lambda e: np.nextafter(e, np.float32(1)))),
+    "epsilon one ulp too large": (
+        LN,
+        lambda w: store(constant(w, "epsilon"), lambda e: np.nextafter(e, np.float32(1))),
+    ),
     "no epsilon": (RMS, lambda w: store(constant(w, "epsilon"), lambda e: e * 0)),
     "another axis": (LN, lambda w: [other_attribute(w, "ReduceMean", "axes", [-2], i) for i in (0, 1)] and None),
     "both axes": (LN, lambda w: [other_attribute(w, "ReduceMean", "axes", [-2, -1], i) for i in (0, 1)] and None),
@@ -187,24 +219,39 @@ PLANTED: dict[str, tuple[Case, Callable[[Writer], None]]] = {
     "one axis of two": (TRT_LN, lambda w: [other_attribute(w, "ReduceMean", "axes", [-1], i) for i in (0, 1)] and None),
     "another compiled epsilon": (CUSTOM, lambda w: store(constant(w, "epsilon"), lambda e: e * 2)),
     "no bias in the plugin": (CUSTOM, lambda w: store(constant(w, "bias"), lambda b: b * 0)),
-    "one place of its bias": (CUSTOM, lambda w: store(constant(w, "bias"), lambda b: b + np.eye(1, 8, 3).reshape(8, 1, 1) * 1e-6)),
+    "one place of its bias": (
+        CUSTOM,
+        lambda w: store(constant(w, "bias"), lambda b: b + np.eye(1, 8, 3).reshape(8, 1, 1) * 1e-6),
+    ),
 }
 
 
-def planted(proto: onnx.ModelProto, meddle: Callable[[Writer], None], monkeypatch: pytest.MonkeyPatch) -> foreign.Finding:
+def planted(
+    proto: onnx.ModelProto, meddle: Callable[[Writer], None], monkeypatch: pytest.MonkeyPatch
+) -> foreign.Finding:
     """What is said of a file whose one foreign node is expanded wrongly."""
     real = op_of(proto.graph.node[0], proto.opset_import[0].version)
     assert real is not None
 
     def wrong(w: Writer, attrs: Any) -> None:
         real.write(w, attrs)
-        before = [n.SerializeToString() for n in w.nodes], [t.SerializeToString() for t in w.initializers], list(w.node.output)
+        before = (
+            [n.SerializeToString() for n in w.nodes],
+            [t.SerializeToString() for t in w.initializers],
+            list(w.node.output),
+        )
         meddle(w)
-        after = [n.SerializeToString() for n in w.nodes], [t.SerializeToString() for t in w.initializers], list(w.node.output)
+        after = (
+            [n.SerializeToString() for n in w.nodes],
+            [t.SerializeToString() for t in w.initializers],
+            list(w.node.output),
+        )
         assert before != after
 
     op = Op(real.owner, real.kind, wrong, real.attributes, real.inputs, real.optional)
-    monkeypatch.setattr(foreign, "op_of", lambda node, opset: op if node.op_type == proto.graph.node[0].op_type else None)
+    monkeypatch.setattr(
+        foreign, "op_of", lambda node, opset: op if node.op_type == proto.graph.node[0].op_type else None
+    )
     out, read = standardized(proto)
     assert [n.op_type for n in out.graph.node] == [n.op_type for n in proto.graph.node]
     assert not read.expansions
@@ -253,10 +300,8 @@ def test_a_wrong_embedding_is_refused(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_groups_of_channels_that_the_file_leaves_open_are_proved() -> None:
     """C is what the groups divide: the definition's own premise."""
-    proto = file(
-        """(float[N,H,W,C] x, float[C] g, float[C] b) => (float[N,H,W,C] y)
-        { y = com.microsoft.GroupNorm <groups = 4, activation = 0> (x, g, b) }"""
-    )
+    proto = file("""(float[N,H,W,C] x, float[C] g, float[C] b) => (float[N,H,W,C] y)
+        { y = com.microsoft.GroupNorm <groups = 4, activation = 0> (x, g, b) }""")
     certificate = standardized(proto)[1].expansions[0].finding.certificate
     assert certificate
     assert certificate.method == "exact"
@@ -268,13 +313,19 @@ def test_a_rank_that_the_file_does_not_state_is_said() -> None:
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     certificate = standardized(proto)[1].expansions[0].finding.certificate
     assert certificate
-    assert certificate.note == "the rank of 'a' is not known: shown at each from 1 to 4, and at larger ones slice by slice"
+    assert (
+        certificate.note == "the rank of 'a' is not known: shown at each from 1 to 4, and at larger ones slice by slice"
+    )
 
 
 def test_norms_that_differ_in_names_alone_share_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(foreign_proof, "identity", lambda sides: calls.append(sides) or foreign_proof.Identity(1, 1, False, {}, None))  # type: ignore[func-returns-value,arg-type]
-    norms = " ".join(f"y{i} = com.microsoft.SkipLayerNormalization (x, y{i - 1 if i else ''}, g)" for i in range(12)).replace("y,", "x,")
+    monkeypatch.setattr(
+        foreign_proof, "identity", lambda sides: calls.append(sides) or foreign_proof.Identity(1, 1, False, {}, None)
+    )  # type: ignore[func-returns-value,arg-type]
+    norms = " ".join(
+        f"y{i} = com.microsoft.SkipLayerNormalization (x, y{i - 1 if i else ''}, g)" for i in range(12)
+    ).replace("y,", "x,")
     last = "z = com.microsoft.SkipLayerNormalization <epsilon: float = 0.5> (x, y11, g)"
     proto = file(f"(float[B,S,8] x) => (float[B,S,8] z) <float[8] g = {{1,2,3,4,5,6,7,8}}> {{ {norms} {last} }}")
     _, read = standardized(proto)
@@ -290,7 +341,9 @@ def test_what_onnxruntime_wrote_is_exact_to_the_end() -> None:
     assert finding.certificate
     assert finding.certificate.method == "exact"
     assert finding.certificate.bits >= 80
-    assert [attributes(n).get("epsilon") for n in out.graph.node if n.op_type == "LayerNormalization"] == [np.float32(1e-12)]
+    assert [attributes(n).get("epsilon") for n in out.graph.node if n.op_type == "LayerNormalization"] == [
+        np.float32(1e-12)
+    ]
 
 
 @pytest.mark.parametrize(("mask", "said"), [("int32[B] mask", "its input 7 is of rank 1"), ("int32[B,S] mask", "")])

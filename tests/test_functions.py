@@ -1,4 +1,5 @@
-"""This project's own ops: their bodies are what the formulas say, they are written only on request, proved like any node, and undone."""
+"""This project's own ops: their bodies are what the formulas say, they are written only on request, proved like any
+node, and undone."""
 
 from __future__ import annotations
 
@@ -18,15 +19,21 @@ from normdeploy.graphs.calls import _ours, attach
 from normdeploy.rewriting.rewrite import optimize
 from normdeploy.runtimes.trt import missing
 
-CONSTANTS = "float eps = {1e-5}, float[6] g = {1,2,3,4,5,6}, float[6] s = {1,0,-1,2,0,1}, float one = {1}, float much = {0.01}"
+CONSTANTS = (
+    "float eps = {1e-5}, float[6] g = {1,2,3,4,5,6}, float[6] s = {1,0,-1,2,0,1}, float one = {1}, float much = {0.01}"
+)
 MEAN = "u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q)"
-COUNT = "sh = Shape(x) last = Gather(sh, minus) c = Cast<to: int = 1>(last) less = Sub(c, one) f = Div(c, less) w = Mul(v, f)"
+COUNT = (
+    "sh = Shape(x) last = Gather(sh, minus) c = Cast<to: int = 1>(last) less = Sub(c, one) f = Div(c, less) w ="
+    " Mul(v, f)"
+)
 DYNAMIC = "float eps = {1e-5}, float one = {1}, float three = {3}, int64 minus = {-1}"
 
 
 def net(body: str, dims: str = "N,6", constants: str = CONSTANTS, opset: int = 17) -> onnx.ModelProto:
     proto = parser.parse_model(
-        f'<ir_version: 9, opset_import: ["" : {opset}]> net (float[{dims}] x) => (float[{dims}] y) <{constants}> {{ {body} }}'
+        f'<ir_version: 9, opset_import: ["" : {opset}]> net (float[{dims}] x) => (float[{dims}] y) <{constants}> {{'
+        f" {body} }}"
     )
     onnx.checker.check_model(proto, full_check=True)
     return proto
@@ -38,7 +45,9 @@ UNBIASED_STD = "w = Mul(v, factor) r = Sqrt(w) e = Add(r, eps) y = Div(d, e)"
 NETS = {
     "std + eps": net(f"{MEAN} {STD}"),
     "std + eps, over n − 1, dynamic": net(f"{MEAN} {COUNT} r = Sqrt(w) e = Add(r, eps) y = Div(d, e)", "N,L", DYNAMIC),
-    "over n − 1, dynamic": net(f"{MEAN} {COUNT} e = Add(w, eps) r = Sqrt(e) n = Div(d, r) y = Mul(n, three)", "N,L", DYNAMIC),
+    "over n − 1, dynamic": net(
+        f"{MEAN} {COUNT} e = Add(w, eps) r = Sqrt(e) n = Div(d, r) y = Mul(n, three)", "N,L", DYNAMIC
+    ),
     "rms": net(RMS),
     "std + eps over the first axis": net(MEAN.replace("-1", "0") + f" {STD}", "5,6"),
 }
@@ -54,7 +63,9 @@ OPS = {
 def run(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     options = ort.SessionOptions()
     options.log_severity_level, options.graph_optimization_level = 4, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )[0]
 
 
 def agree(a: onnx.ModelProto, b: onnx.ModelProto) -> None:
@@ -137,7 +148,8 @@ def test_a_file_is_raised_no_further_than_the_body_needs() -> None:
 @pytest.mark.parametrize("fuse", ["standard", "portable"])
 def test_a_function_that_only_bears_our_name_means_what_it_says(fuse: str) -> None:
     proto = parser.parse_model(
-        """<ir_version: 9, opset_import: ["" : 18, "normdeploy" : 1]> net (float[N,6] x) => (float[N,6] y) <float[6] g = {1,2,3,4,5,6}> {
+        """<ir_version: 9, opset_import: ["" : 18, "normdeploy" : 1]> net (float[N,6] x) => (float[N,6] y) <float[6] g =
+        {1,2,3,4,5,6}> {
             y = normdeploy.RMSNorm<axes: ints = [-1], epsilon: float = 1e-5, stash_type: int = 1>(x, g) }
         <opset_import: ["" : 18], domain: "normdeploy">
         RMSNorm <axes, epsilon, stash_type> (X, scale) => (Y) { Y = Sub(X, scale) }"""
@@ -156,7 +168,9 @@ def test_bodies_compute_their_formulas(op: str, dtype: type, opset: int) -> None
     x = rng.standard_normal((4, 5, 7)).astype(dtype)
     x[1] += 10
     scale, bias = rng.standard_normal((2, 5, 7)).astype(dtype)
-    attrs = {"axes": [-2, -1], "epsilon": 0.25, "stash_type": 11 if dtype is np.float64 else 1} | ({} if op[0] == "R" else {"ddof": 1})
+    attrs = {"axes": [-2, -1], "epsilon": 0.25, "stash_type": 11 if dtype is np.float64 else 1} | (
+        {} if op[0] == "R" else {"ddof": 1}
+    )
     inputs = {"x": x, "scale": scale} | ({} if op[0] == "R" else {"bias": bias})
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     graph = helper.make_graph(
@@ -169,10 +183,13 @@ def test_bodies_compute_their_formulas(op: str, dtype: type, opset: int) -> None
     onnx.checker.check_model(model, full_check=True)
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    (got,) = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, inputs)
+    (got,) = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
+        None, inputs
+    )
     given = {k: attrs[k] for k in ("axes", "epsilon", "ddof") if k in attrs}
     want = functions.reference(op, x, scale, 0.0 if op[0] == "R" else bias, **given)
-    # statistics of numbers around 10 in float32 (float64), then three roundings of the narrow type in numbers up to |want|
+    # statistics of numbers around 10 in float32 (float64), then three roundings of the narrow type in numbers up to
+    # |want|
     stash, narrow = 2.0**-53 if dtype is np.float64 else 2.0**-24, np.finfo(dtype).eps / 2
     bound = 16 * stash * 11 * np.abs(scale.astype(np.float64)).max() + 3 * narrow * (
         np.abs(want).max() + np.abs(bias.astype(np.float64)).max()
@@ -216,9 +233,8 @@ def test_a_body_with_another_epsilon_fails_its_certificate(monkeypatch: pytest.M
 
 def test_two_norms_share_one_function() -> None:
     proto = net(
-        f"{MEAN} r = Sqrt(v) e = Add(r, eps) n = Div(d, e) z = Relu(n)"
-        " u2 = ReduceMean<axes=[-1]>(z) d2 = Sub(z, u2) q2 = Mul(d2, d2) v2 = ReduceMean<axes=[-1]>(q2) r2 = Sqrt(v2) e2 = Add(r2, much)"
-        " y = Div(d2, e2)"
+        f"{MEAN} r = Sqrt(v) e = Add(r, eps) n = Div(d, e) z = Relu(n) u2 = ReduceMean<axes=[-1]>(z) d2 = Sub(z, u2) q2"
+        " = Mul(d2, d2) v2 = ReduceMean<axes=[-1]>(q2) r2 = Sqrt(v2) e2 = Add(r2, much) y = Div(d2, e2)"
     )
     out, summary = optimize(proto, fuse="portable")
     assert own(out) == ["StdNorm"] * 2
@@ -233,8 +249,8 @@ EPSILON = "epsilon: float = 0.5, "
 
 def calling(body: str, *held: onnx.FunctionProto, opset: int = 18) -> onnx.ModelProto:
     proto = parser.parse_model(
-        f'<ir_version: 9, opset_import: ["" : {opset}, "normdeploy" : 1, "custom" : 1]> net (float[N,6] x) => (float[N,6] y)'
-        f" <float[6] g = {{1,2,3,4,5,6}}> {{ {body} }}"
+        f'<ir_version: 9, opset_import: ["" : {opset}, "normdeploy" : 1, "custom" : 1]> net (float[N,6] x) =>'
+        f" (float[N,6] y) <float[6] g = {{1,2,3,4,5,6}}> {{ {body} }}"
     )
     proto.functions.extend(held)
     return proto
@@ -259,12 +275,14 @@ def caller(body: str, imports: str = '"" : 18, "normdeploy" : 1') -> onnx.Functi
     [
         calling(f"y = {CALL.format(EPSILON)}", functions.body("RMSNorm", 18)),
         calling(f"y = {CALL.format('')}", by_default()),
-        calling("y = custom.Mine(x, g)", caller(f"z = {CALL.format(EPSILON)} y = Relu(z)"), functions.body("RMSNorm", 18)),
+        calling(
+            "y = custom.Mine(x, g)", caller(f"z = {CALL.format(EPSILON)} y = Relu(z)"), functions.body("RMSNorm", 18)
+        ),
         calling(
             "y = custom.Mine(x, g)",
             caller(
-                "u = ReduceMean<axes: ints = [-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes: ints = [-1]>(q) r = Sqrt(v)"
-                " eps = Constant<value_float: float = 0.5>() e = Add(r, eps) n = Div(d, e) y = Mul(n, g)",
+                "u = ReduceMean<axes: ints = [-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes: ints = [-1]>(q)"
+                " r = Sqrt(v) eps = Constant<value_float: float = 0.5>() e = Add(r, eps) n = Div(d, e) y = Mul(n, g)",
                 '"" : 17',
             ),
             opset=17,
@@ -278,7 +296,12 @@ def test_files_that_hold_functions(proto: onnx.ModelProto, fuse: str) -> None:
     onnx.checker.check_model(out, full_check=True)
     agree(proto, out)
     assert bytes_of(optimize(out, fuse=fuse)[0]) == bytes_of(out)
-    own_ops = {n.op_type for nodes in (out.graph.node, *(f.node for f in out.functions)) for n in nodes if n.domain == functions.DOMAIN}
+    own_ops = {
+        n.op_type
+        for nodes in (out.graph.node, *(f.node for f in out.functions))
+        for n in nodes
+        if n.domain == functions.DOMAIN
+    }
     assert own_ops == {f.name for f in out.functions if f.domain == functions.DOMAIN}
     assert bool(own_ops) == (fuse == "portable")
 
@@ -296,8 +319,14 @@ def test_our_op_without_its_function_gets_it() -> None:
     "body",
     [
         f"y = {CALL.format('')}",
-        *("y = normdeploy.OldLayerNorm<epsilon: float = 1e-5>(x, g)", "y = normdeploy.AddLayerNorm<epsilon: float = 1e-5>(x, g)"),
-        *("y = normdeploy.AddLayerNorm(x, x, g, g)", "y = normdeploy.AddLayerNorm<epsilon: float = 1e-5, stash_type: int = 1>(x, x, g)"),
+        *(
+            "y = normdeploy.OldLayerNorm<epsilon: float = 1e-5>(x, g)",
+            "y = normdeploy.AddLayerNorm<epsilon: float = 1e-5>(x, g)",
+        ),
+        *(
+            "y = normdeploy.AddLayerNorm(x, x, g, g)",
+            "y = normdeploy.AddLayerNorm<epsilon: float = 1e-5, stash_type: int = 1>(x, x, g)",
+        ),
     ],
 )
 @pytest.mark.parametrize("fuse", ["standard", "portable"])
@@ -335,14 +364,18 @@ def test_of_a_static_size_std_is_as_its_author_wrote_it() -> None:
     proto = net(f"{MEAN} {UNBIASED_STD}", constants=f"{CONSTANTS}, float factor = {{1.2}}")
     _, summary = optimize(proto, fuse="portable")
     assert [f.became for f in summary.findings] == ["normdeploy.StdNorm(axes=[-1], epsilon=1e-05, ddof=1)"]
-    assert optimize(proto)[1].findings[0].reason.startswith("epsilon (1e-05) is added to the standard deviation, outside the root")
+    assert (
+        optimize(proto)[1]
+        .findings[0]
+        .reason.startswith("epsilon (1e-05) is added to the standard deviation, outside the root")
+    )
 
 
 def test_groups_of_dynamic_size_are_normalized_between_their_views() -> None:
     body = (
         "v = Reshape(x, grouped) u = ReduceMean<axes=[-1]>(v) d = Sub(v, u) q = Mul(d, d) b = ReduceMean<axes=[-1]>(q)"
-        " sh = Shape(v) last = Gather(sh, minus) c = Cast<to: int = 1>(last) less = Sub(c, one) f = Div(c, less) w = Mul(b, f)"
-        " e = Add(w, eps) r = Sqrt(e) n = Div(d, r) back = Shape(x) y = Reshape(n, back)"
+        " sh = Shape(v) last = Gather(sh, minus) c = Cast<to: int = 1>(last) less = Sub(c, one) f = Div(c, less) w ="
+        " Mul(b, f) e = Add(w, eps) r = Sqrt(e) n = Div(d, r) back = Shape(x) y = Reshape(n, back)"
     )
     out, _ = optimize(net(body, "2,4,N", f"{DYNAMIC}, int64[3] grouped = {{0, 2, -1}}"), fuse="portable")
     assert own(out) == ["LayerNorm"]
@@ -357,7 +390,8 @@ def test_onnxruntime_makes_one_kernel_of_rms_norm(tmp_path: Path) -> None:
 
 
 def test_no_op_bears_a_standard_name() -> None:
-    """TensorRT's parser goes by the name alone: of normdeploy.RMSNormalization it ignored axes and normalized the last one."""
+    """TensorRT's parser goes by the name alone: of normdeploy.RMSNormalization it ignored axes and normalized the last
+    one."""
     assert not [op for op in functions.OPS if onnx.defs.has(op)]
 
 
@@ -368,7 +402,9 @@ def test_tensorrt_rtx_builds_the_bodies(name: str, tmp_path: Path) -> None:
     onnx.save(out, tmp_path / "own.onnx")
     sizes = [d.dim_param or str(d.dim_value) for d in out.graph.input[0].type.tensor_type.shape.dim]
     low, best, high = ("x".join(s if s.isdigit() else n for s in sizes) for n in ("2", "6", "9"))
-    engine = build(tmp_path / "own.onnx", tmp_path / "own.engine", profiles=[f"x={low}:{best}:{high}"] if low != high else ())
+    engine = build(
+        tmp_path / "own.onnx", tmp_path / "own.engine", profiles=[f"x={low}:{best}:{high}"] if low != high else ()
+    )
     assert engine.layers >= len(out.functions[0].node)
 
 
@@ -378,7 +414,9 @@ def test_a_function_is_ours_by_what_it_computes(op: str) -> None:
     written = onnx.FunctionProto()
     written.CopyFrom(functions.body(op, max(18, functions.oldest(op))))
     written.doc_string = "written again"
-    new = {name: f"{name}_" for node in written.node for name in node.output if name not in written.output} | {"X": "input"}
+    new = {name: f"{name}_" for node in written.node for name in node.output if name not in written.output} | {
+        "X": "input"
+    }
     for i, node in enumerate(written.node):
         node.name, node.domain = f"node_{i}", "ai.onnx" if i % 2 else ""
         node.input[:], node.output[:] = [new.get(t, t) for t in node.input], [new.get(t, t) for t in node.output]
@@ -400,7 +438,9 @@ def test_a_function_is_ours_by_what_it_computes(op: str) -> None:
 def test_the_way_back_keeps_epsilon_as_its_author_wrote_it() -> None:
     proto = net(f"{MEAN} {UNBIASED_STD}", constants=f"{CONSTANTS}, float factor = {{1.2}}")
     back, _ = optimize(optimize(proto, fuse="portable")[0])
-    assert optimize(back, fuse="portable")[1].findings[0].became == "normdeploy.StdNorm(axes=[-1], epsilon=1e-05, ddof=1)"
+    assert (
+        optimize(back, fuse="portable")[1].findings[0].became == "normdeploy.StdNorm(axes=[-1], epsilon=1e-05, ddof=1)"
+    )
 
 
 def test_double_is_computed_in_double() -> None:

@@ -1,7 +1,8 @@
-"""The ONNX reader, and what is behind it, on files that were damaged at random: a user's error or a valid result, nothing else.
+"""The ONNX reader, and what is behind it, on files that were damaged at random: a user's error or a valid result,
+nothing else.
 
-NORMDEPLOY_FUZZ is how many files are made (a longer run: ``NORMDEPLOY_FUZZ=20000 pytest tests/test_fuzz.py``). A failure prints the name
-and the seed of its file; ``damaged(name, seed)`` makes it again.
+NORMDEPLOY_FUZZ is how many files are made (a longer run: ``NORMDEPLOY_FUZZ=20000 pytest tests/test_fuzz.py``). A
+failure prints the name and the seed of its file; ``damaged(name, seed)`` makes it again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def with_branches() -> onnx.ModelProto:
 def with_function() -> onnx.ModelProto:
     proto = model("y = custom.norm(x, w)", opset=18)
     nodes = parser.parse_graph("g (x, w) => (y) { y = LayerNormalization<axis = -1>(x, w) }").node
-    proto.functions.append(helper.make_function("custom", "norm", ["x", "w"], ["y"], nodes, [helper.make_opsetid("", 18)]))
+    proto.functions.append(
+        helper.make_function("custom", "norm", ["x", "w"], ["y"], nodes, [helper.make_opsetid("", 18)])
+    )
     return proto
 
 
@@ -54,7 +57,9 @@ FILES: dict[str, Callable[[], onnx.ModelProto]] = {
     "layer norm by hand": lambda: model(BY_HAND, opset=21),
     "layer norm": lambda: model("y = LayerNormalization<axis = -1>(x, w, b)", opset=17),
     "group norm": lambda: model("y = GroupNormalization<num_groups = 2>(x, w, b)", opset=21, x="2,8,6"),
-    "batch norm": lambda: model("k = Conv(x, kernel) y = BatchNormalization(k, w, b, b, w)", opset=21, x="2,8,6", held=KERNEL),
+    "batch norm": lambda: model(
+        "k = Conv(x, kernel) y = BatchNormalization(k, w, b, b, w)", opset=21, x="2,8,6", held=KERNEL
+    ),
     "contrib": lambda: model("y = com.microsoft.SkipLayerNormalization(x, x, w, b)", opset=21, x="2,3,8"),
     "half": lambda: model(BY_HAND, opset=21, kind="float16"),
     "branches": with_branches,
@@ -63,7 +68,24 @@ FILES: dict[str, Callable[[], onnx.ModelProto]] = {
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 21, 127, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, 2**63 - 1, -(2**63))
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 3e38, float("inf"), float("-inf"), float("nan"))
-TEXTS = ("", "x", "y", "c", "v", "w", "b", "Sqrt", "If", "custom", "com.microsoft", "a/b\n\x1b[31m", "\0", "ü" * 50, "n" * 5000, "../../x")
+TEXTS = (
+    "",
+    "x",
+    "y",
+    "c",
+    "v",
+    "w",
+    "b",
+    "Sqrt",
+    "If",
+    "custom",
+    "com.microsoft",
+    "a/b\n\x1b[31m",
+    "\0",
+    "ü" * 50,
+    "n" * 5000,
+    "../../x",
+)
 
 
 def damaged(name: str, seed: int) -> bytes:

@@ -1,4 +1,5 @@
-"""Linear layers over rows: MatMul and the Add of a bias are one Gemm where onnxruntime is asked for, the same numbers to rounding."""
+"""Linear layers over rows: MatMul and the Add of a bias are one Gemm where onnxruntime is asked for, the same numbers
+to rounding."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def test_a_layer_is_a_gemm_of_rows(body: str, x: str, sizes: tuple[int, ...], ar
     w, b = (numpy_helper.to_array(t).astype(np.float64) for t in before.graph.initializer)
     right = fed.astype(np.float64) @ w + b
     assert y.shape == right.shape
-    # 25 terms are added: each sum is off by a unit of the sum of their magnitudes for each at most (Higham, section 3.1)
+    # 25 terms are added: each sum is off by a unit of the sum of their magnitudes for each at most (Higham, section
+    # 3.1)
     assert (np.abs(y - right) <= 25 * UNIT * (np.abs(fed.astype(np.float64)) @ np.abs(w) + np.abs(b))).all()
     again, _ = optimize(after, runtime="onnxruntime")
     assert ops(again) == ops(after)

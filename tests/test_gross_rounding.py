@@ -1,4 +1,5 @@
-"""A rewrite that onnxruntime can't run, or not with a reasonable error, gets another form or is taken back; the file always loads."""
+"""A rewrite that onnxruntime can't run, or not with a reasonable error, gets another form or is taken back; the file
+always loads."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def forms_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["any", "onnxruntime", "onnxruntime-accurate"])
-@pytest.mark.parametrize("proto", [instance_norm(), instance_norm(shape="N, 4, 5, 6"), group_norm(), group_norm(shape="N, 4, H, W")])
+@pytest.mark.parametrize(
+    "proto", [instance_norm(), instance_norm(shape="N, 4, 5, 6"), group_norm(), group_norm(shape="N, 4, H, W")]
+)
 def test_a_norm_in_float64_takes_a_form_that_has_a_kernel(proto: onnx.ModelProto, runtime: str) -> None:
     """The bound: what an epsilon in float32 costs, 2⁻²⁵·ε·|y|/2 with ε = 1e-5 and |y| < 32, is below 1e-11."""
     out, summary = optimize(proto, runtime=runtime)
@@ -63,7 +66,8 @@ def test_a_norm_in_float64_takes_a_form_that_has_a_kernel(proto: onnx.ModelProto
 def test_the_table_of_kernels_is_as_onnxruntime_has_it() -> None:
     """Should a release bring a kernel, the table is to be shortened."""
     text = (
-        '<ir_version: 10, opset_import: ["" : 21]> net (double[2, 4, 6] x) => (double[2, 4, 6] y) <double[4] one = {1, 1, 1, 1}> { y = OP }'
+        '<ir_version: 10, opset_import: ["" : 21]> net (double[2, 4, 6] x) => (double[2, 4, 6] y) <double[4] one = {1,'
+        " 1, 1, 1}> { y = OP }"
     )
     instance = onnx.parser.parse_model(text.replace("OP", "InstanceNormalization(x, one, one)"))
     with pytest.raises(Exception, match="NOT_IMPLEMENTED"):
@@ -71,7 +75,9 @@ def test_the_table_of_kernels_is_as_onnxruntime_has_it() -> None:
     group = onnx.parser.parse_model(text.replace("OP", "GroupNormalization <num_groups: int = 2> (x, one, one)"))
     x = np.random.default_rng(0).standard_normal((2, 4, 6))
     rows = x.reshape(2, 2, -1)
-    exact = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + np.float64(np.float32(1e-5))) + 1
+    exact = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(
+        rows.var(-1, keepdims=True) + np.float64(np.float32(1e-5))
+    ) + 1
     assert np.abs(run_onnxruntime(group, {"x": x})[0].reshape(2, 2, -1) - exact).max() > 1e-9
 
 
@@ -199,14 +205,17 @@ def test_what_a_norm_may_err_by(x: list[float], epsilon: float, centered: bool, 
 
 
 def test_what_a_fold_may_err_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8u times the largest sum of magnitudes: weights of 1, -2 and 3, a scale of 4 and the input that the certificate takes."""
+    """8u times the largest sum of magnitudes: weights of 1, -2 and 3, a scale of 4 and the input that the certificate
+    takes."""
     proto = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 21]>
         net (float[N, 3] x) => (float[N, 1] y)
         <float[3, 1] w = {1, -2, 3}, float[1] s = {4}, float[1] b = {0}, float[1] m = {0}, float[1] v = {1}>
         { h = MatMul(x, w) y = BatchNormalization<epsilon = 0.0>(h, s, b, m, v) }""")
     inputs, real = [], rounding.fold_trial
-    monkeypatch.setattr(rounding, "fold_trial", lambda graph, case, *rest: inputs.append(case.leaves[0]) or real(graph, case, *rest))
+    monkeypatch.setattr(
+        rounding, "fold_trial", lambda graph, case, *rest: inputs.append(case.leaves[0]) or real(graph, case, *rest)
+    )
     _, summary = optimize(proto)
     (finding,), (x,) = summary.findings, inputs
     assert finding.certificate is not None

@@ -45,7 +45,9 @@ class Attention(nn.Module):
 
     def forward(self, ids: torch.Tensor, segment: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = (self.table(ids) + self.segments(segment))[:, None]
-        return nn.functional.scaled_dot_product_attention(self.queries(x), x, x, attn_mask=mask.bool()[:, None, None, :])[:, 0]
+        return nn.functional.scaled_dot_product_attention(
+            self.queries(x), x, x, attn_mask=mask.bool()[:, None, None, :]
+        )[:, 0]
 
 
 INPUTS = ["ids:int64[batch,seq]", "segment:int64[batch,seq]", "mask:int64[batch,seq]"]
@@ -70,13 +72,17 @@ def test_a_mask_by_hand_is_seen_too() -> None:
             hidden = (1.0 - mask[:, None, :]) * -1e9
             return torch.softmax(x @ x.transpose(1, 2) + hidden, -1) @ (x * other[..., None])
 
-    model = from_module(ByHand().eval(), inputs=["x[batch,seq,4]", "mask:int64[batch,seq]", "other:int64[batch,seq]"], dims=DIMS)
+    model = from_module(
+        ByHand().eval(), inputs=["x[batch,seq,4]", "mask:int64[batch,seq]", "other:int64[batch,seq]"], dims=DIMS
+    )
     assert attention_masks(model.program) == {"mask"}
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool"])
 def test_each_row_of_a_mask_shows_something(dtype: str) -> None:
-    spec = InputSpec("mask", dtype, (Dim("batch", 1, 64, 64), Dim("seq", 1, 2, 8)), None if dtype == "bool" else (0, 2), mask=True)
+    spec = InputSpec(
+        "mask", dtype, (Dim("batch", 1, 64, 64), Dim("seq", 1, 2, 8)), None if dtype == "bool" else (0, 2), mask=True
+    )
     drawn = spec.sample(np.random.default_rng(0))
     assert drawn.any(1).all()
     assert not drawn.all()
@@ -108,7 +114,9 @@ def test_a_nan_is_not_hidden_by_the_guard() -> None:
     class Scores(nn.Module):
         def forward(self, x: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             x = x[:, None]
-            return nn.functional.scaled_dot_product_attention(x, x, values[:, None], attn_mask=mask.bool()[:, None, None, :])
+            return nn.functional.scaled_dot_product_attention(
+                x, x, values[:, None], attn_mask=mask.bool()[:, None, None, :]
+            )
 
     inputs = ["x[batch,seq,4]", "values[batch,seq,4]", "mask:int64[batch,seq]"]
     result = normdeploy.export(Scores().eval(), inputs=inputs, dims=DIMS)
@@ -119,7 +127,8 @@ def test_a_nan_is_not_hidden_by_the_guard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "bad"), [("scores", np.nan), ("scores", np.inf), ("values", np.nan), ("values", np.inf), ("values", -np.inf)]
+    ("where", "bad"),
+    [("scores", np.nan), ("scores", np.inf), ("values", np.nan), ("values", np.inf), ("values", -np.inf)],
 )
 def test_a_hidden_row_shows_what_eager_shows(where: str, bad: float) -> None:
     """0·NaN and 0·Inf of the values are NaN in torch's hidden rows, and so is a NaN among its scores."""
@@ -127,10 +136,14 @@ def test_a_hidden_row_shows_what_eager_shows(where: str, bad: float) -> None:
     class Row(nn.Module):
         def forward(self, x: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             x, keys = x[:, None], torch.ones_like(x[:, None])
-            return nn.functional.scaled_dot_product_attention(x, keys, values[:, None], attn_mask=mask.bool()[:, None, None, :])
+            return nn.functional.scaled_dot_product_attention(
+                x, keys, values[:, None], attn_mask=mask.bool()[:, None, None, :]
+            )
 
     net = Row().eval()
-    result = normdeploy.export(net, inputs=["x[batch,seq,4]", "values[batch,seq,4]", "mask:int64[batch,seq]"], dims=DIMS)
+    result = normdeploy.export(
+        net, inputs=["x[batch,seq,4]", "values[batch,seq,4]", "mask:int64[batch,seq]"], dims=DIMS
+    )
     x, values, mask = np.ones((2, 3, 4), np.float32), np.ones((2, 3, 4), np.float32), np.ones((2, 3), np.int64)
     mask[1] = 0
     (x if where == "scores" else values)[1, 1, 2] = bad
@@ -144,13 +157,16 @@ def test_a_hidden_row_shows_what_eager_shows(where: str, bad: float) -> None:
 
 @pytest.mark.parametrize("filled", ["where", "nan_to_num"])
 def test_a_guard_that_a_user_wrote_stays_what_it_is(filled: str) -> None:
-    """The same nodes as the exporter's, by hand: with the lowest number a hidden row is the mean of all values in eager."""
+    """The same nodes as the exporter's, by hand: with the lowest number a hidden row is the mean of all values in
+    eager."""
 
     class ByHand(nn.Module):
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             hidden = torch.where(mask.bool()[:, None, :], 0.0, torch.finfo(x.dtype).min)
             weights = torch.softmax(x @ x.transpose(1, 2) + hidden, -1)
-            return (torch.where(torch.isnan(weights), 0.0, weights) if filled == "where" else torch.nan_to_num(weights, 0.0)) @ x
+            return (
+                torch.where(torch.isnan(weights), 0.0, weights) if filled == "where" else torch.nan_to_num(weights, 0.0)
+            ) @ x
 
     net = ByHand().eval()
     result = normdeploy.export(net, inputs=["x[batch,seq,4]", "mask:int64[batch,seq]"], dims=DIMS)
@@ -167,7 +183,9 @@ def test_repeat_interleave_by_a_dynamic_count() -> None:
         def forward(self, x: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
             return x.repeat_interleave(points.shape[1], 0)
 
-    result = normdeploy.export(Repeated().eval(), inputs=["x[batch,3,4]", "points[batch,n]"], dims=["batch=1:2:3", "n=1:5:6"])
+    result = normdeploy.export(
+        Repeated().eval(), inputs=["x[batch,3,4]", "points[batch,n]"], dims=["batch=1:2:3", "n=1:5:6"]
+    )
     x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
     (got,) = _session(result.proto).run(None, {"x": x, "points": np.zeros((2, 5), np.float32)})
     np.testing.assert_array_equal(got, x.repeat(5, 0))
@@ -196,7 +214,9 @@ class Decoder(nn.Module):
         x = self.table(ids)
         keys = torch.cat([past, x], 1)
         heads = keys[:, None]
-        seen = nn.functional.scaled_dot_product_attention(x[:, None], heads, heads, attn_mask=mask.bool()[:, None, None, :])
+        seen = nn.functional.scaled_dot_product_attention(
+            x[:, None], heads, heads, attn_mask=mask.bool()[:, None, None, :]
+        )
         return {"logits": seen[:, 0], "present.0.key": keys}
 
 
@@ -206,7 +226,9 @@ def test_a_past_that_may_be_empty(tmp_path: Path) -> None:
     options = {"inputs": ["ids:int64[batch,seq]", "mask:int64[batch,past+seq]", "past[batch,past,8]{-1.0:1.0}"]}
     options["dims"] = ["batch=1:2:3", "seq=1:5:9", "past=0:4:7"]
     result = normdeploy.export(net, output=file, **options)
-    shapes = {i.name: [d.dim_param or d.dim_value for d in i.type.tensor_type.shape.dim] for i in result.proto.graph.input}
+    shapes = {
+        i.name: [d.dim_param or d.dim_value for d in i.type.tensor_type.shape.dim] for i in result.proto.graph.input
+    }
     assert shapes["mask"] == ["batch", "past + seq"]
     assert [o.name for o in result.proto.graph.output] == ["logits", "present.0.key"]
     told = recorded(result.proto)["inputs"][1].shape[1]
@@ -214,7 +236,11 @@ def test_a_past_that_may_be_empty(tmp_path: Path) -> None:
     compared = normdeploy.verify(net, file, **options)
     assert compared
     assert any("past=0" in case for case in compared.cases)
-    feeds = {"ids": np.ones((1, 2), np.int64), "mask": np.ones((1, 2), np.int64), "past": np.zeros((1, 0, 8), np.float32)}
+    feeds = {
+        "ids": np.ones((1, 2), np.int64),
+        "mask": np.ones((1, 2), np.int64),
+        "past": np.zeros((1, 0, 8), np.float32),
+    }
     assert _session(result.proto).run(["present.0.key"], feeds)[0].shape == (1, 2, 8)
 
 
@@ -269,13 +295,18 @@ def test_inputs_follow_the_config(model: nn.Module, inputs: list[str], tmp_path:
     ("preprocessor", "size"),
     [
         ({}, (518, 518)),
-        ({"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 192}}, (224, 192)),
+        (
+            {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 192}},
+            (224, 192),
+        ),
         ({"size": {"height": 32, "width": 48}}, (32, 48)),
         ({"size": {"longest_edge": 1024}, "do_pad": True, "pad_size": {"height": 1024, "width": 1024}}, (1024, 1024)),
         ({"size": "large"}, (518, 518)),
     ],
 )
-def test_images_have_the_size_that_the_preprocessor_makes(preprocessor: dict[str, object], size: tuple[int, int]) -> None:
+def test_images_have_the_size_that_the_preprocessor_makes(
+    preprocessor: dict[str, object], size: tuple[int, int]
+) -> None:
     assert image_size(SimpleNamespace(image_size=518), preprocessor) == size
 
 
@@ -366,9 +397,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
-@pytest.mark.parametrize(("named", "loader"), [("BertModel", "BertModel"), ("AutoProcessor", "AutoModel"), ("NoSuchModel", "AutoModel")])
-def test_no_code_of_a_folder_is_asked_for(named: str, loader: str, asked: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:
-    """A processor would read other files of the folder, which may name code; and nothing is left to a question at the terminal."""
+@pytest.mark.parametrize(
+    ("named", "loader"), [("BertModel", "BertModel"), ("AutoProcessor", "AutoModel"), ("NoSuchModel", "AutoModel")]
+)
+def test_no_code_of_a_folder_is_asked_for(
+    named: str, loader: str, asked: list[tuple[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    """A processor would read other files of the folder, which may name code; and nothing is left to a question at the
+    terminal."""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [named]}))
     with suppress(Exception):  # the model that comes back is none
         load_folder(tmp_path, trust=False)
@@ -377,7 +413,9 @@ def test_no_code_of_a_folder_is_asked_for(named: str, loader: str, asked: list[t
     assert options["trust_remote_code"] is False
 
 
-@pytest.mark.parametrize("config", [{"architectures": [5]}, {"architectures": {"a": 1}}, {"auto_map": ["x"]}, {"auto_map": None}])
+@pytest.mark.parametrize(
+    "config", [{"architectures": [5]}, {"architectures": {"a": 1}}, {"auto_map": ["x"]}, {"auto_map": None}]
+)
 def test_a_config_of_other_types_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(LoadError, match=r"config\.json"):
@@ -417,7 +455,9 @@ def snapshot(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_model_of_the_hub_is_taken_from_the_cache(snapshot: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_model_of_the_hub_is_taken_from_the_cache(
+    snapshot: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     hub = _Hub(snapshot)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     monkeypatch.chdir(tmp_path)

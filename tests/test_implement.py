@@ -42,9 +42,14 @@ def is_plugin(node: onnx.NodeProto) -> bool:
 
 
 def by_references(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every tensor of a model: plugin nodes by their kernels' references, the rest by onnx's own evaluator, in float64."""
+    """Every tensor of a model: plugin nodes by their kernels' references, the rest by onnx's own evaluator, in
+    float64."""
     known = {k: v.astype(np.float64) for k, v in inputs.items()}
-    known |= {t.name: numpy_helper.to_array(t).astype(np.float64) for t in proto.graph.initializer if t.data_type != TensorProto.INT64}
+    known |= {
+        t.name: numpy_helper.to_array(t).astype(np.float64)
+        for t in proto.graph.initializer
+        if t.data_type != TensorProto.INT64
+    }
     known |= {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.data_type == TensorProto.INT64}
     for node in proto.graph.node:
         read = [known[i] for i in node.input]
@@ -91,7 +96,8 @@ def test_plugin_nodes_say_what_the_file_says(name: str, dtype: str, static: bool
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_types_of_parameters(dtype: str) -> None:
-    """The data's type as it stands in the file; float32 where the parameters were computed, or are float32 beside half precision."""
+    """The data's type as it stands in the file; float32 where the parameters were computed, or are float32 beside half
+    precision."""
     kinds = {v: k for k, v in KERNEL_TYPES.items()}
     same, _ = plugins(MODELS["LayerNormalization"].proto(dtype))
     assert {t.data_type for t in same.graph.initializer} == {helper.np_dtype_to_tensor_dtype(np.dtype(DTYPES[dtype]))}
@@ -134,7 +140,12 @@ def test_a_reader_of_the_transposed_image_keeps_the_transposes() -> None:
     [
         ("GroupNormalization", {"b": 1, "h": 128, "w": 128}, ["NormStatistics", "GroupNormApply"], 8),
         ("GroupNormalization, SiLU, NHWC", {"b": 2, "h": 128, "w": 128}, ["NormStatistics", "GroupNormApply"], 8),
-        ("GroupNormalization", {"b": 16, "h": 128, "w": 128}, ["GroupNorm"], 0),  # 128 rows: a program for each multiprocessor
+        (
+            "GroupNormalization",
+            {"b": 16, "h": 128, "w": 128},
+            ["GroupNorm"],
+            0,
+        ),  # 128 rows: a program for each multiprocessor
         ("GroupNormalization", {"b": 1, "h": 64, "w": 64}, ["GroupNorm"], 0),  # 16,384 elements: one program holds them
         ("GroupNormalization", {"b": 1, "h": 128}, ["GroupNorm"], 0),  # nothing is known of w
         ("LayerNormalization", {"b": 1, "s": 7}, ["LayerNorm"], 0),
@@ -183,8 +194,16 @@ REFUSED: dict[str, tuple[Model, str, str]] = {
         "float",
         "its mean or its deviation is read",
     ),
-    "stash": (replace(LN, body="y = LayerNormalization<stash_type=11>(x, gamma, beta)"), "float", "its statistics are in float64"),
-    "row": (Model("y = LayerNormalization(x, gamma)", {"x": "b,s"}, {"y": "b,s"}, {"gamma": (1,)}, ()), "float", "the size of its rows"),
+    "stash": (
+        replace(LN, body="y = LayerNormalization<stash_type=11>(x, gamma, beta)"),
+        "float",
+        "its statistics are in float64",
+    ),
+    "row": (
+        Model("y = LayerNormalization(x, gamma)", {"x": "b,s"}, {"y": "b,s"}, {"gamma": (1,)}, ()),
+        "float",
+        "the size of its rows",
+    ),
     "scale of each row": (
         Model("y = LayerNormalization(x, g)", {"x": "b,s,64", "g": "b,1,64"}, {"y": "b,s,64"}, {}, ()),
         "float",
@@ -192,7 +211,8 @@ REFUSED: dict[str, tuple[Model, str, str]] = {
     ),
     "BatchNorm by data": (
         Model(
-            "n = GlobalAveragePool(x) f = Flatten<axis=0>(n) k = Reshape(f, shape) y = BatchNormalization(x, k, gamma, gamma, gamma)",
+            "n = GlobalAveragePool(x) f = Flatten<axis=0>(n) k = Reshape(f, shape) y = BatchNormalization(x, k, gamma,"
+            " gamma, gamma)",
             {"x": "1,4,h,w"},
             {"y": "1,4,h,w"},
             {"gamma": (4,)},
@@ -237,7 +257,10 @@ def own(op: str, inputs: dict[str, list[Any]], outputs: list[str], kind: int = 1
             own("AddRMSNorm", {"x": ["b", "s", 8], "r": ["s", 8], "g": [8]}, ["y", "t"], epsilon=1e-5),
             "its two inputs are not known to have one shape",
         ),
-        (own("RMSNorm", {"x": ["b", "s", 8], "g": [8]}, ["y"], 11, epsilon=1e-5, axes=[-1]), "its statistics are in float64"),
+        (
+            own("RMSNorm", {"x": ["b", "s", 8], "g": [8]}, ["y"], 11, epsilon=1e-5, axes=[-1]),
+            "its statistics are in float64",
+        ),
     ],
 )
 def test_own_ops_that_no_kernel_takes_keep_their_functions(proto: onnx.ModelProto, reason: str) -> None:
@@ -259,9 +282,8 @@ def test_data_as_a_scale_is_taken_where_it_is_one_row() -> None:
 def test_norms_in_bodies_stay() -> None:
     body = "{ y = LayerNormalization(x, gamma) }"
     model = Model(
-        f"one = Constant<value_int=1>() c = Cast<to=9>(one) y = If (c) "
-        f"<then_branch = t () => (float[b,s,64] y1) {body.replace('y =', 'y1 =')}, else_branch = e () => (float[b,s,64] y2) "
-        f"{body.replace('y =', 'y2 =')}>",
+        "one = Constant<value_int=1>() c = Cast<to=9>(one) y = If (c) <then_branch = t () => (float[b,s,64] y1)"
+        f" {body.replace('y =', 'y1 =')}, else_branch = e () => (float[b,s,64] y2) {body.replace('y =', 'y2 =')}>",
         {"x": "b,s,64"},
         {"y": "b,s,64"},
         {"gamma": (64,)},
@@ -277,7 +299,9 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "epsilon": lambda right: lambda m, inputs, attrs: right(m, inputs, {**attrs, "epsilon": attrs["epsilon"] * 1.01}),
     "axis": lambda right: lambda m, inputs, attrs: right(m, inputs, {**attrs, "axis": -2}),
     "ddof": lambda right: lambda m, inputs, attrs: right(m, inputs, {**attrs, "ddof": 1}),
-    "mean": lambda right: lambda m, inputs, attrs: (m.add(right(m, inputs, attrs)[0], m.mul(m.number(1e-6), inputs[0])),),
+    "mean": lambda right: (
+        lambda m, inputs, attrs: (m.add(right(m, inputs, attrs)[0], m.mul(m.number(1e-6), inputs[0])),)
+    ),
     "bias": lambda right: lambda m, inputs, attrs: right(m, [inputs[0], inputs[1], inputs[1]], attrs),
 }
 
@@ -304,7 +328,9 @@ PLANS = {name: m for name, m in MODELS.items() if m.plugins}
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plugin_node_is_proved_exactly(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(implement, "proved", lambda graph, found: seen.append(plugin_proof.proved(graph, found)) or seen[-1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        implement, "proved", lambda graph, found: seen.append(plugin_proof.proved(graph, found)) or seen[-1]
+    )  # type: ignore[func-returns-value]
     plugins(PLANS[name].portable(dtype))
     assert seen
     assert all(c and c.method == "exact" and c.bits >= 80 for c in seen)
@@ -321,8 +347,11 @@ def test_statistics_of_something_else_are_not_taken(other: dict[str, int], monke
 
 @pytest.mark.parametrize("parameter", ["scale", "shift"])
 @pytest.mark.parametrize("activation", ["Relu", "Identity"])
-def test_a_parameter_that_is_off_by_two_ulp_is_found(activation: str, parameter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ScaleShift holds numbers that were computed from a BatchNorm's: each is compared with the exact one, before the activation too."""
+def test_a_parameter_that_is_off_by_two_ulp_is_found(
+    activation: str, parameter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ScaleShift holds numbers that were computed from a BatchNorm's: each is compared with the exact one, before the
+    activation too."""
     constant, model = Planner.constant, MODELS["BatchNormalization, Relu"]
     proto = replace(model, body=model.body.replace("Relu", activation)).proto()
 
@@ -346,7 +375,9 @@ def test_functions_that_bear_a_plugin_s_name_get_another() -> None:
     """TensorRT's parser looks for functions by name alone, and before plugins."""
     proto = own("RMSNorm", {"x": ["b", "s", 8], "g": [8]}, ["y"], epsilon=1e-5, axes=[-1])
     wide = helper.make_node("RMSNorm", ["x", "g"], ["z"], domain="normdeploy", stash_type=11, epsilon=1e-5, axes=[-1])
-    theirs = helper.make_function("custom", "RMSNorm", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], [helper.make_opsetid("", 21)])
+    theirs = helper.make_function(
+        "custom", "RMSNorm", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], [helper.make_opsetid("", 21)]
+    )
     proto.graph.node.extend([wide, helper.make_node("RMSNorm", ["z"], ["w"], domain="custom")])
     proto.graph.output.append(helper.make_tensor_value_info("w", 1, None))
     proto.functions.append(theirs)
@@ -363,14 +394,18 @@ def test_functions_that_bear_a_plugin_s_name_get_another() -> None:
     plain.CopyFrom(written)
     del plain.graph.node[0], plain.graph.output[0]  # onnxruntime has no plugins
     assert np.array_equal(run_onnxruntime(plain, data)[0], w)
-    assert np.allclose(by_references(onnx.ModelProto(graph=onnx.GraphProto(node=written.graph.node[:1])), data)["y"], y, rtol=1e-5)
+    assert np.allclose(
+        by_references(onnx.ModelProto(graph=onnx.GraphProto(node=written.graph.node[:1])), data)["y"], y, rtol=1e-5
+    )
 
 
 # ------------------------------------------------------------------ the table
 
 
 def test_the_table_has_every_op_that_there_is() -> None:
-    assert {op for op in TABLE if op.startswith("normdeploy.")} == {f"normdeploy.{op}" for op in functions.OPS - functions.WITHOUT_KERNEL}
+    assert {op for op in TABLE if op.startswith("normdeploy.")} == {
+        f"normdeploy.{op}" for op in functions.OPS - functions.WITHOUT_KERNEL
+    }
     assert {op.partition(".")[2] for op in TABLE if "." in op} <= set(BY_NAME)
 
 
@@ -395,7 +430,9 @@ GN18 = replace(GN1, opset=18, constants={"gamma": (1,), "beta": (1,)})
         (LN, "tensorrt", "10.9", None),
     ],
 )
-def test_a_library_gets_the_form_that_it_reads(model: Model, runtime: str, version: str, became: list[str] | None, dtype: str) -> None:
+def test_a_library_gets_the_form_that_it_reads(
+    model: Model, runtime: str, version: str, became: list[str] | None, dtype: str
+) -> None:
     proto = model.proto(dtype)
     assert changes(proto, runtime, version) == (became is not None)
     written, account = implemented(proto, norm_impl="native", runtime=runtime, version=version)

@@ -1,4 +1,5 @@
-"""What the user says of the inputs, and what the program says of them: dims with ranges, and values that can't crash it."""
+"""What the user says of the inputs, and what the program says of them: dims with ranges, and values that can't crash
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from normdeploy.model import Dim, Model
 
 
 def test_the_documented_forms() -> None:
-    wishes = parse(["ids:int64[batch,seq]{0:30522}", "x:float32[batch, 3, 224, 224]", "y[]", "m:bool[batch]"], ["batch=1:8:64"])
+    wishes = parse(
+        ["ids:int64[batch,seq]{0:30522}", "x:float32[batch, 3, 224, 224]", "y[]", "m:bool[batch]"], ["batch=1:8:64"]
+    )
     ids, x, y, m = wishes.inputs
     assert (ids.name, ids.dtype, ids.range) == ("ids", "int64", (0, 30522))
     assert ids.shape == (Dim("batch", 1, 8, 64), Dim("seq", 1, 8, 64))
@@ -69,7 +72,8 @@ def test_what_can_not_be_read(inputs: list[str], dims: list[str], message: str) 
 
 
 class Encoder(nn.Module):
-    """The index arithmetic of text encoders: token and type tables, a position table reached by an arange, an additive mask."""
+    """The index arithmetic of text encoders: token and type tables, a position table reached by an arange, an additive
+    mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -391,7 +395,9 @@ def test_dims_named_by_dynamic_shapes() -> None:
     for shapes in ({"x": {0: batch}, "y": {0: batch}}, ({0: batch}, (batch, None))):
         model = from_module(Sum().eval(), (torch.ones(3, 4), torch.ones(3, 4)), dynamic_shapes=shapes)
         assert model.dims == {"batch": Dim("batch", 1, 3, 9)}
-    model = from_module(Sum().eval(), (torch.ones(3, 4), torch.ones(3, 4)), dynamic_shapes=({0: ExportDim.AUTO}, {0: ExportDim.AUTO}))
+    model = from_module(
+        Sum().eval(), (torch.ones(3, 4), torch.ones(3, 4)), dynamic_shapes=({0: ExportDim.AUTO}, {0: ExportDim.AUTO})
+    )
     assert list(model.dims) == ["d0"]
 
 
@@ -424,7 +430,10 @@ def test_inputs_that_do_not_fit_the_forward(inputs: list[str], message: str) -> 
 def test_inputs_by_position_keep_their_own_names() -> None:
     model = _bounds(Sum(), ["left[b]", "right[b]"])
     assert [spec.name for spec in model.inputs] == ["left", "right"]
-    assert [spec.name for spec in _bounds(Sum(), ["y[b]", "x[b]"]).inputs] == ["x", "y"]  # by name: in the forward's order
+    assert [spec.name for spec in _bounds(Sum(), ["y[b]", "x[b]"]).inputs] == [
+        "x",
+        "y",
+    ]  # by name: in the forward's order
 
 
 def test_flags_that_contradict_each_other() -> None:
@@ -452,7 +461,9 @@ def test_complex_inputs_are_refused() -> None:
         from_module(Sum().eval(), (torch.ones(2, dtype=torch.complex64),) * 2)
 
 
-@pytest.mark.parametrize("make", [lambda: torch.ones(3, 5), lambda: torch.ones(3, 4, 1), lambda: torch.ones(3, 4, dtype=torch.float16)])
+@pytest.mark.parametrize(
+    "make", [lambda: torch.ones(3, 5), lambda: torch.ones(3, 4, 1), lambda: torch.ones(3, 4, dtype=torch.float16)]
+)
 def test_examples_that_contradict_the_inputs(make: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(InputError, match="example"):
         from_module(Sum().eval(), (make(), make()), inputs=["x:float32[b,4]", "y:float32[b,4]"])
@@ -470,7 +481,10 @@ def test_one_original_name_may_be_kept_where_all_are_renamed() -> None:
     ("given", "said"),
     [
         (["ids", "labels", "a", "b", "c"], "'labels' is that of input 5: put it there"),
-        (["ids", "maks"], r"the input 'maks' is not one of .* \(is 'mask' meant\?\); use those names, or give all 5 .* \(given: 2\)"),
+        (
+            ["ids", "maks"],
+            r"the input 'maks' is not one of .* \(is 'mask' meant\?\); use those names, or give all 5 .* \(given: 2\)",
+        ),
         (["ids", "maks", "positions", "kinds", "labels"], r"\(is 'mask' meant\?\); write it so"),
         (["a", "b"], r"give all 5 in their order under names of your own \(given: 2\)"),
     ],
@@ -487,13 +501,19 @@ class TwoInputs(torch.nn.Module):
 
 
 def test_a_live_module_takes_kept_and_new_names_too() -> None:
-    assert [spec.name for spec in from_module(TwoInputs().eval(), inputs=["left[2,4]", "other[2,4]"]).inputs] == ["left", "other"]
-    with pytest.raises(InputError, match=r"'rihgt' is not a parameter .*is 'right' meant\?.*'left' can stand in its own place alone"):
+    assert [spec.name for spec in from_module(TwoInputs().eval(), inputs=["left[2,4]", "other[2,4]"]).inputs] == [
+        "left",
+        "other",
+    ]
+    with pytest.raises(
+        InputError, match=r"'rihgt' is not a parameter .*is 'right' meant\?.*'left' can stand in its own place alone"
+    ):
         from_module(TwoInputs().eval(), inputs=["rihgt[2,4]", "left[2,4]"])
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("fp32", "float32"), ("F16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("Long", "int64")]
+    ("name", "kind"),
+    [("fp32", "float32"), ("F16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("Long", "int64")],
 )
 def test_types_in_every_usual_spelling(name: str, kind: str) -> None:
     assert parse([f"x:{name}[n]"], []).inputs[0].dtype == kind

@@ -1,4 +1,5 @@
-"""Norms joined with their neighbours (``--fuse portable``): what is joined, what only looks like it, and that the numbers are the same."""
+"""Norms joined with their neighbours (``--fuse portable``): what is joined, what only looks like it, and that the
+numbers are the same."""
 
 from __future__ import annotations
 
@@ -39,7 +40,12 @@ IMAGE = {"x": "N,8,H,W"}
 JOINED: dict[str, tuple[str, dict[str, str], str, str]] = {
     "add, LayerNorm": ("AddLayerNorm", ROWS, "y", f"a = Add(x, r) y = {LN}(a, g, b)"),
     "the sum is read too": ("AddLayerNorm", ROWS, "z", f"a = Add(x, r) y = {LN}(a, g, b) z = Add(a, y)"),
-    "the sum is read before the norm": ("AddLayerNorm", ROWS, "z", f"a = Add(x, r) k = Relu(a) y = {LN}(a, g, b) z = Mul(k, y)"),
+    "the sum is read before the norm": (
+        "AddLayerNorm",
+        ROWS,
+        "z",
+        f"a = Add(x, r) k = Relu(a) y = {LN}(a, g, b) z = Mul(k, y)",
+    ),
     "the sum is an output": ("AddLayerNorm", ROWS, "y, a", f"a = Add(x, r) y = {LN}(a, g, b)"),
     "the sum is a Sum": ("AddLayerNorm", ROWS, "y", f"a = Sum(x, r) y = {LN}(a, g, b)"),
     "no beta": ("AddLayerNorm", ROWS, "y", f"a = Add(x, r) y = {LN}(a, g)"),
@@ -50,7 +56,12 @@ JOINED: dict[str, tuple[str, dict[str, str], str, str]] = {
     "add, RMSNorm": ("AddRMSNorm", ROWS, "y", "a = Add(x, r) y = RMSNormalization<epsilon = 1e-3>(a, g)"),
     "modulated": ("ModulatedLayerNorm", DIT, "y", f"k = Add(s, one) y = {LN}(x, k, t)"),
     "one plus s": ("ModulatedLayerNorm", DIT, "y", f"k = Add(one, s) y = {LN}(x, k, t)"),
-    "modulated by hand": ("ModulatedLayerNorm", DIT, "y", f"k = Add(s, one) n = {LN}(x, one) m = Mul(n, k) y = Add(m, t)"),
+    "modulated by hand": (
+        "ModulatedLayerNorm",
+        DIT,
+        "y",
+        f"k = Add(s, one) n = {LN}(x, one) m = Mul(n, k) y = Add(m, t)",
+    ),
     "modulated by (N, D)": (
         "ModulatedLayerNorm",
         DIT | {"s": "N,12"},
@@ -59,7 +70,12 @@ JOINED: dict[str, tuple[str, dict[str, str], str, str]] = {
     ),
     "SiLU": ("GroupNormSiLU", IMAGE, "y", f"n = {GN}(x, scale, bias) e = Sigmoid(n) y = Mul(n, e)"),
     "the gate first": ("GroupNormSiLU", IMAGE, "y", f"n = {GN}(x, scale, bias) e = Sigmoid(n) y = Mul(e, n)"),
-    "one dim of places": ("GroupNormSiLU", {"x": "2,8,5"}, "y", f"n = {GN}(x, scale, bias) e = Sigmoid(n) y = Mul(n, e)"),
+    "one dim of places": (
+        "GroupNormSiLU",
+        {"x": "2,8,5"},
+        "y",
+        f"n = {GN}(x, scale, bias) e = Sigmoid(n) y = Mul(n, e)",
+    ),
 }
 LEFT: dict[str, tuple[dict[str, str], str, str]] = {
     "a bias is no residual": (ROWS, "y", f"a = Add(x, g) y = {LN}(a, g, b)"),
@@ -87,7 +103,9 @@ def net(inputs: dict[str, str], outputs: str, body: str, dtype: str = "float", o
     results = ", ".join(f"{dtype}[{next(iter(inputs.values()))}] {name}" for name in outputs.split(", "))
     if "mean" in outputs:
         results = results.replace("12] mean", "1] mean")
-    proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> net ({args}) => ({results}) {{ {body} }}')
+    proto = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : {opset}]> net ({args}) => ({results}) {{ {body} }}'
+    )
     used = {name for node in proto.graph.node for name in node.input}
     kind = helper.tensor_dtype_to_np_dtype(proto.graph.input[0].type.tensor_type.elem_type)
     proto.graph.initializer.extend(numpy_helper.from_array(v.astype(kind), k) for k, v in HELD.items() if k in used)
@@ -105,7 +123,9 @@ def feeds(proto: onnx.ModelProto, sizes: dict[str, int], seed: int = 0) -> dict[
     return made
 
 
-def run(proto: onnx.ModelProto, given: dict[str, np.ndarray], level: Any = ort.GraphOptimizationLevel.ORT_DISABLE_ALL) -> list[np.ndarray]:
+def run(
+    proto: onnx.ModelProto, given: dict[str, np.ndarray], level: Any = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+) -> list[np.ndarray]:
     options = ort.SessionOptions()
     options.log_severity_level, options.graph_optimization_level = 4, level
     return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, given)
@@ -131,7 +151,11 @@ def test_joined(name: str) -> None:
     out, summary = optimize(before, fuse="portable")
     onnx.checker.check_model(out, full_check=True)
     assert own(out) == [op]
-    assert not [n for n in out.graph.node if n.op_type in ("LayerNormalization", "RMSNormalization", "GroupNormalization", "Sigmoid")]
+    assert not [
+        n
+        for n in out.graph.node
+        if n.op_type in ("LayerNormalization", "RMSNormalization", "GroupNormalization", "Sigmoid")
+    ]
     (finding,) = summary.findings
     assert finding.status == "fused"
     assert finding.became.startswith(f"normdeploy.{op}(epsilon=")
@@ -172,8 +196,8 @@ def test_swish() -> None:
 
 def test_a_norm_by_hand_is_one_finding_with_the_errors_of_both_steps() -> None:
     body = (
-        "a = Add(x, r) u = ReduceMean<keepdims = 1>(a, last) d = Sub(a, u) q = Mul(d, d) v = ReduceMean<keepdims = 1>(q, last)"
-        " e = Add(v, one) w = Sqrt(e) n = Div(d, w) m = Mul(n, g) y = Add(m, b)"
+        "a = Add(x, r) u = ReduceMean<keepdims = 1>(a, last) d = Sub(a, u) q = Mul(d, d) v = ReduceMean<keepdims ="
+        " 1>(q, last) e = Add(v, one) w = Sqrt(e) n = Div(d, w) m = Mul(n, g) y = Add(m, b)"
     )
     proto = net(ROWS, "y", f"last = Constant<value_ints = [-1]>() {body}")
     (alone,) = optimize(proto)[1].findings
@@ -206,9 +230,12 @@ def test_a_residual_stream_of_blocks() -> None:
 @pytest.mark.parametrize("dims", ["N,4,12", "N,4,L"])
 @pytest.mark.parametrize("centered", [True, False])
 def test_a_sum_normalized_without_gamma_runs_in_onnxruntime(dims: str, centered: bool, fuse: str) -> None:
-    """Its SkipLayerNormalization, which it makes of Add and LayerNormalization, refuses a scale of shape (1,) at run time."""
+    """Its SkipLayerNormalization, which it makes of Add and LayerNormalization, refuses a scale of shape (1,) at run
+    time."""
     mean = "u = ReduceMean<keepdims = 1>(a, last) d = Sub(a, u)" if centered else "d = Identity(a)"
-    body = f"last = Constant<value_ints = [-1]>() a = Add(x, r) {mean} q = Mul(d, d) v = ReduceMean<keepdims = 1>(q, last)"
+    body = (
+        f"last = Constant<value_ints = [-1]>() a = Add(x, r) {mean} q = Mul(d, d) v = ReduceMean<keepdims = 1>(q, last)"
+    )
     proto = net({"x": dims, "r": dims}, "y", f"{body} e = Add(v, one) w = Sqrt(e) y = Div(d, w)")
     out, summary = optimize(proto, fuse=fuse)
     assert [f.status for f in summary.findings] == ["fused"]
@@ -217,7 +244,9 @@ def test_a_sum_normalized_without_gamma_runs_in_onnxruntime(dims: str, centered:
 
 def test_two_norms_of_one_sum() -> None:
     """A parallel block: the sum is made once, the second norm reads it."""
-    before = net(ROWS, "z", f"a = Add(x, r) p = {LN}(a, g, b) q = LayerNormalization<epsilon = 0.5>(a, b, g) z = Add(p, q)")
+    before = net(
+        ROWS, "z", f"a = Add(x, r) p = {LN}(a, g, b) q = LayerNormalization<epsilon = 0.5>(a, b, g) z = Add(p, q)"
+    )
     out, _ = optimize(before, fuse="portable")
     assert sorted(n.op_type for n in out.graph.node) == ["Add", "AddLayerNorm", "LayerNormalization"]
     agree(before, out)
@@ -287,10 +316,14 @@ SHAPES = {
 KERNEL = {"GroupNormSiLU": {"num_groups": 4, "channels_last": 0}, "AddRMSNorm": {"offset": 0.0}}
 
 
-def call(op: str, shapes: tuple[tuple[int, ...], ...], dtype: Any, opset: int) -> tuple[onnx.ModelProto, list[np.ndarray], dict[str, Any]]:
+def call(
+    op: str, shapes: tuple[tuple[int, ...], ...], dtype: Any, opset: int
+) -> tuple[onnx.ModelProto, list[np.ndarray], dict[str, Any]]:
     """A model of one call, inputs for it, and its attributes."""
     function = functions.body(op, opset)
-    attrs = {"epsilon": 0.25, "stash_type": 11 if dtype is np.float64 else 1} | ({"num_groups": 4} if op == "GroupNormSiLU" else {})
+    attrs = {"epsilon": 0.25, "stash_type": 11 if dtype is np.float64 else 1} | (
+        {"num_groups": 4} if op == "GroupNormSiLU" else {}
+    )
     arrays = [np.random.default_rng(i).standard_normal(shape).astype(dtype) for i, shape in enumerate(shapes)]
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     graph = helper.make_graph(
@@ -304,7 +337,9 @@ def call(op: str, shapes: tuple[tuple[int, ...], ...], dtype: Any, opset: int) -
     return model, arrays, attrs
 
 
-@pytest.mark.parametrize(("op", "opset"), [(op, n) for op in SHAPES for n in (17, 18, 21, 23, 25) if n >= functions.oldest(op)])
+@pytest.mark.parametrize(
+    ("op", "opset"), [(op, n) for op in SHAPES for n in (17, 18, 21, 23, 25) if n >= functions.oldest(op)]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 def test_bodies_compute_what_the_kernels_references_do(op: str, dtype: type, opset: int) -> None:
     model, arrays, attrs = call(op, SHAPES[op], dtype, opset)
@@ -312,7 +347,8 @@ def test_bodies_compute_what_the_kernels_references_do(op: str, dtype: type, ops
     wide = [a.astype(np.float64) for a in arrays]
     expected = BY_NAME[op].reference(*wide, epsilon=0.25, **KERNEL.get(op, {}))
     want = list(expected) if isinstance(expected, tuple) else [expected]
-    # ten roundings in the type itself (the sum, x̂, and what onnxruntime puts between the nodes of a body) of numbers up to max|y|
+    # ten roundings in the type itself (the sum, x̂, and what onnxruntime puts between the nodes of a body) of numbers
+    # up to max|y|
     for g, w in zip(got, want, strict=True):
         assert g.dtype == dtype
         assert np.abs(g - w).max() <= 10 * np.finfo(dtype).eps * (1 + np.abs(w).max())
@@ -346,19 +382,21 @@ def test_tensorrt_rtx_builds_a_model_of_every_op(tmp_path: Path, dtype: str) -> 
     }
     row = "<epsilon = 1e-5, stash_type = 1>"
     body = (
-        f"n1 = {call_of['RMSNorm']}(x, g) n2 = {call_of['LayerNorm']}(n1, g, b) n3 = {call_of['StdNorm']}(n2, g, b)"
-        f" n4, a = normdeploy.AddLayerNorm{row}(n3, r, g, b) n5, c = normdeploy.AddRMSNorm{row}(n4, a, g) z = Add(n5, c)"
-        f" m = normdeploy.ModulatedLayerNorm{row}(z, s, t)"
-        f" v = normdeploy.ChannelLayerNorm{row}(p, scale, bias)"
-        " w = normdeploy.GroupNormSiLU<epsilon = 1e-5, num_groups = 4, stash_type = 1>(v, scale, bias)"
+        f"n1 = {call_of['RMSNorm']}(x, g) n2 = {call_of['LayerNorm']}(n1, g, b) n3 = {call_of['StdNorm']}(n2, g, b) n4,"
+        f" a = normdeploy.AddLayerNorm{row}(n3, r, g, b) n5, c = normdeploy.AddRMSNorm{row}(n4, a, g) z = Add(n5, c) m"
+        f" = normdeploy.ModulatedLayerNorm{row}(z, s, t) v = normdeploy.ChannelLayerNorm{row}(p, scale, bias) w ="
+        " normdeploy.GroupNormSiLU<epsilon = 1e-5, num_groups = 4, stash_type = 1>(v, scale, bias)"
     )
     inputs = ROWS | {"s": "N,1,12", "t": "N,1,12", "p": "N,8,H,H"}
     args = ", ".join(f"{dtype}[{dims}] {name}" for name, dims in inputs.items())
     proto = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 21, "normdeploy" : 1]> net ({args}) => ({dtype}[N,4,12] m, {dtype}[N,8,H,H] w) {{ {body} }}'
+        f'<ir_version: 10, opset_import: ["" : 21, "normdeploy" : 1]> net ({args}) => ({dtype}[N,4,12] m,'
+        f" {dtype}[N,8,H,H] w) {{ {body} }}"
     )
     kind = np.float16 if dtype == "float16" else np.float32
-    proto.graph.initializer.extend(numpy_helper.from_array(HELD[k].astype(kind), k) for k in ("g", "b", "scale", "bias"))
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(HELD[k].astype(kind), k) for k in ("g", "b", "scale", "bias")
+    )
     attach(proto, 21)
     onnx.checker.check_model(proto, full_check=True)
     assert {f.name for f in proto.functions} == functions.OPS - functions.WITHOUT_KERNEL

@@ -59,15 +59,21 @@ def test_it_is_one_node_with_a_body(name: str) -> None:
     for scaled in (x, 1e-4 * x, 1e-13 * x, 0 * x):
         with torch.no_grad():
             expected = net(scaled).numpy()
-        np.testing.assert_allclose(run_onnxruntime(result.proto, {"x": scaled.numpy()})[0], expected, rtol=1e-5, atol=1e-6)
-    assert not any(n.domain == "normdeploy" for n in normdeploy.optimize(result.proto).proto.graph.node)  # written out again
+        np.testing.assert_allclose(
+            run_onnxruntime(result.proto, {"x": scaled.numpy()})[0], expected, rtol=1e-5, atol=1e-6
+        )
+    assert not any(
+        n.domain == "normdeploy" for n in normdeploy.optimize(result.proto).proto.graph.node
+    )  # written out again
 
 
 def test_without_the_option_it_is_left_alone_and_the_option_named() -> None:
     (finding,) = normdeploy.export(Wan(8, 2).eval(), (torch.randn(2, 8, 5, 5),), inputs=["x[b,8,h,w]"]).summary.findings
     assert finding.status == "refused"
-    assert finding.reason == (
-        "its denominator is clamped from below instead of having epsilon added; --fuse portable writes it as normdeploy.L2Norm"
+    assert (
+        finding.reason
+        == "its denominator is clamped from below instead of having epsilon added; --fuse portable writes it as"
+        " normdeploy.L2Norm"
     )
 
 
@@ -78,30 +84,41 @@ class RootMeanSquare(nn.Module):
 
 def test_a_clamped_mean_stays() -> None:
     """Its number would have to be multiplied by the root of n, and the file would hold a rounded one."""
-    (finding,) = normdeploy.export(RootMeanSquare().eval(), (torch.randn(2, 7),), inputs=["x[2,7]"], fuse="portable").summary.findings
-    assert (finding.status, finding.reason) == ("refused", "its denominator is clamped from below instead of having epsilon added")
+    (finding,) = normdeploy.export(
+        RootMeanSquare().eval(), (torch.randn(2, 7),), inputs=["x[2,7]"], fuse="portable"
+    ).summary.findings
+    assert (finding.status, finding.reason) == (
+        "refused",
+        "its denominator is clamped from below instead of having epsilon added",
+    )
 
 
 def test_a_clamp_that_no_attribute_holds_is_refused() -> None:
     """1e-12 in float64 is no float32 number: a refusal with its reason, no failed proof."""
     text = (
-        "net (double[N, 7] x) => (double[N, 7] y) <double low = {1e-12}> { n = ReduceL2 <axes = [-1]> (x) c = Clip(n, low) y = Div(x, c) }"
+        "net (double[N, 7] x) => (double[N, 7] y) <double low = {1e-12}> { n = ReduceL2 <axes = [-1]> (x) c = Clip(n,"
+        " low) y = Div(x, c) }"
     )
-    result = normdeploy.optimize(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), fuse="portable", strict=True)
+    result = normdeploy.optimize(
+        onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), fuse="portable", strict=True
+    )
     (finding,) = result.summary.findings
     assert finding.status == "refused"
     assert "can't be written: an attribute is a float32 number" in finding.reason
 
 
 def test_a_large_number_that_swallows_the_variance_is_no_clamp() -> None:
-    """Found by `benchmarks.attack` (poles): √((V + c)²) − c in the place of V; in float64 no row says anything of its denominator."""
+    """Found by `benchmarks.attack` (poles): √((V + c)²) − c in the place of V; in float64 no row says anything of its
+    denominator."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 13]> net (float[2,N,12] x) => (float[2,N,12] y)
         <float two = {2}, float c = {137751.25}, float eps = {1e-5},
          float[12] g = {1,2,3,4,5,6,1,2,3,4,5,6}, float[12] o = {6,5,4,3,2,1,1,2,3,4,5,6}>
         {
-            u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Pow(d, two) v = ReduceMean<axes=[-1]>(q) a = Add(v, c) b = Mul(a, a) r = Sqrt(b)
-            w = Sub(r, c) e = Add(w, eps) s = Sqrt(e) i = Reciprocal(s) k = Mul(i, g) m = Mul(u, k) z = Sub(o, m) n = Mul(x, k)
+            u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Pow(d, two) v = ReduceMean<axes=[-1]>(q) a = Add(v, c)
+            b = Mul(a, a) r = Sqrt(b)
+            w = Sub(r, c) e = Add(w, eps) s = Sqrt(e) i = Reciprocal(s) k = Mul(i, g) m = Mul(u, k) z = Sub(o, m)
+            n = Mul(x, k)
             y = Add(n, z)
         }"""
     )

@@ -1,4 +1,5 @@
-"""Each import inside a function keeps a heavy library away, and is listed here. `lint-imports` checks the layers (pyproject.toml)."""
+"""Each import inside a function keeps a heavy library away, and is listed here. `lint-imports` checks the layers
+(pyproject.toml)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ LATE = {
     "normdeploy.parity.originals": "torch",
     "normdeploy.runtimes.cuda": "torch",
     "normdeploy.runtimes.engine": "torch",
-    # the command line starts without them: onnx and numpy take 0.3 s, rich's tables 0.07 s of the 0.2 s of ``normdeploy --help``
+    # the command line starts without them: onnx and numpy take 0.3 s, rich's tables 0.07 s of the 0.2 s of ``normdeploy
+    # --help``
     "normdeploy.arguments": "onnx",
     "normdeploy.guard.check": "onnx",
     "normdeploy.guard.sarif": "onnx",
@@ -97,7 +99,11 @@ def _of(name: str, file: Path) -> Iterator[Import]:
         if isinstance(statement, ast.Import):
             targets = [alias.name for alias in statement.names]
         else:
-            above = name.split(".")[: len(name.split(".")) - statement.level + (file.name == "__init__.py")] if statement.level else []
+            above = (
+                name.split(".")[: len(name.split(".")) - statement.level + (file.name == "__init__.py")]
+                if statement.level
+                else []
+            )
             base = ".".join([*above, *([statement.module] if statement.module else [])])
             inside = [f"{base}.{alias.name}" for alias in statement.names]
             targets = [module if module in modules() else base for module in inside]
@@ -120,7 +126,9 @@ def brought(module: str) -> frozenset[str]:
 
 
 def _library(imported: str) -> str:
-    return next((name for name in sorted(LIBRARIES, key=len, reverse=True) if f"{imported}.".startswith(f"{name}.")), "")
+    return next(
+        (name for name in sorted(LIBRARIES, key=len, reverse=True) if f"{imported}.".startswith(f"{name}.")), ""
+    )
 
 
 def test_an_import_inside_a_function_keeps_a_library_away() -> None:
@@ -129,13 +137,17 @@ def test_an_import_inside_a_function_keeps_a_library_away() -> None:
         if i.late and i.imported in modules():
             library = LATE.get(i.imported)
             if library is None:
-                wrong.append(f"{i.importer} imports {i.imported} inside a function, and it is not in LATE: import it at the top")
+                wrong.append(
+                    f"{i.importer} imports {i.imported} inside a function, and it is not in LATE: import it at the top"
+                )
             elif library not in brought(i.imported):
                 wrong.append(f"{i.imported} does not bring {library}: {i.importer} can import it at the top")
             elif library in brought(i.importer):
                 wrong.append(f"{i.importer} imports {library} at once: it can import {i.imported} at the top")
         elif i.late and not _library(i.imported):
-            wrong.append(f"{i.importer} imports {i.imported} inside a function, and it is not in LIBRARIES: import it at the top")
+            wrong.append(
+                f"{i.importer} imports {i.imported} inside a function, and it is not in LIBRARIES: import it at the top"
+            )
     assert not wrong, "\n".join(wrong)
 
 

@@ -1,4 +1,5 @@
-"""Norms that differ in gamma and beta only are read like the first of their kind; nothing else may be taken over from it."""
+"""Norms that differ in gamma and beta only are read like the first of their kind; nothing else may be taken over from
+it."""
 
 from __future__ import annotations
 
@@ -27,13 +28,23 @@ def chain(kinds: Sequence[Kind]) -> onnx.ModelProto:
     nodes, held, x = [], [], "x"
     for i, (gamma, beta, epsilon, axis) in enumerate(kinds):
         p = f"n{i}_"
-        held += [(p + "g", gamma.astype(np.float32)), (p + "b", beta.astype(np.float32)), (p + "e", np.float32(epsilon))]
+        held += [
+            (p + "g", gamma.astype(np.float32)),
+            (p + "b", beta.astype(np.float32)),
+            (p + "e", np.float32(epsilon)),
+        ]
         for op, inputs, out, attrs in (
-            ("ReduceMean", [x], "u", {"axes": [axis]}), ("Sub", [x, p + "u"], "d", {}), ("Mul", [p + "d", p + "d"], "q", {}),
-            ("ReduceMean", [p + "q"], "v", {"axes": [axis]}), ("Add", [p + "v", p + "e"], "w", {}), ("Sqrt", [p + "w"], "r", {}),
-            ("Div", [p + "d", p + "r"], "n", {}), ("Mul", [p + "n", p + "g"], "m", {}), ("Add", [p + "m", p + "b"], "y", {}),
+            ("ReduceMean", [x], "u", {"axes": [axis]}),
+            ("Sub", [x, p + "u"], "d", {}),
+            ("Mul", [p + "d", p + "d"], "q", {}),
+            ("ReduceMean", [p + "q"], "v", {"axes": [axis]}),
+            ("Add", [p + "v", p + "e"], "w", {}),
+            ("Sqrt", [p + "w"], "r", {}),
+            ("Div", [p + "d", p + "r"], "n", {}),
+            ("Mul", [p + "n", p + "g"], "m", {}),
+            ("Add", [p + "m", p + "b"], "y", {}),
             ("Relu", [p + "y"], "z", {}),
-        ):  # fmt: skip
+        ):
             nodes.append(helper.make_node(op, inputs, [p + out], **attrs))
         x = p + "z"
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [WIDTH, WIDTH]) for name in ("x", x)]
@@ -51,7 +62,8 @@ def optimized(kinds: Sequence[Kind]) -> Summary:
     out, summary = optimize(proto)
     x = np.random.default_rng(1).standard_normal((WIDTH, WIDTH), dtype=np.float32)
     (before,), (after,) = run_onnxruntime(proto, {"x": x}), run_onnxruntime(out, {"x": x})
-    # each norm rounds some ten times, and hands its error on times gamma/sigma: measured against the same chain it stays near one of them
+    # each norm rounds some ten times, and hands its error on times gamma/sigma: measured against the same chain it
+    # stays near one of them
     assert np.abs(before - after).max() <= 2e-4 * (1 + np.abs(before).max())
     assert all(f.status == "fused" and f.certificate for f in summary.findings)
     assert len(summary.findings) == len(kinds)
@@ -106,7 +118,8 @@ def template(text: str) -> tuple[object, ...]:
 PLAIN = """
     <ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
     agraph (float[6, 6, 6] x) => (float[6, 6, 6] y)
-    <float eps = {1e-5}, float[6] gamma = {1, 2, 3, 4, 5, 6}, int64[5] sizes = {1, 6, 1, 6, 6}, int64[3] last = {6, 6, 6}>
+    <float eps = {1e-5}, float[6] gamma = {1, 2, 3, 4, 5, 6}, int64[5] sizes = {1, 6, 1, 6, 6},
+    int64[3] last = {6, 6, 6}>
     {
         r = Reshape(x, sizes)
         b = Reshape(r, last)

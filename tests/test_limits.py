@@ -1,4 +1,5 @@
-"""How large a dim may be of which nobody states it: from a config, a table, the model's own code; and ``optimize --dim``."""
+"""How large a dim may be of which nobody states it: from a config, a table, the model's own code; and ``optimize
+--dim``."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def traced(way: str, dims: tuple[str, ...] = (), **config: Any) -> Model:
 
 
 def told(result: normdeploy.ExportResult) -> list[str]:
-    """The notes but for those on sizes at which the whole model was not compared, which hang on how busy the machine is."""
+    """The notes but for those on sizes at which the whole model was not compared, which hang on how busy the machine
+    is."""
     return [note for note in result.notes if not note.startswith("the whole model was")]
 
 
@@ -98,7 +100,10 @@ def test_the_config_says_it_where_the_code_does_not() -> None:
     assert seq(traced("none", max_position_embeddings=512)) == ("seq=1:8:512", source)
     assert seq(traced("waves", max_position_embeddings=40)) == ("seq=1:8:40", source)
     assert seq(traced("offset", max_position_embeddings=100)) == ("seq=1:8:98", "the rows of 'positions.weight'")
-    assert seq(traced("none", text_config=SimpleNamespace(n_positions=77))) == ("seq=1:8:77", "n_positions of its config")
+    assert seq(traced("none", text_config=SimpleNamespace(n_positions=77))) == (
+        "seq=1:8:77",
+        "n_positions of its config",
+    )
     assert seq(traced("none", max_position_embeddings=-1)) == ("seq=1:8:64", "nothing says more")  # XLNet
 
 
@@ -164,7 +169,10 @@ def test_where_the_usual_maximum_fails_too_both_errors_are_told(monkeypatch: pyt
 
 def test_the_summary_says_what_was_taken_and_how_to_change_it(tmp_path: Path) -> None:
     result = normdeploy.export(Text("arange").eval(), inputs=TEXT, output=tmp_path / "m.onnx")
-    said = "sizes taken where none were stated: batch=1:8:64 (nothing says more), seq=1:8:100 (the rows of 'positions.weight'); "
+    said = (
+        "sizes taken where none were stated: batch=1:8:64 (nothing says more), seq=1:8:100 (the rows of"
+        " 'positions.weight'); "
+    )
     assert told(result) == [f"{said}state others with --dim"]
     done = normdeploy.run(tmp_path / "m.onnx", {"input_ids": np.zeros((1, 100), np.int64)})
     assert done.outputs == {"output": "float32[1, 100, 8]"}
@@ -193,7 +201,9 @@ def test_the_tables_of_a_file_say_it_too(way: str, most: int | None, dynamo: boo
     else:
         axes = {"input_ids": {0: "batch", 1: "seq"}}
         ids = (torch.zeros(2, 5, dtype=torch.int64),)
-        torch.onnx.export(Text(way).eval(), ids, tmp_path / "m.onnx", dynamo=False, input_names=["input_ids"], dynamic_axes=axes)
+        torch.onnx.export(
+            Text(way).eval(), ids, tmp_path / "m.onnx", dynamo=False, input_names=["input_ids"], dynamic_axes=axes
+        )
         proto = onnx.load(tmp_path / "m.onnx")
     found = bounds(proto)
     assert {name: b.high - 1 for name, b in found.sizes.items()} == ({} if most is None else {"seq": most})
@@ -250,11 +260,17 @@ def test_optimize_records_ranges_so_that_nothing_asks_again(bare: Path, tmp_path
 def test_what_is_not_stated_follows_from_a_table_or_is_asked_for(bare: Path) -> None:
     result = normdeploy.optimize(bare, dims=["batch=1:2:4"])
     assert recorded(result.proto)["inputs"][0].shape[1] == Dim("seq", 1, 8, 100)
-    assert told(result) == ["sizes taken where none were stated: seq=1:8:100 (the rows of 'positions.weight'); state others with --dim"]
+    assert told(result) == [
+        "sizes taken where none were stated: seq=1:8:100 (the rows of 'positions.weight'); state others with --dim"
+    ]
     with pytest.raises(InputError, match=r"nothing says which sizes the dim 'batch' takes: state it too"):
         normdeploy.optimize(bare, dims=["seq=1:2:4"])
     (hint,) = told(normdeploy.optimize(bare))
-    assert hint == "the sizes of 'seq' are not recorded, and 'positions.weight' has rows for 100: --dim seq=1:8:100 records that"
+    assert (
+        hint
+        == "the sizes of 'seq' are not recorded, and 'positions.weight' has rows for 100: --dim seq=1:8:100 records"
+        " that"
+    )
 
 
 @pytest.mark.parametrize(
@@ -300,13 +316,24 @@ def test_a_record_that_can_t_be_read_is_no_place_for_ranges(bare: Path) -> None:
 
 
 def test_the_command_takes_dims(bare: Path, tmp_path: Path) -> None:
-    arguments = ["optimize", str(bare), "-o", str(tmp_path / "o.onnx"), "--dim", "batch=1:2:3", "--dim", "seq=1:2:3", "-q"]
+    arguments = [
+        "optimize",
+        str(bare),
+        "-o",
+        str(tmp_path / "o.onnx"),
+        "--dim",
+        "batch=1:2:3",
+        "--dim",
+        "seq=1:2:3",
+        "-q",
+    ]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert [d.max for d in recorded(onnx.load(tmp_path / "o.onnx"))["inputs"][0].shape] == [3, 3]
 
 
 class Shifted(nn.Module):
-    """MobileBERT's embeddings: each word beside the one after it; ``x[:, 1:]`` has one place where there are two words."""
+    """MobileBERT's embeddings: each word beside the one after it; ``x[:, 1:]`` has one place where there are two
+    words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,5 +349,7 @@ def test_sizes_that_torch_excludes_are_left_out() -> None:
     inputs = ["ids:int64[batch,words]{0:10}"]
     result = normdeploy.export(Shifted().eval(), inputs=inputs)
     assert any("words=3:8:64" in note for note in result.notes)
-    with pytest.raises(InputError, match="words=2:4:8 was asked for, but torch can't trace the model with 2: begin at 3"):
+    with pytest.raises(
+        InputError, match="words=2:4:8 was asked for, but torch can't trace the model with 2: begin at 3"
+    ):
         normdeploy.export(Shifted().eval(), inputs=inputs, dims=["words=2:4:8"])

@@ -20,11 +20,18 @@ from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.nested_functions import functions
 from normdeploy.graphs.protos import inferred
 
-NORM = "ReduceMean x axes m, Sub x m c, Mul c c s, ReduceMean s axes v, Add v eps e, Sqrt e r, Div c r y"  # op, inputs, output
+NORM = (  # op, inputs, output
+    "ReduceMean x axes m, Sub x m c, Mul c c s, ReduceMean s axes v, Add v eps e, Sqrt e r, Div c r y"
+)
 
 
 def model(nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
-    held = {"axes": np.array([-1]), "eps": np.float32(1e-5), "zero": np.float32(0), "w": np.linspace(0.5, 1.5, 8, dtype=np.float32)}
+    held = {
+        "axes": np.array([-1]),
+        "eps": np.float32(1e-5),
+        "zero": np.float32(0),
+        "w": np.linspace(0.5, 1.5, 8, dtype=np.float32),
+    }
     graph = helper.make_graph(
         nodes,
         "g",
@@ -97,7 +104,9 @@ def test_each_link_of_a_chain_of_constants_is_computed_once(monkeypatch: pytest.
 def test_constants_that_take_too_long_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_graph, "_IN_ALL", 40 * file_graph._A_NODE)
     optimize(scales(100))
-    proto = model([helper.make_node("Add", ["w", "zero"], ["k0"]), helper.make_node("Mul", ["x", "k0"], ["p"]), *norm("p")])
+    proto = model(
+        [helper.make_node("Add", ["w", "zero"], ["k0"]), helper.make_node("Mul", ["x", "k0"], ["p"]), *norm("p")]
+    )
     monkeypatch.setattr(file_graph, "_IN_ALL", 0)
     graph = Graph(proto)
     (k,) = (t for n in graph.nodes for t in n.outputs if t.name == "k0")
@@ -125,7 +134,9 @@ def test_a_function_as_a_model_holds_the_functions_that_it_calls() -> None:
 @pytest.mark.parametrize(("length", "values"), [(8, True), (2**26, False)])
 def test_inference_writes_out_no_long_vectors(monkeypatch: pytest.MonkeyPatch, length: int, values: bool) -> None:
     """With data_prop it notes each element of a vector, of floats too: 10 GB for two additions of 2**26."""
-    proto = model([helper.make_node("ConstantOfShape", ["length"], ["v"]), helper.make_node("Add", ["v", "eps"], ["y"])])
+    proto = model(
+        [helper.make_node("ConstantOfShape", ["length"], ["v"]), helper.make_node("Add", ["v", "eps"], ["y"])]
+    )
     proto.graph.initializer.append(numpy_helper.from_array(np.array([length]), "length"))
     asked = []
     infer = onnx.shape_inference.infer_shapes

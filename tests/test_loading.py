@@ -92,7 +92,9 @@ def test_state_dict_with_a_factory_in_the_working_directory(net: Any) -> None:
 
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize(
-    "prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.", "module.model."], ids=lambda p: p or "none"
+    "prefix",
+    ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.", "module.model."],
+    ids=lambda p: p or "none",
 )
 def test_prefixes(net: Any, prefix: str, legacy: bool) -> None:
     state = {prefix + name: value for name, value in net.state_dict().items()}
@@ -167,7 +169,9 @@ def test_checkpoint_without_weights(tmp_path: Path) -> None:
 
 def test_keys_and_shapes_that_do_not_fit_are_listed(net: Any) -> None:
     state = net.state_dict()
-    torch.save({"extra.weight": torch.ones(1), **{name: value for name, value in state.items() if name != "head.bias"}}, "a.pt")
+    torch.save(
+        {"extra.weight": torch.ones(1), **{name: value for name, value in state.items() if name != "head.bias"}}, "a.pt"
+    )
     with pytest.raises(LoadError) as caught:
         load("a.pt", model=net.where, inputs=INPUTS)
     assert "1 missing from the file:\n    head.bias" in str(caught.value)
@@ -300,7 +304,9 @@ def test_whole_module_and_checkpoint_of_modules(net: Any, monkeypatch: pytest.Mo
 
 def test_program_under_any_name_gives_the_same_numbers(net: Any) -> None:
     batch = torch.export.Dim("batch", min=1, max=9)
-    torch.export.save(torch.export.export(net, (torch.randn(4, 3),), dynamic_shapes=({0: batch},), strict=False), "program.pt2")
+    torch.export.save(
+        torch.export.export(net, (torch.randn(4, 3),), dynamic_shapes=({0: batch},), strict=False), "program.pt2"
+    )
     Path("model.pt").write_bytes(Path("program.pt2").read_bytes())
     for path in ("program.pt2", "model.pt"):
         model = load(path)
@@ -308,7 +314,9 @@ def test_program_under_any_name_gives_the_same_numbers(net: Any) -> None:
         assert model.kind == "ExportedProgram"
         assert model.recorded == {}
     stacks = [
-        node.meta["nn_module_stack"] for node in model.program.graph.nodes if node.op == "call_function" and "linear" in str(node.target)
+        node.meta["nn_module_stack"]
+        for node in model.program.graph.nodes
+        if node.op == "call_function" and "linear" in str(node.target)
     ]
     assert [list(stack.values())[-1][0] for stack in stacks] == ["encoder.0", "head"]
 
@@ -329,7 +337,11 @@ def test_program_exported_on_a_gpu(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "cpu.pt2") as source, zipfile.ZipFile(tmp_path / "gpu.pt2", "w") as out:
         for entry in source.namelist():
             data = source.read(entry)
-            moved = data.replace(b'"type": "cpu", "index": null', b'"type": "cuda", "index": 0') if entry.endswith(".json") else data
+            moved = (
+                data.replace(b'"type": "cpu", "index": null', b'"type": "cuda", "index": 0')
+                if entry.endswith(".json")
+                else data
+            )
             out.writestr(entry, moved)
     model = load(tmp_path / "gpu.pt2")
     assert {tensor.device.type for tensor in model.program.state_dict.values()} == {"cpu"}
@@ -385,7 +397,9 @@ pytree._register_pytree_node(
 
 
 class Nested(nn.Module):
-    def forward(self, batch: dict[str, Any], scale: float = 1.0, *, mask: torch.Tensor | None = None, extra: Any = None) -> Output:
+    def forward(
+        self, batch: dict[str, Any], scale: float = 1.0, *, mask: torch.Tensor | None = None, extra: Any = None
+    ) -> Output:
         ids, pair = batch["ids"], batch["more"]["pair"]
         x = torch.nn.functional.one_hot(ids, 5).float() * scale + pair[0][:, None, None]
         if mask is not None:
@@ -398,7 +412,11 @@ def test_live_module_with_nested_inputs_kwargs_and_a_model_output() -> None:
     module = Nested().eval()
     args, kwargs = ({"ids": ids, "more": {"pair": (a, b)}}, 2.0), {"mask": mask, "extra": None}
     model = from_module(
-        module, args, kwargs, inputs=["batch_ids[batch,seq]", "batch_more_pair_0[batch]", "mask[batch,seq]"], dims=["batch=1:2:9"]
+        module,
+        args,
+        kwargs,
+        inputs=["batch_ids[batch,seq]", "batch_more_pair_0[batch]", "mask[batch,seq]"],
+        dims=["batch=1:2:9"],
     )
     assert [spec.name for spec in model.inputs] == ["batch_ids", "batch_more_pair_0", "batch_more_pair_1", "mask"]
     assert model.inputs[0].range == (0, 5)
@@ -442,7 +460,13 @@ def test_names_of_outputs(tmp_path: Path) -> None:
 
         def forward(self, x: torch.Tensor) -> Any:
             given = {"x": 2 * x, "output_x": x + 1}
-            return {"one": x, "tuple": (x, None, x + 1), "dict": {"a": x, "b": [x]}, "named": Pair(x, x), "input": given}[self.how]
+            return {
+                "one": x,
+                "tuple": (x, None, x + 1),
+                "dict": {"a": x, "b": [x]},
+                "named": Pair(x, x),
+                "input": given,
+            }[self.how]
 
     expected = {
         "one": ("output",),
@@ -494,7 +518,9 @@ def test_hugging_face_folder_without_transformers(tmp_path: Path, monkeypatch: p
     import importlib.util
 
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "transformers" else find_spec(name, *a))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "transformers" else find_spec(name, *a)
+    )
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert"}))
     with pytest.raises(RuntimeUnavailable, match="pip install transformers"):
         load(tmp_path)
@@ -506,7 +532,12 @@ def test_hugging_face_folder_without_transformers(tmp_path: Path, monkeypatch: p
 def test_hugging_face_folder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, max_position_embeddings=20
+        vocab_size=60,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=20,
     )
     reference = transformers.BertModel(config).eval()
     reference.save_pretrained(tmp_path)

@@ -1,4 +1,5 @@
-"""The table of versions (``benchmarks.matrix``): what was run, what failed and what was not run. The runs themselves take an hour."""
+"""The table of versions (``benchmarks.matrix``): what was run, what failed and what was not run. The runs themselves
+take an hour."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ MISSING = Cell("2.15", "3.11", "there is no Python 3.11 on this machine")
 
 def test_page_tells_every_cell() -> None:
     text = page([PASSED, FAILED, MISSING])
-    assert "| 2.15 | not run | **1 failed**, 2 passed, 0 skipped; 0 s () | 3 passed, 1 skipped; 12 s (2026-11-22) |" in text
+    assert (
+        "| 2.15 | not run | **1 failed**, 2 passed, 0 skipped; 0 s () | 3 passed, 1 skipped; 12 s (2026-11-22) |"
+        in text
+    )
     assert "- torch 2.15, Python 3.12: `tests.test_export::test_a` failed" in text
     assert "- torch 2.15, Python 3.11 was not run: there is no Python 3.11 on this machine" in text
 

@@ -143,7 +143,9 @@ def test_what_export_gave_back_is_not_changed_with_the_module(tmp_path: Path) ->
     with torch.no_grad():
         for p in module.parameters():
             p.zero_()
-    assert {t.name: t.raw_data for t in apart.proto.graph.initializer} == {t.name: t.raw_data for t in written.proto.graph.initializer}
+    assert {t.name: t.raw_data for t in apart.proto.graph.initializer} == {
+        t.name: t.raw_data for t in written.proto.graph.initializer
+    }
     assert any(any(t.raw_data) for t in apart.proto.graph.initializer if len(t.raw_data) > 2**14)
 
 
@@ -163,7 +165,9 @@ def test_large_weights_are_run_where_they_lie() -> None:
     (array,) = weights.values()
     seen: list[rounding.Trial] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1])
+        patch.setattr(
+            rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1]
+        )
         out, summary = optimize(light)
     (trial,) = seen
     assert any(np.shares_memory(fed, array) for fed in trial.before.feeds.values())
@@ -178,7 +182,9 @@ def test_large_weights_are_run_where_they_lie() -> None:
 def test_the_weights_of_a_file_are_run_where_they_lie_too(verb: Any) -> None:
     seen: list[rounding.Trial] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1])
+        patch.setattr(
+            rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1]
+        )
         verb(tokens(16, 128, layers=2))
     assert len(seen) == 2
     stored = [t for trial in seen for side in (trial.before, trial.after) for t in side.initializers]
@@ -207,16 +213,23 @@ def test_axes_along_which_nothing_varies_are_measured_at_two_places() -> None:
 def tokens(length: int, width: int, layers: int = 1) -> onnx.ModelProto:
     """Linear layers over tokens, each with a BatchNorm that sees all tokens of the batch at once, as LeViT has them."""
     rng = np.random.default_rng(2)
-    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", length, width]) for n in ("t0", f"t{layers}"))
+    x, y = (
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", length, width])
+        for n in ("t0", f"t{layers}")
+    )
     stored, nodes = [onnx.numpy_helper.from_array(np.array([-1, width]), "flat")], []
     for i in range(layers):
-        made = {"w": rng.standard_normal((width, width))} | {n: rng.uniform(0.5, 1.5, width) for n in ("gamma", "beta", "mean", "var")}
+        made = {"w": rng.standard_normal((width, width))} | {
+            n: rng.uniform(0.5, 1.5, width) for n in ("gamma", "beta", "mean", "var")
+        }
         stored += [onnx.numpy_helper.from_array(v.astype(np.float32), f"{n}{i}") for n, v in made.items()]
         nodes += [
             onnx.helper.make_node("MatMul", [f"t{i}", f"w{i}"], [f"m{i}"]),
             onnx.helper.make_node("Shape", [f"m{i}"], [f"s{i}"]),
             onnx.helper.make_node("Reshape", [f"m{i}", "flat"], [f"f{i}"]),
-            onnx.helper.make_node("BatchNormalization", [f"f{i}", *(f"{n}{i}" for n in ("gamma", "beta", "mean", "var"))], [f"b{i}"]),
+            onnx.helper.make_node(
+                "BatchNormalization", [f"f{i}", *(f"{n}{i}" for n in ("gamma", "beta", "mean", "var"))], [f"b{i}"]
+            ),
             onnx.helper.make_node("Reshape", [f"b{i}", f"s{i}"], [f"t{i + 1}"]),
         ]
     graph = onnx.helper.make_graph(nodes, "g", [x], [y], stored)
@@ -224,19 +237,28 @@ def tokens(length: int, width: int, layers: int = 1) -> onnx.ModelProto:
 
 
 def test_what_a_refused_proof_evaluated_is_let_go() -> None:
-    """A refusal is remembered for rewrites alike; a frame that it had been raised in would hold the weights in float64. That of a fold
-    into a convolution in groups: there is no proof for any number of channels, and one for 24."""
+    """A refusal is remembered for rewrites alike; a frame that it had been raised in would hold the weights in float64.
+    That of a fold into a convolution in groups: there is no proof for any number of channels, and one for 24."""
     rng, seen = np.random.default_rng(0), []
-    held = [("w", rng.standard_normal((24, 3, 1, 1))), *((n, rng.uniform(0.5, 1.5, 24)) for n in ("gamma", "beta", "mean", "var"))]
+    held = [
+        ("w", rng.standard_normal((24, 3, 1, 1))),
+        *((n, rng.uniform(0.5, 1.5, 24)) for n in ("gamma", "beta", "mean", "var")),
+    ]
     nodes = [
         onnx.helper.make_node("Conv", ["x", "w"], ["c"], group=8),
         onnx.helper.make_node("BatchNormalization", ["c", "gamma", "beta", "mean", "var"], ["y"]),
     ]
     x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", 24, 9, 9]) for n in "xy")
-    graph = onnx.helper.make_graph(nodes, "g", [x], [y], [onnx.numpy_helper.from_array(v.astype(np.float32), n) for n, v in held])
+    graph = onnx.helper.make_graph(
+        nodes, "g", [x], [y], [onnx.numpy_helper.from_array(v.astype(np.float32), n) for n, v in held]
+    )
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rewrite, "_rounding", lambda work, real=rewrite._rounding: (seen.extend(work.proofs.values()), real(work))[1])
+        patch.setattr(
+            rewrite,
+            "_rounding",
+            lambda work, real=rewrite._rounding: (seen.extend(work.proofs.values()), real(work))[1],
+        )
         summary = optimize(proto)[1]
     assert [f.status for f in summary.findings] == ["folded"]
     refused = [e for e in seen if isinstance(e, NotProved)]
@@ -272,7 +294,9 @@ def test_what_only_has_a_shape_takes_no_memory() -> None:
     proto.graph.node[1].input[0] = "like"
     seen: list[rounding.Trial] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1])
+        patch.setattr(
+            rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1]
+        )
         summary = optimize(proto)[1]
     assert "onnxruntime run" in summary.findings[0].proved
     (feeds,) = (trial.before.feeds for trial in seen)

@@ -33,7 +33,8 @@ class Attended(nn.Module):
 
 @pytest.mark.parametrize("opset", [23, 24])
 @pytest.mark.parametrize(
-    ("shape", "spread"), [((2, 1, 1, 10), True), ((1, 6, 1), True), ((1, 10), True), ((2, 1, 6, 10), False), ((6, 10), False)]
+    ("shape", "spread"),
+    [((2, 1, 1, 10), True), ((1, 6, 1), True), ((1, 10), True), ((2, 1, 6, 10), False), ((6, 10), False)],
 )
 def test_attention_takes_a_mask_that_broadcasts(shape: tuple[int, ...], spread: bool, opset: int) -> None:
     torch.manual_seed(0)
@@ -44,7 +45,16 @@ def test_attention_takes_a_mask_that_broadcasts(shape: tuple[int, ...], spread: 
     ops = [n.op_type for n in proto.graph.node]
     assert "Attention" in ops
     assert ("Expand" in ops) is spread
-    assert len({next((p.value for p in n.metadata_props if p.key == MODULE), "") for n in proto.graph.node if n.op_type != "Constant"}) == 1
+    assert (
+        len(
+            {
+                next((p.value for p in n.metadata_props if p.key == MODULE), "")
+                for n in proto.graph.node
+                if n.op_type != "Constant"
+            }
+        )
+        == 1
+    )
     found = run_onnxruntime(proto, {"q": q.numpy(), "k": k.numpy(), "mask": mask.numpy()})[0]
     np.testing.assert_allclose(found, net(q, k, mask).numpy(), atol=1e-5)
 

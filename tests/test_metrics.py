@@ -23,7 +23,9 @@ def of(name: str, value: Any, reference: Any) -> Any:
     return METRICS[name].of(np.asarray(value, np.float32), np.asarray(reference, np.float64))
 
 
-def judged(tolerance: Any = None, metric: Any = None, *pairs: tuple[Any, Any], kind: str = "random", dataset: bool = False) -> Any:
+def judged(
+    tolerance: Any = None, metric: Any = None, *pairs: tuple[Any, Any], kind: str = "random", dataset: bool = False
+) -> Any:
     measures = Measures(policy_of(tolerance, metric), dataset)
     for number, (value, reference) in enumerate(pairs):
         value = value if isinstance(value, np.ndarray) or value is None else np.asarray(value, np.float32)
@@ -64,7 +66,13 @@ def dropped(metric: str, value: Any, reference: Any, labels: list[int] | None) -
     for start in range(0, len(reference), 3):  # in batches, as a dataset is run
         rows, own = slice(start, start + 3), None if labels is None else np.array(labels[start : start + 3])
         case = Case(f"samples {start}", DATASET, dict, labels=own)
-        measures.add("y", case, np.asarray(value[rows], np.float32), np.asarray(reference[rows], np.float64), np.dtype(np.float32))
+        measures.add(
+            "y",
+            case,
+            np.asarray(value[rows], np.float32),
+            np.asarray(reference[rows], np.float64),
+            np.dtype(np.float32),
+        )
     (rule,) = measures.judged("y")
     return rule
 
@@ -74,7 +82,13 @@ def test_a_drop_of_accuracy_is_a_difference_of_shares() -> None:
     reference, labels = np.eye(4)[[0, 1, 2, 0]], [0, 1, 2, 3]
     value = np.eye(4)[[0, 0, 0, 0]]
     rule = dropped("accuracy_drop<=0.49", value, reference, labels)
-    assert (rule.measured, rule.wanted, rule.verdict, rule.accuracies, rule.samples) == (0.5, 0.49, "fail", (0.75, 0.25), 4)
+    assert (rule.measured, rule.wanted, rule.verdict, rule.accuracies, rule.samples) == (
+        0.5,
+        0.49,
+        "fail",
+        (0.75, 0.25),
+        4,
+    )
     assert str(rule) == "accuracy_drop 0.5 > 0.49: 0.75 in the reference and 0.25 here, of 4 samples"
     assert dropped("accuracy_drop:0.5", value, reference, labels)  # exactly as much as may be
     better = dropped("accuracy_drop<=0", reference, value, labels)
@@ -93,7 +107,9 @@ def test_a_drop_is_exact_where_shares_are_not() -> None:
 
 def test_labels_that_do_not_fit_the_output() -> None:
     scores = np.eye(4)
-    with pytest.raises(InputError, match=r"samples 3: the label in row 0 of these is 4, and the output has the classes 0 to 3"):
+    with pytest.raises(
+        InputError, match=r"samples 3: the label in row 0 of these is 4, and the output has the classes 0 to 3"
+    ):
         dropped("accuracy_drop<=0", scores, scores, [0, 1, 2, 4])
     with pytest.raises(InputError, match=r"the label in row 1 of these is -1"):
         dropped("accuracy_drop<=0", scores, scores, [0, -1, 2, 3])
@@ -133,7 +149,9 @@ def test_against_other_formulas() -> None:
     lengths = math.sqrt(math.fsum(float(a) ** 2 for a in v.ravel()) * math.fsum(float(b) ** 2 for b in r.ravel()))
     noise = math.fsum((float(a) - float(b)) ** 2 for a, b in zip(v.ravel(), r.ravel(), strict=True))
     assert of("cosine", v, r) == pytest.approx(dot / lengths, rel=1e-12)
-    assert of("snr", v, r) == pytest.approx(10 * math.log10(math.fsum(float(b) ** 2 for b in r.ravel()) / noise), rel=1e-12)
+    assert of("snr", v, r) == pytest.approx(
+        10 * math.log10(math.fsum(float(b) ** 2 for b in r.ravel()) / noise), rel=1e-12
+    )
     assert of("psnr", v, r) == pytest.approx(10 * math.log10(max(abs(r.ravel())) ** 2 / (noise / r.size)), rel=1e-12)
 
 
@@ -144,7 +162,9 @@ def test_top_counts_rows_and_lets_equal_scores_be_equal() -> None:
     assert of("top5", value, reference).tolist() == [1, 1, 1, 0]
     # another way: sort, and look
     v, r = RNG.standard_normal((400, 20)), RNG.standard_normal((400, 20))
-    assert of("top5", v, r).tolist() == [float(b.argmax() in a.astype(np.float32).argsort()[-5:]) for a, b in zip(v, r, strict=True)]
+    assert of("top5", v, r).tolist() == [
+        float(b.argmax() in a.astype(np.float32).argsort()[-5:]) for a, b in zip(v, r, strict=True)
+    ]
 
 
 def test_nearest_is_that_of_all_pairs() -> None:
@@ -152,13 +172,20 @@ def test_nearest_is_that_of_all_pairs() -> None:
     v = (r + 0.3 * RNG.standard_normal(r.shape)).astype(np.float32)
 
     def neighbour(rows: np.ndarray, i: int) -> int:
-        near = [-2.0 if i == j else float(a @ rows[i] / np.linalg.norm(a) / np.linalg.norm(rows[i])) for j, a in enumerate(rows)]
+        near = [
+            -2.0 if i == j else float(a @ rows[i] / np.linalg.norm(a) / np.linalg.norm(rows[i]))
+            for j, a in enumerate(rows)
+        ]
         return int(np.argmax(near))
 
     wanted = [float(neighbour(v.astype(np.float64), i) == neighbour(r, i)) for i in range(60)]
     assert of("nearest", v, r).tolist() == wanted
     assert 0 < sum(wanted) < 60
-    assert of("nearest", [[1, 0], [2, 0], [3, 0]], [[1, 0], [2, 0], [3, 0]]).tolist() == [1, 1, 1]  # all as near as another
+    assert of("nearest", [[1, 0], [2, 0], [3, 0]], [[1, 0], [2, 0], [3, 0]]).tolist() == [
+        1,
+        1,
+        1,
+    ]  # all as near as another
 
 
 @pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if not metric.labelled])
@@ -182,7 +209,9 @@ def test_the_worst_input_counts_and_shares_are_of_all_rows() -> None:
     rule = judged(None, "top1>=0.75", *((row, [[1, 0]]) for row in rows))
     assert not rule
     assert rule.measured == 0.5
-    assert judged(None, "nearest>=1", *(([[a, 1]], [[a, 1]]) for a in (1, 2, 5, 9)))  # one row an input, neighbours among all
+    assert judged(
+        None, "nearest>=1", *(([[a, 1]], [[a, 1]]) for a in (1, 2, 5, 9))
+    )  # one row an input, neighbours among all
     assert "no neighbour" in str(judged(None, "nearest>=0.5", ([[1, 2]], [[1, 2]])))
 
 
@@ -214,7 +243,14 @@ def test_no_tolerance_makes_a_nan_a_number(value: float, reference: float) -> No
 
 def test_what_is_judged_on_what() -> None:
     wrong, right = np.full(2, 9, np.float32), np.ones(2)
-    for kind, tolerated in (("random", True), ("given", True), ("small", True), ("zeros", True), ("extreme", False), ("nan", False)):
+    for kind, tolerated in (
+        ("random", True),
+        ("given", True),
+        ("small", True),
+        ("zeros", True),
+        ("extreme", False),
+        ("nan", False),
+    ):
         assert ("no input" not in str(judged("1:0", None, (wrong, right), kind=kind))) is tolerated
     assert "no input" in str(judged(None, "snr>=1", (wrong, right), kind="zeros"))
     assert "no input" in str(judged(None, "snr>=1", (wrong, right), kind="random", dataset=True))

@@ -1,4 +1,5 @@
-"""The demo's encoder against BERT written a second time, from the checkpoint's own names, and against published figures."""
+"""The demo's encoder against BERT written a second time, from the checkpoint's own names, and against published
+figures."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ PUBLISHED = {
 SENTENCES = [
     *dict.fromkeys(sentence for pair in PUBLISHED for sentence in pair),
     "A man is playing a guitar on stage.",
-    "Someone performs music for an audience, with a guitar in their hands and the whole crowd singing along to every word of it.",
+    (
+        "Someone performs music for an audience, with a guitar in their hands and the whole crowd singing along to"
+        " every word of it."
+    ),
     "?",
 ]
 
@@ -33,13 +37,17 @@ def encoder() -> minilm.MiniLM:
 def reference(ids: torch.Tensor) -> torch.Tensor:
     """One unpadded sentence, (S,) ids to (hidden,) float64: no mask, torch's own layer norm and attention."""
     config = json.loads((minilm.folder() / "config.json").read_text())
-    weights = {k: v.double() for k, v in load_file(minilm.folder() / "model.safetensors").items() if v.is_floating_point()}
+    weights = {
+        k: v.double() for k, v in load_file(minilm.folder() / "model.safetensors").items() if v.is_floating_point()
+    }
 
     def linear(x: torch.Tensor, name: str) -> torch.Tensor:
         return F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], config["layer_norm_eps"])
+        return F.layer_norm(
+            x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], config["layer_norm_eps"]
+        )
 
     def heads(x: torch.Tensor) -> torch.Tensor:
         return x.reshape(len(ids), config["num_attention_heads"], -1).transpose(0, 1)
@@ -52,7 +60,10 @@ def reference(ids: torch.Tensor) -> torch.Tensor:
         q, k, v = (heads(linear(x, f"{layer}.attention.self.{name}")) for name in ("query", "key", "value"))
         attended = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(len(ids), -1)
         x = norm(x + linear(attended, f"{layer}.attention.output.dense"), f"{layer}.attention.output.LayerNorm")
-        x = norm(x + linear(F.gelu(linear(x, f"{layer}.intermediate.dense")), f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
+        x = norm(
+            x + linear(F.gelu(linear(x, f"{layer}.intermediate.dense")), f"{layer}.output.dense"),
+            f"{layer}.output.LayerNorm",
+        )
     mean = x.mean(0)
     return mean / mean.norm()
 

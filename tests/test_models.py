@@ -1,7 +1,7 @@
 """Each row of ``models`` against torch's own op, or against the row's definition, in float64.
 
-A float64 module is compared with ``TIGHT``: about ten float64 operations, conditioned by an offset of 100, leave some 1e-13;
-a wrong ddof (1/n), epsilon (seen on the small inputs) or axis is off by 1e-3 or more.
+A float64 module is compared with ``TIGHT``: about ten float64 operations, conditioned by an offset of 100, leave some
+1e-13; a wrong ddof (1/n), epsilon (seen on the small inputs) or axis is off by 1e-3 or more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,26 @@ from models.registry import CASES, TRAINING, Case, samples
 from models.text import Bert, PositionBatchNorm, TextBatchNorm, TextBatchNormByHand
 
 TIGHT = 1e-11
-ROWS = ["S0a", "S0b", "S0c", "S1a", "S1b", "S1c", "S1d", "S1e", "S2a", "S2b", "S2c", "S2d", "S2e", "S3a", "S3b", "S3c", "S4a", "S4b"]
+ROWS = [
+    "S0a",
+    "S0b",
+    "S0c",
+    "S1a",
+    "S1b",
+    "S1c",
+    "S1d",
+    "S1e",
+    "S2a",
+    "S2b",
+    "S2c",
+    "S2d",
+    "S2e",
+    "S3a",
+    "S3b",
+    "S3c",
+    "S4a",
+    "S4b",
+]
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -105,7 +124,9 @@ def layer_norm(shape: tuple[int, ...], eps: float = 1e-5) -> Callable[[nn.Module
     """torch's op with the parameters of a hand-written module or of ``nn.LayerNorm``, or without any."""
 
     def reference(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        gamma, beta = (getattr(m, ours, getattr(m, theirs, None)) for ours, theirs in (("gamma", "weight"), ("beta", "bias")))
+        gamma, beta = (
+            getattr(m, ours, getattr(m, theirs, None)) for ours, theirs in (("gamma", "weight"), ("beta", "bias"))
+        )
         return functional.layer_norm(x, shape, gamma, beta, eps)
 
     return reference
@@ -133,7 +154,9 @@ REFERENCES: dict[str, Callable[..., torch.Tensor | Outputs]] = {
     "S2e": lambda m, x: functional.batch_norm(x, m.norm.running_mean, m.norm.running_var, m.norm.weight, m.norm.bias),
     "S2e_hand": batch_norm,
     "S3a": lambda m, x: functional.layer_norm(x, x.shape[1:], m.gamma.view(x.shape[1:]), m.beta.view(x.shape[1:])),
-    "S3b": lambda m, x: functional.instance_norm(x.permute(0, 3, 1, 2), weight=m.gamma, bias=m.beta).permute(0, 2, 3, 1),
+    "S3b": (
+        lambda m, x: functional.instance_norm(x.permute(0, 3, 1, 2), weight=m.gamma, bias=m.beta).permute(0, 2, 3, 1)
+    ),
     "S3c": lambda m, x: functional.layer_norm(x, x.shape[1:]),
     "S4a": lambda m, x: batch_norm(m.norm, x),
     "S4a_linear": lambda m, x: batch_norm(m.norm, m.linear(x)),
@@ -194,7 +217,9 @@ def updates(shape: tuple[int, ...], count: int = 4) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64) * (step + 1) + step for step in range(count)]
 
 
-def recurrence(batches: list[torch.Tensor], dims: tuple[int, ...], weight_of_new: float, ddof: int) -> tuple[np.ndarray, np.ndarray]:
+def recurrence(
+    batches: list[torch.Tensor], dims: tuple[int, ...], weight_of_new: float, ddof: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Running mean and variance as the row defines them, from 0 and 1."""
     mean, var = np.zeros(()), np.ones(())
     for batch in batches:
@@ -205,7 +230,12 @@ def recurrence(batches: list[torch.Tensor], dims: tuple[int, ...], weight_of_new
 
 
 def check_training(
-    module: nn.Module, norm: nn.Module | BatchNorm1d, batches: list[torch.Tensor], dims: tuple[int, ...], new: float, ddof: tuple[int, int]
+    module: nn.Module,
+    norm: nn.Module | BatchNorm1d,
+    batches: list[torch.Tensor],
+    dims: tuple[int, ...],
+    new: float,
+    ddof: tuple[int, int],
 ) -> None:
     """Outputs of every update and the running statistics after all; ``ddof`` of the output and of the running value."""
     for batch in batches:
@@ -227,7 +257,9 @@ def test_s1b_trains_biased_in_output_and_running_value() -> None:
     torch.testing.assert_close(norm.running_mean, theirs.running_mean, rtol=TIGHT, atol=TIGHT)
     n = 3 * 5 * 2  # torch keeps the unbiased variance; only what came from batches differs, not the initial 1
     start = 0.9 ** len(batches)
-    torch.testing.assert_close((norm.running_var - start) * n / (n - 1), theirs.running_var - start, rtol=TIGHT, atol=TIGHT)
+    torch.testing.assert_close(
+        (norm.running_var - start) * n / (n - 1), theirs.running_var - start, rtol=TIGHT, atol=TIGHT
+    )
 
 
 @pytest.mark.parametrize("update", ["blend", "step"])

@@ -1,4 +1,5 @@
-"""Names of a file and of the model: what is renamed stays the same function, and a map that can't be followed is an error."""
+"""Names of a file and of the model: what is renamed stays the same function, and a map that can't be followed is an
+error."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ BODY = (
         h = Mul(x, w)
         s = ReduceSum <keepdims = 0> (h)
         yes = Greater(s, s)
-        a = If (yes) <then_branch = t () => (float[2, 3] p) { p = Mul(h, w) }, else_branch = e () => (float[2, 3] q) { q = Sub(h, z) }>
+        a = If (yes) <then_branch = t () => (float[2, 3] p) { p = Mul(h, w) }, else_branch = e () => (float[2, 3] q) {
+        q = Sub(h, z) }>
         b = Neg(a)
     }"""
 )
@@ -42,7 +44,14 @@ BODY = (
         ({}, {"a": "b"}),  # the other b is an output more, which nothing is compared with
         ({"x": "input"}, {"b": "output"}),
     ],
-    ids=["outputs swapped", "inputs swapped", "inputs and outputs swapped", "names of inner tensors", "one of two", "new names"],
+    ids=[
+        "outputs swapped",
+        "inputs swapped",
+        "inputs and outputs swapped",
+        "names of inner tensors",
+        "one of two",
+        "new names",
+    ],
 )
 def test_a_renamed_file_computes_the_same(text: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> None:
     proto = onnx.parser.parse_model(text)
@@ -74,7 +83,13 @@ def test_drift_of_a_file_whose_outputs_are_swapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("a=x", "map a=x can't be: 'a' is an output of f.onnx, and 'x' an input of the model; .* outputs onto outputs: a=a or a=b"),
+        (
+            "a=x",
+            (
+                "map a=x can't be: 'a' is an output of f.onnx, and 'x' an input of the model; .* outputs onto outputs:"
+                " a=a or a=b"
+            ),
+        ),
         ("x=b", "map x=b can't be: 'x' is an input of f.onnx, and 'b' an output of the model; .*: x=x or x=z"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Norms inside bodies of If, Loop and Scan, and inside model-local functions: fused like any other, and nothing around them changed."""
+"""Norms inside bodies of If, Loop and Scan, and inside model-local functions: fused like any other, and nothing around
+them changed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ CONSTANTS = "float eps = {1e-5}, float[8] g = {1,2,3,4,5,6,7,8}, float[8] s = {1
 HEAD = '<ir_version: 9, opset_import: ["" : 17]>'
 FUNCTIONS = '<ir_version: 9, opset_import: ["" : 17, "my" : 1]>'
 EPSILON_GIVEN = f"""<opset_import: ["" : 17], domain: "my">
-    norm <epsilon> (h, g, s) => (a) {{ eps = Constant<value_float: float = @epsilon>() {LAYER_NORM.format(out="a")} }}"""
+    norm <epsilon> (h, g, s) => (a) {{ eps = Constant<value_float: float = @epsilon>()
+    {LAYER_NORM.format(out="a")} }}"""
 
 
 def model(text: str, free: bool = False) -> onnx.ModelProto:
@@ -26,7 +28,9 @@ def model(text: str, free: bool = False) -> onnx.ModelProto:
     for node in proto.graph.node if free else ():
         for attribute in node.attribute:
             for value in (*attribute.g.input, *attribute.g.output):
-                if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:  # onnxruntime wants the counter's and the condition's
+                if (
+                    value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+                ):  # onnxruntime wants the counter's and the condition's
                     value.type.tensor_type.ClearField("shape")
     onnx.checker.check_model(proto, full_check=True)
     return proto
@@ -40,7 +44,8 @@ def run(proto: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
 
 
 def checked(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Summary]:
-    """The optimized model, after what holds for each: it is valid, gives the same numbers, and a second run changes nothing."""
+    """The optimized model, after what holds for each: it is valid, gives the same numbers, and a second run changes
+    nothing."""
     before = proto.SerializeToString(deterministic=True)
     out, summary = optimize(proto)
     assert proto.SerializeToString(deterministic=True) == before
@@ -48,7 +53,10 @@ def checked(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Summary]:
     assert optimize(out)[0].SerializeToString(deterministic=True) == out.SerializeToString(deterministic=True)
     rng = np.random.default_rng(0)
     for rows in (3, 4):
-        feeds = {"x": rng.standard_normal((rows, 8), dtype=np.float32), "z": rng.standard_normal((5, rows, 8), dtype=np.float32)}
+        feeds = {
+            "x": rng.standard_normal((rows, 8), dtype=np.float32),
+            "z": rng.standard_normal((5, rows, 8), dtype=np.float32),
+        }
         feeds |= {"c": np.array(rows == 3), "k": np.array(rows)}
         for a, b in zip(run(proto, **feeds), run(out, **feeds), strict=True):
             # float32 rounds some ten times in a norm of numbers up to 8 · sqrt(8) + 4; a Loop repeats it up to 4 times
@@ -109,7 +117,8 @@ def test_a_norm_in_a_scan() -> None:
     _, summary = checked(
         model(
             f"""{HEAD} net (float[N,8] x, float[5,N,8] z) => (float[N,8] y, float[5,N,8] o) <{CONSTANTS}> {{
-            y, o = Scan(x, z) <num_scan_inputs: int = 1, body = b (float[N,8] st, float[N,8] zi) => (float[N,8] a, float[N,8] zo) {{
+            y, o = Scan(x, z) <num_scan_inputs: int = 1, body = b (float[N,8] st, float[N,8] zi)
+            => (float[N,8] a, float[N,8] zo) {{
                 h = Add(st, zi) {LAYER_NORM.format(out="a")} zo = Identity(a) }}> }}""",
             free=True,
         )
@@ -129,12 +138,16 @@ def test_a_body_in_a_body() -> None:
 
 def test_a_batch_norm_in_a_branch_is_folded_into_a_copy_of_an_outer_weight() -> None:
     out, summary = checked(
-        model(f"""{HEAD} net (float[N,8] x, bool c) => (float[N,2,1] y) <{CONSTANTS}, float[2,8,1] w = {{{", ".join("1234567812345678")}}},
+        model(
+            f"""{HEAD} net (float[N,8] x, bool c) => (float[N,2,1] y) <{CONSTANTS}, float[2,8,1] w =
+            {{{", ".join("1234567812345678")}}},
             float[2] a = {{1,2}}, float[2] p = {{2,1}}, float[1] ax = {{2}}, int64[1] last = {{2}}> {{
             h = Unsqueeze(x, last)
             o = Conv(h, w)
-            y = If(c) <then_branch = t () => (float[N,2,1] b) {{ q = Conv(h, w) b = BatchNormalization(q, a, p, a, p) }},
-                       else_branch = e () => (float[N,2,1] b2) {{ b2 = Identity(o) }}> }}""")
+            y = If(c) <then_branch = t () => (float[N,2,1] b) {{ q = Conv(h, w)
+            b = BatchNormalization(q, a, p, a, p) }},
+                       else_branch = e () => (float[N,2,1] b2) {{ b2 = Identity(o) }}> }}"""
+        )
     )
     assert places(summary) == [("BatchNorm", "folded", "then_branch of If 'y'")]
     assert {t.name: onnx.numpy_helper.to_array(t).ravel().tolist() for t in out.graph.initializer}["w"] == [
@@ -163,9 +176,12 @@ def checked_with(proto: onnx.ModelProto, **more: np.ndarray) -> tuple[onnx.Model
 
 def test_a_function_of_two_callers() -> None:
     out, summary = checked(
-        model(f"""{FUNCTIONS} net (float[N,8] x) => (float[N,8] y, float[M,8] w)
+        model(
+            f"""{FUNCTIONS} net (float[N,8] x) => (float[N,8] y, float[M,8] w)
             <float[8] g = {{1,2,3,4,5,6,7,8}}, float[8] s = {{1,1,2,2,3,3,4,4}}> {{
-            y = my.norm<epsilon=1e-5>(x, g, s) f = Concat<axis=0>(x, x) w = my.norm<epsilon=1e-5>(f, s, g) }} {EPSILON_GIVEN}""")
+            y = my.norm<epsilon=1e-5>(x, g, s) f = Concat<axis=0>(x, x)
+            w = my.norm<epsilon=1e-5>(f, s, g) }} {EPSILON_GIVEN}"""
+        )
     )
     assert places(summary) == [("LayerNorm", "fused", "function my.norm")]
     assert [n.op_type for n in out.functions[0].node] == ["LayerNormalization"]
@@ -177,8 +193,10 @@ def test_a_function_of_two_callers() -> None:
         ("my.norm<epsilon=1e-3>(x, g, s)", "N,8"),
         ("my.norm<epsilon=1e-5>(x3, g, s)", "1,N,8"),
         (
-            "If(c) <then_branch = t () => (float[N,8] i) { i = my.norm<epsilon=1e-5>(x, g, s) }, "
-            "else_branch = e () => (float[N,8] j) { j = Neg(x) }>",
+            (
+                "If(c) <then_branch = t () => (float[N,8] i) { i = my.norm<epsilon=1e-5>(x, g, s) }, "
+                "else_branch = e () => (float[N,8] j) { j = Neg(x) }>"
+            ),
             "N,8",
         ),
     ],
@@ -197,14 +215,18 @@ def test_a_function_whose_callers_differ_is_left_alone(second: str, dims: str) -
 
 
 def test_norms_in_a_function_of_unknown_types_are_told() -> None:
-    """A root over a reduction, a norm node, one of onnxruntime's own, one in a body: nothing is left alone without a word."""
+    """A root over a reduction, a norm node, one of onnxruntime's own, one in a body: nothing is left alone without a
+    word."""
     branches = """then_branch = t () => (p) { p = LayerNormalization(k, g) },
         else_branch = e () => (o) { i = ReduceL2<axes=[-1], keepdims=1>(k) o = Div(k, i) }"""
-    proto = parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 17, "my" : 1]> net (float[N,8] x) => (float[N,8] y) <{CONSTANTS}> {{
+    proto = parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 17, "my" : 1]> net (float[N,8] x) => (float[N,8] y) <{CONSTANTS}> {{
         y = my.norm(x, eps, g, s) }}
         <opset_import: ["" : 17, "com.microsoft" : 1], domain: "my"> norm (h, eps, g, s) => (b) {{
-            {LAYER_NORM.format(out="a")} k = com.microsoft.LayerNormalization(a, g, s) c = Constant<value = bool {{1}}>()
-            b = If(c) <{branches}> }}""")
+            {LAYER_NORM.format(out="a")} k = com.microsoft.LayerNormalization(a, g, s)
+            c = Constant<value = bool {{1}}>()
+            b = If(c) <{branches}> }}"""
+    )
     proto.graph.input[0].type.tensor_type.ClearField("shape")
     out, summary = optimize(proto)
     assert out.functions == proto.functions
@@ -221,24 +243,32 @@ def test_a_function_that_nobody_calls_is_not_told() -> None:
 
 def test_a_function_in_a_function() -> None:
     out, summary = checked(
-        model(f"""{FUNCTIONS} net (float[N,8] x) => (float[N,8] y) <float[8] g = {{1,2,3,4,5,6,7,8}}, float[8] s = {{1,1,2,2,3,3,4,4}}> {{
+        model(
+            f"""{FUNCTIONS} net (float[N,8] x) => (float[N,8] y) <float[8] g = {{1,2,3,4,5,6,7,8}}, float[8] s =
+            {{1,1,2,2,3,3,4,4}}> {{
             y = my.block(x, g, s) }}
-            <opset_import: ["" : 17, "my" : 1], domain: "my"> block (h, g, s) => (b) {{ t = Relu(h) b = my.norm<epsilon=1e-5>(t, g, s) }}
-            {EPSILON_GIVEN}""")
+            <opset_import: ["" : 17, "my" : 1], domain: "my"> block (h, g, s) => (b) {{ t = Relu(h)
+            b = my.norm<epsilon=1e-5>(t, g, s) }}
+            {EPSILON_GIVEN}"""
+        )
     )
     assert places(summary) == [("LayerNorm", "fused", "function my.norm")]
     assert sorted(n.op_type for f in out.functions for n in f.node) == ["LayerNormalization", "Relu", "norm"]
 
 
 def test_what_follows_a_tensor_that_grows_has_no_known_shape_either() -> None:
-    """In the first round p has 8 columns, then as many as h had in the round before: a sum over them divided by 8 is no mean."""
+    """In the first round p has 8 columns, then as many as h had in the round before: a sum over them divided by 8 is no
+    mean."""
     out, _ = checked(
         model(
             f"""{HEAD} net (float[N,8] x, int64 k) => (float[N,M] z, float[N,L] y)
             <{CONSTANTS}, float eighth = {{0.125}}, int64[1] last = {{-1}}> {{
-            z, y = Loop(k, , x, x) <body = b (int64 i, bool ci, float[N,8] h, float[N,8] p) => (bool co, float[N,M] h1, float[N,L] p1) {{
-                co = Identity(ci) h1 = Concat<axis=-1>(h, h) t = ReduceSum(p, last) u = Mul(t, eighth) d = Sub(p, u) q = Mul(d, d)
-                w = ReduceSum(q, last) v = Mul(w, eighth) e = Add(v, eps) r = Sqrt(e) n = Div(d, r) o = ReduceMax<axes=[-1]>(n)
+            z, y = Loop(k, , x, x) <body = b (int64 i, bool ci, float[N,8] h, float[N,8] p)
+            => (bool co, float[N,M] h1, float[N,L] p1) {{
+                co = Identity(ci) h1 = Concat<axis=-1>(h, h) t = ReduceSum(p, last) u = Mul(t, eighth) d = Sub(p, u)
+                q = Mul(d, d)
+                w = ReduceSum(q, last) v = Mul(w, eighth) e = Add(v, eps) r = Sqrt(e) n = Div(d, r)
+                o = ReduceMax<axes=[-1]>(n)
                 p1 = Add(h, o) }}> }}""",
             free=True,
         )
@@ -253,7 +283,8 @@ def test_a_scan_along_an_axis_that_is_counted_from_the_end() -> None:
         model(
             f"""{HEAD} net (float[N,8] x, float[5,N,8] z) => (float[N,8] y, float[5,N,8] o) <{CONSTANTS}> {{
             y, o = Scan(x, z) <num_scan_inputs: int = 1, scan_input_axes = [-3],
-                body = b (float[N,8] st, float[N,8] zi) => (float[N,8] a, float[N,8] zo) {{ a = Relu(st) h = Relu(zi) {norm} }}> }}""",
+                body = b (float[N,8] st, float[N,8] zi) => (float[N,8] a, float[N,8] zo) {{ a = Relu(st)
+                h = Relu(zi) {norm} }}> }}""",
             free=True,
         )
     )

@@ -33,7 +33,9 @@ SMALL = {
 ROWS = norm_forms.table()
 
 
-def written(case: NormCase, dims: dict[int, str] | None = None, runtime: str = "onnxruntime") -> tuple[onnx.ModelProto, rewrite.Summary]:
+def written(
+    case: NormCase, dims: dict[int, str] | None = None, runtime: str = "onnxruntime"
+) -> tuple[onnx.ModelProto, rewrite.Summary]:
     """What becomes of the decomposed form; ``dims``: axes that are dynamic."""
     proto = case.model("decomposed")
     for axis, name in (dims or {}).items():
@@ -93,13 +95,18 @@ def test_the_fastest_of_the_accurate_is_best() -> None:
     assert best("GroupNorm", "here", "float32", forms, rows) == "instance"
     assert best("GroupNorm", "here", "float32", ("standard", "layer"), rows) == "layer"
     assert best("GroupNorm", "here", "float32", ("standard",), rows) == "standard"
-    for runtime, kind, dtype in (("there", "GroupNorm", "float32"), ("here", "LayerNorm", "float32"), ("here", "GroupNorm", "float16")):
+    for runtime, kind, dtype in (
+        ("there", "GroupNorm", "float32"),
+        ("here", "LayerNorm", "float32"),
+        ("here", "GroupNorm", "float16"),
+    ):
         assert best(kind, runtime, dtype, forms, rows) == "standard"
     assert best("GroupNorm", "here-accurate", "float32", forms, rows) == "layer"
 
 
 def test_accuracy_before_speed() -> None:
-    """Constant groups: x·s − mean·s, which InstanceNormalization computes, loses what LayerNormalization's x − mean does not."""
+    """Constant groups: x·s − mean·s, which InstanceNormalization computes, loses what LayerNormalization's x − mean
+    does not."""
     case = SMALL["GroupNorm"]
     x = np.full(case.shape, 0.3, np.float32)
     errors = {}
@@ -118,7 +125,8 @@ def test_accuracy_before_speed() -> None:
     ids=["group", "instance"],
 )
 def test_what_is_written_follows_the_table(kind: str, forms: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever form the table names is the one that is written, certified, for the runtime named; of group norms for any as well."""
+    """Whichever form the table names is the one that is written, certified, for the runtime named; of group norms for
+    any as well."""
     case = SMALL[kind]
     standard = {"GroupNorm": "GroupNormalization", "InstanceNorm": "InstanceNormalization"}[kind]
     core = {"standard": standard, "instance": "InstanceNormalization", "layer": "LayerNormalization"}
@@ -152,7 +160,8 @@ def test_scales_are_written_out_for_onnxruntime() -> None:
     """Its kernel is several times as fast with one number for each element; TensorRT gets the shortest scale."""
     text = """
         <ir_version: 10, opset_import: ["" : 21]>
-        g (float[N, 4, 3, 5] x) => (float[N, 4, 3, 5] y) <float[4] s = {1.0, 2.0, 3.0, 4.0}, float[4] b = {0.0, 1.0, 2.0, 3.0}>
+        g (float[N, 4, 3, 5] x) => (float[N, 4, 3, 5] y) <float[4] s = {1.0, 2.0, 3.0, 4.0},
+        float[4] b = {0.0, 1.0, 2.0, 3.0}>
         { y = GroupNormalization <num_groups = 1, epsilon = 1e-5> (x, s, b) }"""
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 4, 3, 5)).astype(np.float32)}
     outputs = []
@@ -162,20 +171,25 @@ def test_scales_are_written_out_for_onnxruntime() -> None:
         held = {t.name: list(t.dims) for t in proto.graph.initializer}
         assert [held[name] for name in node.input[1:]] == [shape, shape]
         outputs += run_onnxruntime(proto, feeds)
-    np.testing.assert_allclose(outputs[0], outputs[1], rtol=0, atol=4e-6)  # 8 units of the largest value, which is below 8
+    np.testing.assert_allclose(
+        outputs[0], outputs[1], rtol=0, atol=4e-6
+    )  # 8 units of the largest value, which is below 8
 
 
 @pytest.mark.parametrize(
     ("shape", "axis", "expected"),
     [((2, 3, 40), 2, ["InstanceNormalization"]), ((2, 3, 40), 1, ["Reshape", "InstanceNormalization", "Reshape"])],
 )
-def test_rows_of_dynamic_length_are_instances_on_onnxruntime(shape: tuple[int, ...], axis: int, expected: list[str]) -> None:
+def test_rows_of_dynamic_length_are_instances_on_onnxruntime(
+    shape: tuple[int, ...], axis: int, expected: list[str]
+) -> None:
     """No scale can be written out for them, and onnxruntime's layer norm is slow with a narrow one."""
     over = ", ".join(map(str, range(axis, 3)))
     text = f"""
         <ir_version: 10, opset_import: ["" : 21]>
         g (float[N, 3, L] x) => (float[N, 3, L] y) <int64[{3 - axis}] axes = {{{over}}}, float eps = {{1e-5}}>
-        {{ u = ReduceMean(x, axes) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, axes) e = Add(v, eps) r = Sqrt(e) y = Div(d, r) }}"""
+        {{ u = ReduceMean(x, axes) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, axes) e = Add(v, eps) r = Sqrt(e)
+        y = Div(d, r) }}"""
     proto, summary = rewrite.optimize(onnx.parser.parse_model(text), runtime="onnxruntime")
     assert [op for op in ops(proto) if op not in ("Shape", "Concat")] == expected
     assert summary.findings[0].certificate
@@ -187,13 +201,16 @@ def test_rows_of_dynamic_length_are_instances_on_onnxruntime(shape: tuple[int, .
 
 
 def test_a_shape_read_in_one_node_counts_for_no_work() -> None:
-    """Groups of an image of any size: the norm takes the views around it along, whose sizes were put together one by one."""
-    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[N,8,H,W] x) => (float[N,8,H,W] y)
+    """Groups of an image of any size: the norm takes the views around it along, whose sizes were put together one by
+    one."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[N,8,H,W] x) => (float[N,8,H,W] y)
         <int64[3] split = {0, 4, -1}, int64[1] last = {2}, float epsilon = {1e-5}, int64[1] channels = {8}> {
         v = Reshape(x, split)  m = ReduceMean(v, last)  d = Sub(v, m)  q = Mul(d, d)  s = ReduceMean(q, last)
         e = Add(s, epsilon)  r = Sqrt(e)  z = Div(d, r)
         n = Shape <start = 0, end = 1> (x)  h = Shape <start = 2, end = 3> (x)  w = Shape <start = 3, end = 4> (x)
-        whole = Concat <axis = 0> (n, channels, h, w)  y = Reshape(z, whole) }""")
+        whole = Concat <axis = 0> (n, channels, h, w)  y = Reshape(z, whole) }"""
+    )
     found, summary = rewrite.optimize(proto, runtime="onnxruntime")
     assert [f.status for f in summary.findings] == ["fused"]
     assert sorted(ops(found)) == ["InstanceNormalization", "Reshape", "Reshape", "Shape"]
@@ -201,8 +218,10 @@ def test_a_shape_read_in_one_node_counts_for_no_work() -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-12])
 def test_a_row_of_one_place_is_its_shift(epsilon: float) -> None:
-    """x − mean is 0 there; onnxruntime's InstanceNormalization takes the difference of two numbers of the size of x/√ε."""
-    body = """u = ReduceMean<axes = [2, 3]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes = [2, 3]>(q) e = Add(v, eps) r = Sqrt(e)
+    """x − mean is 0 there; onnxruntime's InstanceNormalization takes the difference of two numbers of the size of
+    x/√ε."""
+    body = """u = ReduceMean<axes = [2, 3]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes = [2, 3]>(q) e = Add(v,
+    eps) r = Sqrt(e)
         n = Div(d, r) m = Mul(n, g) y = Add(m, b)"""
     held = f"float eps = {{{epsilon}}}, float[3,1,1] g = {{0.5, 1, 2}}, float[3,1,1] b = {{1, 2, 3}}"
     proto = onnx.parser.parse_model(
@@ -222,7 +241,9 @@ def residual() -> onnx.ModelProto:
     held = "float[8] g = {1, 2, 1, 2, 1, 2, 1, 2}, float[8] b = {1, 1, 1, 1, 2, 2, 2, 2}, float[4] h = {1, 2, 1, 2}"
     body = "s = Add(x, r) y = LayerNormalization(s, g, b) z = GroupNormalization<num_groups = 2>(i, h, h)"
     inputs, outputs = "float[n,t,8] x, float[n,t,8] r, float[n,4,5,5] i", "float[n,t,8] y, float[n,4,5,5] z"
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> net ({inputs}) => ({outputs}) <{held}> {{ {body} }}')
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> net ({inputs}) => ({outputs}) <{held}> {{ {body} }}'
+    )
 
 
 def test_what_a_gpu_runs_best_is_another_form() -> None:
@@ -239,7 +260,8 @@ def test_what_a_gpu_runs_best_is_another_form() -> None:
 
 def test_a_group_norm_in_bfloat16_gets_the_opset_of_its_form() -> None:
     """InstanceNormalization takes the type from opset 22 on: at 21 onnx's checker refuses the file."""
-    body = """r = Reshape(x, s) m = ReduceMean(r, a) d = Sub(r, m) q = Mul(d, d) v = ReduceMean(q, a) w = Add(v, e) t = Sqrt(w)
+    body = """r = Reshape(x, s) m = ReduceMean(r, a) d = Sub(r, m) q = Mul(d, d) v = ReduceMean(q, a) w = Add(v, e) t =
+    Sqrt(w)
         n = Div(d, t) y = Reshape(n, b)"""
     held = "int64[3] s = {0, 3, -1}, int64[4] b = {2, 6, 4, 4}, int64[1] a = {-1}"
     head = f'<ir_version: 10, opset_import: ["": 21]> g (bfloat16[2,6,4,4] x) => (bfloat16[2,6,4,4] y) <{held}>'

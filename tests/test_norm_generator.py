@@ -1,4 +1,5 @@
-"""The generator itself: every spelling is the norm that it says, and no lookalike is any norm. Nothing of normdeploy runs here."""
+"""The generator itself: every spelling is the norm that it says, and no lookalike is any norm. Nothing of normdeploy
+runs here."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ from tests.norm_writers import Choices, random_draw
 
 ALL = KNOWN.merged(HELD_OUT)
 EXACT = 1e-10  # float64 spellings of one function: cancellation in E[x²] − E[x]² costs (mean/σ)² · 2e-16, far below
-slow = settings(max_examples=80, deadline=None, derandomize=False, database=None, print_blob=True, suppress_health_check=list(HealthCheck))
+slow = settings(
+    max_examples=80,
+    deadline=None,
+    derandomize=False,
+    database=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 def drawn(data: st.DataObject) -> Choices:
@@ -58,7 +66,11 @@ def test_spellings_are_their_norm(route: Route, data: st.DataObject) -> None:
 @pytest.mark.parametrize("route", ["torch", "onnx"])
 def test_each_spelling_is_drawn(route: Route) -> None:
     """A spelling whose condition never holds would test nothing."""
-    drawn = {(key.split("#")[0], name) for seed in range(600) for key, name in generate(Choices.seeded(seed), ALL, route).vector.items()}
+    drawn = {
+        (key.split("#")[0], name)
+        for seed in range(600)
+        for key, name in generate(Choices.seeded(seed), ALL, route).vector.items()
+    }
     other_route = {
         "onnx.add",
         "onnx.clamp_min",
@@ -112,8 +124,8 @@ def views(x: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
 
 
 def distance_to_norms(x: np.ndarray, y: np.ndarray, eps: float) -> float:
-    """How much of y no norm of x explains: the least over axes, groups, centre or none, and epsilon, with the best gamma and beta
-    for each position by least squares: more freedom than any norm node has."""
+    """How much of y no norm of x explains: the least over axes, groups, centre or none, and epsilon, with the best
+    gamma and beta for each position by least squares: more freedom than any norm node has."""
     rows, best = y.reshape(len(y), -1), np.inf
     total = np.sqrt(((rows - rows.mean(0)) ** 2).mean())
     for (view, axes), centre in itertools.product(views(x), (True, False)):
@@ -134,7 +146,8 @@ def test_lookalikes_are_no_norm(name: str) -> None:
         example = generate_lookalike(Choices.seeded(seed), ALL, "torch", name)
         eps = example.vector["eps"]
         x = samples(example, eps)
-        # 1e-3 stands 1e4 above the certificates' bound of 1e-7; the grid of epsilons (a factor of 1.8 apart) does not reach it for a norm
+        # 1e-3 stands 1e4 above the certificates' bound of 1e-7; the grid of epsilons (a factor of 1.8 apart) does not
+        # reach it for a norm
         assert distance_to_norms(x, in_batches(example, x), eps) > 1e-3, repr(example)
 
 

@@ -1,4 +1,5 @@
-"""The table of norm ops agrees with whoever defines them: onnx's schemas, our function bodies and kernels, onnxruntime's schemas."""
+"""The table of norm ops agrees with whoever defines them: onnx's schemas, our function bodies and kernels,
+onnxruntime's schemas."""
 
 import ast
 from pathlib import Path
@@ -39,7 +40,9 @@ def test_a_row_is_found_by_owner_and_name() -> None:
     assert not OURS.keys() & DEFAULT.keys()
 
 
-@pytest.mark.parametrize("row", [*STANDARD.values(), *owned_by(Owner.ONNX_18).values()], ids=lambda row: f"{row.op} {row.since}")
+@pytest.mark.parametrize(
+    "row", [*STANDARD.values(), *owned_by(Owner.ONNX_18).values()], ids=lambda row: f"{row.op} {row.since}"
+)
 def test_a_standard_row_is_the_schema_of_its_opset(row: NormOp) -> None:
     own = schema(row)
     assert own.since_version == row.since
@@ -48,13 +51,21 @@ def test_a_standard_row_is_the_schema_of_its_opset(row: NormOp) -> None:
     assert sorted(row.attributes) == sorted(own.attributes)
     assert len(row.outputs) == len(own.outputs)
     assert own.outputs[0].type_str == own.inputs[row.inputs.index(row.typed_by)].type_str
-    takes = [s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.domain, s.name) == ("", row.op) and _in_bfloat16(s)]
+    takes = [
+        s.since_version
+        for s in onnx.defs.get_all_schemas_with_history()
+        if (s.domain, s.name) == ("", row.op) and _in_bfloat16(s)
+    ]
     assert row.opset("bfloat16") == max(row.since, min(takes))
     assert row.opset("float32") == row.since
 
 
 def _in_bfloat16(own: onnx.defs.OpSchema) -> bool:
-    return any("tensor(bfloat16)" in c.allowed_type_strs for c in own.type_constraints if c.type_param_str == own.inputs[0].type_str)
+    return any(
+        "tensor(bfloat16)" in c.allowed_type_strs
+        for c in own.type_constraints
+        if c.type_param_str == own.inputs[0].type_str
+    )
 
 
 @pytest.mark.parametrize("row", STANDARD.values(), ids=lambda row: row.op)
@@ -72,14 +83,20 @@ def shapes(row: NormOp) -> list[tuple[int, ...] | None]:
     sizes: dict[str, tuple[int, ...]] = {"X": SHAPE} | dict.fromkeys(
         row.inputs[1:], SHAPE[-1:] if row.op[:2] in ("La", "RM") else SHAPE[1:2]
     )
-    needed = {"num_groups": 3, "size": 3, "axes": [0, 2, 3]}  # onnx 1.23 infers nothing for a MeanVarianceNormalization by default
+    needed = {
+        "num_groups": 3,
+        "size": 3,
+        "axes": [0, 2, 3],
+    }  # onnx 1.23 infers nothing for a MeanVarianceNormalization by default
     given = {name: value for name, value in needed.items() if name in row.attributes}
     outputs = row.outputs if row.statistics is Statistics.INPUT else row.outputs[:1]  # others are for training
     node = helper.make_node(row.op, row.inputs, outputs, **given)
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes[name]) for name in row.inputs]
     made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
     graph = helper.make_graph([node], "g", inputs, made)
-    model = onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]), strict_mode=True)
+    model = onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]), strict_mode=True
+    )
     return [
         tuple(d.dim_value for d in o.type.tensor_type.shape.dim) if o.type.tensor_type.HasField("shape") else None
         for o in model.graph.output
@@ -91,22 +108,40 @@ def test_outputs_alike_have_the_inputs_shape(row: NormOp) -> None:
     assert {i for i, shape in enumerate(shapes(row)) if shape in (SHAPE, None)} == set(row.alike)
 
 
-LEFT_OPEN = {  # nodes for which onnx 1.23 infers nothing: the opset is too old, the op is not its own, an attribute is left to its default
-    "LayerNormalization": ("y, m, d = LayerNormalization(x, w)", 16, {"y": (SHAPE, "float32"), "m": (None, None), "d": (None, None)}),
+# nodes for which onnx 1.23 infers nothing: the opset is too old, the op is not its own, an attribute is left to its
+# default
+LEFT_OPEN = {
+    "LayerNormalization": (
+        "y, m, d = LayerNormalization(x, w)",
+        16,
+        {"y": (SHAPE, "float32"), "m": (None, None), "d": (None, None)},
+    ),
     "RMSNormalization": ("y = RMSNormalization(x, w)", 16, {"y": (SHAPE, "float16")}),
-    "SimplifiedLayerNormalization": ("y, d = SimplifiedLayerNormalization(x, w)", 21, {"y": (SHAPE, "float16"), "d": (None, None)}),
+    "SimplifiedLayerNormalization": (
+        "y, d = SimplifiedLayerNormalization(x, w)",
+        21,
+        {"y": (SHAPE, "float16"), "d": (None, None)},
+    ),
     "MeanVarianceNormalization": ("y = MeanVarianceNormalization(x)", 21, {"y": (SHAPE, "float32")}),
-    "AddLayerNorm": ("y, s = normdeploy.AddLayerNorm(x, x, w, w)", 21, {"y": (SHAPE, "float32"), "s": (SHAPE, "float32")}),
+    "AddLayerNorm": (
+        "y, s = normdeploy.AddLayerNorm(x, x, w, w)",
+        21,
+        {"y": (SHAPE, "float32"), "s": (SHAPE, "float32")},
+    ),
 }
 
 
 @pytest.mark.parametrize("op", LEFT_OPEN)
 def test_a_graph_knows_a_norms_results_where_onnx_does_not(op: str) -> None:
-    """The statistics of a norm are no tensors of its input's shape, and the type of an RMSNormalization is that of its scale."""
+    """The statistics of a norm are no tensors of its input's shape, and the type of an RMSNormalization is that of its
+    scale."""
     body, opset, expected = LEFT_OPEN[op]
     ends = " ".join(f"{name}_end = Abs({name})" for name in expected)
     outputs = ", ".join(f"float {name}_end" for name in expected)
-    head = f'<ir_version: 10, opset_import: ["": {opset}, "normdeploy": 1]> g (float[2,6,4,5] x, float16[5] w) => ({outputs})'
+    head = (
+        f'<ir_version: 10, opset_import: ["": {opset}, "normdeploy": 1]> g (float[2,6,4,5] x, float16[5] w) =>'
+        f" ({outputs})"
+    )
     graph = Graph(onnx.parser.parse_model(f"{head} {{ {body} {ends} }}"))
     found = {t.name: (graph.shape(t), graph.dtype(t)) for t in graph.nodes[0].outputs}
     assert {name: (shape, None if kind is None else kind.name) for name, (shape, kind) in found.items()} == expected
@@ -119,7 +154,8 @@ def test_the_census_tells_the_type_of_the_statistics(op: str) -> None:
     given = ", ".join(row.inputs)
     graph = Graph(
         onnx.parser.parse_model(
-            f"""<ir_version: 10, opset_import: ["": 21]> g (float16[2,6,4] X, float16[4] scale, float16[4] bias) => (float16[2,6,4] y)
+            f"""<ir_version: 10, opset_import: ["": 21]> g (float16[2,6,4] X, float16[4] scale, float16[4] bias) =>
+            (float16[2,6,4] y)
             {{ y = {op}({given}) }}"""
         )
     )
@@ -142,13 +178,22 @@ def test_a_body_reads_what_its_row_says(op: str) -> None:
 def test_a_centered_norm_does_not_see_an_offset(op: str) -> None:
     row = OURS[op]
     x = np.random.default_rng(0).standard_normal((2, 6, 4))
-    held = {"X": x, "residual": np.zeros_like(x), "scale": np.ones(6 if op in ("ChannelLayerNorm", "GroupNormSiLU") else 4)}
+    held = {
+        "X": x,
+        "residual": np.zeros_like(x),
+        "scale": np.ones(6 if op in ("ChannelLayerNorm", "GroupNormSiLU") else 4),
+    }
     given = {"axes": [-1], "epsilon": 1e-5, "ddof": 0, "stash_type": 11, "num_groups": 2}
     found = [
-        evaluate.apply(op, [(held | {"bias": np.zeros_like(held["scale"]), "X": x + by})[name] for name in row.inputs],
-                       {name: given[name] for name in row.attributes}, domain=functions.DOMAIN, opset=23)[0]
+        evaluate.apply(
+            op,
+            [(held | {"bias": np.zeros_like(held["scale"]), "X": x + by})[name] for name in row.inputs],
+            {name: given[name] for name in row.attributes},
+            domain=functions.DOMAIN,
+            opset=23,
+        )[0]
         for by in (0.0, 1.0)
-    ]  # fmt: skip
+    ]
     assert np.allclose(*found, atol=1e-9) == row.centered
 
 
@@ -156,7 +201,9 @@ def test_a_centered_norm_does_not_see_an_offset(op: str) -> None:
 def test_a_plugin_takes_the_inputs_of_its_row(row: NormOp) -> None:
     assert row.owner in (Owner.ONNX, Owner.OURS)
     kernel = BY_NAME[row.plugin]
-    if row.statistics is not Statistics.CONSTANT:  # ScaleShift gets what is computed of a BatchNormalization's parameters
+    if (
+        row.statistics is not Statistics.CONSTANT
+    ):  # ScaleShift gets what is computed of a BatchNormalization's parameters
         assert [NAMES.get(name, name) for name in kernel.inputs] == list(row.inputs)
     assert len(kernel.outputs) == len(row.alike)
 
@@ -189,7 +236,9 @@ def test_onnxruntimes_rows_are_its_schemas() -> None:
         assert {found.domain} <= set(row.domains)
         options = [str(i.option).rpartition(".")[2] for i in found.inputs]
         assert len(row.inputs) == len(options), row.op
-        assert {i for i, option in enumerate(options) if option == "Optional"} == {row.inputs.index(name) for name in row.optional}, row.op
+        assert {i for i, option in enumerate(options) if option == "Optional"} == {
+            row.inputs.index(name) for name in row.optional
+        }, row.op
         assert row.fewest == found.min_input
         assert set(row.attributes) == set(found.attributes), row.op
         assert len(row.outputs) == len(found.outputs), row.op

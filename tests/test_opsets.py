@@ -1,4 +1,5 @@
-"""Raising the opset: each op that onnx's converter is trusted with computes the same before and after; all others are refused."""
+"""Raising the opset: each op that onnx's converter is trusted with computes the same before and after; all others are
+refused."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ IMAGE = "(float[2,3,6,6] x) => (float[N,M,K,L] y)"
 AXES = "y = {op} <axes = [1], keepdims = 0> (x)", "y = {op} <axes = [0, 2]> (x)", "y = {op} (x)"
 NORMALIZED = "y = BatchNormalization <epsilon: float = 0.01{0}> (x, s, b, m, v)"
 
-# op -> (the opset that it is written at, what it is given, the node in its forms of that opset). Where the evaluator has no such op, the
-# oldest is one that onnxruntime takes and in which the op is still what it was in opset 1.
+# op -> (the opset that it is written at, what it is given, the node in its forms of that opset). Where the evaluator
+# has no such op, the oldest is one that onnxruntime takes and in which the op is still what it was in opset 1.
 FORMS: dict[str, list[tuple[int, str, tuple[str, ...]]]] = {
     **{
         op: [(o, X, tuple(form.format(op=op) for form in AXES)) for o in (1, 11, 13)]
@@ -38,7 +39,10 @@ FORMS: dict[str, list[tuple[int, str, tuple[str, ...]]]] = {
     },
     "ReduceSum": [(o, X, tuple(form.format(op="ReduceSum") for form in AXES)) for o in (1, 11)],
     **{
-        op: [(o, X, tuple(f"y = {op} {axis} (x)" for axis in ("", "<axis = 0>", "<axis = 1>", "<axis = 2>"))) for o in (9, 11)]
+        op: [
+            (o, X, tuple(f"y = {op} {axis} (x)" for axis in ("", "<axis = 0>", "<axis = 1>", "<axis = 2>")))
+            for o in (9, 11)
+        ]
         for op in ("Softmax", "LogSoftmax")
     },
     "BatchNormalization": [
@@ -47,7 +51,14 @@ FORMS: dict[str, list[tuple[int, str, tuple[str, ...]]]] = {
         *((o, IMAGE, (NORMALIZED.format(""),)) for o in (7, 9)),
     ],
     "Clip": [
-        (o, X, tuple(f"y = Clip {a} (x)" for a in ("<min: float = 0.5>", "<max: float = 1.0>", "<min: float = 0.5, max: float = 1.0>", "")))
+        (
+            o,
+            X,
+            tuple(
+                f"y = Clip {a} (x)"
+                for a in ("<min: float = 0.5>", "<max: float = 1.0>", "<min: float = 0.5, max: float = 1.0>", "")
+            ),
+        )
         for o in (1, 6)
     ],
     "Dropout": [
@@ -59,26 +70,48 @@ FORMS: dict[str, list[tuple[int, str, tuple[str, ...]]]] = {
         (
             9,
             X,
-            ("y = Pad <pads = [0, 1, 2, 0, 0, 1], value: float = 2.0> (x)", 'y = Pad <mode = "reflect", pads = [0, 1, 2, 0, 0, 1]> (x)'),
+            (
+                "y = Pad <pads = [0, 1, 2, 0, 0, 1], value: float = 2.0> (x)",
+                'y = Pad <mode = "reflect", pads = [0, 1, 2, 0, 0, 1]> (x)',
+            ),
         ),
     ],
     "Scatter": [(9, X, ("y = Scatter <axis = 1> (x, i, u)", "y = Scatter (x, j, u)"))],
     "Slice": [
-        (1, X, ("y = Slice <axes = [1, 2], starts = [1, -3], ends = [3, -1]> (x)", "y = Slice <starts = [0, 1], ends = [1, 9000]> (x)"))
+        (
+            1,
+            X,
+            (
+                "y = Slice <axes = [1, 2], starts = [1, -3], ends = [3, -1]> (x)",
+                "y = Slice <starts = [0, 1], ends = [1, 9000]> (x)",
+            ),
+        )
     ],
     "Split": [(o, X, ("y, z = Split <axis = 2, split = [1, 3]> (x)", "y, z = Split <axis = 2> (x)")) for o in (2, 11)],
-    "Squeeze": [(o, X, ("t = Slice <axes = [1], starts = [1], ends = [2]> (x) y = Squeeze <axes = [1]> (t)",)) for o in (1, 9)],
+    "Squeeze": [
+        (o, X, ("t = Slice <axes = [1], starts = [1], ends = [2]> (x) y = Squeeze <axes = [1]> (t)",)) for o in (1, 9)
+    ],
     "Unsqueeze": [(o, X, ("y = Unsqueeze <axes = [0, 3]> (x)",)) for o in (1, 11)],
     "TopK": [(9, X, ("y, z = TopK <k = 2, axis = 1> (x)",)), (10, X, ("y, z = TopK <axis = 2> (x, k)",))],
     "AveragePool": [
-        *((o, IMAGE, ("y = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]> (x)",)) for o in (1, 7, 10)),
-        *((o, IMAGE, ("y = AveragePool <kernel_shape = [3, 2], count_include_pad = 1, pads = [1, 1, 1, 0]> (x)",)) for o in (7, 11)),
+        *(
+            (o, IMAGE, ("y = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]> (x)",))
+            for o in (1, 7, 10)
+        ),
+        *(
+            (o, IMAGE, ("y = AveragePool <kernel_shape = [3, 2], count_include_pad = 1, pads = [1, 1, 1, 0]> (x)",))
+            for o in (7, 11)
+        ),
     ],
     "GridSample": [
         (
             16,
             IMAGE,
-            tuple(f'y = GridSample <mode = "{m}", align_corners = {a}> (x, g)' for m in ("bilinear", "bicubic", "nearest") for a in (0, 1)),
+            tuple(
+                f'y = GridSample <mode = "{m}", align_corners = {a}> (x, g)'
+                for m in ("bilinear", "bicubic", "nearest")
+                for a in (0, 1)
+            ),
         )
     ],
     "Resize": [
@@ -136,13 +169,17 @@ def computed(proto: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
     values = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer} | {"x": x}
     values = {k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in values.items()}
     for node in proto.graph.node:
-        made = evaluate.apply(node.op_type, [values.get(i) for i in node.input], attributes(node), opset=opset, outputs=len(node.output))
+        made = evaluate.apply(
+            node.op_type, [values.get(i) for i in node.input], attributes(node), opset=opset, outputs=len(node.output)
+        )
         values.update(zip(node.output, made, strict=False))
     return [values[o.name] for o in proto.graph.output]
 
 
 @pytest.mark.parametrize("target", [17, NEWEST])
-@pytest.mark.parametrize(("op", "opset", "given", "form"), CASES, ids=lambda v: str(v) if not str(v).startswith("(") else "")
+@pytest.mark.parametrize(
+    ("op", "opset", "given", "form"), CASES, ids=lambda v: str(v) if not str(v).startswith("(") else ""
+)
 def test_converted_op_computes_the_same(op: str, opset: int, given: str, form: str, target: int) -> None:
     if opset >= target:
         pytest.skip("no raise")
@@ -156,7 +193,9 @@ def test_converted_op_computes_the_same(op: str, opset: int, given: str, form: s
     onnx.checker.check_model(out, full_check=True)
     x = drawn(proto)
     for before, after in zip(computed(proto, x), computed(out, x), strict=True):
-        np.testing.assert_allclose(after, before, rtol=1e-6, atol=1e-6)  # float32 reductions of 12 values, in another order at most
+        np.testing.assert_allclose(
+            after, before, rtol=1e-6, atol=1e-6
+        )  # float32 reductions of 12 values, in another order at most
 
 
 def test_every_op_that_is_trusted_is_tried() -> None:
@@ -188,9 +227,14 @@ NORM = """u = ReduceMean <axes = [-1]> (x) d = Sub (x, u) q = Mul (d, d) w = Red
     e = Add (w, eps) r = Sqrt (e) n = Div (d, r)"""
 
 
-@pytest.mark.parametrize(("tail", "opset", "core"), [("y = Softmax (n)", 17, "LayerNormalization"), ("y = Hardmax (n)", 11, "Sqrt")])
+@pytest.mark.parametrize(
+    ("tail", "opset", "core"), [("y = Softmax (n)", 17, "LayerNormalization"), ("y = Hardmax (n)", 11, "Sqrt")]
+)
 def test_file_is_raised_only_where_all_its_ops_can_be(tail: str, opset: int, core: str) -> None:
-    text = f'<ir_version: 7, opset_import: ["": 11]> f (float[2,3,4] x) => (float[2,3,4] y) <float eps = {{0.001}}> {{ {NORM} {tail} }}'
+    text = (
+        '<ir_version: 7, opset_import: ["": 11]> f (float[2,3,4] x) => (float[2,3,4] y) <float eps = {0.001}> {'
+        f" {NORM} {tail} }}"
+    )
     proto = onnx.parser.parse_model(text)
     out, summary = rewrite.optimize(proto)
     assert summary.opset == opset
@@ -201,7 +245,9 @@ def test_file_is_raised_only_where_all_its_ops_can_be(tail: str, opset: int, cor
 
 
 def test_nothing_is_raised_where_no_norm_needs_it() -> None:
-    proto = onnx.parser.parse_model('<ir_version: 7, opset_import: ["": 11]> f (float[2,3] x) => (float[2,3] y) { y = Softmax (x) }')
+    proto = onnx.parser.parse_model(
+        '<ir_version: 7, opset_import: ["": 11]> f (float[2,3] x) => (float[2,3] y) { y = Softmax (x) }'
+    )
     out, summary = rewrite.optimize(proto)
     assert summary.opset == 11
     assert out.graph.node[0] == proto.graph.node[0]

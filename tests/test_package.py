@@ -154,7 +154,9 @@ def test_dims_reshapes_types_and_hostile_names() -> None:
     assert not config.input[0].HasField("reshape")
     assert dict(config.cc_model_filenames) == plans
     assert list(config.model_warmup[0].inputs["y"].dims) == [1]
-    alone = parsed(triton.config("m", "onnxruntime", ports, [Port("s", "bool", ())], Serving(0, (), 1), gpu=False, optimize=False))
+    alone = parsed(
+        triton.config("m", "onnxruntime", ports, [Port("s", "bool", ())], Serving(0, (), 1), gpu=False, optimize=False)
+    )
     assert [list(i.dims) for i in alone.input] == [[-1, -1, 4], [-1]]
     assert not alone.HasField("dynamic_batching")
     assert alone.optimization.graph.level == 2
@@ -188,7 +190,10 @@ def test_engines(tmp_path: Path) -> None:
     config = parsed((tmp_path / "out/model_repository/model_trt/config.pbtxt").read_text())
     assert (config.platform, config.backend) == ("tensorrt_plan", "tensorrt")
     assert config.instance_group[0].kind == TRITON.ModelInstanceGroup.KIND_GPU
-    assert {cc: (tmp_path / "out/model_repository/model_trt/1" / f).read_bytes() for cc, f in config.cc_model_filenames.items()} == {
+    assert {
+        cc: (tmp_path / "out/model_repository/model_trt/1" / f).read_bytes()
+        for cc, f in config.cc_model_filenames.items()
+    } == {
         "8.6": b"ftrta",
         "12.0": b"ftrtb",
     }
@@ -202,7 +207,9 @@ def test_where_onnxruntimes_optimizer_is_wrong_it_is_off(tmp_path: Path, monkeyp
     def judge(path: Path, engines: Any, samples: samples.Samples, **_: Any) -> Judgement:
         row = ("float32", 0.0, 0.0, 0.0)
         verdicts: Any = (("optimizer off", "pass"), ("optimizer on", "fail"))
-        return Judgement(tuple(OutputResult("y", f"onnxruntime ({name})", *row, verdict, "") for name, verdict in verdicts), (), ())
+        return Judgement(
+            tuple(OutputResult("y", f"onnxruntime ({name})", *row, verdict, "") for name, verdict in verdicts), (), ()
+        )
 
     monkeypatch.setattr("normdeploy.bundles.sample_runs.judge", judge)
     found = normdeploy.package(written(tmp_path, ADD), tmp_path / "b", feeds=given())
@@ -231,7 +238,9 @@ def test_names_from_the_file_become_no_paths(tmp_path: Path) -> None:
     assert found.models == ("a_b_x_onnx",)
     content = json.loads((tmp_path / "out/manifest.json").read_text())
     assert content["inputs"] == [{"name": name, "dtype": "float32", "key": "tensor_0"}]
-    assert (tmp_path / "out/model_repository/a_b_x_onnx/1/weights_0.data").read_bytes() == (tmp_path / "déep/w bin").read_bytes()
+    assert (tmp_path / "out/model_repository/a_b_x_onnx/1/weights_0.data").read_bytes() == (
+        tmp_path / "déep/w bin"
+    ).read_bytes()
     assert {p.name for p in tmp_path.iterdir()} == {"déep", "a b;$(x).onnx", "out"}
     assert normdeploy.recheck(tmp_path / "out")
 
@@ -249,7 +258,9 @@ def test_half_precision(made: Path, tmp_path: Path, precision: str) -> None:
     assert config.input[0].data_type == {"fp16": TRITON.TYPE_FP16, "bf16": TRITON.TYPE_BF16}[precision]
     x = np.load(tmp_path / "b/samples/000.inputs.npz")["x"]
     x = x.view(ml_dtypes.bfloat16) if precision == "bf16" else x
-    exact = torch.export.load(made / "model.pt").module().double()(torch.from_numpy(x.astype(np.float64))).detach().numpy()
+    exact = (
+        torch.export.load(made / "model.pt").module().double()(torch.from_numpy(x.astype(np.float64))).detach().numpy()
+    )
     expected = np.load(tmp_path / "b/samples/000.expected.npz")
     held = expected[expected.files[0]]
     held = held.view(ml_dtypes.bfloat16) if precision == "bf16" else held
@@ -266,7 +277,9 @@ def test_integers_are_free_where_they_hang_on_a_rounding(tmp_path: Path) -> None
     apart = f"g (float[n, 3] x) => (int64[n] y) <float[3, 3] w = {{1, 1, 2, 1, 1, 2, 1, 1, 2}}> {{ {ARG_MAX} }}"
     normdeploy.package(written(tmp_path, apart, "apart.onnx"), tmp_path / "c", feeds={"x": tied})
     assert not (tmp_path / "c/samples/000.free.npz").exists()
-    worse = normdeploy.recheck(tmp_path / "c", onnx=written(tmp_path, text.replace("{1, 1, 1", "{2, 1, 1"), "other.onnx"))
+    worse = normdeploy.recheck(
+        tmp_path / "c", onnx=written(tmp_path, text.replace("{1, 1, 1", "{2, 1, 1"), "other.onnx")
+    )
     assert not worse
     assert [c.name for c in worse.changes if c.what == "result" and c.worse] == [
         "y in onnxruntime (optimizer off)",
@@ -309,7 +322,10 @@ def test_a_bundle_appears_whole_or_not_at_all(bundle: Path, tmp_path: Path, monk
     [
         (
             {"feeds": ()},
-            "nothing says which sizes the input x.* takes, so no sample can be made; give some with --inputs FILE.npz or --max-batch N",
+            (
+                "nothing says which sizes the input x.* takes, so no sample can be made; give some with --inputs"
+                " FILE.npz or --max-batch N"
+            ),
         ),
         ({"name": "a/b"}, "the name 'a/b' is none for Triton .*'a_b' would be one"),
         ({"max_batch": 9}, "--max-batch is 9, but the dim 'n' goes from 1 to 3"),
@@ -322,7 +338,9 @@ def test_a_bundle_appears_whole_or_not_at_all(bundle: Path, tmp_path: Path, monk
         ({"output": __file__}, "it is a file"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_is_refused_and_nothing_is_written(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
     options = {"feeds": given(), "output": tmp_path / "out"} | options
     with pytest.raises(InputError, match=said):
         normdeploy.package(written(tmp_path, ADD), options.pop("output"), **options)
@@ -340,7 +358,9 @@ def test_a_report_of_another_file_gives_no_certificates(made: Path, tmp_path: Pa
         normdeploy.package(written(tmp_path, ADD), tmp_path / "b", feeds=given(), report_from=made / "export.json")
 
 
-@pytest.mark.parametrize(("found", "said"), [(None, "--report-from"), (0, "the report given holds no certificate"), (2, "")])
+@pytest.mark.parametrize(
+    ("found", "said"), [(None, "--report-from"), (0, "the report given holds no certificate"), (2, "")]
+)
 def test_what_is_said_of_certificates(found: int | None, said: str) -> None:
     """A hint to give the report only where none was given."""
     judged = Mock(notes=())

@@ -1,4 +1,5 @@
-"""The report's page: whole in one file, harmless whatever the names in it, and right in its numbers; looked at in a real browser."""
+"""The report's page: whole in one file, harmless whatever the names in it, and right in its numbers; looked at in a
+real browser."""
 
 from __future__ import annotations
 
@@ -45,40 +46,93 @@ LAYERS = Finding(
 
 def document(*findings: Finding, **changes: Any) -> dict[str, Any]:
     """A report that has everything."""
-    summary = Summary(findings, 598, 130, 21, ops_before={"Sub": 26, "Add": 40}, ops_after={"LayerNormalization": 13, "Add": 27})
+    summary = Summary(
+        findings, 598, 130, 21, ops_before={"Sub": 26, "Add": 40}, ops_after={"LayerNormalization": 13, "Add": 27}
+    )
     island = Island("range", "Pow", "layers.0", "t", "its square does not fit", 3e5, ("t", "u"))
-    half = Account("fp16", (island,), 80, 2, 4, (400, 200), "generated", 3, {"x": "float16"}, {"y": "float16"}, ("a mask is -65504 now",))
+    half = Account(
+        "fp16",
+        (island,),
+        80,
+        2,
+        4,
+        (400, 200),
+        "generated",
+        3,
+        {"x": "float16"},
+        {"y": "float16"},
+        ("a mask is -65504 now",),
+    )
     made = json.loads(
-        Report("export", {"source": "model.pt"}, summary, precision=half, notes=("take note",), command="normdeploy x").json()
+        Report(
+            "export", {"source": "model.pt"}, summary, precision=half, notes=("take note",), command="normdeploy x"
+        ).json()
     )
     points = [
-        {"runtime": "onnxruntime", "module": f"m{i}", "tensor": f"t{i}", "where": "leaves", "scale": 1.0, "reason": ""} for i in range(9)
+        {"runtime": "onnxruntime", "module": f"m{i}", "tensor": f"t{i}", "where": "leaves", "scale": 1.0, "reason": ""}
+        for i in range(9)
     ]
     drift = [p | {"error": 1e-7 * 2**i, "eager": 1e-7, "allowed": 4e-6} for i, p in enumerate(points)]
-    result = {"output": "y", "runtime": "onnxruntime", "dtype": "float32", "max_abs_error": "nan", "max_rel_error": 0.1, "allowed": 1e-6}
+    result = {
+        "output": "y",
+        "runtime": "onnxruntime",
+        "dtype": "float32",
+        "max_abs_error": "nan",
+        "max_rel_error": 0.1,
+        "allowed": 1e-6,
+    }
     parity = {
         "ok": False,
         "rule": {"reference": "float64", "eager_multiple": 4.0, "ulps": 4.0},
-        "results": [result | {"verdict": "fail", "case": "zeros", "near_ties": 0, "reason": "NaN where the model has 1"}],
+        "results": [
+            result | {"verdict": "fail", "case": "zeros", "near_ties": 0, "reason": "NaN where the model has 1"}
+        ],
         "not_run": [{"runtime": "TensorRT", "reason": "no GPU"}],
         "cases": ["zeros"],
         "notes": [],
         "drift": drift,
     }
-    entry = {"runtime": "eager", "file": "", "form": "", "median": 2.0, "p95": 2.5, "p99": 3.0, "ratio": 1.0, "reason": ""}
+    entry = {
+        "runtime": "eager",
+        "file": "",
+        "form": "",
+        "median": 2.0,
+        "p95": 2.5,
+        "p99": 3.0,
+        "ratio": 1.0,
+        "reason": "",
+    }
     entry |= {"norm": "", "interval": [0.9, 1.1], "error": 3e-7, "far_error": None}
-    nothing = {"median": None, "p95": None, "p99": None, "samples": [], "ratio": None, "interval": None, "reason": "no compiler"}
+    nothing = {
+        "median": None,
+        "p95": None,
+        "p99": None,
+        "samples": [],
+        "ratio": None,
+        "interval": None,
+        "reason": "no compiler",
+    }
     race = {
         "threads": 1,
         "warmup": 5,
         "rounds": 40,
         "shapes": {"x": [4, 8]},
-        "entries": [entry | {"samples": [2.0 + i / 1000 for i in range(400)]}, entry | {"runtime": "torch.compile"} | nothing],
+        "entries": [
+            entry | {"samples": [2.0 + i / 1000 for i in range(400)]},
+            entry | {"runtime": "torch.compile"} | nothing,
+        ],
         "not_run": [],
         "notes": [],
         "reference": "the model in float64",
     }
-    fault = {"runtime": "onnxruntime", "case": "zeros", "module": "layers.3", "tensor": "t", "nodes": ["Sqrt n"], "operator": "aten.sqrt"}
+    fault = {
+        "runtime": "onnxruntime",
+        "case": "zeros",
+        "module": "layers.3",
+        "tensor": "t",
+        "nodes": ["Sqrt n"],
+        "operator": "aten.sqrt",
+    }
     fault |= {
         "wrong": "file",
         "error": "nan",
@@ -88,13 +142,34 @@ def document(*findings: Finding, **changes: Any) -> dict[str, Any]:
         "kind": "epsilon",
         "cause": "ε is 1e-5, not 1e-12",
     }
-    fault |= {"widened": {"mends": None, "nodes": [], "error": None, "reason": "not half"}, "output": "y", "output_error": 0.1}
+    fault |= {
+        "widened": {"mends": None, "nodes": [], "error": None, "reason": "not half"},
+        "output": "y",
+        "output_error": 0.1,
+    }
     fault |= {"output_allowed": 1e-6, "output_reason": "", "mended_error": None, "mended": False}
     bisection = {"ok": False, "faults": [fault], "not_searched": [], "notes": [], "seconds": 1.0}
     norms = {"op": "LayerNormalization", "node": "n", "module": "m", "form": "native node", "reason": "", "types": {}}
-    engine = {"path": "e", "bytes": 12_300_000, "runtime": "tensorrt-rtx", "version": "1.7", "compute_capabilities": [], "layers": 4}
-    engine |= {"profile": {"x": [[1, 8], [4, 8], [8, 8]]}, "seconds": 1.0, "norm_impl": "native", "norms": [norms], "types": {"float": 4}}
-    return made | {"bisection": bisection, "parity": parity, "race": race, "engine": engine | {"proved": "built only"}} | changes
+    engine = {
+        "path": "e",
+        "bytes": 12_300_000,
+        "runtime": "tensorrt-rtx",
+        "version": "1.7",
+        "compute_capabilities": [],
+        "layers": 4,
+    }
+    engine |= {
+        "profile": {"x": [[1, 8], [4, 8], [8, 8]]},
+        "seconds": 1.0,
+        "norm_impl": "native",
+        "norms": [norms],
+        "types": {"float": 4},
+    }
+    return (
+        made
+        | {"bisection": bisection, "parity": parity, "race": race, "engine": engine | {"proved": "built only"}}
+        | changes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +185,9 @@ def hostile() -> dict[str, Any]:
         return value + HOSTILE if isinstance(value, str) and value not in ("nan", "") and not fixed else value
 
     refused = Finding("unknown", "refused", "div_20", reason="why")
-    return poisoned(document(LAYERS, replace(LAYERS, notes=("note",), certificate=replace(PROOF, identity=False)), refused))
+    return poisoned(
+        document(LAYERS, replace(LAYERS, notes=("note",), certificate=replace(PROOF, identity=False)), refused)
+    )
 
 
 class Elements(HTMLParser):
@@ -145,7 +222,19 @@ class Elements(HTMLParser):
 def check_harmless(text: str) -> Elements:
     elements = Elements(text)
     tags = Counter(tag for tag, _ in elements.tags)
-    assert not tags.keys() & {"script", "iframe", "object", "embed", "img", "image", "base", "form", "foreignobject", "audio", "video"}
+    assert not tags.keys() & {
+        "script",
+        "iframe",
+        "object",
+        "embed",
+        "img",
+        "image",
+        "base",
+        "form",
+        "foreignobject",
+        "audio",
+        "video",
+    }
     assert tags["style"] == tags["main"] == tags["title"] == 1
     assert [attrs["content"] for tag, attrs in elements.tags if tag == "meta" and "http-equiv" in attrs] == [POLICY]
     ids = elements.values("id")
@@ -181,7 +270,8 @@ def test_no_control_character_reaches_the_page(hostile: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "missing", ["norms", "parity", "race", "precision", "engine", "ops", "nodes", "files", "notes", "command", "seconds"]
+    "missing",
+    ["norms", "parity", "race", "precision", "engine", "ops", "nodes", "files", "notes", "command", "seconds"],
 )
 def test_a_report_without_a_part_makes_a_page(missing: str) -> None:
     whole = document(LAYERS)
@@ -216,7 +306,9 @@ def test_the_same_report_is_the_same_page() -> None:
 def paths(svg: str, colour: str) -> list[list[tuple[float, float]]]:
     """For each path stroked in a colour of the page, where its pieces begin."""
     drawn = re.findall(r'<path d="([^"]*)"[^>]*style="[^"]*stroke: var\(--(\w+)\)', svg)
-    return [[(float(x), float(y)) for x, y in re.findall(r"M ?([\d.]+) ([\d.]+)", d)] for d, name in drawn if name == colour]
+    return [
+        [(float(x), float(y)) for x, y in re.findall(r"M ?([\d.]+) ([\d.]+)", d)] for d, name in drawn if name == colour
+    ]
 
 
 def certificates(*errors: float | str, bound: float = 1e-8) -> list[dict[str, Any]]:
@@ -233,7 +325,9 @@ def test_dots_stand_where_the_errors_are() -> None:
     (x0, y0), (x1, y1), (x2, y2) = dots
     assert (x2 - x1, y2 - y1) == pytest.approx((x1 - x0, y1 - y0), abs=0.05)  # equal steps of the logarithm
     ticks = max(paths(svg, "ink"), key=len)
-    assert [y for _, y in ticks] == pytest.approx([y2 + 2 * (y1 - y0)] * 3, abs=0.05)  # the bound, 1e-8, is two such steps above
+    assert [y for _, y in ticks] == pytest.approx(
+        [y2 + 2 * (y1 - y0)] * 3, abs=0.05
+    )  # the bound, 1e-8, is two such steps above
 
 
 def test_failed_and_odd_certificates_are_drawn_apart() -> None:
@@ -300,12 +394,17 @@ def test_every_node_is_counted_in_the_graph() -> None:
 
 def test_the_command_line_writes_the_page(tmp_path: Path) -> None:
     layer_norm_by_hand(tmp_path / "in.onnx")
-    done = run("optimize", "in.onnx", "-o", "out put.onnx", "--report", "r.json", "--html", "r.html", "-q", cwd=tmp_path)
+    done = run(
+        "optimize", "in.onnx", "-o", "out put.onnx", "--report", "r.json", "--html", "r.html", "-q", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     report, text = json.loads((tmp_path / "r.json").read_text()), (tmp_path / "r.html").read_text()
     assert text == page(report)
     assert report["command"] == "normdeploy optimize in.onnx -o 'out put.onnx' --report r.json --html r.html -q"
-    assert report["sizes"] == {"source": (tmp_path / "in.onnx").stat().st_size, "output": (tmp_path / "out put.onnx").stat().st_size}
+    assert report["sizes"] == {
+        "source": (tmp_path / "in.onnx").stat().st_size,
+        "output": (tmp_path / "out put.onnx").stat().st_size,
+    }
     assert report["ops"]["after"] == {"LayerNormalization": 1}
     assert sum(report["ops"]["before"].values()) == report["nodes"]["before"] == 9
     assert report["command"] in check_harmless(text).text
@@ -332,8 +431,8 @@ def test_no_two_files_have_one_place(report: str | None, html: str | None, tmp_p
 def test_without_the_extra_nothing_is_begun(tmp_path: Path) -> None:
     layer_norm_by_hand(tmp_path / "in.onnx")
     code = (
-        "import sys; sys.modules['matplotlib'] = None; sys.argv = 'normdeploy optimize in.onnx -o out.onnx --html r.html'.split()\n"
-        "from normdeploy.cli import main; main()"
+        "import sys; sys.modules['matplotlib'] = None; sys.argv = 'normdeploy optimize in.onnx -o out.onnx --html"
+        " r.html'.split()\nfrom normdeploy.cli import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -395,7 +494,10 @@ def readable(shown: Any, text: str, ground: str) -> bool:
     """WCAG 2.2's contrast of 4.5 between the text's colour and the ground's."""
     read = "(e, p) => getComputedStyle(e)[p].match(/\\d+/g).slice(0, 3).map(Number)"
     kind = "fill" if "svg" in text else "color"
-    colours = (shown.locator(text).first.evaluate(read, kind), shown.locator(ground).first.evaluate(read, "backgroundColor"))
+    colours = (
+        shown.locator(text).first.evaluate(read, kind),
+        shown.locator(ground).first.evaluate(read, "backgroundColor"),
+    )
     high, low = sorted(map(luminance, colours), reverse=True)
     return (high + 0.05) / (low + 0.05) >= 4.5
 

@@ -1,6 +1,8 @@
-"""All parts of an encoder-decoder as one folder: written whole or not at all, fitting each other, verified with one verdict.
+"""All parts of an encoder-decoder as one folder: written whole or not at all, fitting each other, verified with one
+verdict.
 
-What needs a real model is skipped without transformers (``make huggingface`` installs it); the others read small modules by hand.
+What needs a real model is skipped without transformers (``make huggingface`` installs it); the others read small
+modules by hand.
 """
 
 from __future__ import annotations
@@ -56,7 +58,12 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             if part == said["fails"]:
                 raise ExportError("torch can't trace it")
             net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval()
-            yield part, from_module(net, torch.ones(2, 4), inputs=[f"{part.replace('-', '_')}[batch,4]"], dims=options.get("dims", ()))
+            yield (
+                part,
+                from_module(
+                    net, torch.ones(2, 4), inputs=[f"{part.replace('-', '_')}[batch,4]"], dims=options.get("dims", ())
+                ),
+            )
 
     monkeypatch.setattr("normdeploy.api.parts.load_parts", parts)
     return said
@@ -81,7 +88,9 @@ def test_a_folder_of_all_parts_with_what_makes_inputs(folder: Path, by_hand: dic
     assert sorted(p.name for p in tmp_path.iterdir()) == ["made", "model"]
 
 
-def test_the_command_line_titles_each_part_and_writes_a_report_of_each(folder: Path, by_hand: dict[str, Any], tmp_path: Path) -> None:
+def test_the_command_line_titles_each_part_and_writes_a_report_of_each(
+    folder: Path, by_hand: dict[str, Any], tmp_path: Path
+) -> None:
     told = _exported(folder, tmp_path / "made", "--report", str(tmp_path / "r.json"))
     assert told.exit_code == 0, told.output
     places = [told.output.index(file) for file in FILES]
@@ -100,7 +109,9 @@ def test_the_folder_is_written_whole_or_not_at_all(folder: Path, by_hand: dict[s
 
 def test_a_file_is_written_into_a_folder_that_is_not_whole_yet(tmp_path: Path) -> None:
     """The folder is locked as long as it is written; a file in it waited for that lock without end."""
-    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Relu(x) }')
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    )
     with atomic_folder(tmp_path / "made") as fresh:
         save_onnx(model, fresh / "x.onnx")
     assert (tmp_path / "made" / "x.onnx").is_file()
@@ -204,7 +215,9 @@ def test_a_part_is_prepared_anew_after_another(tmp_path: Path) -> None:
 
     net = Net().eval()
     net.forward = lambda *_: None  # type: ignore[method-assign, assignment]
-    with pytest.raises(InputError, match=r"no encoder-decoder, so it has no parts; leave --part out.*text-generation-with-past"):
+    with pytest.raises(
+        InputError, match=r"no encoder-decoder, so it has no parts; leave --part out.*text-generation-with-past"
+    ):
         Folder(tmp_path, net, None, frozenset()).prepared("encoder")
     assert "forward" not in vars(net)
 
@@ -217,7 +230,13 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BART with random weights, and its folder of all parts beside it."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes = {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+    }
     sizes |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 32, "vocab_size": 40}
     model = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes, init_std=0.3)).eval()
     place = tmp_path_factory.mktemp("bart")
@@ -225,7 +244,11 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loads = []
     loader = transformers.BartForConditionalGeneration.from_pretrained
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers.BartForConditionalGeneration, "from_pretrained", lambda *a, **k: loads.append(a) or loader(*a, **k))
+        patch.setattr(
+            transformers.BartForConditionalGeneration,
+            "from_pretrained",
+            lambda *a, **k: loads.append(a) or loader(*a, **k),
+        )
         normdeploy.export_parts(place / "model", place / "onnx", dims=["seq=1:5:32", "batch=1:2:4"])
     assert len(loads) == 1  # for three parts
     return place
@@ -250,9 +273,13 @@ def test_parts_decode_together_as_eager_does(bart: Path) -> None:
     first = np.full((2, 1), 2)
     made = _run(bart, FILES[1], input_ids=first, encoder_hidden_states=hidden, encoder_attention_mask=mask)
     seen = np.concatenate([first, made["logits"][:, -1:].argmax(-1)], 1)
-    presents = {name.replace("present", "past_key_values"): value for name, value in made.items() if name.startswith("present")}
+    presents = {
+        name.replace("present", "past_key_values"): value for name, value in made.items() if name.startswith("present")
+    }
     next_made = _run(bart, FILES[2], input_ids=seen[:, -1:], encoder_attention_mask=mask, **presents)
-    assert {n for n in next_made if n != "logits"} == {n.replace("past_key_values", "present") for n in presents if ".decoder." in n}
+    assert {n for n in next_made if n != "logits"} == {
+        n.replace("past_key_values", "present") for n in presents if ".decoder." in n
+    }
     with torch.no_grad():
         call = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
         eager = model(**call, decoder_input_ids=torch.from_numpy(seen), use_cache=False).logits.numpy()
@@ -284,7 +311,9 @@ def test_parts_are_verified_and_a_changed_one_fails(bart: Path, tmp_path: Path) 
     for file in FILES:
         onnx.save(proto if file == FILES[1] else onnx.load(bart / "onnx" / file), tmp_path / file)
     found = normdeploy.verify_parts(bart / "model", tmp_path, seeds=1)
-    assert {file: bool(comparison) for file, comparison in found.comparisons.items()} == dict(zip(FILES, (True, False, True), strict=True))
+    assert {file: bool(comparison) for file, comparison in found.comparisons.items()} == dict(
+        zip(FILES, (True, False, True), strict=True)
+    )
     assert not found
 
 

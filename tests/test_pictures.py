@@ -68,7 +68,9 @@ def test_the_page_shows_them(tmp_path: Path) -> None:
 def test_names_in_pictures_are_escaped(tmp_path: Path) -> None:
     summary = normdeploy.inspect(layer_norm_by_hand(tmp_path / "in.onnx"))
     hostile = "</text><script>alert(1)</script>"
-    picture = Picture(hostile, hostile, "fused", (hostile,), (Box("", hostile), Box(hostile, inputs=(0,), own=True)), ())
+    picture = Picture(
+        hostile, hostile, "fused", (hostile,), (Box("", hostile), Box(hostile, inputs=(0,), own=True)), ()
+    )
     text = page(json.loads(Report("inspect", {}, replace(summary, pictures=(picture,))).json()))
     assert "<script" not in text
     assert "&lt;/text&gt;&lt;scrip" in text
@@ -76,11 +78,11 @@ def test_names_in_pictures_are_escaped(tmp_path: Path) -> None:
 
 def test_of_many_readers_the_first_are_drawn() -> None:
     """In the graph's order: a set of names has another one in each process, and two runs drew different neighbours."""
-    proto = onnx.parser.parse_model(
-        """<ir_version: 10, opset_import: ["" : 21]> g (float[4, 8] x)
-        => (float[4, 8] y, float[4, 8] a, float[4, 8] b, float[4, 1] c, float[4, 1] d) <float eps = {1e-5}, int64[1] ax = {-1}>
-        { m = ReduceMean(x, ax) s = Sub(x, m) q = Mul(s, s) v = ReduceMean(q, ax) e = Add(v, eps) r = Sqrt(e) y = Div(s, r)
-          a = Sin(s) b = Cos(q) c = Tan(v) d = Exp(e) }"""
-    )
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]> g (float[4, 8] x)
+        => (float[4, 8] y, float[4, 8] a, float[4, 8] b, float[4, 1] c, float[4, 1] d) <float eps = {1e-5},
+        int64[1] ax = {-1}>
+        { m = ReduceMean(x, ax) s = Sub(x, m) q = Mul(s, s) v = ReduceMean(q, ax) e = Add(v, eps) r = Sqrt(e)
+        y = Div(s, r)
+          a = Sin(s) b = Cos(q) c = Tan(v) d = Exp(e) }""")
     (picture,) = normdeploy.inspect(proto).pictures
     assert [box.op for box in picture.before if box.op and not box.own] == ["Sin", "Cos", "Tan"]

@@ -21,11 +21,16 @@ def rules(policy: Policy, output: str) -> list[str]:
 
 
 def test_rules_of_one_output_go_before_those_of_all() -> None:
-    policy = policy_of(["1e-3:1e-2", "out:0=0:0.5"], ["cosine>=0.995", "out:0=cosine:0.9", "a=b=top1>=0.5", "out:0=psnr>=-3"])
+    policy = policy_of(
+        ["1e-3:1e-2", "out:0=0:0.5"], ["cosine>=0.995", "out:0=cosine:0.9", "a=b=top1>=0.5", "out:0=psnr>=-3"]
+    )
     assert rules(policy, "other") == ["tolerance 0.001:0.01", "cosine>=0.995"]
     assert rules(policy, "out:0") == ["tolerance 0:0.5", "cosine>=0.9", "psnr>=-3"]
     assert rules(policy, "a=b") == ["tolerance 0.001:0.01", "cosine>=0.995", "top1>=0.5"]
-    same = policy_of({"": "1e-3:1e-2", "out:0": (0, 0.5)}, {"": "cosine>=0.995", "out:0": ["cosine>=0.9", "psnr>=-3"], "a=b": "top1>=0.5"})
+    same = policy_of(
+        {"": "1e-3:1e-2", "out:0": (0, 0.5)},
+        {"": "cosine>=0.995", "out:0": ["cosine>=0.9", "psnr>=-3"], "a=b": "top1>=0.5"},
+    )
     assert same == policy
     with pytest.raises(InputError, match=r"rule for the output 'out:0', which the model does not have; it has \['x'\]"):
         policy.check(["x"])
@@ -110,10 +115,16 @@ def test_a_file_may_require_the_default_rule_beside_rules_that_are_given_elsewhe
         ("metric = 'cosine>=2'", r"line 1: 'cosine>=2': cosine is between"),
         ("metric = ['psnr>=1', 'psnr>=2']", r"line 1: metric says psnr>=1 and psnr>=2"),
         ("metric = 3", r"line 1: the metric 3 can't be read"),
-        ("tolerance = { abs = 1, relative = 2 }", r"line 1: tolerance.relative is no key of tolerance; these are abs, rel"),
+        (
+            "tolerance = { abs = 1, relative = 2 }",
+            r"line 1: tolerance.relative is no key of tolerance; these are abs, rel",
+        ),
         ("tolerance = { abs = 'x' }", r"line 1: the tolerance"),
         ("tolerance = true", "can't be read"),
-        ("[outputs.y]\n# here\nmetrics = 'psnr>=1'", r"line 3: outputs.y.metrics is no key of outputs.y; these are tolerance, metric"),
+        (
+            "[outputs.y]\n# here\nmetrics = 'psnr>=1'",
+            r"line 3: outputs.y.metrics is no key of outputs.y; these are tolerance, metric",
+        ),
         ("[outputs]\ny = 3", r"line 2: outputs.y is 3, not a table: write \[outputs.y\]"),
         ("outputs = 3", r"line 1: outputs is 3, not a table"),
         ("[outputs.'']\ntolerance='1:1'", "has no name"),
@@ -149,7 +160,11 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
 def test_a_rule_for_all_is_for_what_it_can_measure() -> None:
     outputs = {"y": np.ones((2, 7)), "ids": np.ones((2, 7), np.int64), "mask": np.ones(2, bool)}
     policy, notes = settled(policy_of(["1:0", "ids=2:0"], ["top5>=0.5"]), outputs)
-    assert {name: rules(policy, name) for name in outputs} == {"y": ["tolerance 1:0", "top5>=0.5"], "ids": ["tolerance 2:0"], "mask": []}
+    assert {name: rules(policy, name) for name in outputs} == {
+        "y": ["tolerance 1:0", "top5>=0.5"],
+        "ids": ["tolerance 2:0"],
+        "mask": [],
+    }
     assert notes == [
         "top5>=0.5 does not decide on ids: it is int64, not floating",
         "tolerance 1:0 does not decide on mask: it is bool, not floating",
@@ -169,7 +184,11 @@ def test_a_rule_for_all_is_for_what_it_can_measure() -> None:
 def test_a_map_may_hold_equals_signs() -> None:
     model = Signature(inputs=(InputSpec("x", "float32", (Dim.static(2),)),), outputs=("y", "a=b"), kind="")
     assert parse_map(["input=1=x", "out=a=b"], model) == {"input=1": "x", "out": "a=b"}
-    for text, said in (("x", "can't be read"), ("=x", "can't be read"), ("a=z", r"names 'z', .* takes \['x'\] and gives \['y', 'a=b'\]")):
+    for text, said in (
+        ("x", "can't be read"),
+        ("=x", "can't be read"),
+        ("a=z", r"names 'z', .* takes \['x'\] and gives \['y', 'a=b'\]"),
+    ):
         with pytest.raises(InputError, match=said):
             parse_map([text], model)
     with pytest.raises(InputError, match="'a' is mapped to 'x' and to 'y'"):

@@ -1,8 +1,10 @@
-"""Half precision: as near as eager in half, on every model of the list; planted overflows and vanishing numbers are kept wide and told.
+"""Half precision: as near as eager in half, on every model of the list; planted overflows and vanishing numbers are
+kept wide and told.
 
-The bound of parity: twice the larger of eager's own error in the type and of one rounding of the largest output. Eager is one correct
-evaluation in half; another sums in another order. Runs: ``stepwise`` (each node in float32, its result rounded to half: what a GPU does,
-and the only way to run bfloat16 on a CPU) and for float16 onnxruntime itself, its optimizer off and on.
+The bound of parity: twice the larger of eager's own error in the type and of one rounding of the largest output. Eager
+is one correct evaluation in half; another sums in another order. Runs: ``stepwise`` (each node in float32, its result
+rounded to half: what a GPU does, and the only way to run bfloat16 on a CPU) and for float16 onnxruntime itself, its
+optimizer off and on.
 """
 
 from __future__ import annotations
@@ -29,9 +31,13 @@ from normdeploy.storage.record import recorded
 from tests.half_graphs import X, runs, text
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
-MODELS = [c for c in (*SMALL, *CASES) if c.name not in {"S2a_plain", "S2b_plain", "S2a_torch", "S2b_torch"}]  # the same graphs again
+MODELS = [
+    c for c in (*SMALL, *CASES) if c.name not in {"S2a_plain", "S2b_plain", "S2a_torch", "S2b_torch"}
+]  # the same graphs again
 DECOMPOSED = [
-    c for c in LOOKALIKES if c.name in {"normalize", "max_with_eps", "std_plus_eps", "sum_of_moments", "response_norm", "softmax"}
+    c
+    for c in LOOKALIKES
+    if c.name in {"normalize", "max_with_eps", "std_plus_eps", "sum_of_moments", "response_norm", "softmax"}
 ]
 
 
@@ -44,7 +50,10 @@ def bank() -> tuple[Bank, onnx.ModelProto]:
 
 
 def eager(module: nn.Module, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> list[np.ndarray]:
-    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):  # oneDNN's bfloat16 needs instructions that not every machine has
+    with (
+        torch.no_grad(),
+        torch.backends.mkldnn.flags(enabled=False),
+    ):  # oneDNN's bfloat16 needs instructions that not every machine has
         found = module.to(dtype)(*(x.to(dtype) if x.is_floating_point() else x for x in inputs))
     return [v.double().numpy() for v in (found if isinstance(found, list | tuple) else [found])]
 
@@ -62,7 +71,10 @@ def test_no_model_is_worse_than_twice_eager(bank: tuple[Bank, onnx.ModelProto], 
     allowed: dict[str, float] = {}
     errors: dict[tuple[str, str], float] = {}
     for seed in range(3):
-        drawn = [[x.to(TORCH[to]).float() if x.is_floating_point() else x for x in samples(c, seed=seed)] for c in together.cases]
+        drawn = [
+            [x.to(TORCH[to]).float() if x.is_floating_point() else x for x in samples(c, seed=seed)]
+            for c in together.cases
+        ]
         feeds = dict(zip(names, (x.numpy() for inputs in drawn for x in inputs), strict=True))
         found = {runtime: iter(outputs) for runtime, outputs in runs(proto, to, feeds).items()}
         for case, member, inputs in zip(together.cases, together.members, drawn, strict=True):
@@ -97,15 +109,23 @@ class Stream(nn.Module):
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, normdeploy.ExportResult]:
     folder = tmp_path_factory.mktemp("precision")
     torch.manual_seed(0)
-    result = normdeploy.export(Stream().eval(), inputs=["x:float32[batch=1:4:8,8]"], precision="fp16", output=folder / "m.onnx")
+    result = normdeploy.export(
+        Stream().eval(), inputs=["x:float32[batch=1:4:8,8]"], precision="fp16", output=folder / "m.onnx"
+    )
     return folder, result
 
 
-def test_export_records_what_was_asked_and_the_inputs_as_they_are(exported: tuple[Path, normdeploy.ExportResult]) -> None:
+def test_export_records_what_was_asked_and_the_inputs_as_they_are(
+    exported: tuple[Path, normdeploy.ExportResult],
+) -> None:
     folder, result = exported
     proto = onnx.load(folder / "m.onnx")
     record = recorded(proto)
-    assert (precision.asked(proto), record["export"]["precision"], record["inputs"][0].dtype) == ("fp16", "fp16", "float16")
+    assert (precision.asked(proto), record["export"]["precision"], record["inputs"][0].dtype) == (
+        "fp16",
+        "fp16",
+        "float16",
+    )
     assert result.precision is not None
     assert "range" in {i.kind for i in result.precision.islands}
     assert {i.module for i in result.precision.islands} >= {"norm", "inner"}
@@ -119,7 +139,9 @@ def test_optimize_takes_the_recorded_ranges(tmp_path: Path) -> None:
     assert (record["inputs"][0].dtype, record["export"]["precision"]) == ("bfloat16", "bf16")
     assert result.precision is not None
     assert (result.precision.calibrated, result.precision.samples) == ("generated", 4)
-    fp16 = normdeploy.optimize(tmp_path / "wide.onnx", precision="fp16", calibrate=[{"x": np.ones((2, 8), np.float32)}]).precision
+    fp16 = normdeploy.optimize(
+        tmp_path / "wide.onnx", precision="fp16", calibrate=[{"x": np.ones((2, 8), np.float32)}]
+    ).precision
     assert fp16 is not None
     assert (fp16.calibrated, fp16.samples) == ("given", 1)
 
@@ -136,10 +158,15 @@ def test_the_command_line_prints_the_islands_and_writes_them(tmp_path: Path) -> 
 
     from normdeploy.cli import app
 
-    onnx.save(text("h = MatMul(x, w) y = LayerNormalization<axis = -1>(h, g)", w=np.eye(4) * 1e5, g=np.ones(4)), tmp_path / "in.onnx")
+    onnx.save(
+        text("h = MatMul(x, w) y = LayerNormalization<axis = -1>(h, g)", w=np.eye(4) * 1e5, g=np.ones(4)),
+        tmp_path / "in.onnx",
+    )
     np.savez(tmp_path / "x.npz", x=X)
     args = ["optimize", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--precision", "fp16"]
-    done = CliRunner().invoke(app, [*args, "--calibrate", str(tmp_path / "x.npz"), "--report", str(tmp_path / "r.json")])
+    done = CliRunner().invoke(
+        app, [*args, "--calibrate", str(tmp_path / "x.npz"), "--report", str(tmp_path / "r.json")]
+    )
     assert done.exit_code == 0, done.output
     assert "2 of 2 floating nodes in float32" in " ".join(done.output.split())
     told = json.loads((tmp_path / "r.json").read_text())["precision"]

@@ -47,7 +47,9 @@ def test_angles_of_a_timestep_that_is_no_whole_number_keep_their_digits(to: str)
     (found,) = run_onnxruntime(stepwise(result.proto), {"t": t.numpy()})
     with torch.no_grad():
         exact = net(t).numpy()
-        eager = net.to(torch.float16 if to == "fp16" else torch.bfloat16)(t).float().numpy()  # angles in float32, as written
+        eager = (
+            net.to(torch.float16 if to == "fp16" else torch.bfloat16)(t).float().numpy()
+        )  # angles in float32, as written
     assert np.abs(found - exact).max() <= 2 * max(np.abs(eager - exact).max(), FORMATS[to].unit * np.abs(exact).max())
 
 
@@ -65,7 +67,11 @@ class Upsampled(nn.Module):
     def __init__(self, **how: object) -> None:
         super().__init__()
         self.how = how
-        self.conv, self.norm, self.out = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Conv2d(8, 4, 3, padding=1)
+        self.conv, self.norm, self.out = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.GroupNorm(2, 8),
+            nn.Conv2d(8, 4, 3, padding=1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(F.interpolate(F.silu(self.norm(self.conv(x))), **self.how))  # type: ignore[arg-type]
@@ -97,9 +103,8 @@ def test_upsampling_by_scales_becomes_half(how: dict[str, object], to: str) -> N
 def test_scales_that_are_computed_are_not_rounded(to: str) -> None:
     """As tf2onnx and torch's older exporter write it. 3 · 1.3336 is 4 pixels; of the scale rounded to half it is 3."""
     proto = text(
-        "s = Div(size, old) k = Concat<axis = 0>(ones, s) h = Relu(x) z = Resize<mode = 'nearest'>(h, none, k) y = Neg(z)".replace(
-            "'", '"'
-        ),
+        "s = Div(size, old) k = Concat<axis = 0>(ones, s) h = Relu(x) z = Resize<mode = 'nearest'>(h, none, k) y ="
+        " Neg(z)".replace("'", '"'),
         inputs="float[1,1,3,3] x, float[2] size",
         outputs="float[1,1,h,w] y",
         old=np.array([3.0, 3.0]),

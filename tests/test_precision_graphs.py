@@ -35,7 +35,8 @@ def test_a_norm_is_float32_between_casts_and_the_rest_half() -> None:
     assert {kinds[i] for i in norm.input} == {"float32"}
     assert norm.attribute[1].f == np.float32(1e-12)
     np.testing.assert_array_equal(
-        numpy_helper.to_array(next(t for t in made.graph.initializer if t.name == "g")), np.float32(np.linspace(0.1, 1, 4))
+        numpy_helper.to_array(next(t for t in made.graph.initializer if t.name == "g")),
+        np.float32(np.linspace(0.1, 1, 4)),
     )
     assert (kinds["x"], kinds["y"], kinds["w"]) == ("float16", "float16", "float16")
     assert (account.inputs, account.outputs) == ({"x": "float16"}, {"y": "float16"})
@@ -48,7 +49,9 @@ def test_weights_are_rounded_to_nearest_and_not_cut_off() -> None:
     for to in ("fp16", "bf16"):
         made, account = converted(text("y = MatMul(x, w)", w=w), to, [{"x": 1e-3 * X}])
         held = numpy_helper.to_array(made.graph.initializer[0])
-        np.testing.assert_array_equal(held.astype(np.float64), w.astype(np.float32).astype(FORMATS[to].dtype).astype(np.float64))
+        np.testing.assert_array_equal(
+            held.astype(np.float64), w.astype(np.float32).astype(FORMATS[to].dtype).astype(np.float64)
+        )
         assert not account.islands
 
 
@@ -88,13 +91,17 @@ def test_an_overflowing_weight_is_kept_and_told() -> None:
     (island,) = [i for i in account.islands if i.tensor == "big"]
     assert (island.kind, island.value) == ("constant", pytest.approx(1e5))
     assert "'big' reaches 1e+05, float16 ends at 65504" in island.reason
-    np.testing.assert_allclose(run_onnxruntime(made, {"x": X.astype(np.float16)})[0].astype(np.float64), X * 100, rtol=1e-3)
+    np.testing.assert_allclose(
+        run_onnxruntime(made, {"x": X.astype(np.float16)})[0].astype(np.float64), X * 100, rtol=1e-3
+    )
     assert not converted(proto, "bf16", [{"x": X}])[1].islands
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e-6])
 def test_a_weight_that_vanishes_is_kept(scale: float) -> None:
-    made, account = converted(text("h = MatMul(x, w) y = Div(h, s)", w=np.eye(4) * scale, s=np.array(scale)), "fp16", [{"x": X}])
+    made, account = converted(
+        text("h = MatMul(x, w) y = Div(h, s)", w=np.eye(4) * scale, s=np.array(scale)), "fp16", [{"x": X}]
+    )
     assert {i.tensor for i in account.islands} >= {"w", "s"}
     np.testing.assert_allclose(run_onnxruntime(made, {"x": X.astype(np.float16)})[0].astype(np.float64), X, rtol=2e-3)
 
@@ -124,7 +131,9 @@ def test_a_residual_stream_near_the_limit_is_kept_before_the_norm_and_beyond() -
     assert kinds["f"] == "float16"
     assert np.isnan(run_onnxruntime(stepwise(calm), {"x": X})[0]).any()
     reference = run_onnxruntime(proto, {"x": X})[0]
-    np.testing.assert_allclose(run_onnxruntime(stepwise(made), {"x": X})[0], reference, atol=4e-3)  # four half roundings of values up to 2
+    np.testing.assert_allclose(
+        run_onnxruntime(stepwise(made), {"x": X})[0], reference, atol=4e-3
+    )  # four half roundings of values up to 2
 
 
 def test_readers_of_what_does_not_fit_are_kept() -> None:
@@ -141,7 +150,9 @@ def test_squares_of_small_numbers_do_not_vanish_before_they_are_added_up() -> No
     made, account = converted(proto, "fp16", [{"x": X}, {"x": 5e-4 * X}])
     assert account.kept == 4
     x = (5e-4 * X).astype(np.float16).astype(np.float32)
-    np.testing.assert_allclose(run_onnxruntime(stepwise(made), {"x": x})[0], run_onnxruntime(proto, {"x": x})[0], rtol=1e-3)
+    np.testing.assert_allclose(
+        run_onnxruntime(stepwise(made), {"x": x})[0], run_onnxruntime(proto, {"x": x})[0], rtol=1e-3
+    )
 
 
 def test_an_output_that_overflows_stays_float32_and_is_told() -> None:
@@ -179,10 +190,14 @@ def test_masks_stay_finite_also_where_all_is_masked(to: str, low: float) -> None
 def test_a_causal_mask_is_a_mask() -> None:
     """Expand and Trilu of one number, as torch.full and triu become."""
     body = "f = Expand(low, shape) t = Trilu<upper = 1>(f, one) s = Add(x, t) y = Softmax<axis = -1>(s)"
-    proto = text(body, inputs="float[4,4] x", outputs="float[4,4] y", low=np.array(LOW), shape=np.array([4, 4]), one=np.array(1))
+    proto = text(
+        body, inputs="float[4,4] x", outputs="float[4,4] y", low=np.array(LOW), shape=np.array([4, 4]), one=np.array(1)
+    )
     made, account = converted(proto, "fp16", [{"x": np.zeros((4, 4), np.float32)}])
     assert not account.islands
-    np.testing.assert_array_equal(run_onnxruntime(stepwise(made), {"x": np.zeros((4, 4), np.float32)})[0][1], [0.5, 0.5, 0, 0])
+    np.testing.assert_array_equal(
+        run_onnxruntime(stepwise(made), {"x": np.zeros((4, 4), np.float32)})[0][1], [0.5, 0.5, 0, 0]
+    )
 
 
 def test_a_temperature_is_no_mask() -> None:
@@ -190,17 +205,23 @@ def test_a_temperature_is_no_mask() -> None:
     made, account = converted(proto, "fp16", [{"x": X}])
     assert account.islands[0].tensor == "cold"
     x = np.float32([[1e-5, 2e-5, 0, 3e-5], [0, 0, 0, 0]]).astype(np.float16).astype(np.float32)
-    np.testing.assert_allclose(run_onnxruntime(stepwise(made), {"x": x})[0], run_onnxruntime(proto, {"x": x})[0], atol=1e-3)
+    np.testing.assert_allclose(
+        run_onnxruntime(stepwise(made), {"x": x})[0], run_onnxruntime(proto, {"x": x})[0], atol=1e-3
+    )
 
 
 def test_a_huge_constant_that_is_no_mask_is_kept() -> None:
-    made, account = converted(text("a = Add(x, low) y = Mul(a, tiny)", low=np.array(-1e9), tiny=np.array(1e-9)), "fp16", [{"x": X}])
+    made, account = converted(
+        text("a = Add(x, low) y = Mul(a, tiny)", low=np.array(-1e9), tiny=np.array(1e-9)), "fp16", [{"x": X}]
+    )
     assert account.kept == 2
     np.testing.assert_allclose(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], -1, rtol=1e-3)
 
 
 def test_a_bound_that_overflows_is_no_bound() -> None:
-    made, account = converted(text("y = Clip(x, low, high)", low=np.array(LOW), high=np.array(-LOW)), "fp16", [{"x": X}])
+    made, account = converted(
+        text("y = Clip(x, low, high)", low=np.array(LOW), high=np.array(-LOW)), "fp16", [{"x": X}]
+    )
     assert not account.islands
     np.testing.assert_array_equal(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], X)
 
@@ -208,8 +229,16 @@ def test_a_bound_that_overflows_is_no_bound() -> None:
 @pytest.mark.parametrize("to", ["fp16", "bf16"])
 def test_angles_made_of_positions_are_float32(to: str) -> None:
     """At position 4000 bfloat16 has one number for sixteen."""
-    body = "p = Range(zero, n, one) f = Cast<to = 1>(p) a = Mul(f, freq) c = Cos(a) t = Unsqueeze(c, axis) y = Add(x, t)"
-    weights = {"zero": np.array(0), "n": np.array(4100), "one": np.array(1), "freq": np.array(0.7), "axis": np.array([0])}
+    body = (
+        "p = Range(zero, n, one) f = Cast<to = 1>(p) a = Mul(f, freq) c = Cos(a) t = Unsqueeze(c, axis) y = Add(x, t)"
+    )
+    weights = {
+        "zero": np.array(0),
+        "n": np.array(4100),
+        "one": np.array(1),
+        "freq": np.array(0.7),
+        "axis": np.array([0]),
+    }
     proto = text(body, inputs="float[1,4100] x", outputs="float[1,4100] y", **weights)
     made, account = converted(proto, to, [{"x": np.zeros((1, 4100), np.float32)}])
     assert {i.op: i.kind for i in account.islands}["Cos"] == "positions"
@@ -239,12 +268,15 @@ def test_ops_without_the_type_are_kept() -> None:
     assert reasons(converted(text("y = HardSwish(x)"), "bf16", [{"x": X}])[1]) == {"HardSwish": "no half form"}
     assert not converted(text("y = HardSwish(x)"), "fp16", [{"x": X}])[1].islands
     ids = "v, i = TopK(x, k) y = Relu(v)"
-    assert reasons(converted(text(ids, outputs="float[2,2] y", k=np.array([2])), "bf16", [{"x": X}])[1]) == {"TopK": "no half form"}
+    assert reasons(converted(text(ids, outputs="float[2,2] y", k=np.array([2])), "bf16", [{"x": X}])[1]) == {
+        "TopK": "no half form"
+    }
 
 
 def test_control_flow_is_left_as_a_whole_and_sees_float32() -> None:
     body = """h = Relu(x) c = Greater(p, zero)
-        z = If (c) <then_branch = t () => (float[2,4] a) { a = Mul(h, two) }, else_branch = e () => (float[2,4] b) { b = Identity(h) }>
+        z = If (c) <then_branch = t () => (float[2,4] a) { a = Mul(h, two) }, else_branch = e () => (float[2,4] b) {
+        b = Identity(h) }>
         y = Add(z, h)"""
     proto = text(body, inputs="float[2,4] x, float p", zero=np.array(0.0), two=np.array(2.0))
     made, account = converted(proto, "fp16", [{"x": X, "p": np.array(1, np.float32)}])
@@ -280,24 +312,50 @@ ZOO = {
     "LayerNormalization's mean": ("h, m, s = LayerNormalization(x, g) y = Sub(h, m)", "float[2,4] x", "float[2,4] y"),
     "TopK": ("v, i = TopK(x, two) y = Neg(v)", "float[2,4] x", "float[2,2] y"),
     "Loop": (
-        "y = Loop(three, , x) <body = b (int64 n, bool c, float[2,4] a) => (bool d, float[2,4] z) { d = Identity(c) z = Mul(a, tenth) }>",
+        (
+            "y = Loop(three, , x) <body = b (int64 n, bool c, float[2,4] a) => (bool d, float[2,4] z) { d = Identity(c)"
+            " z = Mul(a, tenth) }>"
+        ),
         "float[2,4] x",
         "float[2,4] y",
     ),
     "Constants": (
-        "c = Constant<value_float = 0.1>() d = Constant<value_floats = [1.0, 2.0, 3.0, 4.0]>() a = Mul(x, c) y = Add(a, d)",
+        (
+            "c = Constant<value_float = 0.1>() d = Constant<value_floats = [1.0, 2.0, 3.0, 4.0]>() a = Mul(x, c) y ="
+            " Add(a, d)"
+        ),
         "float[2,4] x",
         "float[2,4] y",
     ),
     "a constant that is an output": ("y = Identity(g)", "float[2,4] x", "float[4] y"),
-    "an inner tensor that is an output": ("y = LayerNormalization(x, g) z = Relu(y)", "float[2,4] x", "float[2,4] y, float[2,4] z"),
+    "an inner tensor that is an output": (
+        "y = LayerNormalization(x, g) z = Relu(y)",
+        "float[2,4] x",
+        "float[2,4] y, float[2,4] z",
+    ),
     "BatchNormalization": ("y = BatchNormalization(x, g, g, g, g)", "float[2,4,3] x", "float[2,4,3] y"),
     "Where": ("c = Greater(x, tenth) y = Where(c, x, tenth)", "float[2,4] x", "float[2,4] y"),
-    "two types of one input": ("a = LayerNormalization(x, x0) y = Mul(a, x0)", "float[2,4] x, float[4] x0", "float[2,4] y"),
+    "two types of one input": (
+        "a = LayerNormalization(x, x0) y = Mul(a, x0)",
+        "float[2,4] x, float[4] x0",
+        "float[2,4] y",
+    ),
 }
 WEIGHTS = {
-    **{"empty": np.zeros(0), "scales": np.array([1.0, 1, 2, 2]), "shape": np.array([2, 4]), "tenth": np.array(0.1), "g": np.ones(4)},
-    **{"zero": np.array(0, np.int8), "depth": np.array(3), "values": np.array([0.0, 1]), "two": np.array([2]), "three": np.array(3)},
+    **{
+        "empty": np.zeros(0),
+        "scales": np.array([1.0, 1, 2, 2]),
+        "shape": np.array([2, 4]),
+        "tenth": np.array(0.1),
+        "g": np.ones(4),
+    },
+    **{
+        "zero": np.array(0, np.int8),
+        "depth": np.array(3),
+        "values": np.array([0.0, 1]),
+        "two": np.array([2]),
+        "three": np.array(3),
+    },
 }
 
 
@@ -311,7 +369,11 @@ def test_ops_with_types_of_their_own(name: str, to: str) -> None:
     for v in proto.graph.input:
         shape = [d.dim_value for d in v.type.tensor_type.shape.dim]
         whole = v.type.tensor_type.elem_type == TensorProto.INT64
-        drawn = rng.integers(0, 3, shape) if whole else (0.1 + rng.random(shape)).astype(FORMATS[to].dtype).astype(np.float32)
+        drawn = (
+            rng.integers(0, 3, shape)
+            if whole
+            else (0.1 + rng.random(shape)).astype(FORMATS[to].dtype).astype(np.float32)
+        )
         feeds[v.name] = np.asarray(drawn)
     made, account = converted(proto, to, [feeds])
     assert set(account.outputs.values()) == {FORMATS[to].dtype.name}
@@ -343,7 +405,10 @@ def test_functions_of_others_are_written_out_and_our_own_ops_are_norms() -> None
     assert reasons(account) == {"RMSNorm": "norm"}
     assert types(made)[node(made, "RMSNorm").input[0]] == "float32"
     head = '<ir_version: 10, opset_import: ["": 21, "other": 1]> g (float[2,4] x) => (float[2,4] y)'
-    twice = '<opset_import: ["": 21], domain: "other"> Twice (a) => (b) { two = Constant<value_float = 2.0>() b = Mul(a, two) }'
+    twice = (
+        '<opset_import: ["": 21], domain: "other"> Twice (a) => (b) { two = Constant<value_float = 2.0>() b = Mul(a,'
+        " two) }"
+    )
     foreign = onnx.parser.parse_model(f"{head} {{ y = other.Twice(x) }} {twice}")
     made, account = converted(foreign, "fp16", [{"x": X}])
     assert not made.functions
@@ -377,7 +442,8 @@ def test_what_can_not_be_converted_is_said() -> None:
     with pytest.raises(InputError, match="nothing in the model is float32"):
         converted(text("y = Neg(x)", inputs="int64[2] x", outputs="int64[2] y"), "fp16")
     unknown = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21, "other": 1]> g (float[2] x) => (float[2] y) { h = other.Op(x) y = Relu(h) }'
+        '<ir_version: 10, opset_import: ["": 21, "other": 1]> g (float[2] x) => (float[2] y) { h = other.Op(x) y ='
+        " Relu(h) }"
     )
     with pytest.raises(GraphError, match=r"the type of 'h', which other\.Op"):
         converted(unknown, "fp16")

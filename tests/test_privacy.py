@@ -1,4 +1,5 @@
-"""Our runs leave nothing in the user's folders, and onnxruntime's telemetry is off in our own runs (docs/privacy.md)."""
+"""Our runs leave nothing in the user's folders, and onnxruntime's telemetry is off in our own runs
+(docs/privacy.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def python(home: Path, *arguments: str | Path, **variables: str) -> str:
     """What Python prints, run in an empty home with none of the caller's own settings of it."""
     kept = {name: value for name, value in os.environ.items() if name not in FOLDERS}
     environment = kept | {"HOME": str(home), "PYTHONPATH": str(ROOT)} | variables
-    done = subprocess.run([sys.executable, *map(str, arguments)], cwd=home.parent, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=home.parent, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -50,7 +53,8 @@ def test_a_run_of_ours_leaves_nothing(home: Path) -> None:
     """The passes open many sessions, the census asks every runtime, each in a process of its own."""
     onnx.save(parsed(LAYER_NORM), home.parent / "norm.onnx")
     script = (
-        "import normdeploy; print(normdeploy.optimize('norm.onnx', 'out.onnx').summary.findings[0].status); normdeploy.inspect('out.onnx')"
+        "import normdeploy; print(normdeploy.optimize('norm.onnx', 'out.onnx').summary.findings[0].status);"
+        " normdeploy.inspect('out.onnx')"
     )
     assert python(home, "-c", script).strip() == "fused"
     assert left_in(home) == set()
@@ -58,7 +62,10 @@ def test_a_run_of_ours_leaves_nothing(home: Path) -> None:
 
 def test_every_process_of_ours_is_one_of_the_package(home: Path) -> None:
     """A child gets the variable, or sets it itself: its module lies in the package."""
-    script = "from normdeploy import processes; import subprocess, sys; subprocess.run([sys.executable, '-c', 'import onnxruntime'], env="
+    script = (
+        "from normdeploy import processes; import subprocess, sys; subprocess.run([sys.executable, '-c', 'import"
+        " onnxruntime'], env="
+    )
     python(home, "-c", script + "processes.environment(), check=True)")
     assert left_in(home) == set()
 

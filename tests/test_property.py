@@ -1,7 +1,8 @@
-"""Generated norms through ``optimize``: every spelling becomes its node, no lookalike is taken for a norm, and no number changes.
+"""Generated norms through ``optimize``: every spelling becomes its node, no lookalike is taken for a norm, and no
+number changes.
 
-The models come from ``norm_generator`` and ``norm_lookalikes``, which know nothing of normdeploy. A failure prints the choice vector
-and the whole text of the model. NORMDEPLOY_GRAPHS is how many new ones are drawn, where it is set.
+The models come from ``norm_generator`` and ``norm_lookalikes``, which know nothing of normdeploy. A failure prints the
+choice vector and the whole text of the model. NORMDEPLOY_GRAPHS is how many new ones are drawn, where it is set.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def drawn(data: st.DataObject) -> Choices:
 
 
 def exported(example: Example) -> onnx.ModelProto:
-    """The graph as drawn, or the source as the dynamo exporter writes it at opset 21, without its optimizer (which loses epsilons)."""
+    """The graph as drawn, or the source as the dynamo exporter writes it at opset 21, without its optimizer (which
+    loses epsilons)."""
     if example.proto is not None:
         return example.proto
     shapes = {axis: torch.export.Dim(name) for axis, name in example.dynamic.items()}
@@ -81,7 +83,8 @@ def exact(example: Example, x: np.ndarray) -> list[np.ndarray]:
 
 
 def allowed(example: Example, x: np.ndarray, want: np.ndarray, norms: int) -> float:
-    """8 u (1 + max|x|/σ) for each norm passed (DESIGN.md, "rounding"), σ the smallest deviation of a sample that is not constant."""
+    """8 u (1 + max|x|/σ) for each norm passed (DESIGN.md, "rounding"), σ the smallest deviation of a sample that is not
+    constant."""
     unit = np.finfo(example.dtype).eps / 2
     rows = x.astype(np.float64).reshape(len(x), -1)
     ratio = max(np.abs(row).max() / row.std() for row in rows if row.std() > 0)
@@ -95,10 +98,11 @@ def distance(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def showing_more(example: Example) -> int:
-    """How many norms are spelled so that they answer NaN where their definition answers 0, which no node may hide (issue F).
+    """How many norms are spelled so that they answer NaN where their definition answers 0, which no node may hide
+    (issue F).
 
-    x/(v·(1/√v)) is such a spelling of x/√v: with an Inf in its row v·(1/√v) is Inf·0, and all the row is NaN. A row of the RMS norm is 0
-    then, but for the one place; with a mean taken off it is NaN in either.
+    x/(v·(1/√v)) is such a spelling of x/√v: with an Inf in its row v·(1/√v) is Inf·0, and all the row is NaN. A row of
+    the RMS norm is 0 then, but for the one place; with a mean taken off it is NaN in either.
     """
     if example.case.kind != "RMSNorm":
         return 0
@@ -124,7 +128,9 @@ def problems(example: Example, proto: onnx.ModelProto, out: onnx.ModelProto, sum
         wrong.append(f"a certificate failed: {undone}")
     for sizes in SIZES:
         x = example.inputs(5, **sizes)
-        for before, after, want in zip(run_onnxruntime(proto, {"x": x}), run_onnxruntime(out, {"x": x}), exact(example, x), strict=True):
+        for before, after, want in zip(
+            run_onnxruntime(proto, {"x": x}), run_onnxruntime(out, {"x": x}), exact(example, x), strict=True
+        ):
             # nodes that nobody rewrote give what they gave; a norm is as near to the truth as its type allows
             reference = want if norms or example.definition is not None else before.astype(np.float64)
             bound, error = allowed(example, x, want, most), distance(after, reference)

@@ -1,4 +1,5 @@
-"""What torch's exporter writes of the hand-written models holds no norm op: none passes by being torch's own layer already."""
+"""What torch's exporter writes of the hand-written models holds no norm op: none passes by being torch's own layer
+already."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def test_a_hand_written_row_exports_without_norm_ops(case: Case) -> None:
 
 def test_hand_written_spellings_and_lookalikes_call_no_norm_of_torch() -> None:
     """Some 300 models in one program; what torch.export sees is enough, since the raw exporter translates op by op."""
-    cases = [case for case in (*SPELLINGS, *SMALL, *LOOKALIKES) if case.handwritten and case.name != "weight_standardization"]
+    cases = [
+        case for case in (*SPELLINGS, *SMALL, *LOOKALIKES) if case.handwritten and case.name != "weight_standardization"
+    ]
     bank = Bank(cases).eval()
     program = torch.export.export(bank, bank.samples())
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
@@ -47,7 +50,8 @@ def test_hand_written_spellings_and_lookalikes_call_no_norm_of_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "op"), [("S2a_torch", "LayerNormalization"), ("S2c", "InstanceNormalization"), ("S2e", "BatchNormalization")]
+    ("name", "op"),
+    [("S2a_torch", "LayerNormalization"), ("S2c", "InstanceNormalization"), ("S2e", "BatchNormalization")],
 )
 def test_torch_s_own_layers_do_export_as_norm_ops(name: str, op: str) -> None:
     """The control: what this file asserts of the others does fail for these."""

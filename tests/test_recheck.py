@@ -45,15 +45,37 @@ def flip(path: Path) -> None:
         (lambda b: flip(b / "samples/001.expected.npz"), "file", "samples/001.expected.npz", "sha256"),
         (lambda b: (b / "README.md").unlink(), "file", "README.md", "missing"),
         (lambda b: (b / "README.md").unlink() or (b / "README.md").write_text("x"), "file", "README.md", "1 bytes"),
-        (lambda b: (b / "model_repository/model_onnx/2").mkdir() or (b / "model_repository/model_onnx/2/model.onnx").touch(), "file",
-         "model_repository/model_onnx/2/model.onnx", "new"),
-        (lambda b: (b / "model_repository/model_onnx/2").mkdir(), "file", "model_repository/model_onnx/2/", "an empty folder"),
+        (
+            lambda b: (
+                (b / "model_repository/model_onnx/2").mkdir()
+                or (b / "model_repository/model_onnx/2/model.onnx").touch()
+            ),
+            "file",
+            "model_repository/model_onnx/2/model.onnx",
+            "new",
+        ),
+        (
+            lambda b: (b / "model_repository/model_onnx/2").mkdir(),
+            "file",
+            "model_repository/model_onnx/2/",
+            "an empty folder",
+        ),
         (lambda b: (b / "link").symlink_to("/etc/passwd"), "file", "link", "link"),
         (lambda b: os.mkfifo(b / "pipe"), "file", "pipe", "special"),
-        (lambda b: (b / "model_repository/model_onnx/config.pbtxt").write_text("{"), "config", "config.pbtxt", "can't be read"),
-        (lambda b: (b / "model_repository/model_onnx/warmup/0_0.bin").write_bytes(b"1"), "config", "config.pbtxt", "has 1 bytes"),
+        (
+            lambda b: (b / "model_repository/model_onnx/config.pbtxt").write_text("{"),
+            "config",
+            "config.pbtxt",
+            "can't be read",
+        ),
+        (
+            lambda b: (b / "model_repository/model_onnx/warmup/0_0.bin").write_bytes(b"1"),
+            "config",
+            "config.pbtxt",
+            "has 1 bytes",
+        ),
     ],
-)  # fmt: skip
+)
 def test_damage_is_named(bundle: Path, spoil: Callable[[Path], Any], what: str, name: str, said: str) -> None:
     spoil(bundle)
     found = normdeploy.recheck(bundle)
@@ -71,7 +93,10 @@ def test_other_versions_are_told_and_are_not_worse(bundle: Path) -> None:
     edited(bundle, lambda m: m["versions"].update(onnx="1.0", driver="570.1"))
     found = normdeploy.recheck(bundle)
     assert found
-    assert {(c.name, c.was, c.now) for c in found.changes} == {("onnx", "1.0", onnx.__version__), ("driver", "570.1", "")}
+    assert {(c.name, c.was, c.now) for c in found.changes} == {
+        ("onnx", "1.0", onnx.__version__),
+        ("driver", "570.1", ""),
+    }
 
 
 def test_a_newer_model_is_judged_by_the_bundles_samples(made: Path, tmp_path: Path) -> None:
@@ -91,9 +116,14 @@ def test_an_infinite_error_is_written(tmp_path: Path) -> None:
     path = written(tmp_path, "g (double[n, 3] x) => (double[n, 3] y) { y = Identity(x) }")
     normdeploy.package(path, tmp_path / "b", feeds={"x": np.full((2, 3), 1.7e308)})
     newer = written(tmp_path, "g (double[n, 3] x) => (double[n, 3] y) { y = Neg(x) }", "newer.onnx")
-    done = CliRunner().invoke(app, ["recheck", str(tmp_path / "b"), "--onnx", str(newer), "--report", str(tmp_path / "r.json")])
+    done = CliRunner().invoke(
+        app, ["recheck", str(tmp_path / "b"), "--onnx", str(newer), "--report", str(tmp_path / "r.json")]
+    )
     assert done.exit_code == 1
-    assert [r["max_abs_error"] for r in json.loads((tmp_path / "r.json").read_text())["parity"]["results"]] == ["inf", "inf"]
+    assert [r["max_abs_error"] for r in json.loads((tmp_path / "r.json").read_text())["parity"]["results"]] == [
+        "inf",
+        "inf",
+    ]
 
 
 def test_what_was_run_and_is_not_any_more_is_worse(bundle: Path) -> None:
@@ -114,7 +144,11 @@ def test_an_engine_that_was_changed_is_not_run(bundle: Path, monkeypatch: pytest
     entry = {"path": "model.engine", "runtime": "tensorrt", "compute_capability": "", "served": False}
     edited(bundle, lambda m: m["engines"].append(entry))
     asked, judge = [], sample_runs.judge
-    monkeypatch.setattr(sample_runs, "judge", lambda path, engines, *rest, **more: asked.extend(engines) or judge(path, [], *rest, **more))
+    monkeypatch.setattr(
+        sample_runs,
+        "judge",
+        lambda path, engines, *rest, **more: asked.extend(engines) or judge(path, [], *rest, **more),
+    )
     found = normdeploy.recheck(bundle)
     assert asked == []
     assert "model.engine is not what was packaged and was not run" in found.notes
@@ -207,7 +241,10 @@ def test_a_sample_that_unpacks_to_more_than_itself_is_refused(bundle: Path) -> N
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda b: next((b / "model_repository/model_onnx/1").iterdir()).unlink(), "not run: the ONNX file is not there"),
+        (
+            lambda b: next((b / "model_repository/model_onnx/1").iterdir()).unlink(),
+            "not run: the ONNX file is not there",
+        ),
         (lambda b: edited(b, lambda m: m.update(samples=[])), "not run: no sample is as it was packaged"),
     ],
 )

@@ -28,9 +28,15 @@ class Asked:
 
 
 def layer(
-    axes: tuple[int, ...], epsilon: float, ddof: int = 0, gamma: float | np.ndarray = 1.0, beta: float | np.ndarray = 0.0
+    axes: tuple[int, ...],
+    epsilon: float,
+    ddof: int = 0,
+    gamma: float | np.ndarray = 1.0,
+    beta: float | np.ndarray = 0.0,
 ) -> Callable:
-    return lambda x: (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, ddof=ddof, keepdims=True) + epsilon) * gamma + beta
+    return lambda x: (
+        (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, ddof=ddof, keepdims=True) + epsilon) * gamma + beta
+    )
 
 
 def asked(function: Callable, shape: tuple[int, ...]) -> Fit | NoMatch:
@@ -55,7 +61,9 @@ def test_unbiased_variance_is_a_factor() -> None:
     assert np.allclose(found.gamma, np.sqrt((n - 1) / n), rtol=1e-11)
 
 
-@pytest.mark.parametrize("gamma", [np.array([0.0, -2.0, 1.0, 3.0]), np.array([1e-6, 1e6, -1.0, 1e-3]), np.array([1.0, 0.0, 0.0, 1e-30])])
+@pytest.mark.parametrize(
+    "gamma", [np.array([0.0, -2.0, 1.0, 3.0]), np.array([1e-6, 1e6, -1.0, 1e-3]), np.array([1.0, 0.0, 0.0, 1e-30])]
+)
 def test_gamma_of_any_size_and_sign(gamma: np.ndarray) -> None:
     beta = np.array([0.5, -1.0, 0.0, 2.0])
     found = asked(layer((1,), 1e-5, gamma=gamma, beta=beta), (6, 4))
@@ -110,11 +118,19 @@ LOOKALIKES: dict[str, tuple[Callable, str]] = {
     "no mean in the numerator": (lambda x: x / np.sqrt(x.var(-1, keepdims=True) + 1e-5), "differ"),
     "variance for deviation": (lambda x: (x - x.mean(-1, keepdims=True)) / (x.var(-1, keepdims=True) + 1e-5), ""),
     "mean deviation": (
-        lambda x: (x - x.mean(-1, keepdims=True)) / (np.abs(x - x.mean(-1, keepdims=True)).mean(-1, keepdims=True) + 1e-5),
+        lambda x: (
+            (x - x.mean(-1, keepdims=True)) / (np.abs(x - x.mean(-1, keepdims=True)).mean(-1, keepdims=True) + 1e-5)
+        ),
         "",
     ),
-    "half of the row": (lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x[:, :4].var(-1, keepdims=True) + 1e-5), ""),
-    "softmax": (lambda x: np.exp(x - x.max(-1, keepdims=True)) / np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True), ""),
+    "half of the row": (
+        lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x[:, :4].var(-1, keepdims=True) + 1e-5),
+        "",
+    ),
+    "softmax": (
+        lambda x: np.exp(x - x.max(-1, keepdims=True)) / np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True),
+        "",
+    ),
     "identity": (lambda x: x, ""),
     "constant": (lambda x: np.zeros_like(x), "does not depend"),
 }
@@ -139,7 +155,8 @@ def test_dims_are_read_and_never_run() -> None:
 LAYER_NORM = """
     <ir_version: 10, opset_import: ["" : 21]>
     agraph (float[batch, seq, 4] x, float[4] scale, float[batch, 1, 4] shift) => (float[batch, seq, 4] out)
-    <int64[1] last = {-1}, float eps = {1e-5}, float[4] weight = {1.0, 2.0, 3.0, 4.0}, float[4] bias = {0.5, 0.25, 1.0, 2.0}>
+    <int64[1] last = {-1}, float eps = {1e-5}, float[4] weight = {1.0, 2.0, 3.0, 4.0},
+    float[4] bias = {0.5, 0.25, 1.0, 2.0}>
     {
         u = ReduceMean(x, last)
         d = Sub(x, u)
@@ -184,7 +201,11 @@ def test_gamma_and_beta_may_be_data(rest: str, inputs: list[str]) -> None:
     (node,) = proto.graph.node
     assert list(node.input) == inputs
     rng = np.random.default_rng(0)
-    feeds = {"x": rng.standard_normal((2, 3, 4)), "scale": rng.standard_normal(4), "shift": rng.standard_normal((2, 1, 4))}
+    feeds = {
+        "x": rng.standard_normal((2, 3, 4)),
+        "scale": rng.standard_normal(4),
+        "shift": rng.standard_normal((2, 1, 4)),
+    }
     narrow = {k: v.astype(np.float32) for k, v in feeds.items()}
     (got,) = run_onnxruntime(proto, narrow)
     (want,) = run_onnxruntime(onnx.parser.parse_model(LAYER_NORM.replace("REST", rest)), narrow)
@@ -192,7 +213,8 @@ def test_gamma_and_beta_may_be_data(rest: str, inputs: list[str]) -> None:
 
 
 def test_a_residual_stream_is_no_shift() -> None:
-    """Data of x's own shape added behind: a LayerNormalization could not broadcast it, and no one would call it beta."""
+    """Data of x's own shape added behind: a LayerNormalization could not broadcast it, and no one would call it
+    beta."""
     text = LAYER_NORM.replace("float[batch, 1, 4] shift", "float[batch, seq, 4] shift").replace(
         "REST", "m = Mul(n, weight)  out = Add(m, shift)"
     )
@@ -208,7 +230,9 @@ def test_an_inner_tensor_that_is_read_elsewhere_survives() -> None:
 
 def test_a_shared_norm_is_written_once() -> None:
     """x̂ with two affines: one norm without affine, as the two read it."""
-    text = LAYER_NORM.replace("=> (float[batch, seq, 4] out)", "=> (float[batch, seq, 4] out, float[batch, seq, 4] other)")
+    text = LAYER_NORM.replace(
+        "=> (float[batch, seq, 4] out)", "=> (float[batch, seq, 4] out, float[batch, seq, 4] other)"
+    )
     proto, _ = optimize(onnx.parser.parse_model(text.replace("REST", "out = Mul(n, weight)  other = Add(n, bias)")))
     assert sorted(n.op_type for n in proto.graph.node) == ["Add", "LayerNormalization", "Mul"]
 
@@ -250,12 +274,15 @@ def test_one_group_is_never_a_group_normalization(runtime: str) -> None:
 
 @pytest.mark.parametrize("runtime", ["any", "tensorrt", "tensorrt-rtx"])
 def test_a_group_norm_of_rows_is_no_group_normalization(runtime: str) -> None:
-    """GroupNormalization's input is (N, C, D1, ...): it has places beside the channels (ONNX, GroupNormalization 21)."""
+    """GroupNormalization's input is (N, C, D1, ...): it has places beside the channels (ONNX, GroupNormalization
+    21)."""
     proto = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 21]>
         net (float[N, 8] x) => (float[N, 8] y)
-        <int64[3] groups = {0, 2, 4}, int64[2] back = {0, 8}, float eps = {0.001}, float[8] gamma = {1, 2, 3, 4, 5, 6, 7, 8}> {
-            z = Reshape(x, groups) m = ReduceMean<keepdims = 1>(z, last) d = Sub(z, m) q = Mul(d, d) v = ReduceMean<keepdims = 1>(q, last)
+        <int64[3] groups = {0, 2, 4}, int64[2] back = {0, 8}, float eps = {0.001},
+        float[8] gamma = {1, 2, 3, 4, 5, 6, 7, 8}> {
+            z = Reshape(x, groups) m = ReduceMean<keepdims = 1>(z, last) d = Sub(z, m) q = Mul(d, d)
+            v = ReduceMean<keepdims = 1>(q, last)
             e = Add(v, eps) r = Sqrt(e) n = Div(d, r) h = Reshape(n, back) y = Mul(h, gamma)
         }""")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "last"))
@@ -266,13 +293,17 @@ def test_a_group_norm_of_rows_is_no_group_normalization(runtime: str) -> None:
     z = x.astype(np.float64).reshape(5, 2, 4)
     expected = (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + np.float32(1e-3))
     # of numbers below 2, which float32 rounds some ten times, times 8
-    assert np.abs(run_onnxruntime(out, {"x": x})[0] - expected.reshape(5, 8) * np.arange(1, 9)).max() <= 10 * 2.0**-24 * 2 * 8
+    assert (
+        np.abs(run_onnxruntime(out, {"x": x})[0] - expected.reshape(5, 8) * np.arange(1, 9)).max()
+        <= 10 * 2.0**-24 * 2 * 8
+    )
 
 
 @pytest.mark.parametrize("first", [0.1, 1e5])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_float32_gamma_of_a_float16_norm_is_not_rounded(first: float) -> None:
-    """float16 has eleven bits of 0.1 and ends before 1e5: with such a gamma the norm is one in float32, between Casts."""
+    """float16 has eleven bits of 0.1 and ends before 1e5: with such a gamma the norm is one in float32, between
+    Casts."""
     proto = onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["" : 21]>
         net (float16[N, 8] x) => (float16[N, 8] y)

@@ -12,12 +12,15 @@ from normdeploy.recognition.region import Kind, NoMatch
 from normdeploy.rewriting.rewrite import optimize
 
 ROOT = Path(__file__).resolve().parents[1]
-NORM = """m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) s = Mul (d, d) v = ReduceMean <axes = [-1]> (s) e = Add (v, eps) r = Sqrt (e)
+NORM = """m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) s = Mul (d, d) v = ReduceMean <axes = [-1]> (s) e = Add (v,
+eps) r = Sqrt (e)
 n = Div (d, r)"""
 
 
 def test_no_control_flow_reads_a_reason() -> None:
-    found = {str(path): [*_readers(ast.parse(path.read_text()))] for path in sorted((ROOT / "normdeploy").rglob("*.py"))}
+    found = {
+        str(path): [*_readers(ast.parse(path.read_text()))] for path in sorted((ROOT / "normdeploy").rglob("*.py"))
+    }
     assert len(found) > 300
     assert {path: lines for path, lines in found.items() if lines} == {}
 
@@ -41,7 +44,12 @@ def _is_reason(node: ast.AST) -> bool:
 
 
 def test_a_reader_of_reasons_is_found() -> None:
-    lines = ('if "no " not in made.reason[:3]:', 'if f.reason.startswith("no"):', 'if "clamped" in f.reason:', 'if f.reason == "no op":')
+    lines = (
+        'if "no " not in made.reason[:3]:',
+        'if f.reason.startswith("no"):',
+        'if "clamped" in f.reason:',
+        'if f.reason == "no op":',
+    )
     assert all([*_readers(ast.parse(f"{line} pass"))] for line in lines)
     assert not [*_readers(ast.parse('if not f.reason or f.reason == "" or f.reason == other.reason: pass'))]
 

@@ -33,7 +33,13 @@ def close(found: torch.Tensor, wanted: torch.Tensor, bound: float) -> None:
 def affine(name: str, x_hat: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
     """What an affine of that name means, whatever the order in which it is computed."""
     one, none = torch.ones(()).double(), torch.zeros(()).double()
-    scale = {"absent": one, "only_beta": one, "one_plus": 1 + gamma, "scalar": one * 1.5, "element": gamma.flatten()[0]}.get(name, gamma)
+    scale = {
+        "absent": one,
+        "only_beta": one,
+        "one_plus": 1 + gamma,
+        "scalar": one * 1.5,
+        "element": gamma.flatten()[0],
+    }.get(name, gamma)
     shift = {"absent": none, "only_gamma": none, "scalar": one * 0.25, "element": beta.flatten()[0]}.get(name, beta)
     return x_hat * scale + shift
 
@@ -62,7 +68,8 @@ def test_spelled_norms_compute_their_norm(prefix: str) -> None:
         module = case.make().double()
         assert isinstance(module, Spelled | SpelledGroup)
         ddof = int("unbiased" in words(case))
-        # an upcast to float32 narrows a float64 input; E[x²] − E[x]² cancels: 1e-16 over the variance relative to x², plus epsilon
+        # an upcast to float32 narrows a float64 input; E[x²] − E[x]² cancels: 1e-16 over the variance relative to x²,
+        # plus epsilon
         bound = 1e-5 if "upcast" in words(case) else 1e-11
         for x in scales(case):
             if "moments" in words(case) and "upcast" in words(case) and float(x.abs().max()) < 1e-3:
@@ -70,9 +77,9 @@ def test_spelled_norms_compute_their_norm(prefix: str) -> None:
             y = x if prefix == "ln" else x.unflatten(1, (module.groups, -1))
             dims = module.dims if prefix == "ln" else (2, 3, 4)
             a = y.numpy()
-            x_hat = torch.from_numpy((a - a.mean(dims, keepdims=True)) / np.sqrt(a.var(dims, ddof=ddof, keepdims=True) + module.eps)).view(
-                x.shape
-            )
+            x_hat = torch.from_numpy(
+                (a - a.mean(dims, keepdims=True)) / np.sqrt(a.var(dims, ddof=ddof, keepdims=True) + module.eps)
+            ).view(x.shape)
             shape = module.gamma.shape if prefix == "ln" else (-1, 1, 1)
             wanted = affine(named_affine(case), x_hat, module.gamma.view(shape), module.beta.view(shape))
             try:
@@ -109,7 +116,9 @@ def test_rms_spellings_compute_rms_norm() -> None:
         module = module.double()
         for x in scales(case):
             eps = {"rms_l2": 0.0}.get(case.name, getattr(module, "eps", 1e-6))
-            x_hat = functional.rms_norm(x, x.shape[-1:], eps=eps) if eps else x / x.square().mean(-1, keepdim=True).sqrt()
+            x_hat = (
+                functional.rms_norm(x, x.shape[-1:], eps=eps) if eps else x / x.square().mean(-1, keepdim=True).sqrt()
+            )
             if isinstance(module, SpelledRMSNorm):
                 wanted = affine(named_affine(case), x_hat, module.weight, module.bias)
             else:
@@ -124,10 +133,11 @@ def candidates(rank: int) -> Iterator[tuple[tuple[int, ...], bool]]:
 
 
 def is_some_norm(case: Case) -> bool:
-    """Whether the case's function is a LayerNorm, InstanceNorm or RMSNorm (without affine) over any dims, at any epsilon and scale.
+    """Whether the case's function is a LayerNorm, InstanceNorm or RMSNorm (without affine) over any dims, at any
+    epsilon and scale.
 
-    y = s·c/sqrt(v + e) with c = x (minus its mean) and v the mean of c² means that (c/y)² is one straight line (v + e)/s² in v,
-    over inputs of every scale, offset and dynamic size. The line is fitted by relative least squares.
+    y = s·c/sqrt(v + e) with c = x (minus its mean) and v the mean of c² means that (c/y)² is one straight line (v +
+    e)/s² in v, over inputs of every scale, offset and dynamic size. The line is fitted by relative least squares.
     """
     module = case.make()
     function = module.function if isinstance(module, Affine | Pure | Unscaled) else module.double()
@@ -164,7 +174,8 @@ def test_a_lookalike_is_no_norm_over_any_dims_at_any_epsilon(case: Case) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["gamma_of_another_axis", "gamma_across_the_norm", "equal_over_sum", "equal_over_too_many", "equal_unit_length"]
+    "name",
+    ["gamma_of_another_axis", "gamma_across_the_norm", "equal_over_sum", "equal_over_too_many", "equal_unit_length"],
 )
 def test_the_test_for_norms_knows_norms(name: str) -> None:
     (case,) = (case for case in (*LOOKALIKES, *SPELLINGS) if case.name == name)

@@ -54,7 +54,11 @@ def paths(*modules: str) -> list[tuple[str, int]]:
 
 def test_layers_become_one_line() -> None:
     modules = [f"layers.{i}.norm{j}" for i in range(12) for j in (1, 2)]
-    assert paths("embeddings.norm", *modules, "final") == [("embeddings.norm", 1), ("layers.{0..11}.norm{1..2}", 24), ("final", 1)]
+    assert paths("embeddings.norm", *modules, "final") == [
+        ("embeddings.norm", 1),
+        ("layers.{0..11}.norm{1..2}", 24),
+        ("final", 1),
+    ]
 
 
 def test_only_what_is_there_is_claimed() -> None:
@@ -64,19 +68,32 @@ def test_only_what_is_there_is_claimed() -> None:
 
 
 def test_what_differs_stands_apart() -> None:
-    findings = [fused("layers.0.norm"), fused("layers.1.norm", epsilon=1e-5), fused("layers.2.norm", notes=("inaccurate",))]
+    findings = [
+        fused("layers.0.norm"),
+        fused("layers.1.norm", epsilon=1e-5),
+        fused("layers.2.norm", notes=("inaccurate",)),
+    ]
     assert [g.name for g in grouped(findings)] == ["layers.0.norm", "layers.1.norm", "layers.2.norm"]
 
 
 def test_nothing_is_lost_by_grouping() -> None:
-    findings = [fused("a.0"), fused("a.0"), fused("a.1"), refused("a.0", "why"), fused("", tensor="t1"), fused("", tensor="t2")]
+    findings = [
+        fused("a.0"),
+        fused("a.0"),
+        fused("a.1"),
+        refused("a.0", "why"),
+        fused("", tensor="t1"),
+        fused("", tensor="t2"),
+    ]
     groups = grouped(findings)
     assert sorted(f.tensor for g in groups for f in g.findings) == sorted(f.tensor for f in findings)
     assert [g.name for g in groups] == ["a.{0..1}", "a.0", "(t{1..2})"]
 
 
 def test_names_of_neighbours_are_grouped() -> None:
-    text = shown(*(fused(f"block.{i}.bn", status="folded", became=f"folded into Conv 'block.{i}.conv'") for i in range(3)))
+    text = shown(
+        *(fused(f"block.{i}.bn", status="folded", became=f"folded into Conv 'block.{i}.conv'") for i in range(3))
+    )
     assert "block.{0..2}.bn ×3" in text
     assert "folded into Conv 'block.*.conv'" in text
 
@@ -104,7 +121,9 @@ def test_worst_certificate_of_a_group_is_shown() -> None:
 
 def test_failed_certificates_stand_with_their_reason() -> None:
     failed = dataclasses.replace(PROOF, identity=False, error=math.nan)
-    text = shown(fused("a.0", status="undone", became="", reason="its certificate failed: differs by nan", certificate=failed))
+    text = shown(
+        fused("a.0", status="undone", became="", reason="its certificate failed: differs by nan", certificate=failed)
+    )
     assert "its certificate failed: differs by nan" in text
     assert "1 undone" in text
 
@@ -177,7 +196,17 @@ def test_engine_in_json() -> None:
 def parity(verdict: Literal["pass", "fail"]) -> Comparison:
     results = (
         OutputResult("logits", "eager", "float32", 3e-7, 1e-2, 1.5e-6, "pass", "seed 0"),
-        OutputResult("logits", "onnxruntime (optimizer on)", "float32", 4e-3, math.inf, 1.5e-6, verdict, "zeros", reason="its [optimizer]"),
+        OutputResult(
+            "logits",
+            "onnxruntime (optimizer on)",
+            "float32",
+            4e-3,
+            math.inf,
+            1.5e-6,
+            verdict,
+            "zeros",
+            reason="its [optimizer]",
+        ),
     )
     return Comparison(results, (NotRun("TensorRT", "no GPU"),), ("seed 0", "zeros"), notes=("one size left out",))
 
@@ -222,7 +251,10 @@ def test_parity_in_80_columns_breaks_no_word_and_no_number(files: tuple[str, str
 def test_parity_in_json() -> None:
     document = json.loads(Report("verify", {}, parity=parity("fail")).json())["parity"]
     assert document["ok"] is False
-    assert [(r["runtime"], r["verdict"]) for r in document["results"]] == [("eager", "pass"), ("onnxruntime (optimizer on)", "fail")]
+    assert [(r["runtime"], r["verdict"]) for r in document["results"]] == [
+        ("eager", "pass"),
+        ("onnxruntime (optimizer on)", "fail"),
+    ]
     assert document["results"][1]["max_rel_error"] == "inf"
     assert document["not_run"] == [{"runtime": "TensorRT", "reason": "no GPU", "file": ""}]
     assert "float64" in document["rule"]["reference"]
@@ -251,8 +283,12 @@ def known(module: str, **changes: object) -> Finding:
             "half": (Half("float16", 0.0, "zero", ("w",)), Half("bfloat16", 1e-5, "", ())),
             "runtimes": (
                 Support("onnxruntime 1.31.1 CPU", "now", ("A", "B"), "function", ("A",) * 9, "no kernel of B"),
-                Support("onnxruntime 1.31.1 CPU", "optimized", ("LayerNormalization",), "kernel", ("LayerNormalization",)),
-                Support("TensorRT-RTX 1.7", "optimized", ("LayerNormalization",), "missing", (), "[red]no[/red] importer"),
+                Support(
+                    "onnxruntime 1.31.1 CPU", "optimized", ("LayerNormalization",), "kernel", ("LayerNormalization",)
+                ),
+                Support(
+                    "TensorRT-RTX 1.7", "optimized", ("LayerNormalization",), "missing", (), "[red]no[/red] importer"
+                ),
             ),
             **changes,
         },

@@ -1,4 +1,5 @@
-"""Reshape and Expand to computed sizes get constant operands where one size stays open; everything else stays as it is."""
+"""Reshape and Expand to computed sizes get constant operands where one size stays open; everything else stays as it
+is."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ from normdeploy.graphs.simplify import Simplified, simplify
 from normdeploy.proof.reshapes import resolve_reshapes
 from tests.support import run_onnxruntime
 
-CONSTANTS = """int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] four = {4}, int64[1] six = {6},
+CONSTANTS = """int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] four = {4},
+int64[1] six = {6},
     int64[1] rest = {-1}, int64[1] eight = {8}, int64[1] none = {0}"""
 
 
 def net(body: str, inputs: str = "float[N,M,6] x", output: str = "y", opset: int = 17) -> onnx.ModelProto:
-    text = f'<ir_version: 8, opset_import: ["" : {opset}]> net ({inputs}) => (float[] {output}) <{CONSTANTS}> {{ {body} }}'
+    text = (
+        f'<ir_version: 8, opset_import: ["" : {opset}]> net ({inputs}) => (float[] {output}) <{CONSTANTS}> {{ {body} }}'
+    )
     proto = parser.parse_model(text)
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     return proto
@@ -28,7 +32,8 @@ SAME: list[int] = []
 
 
 def operands(proto: onnx.ModelProto) -> list[list[int] | None]:
-    """Of each Reshape and Expand: the constant operand, None where it is computed; `SAME` of an Identity in its place."""
+    """Of each Reshape and Expand: the constant operand, None where it is computed; `SAME` of an Identity in its
+    place."""
     held = {t.name: onnx.numpy_helper.to_array(t).tolist() for t in proto.graph.initializer}
     kinds = ("Reshape", "Expand", "Identity")
     return [SAME if n.op_type == "Identity" else held.get(n.input[1]) for n in proto.graph.node if n.op_type in kinds]
@@ -48,7 +53,9 @@ RESOLVED = {
     f"{N} k = Concat<axis=0>(zero, n, rest) z = Concat<axis=0>(x, x) y = Reshape<allowzero=1>(x, k)": None,
     f"{N} {M} q = Max(n, eight) k = Concat<axis=0>(rest, m, six) z = Concat<axis=0>(m, six, n) y = Reshape(x, k)": SAME,
     f"{N} {M} q = Max(n, eight) k = Concat<axis=0>(rest, m, three, two) y = Reshape(x, k)": [-1, 0, 3, 2],
-    f"{N} {M} q = Max(n, eight) d = Div(q, q) e = Mul(n, d) k = Concat<axis=0>(e, m, six) y = Reshape(x, k)": None,  # n, by way of a Max
+    f"{N} {M} q = Max(n, eight) d = Div(q, q) e = Mul(n, d) k = Concat<axis=0>(e, m, six) y = Reshape(x, k)": (
+        None
+    ),  # n, by way of a Max
 }
 
 
@@ -74,7 +81,10 @@ def test_an_operand_is_a_constant_where_one_size_stays_open(body: str) -> None:
 def test_what_computed_the_sizes_goes_away() -> None:
     """Attention's reshapes as torch writes them for a dynamic batch: Shape, Slice and Concat go."""
     k = "s = Shape(x) n = Slice(s, zero, one) k = Concat<axis=0>(n, rest, two, three) z = Reshape(x, k)"
-    proto = net(f"{k} t = Transpose<perm=[0,2,1,3]>(z) u = Shape(t) l = Slice(u, zero, one) f = Concat<axis=0>(l, rest) y = Reshape(t, f)")
+    proto = net(
+        f"{k} t = Transpose<perm=[0,2,1,3]>(z) u = Shape(t) l = Slice(u, zero, one) f = Concat<axis=0>(l, rest) y ="
+        " Reshape(t, f)"
+    )
     cleaned = simplify(proto, [{"x": np.ones((2, 5, 6), np.float32)}], first=resolve_reshapes)
     assert not cleaned.note
     assert sorted(n.op_type for n in cleaned.proto.graph.node) == ["Reshape", "Reshape", "Transpose"]
@@ -114,11 +124,10 @@ def test_a_default_that_may_be_overridden_is_no_constant() -> None:
 
 
 def test_two_draws_stay_two() -> None:
-    proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> net (float[N] x) => (float[N] y) {
-            a = RandomNormalLike(x) b = RandomNormalLike(x) e = Exp(x) f = Exp(x) s = Sub(a, b) t = Add(e, f) y = Add(s, t)
-        }"""
-    )
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> net (float[N] x) => (float[N] y) {
+            a = RandomNormalLike(x) b = RandomNormalLike(x) e = Exp(x) f = Exp(x) s = Sub(a, b) t = Add(e, f)
+            y = Add(s, t)
+        }""")
     cleaned = simplify(proto)
     assert [n.op_type for n in cleaned.proto.graph.node].count("RandomNormalLike") == 2
 
@@ -138,7 +147,10 @@ def test_old_files_are_cleaned_without_rules(opset: int) -> None:
 
 def untidy() -> onnx.ModelProto:
     """A relu with a constant that is computed twice, and a dead end."""
-    body = "c = Add(one, two) d = Add(one, two) e = Cast<to=1>(c) f = Cast<to=1>(d) g = Mul(e, f) dead = Exp(x) r = Relu(x) y = Mul(r, g)"
+    body = (
+        "c = Add(one, two) d = Add(one, two) e = Cast<to=1>(c) f = Cast<to=1>(d) g = Mul(e, f) dead = Exp(x) r ="
+        " Relu(x) y = Mul(r, g)"
+    )
     return net(body)
 
 

@@ -1,4 +1,5 @@
-"""The sum before a layer norm: written as Sum where onnxruntime would join an Add with the norm into a slower, less exact kernel."""
+"""The sum before a layer norm: written as Sum where onnxruntime would join an Add with the norm into a slower, less
+exact kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ D = 48
 LN = "LayerNormalization<axis = -1, epsilon = 1e-5>"
 
 
-def graph(body: str, x: str = "float[N,S,48]", r: str = "float[N,S,48]", outputs: str = "float[N,S,48] y") -> onnx.ModelProto:
+def graph(
+    body: str, x: str = "float[N,S,48]", r: str = "float[N,S,48]", outputs: str = "float[N,S,48] y"
+) -> onnx.ModelProto:
     proto = parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g ({x} x, {r} r) => ({outputs}) {{ {body} }}')
     kind = onnx.helper.tensor_dtype_to_np_dtype(proto.graph.input[0].type.tensor_type.elem_type)
     rng = np.random.default_rng(0)
@@ -43,12 +46,16 @@ def in_onnxruntime(proto: onnx.ModelProto, folder: Path) -> list[str]:
 POST = f"s = Add(x, r) y = {LN}(s, g, b)"
 
 
-@pytest.mark.parametrize(("runtime", "wanted"), [("any", "Sum"), ("onnxruntime", "Sum"), ("tensorrt", "Add"), ("tensorrt-rtx", "Add")])
+@pytest.mark.parametrize(
+    ("runtime", "wanted"), [("any", "Sum"), ("onnxruntime", "Sum"), ("tensorrt", "Add"), ("tensorrt-rtx", "Add")]
+)
 def test_a_residual_before_a_layer_norm(runtime: str, wanted: str, tmp_path: Path) -> None:
     before = graph(POST)
     after, summary = optimize(before, runtime=runtime)
     assert ops(after) == [wanted, "LayerNormalization"]
-    assert "SkipLayerNormalization" in in_onnxruntime(before, tmp_path), "onnxruntime joins them no more: the step has lost its reason"
+    assert "SkipLayerNormalization" in in_onnxruntime(before, tmp_path), (
+        "onnxruntime joins them no more: the step has lost its reason"
+    )
     if wanted == "Sum":
         assert "SkipLayerNormalization" not in in_onnxruntime(after, tmp_path)
         assert any("Sum" in note for note in summary.findings[0].notes)
@@ -68,7 +75,9 @@ def test_the_numbers_are_those_of_both_ops(tmp_path: Path) -> None:
     for proto in (before, after):
         session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
         errors.append(np.abs(session.run(None, feeds)[0] - exact).max())
-    rounded = np.spacing(np.abs(s).max().astype(np.float32)) / 2 / s.std(-1).min()  # what rounding the sum alone may cost
+    rounded = (
+        np.spacing(np.abs(s).max().astype(np.float32)) / 2 / s.std(-1).min()
+    )  # what rounding the sum alone may cost
     assert errors[1] <= 16 * rounded
     assert errors[1] <= errors[0]
 
@@ -93,7 +102,9 @@ def test_other_sums_stay(body: str, types: dict[str, str]) -> None:
 
 def encoder() -> nn.Module:
     torch.manual_seed(0)
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2, enable_nested_tensor=False).eval()
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2, enable_nested_tensor=False
+    ).eval()
 
 
 def test_an_encoder(tmp_path: Path) -> None:

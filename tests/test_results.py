@@ -1,4 +1,5 @@
-"""The Python interface as people use it: results that print, stand for their model and their file, and calls written in any usual way."""
+"""The Python interface as people use it: results that print, stand for their model and their file, and calls written in
+any usual way."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ class OfABatch(torch.nn.Module):
         return self.net(batch["x"])
 
 
-HOMES = {"Comparison": "normdeploy.parity.compare", "Bisection": "normdeploy.bisection.bisect", "Race": "normdeploy.race.bench"}
+HOMES = {
+    "Comparison": "normdeploy.parity.compare",
+    "Bisection": "normdeploy.bisection.bisect",
+    "Race": "normdeploy.race.bench",
+}
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -131,13 +136,17 @@ def test_unknown_options_are_errors_of_the_caller(net: Net) -> None:
         normdeploy.export(net, X, runtme="any")  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(("verb", "options"), [("verify", {"seeds": 0}), ("bench", {"rounds": 0}), ("build", {"runtime": "any"})])
+@pytest.mark.parametrize(
+    ("verb", "options"), [("verify", {"seeds": 0}), ("bench", {"rounds": 0}), ("build", {"runtime": "any"})]
+)
 def test_every_verb_looks_at_its_options_first(verb: str, options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(options))):
         getattr(normdeploy, verb)("no such model", "no such file", **options)
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("fp16", "fp16"), ("Half", "fp16"), ("bfloat16", "bf16"), ("f32", None), (None, None)])
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("fp16", "fp16"), ("Half", "fp16"), ("bfloat16", "bf16"), ("f32", None), (None, None)]
+)
 def test_precisions_in_every_usual_spelling(name: str | None, wanted: str | None) -> None:
     assert precision_of(name) == wanted
 
@@ -151,7 +160,9 @@ def test_a_result_stands_for_its_model_and_its_file(net: Net, tmp_path: Path) ->
     found = normdeploy.verify(result, [tmp_path / "m.onnx"], seeds=1)
     assert {r.file for r in found.results} == {"", "m.onnx"}, "its own file counts once"
     assert normdeploy.bisect(result, seeds=1)
-    (tmp_path / "m.onnx").write_bytes((tmp_path / "m.onnx").read_bytes().replace(b"LayerNormalization", b"LayerNormalizatiom"))
+    (tmp_path / "m.onnx").write_bytes(
+        (tmp_path / "m.onnx").read_bytes().replace(b"LayerNormalization", b"LayerNormalizatiom")
+    )
     with pytest.raises(NormdeployError):
         normdeploy.verify(result, seeds=1)  # the file as it is now, not as it was made
     with pytest.raises(InputError, match="arguments of its own"):

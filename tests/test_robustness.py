@@ -92,7 +92,8 @@ def function_bomb() -> onnx.ModelProto:
 
 
 def rounds(out: str, of: str, level: int, after: str, inside: str) -> str:
-    """A Loop of ``count`` rounds, or until ``after`` says otherwise; its body makes d, followed by the level, from g."""
+    """A Loop of ``count`` rounds, or until ``after`` says otherwise; its body makes d, followed by the level, from
+    g."""
     carried = f"(int64 i{level}, bool before{level}, float[n,m] g{level}) => (bool after{level}, float[n,m] d{level})"
     return f"{out} = Loop(count, yes, {of}) <body = body{level} {carried} {{ {after} {inside} }}>"
 
@@ -155,18 +156,30 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto | bytes], str]] = {
     "Loops inside Loops": (lambda: loop(2**20, inside=INNER), "Loop 'd0' runs 1099511627776 rounds"),
     "a circle": (lambda: with_change(lambda p: p.graph.node[0].input.__setitem__(0, "y")), "circle"),
     "names that are no text": (lambda: by_hand().SerializeToString().replace(b"Sqrt", b"S\xff\xfet"), "not UTF-8"),
-    "a declared weight that is not there": (lambda: with_weight(raw(data_type=1, dims=[2**40])), "needs 1099511627776 .* holds 0"),
-    "sizes whose product overflows": (lambda: with_weight(raw(data_type=1, dims=[2**62, 4], raw_data=b"\0" * 16)), "holds 16"),
+    "a declared weight that is not there": (
+        lambda: with_weight(raw(data_type=1, dims=[2**40])),
+        "needs 1099511627776 .* holds 0",
+    ),
+    "sizes whose product overflows": (
+        lambda: with_weight(raw(data_type=1, dims=[2**62, 4], raw_data=b"\0" * 16)),
+        "holds 16",
+    ),
     "a negative size": (lambda: with_weight(raw(data_type=1, dims=[-4, -4], raw_data=b"\0" * 64)), "not negative"),
-    "a weight of too many bytes": (lambda: with_weight(raw(data_type=1, dims=[8], raw_data=b"\0" * 64)), "needs 32 bytes and holds 64"),
+    "a weight of too many bytes": (
+        lambda: with_weight(raw(data_type=1, dims=[8], raw_data=b"\0" * 64)),
+        "needs 32 bytes and holds 64",
+    ),
     "a weight of an unknown type": (lambda: with_weight(raw(data_type=99, dims=[1], raw_data=b"\0")), "type 99"),
     "a segment": (lambda: with_weight(segment()), "one segment"),
     "a sparse giant": (sparse, "sparse weight 'h'"),
     "an input of an unknown type": (lambda: typed(999), "type 999"),
     "a thousand dims": (lambda: by_hand(x=",".join(["1"] * 1000)), "1000 dims"),
     "two opsets": (lambda: with_change(lambda p: p.opset_import.add(domain="ai.onnx", version=7)), "two opsets"),
-    "a node that reads nothing": (lambda: with_change(lambda p: p.graph.node[1].input.__setitem__(0, "nowhere")), "specification"),
-}  # fmt: skip
+    "a node that reads nothing": (
+        lambda: with_change(lambda p: p.graph.node[1].input.__setitem__(0, "nowhere")),
+        "specification",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -176,7 +189,9 @@ def test_a_broken_file_is_refused(runs: Server, tmp_path: Path, what: str) -> No
 
 
 @pytest.mark.parametrize("verb", [v for v in VERBS if v not in ("optimize", "run")])
-@pytest.mark.parametrize("what", ["a function bomb", "names that are no text", "a declared weight that is not there", "a circle"])
+@pytest.mark.parametrize(
+    "what", ["a function bomb", "names that are no text", "a declared weight that is not there", "a circle"]
+)
 def test_every_verb_reads_with_the_same_reader(runs: Server, tmp_path: Path, verb: str, what: str) -> None:
     make, said = REFUSED[what]
     refused(runs, tmp_path, verb, make(), said)
@@ -231,7 +246,9 @@ def state(shape: list[int]) -> Callable[[onnx.ModelProto], None]:
 
 
 def sequence(proto: onnx.ModelProto) -> None:
-    proto.graph.input[0].type.CopyFrom(helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [None])))
+    proto.graph.input[0].type.CopyFrom(
+        helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [None]))
+    )
 
 
 READ: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -260,7 +277,8 @@ def branching() -> onnx.ModelProto:
     """An endless Loop in the branch of an If, which may never be taken."""
     inside = rounds("a", "x", 0, "after0 = Identity(before0)", "d0 = Neg(g0)")
     body = f"""sum = ReduceSum<keepdims = 0>(x) low = Less(sum, bound) y = If(low) <
-        then_branch = t () => (float[n,m] a) {{ {inside} }}, else_branch = e () => (float[n,m] other) {{ other = Neg(x) }}>"""
+        then_branch = t () => (float[n,m] a) {{ {inside} }}, else_branch = e () => (float[n,m] other) {{
+        other = Neg(x) }}>"""
     return model(body, opset=21, held=f", int64 count = {{{2**63 - 1}}}, bool yes = {{1}}, float bound = {{9}}")
 
 
@@ -329,7 +347,9 @@ def roots_in_a_row(count: int) -> onnx.ModelProto:
     """A norm with ``count`` roots where one belongs."""
     proto = by_hand()
     place = next(i for i, n in enumerate(proto.graph.node) if n.op_type == "Sqrt")
-    roots = [helper.make_node("Sqrt", [f"r{i}" if i else "e"], [f"r{i + 1}" if i + 1 < count else "r"]) for i in range(count)]
+    roots = [
+        helper.make_node("Sqrt", [f"r{i}" if i else "e"], [f"r{i + 1}" if i + 1 < count else "r"]) for i in range(count)
+    ]
     nodes = [*proto.graph.node[:place], *roots, *proto.graph.node[place + 1 :]]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
@@ -338,8 +358,11 @@ def roots_in_a_row(count: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("verb", ["optimize", "inspect"])
 @pytest.mark.parametrize("make", [long_sum, roots_in_a_row])
-def test_twenty_thousand_of_a_kind_take_no_minutes(runs: Server, tmp_path: Path, verb: str, make: Callable[[int], onnx.ModelProto]) -> None:
-    """Measured: 2 to 7 s. They were 40 s with every input compared with every other, and 20 minutes with 96 · 48 readings of each root."""
+def test_twenty_thousand_of_a_kind_take_no_minutes(
+    runs: Server, tmp_path: Path, verb: str, make: Callable[[int], onnx.ModelProto]
+) -> None:
+    """Measured: 2 to 7 s. They were 40 s with every input compared with every other, and 20 minutes with 96 · 48
+    readings of each root."""
     done = asked(runs, tmp_path, verb, make(20_000))
     assert done.returncode == 0
     assert done.seconds < 30
@@ -378,8 +401,8 @@ def test_what_an_attribute_makes_large_is_not_evaluated(op: str, attributes: dic
 
 
 def test_a_convolution_of_wide_windows_is_not_written_out(runs: Server, tmp_path: Path) -> None:
-    """Three taps 30,000 apart in each dim, and a second window 20,000 behind: 596 GB in float64 for one input. The rest of the file
-    can be read, so this is a fold that is refused, or proved at another size, and no error."""
+    """Three taps 30,000 apart in each dim, and a second window 20,000 behind: 596 GB in float64 for one input. The rest
+    of the file can be read, so this is a fold that is refused, or proved at another size, and no error."""
     done = asked(runs, tmp_path, "optimize", windows("Conv", 20_000, 30_000))
     assert done.returncode == 0, done.stderr
 
@@ -406,8 +429,10 @@ def test_axes_that_are_strings(runs: Server, tmp_path: Path, op: str, holds: boo
 
 WIDE = {
     "input": f"net (float[4,{2**27}] x) => (float[4,{2**27}] y) {{ y = Softplus(x) }}",
-    "inner tensor": f"""net (float[1] x) => (float[{2**29}] y) <int64[1] many = {{{2**29}}}> {{
-        wide = Expand(x, many) y = Softplus(wide) }}""",
+    "inner tensor": (
+        f"""net (float[1] x) => (float[{2**29}] y) <int64[1] many = {{{2**29}}}> {{
+        wide = Expand(x, many) y = Softplus(wide) }}"""
+    ),
 }
 
 
@@ -438,7 +463,9 @@ def test_external_data_without_end(runs: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["optimize", "run", "check"])
 def test_a_full_disk_is_said_and_the_old_output_stays(runs: Server, tmp_path: Path, verb: str) -> None:
     proto = with_weight(numpy_helper.from_array(np.ones((64, 8), np.float32), "h"))
-    proto.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, (64, 8)))  # else nobody needs the weight
+    proto.graph.output.append(
+        helper.make_tensor_value_info("z", TensorProto.FLOAT, (64, 8))
+    )  # else nobody needs the weight
     onnx.save(proto, tmp_path / "m.onnx")
     np.savez(tmp_path / "in.npz", x=np.ones((64, 8), np.float32))
     (tmp_path / "out").write_bytes(b"old")
@@ -452,7 +479,8 @@ def test_a_full_disk_is_said_and_the_old_output_stays(runs: Server, tmp_path: Pa
 
 
 def test_two_runs_into_one_file_do_no_harm(tmp_path: Path) -> None:
-    """Several at once, each with another weight: at the end stands the whole output of one of them, and nothing beside it."""
+    """Several at once, each with another weight: at the end stands the whole output of one of them, and nothing beside
+    it."""
     command = (
         "import sys\nfrom normdeploy.storage.files import load_onnx, save_onnx\n"
         "m = load_onnx(sys.argv[1])\nfor _ in range(20):\n    save_onnx(m, 'out', external=True)"
@@ -463,7 +491,9 @@ def test_two_runs_into_one_file_do_no_harm(tmp_path: Path) -> None:
         onnx.save(with_weight(weight), tmp_path / f"{value}.onnx")
         wanted.append(float(value))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    writers = [subprocess.Popen([sys.executable, "-c", command, f"{v}.onnx"], cwd=tmp_path, env=environment) for v in range(3)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", command, f"{v}.onnx"], cwd=tmp_path, env=environment) for v in range(3)
+    ]
     while any(writer.poll() is None for writer in writers):
         if (tmp_path / "out").exists():
             assert whole(tmp_path / "out") in wanted
@@ -474,7 +504,8 @@ def test_two_runs_into_one_file_do_no_harm(tmp_path: Path) -> None:
 
 
 def whole(path: Path) -> float:
-    """The one number that the weight holds. Where the model is replaced between its reading and that of its weights, another try is due."""
+    """The one number that the weight holds. Where the model is replaced between its reading and that of its weights,
+    another try is due."""
     for attempt in range(50):
         try:
             proto = load_onnx(path)

@@ -1,4 +1,5 @@
-"""Every row of the table of systems, in fp32 and fp16, static and dynamic: export, fuse, run in onnxruntime, build for TensorRT-RTX."""
+"""Every row of the table of systems, in fp32 and fp16, static and dynamic: export, fuse, run in onnxruntime, build for
+TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def specs(case: Case, dtype: torch.dtype, dynamic: bool) -> tuple[list[str], lis
                 dims[name] = f"{name}={low}:{opt}:{high}"
                 sizes.append(name)
         kind = str(dtype).removeprefix("torch.") if "float" in spec.dtype else spec.dtype
-        inputs.append(f"{spec.name}:{kind}[{','.join(sizes)}]" + ("" if "float" in spec.dtype else f"{{0:{spec.high}}}"))
+        inputs.append(
+            f"{spec.name}:{kind}[{','.join(sizes)}]" + ("" if "float" in spec.dtype else f"{{0:{spec.high}}}")
+        )
     return inputs, list(dims.values())
 
 
@@ -72,14 +75,20 @@ def test_row(case: Case, dtype: str, dynamic: bool) -> None:
     assert all(f.certificate for f in summary.findings if f.status in ("fused", "folded"))
     names = [d[0] for spec in case.inputs for d in spec.shape if not isinstance(d, int)] if dynamic else []
     for dims in ({}, dict.fromkeys(names, 3)):
-        if dims and any(not low <= 3 <= high for s in case.inputs for n, low, _, high in (d for d in s.shape if not isinstance(d, int))):
+        if dims and any(
+            not low <= 3 <= high
+            for s in case.inputs
+            for n, low, _, high in (d for d in s.shape if not isinstance(d, int))
+        ):
             continue
         same_as_eager(case, module, proto, DTYPES[dtype], dims)
 
 
-def same_as_eager(case: Case, module: torch.nn.Module, proto: onnx.ModelProto, dtype: torch.dtype, dims: dict[str, int]) -> None:
-    """onnxruntime against the module in float64 on the same values: within 4 times eager's own error in the model's type, and 16 u of the
-    largest output (another order of the sums, one rounding of a folded weight)."""
+def same_as_eager(
+    case: Case, module: torch.nn.Module, proto: onnx.ModelProto, dtype: torch.dtype, dims: dict[str, int]
+) -> None:
+    """onnxruntime against the module in float64 on the same values: within 4 times eager's own error in the model's
+    type, and 16 u of the largest output (another order of the sums, one rounding of a folded weight)."""
     generator = torch.Generator().manual_seed(5)
     values = [s.sample(generator, dims) for s in case.inputs]
     values = [v.to(dtype) if v.is_floating_point() else v for v in values]
@@ -95,7 +104,8 @@ def same_as_eager(case: Case, module: torch.nn.Module, proto: onnx.ModelProto, d
 
 @pytest.mark.parametrize(("case", "dtype", "dynamic"), VARIANTS)
 def test_row_builds_for_tensorrt_rtx(case: Case, dtype: str, dynamic: bool) -> None:
-    """A real engine for compute capability 8.9 (in this process: the subprocess of ``normdeploy build`` has tests of its own)."""
+    """A real engine for compute capability 8.9 (in this process: the subprocess of ``normdeploy build`` has tests of
+    its own)."""
     trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     _, proto, _ = exported(case.name, dtype, dynamic)
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
@@ -116,5 +126,27 @@ def test_row_builds_for_tensorrt_rtx(case: Case, dtype: str, dynamic: bool) -> N
 
 
 def test_there_are_18_rows() -> None:
-    table = {f"S{n}" for n in ["0a", "0b", "0c", "1a", "1b", "1c", "1d", "1e", "2a", "2b", "2c", "2d", "2e", "3a", "3b", "3c", "4a", "4b"]}
+    table = {
+        f"S{n}"
+        for n in [
+            "0a",
+            "0b",
+            "0c",
+            "1a",
+            "1b",
+            "1c",
+            "1d",
+            "1e",
+            "2a",
+            "2b",
+            "2c",
+            "2d",
+            "2e",
+            "3a",
+            "3b",
+            "3c",
+            "4a",
+            "4b",
+        ]
+    }
     assert {c.row for c in registry.CASES} == table

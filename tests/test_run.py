@@ -1,4 +1,5 @@
-"""Runners for inference: what they refuse, whose memory they use, their life; files in and out; engines over a stand-in."""
+"""Runners for inference: what they refuse, whose memory they use, their life; files in and out; engines over a
+stand-in."""
 
 from __future__ import annotations
 
@@ -65,7 +66,11 @@ def test_arrays_are_viewed_not_copied() -> None:
             assert tensor.data_ptr() == view.__array_interface__["data"][0]
             assert as_numpy(tensor).ctypes.data == tensor.data_ptr()
             assert (as_numpy(tensor) == view).all()
-    assert as_tensor("x", np.arange(3, dtype=">i4")).tolist() == as_tensor("x", np.arange(3)[::-1].copy()[::-1]).tolist() == [0, 1, 2]
+    assert (
+        as_tensor("x", np.arange(3, dtype=">i4")).tolist()
+        == as_tensor("x", np.arange(3)[::-1].copy()[::-1]).tolist()
+        == [0, 1, 2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,9 @@ def test_arrays_are_viewed_not_copied() -> None:
         ({"x": np.array(["a"])}, "'x' can't be taken"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_it_runs(model: Path, monkeypatch: pytest.MonkeyPatch, change: Any, said: str) -> None:
+def test_what_does_not_fit_is_refused_before_it_runs(
+    model: Path, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
+) -> None:
     given = {name: value for name, value in (feeds() | change).items() if value is not None}
     with normdeploy.open_runner(model) as runner:
         monkeypatch.setattr(runner, "_run", lambda tensors: pytest.fail("it ran"))
@@ -166,7 +173,7 @@ def test_archives_that_are_not_read(tmp_path: Path) -> None:
         archive.read_npz(path)
 
 
-# ------------------------------------------------------------------ engines, over a stand-in that writes down what is asked of it
+# ------------------------------------------------------------------ engines, over a stand-in that writes down what is a
 
 CALLS: list[tuple[Any, ...]] = []
 Mode, Place = Enum("Mode", "INPUT OUTPUT"), Enum("Place", "DEVICE HOST")
@@ -277,7 +284,14 @@ def test_an_engine_is_told_profile_shapes_and_addresses_in_order(engine_file: Pa
     assert torch.equal(found, x)
     assert found.data_ptr() != x.data_ptr() == addressed
     steps = [c for c in CALLS if c != ("address", "y")]
-    assert steps == [("profile", 1, 77), ("shape", "x", (6, 4)), ("address", "x"), ("infer",), ("execute", 77), ("synchronize",)]
+    assert steps == [
+        ("profile", 1, 77),
+        ("shape", "x", (6, 4)),
+        ("address", "x"),
+        ("infer",),
+        ("execute", 77),
+        ("synchronize",),
+    ]
 
 
 def test_shapes_outside_the_profiles_are_refused(engine_file: Path) -> None:
@@ -306,7 +320,11 @@ def test_a_graph_is_recorded_once_for_a_shape(engine_file: Path, request: pytest
 def test_runners_in_threads_give_each_its_own(model: Path) -> None:
     def work(n: int) -> bool:
         with normdeploy.open_runner(model) as own:
-            return all((r.infer(feeds(n))["y"] == feeds(n)["x"] - feeds(n)["z"]).all() for r in (own, shared) for _ in range(50))
+            return all(
+                (r.infer(feeds(n))["y"] == feeds(n)["x"] - feeds(n)["z"]).all()
+                for r in (own, shared)
+                for _ in range(50)
+            )
 
     with normdeploy.open_runner(model) as shared, ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(1, 9)))
@@ -319,7 +337,16 @@ def test_the_report_of_a_run(model: Path, tmp_path: Path) -> None:
 
     files = {name: tmp_path / name for name in ("in.npz", "out.npz", "run.json")}
     np.savez(files["in.npz"], **{n: v for n, v in feeds().items() if n != "b"}, b=feeds()["b"].view(np.dtype("V2")))
-    arguments = ["run", str(model), "--inputs", str(files["in.npz"]), "-o", str(files["out.npz"]), "--report", str(files["run.json"])]
+    arguments = [
+        "run",
+        str(model),
+        "--inputs",
+        str(files["in.npz"]),
+        "-o",
+        str(files["out.npz"]),
+        "--report",
+        str(files["run.json"]),
+    ]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     report = json.loads(files["run.json"].read_text())
     assert (report["verb"], report["inference"]["outputs"]["y"]) == ("run", "float32[3, 4]")

@@ -34,7 +34,9 @@ X = torch.randn(1, 3, 6, 6, dtype=torch.float64)
 @pytest.mark.parametrize("limit", [whole.LIMIT, 0])
 def test_ops_without_a_kernel_are_named_and_nothing_is_written(limit: int, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
-    with pytest.raises(ExportError, match=r"nothing is written: .* Conv of float64 .*'first'.*; ConvTranspose of float64 ") as error:
+    with pytest.raises(
+        ExportError, match=r"nothing is written: .* Conv of float64 .*'first'.*; ConvTranspose of float64 "
+    ) as error:
         normdeploy.export(Doubles().eval(), (X,), output=path, compare_limit=limit)
     assert "--runtime tensorrt" in str(error.value)
     assert not list(tmp_path.iterdir())
@@ -42,7 +44,9 @@ def test_ops_without_a_kernel_are_named_and_nothing_is_written(limit: int, tmp_p
 
 def test_for_another_runtime_it_is_written_with_a_note(tmp_path: Path) -> None:
     result = normdeploy.export(Doubles().eval(), (X,), output=tmp_path / "m.onnx", runtime="tensorrt-rtx")
-    assert any(note.startswith("the file was not run: onnxruntime has no kernel for Conv of float64") for note in result.notes)
+    assert any(
+        note.startswith("the file was not run: onnxruntime has no kernel for Conv of float64") for note in result.notes
+    )
     assert (tmp_path / "m.onnx").is_file()
 
 
@@ -87,7 +91,10 @@ def test_samples_that_pytorch_does_not_take_either_say_nothing() -> None:
 
 
 def test_ops_of_a_domain_of_ones_own_are_noted() -> None:
-    text = '<ir_version: 10, opset_import: ["": 21, "my.own": 1]> g (float[2] x) => (float[2] y) { a = Relu(x) y = my.own.Twist(a) }'
+    text = (
+        '<ir_version: 10, opset_import: ["": 21, "my.own": 1]> g (float[2] x) => (float[2] y) { a = Relu(x) y ='
+        " my.own.Twist(a) }"
+    )
     found = trouble(onnx.parser.parse_model(text))
     assert found is not None
     assert found.foreign
@@ -99,7 +106,8 @@ def test_what_is_made_of_a_file_that_loads_has_to_load(monkeypatch: pytest.Monke
         proto.graph.node[0].op_type = "NoSuchOp"
 
     relu = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) <float[1] w = {1}> { z = Add(x, w) y = Relu(z) }'
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) <float[1] w = {1}> { z = Add(x, w) y ='
+        " Relu(z) }"
     )
     edited(monkeypatch, rewrite, "optimized", unknown)
     with pytest.raises(GraphError, match=r"not what was made of it, so nothing is written: .*NoSuchOp"):

@@ -1,4 +1,5 @@
-"""The runners: the float64 reference against float64 computed by hand, eager and onnxruntime in each type, and what they refuse."""
+"""The runners: the float64 reference against float64 computed by hand, eager and onnxruntime in each type, and what
+they refuse."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def close(found: np.ndarray, wanted: np.ndarray) -> bool:
 def float64(model: Model, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """(feeds as float64, outputs of the reference)."""
     feeds = model.samples(seed)
-    return {k: v.astype(np.float64) if v.dtype.kind not in "iub" else v for k, v in feeds.items()}, Float64Runner(model).infer(feeds)
+    return {k: v.astype(np.float64) if v.dtype.kind not in "iub" else v for k, v in feeds.items()}, Float64Runner(
+        model
+    ).infer(feeds)
 
 
 # ------------------------------------------------------------------ the reference
@@ -112,7 +115,10 @@ def test_float64_of_eval_batch_norm() -> None:
         for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
             tensor.copy_(torch.rand(5) + 0.5)
     feeds, found = float64(model_of(norm, "x:float32[3,5,4,4]"))
-    w, b, m, v = (t.detach().double().numpy()[:, None, None] for t in (norm.weight, norm.bias, norm.running_mean, norm.running_var))
+    w, b, m, v = (
+        t.detach().double().numpy()[:, None, None]
+        for t in (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    )
     assert close(found["output"], w * (feeds["x"] - m) / np.sqrt(v + norm.eps) + b)
 
 
@@ -297,9 +303,13 @@ def test_a_model_that_does_not_run_says_where() -> None:
 # ------------------------------------------------------------------ onnxruntime
 
 
-def onnx_model(*nodes: str, inputs: str = "float[n, 8] x", outputs: str = "float[n, 8] y", constants: str = "") -> onnx.ModelProto:
+def onnx_model(
+    *nodes: str, inputs: str = "float[n, 8] x", outputs: str = "float[n, 8] y", constants: str = ""
+) -> onnx.ModelProto:
     held = f"<{constants}>" if constants else ""
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => ({outputs}) {held} {{ {"; ".join(nodes)} }}')
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => ({outputs}) {held} {{ {"; ".join(nodes)} }}'
+    )
 
 
 SCALE = "float[8] s = {1, 2, 3, 4, 5, 6, 7, 8}"
@@ -324,22 +334,37 @@ def test_onnxruntime_runs_a_model(optimize: bool, by_path: bool, tmp_path: Path)
 
 def test_onnxruntime_reads_external_weights(tmp_path: Path) -> None:
     proto = onnx_model("y = Mul(x, s)", constants=SCALE)
-    proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.arange(1, 9, dtype=np.float32), "s"))  # as bytes
-    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0, convert_attribute=False)
+    proto.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(np.arange(1, 9, dtype=np.float32), "s")
+    )  # as bytes
+    onnx.save(
+        proto,
+        tmp_path / "m.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+        convert_attribute=False,
+    )
     assert (tmp_path / "w.bin").stat().st_size == 32
     found = OrtRunner(tmp_path / "m.onnx").infer({"x": np.ones((2, 8), np.float32)})
     assert (found["y"] == np.arange(1, 9)).all()
 
 
 def test_onnxruntime_takes_and_gives_bfloat16() -> None:
-    proto = onnx_model("y = LayerNormalization(x, s)", inputs="bfloat16[n, 8] x, bfloat16[8] s", outputs="bfloat16[n, 8] y")
+    proto = onnx_model(
+        "y = LayerNormalization(x, s)", inputs="bfloat16[n, 8] x, bfloat16[8] s", outputs="bfloat16[n, 8] y"
+    )
     x = np.random.default_rng(0).standard_normal((3, 8)).astype(ml_dtypes.bfloat16)
     found = OrtRunner(proto).infer({"x": x, "s": np.ones(8, ml_dtypes.bfloat16)})["y"]
     assert found.dtype == ml_dtypes.bfloat16
     wide = x.astype(np.float64)
     wanted = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
-    assert np.abs(found.astype(np.float64) - wanted).max() <= 2.0**-7  # one ulp between 1 and 2; the norm is at most 2.6
-    empty = OrtRunner(proto).infer({"x": np.zeros((0, 8), ml_dtypes.bfloat16), "s": np.ones(8, ml_dtypes.bfloat16)})["y"]
+    assert (
+        np.abs(found.astype(np.float64) - wanted).max() <= 2.0**-7
+    )  # one ulp between 1 and 2; the norm is at most 2.6
+    empty = OrtRunner(proto).infer({"x": np.zeros((0, 8), ml_dtypes.bfloat16), "s": np.ones(8, ml_dtypes.bfloat16)})[
+        "y"
+    ]
     assert empty.shape == (0, 8)
 
 
@@ -350,7 +375,10 @@ def test_onnxruntime_s_refusals_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="can't load the model"):
         OrtRunner(tmp_path / "junk.onnx")
     with pytest.raises(RuntimeUnavailable, match="Could not find an implementation for MatMul"):
-        OrtRunner(onnx_model("y = MatMul(x, w)", inputs="bfloat16[n, 8] x, bfloat16[8, 8] w", outputs="bfloat16[n, 8] y"), optimize=False)
+        OrtRunner(
+            onnx_model("y = MatMul(x, w)", inputs="bfloat16[n, 8] x, bfloat16[8, 8] w", outputs="bfloat16[n, 8] y"),
+            optimize=False,
+        )
     runner = OrtRunner(onnx_model("y = Relu(x)"))
     with pytest.raises(InputError, match="does not run the model on these inputs"):
         runner.infer({"x": np.zeros((2, 9), np.float32)})
@@ -389,12 +417,15 @@ def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not trt.no_gpu(), reason="there is a GPU, on which the engine may load")
-def test_an_engine_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_does_not_load_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     onnx.save(onnx_model("y = Relu(x)", inputs="float[2, 8] x", outputs="float[2, 8] y"), tmp_path / "m.onnx")
     build(tmp_path / "m.onnx", tmp_path / "m.engine")
     monkeypatch.setattr(trt, "no_gpu", lambda: "")
     with pytest.raises(
-        NormdeployError, match=r"m\.engine can't be loaded on this GPU: .*CUDA driver.*; build it with this version of TensorRT-RTX"
+        NormdeployError,
+        match=r"m\.engine can't be loaded on this GPU: .*CUDA driver.*; build it with this version of TensorRT-RTX",
     ):
         TrtRunner(tmp_path / "m.engine")
     assert capfd.readouterr() == ("", "")

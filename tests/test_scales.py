@@ -1,4 +1,5 @@
-"""Eval BatchNorm, the node and by hand: measured as one scale and shift, folded where that is exact, refused with the reason elsewhere."""
+"""Eval BatchNorm, the node and by hand: measured as one scale and shift, folded where that is exact, refused with the
+reason elsewhere."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ def exported(module: nn.Module, *args: torch.Tensor) -> onnx.ModelProto:
 
 
 def folded(module: nn.Module, *args: torch.Tensor) -> tuple[onnx.ModelProto, Summary]:
-    """Optimize, and hold the result to the module in float64: 16 u of the sums of magnitudes would be the bound of any order of
-    summation; the networks here add up fewer than 100 terms of order 10."""
+    """Optimize, and hold the result to the module in float64: 16 u of the sums of magnitudes would be the bound of any
+    order of summation; the networks here add up fewer than 100 terms of order 10."""
     proto, summary = optimize(exported(module, *args))
     onnx.checker.check_model(proto, full_check=True)
     got = run_onnxruntime(proto, {i.name: a.numpy() for i, a in zip(proto.graph.input, args, strict=True)})
@@ -74,7 +75,9 @@ def folded(module: nn.Module, *args: torch.Tensor) -> tuple[onnx.ModelProto, Sum
 def left(proto: onnx.ModelProto) -> list[str]:
     """The ops that compute on data; constants and shapes of weights are folded later."""
     return [
-        n.op_type for n in proto.graph.node if n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Add", "BatchNormalization")
+        n.op_type
+        for n in proto.graph.node
+        if n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Add", "BatchNormalization")
     ]
 
 
@@ -126,7 +129,9 @@ def test_into_a_linear_of_three_dims_behind_a_view() -> None:
     assert [f.status for f in summary.findings] == ["folded"]
 
 
-@pytest.mark.parametrize("behind", [lambda: nn.Conv2d(4, 6, 3), lambda: nn.Conv2d(4, 6, 3, groups=2, bias=False)], ids=["conv", "grouped"])
+@pytest.mark.parametrize(
+    "behind", [lambda: nn.Conv2d(4, 6, 3), lambda: nn.Conv2d(4, 6, 3, groups=2, bias=False)], ids=["conv", "grouped"]
+)
 def test_into_the_linear_op_behind(behind: Callable[[], nn.Module]) -> None:
     torch.manual_seed(2)
     proto, summary = folded(nn.Sequential(nn.ReLU(), norm(4, 4), behind()), torch.randn(2, 4, 6, 7))
@@ -191,7 +196,8 @@ def test_training_mode_is_refused() -> None:
     text = """
         <ir_version: 10, opset_import: ["" : 21]>
         agraph (float[N, 3, 4, 4] x) => (float[N, 3, 4, 4] y)
-        <float[3] s = {1.0, 2.0, 3.0}, float[3] b = {0.0, 1.0, 2.0}, float[3] m = {0.0, 1.0, 2.0}, float[3] v = {1.0, 2.0, 3.0}>
+        <float[3] s = {1.0, 2.0, 3.0}, float[3] b = {0.0, 1.0, 2.0}, float[3] m = {0.0, 1.0, 2.0},
+        float[3] v = {1.0, 2.0, 3.0}>
         { y, rm, rv = BatchNormalization <training_mode = 1> (x, s, b, m, v) }"""
     proto, summary = optimize(onnx.parser.parse_model(text))
     assert [n.op_type for n in proto.graph.node] == ["BatchNormalization"]
@@ -219,7 +225,8 @@ def test_a_scale_that_overflows_the_type_is_not_folded() -> None:
 
 
 def test_attention_s_one_over_root_of_d_is_no_batch_norm() -> None:
-    """(q + b)/sqrt(3d), DeBERTa's: the root of one number does not make the bias and it a BatchNorm that has to be told of."""
+    """(q + b)/sqrt(3d), DeBERTa's: the root of one number does not make the bias and it a BatchNorm that has to be told
+    of."""
     text = """<ir_version: 9, opset_import: ["" : 21]> net (float[B, 4] x) => (float[B, 4] y)
         <float[4] b = {1, 2, 3, 4}, float d = {24}> { q = Add(x, b) r = Sqrt(d) y = Div(q, r) }"""
     out, summary = optimize(onnx.parser.parse_model(text))

@@ -25,16 +25,30 @@ from tests.packaged import written
 from tests.support import LAYER_NORM
 
 VERBS = {
-    "export": "report", "export in half": "report", "optimize": "report", "inspect": "report", "explained": "report", "build": "report",
-    "verify": "report", "bisect": "report", "run": "report", "bench": "report", "bench of norms": "report", "package": "package",
-    "packaged report": "report", "check": "check", "recheck": "recheck",
-}  # fmt: skip
+    "export": "report",
+    "export in half": "report",
+    "optimize": "report",
+    "inspect": "report",
+    "explained": "report",
+    "build": "report",
+    "verify": "report",
+    "bisect": "report",
+    "run": "report",
+    "bench": "report",
+    "bench of norms": "report",
+    "package": "package",
+    "packaged report": "report",
+    "check": "check",
+    "recheck": "recheck",
+}
 """What is written -> its schema."""
 
 
 def schema(name: str) -> Any:
     """As a user reads it from the package."""
-    return json.loads(resources.files("normdeploy.reports").joinpath("schemas", f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(
+        resources.files("normdeploy.reports").joinpath("schemas", f"{name}.json").read_text(encoding="utf-8")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +112,8 @@ def test_every_part_was_written_by_some_verb(told: dict[str, Any]) -> None:
 
 
 def damaged(document: Any) -> list[Any]:
-    """The document without one of its keys, and with a value of another type, for each key of it and of the norms in it."""
+    """The document without one of its keys, and with a value of another type, for each key of it and of the norms in
+    it."""
     made = []
     for key in document:
         for change in ({}, {key: {"a": {}}} if not isinstance(document[key], dict) else {key: 1.5}):

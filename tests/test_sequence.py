@@ -30,7 +30,12 @@ def test_labels_grow_wherever_items_are_put(where: str) -> None:
     wanted = [Item() for _ in range(3)]
     sequence, rng, behind = Sequence(wanted), random.Random(0), 0
     for _ in range(2000):
-        behind = {"first": 0, "last": len(wanted) - 1, "the one before": max(behind - 1, 0), "anywhere": rng.randrange(len(wanted))}[where]
+        behind = {
+            "first": 0,
+            "last": len(wanted) - 1,
+            "the one before": max(behind - 1, 0),
+            "anywhere": rng.randrange(len(wanted)),
+        }[where]
         item = Item()
         sequence.insert(item, wanted[behind])
         wanted.insert(behind + 1, item)
@@ -51,7 +56,9 @@ def test_four_times_the_insertions_at_one_place_take_four_times_the_time() -> No
 
 
 def chain(body: str = "t = Neg(x) y = Relu(t)") -> Graph:
-    return Graph(parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> net (float[4] x) => (float[4] y) {{ {body} }}'))
+    return Graph(
+        parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> net (float[4] x) => (float[4] y) {{ {body} }}')
+    )
 
 
 def agrees(graph: Graph) -> None:

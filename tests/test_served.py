@@ -1,4 +1,5 @@
-"""What Triton refuses to load, and so must not be written: seen with the server itself (2.51) and in its backend's source."""
+"""What Triton refuses to load, and so must not be written: seen with the server itself (2.51) and in its backend's
+source."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from normdeploy.bundles import triton
 from normdeploy.errors import InputError
 from tests.packaged import written
 
-SHAPED = "<int64[1] i = {0}, int64[1] f = {3}> { s = Shape(x) d = Gather(s, i) t = Concat<axis=0>(d, f) y = Reshape(x, t) }"
+SHAPED = (
+    "<int64[1] i = {0}, int64[1] f = {3}> { s = Shape(x) d = Gather(s, i) t = Concat<axis=0>(d, f) y = Reshape(x, t) }"
+)
 
 
 def config_of(bundle: Path) -> Any:
@@ -42,7 +45,10 @@ def test_scalars_have_no_reshape_where_triton_does_not_batch(tmp_path: Path) -> 
     ("text", "dims"),
     [
         ("g (float[n, 3] x) => (float[n, k] y) { y = Relu(x) }", [3]),
-        ("g (float[n, 3] x) => (float[n, 5] y) { y = Relu(x) }", [-1]),  # a wrong statement, which onnxruntime takes back
+        (
+            "g (float[n, 3] x) => (float[n, 5] y) { y = Relu(x) }",
+            [-1],
+        ),  # a wrong statement, which onnxruntime takes back
         (f"g (float[n, 3] x) => (float[n, k] y) {SHAPED}", [3]),  # only its optimizer finds this one
     ],
 )
@@ -58,8 +64,14 @@ def test_outputs_are_stated_as_onnxruntime_infers_them(tmp_path: Path, text: str
     ("newer", "said"),
     [
         ("g (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }", ""),
-        ("g (float[n, k] x) => (float[n, k] y) { y = Relu(x) }", "it says that 'y' has the dims [3], the model has y:float32[n, k]"),
-        ("g (float[3, 3] x) => (float[3, 3] y) { y = Relu(x) }", "it lets Triton join requests along the first dim of 'x'"),
+        (
+            "g (float[n, k] x) => (float[n, k] y) { y = Relu(x) }",
+            "it says that 'y' has the dims [3], the model has y:float32[n, k]",
+        ),
+        (
+            "g (float[3, 3] x) => (float[3, 3] y) { y = Relu(x) }",
+            "it lets Triton join requests along the first dim of 'x'",
+        ),
     ],
 )
 def test_recheck_says_that_triton_would_refuse_a_newer_file(tmp_path: Path, newer: str, said: str) -> None:

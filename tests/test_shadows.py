@@ -1,4 +1,5 @@
-"""Functions of a file that bear the name of an op: nobody may take such a node for the op, and the file keeps the name."""
+"""Functions of a file that bear the name of an op: nobody may take such a node for the op, and the file keeps the
+name."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def file(body: str, domain: str, function: str, more: str = "", opset: int = 17)
     """A net of x [N, 8], and one function of the file, of that domain; ``more``: others."""
     imports = f'"" : {opset}' + (f', "{domain}" : 1' if domain not in ("", "ai.onnx", "own") else "") + ', "own" : 1'
     return parser.parse_model(
-        f"<ir_version: 10, opset_import: [{imports}]> net (float[N,8] x, bool c) => (float[N,8] y) <{HELD}> {{ {body} }}"
+        f"<ir_version: 10, opset_import: [{imports}]> net (float[N,8] x, bool c) => (float[N,8] y) <{HELD}> {{"
+        f" {body} }}"
         f' <domain: "{domain}", opset_import: [{imports}]> {function} {more}'
     )
 
@@ -85,7 +87,9 @@ def test_a_function_is_not_taken_for_the_op_of_its_name(what: str, where: str) -
 def test_what_such_a_function_computes_is_what_its_body_says() -> None:
     """The smallest case of issue F: both judges take the body, and took another function's numbers for it."""
     proto = file(
-        "y = com.microsoft.SimplifiedLayerNormalization(x, g)", "com.microsoft", f"SimplifiedLayerNormalization (a, w) => (b) {NEGATIVE}"
+        "y = com.microsoft.SimplifiedLayerNormalization(x, g)",
+        "com.microsoft",
+        f"SimplifiedLayerNormalization (a, w) => (b) {NEGATIVE}",
     )
     x = np.random.default_rng(0).standard_normal((3, 8), dtype=np.float32)
     out, _ = optimize(proto)
@@ -96,11 +100,19 @@ def test_what_such_a_function_computes_is_what_its_body_says() -> None:
 @pytest.mark.parametrize("op", ["Sqrt", "ReduceMean", "Add", "Mul", "Div"])
 def test_a_norm_by_hand_with_such_a_node_in_it_is_none(op: str) -> None:
     two = op in ("Add", "Mul", "Div")
-    untouched(file(BY_HAND, "", f"{op} {'(a, w)' if two else '<axes> (a)' if op == 'ReduceMean' else '(a)'} => (b) {NEGATIVE}"))
+    untouched(
+        file(
+            BY_HAND, "", f"{op} {'(a, w)' if two else '<axes> (a)' if op == 'ReduceMean' else '(a)'} => (b) {NEGATIVE}"
+        )
+    )
 
 
 def test_no_node_is_written_that_such_a_function_would_take_for_its_call() -> None:
-    proto = file(f"{BY_HAND.replace('y =', 'k =')} y = LayerNormalization(k, g, s)", "", f"LayerNormalization (a, w, h) => (b) {NEGATIVE}")
+    proto = file(
+        f"{BY_HAND.replace('y =', 'k =')} y = LayerNormalization(k, g, s)",
+        "",
+        f"LayerNormalization (a, w, h) => (b) {NEGATIVE}",
+    )
     out, summary = optimize(proto)
     assert out.graph.node == proto.graph.node
     (finding,) = summary.findings
@@ -110,10 +122,12 @@ def test_no_node_is_written_that_such_a_function_would_take_for_its_call() -> No
 
 @pytest.mark.parametrize(("domain", "opset"), [("own", 23), ("", 21)])
 def test_the_opset_is_not_raised_over_such_a_function(domain: str, opset: int) -> None:
-    """RotaryEmbedding is none of opset 21's: at 23, which RMSNormalization needs, the function's name would be that of an op."""
+    """RotaryEmbedding is none of opset 21's: at 23, which RMSNormalization needs, the function's name would be that of
+    an op."""
     call = "own.RotaryEmbedding" if domain else "RotaryEmbedding"
     body = (
-        f"last = Constant<value_ints=[-1]>() q = Mul(x, x) v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = {call}(n)"
+        "last = Constant<value_ints=[-1]>() q = Mul(x, x) v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e) n ="
+        f" Div(x, r) y = {call}(n)"
     )
     out, summary = optimize(file(body, domain, f"RotaryEmbedding (a) => (b) {NEGATIVE}", opset=21))
     assert out.opset_import[0].version == opset
@@ -138,7 +152,9 @@ def test_an_overload_of_one_of_our_ops_is_not_ours() -> None:
     ours = our_body("RMSNorm", 17)
     proto = file("y = Neg(x)", "own", f"other (a) => (b) {NEGATIVE}")
     proto.opset_import.add(domain="normdeploy", version=1)
-    node = onnx.helper.make_node("RMSNorm", ["x", "g"], ["y"], domain="normdeploy", axes=[-1], epsilon=1e-5, stash_type=1)
+    node = onnx.helper.make_node(
+        "RMSNorm", ["x", "g"], ["y"], domain="normdeploy", axes=[-1], epsilon=1e-5, stash_type=1
+    )
     node.overload = "another"
     proto.graph.node[0].CopyFrom(node)
     function = onnx.FunctionProto()
@@ -154,13 +170,20 @@ def test_an_overload_of_one_of_our_ops_is_not_ours() -> None:
 
 def test_a_call_keeps_no_shape_because_of_its_name() -> None:
     """A node of an unknown domain called Relu may make anything of its input."""
-    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]> net (float[N,8] x) => (y) { z = own.Relu(x) y = Neg(z) }"""
+    text = (
+        """<ir_version: 8, opset_import: ["": 17, "own": 1]> net (float[N,8] x) => (y) { z = own.Relu(x) y = Neg(z) }"""
+    )
     graph = Graph(parser.parse_model(text))
     assert [graph.shape(t) for n in graph.nodes for t in n.outputs] == [None, None]
 
 
 def test_the_names_come_back_unchanged() -> None:
-    proto = file("y = Sqrt(x)", "", f"Sqrt (a) => (b) {NEGATIVE}", f'<domain: "own", opset_import: ["" : 17]> Relu (a) => (b) {NEGATIVE}')
+    proto = file(
+        "y = Sqrt(x)",
+        "",
+        f"Sqrt (a) => (b) {NEGATIVE}",
+        f'<domain: "own", opset_import: ["" : 17]> Relu (a) => (b) {NEGATIVE}',
+    )
     hidden, shadows = apart(proto)
     assert {f.name for f in hidden.functions}.isdisjoint({"Sqrt", "Relu"})
     assert proto.graph.node[0].op_type == "Sqrt"

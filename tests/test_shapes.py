@@ -25,13 +25,17 @@ FLATTENING = CONSTANTS + ", int64[1] b = {0}, int64[1] t = {2}, int64[1] rest = 
 
 
 def net(body: str, inputs: str, outputs: str, constants: str = FLATTENING) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]> net ({inputs}) => ({outputs}) <{constants}> {{ {body} }}')
+    return parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 13]> net ({inputs}) => ({outputs}) <{constants}> {{ {body} }}'
+    )
 
 
 def agree(proto: onnx.ModelProto, out: onnx.ModelProto, *sizes: tuple[int, ...]) -> None:
     options = ort.SessionOptions()
     options.log_severity_level, options.graph_optimization_level = 4, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    sessions = [ort.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"]) for m in (proto, out)]
+    sessions = [
+        ort.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"]) for m in (proto, out)
+    ]
     for size in sizes:
         x = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
         a, b = (s.run(None, {proto.graph.input[0].name: x})[0] for s in sessions)
@@ -90,17 +94,17 @@ def test_what_changes_from_size_to_size_stays_unknown(body: str) -> None:
 
 def test_a_norm_over_what_is_padded_to_a_length() -> None:
     """Found by `benchmarks.attack` (sizes_cut): the norm of 64 places at least was given a gamma of 64 places."""
-    proto = parser.parse_model(
-        """<ir_version: 10, opset_import: ["" : 20]>
+    proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]>
         net (float[N,M] i) => (float[N,K] y)
         <int64[1] last = {-1}, int64[1] most = {64}, int64[1] none = {0}, int64[3] before = {0, 0, 0},
          float eps = {1e-5}, float[1] g = {1.5}>
         {
-            s = Shape(i) m = Gather<axis=0>(s, last) n = Sub(most, m) k = Max(n, none) p = Concat<axis=0>(before, k) x = Pad(i, p)
-            u = ReduceMean(x, last) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e) n_ = Div(d, r)
+            s = Shape(i) m = Gather<axis=0>(s, last) n = Sub(most, m) k = Max(n, none) p = Concat<axis=0>(before, k)
+            x = Pad(i, p)
+            u = ReduceMean(x, last) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e)
+            n_ = Div(d, r)
             y = Mul(g, n_)
-        }"""
-    )
+        }""")
     out, _ = optimize(proto)
     for size in ((2, 5), (1, 64), (3, 65), (2, 129)):
         x = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
@@ -127,9 +131,12 @@ def test_dims_of_minus_one_are_dynamic() -> None:
 def test_a_batch_whose_name_inference_loses(last: int) -> None:
     """JAX broadcasts to the batch of the graph's input; behind a Slice to the end inference has another name for it."""
     proto = net(
-        """x = Slice(i, b, end, b) s = ReduceSum<keepdims=0>(x, axis) m = Mul(s, part) q = Mul(x, x) p = ReduceSum<keepdims=0>(q, axis)
-        a = Mul(p, part) mm = Mul(m, m) v = Sub(a, mm) c = Max(v, zero) sh = Shape(i) n = Slice(sh, b, one, b) k = Concat<axis=0>(n, one)
-        vr = Reshape(c, k) e = Add(vr, eps) w = Sqrt(e) r = Reciprocal(w) ur = Reshape(m, k) d = Sub(x, ur) t = Mul(r, g) y = Mul(d, t)""",
+        """x = Slice(i, b, end, b) s = ReduceSum<keepdims=0>(x, axis) m = Mul(s, part) q = Mul(x, x) p =
+        ReduceSum<keepdims=0>(q, axis)
+        a = Mul(p, part) mm = Mul(m, m) v = Sub(a, mm) c = Max(v, zero) sh = Shape(i) n = Slice(sh, b, one, b)
+        k = Concat<axis=0>(n, one)
+        vr = Reshape(c, k) e = Add(vr, eps) w = Sqrt(e) r = Reciprocal(w) ur = Reshape(m, k) d = Sub(x, ur)
+        t = Mul(r, g) y = Mul(d, t)""",
         "float[N,8] i",
         "float[N,8] y",
         f"""float eps = {{1e-5}}, float[8] g = {{1,2,3,4,5,6,7,8}}, int64[1] b = {{0}}, int64[1] end = {{{last}}},
@@ -160,17 +167,21 @@ GROUPED = """
 
 
 def test_a_view_that_could_be_the_image_is_not_taken_for_it() -> None:
-    """Where height and width are so chosen that (1, height·width) were (height, width), the norm of the view had the result's shape: the
-    reshape back was dropped, and the file wrote another shape than before."""
+    """Where height and width are so chosen that (1, height·width) were (height, width), the norm of the view had the
+    result's shape: the reshape back was dropped, and the file wrote another shape than before."""
     proto = parser.parse_model(GROUPED)
     result, _ = optimize(proto)
-    assert [(n.op_type, n.input[0]) for n in result.graph.node] in ([("InstanceNormalization", "x")], [("LayerNormalization", "x")])
+    assert [(n.op_type, n.input[0]) for n in result.graph.node] in (
+        [("InstanceNormalization", "x")],
+        [("LayerNormalization", "x")],
+    )
     x = np.random.default_rng(0).standard_normal((2, 8, 3, 5)).astype(np.float32)
     assert run_onnxruntime(result, {"x": x})[0].shape == (2, 8, 3, 5)
 
 
 def test_names_that_an_output_alone_bears_say_nothing() -> None:
-    """TorchScript's exporter calls an output's batch ``Add76_dim_0``: it was taken for another size than the input's."""
+    """TorchScript's exporter calls an output's batch ``Add76_dim_0``: it was taken for another size than the
+    input's."""
     graph = Graph(parser.parse_model(GROUPED))
     graph.completer = complete
     assert graph.shape(graph.gs.outputs[0]) == ("batch", 8, "height", "width")
@@ -178,8 +189,11 @@ def test_names_that_an_output_alone_bears_say_nothing() -> None:
 
 
 def test_a_name_that_was_made_up_for_an_input_goes_on() -> None:
-    """A node's result whose dim has a made-up name of its own is as long as its input, where inference of the node alone says so."""
-    proto = net("x = Compress<axis=0>(i, c) y = Relu(x)", "float[N,6] i, bool[M] c", "float[L,6] y", "float eps = {1e-5}")
+    """A node's result whose dim has a made-up name of its own is as long as its input, where inference of the node
+    alone says so."""
+    proto = net(
+        "x = Compress<axis=0>(i, c) y = Relu(x)", "float[N,6] i, bool[M] c", "float[L,6] y", "float eps = {1e-5}"
+    )
     graph = Graph(proto)
     relu = next(n for n in graph.nodes if n.op == "Relu")
     passed = graph.shape(relu.inputs[0])

@@ -1,4 +1,5 @@
-"""Who vouches for what a file says of its own making: the user's store, a team's key, and what an attacker puts beside a file."""
+"""Who vouches for what a file says of its own making: the user's store, a team's key, and what an attacker puts beside
+a file."""
 
 from __future__ import annotations
 
@@ -108,7 +109,9 @@ def test_what_runs_no_code_is_followed_by_anyone_and_said(inside: Path, monkeypa
     comparison = normdeploy.verify("weights.pt", "model.onnx", seeds=1, model="factory:Net", model_args={"size": 8})
     assert comparison
     assert comparison.notes[0] == "as model.onnx records: dims=['batch=1:4:16'], inputs=['x:float32[batch,8]']"
-    with pytest.raises(InputError, match=r"model='factory:Net'.*not followed because .*another user, and no signature of a team"):
+    with pytest.raises(
+        InputError, match=r"model='factory:Net'.*not followed because .*another user, and no signature of a team"
+    ):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
 
 
@@ -137,7 +140,10 @@ def test_what_is_recorded_of_another_model_is_not_followed_where_it_means_nothin
         assert any(said in note for note in comparison.notes), comparison.notes
     recorded_as("other.onnx", dims=["seq=1:2:3"], inputs=["x[seq,8]"])
     comparison = normdeploy.verify("model.pt", "other.onnx", seeds=1, inputs="x[n,8]")
-    assert any("dims=['seq=1:2:3'], which are not followed: the inputs that are given have" in note for note in comparison.notes)
+    assert any(
+        "dims=['seq=1:2:3'], which are not followed: the inputs that are given have" in note
+        for note in comparison.notes
+    )
 
 
 @pytest.mark.parametrize("verb", ["verify", "bisect", "bench"])
@@ -145,7 +151,10 @@ def test_an_error_of_what_is_recorded_says_so(verb: str, inside: Path) -> None:
     normdeploy.export("model.pt", output="model.onnx")
     recorded_as("other.onnx", dims=["seq=1:2:3"])
     arguments = (["model.pt", "other.onnx"],) if verb == "bench" else ("model.pt", "other.onnx")
-    with pytest.raises(InputError, match=r"'seq' belongs to no input.*The ONNX file's record .* says dims=\['seq=1:2:3'\]: give here what"):
+    with pytest.raises(
+        InputError,
+        match=r"'seq' belongs to no input.*The ONNX file's record .* says dims=\['seq=1:2:3'\]: give here what",
+    ):
         getattr(normdeploy, verb)(*arguments)
 
 
@@ -166,7 +175,9 @@ def test_a_team_follows_what_its_key_signed(inside: Path, team: Path, monkeypatc
     assert comparison.notes == ()
     monkeypatch.delenv(signing.TEAM_KEY)
     as_another_process(inside)
-    with pytest.raises(InputError, match=r"'model.onnx.sig' beside it is signed by .* whose key NORMDEPLOY_KEY does not name"):
+    with pytest.raises(
+        InputError, match=r"'model.onnx.sig' beside it is signed by .* whose key NORMDEPLOY_KEY does not name"
+    ):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
     assert not code_ran(inside)
     normdeploy.export("weights.pt", output="unsigned.onnx", **FACTORY)
@@ -174,7 +185,8 @@ def test_a_team_follows_what_its_key_signed(inside: Path, team: Path, monkeypatc
 
 
 def test_a_teams_signature_counts_where_the_users_own_is_of_older_code(inside: Path, team: Path) -> None:
-    """A colleague changed the module and exported again: the record is the same, my own signature is of the old module."""
+    """A colleague changed the module and exported again: the record is the same, my own signature is of the old
+    module."""
     (inside / "factory.py").write_text("OLD = 1\n")
     signing.sign(CONTENT, inside / "x.onnx", {"factory.py": sha256(inside / "factory.py")})
     (inside / "factory.py").write_text("NEW = 1\n")
@@ -295,10 +307,14 @@ def test_code_is_not_run_for_a_file_that_an_attacker_touched(
 EVIL = "import pathlib\npathlib.Path('SENTINEL').touch()\nraise ImportError\n"
 
 
-def test_modules_beside_those_that_were_signed_do_not_run(inside: Path, team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger's folder with genuine signed files: a module in the place of a library, and a cached one in that of its source."""
+def test_modules_beside_those_that_were_signed_do_not_run(
+    inside: Path, team: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's folder with genuine signed files: a module in the place of a library, and a cached one in that of
+    its source."""
     Path("factory.py").write_text(
-        "try:\n    import einops_like\nexcept ImportError:\n    pass\nimport parts.layers\n" + Path("factory.py").read_text()
+        "try:\n    import einops_like\nexcept ImportError:\n    pass\nimport parts.layers\n"
+        + Path("factory.py").read_text()
     )
     Path("parts").mkdir()
     Path("parts/layers.py").write_text("try:\n    import parts.extra\nexcept ImportError:\n    pass\n")
@@ -327,7 +343,9 @@ def _cache_of(source: str, code: str) -> None:
     cached = Path(importlib.util.cache_from_source(source))
     cached.parent.mkdir(exist_ok=True)
     compiled = compile(code, source, "exec")
-    cached.write_bytes(_bootstrap_external._code_to_hash_pyc(compiled, importlib.util.source_hash(Path(source).read_bytes()), False))
+    cached.write_bytes(
+        _bootstrap_external._code_to_hash_pyc(compiled, importlib.util.source_hash(Path(source).read_bytes()), False)
+    )
 
 
 def test_what_the_user_names_may_be_any_module(inside: Path, team: Path) -> None:
@@ -346,7 +364,9 @@ def test_what_the_user_names_may_be_any_module(inside: Path, team: Path) -> None
         (lambda key: (key.unlink(), key.mkdir()), "can't be read: Is a directory"),
     ],
 )
-def test_a_teams_key_that_can_t_be_used_is_an_error(inside: Path, team: Path, spoil: Callable[[Path], object], said: str) -> None:
+def test_a_teams_key_that_can_t_be_used_is_an_error(
+    inside: Path, team: Path, spoil: Callable[[Path], object], said: str
+) -> None:
     normdeploy.export("weights.pt", output="model.onnx", **FACTORY)
     shutil.rmtree(os.environ["XDG_STATE_HOME"])
     as_another_process(inside)
@@ -367,7 +387,11 @@ def test_a_place_where_the_signature_can_t_be_written_is_found_before_any_work(i
 
 
 def test_the_hash_of_a_folder_is_that_of_the_model_not_of_its_copy(tmp_path: Path) -> None:
-    for name, kept in (("one", ".git/index"), ("two", ".cache/huggingface/download/config.json.metadata"), ("three", "code.py")):
+    for name, kept in (
+        ("one", ".git/index"),
+        ("two", ".cache/huggingface/download/config.json.metadata"),
+        ("three", "code.py"),
+    ):
         for file, text in (("config.json", "{}"), (kept, name)):
             (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name / file).write_text(text)
@@ -378,7 +402,9 @@ def test_the_hash_of_a_folder_is_that_of_the_model_not_of_its_copy(tmp_path: Pat
 # ------------------------------------------------------------------ files of older versions
 
 
-def test_a_record_of_the_older_schema_is_read_and_its_code_is_not_followed(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_the_older_schema_is_read_and_its_code_is_not_followed(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     normdeploy.export("weights.pt", output="model.onnx", **FACTORY)
     proto = onnx.load("model.onnx")
     entry = next(p for p in proto.metadata_props if p.key == "normdeploy")

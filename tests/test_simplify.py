@@ -52,7 +52,9 @@ class BertLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         b, s, h = x.shape
-        q, k, v = (f(x).view(b, s, self.heads, h // self.heads).transpose(1, 2) for f in (self.query, self.key, self.value))
+        q, k, v = (
+            f(x).view(b, s, self.heads, h // self.heads).transpose(1, 2) for f in (self.query, self.key, self.value)
+        )
         scores = q @ k.transpose(-1, -2) / math.sqrt(h // self.heads) + mask
         x = self.norm1(x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, h)))
         return self.norm2(x + self.down(nn.functional.gelu(self.up(x))))
@@ -90,7 +92,9 @@ class Llama(nn.Module):
         self.norm1, self.norm2 = RMS(hidden), RMS(hidden)
         self.query, self.key, self.value, self.out = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
         self.gate, self.up, self.down = nn.Linear(hidden, 64), nn.Linear(hidden, 64), nn.Linear(64, hidden)
-        self.register_buffer("frequency", 10000 ** (-torch.arange(0, self.size, 2).float() / self.size), persistent=False)
+        self.register_buffer(
+            "frequency", 10000 ** (-torch.arange(0, self.size, 2).float() / self.size), persistent=False
+        )
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half = torch.cat((-x[..., self.size // 2 :], x[..., : self.size // 2]), -1)
@@ -199,8 +203,12 @@ def exported(name: str, dtype: str, dynamic: bool) -> tuple[Model, onnx.ModelPro
             Dim(d, 1 if d == "batch" else 4, n, 32) if dynamic and isinstance(d, str) else Dim.static(n)
             for d, n in zip(shape, sizes, strict=True)
         ]
-        specs.append(InputSpec(label, kind if kind == "int64" else dtype, tuple(named), (0, 2) if kind == "int64" else None))
-        args.append(torch.ones(sizes, dtype=torch.int64) if kind == "int64" else torch.randn(sizes).to(getattr(torch, dtype)))
+        specs.append(
+            InputSpec(label, kind if kind == "int64" else dtype, tuple(named), (0, 2) if kind == "int64" else None)
+        )
+        args.append(
+            torch.ones(sizes, dtype=torch.int64) if kind == "int64" else torch.randn(sizes).to(getattr(torch, dtype))
+        )
         dims.append({i: torch.export.Dim(d.name, min=d.min, max=d.max) for i, d in enumerate(named) if d.name})
     program = torch.export.export(module, tuple(args), dynamic_shapes=tuple(dims) if dynamic else None)
     model = Model(program=program, inputs=tuple(specs), outputs=("out",), kind="module")
@@ -215,7 +223,9 @@ def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
     return ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
 
 
-def one(nodes: list[onnx.NodeProto], shape: tuple[str | int, ...], constants: dict[str, np.ndarray], outputs: list[str]) -> onnx.ModelProto:
+def one(
+    nodes: list[onnx.NodeProto], shape: tuple[str | int, ...], constants: dict[str, np.ndarray], outputs: list[str]
+) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes,
         "one",
@@ -230,7 +240,9 @@ def one(nodes: list[onnx.NodeProto], shape: tuple[str | int, ...], constants: di
 def test_as_small_as_the_exporters_own_and_the_same_numbers(name: str, dtype: str, dynamic: bool) -> None:
     model, raw = exported(name, dtype, dynamic)
     bytes_before = raw.SerializeToString(deterministic=True)
-    samples = [model.samples(0)] + ([model.samples(1, {"batch": 3, "seq": 9, "height": 10, "width": 7})] if dynamic else [])
+    samples = [model.samples(0)] + (
+        [model.samples(1, {"batch": 3, "seq": 9, "height": 10, "width": 7})] if dynamic else []
+    )
     result = simplify(raw, samples)
     assert result.note == ""
     assert raw.SerializeToString(deterministic=True) == bytes_before
@@ -257,7 +269,9 @@ def test_names_and_module_paths_survive(name: str, dtype: str, dynamic: bool) ->
     cleaned = simplify(raw).proto
     assert [i.name for i in cleaned.graph.input] == [i.name for i in model.inputs]
     assert [o.name for o in cleaned.graph.output] == ["out"]
-    assert {d.dim_param for v in cleaned.graph.input for d in v.type.tensor_type.shape.dim if d.dim_param} == set(model.dims)
+    assert {d.dim_param for v in cleaned.graph.input for d in v.type.tensor_type.shape.dim if d.dim_param} == set(
+        model.dims
+    )
     symbols = {d.dim_param for v in cleaned.graph.value_info for d in v.type.tensor_type.shape.dim}
     assert symbols != {""}
     assert not any("s7" in symbol for symbol in symbols)  # s77 is torch's own name for a size
@@ -274,13 +288,20 @@ def test_names_and_module_paths_survive(name: str, dtype: str, dynamic: bool) ->
 def test_epsilon_of_an_all_zero_row_lives() -> None:
     torch.manual_seed(0)
     program = torch.export.export(HandNorm(32).eval(), (torch.randn(2, 32),))
-    model = Model(program=program, inputs=(InputSpec("x", "float32", (Dim.static(2), Dim.static(32))),), outputs=("out",), kind="module")
+    model = Model(
+        program=program,
+        inputs=(InputSpec("x", "float32", (Dim.static(2), Dim.static(32))),),
+        outputs=("out",),
+        kind="module",
+    )
     zeros = {"x": np.zeros((2, 32), np.float32)}
     theirs = torch.onnx.export(program, dynamo=True, opset_version=21, verbose=False, input_names=["x"]).model_proto
     assert np.isnan(run(theirs, zeros)).all()  # the trap is still there
     result = simplify(to_onnx(model), [zeros])
     assert result.note == ""
-    np.testing.assert_array_equal(run(result.proto, zeros), np.broadcast_to(program.state_dict["bias"].detach().numpy(), (2, 32)))
+    np.testing.assert_array_equal(
+        run(result.proto, zeros), np.broadcast_to(program.state_dict["bias"].detach().numpy(), (2, 32))
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,7 +327,11 @@ def test_only_exact_neutrals_go(op_type: str, constant: object, gone: bool) -> N
 
 
 def slicing(*cuts: tuple[int, int], size: int = 12, axis: int = -1) -> onnx.ModelProto:
-    constants = {f"c{i}{k}": np.array([v], np.int64) for i, cut in enumerate(cuts) for k, v in zip("sea", (*cut, axis), strict=True)}
+    constants = {
+        f"c{i}{k}": np.array([v], np.int64)
+        for i, cut in enumerate(cuts)
+        for k, v in zip("sea", (*cut, axis), strict=True)
+    }
     nodes = [helper.make_node("Slice", ["x", f"c{i}s", f"c{i}e", f"c{i}a"], [f"y{i}"]) for i in range(len(cuts))]
     return one(nodes, (2, size), constants, [f"y{i}" for i in range(len(cuts))])
 
@@ -333,9 +358,14 @@ def test_slices_that_tile_become_one_split(cuts: list[tuple[int, int]], split: b
 
 
 def test_slices_of_slices_become_splits_of_splits() -> None:
-    """Partial rotary position embedding: the first half of each row is cut in two again, and of that one half once more."""
+    """Partial rotary position embedding: the first half of each row is cut in two again, and of that one half once
+    more."""
     cuts = {"a": ("x", 0, 8), "b": ("x", 8, 12), "c": ("a", 0, 4), "d": ("a", 4, 8), "e": ("d", 0, 1), "f": ("d", 1, 4)}
-    ends = {f"{k}{name}": np.array([v], np.int64) for name, (_, *cut) in cuts.items() for k, v in zip("se", cut, strict=True)}
+    ends = {
+        f"{k}{name}": np.array([v], np.int64)
+        for name, (_, *cut) in cuts.items()
+        for k, v in zip("se", cut, strict=True)
+    }
     nodes = [helper.make_node("Slice", [of, f"s{name}", f"e{name}", "axis"], [name]) for name, (of, *_) in cuts.items()]
     proto = one(nodes, (2, 12), {**ends, "axis": np.array([-1])}, ["b", "c", "e", "f"])
     result = simplify(proto, [{"x": np.arange(24, dtype=np.float32).reshape(2, 12)}])
@@ -346,9 +376,14 @@ def test_slices_of_slices_become_splits_of_splits() -> None:
 @pytest.mark.parametrize("op_type", ["LayerNormalization", "GroupNormalization", "InstanceNormalization"])
 def test_norm_nodes_stay_even_on_constants(op_type: str) -> None:
     rng = np.random.default_rng(0)
-    constants = {name: rng.random(4).astype(np.float32) for name in "abcd"} | {"w": rng.random((1, 4, 4)).astype(np.float32)}
+    constants = {name: rng.random(4).astype(np.float32) for name in "abcd"} | {
+        "w": rng.random((1, 4, 4)).astype(np.float32)
+    }
     attributes = {"num_groups": 2} if op_type == "GroupNormalization" else {}
-    nodes = [helper.make_node(op_type, ["w", "a", "b"], ["n"], **attributes), helper.make_node("Add", ["x", "n"], ["y"])]
+    nodes = [
+        helper.make_node(op_type, ["w", "a", "b"], ["n"], **attributes),
+        helper.make_node("Add", ["x", "n"], ["y"]),
+    ]
     assert ops(simplify(one(nodes, (1, 4, 4), constants, ["y"])).proto) == {op_type: 1, "Add": 1}
 
 
@@ -374,7 +409,9 @@ def test_a_weight_renamed_in_the_copy_keeps_its_name_in_the_model_given() -> Non
     opened = _opened(proto)
     opened.graph.initializers["w"].name = "v"
     closed, untouched = _closed(opened)
-    check_equal(proto, closed, [{"x": np.ones((2, 512), np.float32)}], {name: weight.name for name, weight in untouched.items()})
+    check_equal(
+        proto, closed, [{"x": np.ones((2, 512), np.float32)}], {name: weight.name for name, weight in untouched.items()}
+    )
     _fill(closed, untouched)
     assert [i.name for i in proto.graph.initializer] == ["w"]
     assert [i.name for i in closed.graph.initializer] == ["v"]
@@ -427,14 +464,25 @@ def test_a_failed_cleanup_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyP
 
 def chain(blocks: int) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
-    constants = {f"{k}{i}": rng.random((8, 8) if k == "w" else 8).astype(np.float32) for i in range(blocks) for k in "gbw"}
+    constants = {
+        f"{k}{i}": rng.random((8, 8) if k == "w" else 8).astype(np.float32) for i in range(blocks) for k in "gbw"
+    }
     nodes = []
     for i in range(blocks):
-        nodes.append(helper.make_node("LayerNormalization", ["x" if i == 0 else f"z{i - 1}", f"g{i}", f"b{i}"], [f"y{i}"]))
+        nodes.append(
+            helper.make_node("LayerNormalization", ["x" if i == 0 else f"z{i - 1}", f"g{i}", f"b{i}"], [f"y{i}"])
+        )
         nodes.append(helper.make_node("MatMul", [f"y{i}", f"w{i}"], [f"z{i}"]))
-        nodes.append(helper.make_node("Slice", [f"z{i}", "s", "e", "a"], [f"s{i}"]))  # onnxscript's rule tries each pair of these
+        nodes.append(
+            helper.make_node("Slice", [f"z{i}", "s", "e", "a"], [f"s{i}"])
+        )  # onnxscript's rule tries each pair of these
         nodes.append(helper.make_node("Add", [f"z{i}", f"s{i}"], [f"z{i}."]))
-        nodes[-1].output[0], nodes[-2].input[0], nodes[-3].output[0], nodes[-1].input[0] = f"z{i}", f"m{i}", f"m{i}", f"m{i}"
+        nodes[-1].output[0], nodes[-2].input[0], nodes[-3].output[0], nodes[-1].input[0] = (
+            f"z{i}",
+            f"m{i}",
+            f"m{i}",
+            f"m{i}",
+        )
     constants |= {"s": np.array([3]), "e": np.array([4]), "a": np.array([1])}
     return one(nodes, ("n", 8), constants, [f"z{blocks - 1}"])
 
@@ -454,7 +502,9 @@ def test_grows_with_the_graph_not_with_its_square(make: Callable[[int], onnx.Mod
         return time.process_time() - start
 
     seconds(50)  # imports and caches
-    few, many = (min(seconds(n) for _ in range(3)) for n in (size, 4 * size))  # one run may hold a collection of this process's garbage
+    few, many = (
+        min(seconds(n) for _ in range(3)) for n in (size, 4 * size)
+    )  # one run may hold a collection of this process's garbage
     # 4 × the nodes: 4 × the time if linear, 16 × if square.
     assert many < 8 * few
 
@@ -466,7 +516,9 @@ def test_tensorrt_rtx_parses_it(name: str, dtype: str, dynamic: bool) -> None:
     logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
     network = trt.Builder(logger).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
-    assert parser.parse(simplify(raw).proto.SerializeToString()), [parser.get_error(i).desc() for i in range(parser.num_errors)]
+    assert parser.parse(simplify(raw).proto.SerializeToString()), [
+        parser.get_error(i).desc() for i in range(parser.num_errors)
+    ]
     assert network.num_layers > 0
 
 
@@ -488,7 +540,8 @@ def test_batch_statistics_of_a_weight_are_computed_once() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_large_weights_are_fed_and_still_told_apart(dtype: str) -> None:
-    """A weight of more than 1 MB that MatMul reads becomes an input of the session; one that Reshape reads beside it does not."""
+    """A weight of more than 1 MB that MatMul reads becomes an input of the session; one that Reshape reads beside it
+    does not."""
     rng = np.random.default_rng(0)
     wide = np.dtype(dtype)
     held = {"w": rng.standard_normal((512, 1200)).astype(wide), "v": rng.standard_normal((512, 1200)).astype(wide)}
@@ -517,7 +570,8 @@ def test_large_weights_are_fed_and_still_told_apart(dtype: str) -> None:
 @pytest.mark.parametrize(("op", "neutral"), [("Add", 0.0), ("Mul", 1.0)])
 def test_a_neutral_number_that_a_caller_may_replace_stays(op: str, neutral: float) -> None:
     proto = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 21]> g (float[4] x, float c) => (float[4] y) <float c = {{{neutral}}}> {{ y = {op}(x, c) }}'
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[4] x, float c) => (float[4] y) <float c = {{{neutral}}}> {{'
+        f" y = {op}(x, c) }}"
     )
     session = ort.InferenceSession(simplify(proto).proto.SerializeToString(), providers=["CPUExecutionProvider"])
     x, c = np.arange(4, dtype=np.float32), np.array(3, np.float32)
@@ -525,7 +579,8 @@ def test_a_neutral_number_that_a_caller_may_replace_stays(op: str, neutral: floa
 
 
 def test_the_norm_of_a_constant_is_not_folded() -> None:
-    """onnx's evaluator, which would do it, forgets the absolute value in the L1 norm: 1.23.2 gives (-1.5, 2, 0.5) here."""
+    """onnx's evaluator, which would do it, forgets the absolute value in the L1 norm: 1.23.2 gives (-1.5, 2, 0.5)
+    here."""
     proto = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) <float[3] c = {-3.0, 4.0, 1.0}>
         { n = LpNormalization <axis = 0, p = 1> (c) y = Add (x, n) }"""

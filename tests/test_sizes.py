@@ -1,4 +1,5 @@
-"""Norms of large static tensors are judged at small sizes of the axes along which they do the same at each place, and of no others."""
+"""Norms of large static tensors are judged at small sizes of the axes along which they do the same at each place, and
+of no others."""
 
 from __future__ import annotations
 
@@ -23,10 +24,19 @@ SHAPE = (24, 64, 56)  # axis 1 holds the channels
 
 
 def spelled(
-    axes: str = "channels", x: str = "x", mean: str = "{out} = ReduceMean({t}, {axes})", add: bool = True, affine: bool = True
+    axes: str = "channels",
+    x: str = "x",
+    mean: str = "{out} = ReduceMean({t}, {axes})",
+    add: bool = True,
+    affine: bool = True,
 ) -> str:
     """A layer norm by hand; ``mean`` is how one is taken, ``x`` the tensor that it is of."""
-    steps = [mean.format(out="u", t=x, axes=axes), f"d = Sub({x}, u)", "q = Mul(d, d)", mean.format(out="v", t="q", axes=axes)]
+    steps = [
+        mean.format(out="u", t=x, axes=axes),
+        f"d = Sub({x}, u)",
+        "q = Mul(d, d)",
+        mean.format(out="v", t="q", axes=axes),
+    ]
     steps += ["e = Add(v, eps)" if add else "e = Identity(v)", "r = Sqrt(e)", "n = Div(d, r)"]
     steps += ["m = Mul(n, gamma)", "y = Add(m, beta)"] if affine else ["y = Identity(n)"]
     return "\n".join(steps)
@@ -39,7 +49,10 @@ BODIES: dict[str, tuple[str, tuple[int, ...]]] = {
     "over the batch": (spelled("batch"), (2,)),
     "over the batch, without gamma": (spelled("batch", affine=False), (1, 2)),
     "over the batch, without gamma and epsilon": (spelled("batch", add=False, affine=False), (1, 2)),
-    "over the batch, n a constant": (spelled("batch", mean="{out}s = ReduceSum({t}, {axes})\n {out} = Mul({out}s, share)"), (2,)),
+    "over the batch, n a constant": (
+        spelled("batch", mean="{out}s = ReduceSum({t}, {axes})\n {out} = Mul({out}s, share)"),
+        (2,),
+    ),
     "a Reshape holds the batch": ("flat = Reshape(x, holding)\n" + spelled(x="flat"), (2,)),
     "a Reshape leaves the batch open": ("flat = Reshape(x, open)\n" + spelled(x="flat"), (0, 2)),
     "a shape is read": ("s = Shape(x)\n flat = Reshape(x, s)\n" + spelled(x="flat"), ()),
@@ -50,12 +63,15 @@ def model(body: str, shape: str = "24, 64, 56") -> onnx.ModelProto:
     proto = onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["" : 18]>
         agraph (float[{shape}] x) => (float[{shape}] y)
-        <int64[1] channels = {{1}}, int64[2] all = {{1, 2}}, int64[1] batch = {{0}}, float eps = {{1e-5}}, float share = {{{1 / 24!r}}},
+        <int64[1] channels = {{1}}, int64[2] all = {{1, 2}},
+        int64[1] batch = {{0}}, float eps = {{1e-5}}, float share = {{{1 / 24!r}}},
          int64[3] holding = {{24, 64, -1}}, int64[3] open = {{-1, 64, 0}}>
         {{{body}}}""")
     rng = np.random.default_rng(3)
     for name in ("gamma", "beta"):
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal((64, 1), dtype=np.float32), name))
+        proto.graph.initializer.append(
+            onnx.numpy_helper.from_array(rng.standard_normal((64, 1), dtype=np.float32), name)
+        )
     return proto
 
 

@@ -1,6 +1,8 @@
-"""The spellings of ``models``: each becomes the norm nodes that its entry expects, and gives the same numbers. Lookalikes are refused.
+"""The spellings of ``models``: each becomes the norm nodes that its entry expects, and gives the same numbers.
+Lookalikes are refused.
 
-All static spellings travel in one module through one export; the module path tells whose node is whose. Some go through alone, dynamic.
+All static spellings travel in one module through one export; the module path tells whose node is whose. Some go through
+alone, dynamic.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ def eval_scopes(text: str) -> str:
 
 
 def assert_close(got: list[np.ndarray], module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-    """onnxruntime within 4 times eager's own error against float64, and 64 u of the largest output: onnxruntime's GroupNormalization
-    sums squares in another order and in float32."""
+    """onnxruntime within 4 times eager's own error against float64, and 64 u of the largest output: onnxruntime's
+    GroupNormalization sums squares in another order and in float32."""
     with torch.no_grad():
         eager = tensors(module(*args))
         exact = tensors(copy.deepcopy(module).double()(*(a.double() if a.is_floating_point() else a for a in args)))
@@ -74,7 +76,9 @@ def bank() -> tuple[registry.Bank, tuple[torch.Tensor, ...], onnx.ModelProto, Su
 def test_every_static_spelling_becomes_its_norm() -> None:
     _, _, proto, summary = bank()
     nodes = by_module(proto)
-    found = {c.name: norm_ops(nodes.get(f"members.{i}", []), "GroupNormalization" in c.expect) for i, c in enumerate(BANK)}
+    found = {
+        c.name: norm_ops(nodes.get(f"members.{i}", []), "GroupNormalization" in c.expect) for i, c in enumerate(BANK)
+    }
     wrong = {c.name: found[c.name] for c in BANK if not c.accepts(found[c.name])}
     assert not wrong, [f for f in summary.findings if f.status in ("refused", "undone")][:5]
 

@@ -34,7 +34,9 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_inside_a_library_ends(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "out").write_bytes(b"old")
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

@@ -90,7 +90,9 @@ def repacked(source: Path, target: Path, entry: str, data: bytes) -> Path:
 
 def test_nothing_in_it_is_run(net: Net, tmp_path: Path) -> None:
     torch.jit.save(torch.jit.script(net), tmp_path / "net.pt")
-    hostile = repacked(tmp_path / "net.pt", tmp_path / "hostile.pt", "data.pkl", pickle.dumps(Touch(tmp_path / "touched"), protocol=2))
+    hostile = repacked(
+        tmp_path / "net.pt", tmp_path / "hostile.pt", "data.pkl", pickle.dumps(Touch(tmp_path / "touched"), protocol=2)
+    )
     with pytest.raises(TrustError, match="which no weights need"):
         load(hostile, model=f"{__name__}:Net", inputs=["x[1,3,8,8]"])
     assert not (tmp_path / "touched").exists()
@@ -113,7 +115,13 @@ def test_storages_are_read_once(net: Net, tmp_path: Path) -> None:
 def test_modules_without_end_in_each_other_are_refused(net: Net, tmp_path: Path) -> None:
     """A chain takes time in proportion to its square where each holds the ids of all around it."""
     torch.jit.script(net).save(tmp_path / "net.ts")
-    deep = b"\x80\x02" + b"c__torch__.tests.test_torchscript\nNet\n)\x81}X\x01\x00\x00\x00a" * 3000 + b"N" + b"sb" * 3000 + b"."
+    deep = (
+        b"\x80\x02"
+        + b"c__torch__.tests.test_torchscript\nNet\n)\x81}X\x01\x00\x00\x00a" * 3000
+        + b"N"
+        + b"sb" * 3000
+        + b"."
+    )
     with zipfile.ZipFile(tmp_path / "net.ts") as old, zipfile.ZipFile(tmp_path / "deep.ts", "w") as new:
         for entry in old.namelist():
             new.writestr(entry, deep if entry.endswith("/data.pkl") else old.read(entry))

@@ -1,4 +1,5 @@
-"""Training mode in modules, in plain objects that modules hold, and in exported graphs: refused by name, mended on request."""
+"""Training mode in modules, in plain objects that modules hold, and in exported graphs: refused by name, mended on
+request."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ class PlainBatchNorm:
         self.running_mean, self.running_var = torch.zeros(features), torch.ones(features)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        mean, var = (x.mean(0, keepdim=True), x.var(0, keepdim=True)) if self.training else (self.running_mean, self.running_var)
+        mean, var = (
+            (x.mean(0, keepdim=True), x.var(0, keepdim=True))
+            if self.training
+            else (self.running_mean, self.running_var)
+        )
         self.out = self.gamma * (x - mean) / torch.sqrt(var + 1e-5) + self.beta
         if self.training:
             with torch.no_grad():
@@ -119,7 +124,9 @@ def _warmed() -> Net:
 
 def _state(net: Net) -> dict[str, Any]:
     """Everything that could be touched: tensors, those of the plain object too, and flags."""
-    plain = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in vars(net.norm).items()}
+    plain = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in vars(net.norm).items()
+    }
     return {
         "plain": plain,
         "types": {name: type(value) for name, value in vars(net.norm).items()},
@@ -131,7 +138,8 @@ def _state(net: Net) -> dict[str, Any]:
 
 def test_module_is_refused_with_the_names_that_matter_first() -> None:
     with pytest.raises(
-        TrainingModeError, match=r"^norm \(plain object PlainBatchNorm\), layers\.0\.1 \(BatchNorm1d\), layers\.0\.2 \(Dropout\)"
+        TrainingModeError,
+        match=r"^norm \(plain object PlainBatchNorm\), layers\.0\.1 \(BatchNorm1d\), layers\.0\.2 \(Dropout\)",
     ):
         from_module(_warmed(), (torch.randn(3, 4),))
 
@@ -214,7 +222,8 @@ class NativeDropout(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("p", "train", "trains"), [(0.5, None, True), (0.5, True, True), (0.5, False, False), (0.0, None, False), (0.0, True, False)]
+    ("p", "train", "trains"),
+    [(0.5, None, True), (0.5, True, True), (0.5, False, False), (0.0, None, False), (0.0, True, False)],
 )
 def test_native_dropout_trains_unless_it_says_otherwise(p: float, train: bool | None, trains: bool) -> None:
     program = torch.export.export(NativeDropout(p, train).eval(), (torch.ones(3, 4),))
@@ -253,7 +262,11 @@ TRAINED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "Dropout2d": (lambda: nn.Sequential(nn.Dropout2d(0.3)), (3, 4, 2, 2), r"0 \(feature_dropout\)"),
     "AlphaDropout": (lambda: nn.Sequential(nn.AlphaDropout(0.3)), (3, 4), r"0 \(alpha_dropout\)"),
     "RReLU": (lambda: nn.Sequential(nn.RReLU()), (3, 4), r"0 \(rrelu"),
-    "InstanceNorm that tracks": (lambda: nn.Sequential(nn.InstanceNorm1d(4, track_running_stats=True)), (3, 4, 5), r"0 \(instance_norm\)"),
+    "InstanceNorm that tracks": (
+        lambda: nn.Sequential(nn.InstanceNorm1d(4, track_running_stats=True)),
+        (3, 4, 5),
+        r"0 \(instance_norm\)",
+    ),
     "LSTM": (Recurrent, (3, 5, 4), r"rnn \(lstm\)"),
     "attention": (Attention, (3, 5, 4), r"scaled_dot_product_attention"),
     "under no_grad": (NoGrad, (3, 4), r"drop \(dropout\)"),
@@ -287,7 +300,9 @@ def test_train_mode_in_an_exported_program(what: str, tmp_path: Path) -> None:
 
 
 def test_decomposed_training_program_can_not_be_mended(tmp_path: Path) -> None:
-    program = torch.export.export(nn.Sequential(nn.BatchNorm1d(4)).train(), (torch.randn(3, 4),), strict=False).run_decompositions()
+    program = torch.export.export(
+        nn.Sequential(nn.BatchNorm1d(4)).train(), (torch.randn(3, 4),), strict=False
+    ).run_decompositions()
     torch.export.save(program, tmp_path / "m.pt2")
     for eval_mode in (False, True):
         with pytest.raises(TrainingModeError, match=r"_native_batch_norm_legit_functional.*export the program again"):
@@ -303,7 +318,13 @@ def test_decomposed_training_program_can_not_be_mended(tmp_path: Path) -> None:
         (nn.Dropout(0.0), (3, 4)),
         (Recurrent(), (3, 5, 4)),
     ],
-    ids=["BatchNorm without running statistics", "InstanceNorm", "affine InstanceNorm", "Dropout of nothing", "LSTM in eval"],
+    ids=[
+        "BatchNorm without running statistics",
+        "InstanceNorm",
+        "affine InstanceNorm",
+        "Dropout of nothing",
+        "LSTM in eval",
+    ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_no_error(module: nn.Module, shape: tuple[int, ...], tmp_path: Path) -> None:

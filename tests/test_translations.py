@@ -47,7 +47,9 @@ class Net(torch.nn.Module):
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("key", [*TABLE, torch.ops.normdeploy_tests.center, "normdeploy_tests::center", "normdeploy_tests::center.default"])
+@pytest.mark.parametrize(
+    "key", [*TABLE, torch.ops.normdeploy_tests.center, "normdeploy_tests::center", "normdeploy_tests::center.default"]
+)
 def test_a_table_from_python(key: Any) -> None:
     result = normdeploy.export(Net().eval(), X, custom_translation_table={key: center_in_onnx})
     assert [f.status for f in result.summary.findings] == ["fused"]
@@ -85,7 +87,9 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str)
     monkeypatch.syspath_prepend(str(folder))
 
 
-def test_an_installed_package_is_asked_for_its_own_operators_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_is_asked_for_its_own_operators_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = "from tests.test_translations import TABLE\n\n\ndef table():\n    return TABLE\n"
     install(tmp_path, monkeypatch, "normdeploy_tests", code)
     install(tmp_path, monkeypatch, "other", "raise AssertionError('imported')\n")
@@ -96,8 +100,12 @@ def test_an_installed_package_is_asked_for_its_own_operators_alone(tmp_path: Pat
     assert "translations_of_other" not in sys.modules
 
 
-@pytest.mark.parametrize(("code", "said"), [("table = 1 / 0\n", "ZeroDivisionError"), ("table = 3\n", "is a int, not a mapping")])
-def test_a_package_that_is_broken_is_named(code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("code", "said"), [("table = 1 / 0\n", "ZeroDivisionError"), ("table = 3\n", "is a int, not a mapping")]
+)
+def test_a_package_that_is_broken_is_named(
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken_translations.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "broken_translations", raising=False)

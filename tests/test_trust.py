@@ -38,7 +38,12 @@ def _use_pickle(command: str, **_: Any) -> dict[str, Any]:
 
 def _opaque_constant(command: str, **_: Any) -> dict[str, Any]:
     def edit(config: Any) -> None:
-        config["config"]["c"] = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
+        config["config"]["c"] = {
+            "path_name": "opaque_obj_0",
+            "is_param": False,
+            "use_pickle": True,
+            "tensor_meta": None,
+        }
 
     return {CONSTANTS: json_edit(edit), "data/constants/opaque_obj_0": pickle.dumps(Bomb(command))}
 
@@ -60,7 +65,8 @@ def _hint(command: str, **_: Any) -> dict[str, Any]:
 
     def edit(program: Any) -> None:
         program["range_constraints"] = {
-            name: {"min_val": f"__import__('os').system({command!r})", "max_val": 16} for name in program["range_constraints"]
+            name: {"min_val": f"__import__('os').system({command!r})", "max_val": 16}
+            for name in program["range_constraints"]
         }
 
     return {PROGRAM: json_edit(edit)}
@@ -118,7 +124,9 @@ def crafted(ordinary: Path, tmp_path: Path, sentinel: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_attack_is_live(attack: str, crafted: Callable[[str], Path], sentinel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attack_is_live(
+    attack: str, crafted: Callable[[str], Path], sentinel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if attack in ("opaque constant", "node target") and torch.__version__ < "2.13":
         pytest.skip(f"torch {torch.__version__} does not fall for it yet")
     path = crafted(attack)
@@ -169,7 +177,10 @@ def test_ordinary_program_needs_no_trust(ordinary: Path, trust: bool) -> None:
             r"tensor_values\.x\.sizes\[1\]",
         ),
         (lambda p: p["graph_module"]["graph"].update(nodes={}), r"graph\.nodes is \{\}"),
-        (lambda p: next(iter(p["range_constraints"].values())).update(max_val="9"), r"range_constraints.*max_val is '9'"),
+        (
+            lambda p: next(iter(p["range_constraints"].values())).update(max_val="9"),
+            r"range_constraints.*max_val is '9'",
+        ),
         (lambda p: p["graph_module"]["graph"]["inputs"][0].update(as_int=1), r"must hold one of"),
     ],
     ids=["string for a size", "object for a list", "string for a bound", "two of a union"],
@@ -216,7 +227,11 @@ def test_unregistered_output_class_is_named(ordinary: Path, tmp_path: Path) -> N
     def edit(program: Any) -> None:
         spec = [
             1,
-            {"type": "acme.outputs.Output", "context": "null", "children_spec": [{"type": None, "context": None, "children_spec": []}]},
+            {
+                "type": "acme.outputs.Output",
+                "context": "null",
+                "children_spec": [{"type": None, "context": None, "children_spec": []}],
+            },
         ]
         program["graph_module"]["module_call_graph"][0]["signature"]["out_spec"] = json.dumps(spec)
 
@@ -224,7 +239,9 @@ def test_unregistered_output_class_is_named(ordinary: Path, tmp_path: Path) -> N
         load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(edit)}))
 
 
-@pytest.mark.parametrize("told", ["is not registered", "failed because the serialized type is not registered in this process"])
+@pytest.mark.parametrize(
+    "told", ["is not registered", "failed because the serialized type is not registered in this process"]
+)
 def test_unregistered_output_class_in_the_words_of_each_torch(told: str) -> None:
     """Up to 2.14, and from 2.15 on."""
     error = NotImplementedError(f"Deserializing acme.outputs.Output in pytree {told}.")
@@ -307,7 +324,9 @@ def test_whole_module_needs_trust(tmp_path: Path, sentinel: Path, legacy: bool) 
     model = load(path, trust=True, inputs=["x[batch,4]"])
     assert sentinel.exists()
     assert model.kind == "pickled module"
-    torch.testing.assert_close(model.program.module()(torch.tensor([[-1.0, 2.0, 0.0, 3.0]] * 2)), torch.tensor([[0.0, 2.0, 0.0, 3.0]] * 2))
+    torch.testing.assert_close(
+        model.program.module()(torch.tensor([[-1.0, 2.0, 0.0, 3.0]] * 2)), torch.tensor([[0.0, 2.0, 0.0, 3.0]] * 2)
+    )
 
 
 def test_class_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +344,9 @@ FACTORY = "import torch\nopen({sentinel!r}, 'w').close()\ndef make():\n    retur
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy", "bomb"])
-def test_factory_is_not_called_for_a_broken_file(tmp_path: Path, sentinel: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_factory_is_not_called_for_a_broken_file(
+    tmp_path: Path, sentinel: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     name = f"factory_{kind}"
     Path(f"{name}.py").write_text(FACTORY.format(sentinel=str(sentinel)))
@@ -337,7 +358,9 @@ def test_factory_is_not_called_for_a_broken_file(tmp_path: Path, sentinel: Path,
         save_file(state, path)
     else:
         torch.save(
-            state if kind != "bomb" else {**state, "x": Bomb(f"touch {sentinel}")}, path, _use_new_zipfile_serialization=kind != "legacy"
+            state if kind != "bomb" else {**state, "x": Bomb(f"touch {sentinel}")},
+            path,
+            _use_new_zipfile_serialization=kind != "legacy",
         )
     whole = path.read_bytes()
     if kind != "bomb":

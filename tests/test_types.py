@@ -1,4 +1,5 @@
-"""A parsed network is of the types that its file states, by TensorRT-RTX's own parser; one that is not, or not at all half, is refused."""
+"""A parsed network is of the types that its file states, by TensorRT-RTX's own parser; one that is not, or not at all
+half, is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def half(request: pytest.FixtureRequest) -> onnx.ModelProto:
     head = '<ir_version: 10, opset_import: ["": 21]> g (float[batch,8] x) => (float[batch,8] y)'
     proto = onnx.parser.parse_model(f"{head} {{ {BODY} }}")
     proto.graph.initializer.extend(
-        [numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"), numpy_helper.from_array(np.ones(8, np.float32), "g")]
+        [
+            numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"),
+            numpy_helper.from_array(np.ones(8, np.float32), "g"),
+        ]
     )
     return precision.converted(proto, getattr(request, "param", "fp16"), [{"x": np.ones((2, 8), np.float32)}])[0]
 
@@ -48,7 +52,9 @@ def test_a_float32_file_has_nothing_to_check(half: onnx.ModelProto, tmp_path: Pa
 
 def test_a_float32_file_that_is_said_to_be_half_builds_no_engine(tmp_path: Path) -> None:
     """As another tool would leave it that changes types back."""
-    proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float[2,8] x) => (float[2,8] y) { y = Relu(x) }')
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2,8] x) => (float[2,8] y) { y = Relu(x) }'
+    )
     proto.metadata_props.add(key=precision.PROPERTY, value='{"to": "fp16"}')
     onnx.save(proto, tmp_path / "m.onnx")
     with pytest.raises(BuildError, match=re.escape("no layer computes in float16: {'float32': 1}")):
@@ -60,7 +66,9 @@ class Network:
     """A network of one layer, as TensorRT's Python classes show it."""
 
     def __init__(self, kinds: dict[str, str], strong: bool = True) -> None:
-        self._tensors = {name: SimpleNamespace(name=name, dtype=SimpleNamespace(name=kind)) for name, kind in kinds.items()}
+        self._tensors = {
+            name: SimpleNamespace(name=name, dtype=SimpleNamespace(name=kind)) for name, kind in kinds.items()
+        }
         self._strong = strong
         self.num_inputs = self.num_outputs = self.num_layers = 1
 
@@ -72,14 +80,19 @@ class Network:
 
     def get_layer(self, i: int) -> Any:
         return SimpleNamespace(
-            name="mul", type=SimpleNamespace(name="MATRIX_MULTIPLY"), num_outputs=1, get_output=lambda k: self._tensors["h"]
+            name="mul",
+            type=SimpleNamespace(name="MATRIX_MULTIPLY"),
+            num_outputs=1,
+            get_output=lambda k: self._tensors["h"],
         )
 
     def get_flag(self, flag: object) -> bool:
         return self._strong
 
 
-OLD = SimpleNamespace(BuilderFlag=SimpleNamespace(FP16=1), NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=1))
+OLD = SimpleNamespace(
+    BuilderFlag=SimpleNamespace(FP16=1), NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=1)
+)
 NEW = SimpleNamespace(BuilderFlag=SimpleNamespace())
 STATED = {"x": "float16", "h": "float16", "y": "float16", "elsewhere": "float32"}
 
@@ -92,8 +105,18 @@ STATED = {"x": "float16", "h": "float16", "y": "float16", "elsewhere": "float32"
         (OLD, ("HALF", "HALF", "HALF"), False, ("the network is not strongly typed",)),
         (NEW, ("FLOAT", "HALF", "HALF"), True, ("input 'x' is float32, the file says float16",)),
         (NEW, ("HALF", "HALF", "FLOAT"), True, ("output 'y' is float32, the file says float16",)),
-        (NEW, ("HALF", "BF16", "HALF"), True, ("layer 'mul': 'h' is bfloat16, the file says float16", "no layer computes in float16")),
-        (NEW, ("HALF", "FLOAT", "HALF"), True, ("layer 'mul': 'h' is float32, the file says float16", "no layer computes in float16")),
+        (
+            NEW,
+            ("HALF", "BF16", "HALF"),
+            True,
+            ("layer 'mul': 'h' is bfloat16, the file says float16", "no layer computes in float16"),
+        ),
+        (
+            NEW,
+            ("HALF", "FLOAT", "HALF"),
+            True,
+            ("layer 'mul': 'h' is float32, the file says float16", "no layer computes in float16"),
+        ),
     ],
 )
 def test_what_differs_is_named(trt: Any, kinds: tuple[str, ...], strong: bool, wrong: tuple[str, ...]) -> None:

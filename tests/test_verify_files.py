@@ -1,4 +1,5 @@
-"""``verify`` of several files at once, on the user's own inputs, with onnxruntime's culprit named and the drift over layers."""
+"""``verify`` of several files at once, on the user's own inputs, with onnxruntime's culprit named and the drift over
+layers."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.norm, self.last = nn.Linear(48, 48), nn.LayerNorm(48), nn.Sequential(nn.Linear(48, 48), nn.LayerNorm(48))
+        self.first, self.norm, self.last = (
+            nn.Linear(48, 48),
+            nn.LayerNorm(48),
+            nn.Sequential(nn.Linear(48, 48), nn.LayerNorm(48)),
+        )
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.last(x + self.norm(torch.tanh(self.first(x + y))))
@@ -74,7 +79,9 @@ def verdicts(comparison: Comparison) -> dict[tuple[str, str], str]:
 # ------------------------------------------------------------------ several files
 
 
-def test_each_file_is_judged_by_eager_in_its_own_precision(net: Model, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_is_judged_by_eager_in_its_own_precision(
+    net: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trt, "no_gpu", lambda: "no GPU: none here")
     files = [folder / name for name in ("right.onnx", "half.onnx", "plan")]
     comparison = verify(net, files, seeds=1)
@@ -99,7 +106,9 @@ def test_one_wrong_file_among_right_ones_is_the_one_that_fails(net: Model, folde
 
 
 @pytest.mark.parametrize("runtime", ["any", "onnxruntime"])
-def test_a_file_of_the_fastest_forms_that_fails_names_the_other_choice(net: Model, folder: Path, tmp_path: Path, runtime: str) -> None:
+def test_a_file_of_the_fastest_forms_that_fails_names_the_other_choice(
+    net: Model, folder: Path, tmp_path: Path, runtime: str
+) -> None:
     files = {name: onnx.load(folder / f"{name}.onnx") for name in ("right", "wrong")}
     for name, proto in files.items():
         record(proto, net.signature, {"runtime": runtime})
@@ -117,7 +126,9 @@ def test_files_of_one_name_go_by_their_paths_and_none_is_run_twice(net: Model, f
     assert len(comparison.results) == 1 + 2 * 2
 
 
-def test_an_onnx_file_that_runs_nowhere_does_not_pass_beside_one_that_does(net: Model, folder: Path, tmp_path: Path) -> None:
+def test_an_onnx_file_that_runs_nowhere_does_not_pass_beside_one_that_does(
+    net: Model, folder: Path, tmp_path: Path
+) -> None:
     proto = onnx.load(folder / "right.onnx")
     onnx.checker.check_model(proto)
     next(n for n in proto.graph.node if n.op_type == "Tanh").domain = "nobody"
@@ -134,7 +145,9 @@ def test_an_engine_may_lack_its_gpu_and_an_onnx_file_may_not_lack_every_runtime(
     assert not Comparison((right,), (NotRun(ON, "no kernel", "other.onnx"),), ("zeros",))
 
 
-def test_what_is_no_file_of_the_model_is_told_before_anything_runs(net: Model, folder: Path, tmp_path: Path, no_runs: None) -> None:
+def test_what_is_no_file_of_the_model_is_told_before_anything_runs(
+    net: Model, folder: Path, tmp_path: Path, no_runs: None
+) -> None:
     with pytest.raises(InputError, match="there is no file to compare"):
         verify(net, [])
     with pytest.raises(InputError, match=r"there is no file '.*missing.onnx'"):
@@ -238,7 +251,9 @@ def test_files_that_hold_no_plain_arrays_are_refused(net: Model, folder: Path, t
 
 def test_each_npz_is_a_case_and_nothing_else_is_run(net: Model, folder: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    one, two = (saved(tmp_path / f"{n}.npz", **{k: rng.standard_normal((n, 48)).astype(">f4") for k in "xy"}) for n in (1, 2))
+    one, two = (
+        saved(tmp_path / f"{n}.npz", **{k: rng.standard_normal((n, 48)).astype(">f4") for k in "xy"}) for n in (1, 2)
+    )
     comparison = verify(net, folder / "right.onnx", inputs=[one, {"x": ONES, "y": ONES}, two])
     assert comparison
     assert comparison.cases == (str(one), "given input 1", str(two))
@@ -279,20 +294,25 @@ FUSIONS: dict[str, tuple[Callable[[], nn.Module], list[str], str]] = {
     "MatMulScaleFusion": (
         Scaled,
         ["x:float32[2,4]{1e20:2e20}", "w:float32[4,4]{1e19:2e19}"],
-        "(float[2,4] x, float[4,4] w) => (float[2,4] output) <float s = {1e-20}> { z = Mul(x, s) output = MatMul(z, w) }",
+        (
+            "(float[2,4] x, float[4,4] w) => (float[2,4] output) <float s = {1e-20}> { z = Mul(x, s) output = MatMul(z,"
+            " w) }"
+        ),
     ),
     "SimplifiedLayerNormFusion": (
         Spread,
         ["x:float32[1,1]{1:2}"],
         """(float[1,1] x) => (float[1,2] output) <float e = {1e-5}, float t = {2}, float[2] g = {1, 2}> {
-            q = Pow(x, t) m = ReduceMean<axes = [-1]>(q) a = Add(m, e) r = Sqrt(a) d = Div(x, r) output = Mul(d, g) }""",
+            q = Pow(x, t) m = ReduceMean<axes = [-1]>(q) a = Add(m, e) r = Sqrt(a) d = Div(x, r)
+            output = Mul(d, g) }""",
     ),
 }
 
 
 @pytest.mark.parametrize("name", FUSIONS)
 def test_the_fusion_that_breaks_a_file_is_named(name: str, tmp_path: Path) -> None:
-    """Faults of onnxruntime 1.31.1 itself: a scale that moves behind a product, which overflows then; a weight that no norm has."""
+    """Faults of onnxruntime 1.31.1 itself: a scale that moves behind a product, which overflows then; a weight that no
+    norm has."""
     module, specs, text = FUSIONS[name]
     onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
     comparison = verify(from_module(module().eval(), inputs=specs), tmp_path / "m.onnx", seeds=1)
@@ -318,7 +338,9 @@ def test_the_fewest_are_found_in_few_runs() -> None:
         for guilty in [*combinations(("n0", "n7", "n20", "n39"), count)]:
             asked: list[tuple[str, ...]] = []
 
-            def passes(disabled: Sequence[str], guilty: tuple[str, ...] = guilty, asked: list[tuple[str, ...]] = asked) -> bool:
+            def passes(
+                disabled: Sequence[str], guilty: tuple[str, ...] = guilty, asked: list[tuple[str, ...]] = asked
+            ) -> bool:
                 asked.append(tuple(disabled))
                 return set(guilty) <= set(disabled)
 
@@ -342,7 +364,10 @@ def test_drift_says_where_a_file_leaves_the_bound(net: Model, folder: Path, monk
     monkeypatch.setattr(trt, "no_gpu", lambda: "no GPU: none here")
     comparison = verify(net, [folder / name for name in ("right.onnx", "wrong.onnx", "plan")], seeds=1, drift=True)
     assert comparison.drift is not None
-    runs = {(p.file, p.runtime): [q for q in comparison.drift if (q.file, q.runtime) == (p.file, p.runtime)] for p in comparison.drift}
+    runs = {
+        (p.file, p.runtime): [q for q in comparison.drift if (q.file, q.runtime) == (p.file, p.runtime)]
+        for p in comparison.drift
+    }
     assert set(runs) == {(file, runtime) for file in ("right.onnx", "wrong.onnx") for runtime in (OFF, ON)}
     for (file, _), points in runs.items():
         first = next((p.module for p in points if not p), None)
@@ -359,7 +384,10 @@ def test_drift_says_where_a_file_leaves_the_bound(net: Model, folder: Path, monk
 def test_drift_of_a_half_file_is_seen_node_by_node(net: Model, folder: Path) -> None:
     comparison = verify(net, folder / "half.onnx", seeds=1, drift=True)
     assert comparison.drift is not None
-    tensors = {r: {p.tensor for p in comparison.drift if p.runtime == r} for r in dict.fromkeys(p.runtime for p in comparison.drift)}
+    tensors = {
+        r: {p.tensor for p in comparison.drift if p.runtime == r}
+        for r in dict.fromkeys(p.runtime for p in comparison.drift)
+    }
     assert set(tensors) >= {OFF, "each node in float32, rounded"}
     assert tensors[OFF] == tensors["each node in float32, rounded"]
     assert all(comparison.drift)
@@ -380,11 +408,23 @@ def test_the_command_takes_them_all(folder: Path, tmp_path: Path, monkeypatch: p
     program = torch.export.export(Net().eval(), (torch.zeros(2, 48), torch.zeros(2, 48)))
     torch.export.save(program, "model.pt2")
     saved(tmp_path / "in.npz", x=ONES[:2], y=ONES[:2])
-    command = ["verify", "model.pt2", str(folder / "right.onnx"), str(folder / "wrong.onnx"), "--inputs", "in.npz", "--drift"]
+    command = [
+        "verify",
+        "model.pt2",
+        str(folder / "right.onnx"),
+        str(folder / "wrong.onnx"),
+        "--inputs",
+        "in.npz",
+        "--drift",
+    ]
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command, "--report", "v.json"])
     assert done.exit_code == 1, done.output
     document = json.loads(Path("v.json").read_text())
-    assert document["files"] == {"model": "model.pt2", "onnx": str(folder / "right.onnx"), "onnx 2": str(folder / "wrong.onnx")}
+    assert document["files"] == {
+        "model": "model.pt2",
+        "onnx": str(folder / "right.onnx"),
+        "onnx 2": str(folder / "wrong.onnx"),
+    }
     parity = document["parity"]
     assert parity["cases"] == ["in.npz"]
     assert {r["file"] for r in parity["results"] if r["verdict"] == "fail"} == {"wrong.onnx"}

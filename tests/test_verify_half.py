@@ -82,4 +82,6 @@ def test_what_has_no_half_kernel_runs_in_float32_and_is_rounded() -> None:
         ((name, y),) = runner.infer({model.inputs[0].name: x}).items()
     assert name == model.outputs[0]
     assert y.dtype == np.float16
-    np.testing.assert_array_equal(y, (np.linalg.inv(x).astype(np.float16) + np.arange(3, dtype=np.float16)).astype(np.float16))
+    np.testing.assert_array_equal(
+        y, (np.linalg.inv(x).astype(np.float16) + np.arange(3, dtype=np.float16)).astype(np.float16)
+    )

@@ -1,4 +1,5 @@
-"""``verify`` with an ONNX file, a ModelProto or a session as the reference: right files pass, planted errors fail, all told."""
+"""``verify`` with an ONNX file, a ModelProto or a session as the reference: right files pass, planted errors fail, all
+told."""
 
 from __future__ import annotations
 
@@ -122,7 +123,10 @@ def test_the_reference_is_float64(folder: Path) -> None:
     x = RNG.standard_normal((5, 16)).astype(np.float32)
     h = x.astype(np.float64) @ W.astype(np.float64)
     away = h - h.mean(-1, keepdims=True)
-    wanted = away / np.sqrt((away**2).mean(-1, keepdims=True) + np.float64(np.float32(1e-5))) * GAMMA.astype(np.float64) + BETA
+    wanted = (
+        away / np.sqrt((away**2).mean(-1, keepdims=True) + np.float64(np.float32(1e-5))) * GAMMA.astype(np.float64)
+        + BETA
+    )
     for file, name, output in (("a.onnx", "x", "y"), ("b.onnx", "input", "out")):
         runner = File64Runner(onnx.load(folder / file))
         np.testing.assert_allclose(runner.infer({name: x})[output], wanted, rtol=1e-12)
@@ -157,7 +161,9 @@ def test_what_the_file_does_not_say_is_told(folder: Path) -> None:
     assert open_original(folder / "a.onnx", dims=["batch=1:3:17"]).notes == ()
     (note,) = open_original(folder / "a.onnx").notes
     assert "does not say which sizes batch take: 1 to 64 were tried" in note
-    ids = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (int64[?] i) => (float[?] o) { o = Cast <to = 1> (i) }')
+    ids = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (int64[?] i) => (float[?] o) { o = Cast <to = 1> (i) }'
+    )
     assert [dim.name for spec in open_original(ids).inputs for dim in spec.shape] == ["i_0"]
     assert any("which values i take: 0 and 1" in note for note in open_original(ids).notes)
     assert open_original(ids, ["i:int64[n=1:2:3]{0:9}"]).notes == ()
@@ -173,19 +179,29 @@ def test_what_does_not_fit_is_told_before_anything_runs(folder: Path, tmp_path: 
         ({"trust": True}, "trust: for a PyTorch model"),
         ({"model": "m:f"}, "model: for a PyTorch model"),
         ({"drift": True}, "drift looks at the modules of a PyTorch model"),
-        ({"map": ["nothing=x"]}, r"'nothing', which is no input or output of a file: b.onnx has \['input', 'out', 'index'\]"),
-        ({"map": ["input=z"]}, r"'z', which is no input or output of the model; it takes \['x'\] and gives \['y', 'best'\]"),
+        (
+            {"map": ["nothing=x"]},
+            r"'nothing', which is no input or output of a file: b.onnx has \['input', 'out', 'index'\]",
+        ),
+        (
+            {"map": ["input=z"]},
+            r"'z', which is no input or output of the model; it takes \['x'\] and gives \['y', 'best'\]",
+        ),
         ({"map": ["out=y", "index=y"]}, r"\['out', 'index'\] are all mapped to 'y'"),
     ):
         with pytest.raises(InputError, match=said):
             normdeploy.verify(a, b, **options)  # type: ignore[arg-type]
     onnx.save(model(FUSED.replace("float[n, 16] input", "float[n, 15] input")), tmp_path / "other.onnx")
-    with pytest.raises(InputError, match=r"takes the inputs \['input'\], the model takes \['x'\].*input\[\?, 15\] and x\[\?, 16\]"):
+    with pytest.raises(
+        InputError, match=r"takes the inputs \['input'\], the model takes \['x'\].*input\[\?, 15\] and x\[\?, 16\]"
+    ):
         normdeploy.verify(a, tmp_path / "other.onnx")
 
 
 def test_names_that_are_said(folder: Path, tmp_path: Path) -> None:
-    text = FUSED.replace("int64[n] index)", "float[n, 12] y)").replace("index = ArgMax <axis = -1, keepdims = 0> (out)", "y = Neg(out)")
+    text = FUSED.replace("int64[n] index)", "float[n, 12] y)").replace(
+        "index = ArgMax <axis = -1, keepdims = 0> (out)", "y = Neg(out)"
+    )
     onnx.save(model(text), tmp_path / "swapped.onnx")
     assert not verified(folder / "a.onnx", tmp_path / "swapped.onnx")
     comparison = verified(folder / "a.onnx", tmp_path / "swapped.onnx", map={"out": "y"})
@@ -194,7 +210,10 @@ def test_names_that_are_said(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_draws_is_refused(tmp_path: Path) -> None:
-    text = '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { r = RandomUniformLike(x) y = Add(x, r) }'
+    text = (
+        '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { r = RandomUniformLike(x) y = Add(x,'
+        " r) }"
+    )
     onnx.save(onnx.parser.parse_model(text), tmp_path / "r.onnx")
     with pytest.raises(InputError, match="other outputs each time"):
         normdeploy.verify(tmp_path / "r.onnx", tmp_path / "r.onnx")
@@ -202,8 +221,10 @@ def test_a_model_that_draws_is_refused(tmp_path: Path) -> None:
 
 WHAT_IS_NOT_DISTURBED = """
     <ir_version: 8, opset_import: ["": 18]>
-    net (float[2, 4, 6] x) => (float[?, ?, ?] y, float[?, ?, ?] z, float[?] r, float[?, ?, ?] p) <int64 two = {2}, int64 at = {1},
-        float[3] scales = {1.0, 1.0, 2.0}, float exponent = {3.0}, int64[1] first = {0}, float zero = {0.0}, float one = {1.0}> {
+    net (float[2, 4, 6] x) => (float[?, ?, ?] y, float[?, ?, ?] z, float[?] r, float[?, ?, ?] p)
+    <int64 two = {2}, int64 at = {1},
+        float[3] scales = {1.0, 1.0, 2.0}, float exponent = {3.0},
+        int64[1] first = {0}, float zero = {0.0}, float one = {1.0}> {
         parts = SplitToSequence <axis = 2> (x, two)
         y = SequenceAt (parts, at)
         z = Resize <mode = "nearest"> (x, , scales)
@@ -232,7 +253,9 @@ def test_an_infinity_that_the_model_does_not_make_fails_a_tolerance() -> None:
     """3e5 is a number of float32 and none of float16: what is infinite is decided by the reference's type."""
     text = '<ir_version: 8, opset_import: ["" : 17]> net (float[4] x) => (float[4] y) <float big = {3e5}> '
     reference = onnx.parser.parse_model(text + "{ z = Mul(x, big) y = Add(z, big) }")
-    narrow = onnx.parser.parse_model(text + "{ z = Mul(x, big) w = Add(z, big) h = Cast <to = 10> (w) y = Cast <to = 1> (h) }")
+    narrow = onnx.parser.parse_model(
+        text + "{ z = Mul(x, big) w = Add(z, big) h = Cast <to = 10> (w) y = Cast <to = 1> (h) }"
+    )
     assert not normdeploy.verify(reference, [narrow], tolerance=["y=1e-3:1e-2"])
     assert normdeploy.verify(reference, [reference], tolerance=["y=1e-3:1e-2"])
 
@@ -240,11 +263,15 @@ def test_an_infinity_that_the_model_does_not_make_fails_a_tolerance() -> None:
 def test_what_an_exported_file_records_of_its_inputs_is_kept_as_the_reference() -> None:
     """A dim that is the sum of two, a mask, and a range of one size."""
     proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> net (int64[batch, seq] ids, int64[batch, long] mask) => (int64[batch, seq] y)
+        """<ir_version: 8, opset_import: ["" : 17]> net (int64[batch, seq] ids, int64[batch, long] mask) =>
+        (int64[batch, seq] y)
         { y = Identity(ids) }"""
     )
     past, seq, batch = Dim("past", 0, 4, 8), Dim("seq", 1, 4, 8), Dim("batch", 1, 2, 4)
-    specs = (InputSpec("ids", "int64", (batch, seq), (0, 9)), InputSpec("mask", "int64", (batch, Dim.sum((past, seq))), (0, 2), True))
+    specs = (
+        InputSpec("ids", "int64", (batch, seq), (0, 9)),
+        InputSpec("mask", "int64", (batch, Dim.sum((past, seq))), (0, 2), True),
+    )
     record(proto, Signature(inputs=specs, outputs=("y",), kind="onnx"), {})
     opened = open_original(proto, dims=["seq=1:5:16", "batch=3:3:3"])
     ids, mask = opened.inputs
@@ -264,7 +291,10 @@ def test_the_sizes_that_optimize_records_of_a_sum_follow_its_terms() -> None:
     )
     proto.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "past + seq"
     past, seq, batch = Dim("past", 0, 4, 8), Dim("seq", 1, 4, 8), Dim("batch", 1, 2, 4)
-    specs = (InputSpec("ids", "int64", (batch, seq), (0, 9)), InputSpec("mask", "int64", (batch, Dim.sum((past, seq))), (0, 2), True))
+    specs = (
+        InputSpec("ids", "int64", (batch, seq), (0, 9)),
+        InputSpec("mask", "int64", (batch, Dim.sum((past, seq))), (0, 2), True),
+    )
     (ids, mask), _ = described(proto, specs, ["past=0:8:40"])
     assert (ids.shape[1].max, mask.shape[1].max, mask.mask) == (8, 48, True)
     with pytest.raises(InputError, match=r"'past \+ seq' belongs to no input"):
@@ -273,7 +303,8 @@ def test_the_sizes_that_optimize_records_of_a_sum_follow_its_terms() -> None:
 
 @pytest.mark.parametrize("attributes", ["", "<exclusive = 1>", "<reverse = 1>", "<exclusive = 1, reverse = 1>"])
 def test_a_running_sum_loses_more_the_further_it_has_run(attributes: str) -> None:
-    """Sums of a few numbers are off by a few roundings, those of hundreds by many; where the sum begins at the end, the other way round."""
+    """Sums of a few numbers are off by a few roundings, those of hundreds by many; where the sum begins at the end, the
+    other way round."""
     text = '<ir_version: 8, opset_import: ["": 18]> net (float[64, 512] x) => (float[64, 512] y) <int64 axis = {-1}> '
     runner = File64Runner(onnx.parser.parse_model(text + f"{{ y = CumSum {attributes} (x, axis) }}"))
     feeds = {"x": np.abs(RNG.standard_normal((64, 512))).astype(np.float32)}

@@ -1,4 +1,5 @@
-"""Files with one planted error each, that a comparison at a few ordinary inputs lets pass: ``verify`` must fail every one."""
+"""Files with one planted error each, that a comparison at a few ordinary inputs lets pass: ``verify`` must fail every
+one."""
 
 from __future__ import annotations
 
@@ -84,7 +85,9 @@ def test_the_file_as_exported_passes(net: Model, exported: onnx.ModelProto, tmp_
 
 
 def test_nan_above_five(net: Model, exported: onnx.ModelProto, tmp_path: Path) -> None:
-    planted = before_input(exported, "<float five = {5}, float zero = {0}> { n = Div(zero, zero) c = Greater(x, five) y = Where(c, n, x) }")
+    planted = before_input(
+        exported, "<float five = {5}, float zero = {0}> { n = Div(zero, zero) c = Greater(x, five) y = Where(c, n, x) }"
+    )
     comparison = verified(net, planted, tmp_path)
     assert not comparison
     assert any("nan" in r.reason for r in comparison.results if not r)
@@ -123,8 +126,12 @@ def test_tanh_for_sigmoid_in_the_small_half(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limits", [(-LARGEST, LARGEST), (-1e30, 1e30)])
-def test_a_clamp_that_hides_inf(net: Model, exported: onnx.ModelProto, tmp_path: Path, limits: tuple[float, float]) -> None:
-    low, high = (numpy_helper.from_array(np.float32(limit), name) for name, limit in zip(("low", "high"), limits, strict=True))
+def test_a_clamp_that_hides_inf(
+    net: Model, exported: onnx.ModelProto, tmp_path: Path, limits: tuple[float, float]
+) -> None:
+    low, high = (
+        numpy_helper.from_array(np.float32(limit), name) for name, limit in zip(("low", "high"), limits, strict=True)
+    )
     planted = before_input(exported, "{ y = Clip(x, low, high) }")
     planted.graph.initializer.extend([low, high])
     comparison = verified(net, planted, tmp_path)
@@ -209,14 +216,18 @@ def test_one_weight_off_by_a_ten_thousandth(name: str, tmp_path: Path) -> None:
         at = np.random.default_rng(place).integers(array.size)
         array.flat[at] *= np.float32(1.0001)
         planted = copied(proto)
-        next(t for t in planted.graph.initializer if t.name == tensor.name).CopyFrom(numpy_helper.from_array(array, tensor.name))
+        next(t for t in planted.graph.initializer if t.name == tensor.name).CopyFrom(
+            numpy_helper.from_array(array, tensor.name)
+        )
         comparison = verified(model, planted, tmp_path, seeds=1)
         assert not comparison, tensor.name
         (wrong,) = (w for w in comparison.weights if not w)
         assert wrong.name == tensor.name
 
 
-def test_a_weight_that_is_off_is_named_with_its_module_and_the_difference(net: Model, exported: onnx.ModelProto, tmp_path: Path) -> None:
+def test_a_weight_that_is_off_is_named_with_its_module_and_the_difference(
+    net: Model, exported: onnx.ModelProto, tmp_path: Path
+) -> None:
     planted = copied(exported)
     tensor = next(t for t in planted.graph.initializer if t.name == "down.bias")
     array = numpy_helper.to_array(tensor).copy()

@@ -114,7 +114,9 @@ def test_an_output_of_another_type_or_shape(folder: Path, tmp_path: Path) -> Non
     proto.graph.node.insert(2, onnx.helper.make_node("Cast", ["wide"], ["y"], to=onnx.TensorProto.FLOAT16))
     proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     onnx.save(proto, tmp_path / "half.onnx")
-    comparison = normdeploy.verify(folder / "right.onnx", tmp_path / "half.onnx", feeds=folder / "in.npz", tolerance="y=1e-3:1e-3")
+    comparison = normdeploy.verify(
+        folder / "right.onnx", tmp_path / "half.onnx", feeds=folder / "in.npz", tolerance="y=1e-3:1e-3"
+    )
     assert made(comparison).verdict == "pass"
     assert "it is float16" in made(comparison).account
 
@@ -146,7 +148,9 @@ def test_a_folder_of_files_is_a_dataset(folder: Path, tmp_path: Path) -> None:
 
 def test_a_batch_converts_its_own_samples_alone(tmp_path: Path) -> None:
     """A file of another type than the model's would otherwise be converted whole once for each batch."""
-    model = Signature(inputs=(InputSpec("x", "float32", (Dim("n", 1, 4, 8), Dim.static(8))),), outputs=("y",), kind="onnx")
+    model = Signature(
+        inputs=(InputSpec("x", "float32", (Dim("n", 1, 4, 8), Dim.static(8))),), outputs=("y",), kind="onnx"
+    )
     np.savez(tmp_path / "d.npz", x=np.repeat(DATA[:4], 250, 0).astype(np.float64))
     (case, *_) = cases = open_dataset(tmp_path / "d.npz", model)
     assert len(cases) == 250
@@ -167,7 +171,10 @@ def test_a_dataset_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
     for dataset, said in (
         (npz("a.npz", y=DATA), r"'a.npz' has no \['x'\]; the model takes \['x'\], it holds \['y'\]"),
         (npz("b.npz", x=DATA[:0]), "has {'x': 0} samples"),
-        (npz("c.npz", x=DATA[:, :3]), r"the dataset, c.npz, samples 0 to 7: input 'x' has shape \[n, 8\], it was given \[8, 3\]"),
+        (
+            npz("c.npz", x=DATA[:, :3]),
+            r"the dataset, c.npz, samples 0 to 7: input 'x' has shape \[n, 8\], it was given \[8, 3\]",
+        ),
         (npz("d.npz", x=np.full((2, 8), "a")), "holds 'x' as <U1"),
         (tmp_path / "none.npz", "there is no file"),
         (tmp_path / "empty", "a folder without .npz files"),
@@ -214,7 +221,9 @@ def test_a_hugging_face_dataset(folder: Path, tmp_path: Path, monkeypatch: pytes
     held.append(FakeDataset({"x": [list(map(float, row)) for row in DATA], "label": [0] * 37}))
     comparison = verified(folder, metric="y=top1>=0.5", dataset=tmp_path)
     value, reference = expected(DATA, folder)
-    assert made(comparison).rules[0].measured == pytest.approx(np.mean(value.argmax(-1) == reference.argmax(-1)), abs=1e-12)
+    assert made(comparison).rules[0].measured == pytest.approx(
+        np.mean(value.argmax(-1) == reference.argmax(-1)), abs=1e-12
+    )
     labels = reference.argmax(-1)
     held.append(FakeDataset({"x": DATA.tolist(), "label": labels.tolist()}))
     (rule,) = made(verified(folder, metric="y=accuracy_drop<=1", dataset=tmp_path, labels="label")).rules
@@ -237,7 +246,9 @@ def labelled(folder: Path, tmp_path: Path, labels: Any) -> Path:
     return tmp_path / "labelled.npz"
 
 
-def test_the_accuracy_against_labels_may_drop_by_so_much(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_accuracy_against_labels_may_drop_by_so_much(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The labels are what right.onnx answers but for five of 37 samples; off.onnx differs from it in some."""
     value, reference = (scores.argmax(-1) for scores in expected(DATA, folder))
     labels = reference.copy()
@@ -250,7 +261,9 @@ def test_the_accuracy_against_labels_may_drop_by_so_much(folder: Path, tmp_path:
     assert (rule.kind, rule.verdict, rule.samples, rule.case) == ("accuracy_drop", "fail", 37, "")
     assert rule.accuracies == (theirs, own)
     assert rule.measured == pytest.approx(theirs - own, abs=1e-12)
-    passing = verified(folder, metric={"y": ["accuracy_drop<=0.5", "accuracy5_drop<=0.5"]}, dataset=data, labels="right")
+    passing = verified(
+        folder, metric={"y": ["accuracy_drop<=0.5", "accuracy5_drop<=0.5"]}, dataset=data, labels="right"
+    )
     assert passing
     assert "in the reference and" in made(passing).account
     (tmp_path / "verify.toml").write_text('labels = "right"\n[outputs.y]\nmetric = "accuracy_drop<=0.001"\n')
@@ -270,9 +283,15 @@ def test_the_accuracy_against_labels_may_drop_by_so_much(folder: Path, tmp_path:
     [
         ({"labels": "right"}, r"the labels 'right' are a part of a dataset, and none is given"),
         ({"metric": "y=accuracy_drop:0.1"}, "accuracy_drop is measured against labels, and there are none"),
-        ({"metric": "y=accuracy_drop:0.1", "dataset": 0}, "accuracy_drop is measured against labels, and there are none"),
+        (
+            {"metric": "y=accuracy_drop:0.1", "dataset": 0},
+            "accuracy_drop is measured against labels, and there are none",
+        ),
         ({"metric": "y=snr>=5", "dataset": 0, "labels": "right"}, "labels are given, and no metric asks for them"),
-        ({"metric": "y=accuracy_drop>=0.1", "dataset": 0}, r"the smaller accuracy_drop is, the better; write accuracy_drop<=0\.1"),
+        (
+            {"metric": "y=accuracy_drop>=0.1", "dataset": 0},
+            r"the smaller accuracy_drop is, the better; write accuracy_drop<=0\.1",
+        ),
         ({"metric": "y=accuracy_drop<=1.5", "dataset": 0}, "accuracy_drop is between 0 and 1"),
         ({"metric": "best=accuracy_drop<=0.5", "dataset": 0, "labels": "right"}, "it is int64, not floating"),
         ({"dataset": 0, "labels": "left"}, r"'labelled\.npz' has no labels 'left'; it holds \['x', 'right'\]"),
@@ -280,7 +299,10 @@ def test_the_accuracy_against_labels_may_drop_by_so_much(folder: Path, tmp_path:
         ({"dataset": np.zeros(37)}, r"the labels 'right' as float64; whole numbers are needed"),
         ({"dataset": np.zeros((37, 1), int)}, r"in the shape \[37, 1\]; \[samples\] is needed"),
         ({"dataset": np.zeros(36, int)}, "holds 36 labels 'right' and 37 samples"),
-        ({"dataset": np.full(37, 6)}, "samples 0 to 7: the label in row 0 of these is 6, and the output has the classes 0 to 5"),
+        (
+            {"dataset": np.full(37, 6)},
+            "samples 0 to 7: the label in row 0 of these is 6, and the output has the classes 0 to 5",
+        ),
     ],
 )
 def test_labels_that_are_refused(options: dict[str, Any], said: str, folder: Path, tmp_path: Path) -> None:
@@ -312,7 +334,10 @@ def test_the_command_tells_which_rule_decided(folder: Path, tmp_path: Path, monk
     said = " ".join(done.output.split())
     assert "decided by" in said
     assert "cosine>=0.99" in said
-    assert "verified by the rules given, NOT by the default rule (y in off.onnx) on 1 input against right.onnx in float64" in said
+    assert (
+        "verified by the rules given, NOT by the default rule (y in off.onnx) on 1 input against right.onnx in float64"
+        in said
+    )
     document = json.loads((tmp_path / "r.json").read_text())
     row = next(r for r in document["parity"]["results"] if r["output"] == "y" and r["file"])
     assert (row["decided_by"], row["by_default"], row["rules"][0]["kind"]) == ("cosine>=0.99", "fail", "cosine")

@@ -28,8 +28,16 @@ def saved(folder: Path, **texts: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "reason"),
     [
-        ("(float[2, 3] y) " + CONSTANTS + "{ n = Div(zero, zero) p = Neg(x) y = Add(p, n) }", "nan", "nan where the reference is"),
-        ("(float[2, 3] y) " + CONSTANTS + "{ n = Div(one, zero) p = Neg(x) y = Add(p, n) }", "inf", "inf where the reference is"),
+        (
+            "(float[2, 3] y) " + CONSTANTS + "{ n = Div(zero, zero) p = Neg(x) y = Add(p, n) }",
+            "nan",
+            "nan where the reference is",
+        ),
+        (
+            "(float[2, 3] y) " + CONSTANTS + "{ n = Div(one, zero) p = Neg(x) y = Add(p, n) }",
+            "inf",
+            "inf where the reference is",
+        ),
         ("(float[1, 6] y) <int64[2] s = {1, 6}> { p = Neg(x) y = Reshape(p, s) }", "nan", "its shape is"),
         ("(float[2, 3] y) <int64[2] s = {4, 4}> { p = Neg(x) q = Reshape(p, s) y = Mul(q, q) }", "nan", "does not run"),
     ],
@@ -56,9 +64,14 @@ def test_no_word_of_eager_where_the_reference_is_a_file(tmp_path: Path) -> None:
     """An overflow in the reference itself, a half file beside it, and the page's rule."""
     saved(tmp_path, right=RIGHT, a=RIGHT.replace("y = Neg(x)", "h = Mul(x, x) g = Mul(h, h) y = Div(g, h)"))
     saved(tmp_path, b=RIGHT.replace("y = Neg(x)", "h = Mul(x, x) g = Mul(h, h) y = Sub(g, g)"))
-    comparison = normdeploy.verify(tmp_path / "a.onnx", tmp_path / "b.onnx", feeds={"x": np.full((2, 3), 1e10, np.float32)})
+    comparison = normdeploy.verify(
+        tmp_path / "a.onnx", tmp_path / "b.onnx", feeds={"x": np.full((2, 3), 1e10, np.float32)}
+    )
     reasons = [r.reason for r in comparison.results if r.file]
-    assert any("; the reference as it is fails here too (" in reason and "the reference itself leaves" in reason for reason in reasons)
+    assert any(
+        "; the reference as it is fails here too (" in reason and "the reference itself leaves" in reason
+        for reason in reasons
+    )
     assert any(note.startswith("the reference itself leaves the range of float32") for note in comparison.notes)
     normdeploy.optimize(tmp_path / "right.onnx", tmp_path / "half.onnx", precision="fp16")
     half = normdeploy.verify(tmp_path / "right.onnx", tmp_path / "half.onnx")

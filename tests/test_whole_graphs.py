@@ -1,5 +1,5 @@
-"""What surrounds a norm in a file: other readers, outputs in the middle of it, unknown shapes, odd numbers. Handled or refused by name,
-never a changed output, never a traceback."""
+"""What surrounds a norm in a file: other readers, outputs in the middle of it, unknown shapes, odd numbers. Handled or
+refused by name, never a changed output, never a traceback."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ CONV = "float[2,8,1] w = {1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8}, float[2] a = {1,2}, 
 LAYER_NORM = "LayerNormalization(axis=-1, epsilon=1e-05)"
 
 
-def net(body: str = NORM, inputs: str = "float[N,8] x", outputs: str = "float[N,8] y", constants: str = CONSTANTS) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> net ({inputs}) => ({outputs}) <{constants}> {{ {body} }}')
+def net(
+    body: str = NORM, inputs: str = "float[N,8] x", outputs: str = "float[N,8] y", constants: str = CONSTANTS
+) -> onnx.ModelProto:
+    return parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 17]> net ({inputs}) => ({outputs}) <{constants}> {{ {body} }}'
+    )
 
 
 def optimized(proto: onnx.ModelProto) -> tuple[list[str], Summary]:
-    """The ops that are left. The outputs of the two files are compared bit by bit where NaN and infinities stand, and to rounding."""
+    """The ops that are left. The outputs of the two files are compared bit by bit where NaN and infinities stand, and
+    to rounding."""
     out, summary = optimize(proto)
     assert optimize(out)[0].SerializeToString(deterministic=True) == out.SerializeToString(deterministic=True)
     assert len(out.graph.node) <= len(proto.graph.node)
@@ -39,7 +44,10 @@ def optimized(proto: onnx.ModelProto) -> tuple[list[str], Summary]:
 
 
 def _size(value: onnx.ValueInfoProto) -> list[int]:
-    return [d.dim_value if d.HasField("dim_value") else (8 if i else 3) for i, d in enumerate(value.type.tensor_type.shape.dim)] or [3, 8]
+    return [
+        d.dim_value if d.HasField("dim_value") else (8 if i else 3)
+        for i, d in enumerate(value.type.tensor_type.shape.dim)
+    ] or [3, 8]
 
 
 def _run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -94,7 +102,9 @@ def test_a_circle_is_refused_by_name(body: str, said: str) -> None:
 
 
 def test_gamma_as_an_input_is_a_scale_of_data() -> None:
-    ops, _ = optimized(net(inputs="float[N,8] x, float[8] g", constants="float eps = {1e-5}, float[8] s = {1,1,2,2,3,3,4,4}"))
+    ops, _ = optimized(
+        net(inputs="float[N,8] x, float[8] g", constants="float eps = {1e-5}, float[8] s = {1,1,2,2,3,3,4,4}")
+    )
     assert ops == ["LayerNormalization"]
 
 
@@ -115,28 +125,35 @@ HALF = f"eps = Cast<to=10>(e32) g = Identity(s) {NORM}"
 
 @pytest.mark.parametrize("epsilon", ["1e-12", "1e-5"])
 def test_an_epsilon_that_its_cast_makes_zero_is_told(epsilon: str) -> None:
-    """A runtime that computes in float16 gives 0/0 on a constant row, the node what the author wrote: not without a word."""
+    """A runtime that computes in float16 gives 0/0 on a constant row, the node what the author wrote: not without a
+    word."""
     kinds = {"inputs": "float16[N,8] x", "outputs": "float16[N,8] y"}
     proto = net(HALF, **kinds, constants=f"float e32 = {{{epsilon}}}, float16[8] s = {{1,1,2,2,3,3,4,4}}")
     out, summary = optimize(proto)
     assert np.isfinite(_run(out, {"x": np.ones((2, 8), np.float16)})[0]).all()
     (finding,) = summary.findings
     assert (finding.status, finding.epsilon) == ("fused", pytest.approx(float(epsilon), rel=1e-7))
-    assert any("epsilon 1e-12 becomes 0" in note and "float16" in note for note in finding.notes) == (epsilon == "1e-12")
+    assert any("epsilon 1e-12 becomes 0" in note and "float16" in note for note in finding.notes) == (
+        epsilon == "1e-12"
+    )
 
 
 def test_an_epsilon_that_is_zero_in_the_file_is_zero() -> None:
     kinds = {"inputs": "float16[N,8] x", "outputs": "float16[N,8] y"}
-    proto = net(NORM, **kinds, constants="float16 eps = {0}, float16[8] g = {1,1,2,2,3,3,4,4}, float16[8] s = {1,1,2,2,3,3,4,4}")
+    proto = net(
+        NORM, **kinds, constants="float16 eps = {0}, float16[8] g = {1,1,2,2,3,3,4,4}, float16[8] s = {1,1,2,2,3,3,4,4}"
+    )
     (finding,) = optimize(proto)[1].findings
     assert (finding.status, finding.epsilon) == ("fused", 0.0)
     assert not any("becomes 0" in note for note in finding.notes)
 
 
 def test_a_norm_is_fused_without_the_shift_before_it_that_rounds() -> None:
-    """Read from x on, the norm of x·1e-5 + 1000.7 has epsilon 1e5, and float64 can't tell: the norm of the sum is one all the same."""
+    """Read from x on, the norm of x·1e-5 + 1000.7 has epsilon 1e5, and float64 can't tell: the norm of the sum is one
+    all the same."""
     proto = net(
-        f"t = Mul(x, k) w = Add(t, c) {NORM.replace('(x', '(w')}", constants=f"{CONSTANTS}, float k = {{1e-5}}, float c = {{1000.7}}"
+        f"t = Mul(x, k) w = Add(t, c) {NORM.replace('(x', '(w')}",
+        constants=f"{CONSTANTS}, float k = {{1e-5}}, float c = {{1000.7}}",
     )
     out, summary = optimize(proto, strict=True)
     (finding,) = summary.findings
@@ -160,11 +177,16 @@ def test_dims_that_the_file_does_not_state() -> None:
     for dim in proto.graph.input[0].type.tensor_type.shape.dim:
         dim.Clear()
     ops, _ = optimized(proto)
-    assert ops == ["LayerNormalization", "Mul", "Add"]  # gamma of 8 need not be the size of the axis: (N, 1) would broadcast to it
+    assert ops == [
+        "LayerNormalization",
+        "Mul",
+        "Add",
+    ]  # gamma of 8 need not be the size of the axis: (N, 1) would broadcast to it
 
 
 @pytest.mark.parametrize(
-    ("inputs", "constants"), [("float[0,8] x", CONSTANTS), ("float[N,0] x", "float eps = {1e-5}, float[0] g = {}, float[0] s = {}")]
+    ("inputs", "constants"),
+    [("float[0,8] x", CONSTANTS), ("float[N,0] x", "float eps = {1e-5}, float[0] g = {}, float[0] s = {}")],
 )
 def test_empty_inputs_are_refused_by_name(inputs: str, constants: str) -> None:
     _, summary = optimized(net(inputs=inputs, outputs=inputs.replace("x", "y"), constants=constants))
@@ -189,7 +211,9 @@ def test_an_odd_epsilon_is_refused(value: float) -> None:
     assert [f.status for f in summary.findings] == ["refused"]
 
 
-@pytest.mark.parametrize(("variance", "epsilon"), [("{0,-1}", "1e-5"), ("{0,0}", "0.0")], ids=["negative", "zero without epsilon"])
+@pytest.mark.parametrize(
+    ("variance", "epsilon"), [("{0,-1}", "1e-5"), ("{0,0}", "0.0")], ids=["negative", "zero without epsilon"]
+)
 def test_statistics_that_give_no_finite_scale_are_refused(variance: str, epsilon: str) -> None:
     ops, summary = optimized(
         net(

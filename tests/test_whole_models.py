@@ -1,4 +1,5 @@
-"""The whole model before and after: what goes wrong behind every certificate is found, blamed on its rewrite and taken back."""
+"""The whole model before and after: what goes wrong behind every certificate is found, blamed on its rewrite and taken
+back."""
 
 from __future__ import annotations
 
@@ -127,7 +128,9 @@ def test_a_rewrite_in_a_body_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> N
         branches.append(body)
     gate = helper.make_tensor_value_info("gate", onnx.TensorProto.BOOL, [])
     node = helper.make_node("If", ["gate"], ["y"], name="switch", then_branch=branches[0], else_branch=branches[1])
-    graph = helper.make_graph([node], "net", [inner.input[0], gate], [helper.make_tensor_value_info("y", 1, ["batch", 16])])
+    graph = helper.make_graph(
+        [node], "net", [inner.input[0], gate], [helper.make_tensor_value_info("y", 1, ["batch", 16])]
+    )
     plant(monkeypatch, {"n1", "n1_else"}, other_epsilon)
     result = normdeploy.optimize(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
     found = statuses(result)
@@ -204,8 +207,14 @@ def test_sizes_at_which_the_model_does_not_run_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("proto", "why"),
     [
-        (net("n (float[N] x) => (float[A, 64] y) <int64[2] to = {-1, 64}> { z = Reshape(x, to) y = Tanh(z) }"), "runs at none"),
-        (net("n (seq(float[N]) x) => (float[N] y) <int64 i = {0}> { z = SequenceAt(x, i) y = Tanh(z) }"), "is no tensor"),
+        (
+            net("n (float[N] x) => (float[A, 64] y) <int64[2] to = {-1, 64}> { z = Reshape(x, to) y = Tanh(z) }"),
+            "runs at none",
+        ),
+        (
+            net("n (seq(float[N]) x) => (float[N] y) <int64 i = {0}> { z = SequenceAt(x, i) y = Tanh(z) }"),
+            "is no tensor",
+        ),
         (net("n (float[N] x) => (float[N] y) { y = com.nobody.Twist(x) }"), "can't load the model before"),
     ],
 )
@@ -240,7 +249,9 @@ def test_a_size_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyP
 def test_a_run_that_takes_longer_than_small_ones_promised_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     real = side_by_side.Model.run
 
-    def slow(self: side_by_side.Model, feeds: dict[str, np.ndarray], *args: Any, patience: float = 60.0, **more: Any) -> list[Any]:
+    def slow(
+        self: side_by_side.Model, feeds: dict[str, np.ndarray], *args: Any, patience: float = 60.0, **more: Any
+    ) -> list[Any]:
         if next(iter(feeds.values())).shape[:2] == (33, 33):
             time.sleep(patience)
             raise RuntimeError("Exiting due to terminate flag being set to true.")
@@ -286,8 +297,12 @@ def test_what_the_file_records_of_its_inputs_is_used(monkeypatch: pytest.MonkeyP
 
 def test_a_loop_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perturbed.Model.run, "__defaults__", (None, 0.0, 0.5))
-    body = onnx.parser.parse_graph("b (int64 i, bool c, float[2] s) => (bool d, float[2] t) { d = Identity(c) t = Tanh(s) }")
-    proto = net("n (float[2] x) => (float[2] y) <int64 many = {9000000000000000000}, bool on = {1}> { y = Loop(many, on, x) }")
+    body = onnx.parser.parse_graph(
+        "b (int64 i, bool c, float[2] s) => (bool d, float[2] t) { d = Identity(c) t = Tanh(s) }"
+    )
+    proto = net(
+        "n (float[2] x) => (float[2] y) <int64 many = {9000000000000000000}, bool on = {1}> { y = Loop(many, on, x) }"
+    )
     proto.graph.node[0].attribute.append(helper.make_attribute("body", body))
     assert any("runs at none of the sizes" in note for note in normdeploy.optimize(proto).notes)
 
@@ -299,7 +314,9 @@ def test_a_tensor_without_measure_is_not_made(monkeypatch: pytest.MonkeyPatch) -
     wide = net("n (float[M, 1] x) => (float[M, 40000] y) <int64[2] to = {1, 40000}> { y = Expand(x, to) }")
     monkeypatch.setattr(side_by_side, "_INNER", 2**20)  # so that what is made takes no time worth speaking of
     (note,) = normdeploy.optimize(wide).notes
-    assert note.startswith("the whole model was compared at M=1; M=7, and not at M=33 (the tensor 'y' would have more than")
+    assert note.startswith(
+        "the whole model was compared at M=1; M=7, and not at M=33 (the tensor 'y' would have more than"
+    )
     assert normdeploy.optimize(proto).notes == ()
 
 
@@ -331,8 +348,12 @@ def test_each_row_has_a_bound_of_its_own() -> None:
 
 def test_what_is_not_finite_stays_so() -> None:
     log = net("n (float[4, 64] x) => (float[4, 64] y) { y = Log(x) }")
-    hidden = net("n (float[4, 64] x) => (float[4, 64] y) { z = Relu(x) e = Add(z, c) y = Log(e) }", {"c": np.float32([1e-30])})
-    other = net("n (float[4, 64] x) => (float[4, 64] y) { z = Relu(x) y = Log(z) }")  # -Inf where NaN was counts as the same
+    hidden = net(
+        "n (float[4, 64] x) => (float[4, 64] y) { z = Relu(x) e = Add(z, c) y = Log(e) }", {"c": np.float32([1e-30])}
+    )
+    other = net(
+        "n (float[4, 64] x) => (float[4, 64] y) { z = Relu(x) y = Log(z) }"
+    )  # -Inf where NaN was counts as the same
     assert "before" in difference(log, hidden)
     assert "before" in difference(hidden, log)
     assert difference(log, other) == ""
@@ -352,19 +373,27 @@ TIES = "n (float[N, 40] x) => (float[N, 40] y, int64[N, 40] i) <int64[1] k = {40
     ("before", "after"),
     [
         # a sum in another order, and one that cancels to rounding
-        ("n (float[N, 3, 50] x) => (float[N] y) <int64[2] a = {1, 2}> { y = ReduceSum <keepdims: int = 0> (x, a) }",) * 2,
+        ("n (float[N, 3, 50] x) => (float[N] y) <int64[2] a = {1, 2}> { y = ReduceSum <keepdims: int = 0> (x, a) }",)
+        * 2,
         (
             "n (float[N, 64] x) => (float[N] y) <int64[1] a = {1}> { y = ReduceSum <keepdims: int = 0> (x, a) }",
-            "n (float[N, 64] x) => (float[N] y) <int64[1] a = {1}, float n = {64}> "
-            "{ z = ReduceMean <keepdims: int = 0> (x, a) y = Mul(z, n) }",
+            (
+                "n (float[N, 64] x) => (float[N] y) <int64[1] a = {1}, float n = {64}> "
+                "{ z = ReduceMean <keepdims: int = 0> (x, a) y = Mul(z, n) }"
+            ),
         ),
         # near-ties
         (TIES.replace("BODY", "Identity(x)"), TIES.replace("BODY", "Identity(x)")),
         # one less than a root: cancels at small x
         (
-            "n (float[N, 8] x) => (float[N, 8] y) <float one = {1}> { q = Mul(x, x) s = Add(q, one) r = Sqrt(s) y = Sub(r, one) }",
-            "n (float[N, 8] x) => (float[N, 8] y) <float one = {1}, float h = {0.5}> "
-            "{ q = Mul(x, x) s = Add(q, one) r = Pow(s, h) y = Sub(r, one) }",
+            (
+                "n (float[N, 8] x) => (float[N, 8] y) <float one = {1}> { q = Mul(x, x) s = Add(q, one) r = Sqrt(s) y ="
+                " Sub(r, one) }"
+            ),
+            (
+                "n (float[N, 8] x) => (float[N, 8] y) <float one = {1}, float h = {0.5}> "
+                "{ q = Mul(x, x) s = Add(q, one) r = Pow(s, h) y = Sub(r, one) }"
+            ),
         ),
     ],
 )
@@ -374,12 +403,20 @@ def test_rounding_is_no_difference(before: str, after: str) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_false_alarms(seed: int) -> None:
-    """Nets of usual layers with random weights: everything stays fused or folded, and no note says that it was not compared."""
+    """Nets of usual layers with random weights: everything stays fused or folded, and no note says that it was not
+    compared."""
     nn = torch.nn
     torch.manual_seed(seed)
     size = 2 + seed % 3
     model = nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+        *(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.GroupNorm(2, 8),
+            nn.SiLU(),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+        ),
         *(nn.InstanceNorm2d(8, affine=True), nn.AvgPool2d(size), nn.Flatten(2), nn.Linear((6 // size) ** 2, 12)),
         *(nn.LayerNorm(12), nn.GELU(), nn.Linear(12, 1), nn.Sigmoid()),
     ).eval()
@@ -425,8 +462,13 @@ def test_a_model_that_draws_random_numbers_is_not_compared(slow: bool, monkeypat
     """Two runs of it differ, and no rewrite is to blame for that; one that takes long is not run twice for nothing."""
     if slow:
         monkeypatch.setattr(side_by_side, "_QUICK", 0.0)
-    body = "n = RandomNormalLike(x) t = Add(x, n) q = Mul(t, t) v = ReduceMean <axes = [-1]> (q) e = Reciprocal(v) y = Mul(t, e)"
-    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> net (float[b, n, 16] x) => (float[b, n, 16] y) {{ {body} }}')
+    body = (
+        "n = RandomNormalLike(x) t = Add(x, n) q = Mul(t, t) v = ReduceMean <axes = [-1]> (q) e = Reciprocal(v) y ="
+        " Mul(t, e)"
+    )
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> net (float[b, n, 16] x) => (float[b, n, 16] y) {{ {body} }}'
+    )
     for _ in range(3):
         found = normdeploy.optimize(proto)
         assert any("it draws random numbers" in note for note in found.notes)

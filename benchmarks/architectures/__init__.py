@@ -1,1 +1,2 @@
-"""Real architectures with random weights through every verb, and the time of their export beside the bare exporter's."""
+"""Real architectures with random weights through every verb, and the time of their export beside the bare
+exporter's."""

@@ -2,15 +2,16 @@
 
     python -m benchmarks.architectures [NAME ...] [--first N] [--count N] [--again]
 
-Rows are kept in ``benchmarks/results/architectures.json`` as they are made, and ``architectures.md`` is written from them: a run that was
-cut short, or that takes a slice, goes on where the last one ended. What has a row is measured again where it is named, or with ``--again``.
-``--results FILE.json`` keeps them elsewhere.
+Rows are kept in ``benchmarks/results/architectures.json`` as they are made, and ``architectures.md`` is written from
+them: a run that was cut short, or that takes a slice, goes on where the last one ended. What has a row is measured
+again where it is named, or with ``--again``. ``--results FILE.json`` keeps them elsewhere.
 
-Each architecture runs in a process of its own with a time limit (``--limit`` seconds), so that a crash ends one row. It is forked from this
-one, which has imported the libraries and exported one model by both exporters: that takes longer than most architectures do.
+Each architecture runs in a process of its own with a time limit (``--limit`` seconds), so that a crash ends one row. It
+is forked from this one, which has imported the libraries and exported one model by both exporters: that takes longer
+than most architectures do.
 
-It needs transformers, diffusers, timm and torchvision beside normdeploy: the Makefile's ``test-architectures`` makes an environment that
-has them. The exit code is 1 where a row is not as it should be (``table.wrong``).
+It needs transformers, diffusers, timm and torchvision beside normdeploy: the Makefile's ``test-architectures`` makes an
+environment that has them. The exit code is 1 where a row is not as it should be (``table.wrong``).
 """
 
 from __future__ import annotations

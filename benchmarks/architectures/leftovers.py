@@ -8,10 +8,27 @@ from onnx import numpy_helper
 
 _REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceSumSquare", "GlobalAveragePool"}
 _LOCAL = {
-    *("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Abs", "Cast", "Identity", "Max", "Clip", "Relu", "Sum", "Sqrt", "Reciprocal"),
+    *(
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Pow",
+        "Neg",
+        "Abs",
+        "Cast",
+        "Identity",
+        "Max",
+        "Clip",
+        "Relu",
+        "Sum",
+        "Sqrt",
+        "Reciprocal",
+    ),
     *("Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose"),
 }
-_STEPS = 12  # nodes looked at above a root: an unbiased variance over a dynamic size has about eight between the mean and the root
+# nodes looked at above a root: an unbiased variance over a dynamic size has about eight between the mean and the root
+_STEPS = 12
 
 
 def decomposed(proto: onnx.ModelProto) -> list[str]:

@@ -1,15 +1,16 @@
 """One architecture through export, verify, optimize of the plain file, build; every stage with default options.
 
-*Time.* The whole of ``normdeploy.export`` against ``torch.onnx.export(dynamo=True)`` on the same module, the same inputs and ranges of
-dims, both until the file is written: each of the two has to trace the module itself. Both run in one process, which has exported another
-model by each before, so that imports and caches that are filled once are paid by neither; one after the other, so that another job on the
-machine hits both. Where the ratio is not between ``LOW`` and ``AGAIN`` both run again, ours first, up to ``PAIRS`` times in all, and the
-smallest of each is compared: what this model alone makes torch load is paid by the plain one's first run, which a second one replaces, and
-one run may be half as long again as the next beside other jobs. It is processor time, that of child processes included: seconds on the
+*Time.* The whole of ``normdeploy.export`` against ``torch.onnx.export(dynamo=True)`` on the same module, the same
+inputs and ranges of dims, both until the file is written: each of the two has to trace the module itself. Both run in
+one process, which has exported another model by each before, so that imports and caches that are filled once are paid
+by neither; one after the other, so that another job on the machine hits both. Where the ratio is not between ``LOW``
+and ``AGAIN`` both run again, ours first, up to ``PAIRS`` times in all, and the smallest of each is compared: what this
+model alone makes torch load is paid by the plain one's first run, which a second one replaces, and one run may be half
+as long again as the next beside other jobs. It is processor time, that of child processes included: seconds on the
 clock say little there.
 
-*Whose fault.* Where ``verify`` fails, the plain file is verified by the same rule. Where that fails too the fault was there before this
-project touched anything.
+*Whose fault.* Where ``verify`` fails, the plain file is verified by the same rule. Where that fails too the fault was
+there before this project touched anything.
 """
 
 from __future__ import annotations
@@ -71,7 +72,11 @@ class Row:
     @property
     def ratio(self) -> float | None:
         """Our export's time over the plain one's."""
-        return min(self.runs["ours"]) / min(self.runs["plain"]) if self.runs.get("ours") and self.runs.get("plain") else None
+        return (
+            min(self.runs["ours"]) / min(self.runs["plain"])
+            if self.runs.get("ours") and self.runs.get("plain")
+            else None
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"ratio": self.ratio and round(self.ratio, 3)}
@@ -104,7 +109,8 @@ def measured(architecture: Architecture, folder: Path, save: Callable[[Row], Non
 
 
 def samples(architecture: Architecture) -> dict[str, torch.Tensor]:
-    """Example inputs at the usual sizes, for the bare exporter and the census of modules: by the text of ``--input``."""
+    """Example inputs at the usual sizes, for the bare exporter and the census of modules: by the text of
+    ``--input``."""
     return {spec.partition(":")[0]: _sample(spec) for spec in architecture.inputs}
 
 
@@ -142,7 +148,13 @@ def _exports(
 
     def plain() -> None:
         torch.onnx.export(
-            module, (), files["plain"], kwargs=dict(feeds), dynamic_shapes=dynamic(specs["inputs"]), dynamo=True, verbose=False
+            module,
+            (),
+            files["plain"],
+            kwargs=dict(feeds),
+            dynamic_shapes=dynamic(specs["inputs"]),
+            dynamo=True,
+            verbose=False,
         )
 
     def ours() -> None:
@@ -179,7 +191,9 @@ def _failure(work: Callable[[], object]) -> str:
     except Exception as error:
         while not isinstance(error, NormdeployError) and isinstance(error.__cause__, Exception):
             error = error.__cause__
-        said = " ".join(str(error).partition("While executing")[0].split())  # what follows quotes sources with their paths
+        said = " ".join(
+            str(error).partition("While executing")[0].split()
+        )  # what follows quotes sources with their paths
         return f"{type(error).__name__}: {said[:400]}"
     return ""
 
@@ -206,7 +220,9 @@ def _account(row: Row, result: Any) -> None:
     row.stages = {stage: round(s, 2) for stage, s in result.seconds.items()}
     row.nodes["ours"] = _count(result.proto)
     row.norms = _census(result)
-    told = [f for f in result.summary.findings if f.reason and not f.reason.startswith("it is one standard node already")]
+    told = [
+        f for f in result.summary.findings if f.reason and not f.reason.startswith("it is one standard node already")
+    ]
     row.reasons = dict(Counter(f"{f.kind} {f.status}: {f.reason}" for f in told))
     left = decomposed(result.proto)
     row.left, row.unexplained = len(left), _unexplained(left, result)
@@ -218,7 +234,8 @@ def _census(result: Any) -> dict[str, int]:
 
 
 def _unexplained(left: list[str], result: Any) -> list[str]:
-    """Roots that no refused finding holds; cleaning up renames tensors, so where their number fits that of the findings all are told."""
+    """Roots that no refused finding holds; cleaning up renames tensors, so where their number fits that of the findings
+    all are told."""
     refused = [f for f in result.summary.findings if f.status in ("refused", "undone") and f.reason]
     told = {t for f in refused for t in (*f.tensors, f.tensor)}
     unknown = [name for name in left if name not in told]

@@ -19,9 +19,12 @@ COLUMNS = (
 )
 ABOUT = """# Real architectures, random weights, default options
 
-Each goes through `normdeploy.export` → `verify` → `build`, and the file of `torch.onnx.export(dynamo=True)` (below: plain) through
-`optimize`, and `verify` of the result against that file. Small configurations, every gamma, beta and running statistic randomised. Norms
-run: calls of norm modules in one run of the model. Decomposed: roots of a mean or a sum in our file, found without this project's
+Each goes through `normdeploy.export` → `verify` → `build`, and the file of `torch.onnx.export(dynamo=True)` (below:
+plain) through
+`optimize`, and `verify` of the result against that file. Small configurations, every gamma, beta and running statistic
+randomised. Norms
+run: calls of norm modules in one run of the model. Decomposed: roots of a mean or a sum in our file, found without this
+project's
 recognition, and how many of them no finding explains. Seconds: processor time; how it is compared is said in
 `benchmarks/architectures/measure.py`. Written by `python -m benchmarks.architectures`.
 
@@ -31,7 +34,8 @@ Json = dict[str, Any]
 
 
 def wrong(row: Json) -> list[str]:
-    """What is not as the measures want it; empty where all is. What the plain exporter can't do either is no fault of ours."""
+    """What is not as the measures want it; empty where all is. What the plain exporter can't do either is no fault of
+    ours."""
     if row["plain"] and row["export"]:
         return []
     found = [f"{stage}: {row[stage]}" for stage in ("failed", "export") if row[stage]]
@@ -49,7 +53,8 @@ def wrong(row: Json) -> list[str]:
 
 
 def named(row: Json) -> bool:
-    """Whether the plain file fails `verify` too: the exporter's fault, or the runtime's, which this project did not add."""
+    """Whether the plain file fails `verify` too: the exporter's fault, or the runtime's, which this project did not
+    add."""
     return row["verify"] != "passes" and row["plain_verify"] not in ("", "passes")
 
 
@@ -85,14 +90,24 @@ def summary(rows: Sequence[Json]) -> str:
     """The counts, as Markdown."""
     exported = [r for r in rows if not r["export"] and not (r["failed"] and not r["norms"] and not r["verify"])]
     ratios = sorted(r["ratio"] for r in rows if r["ratio"])
-    time = f"median {statistics.median(ratios):.2f} (at most {MEDIAN}), largest {ratios[-1]:.2f} (at most {MOST})" if ratios else "none"
+    time = (
+        f"median {statistics.median(ratios):.2f} (at most {MEDIAN}), largest {ratios[-1]:.2f} (at most {MOST})"
+        if ratios
+        else "none"
+    )
     plain = [r for r in rows if not r["plain"]]
     reasons = sum(r["left"] - len(r["unexplained"]) for r in rows)
     libraries = ", ".join(f"{n} of {library}" for library, n in Counter(r["library"] for r in rows).items())
     lines = [
         f"{len(rows)} of the catalogue's {len(ARCHITECTURES)} architectures: {libraries}.",
-        f"- export: {len(exported)}; {sum(bool(r['plain'] and r['export']) for r in rows)} that the plain exporter can't export either",
-        f"- verify: {sum(r['verify'] == 'passes' for r in rows)} pass, {sum(named(r) for r in rows)} fail as the plain file does",
+        (
+            f"- export: {len(exported)}; {sum(bool(r['plain'] and r['export']) for r in rows)} that the plain exporter"
+            " can't export either"
+        ),
+        (
+            f"- verify: {sum(r['verify'] == 'passes' for r in rows)} pass, {sum(named(r) for r in rows)} fail as the"
+            " plain file does"
+        ),
         f"- optimize of the plain file: {sum(r['optimize'] == 'passes' for r in plain)} of {len(plain)} pass",
         f"- engines: {sum(r['build'].endswith('layers') for r in rows)} of {len(exported)}",
         f"- norms left decomposed: {sum(r['left'] for r in rows)}, {reasons} of them with a reason",
@@ -111,7 +126,8 @@ def page(rows: Sequence[Json]) -> str:
         reasons.update(r["reasons"])
     told = [f"- {n}: {reason}" for reason, n in reasons.most_common()]
     versions = ", ".join(
-        f"{name} {version(name)}" for name in ("torch", "transformers", "diffusers", "timm", "torchvision", "onnxruntime-gpu")
+        f"{name} {version(name)}"
+        for name in ("torch", "transformers", "diffusers", "timm", "torchvision", "onnxruntime-gpu")
     )
     head = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
     parts = [

@@ -1,4 +1,5 @@
 """An attack on ``optimize``: random graphs of real norms with traps, judged in float64 without the code under test.
 
-Written from the issue's list of causes (issue F) and not from the recogniser. ``python -m benchmarks.attack --count 1000 --seed 0``.
+Written from the issue's list of causes (issue F) and not from the recogniser. ``python -m benchmarks.attack --count
+1000 --seed 0``.
 """

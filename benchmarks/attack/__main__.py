@@ -14,7 +14,20 @@ import onnx
 from .families import FAMILIES
 from .work import Outcome, attack
 
-COLUMNS = ("graphs", "rewritten", "false", "numbers", "hidden", "runs", "accuracy", "exposed", "runtime", "skipped", "error", "invalid")
+COLUMNS = (
+    "graphs",
+    "rewritten",
+    "false",
+    "numbers",
+    "hidden",
+    "runs",
+    "accuracy",
+    "exposed",
+    "runtime",
+    "skipped",
+    "error",
+    "invalid",
+)
 
 
 def table(counts: dict[str, Counter[str]]) -> str:
@@ -74,7 +87,10 @@ def main() -> int:
                 print(f"{done} of {options.count}, {wrong} false, {rate:.0f} graphs/s", flush=True)
     text = table(counts)
     wrong = sum(c["false"] for c in counts.values())
-    text += f"\n\nseed {options.seed}, graphs {options.first} to {options.first + options.count - 1}, {time.perf_counter() - began:.0f} s"
+    text += (
+        f"\n\nseed {options.seed}, graphs {options.first} to {options.first + options.count - 1},"
+        f" {time.perf_counter() - began:.0f} s"
+    )
     print(text)
     if options.output is not None:
         options.output.write_text(text + "\n")

@@ -24,7 +24,8 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Input:
-    """A graph input: its dims as labels; ``mean`` and ``std`` broadcast to it where the graph's statistics state them."""
+    """A graph input: its dims as labels; ``mean`` and ``std`` broadcast to it where the graph's statistics state
+    them."""
 
     name: str
     dims: tuple[Dim, ...]
@@ -37,9 +38,11 @@ class Input:
 class Case:
     """One generated graph with what makes its judgement sharp.
 
-    ``honest``: nothing but a norm, so a refusal is a loss. ``numbers``: values that the graph compares with. ``sizes``: for a dynamic
-    dim, sizes that matter. ``broadcast``: pairs of dims of which one may be 1 where they differ. ``degenerate``: an epsilon of zero.
-    ``channel``: the axis along which an output's accuracy is judged. ``fold``: a linear op and constants, where accuracy is expected.
+    ``honest``: nothing but a norm, so a refusal is a loss. ``numbers``: values that the graph compares with. ``sizes``:
+    for a dynamic dim, sizes that matter. ``broadcast``: pairs of dims of which one may be 1 where they differ.
+    ``degenerate``: an epsilon of zero.
+    ``channel``: the axis along which an output's accuracy is judged. ``fold``: a linear op and constants, where
+    accuracy is expected.
     """
 
     family: str
@@ -58,7 +61,9 @@ class Case:
 class Builder:
     """A graph under construction. Every method that adds a node returns the name of its (first) output."""
 
-    def __init__(self, rng: np.random.Generator, opset: int | None = None, dtype: Any = np.float32, prefix: str = "") -> None:
+    def __init__(
+        self, rng: np.random.Generator, opset: int | None = None, dtype: Any = np.float32, prefix: str = ""
+    ) -> None:
         self.rng = rng
         self.opset = int(rng.integers(13, 22)) if opset is None else opset
         self.dtype = np.dtype(dtype)
@@ -164,7 +169,9 @@ class Builder:
         return name
 
     def output(self, tensor: str, dims: Sequence[Dim] | None = None, dtype: Any = None) -> None:
-        self.outputs.append((tensor, None if dims is None else tuple(dims), self.dtype if dtype is None else np.dtype(dtype)))
+        self.outputs.append(
+            (tensor, None if dims is None else tuple(dims), self.dtype if dtype is None else np.dtype(dtype))
+        )
 
     def info(self, name: str, dims: Sequence[Dim] | None, dtype: np.dtype) -> onnx.ValueInfoProto:
         shape = None if dims is None else [None if isinstance(d, str) and d.startswith("?") else d for d in dims]

@@ -1,7 +1,9 @@
-"""A model in float64: every floating tensor becomes double, norm nodes are written out by what the ONNX spec says of them.
+"""A model in float64: every floating tensor becomes double, norm nodes are written out by what the ONNX spec says of
+them.
 
-onnxruntime runs it where it has the kernels, else onnx's ReferenceEvaluator with convolutions of our own. Parameters and a factor behind
-every reduction are inputs of the double model, so that one session answers what the original's own rounding could do (``jitters``).
+onnxruntime runs it where it has the kernels, else onnx's ReferenceEvaluator with convolutions of our own. Parameters
+and a factor behind every reduction are inputs of the double model, so that one session answers what the original's own
+rounding could do (``jitters``).
 """
 
 from __future__ import annotations
@@ -20,12 +22,44 @@ from .spec import EXPANDED, expand
 
 FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
 NOISY = {  # where roundings of float64 are felt: what sums, and what cancels
-    "ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceL1", "MatMul", "Gemm", "Conv", "ConvTranspose", "AveragePool",
-    "GlobalAveragePool", "Einsum", "Add", "Sub",
-}  # fmt: skip
-FACTORS = {"Sqrt", "Reciprocal", "Pow", "Exp"}  # a rewrite rounds what scales them: sqrt(n/(n − 1)) of an unbiased variance
-WHOLE = {"Shape", "Size", "NonZero", "ArgMax", "ArgMin", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Not", "And", "Or",
-         "IsNaN", "IsInf"}  # fmt: skip
+    "ReduceMean",
+    "ReduceSum",
+    "ReduceSumSquare",
+    "ReduceL2",
+    "ReduceL1",
+    "MatMul",
+    "Gemm",
+    "Conv",
+    "ConvTranspose",
+    "AveragePool",
+    "GlobalAveragePool",
+    "Einsum",
+    "Add",
+    "Sub",
+}
+FACTORS = {
+    "Sqrt",
+    "Reciprocal",
+    "Pow",
+    "Exp",
+}  # a rewrite rounds what scales them: sqrt(n/(n − 1)) of an unbiased variance
+WHOLE = {
+    "Shape",
+    "Size",
+    "NonZero",
+    "ArgMax",
+    "ArgMin",
+    "Equal",
+    "Less",
+    "Greater",
+    "LessOrEqual",
+    "GreaterOrEqual",
+    "Not",
+    "And",
+    "Or",
+    "IsNaN",
+    "IsInf",
+}
 
 
 class NoDouble(Exception):
@@ -78,7 +112,9 @@ class _Double:
                 nodes.extend(self.node(node))
         held = [_tensor(t) for t in held]
         if self.noisy:  # a body's parameters are inputs of the model too; names are unique by construction
-            for tensor in [t for t in held if PARAMETER in t.name and t.data_type in FLOATS and t.name not in self.params]:
+            for tensor in [
+                t for t in held if PARAMETER in t.name and t.data_type in FLOATS and t.name not in self.params
+            ]:
                 self.params[tensor.name] = numpy_helper.to_array(tensor)
                 held.remove(tensor)
         for info in [*graph.input, *graph.output]:
@@ -124,7 +160,8 @@ class _Double:
         yield helper.make_node("Mul", [node.output[0], name], [result])
 
     def typed(self, node: onnx.NodeProto) -> None:
-        """Adds the node's outputs to ``whole`` where they are no floating tensors; a body's results are taken for floating ones."""
+        """Adds the node's outputs to ``whole`` where they are no floating tensors; a body's results are taken for
+        floating ones."""
         kinds = {a.name: a for a in node.attribute}
         if node.op_type == "Cast":
             whole = kinds["to"].i not in FLOATS
@@ -139,7 +176,9 @@ class _Double:
             self.whole |= set(node.output)
 
 
-def converted(model: onnx.ModelProto, noisy: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, tuple[int, ...]]]:
+def converted(
+    model: onnx.ModelProto, noisy: bool
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, tuple[int, ...]]]:
     """The model in double, its parameters by name, and the shapes of its noise inputs."""
     double = onnx.ModelProto()
     double.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
@@ -170,9 +209,11 @@ class Evaluator:
             raise NoDouble(str(error)) from error
         self.runtime = "reference"
 
-    def __call__(self, feed: dict[str, np.ndarray], jitter: np.random.Generator | None = None, ulp: float = 0.0) -> list[np.ndarray]:
-        """Outputs in double. With ``jitter``, parameters, their sums and factors move by ``ulp``, other sums and differences by 1e-13,
-        relative.
+    def __call__(
+        self, feed: dict[str, np.ndarray], jitter: np.random.Generator | None = None, ulp: float = 0.0
+    ) -> list[np.ndarray]:
+        """Outputs in double. With ``jitter``, parameters, their sums and factors move by ``ulp``, other sums and
+        differences by 1e-13, relative.
 
         Raises:
             NoDouble: it does not run.

@@ -1,4 +1,5 @@
-"""BatchNorm, the node or by hand, beside a linear op: what may be folded, what only looks so, and what costs accuracy."""
+"""BatchNorm, the node or by hand, beside a linear op: what may be folded, what only looks so, and what costs
+accuracy."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def honest(rng: np.random.Generator) -> Case:
         b.note("before")
     elif how == 1:  # two parts of a Concat
         one = linear(b, ("conv", "gemm"))
-        z = b.op("Concat", one.out, b.op("Mul", one.out, b.param(rng.normal(size=[one.c] + [1] * (one.rank - 2)))), axis=1)
+        z = b.op(
+            "Concat", one.out, b.op("Mul", one.out, b.param(rng.normal(size=[one.c] + [1] * (one.rank - 2)))), axis=1
+        )
         y = batch_norm(b, z, statistics(b, 2 * one.c), 1, one.rank)
         b.note("concat")
     else:
@@ -97,7 +100,9 @@ def _broken(b: Builder, one: Linear, s: Statistics) -> str:
         return b.op("Add", batch_norm(b, one.out, s, one.axis, one.rank), b.op("Relu", one.out))
     first = batch_norm(b, one.out, s, one.axis, one.rank)
     b.output(b.op("Neg", first))
-    return batch_norm(b, b.op("Where", b.op("Greater", first, b.number(some_number(b))), b.const(0.0), first), s, one.axis, one.rank)
+    return batch_norm(
+        b, b.op("Where", b.op("Greater", first, b.number(some_number(b))), b.const(0.0), first), s, one.axis, one.rank
+    )
 
 
 def trapped(rng: np.random.Generator) -> Case:
@@ -166,7 +171,8 @@ def scales(rng: np.random.Generator) -> Case:
 
 
 def accuracy(rng: np.random.Generator) -> Case:
-    """(x − mean)/std with mean/std up to 1e6 in front of, or behind, a linear op: the fold is right and loses the digits."""
+    """(x − mean)/std with mean/std up to 1e6 in front of, or behind, a linear op: the fold is right and loses the
+    digits."""
     b = _start(rng)
     ratio = 10.0 ** b.rng.uniform(2, 6)
     c = int(b.pick(2, 4, 6))

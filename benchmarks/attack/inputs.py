@@ -12,9 +12,26 @@ SIZES = (1, 2, 3, 5, 7, 9, 33, 64, 100, 129)
 SMALL = (1, 2, 3, 5)
 MOST = 4000  # elements of one input
 KINDS = (
-    "normal", "negative", "positive", "constant", "zero", "tiny", "small", "large", "huge", "offset", "outlier", "integers", "rows",
-    "onehot", "numbers", "numbers", "range", "nan", "inf",
-)  # fmt: skip
+    "normal",
+    "negative",
+    "positive",
+    "constant",
+    "zero",
+    "tiny",
+    "small",
+    "large",
+    "huge",
+    "offset",
+    "outlier",
+    "integers",
+    "rows",
+    "onehot",
+    "numbers",
+    "numbers",
+    "range",
+    "nan",
+    "inf",
+)
 NONFINITE = ("nan", "inf")
 FINITE_AT_ONE = ("normal", "stats")  # inputs at which accuracy in the model's own type is judged
 
@@ -70,7 +87,17 @@ def values(kind: str, case: Case, given: Input, shape: tuple[int, ...], rng: np.
             with np.errstate(over="ignore"):
                 step = np.abs(np.spacing(np.asarray(number, given.dtype))).astype(float)
             near = np.array(
-                [number, -number, number + step, number - step, number * 1.01, number * 0.99, -number * 1.01, 2 * number, -2 * number]
+                [
+                    number,
+                    -number,
+                    number + step,
+                    number - step,
+                    number * 1.01,
+                    number * 0.99,
+                    -number * 1.01,
+                    2 * number,
+                    -2 * number,
+                ]
             )
             x = np.where(rng.random(shape) < rng.choice([0.1, 0.5]), rng.choice(near, shape), x)
     elif kind == "stats" and given.mean is not None and given.std is not None:
@@ -94,14 +121,22 @@ def feeds(case: Case, rng: np.random.Generator, count: int) -> Iterator[tuple[st
         for place, given in enumerate(case.inputs):
             shape = tuple(size[d] if isinstance(d, str) else d for d in given.dims)
             if given.dtype.kind != "f":
-                feed[given.name] = rng.integers(0, 2, shape).astype(given.dtype) if given.dtype == bool else _whole(given, shape, rng)
+                feed[given.name] = (
+                    rng.integers(0, 2, shape).astype(given.dtype) if given.dtype == bool else _whole(given, shape, rng)
+                )
                 continue
             own = kind if kind not in NONFINITE or place == spoiled else "normal"
             feed[given.name] = values(own, case, given, shape, rng)
         if sum(a.size for a in feed.values()) <= 4 * MOST:
             yield kind, feed
             if kind in NONFINITE and rng.random() < 0.5:
-                yield "cleaned", {k: np.where(np.isfinite(v), v, v.dtype.type(0.5)) if v.dtype.kind == "f" else v for k, v in feed.items()}
+                yield (
+                    "cleaned",
+                    {
+                        k: np.where(np.isfinite(v), v, v.dtype.type(0.5)) if v.dtype.kind == "f" else v
+                        for k, v in feed.items()
+                    },
+                )
 
 
 def _whole(given: Input, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

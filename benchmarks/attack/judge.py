@@ -1,18 +1,22 @@
-"""Is the optimized file the same function? Float64 of both files, and both as they stand in onnxruntime with its optimizer off.
+"""Is the optimized file the same function? Float64 of both files, and both as they stand in onnxruntime with its
+optimizer off.
 
 Kinds of a false rewrite:
 
-- ``numbers``: in float64 the files differ at finite inputs by more than half an ulp of every parameter can do, or one is not finite.
+- ``numbers``: in float64 the files differ at finite inputs by more than half an ulp of every parameter can do, or one
+  is not finite.
 - ``hidden``: NaN or Inf comes out before (in float64 and as it stands) and a number after.
 - ``runs``: the optimized file does not load or run, or answers another shape or type.
-- ``accuracy``: at ordinary inputs (normal, or drawn from the statistics that the graph states) the error in the model's own type is
-  over 16 times that of the original, and over 64 ulp of that channel beside a linear op; a norm's kernel may take 1,000 ulp.
+- ``accuracy``: at ordinary inputs (normal, or drawn from the statistics that the graph states) the error in the model's
+  own type is over 16 times that of the original, and over 64 ulp of that channel beside a linear op; a norm's kernel
+  may take 1,000 ulp.
 
-Not false, but counted: ``exposed``, a finite result at an infinite input that is NaN after; ``runtime``, a NaN that a kernel hides
-while the file itself, in float64, does not.
+Not false, but counted: ``exposed``, a finite result at an infinite input that is NaN after; ``runtime``, a NaN that a
+kernel hides while the file itself, in float64, does not.
 
-The bound of ``numbers`` is per element: 16 times what moving every parameter, sum of parameters and root by half an ulp, and every other
-sum and difference by 1e-13 (hundreds of roundings of float64), did in four draws, plus 16 half ulps of the result.
+The bound of ``numbers`` is per element: 16 times what moving every parameter, sum of parameters and root by half an
+ulp, and every other sum and difference by 1e-13 (hundreds of roundings of float64), did in four draws, plus 16 half
+ulps of the result.
 """
 
 from __future__ import annotations
@@ -32,7 +36,11 @@ DRAWS = 4
 SLACK = 16
 FOLD_ULPS = 64
 NODE_ULPS = 1000
-HALF_ULP = {np.dtype(np.float16): 2.0**-11, np.dtype(np.float32): 2.0**-24, np.dtype(np.float64): 2.0**-24}  # epsilon is a float32
+HALF_ULP = {
+    np.dtype(np.float16): 2.0**-11,
+    np.dtype(np.float32): 2.0**-24,
+    np.dtype(np.float64): 2.0**-24,
+}  # epsilon is a float32
 FALSE = ("numbers", "hidden", "runs", "accuracy")
 
 Feed = dict[str, np.ndarray]
@@ -41,7 +49,8 @@ Arrays = Sequence[np.ndarray]
 
 @dataclass
 class Verdict:
-    """``kind``: "" (no difference seen), "skipped" (nothing could be judged), or one of ``FALSE``; with the input that shows it."""
+    """``kind``: "" (no difference seen), "skipped" (nothing could be judged), or one of ``FALSE``; with the input that
+    shows it."""
 
     kind: str = ""
     detail: str = ""
@@ -105,7 +114,9 @@ def judge(case: Case, optimized: onnx.ModelProto, rng: np.random.Generator, coun
     return verdict
 
 
-def _compare(case: Case, files: _Files, kind: str, feed: Feed, rng: np.random.Generator, verdict: Verdict) -> tuple[str, str] | None:
+def _compare(
+    case: Case, files: _Files, kind: str, feed: Feed, rng: np.random.Generator, verdict: Verdict
+) -> tuple[str, str] | None:
     try:
         own = files.before.run(None, feed)
         exact = files.before64(feed)
@@ -142,7 +153,8 @@ def _compare(case: Case, files: _Files, kind: str, feed: Feed, rng: np.random.Ge
 
 
 def _agree(own: Arrays, exact: Arrays, ulp: float) -> bool:
-    """Whether float64 of the original is the original at ordinary inputs: a guard against a judge that evaluates something else."""
+    """Whether float64 of the original is the original at ordinary inputs: a guard against a judge that evaluates
+    something else."""
     for a, b in zip(own, exact, strict=True):
         if a.shape != b.shape:
             return False
@@ -164,7 +176,11 @@ def _output(case: Case, files: _Files, kind: str, finite_input: bool, verdict: V
     with np.errstate(all="ignore"):
         bad = ~np.isfinite(exact) & ~np.isfinite(own) & np.all([~np.isfinite(m) for m in draws], axis=0)
         good = np.isfinite(exact) & np.all([np.isfinite(m) for m in draws], axis=0)
-        bound = SLACK * np.max([np.abs(m - exact) for m in draws], axis=0) + SLACK * files.ulp * np.abs(exact) + _floor(own.dtype)
+        bound = (
+            SLACK * np.max([np.abs(m - exact) for m in draws], axis=0)
+            + SLACK * files.ulp * np.abs(exact)
+            + _floor(own.dtype)
+        )
     bound = _smoothed(np.where(good, bound, 0.0)) if case.honest else np.where(good, bound, 0.0)
     hidden = bad & np.isfinite(new)
     if other is not None:
@@ -179,12 +195,17 @@ def _output(case: Case, files: _Files, kind: str, finite_input: bool, verdict: V
             verdict.exposed |= not finite_input
         with np.errstate(all="ignore"):
             off = good & np.isfinite(other) & (np.abs(other - exact) > bound)
-        if off.any() and not finite_input:  # what a NaN does to numbers is no promise; the same input without it decides
+        if (
+            off.any() and not finite_input
+        ):  # what a NaN does to numbers is no promise; the same input without it decides
             verdict.exposed = True
         elif off.any():
             if _contradicted(own, new, exact, other, off):
                 raise _Unsure
-            return "numbers", f"{_show(exact, off)} before, {_show(other, off)} after, in float64; allowed {_show(bound, off)}"
+            return (
+                "numbers",
+                f"{_show(exact, off)} before, {_show(other, off)} after, in float64; allowed {_show(bound, off)}",
+            )
     if hidden.any():
         return "hidden", f"{_show(exact, hidden)} before, {_show(new, hidden)} after"
     if kind in FINITE_AT_ONE and not case.degenerate:
@@ -213,7 +234,8 @@ def _smoothed(bound: np.ndarray) -> np.ndarray:
 
 
 def _confirmed(case: Case, files: _Files, feed: Feed, rng: np.random.Generator) -> bool:
-    """Whether the error grew for inputs a few ulps beside ``feed`` too, all together: a channel of few elements may be right by luck."""
+    """Whether the error grew for inputs a few ulps beside ``feed`` too, all together: a channel of few elements may be
+    right by luck."""
     runs: list[list[Arrays]] = []
     for _ in range(_NEIGHBOURS):
         near = {n: _jittered(v, files.ulp, rng) for n, v in feed.items()}
@@ -221,7 +243,11 @@ def _confirmed(case: Case, files: _Files, feed: Feed, rng: np.random.Generator) 
     for place in range(len(runs[0][0])):
         own, new, exact = (np.stack([run[side][place] for run in runs], axis=-1) for side in range(3))
         good = np.isfinite(exact)
-        if own.dtype.kind == "f" and own.ndim > 1 and _accuracy(case, own, new, exact, good, case.channel % (own.ndim - 1)) is not None:
+        if (
+            own.dtype.kind == "f"
+            and own.ndim > 1
+            and _accuracy(case, own, new, exact, good, case.channel % (own.ndim - 1)) is not None
+        ):
             return True
     return False
 
@@ -252,7 +278,10 @@ def _accuracy(
         return None
     where = tuple(int(k) for k in np.argwhere(off)[0])
     spot = tuple(w if k == axis else 0 for k, w in enumerate(where))
-    return "accuracy", f"error {before[spot]:.2e} before, {after[where]:.2e} after at {where}, channel up to {size[spot]:.2e}"
+    return (
+        "accuracy",
+        f"error {before[spot]:.2e} before, {after[where]:.2e} after at {where}, channel up to {size[spot]:.2e}",
+    )
 
 
 def _show(values: np.ndarray, mask: np.ndarray) -> str:

@@ -1,4 +1,5 @@
-"""Convolutions in float64 for ReferenceEvaluator, by their definition: one tensor product for each place of the kernel."""
+"""Convolutions in float64 for ReferenceEvaluator, by their definition: one tensor product for each place of the
+kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ def _shifted(bias: np.ndarray | None, y: np.ndarray) -> np.ndarray:
     return y if bias is None else y + bias.reshape(1, -1, *[1] * (y.ndim - 2))
 
 
-def conv(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, group: int, pads: Ints, strides: Ints, dilations: Ints) -> np.ndarray:
+def conv(
+    x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, group: int, pads: Ints, strides: Ints, dilations: Ints
+) -> np.ndarray:
     """x [N, C, *S], w [M, C/group, *K] -> [N, M, *T]."""
     rank = x.ndim - 2
     pads, strides, dilations = pads or [0] * 2 * rank, strides or [1] * rank, dilations or [1] * rank
@@ -27,20 +30,36 @@ def conv(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, group: int, pads
     inner, outer = x.shape[1] // group, w.shape[0] // group
     place: Any
     for place in product(*map(range, kernel)):
-        cut: Any = tuple(slice(p * d, p * d + (o - 1) * s + 1, s) for p, d, s, o in zip(place, dilations, strides, out, strict=True))
+        cut: Any = tuple(
+            slice(p * d, p * d + (o - 1) * s + 1, s) for p, d, s, o in zip(place, dilations, strides, out, strict=True)
+        )
         part = x[(ALL, ALL, *cut)]
         for g in range(group):
             lane = part[:, g * inner : (g + 1) * inner]
-            y[:, g * outer : (g + 1) * outer] += np.einsum("nc...,mc->nm...", lane, w[(slice(g * outer, (g + 1) * outer), ALL, *place)])
+            y[:, g * outer : (g + 1) * outer] += np.einsum(
+                "nc...,mc->nm...", lane, w[(slice(g * outer, (g + 1) * outer), ALL, *place)]
+            )
     return _shifted(bias, y)
 
 
 def conv_transpose(
-    x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, group: int, pads: Ints, strides: Ints, dilations: Ints, extra: Ints
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None,
+    group: int,
+    pads: Ints,
+    strides: Ints,
+    dilations: Ints,
+    extra: Ints,
 ) -> np.ndarray:
     """x [N, C, *S], w [C, M/group, *K] -> [N, M, *T]."""
     rank = x.ndim - 2
-    pads, strides, dilations, extra = pads or [0] * 2 * rank, strides or [1] * rank, dilations or [1] * rank, extra or [0] * rank
+    pads, strides, dilations, extra = (
+        pads or [0] * 2 * rank,
+        strides or [1] * rank,
+        dilations or [1] * rank,
+        extra or [0] * rank,
+    )
     kernel = w.shape[2:]
     full = [strides[i] * (x.shape[2 + i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 for i in range(rank)]
     y = np.zeros((x.shape[0], w.shape[1] * group, *full), np.float64)
@@ -48,7 +67,8 @@ def conv_transpose(
     place: Any
     for place in product(*map(range, kernel)):
         cut: Any = tuple(
-            slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, s, n in zip(place, dilations, strides, x.shape[2:], strict=True)
+            slice(p * d, p * d + (n - 1) * s + 1, s)
+            for p, d, s, n in zip(place, dilations, strides, x.shape[2:], strict=True)
         )
         for g in range(group):
             lane = x[:, g * inner : (g + 1) * inner]
@@ -61,8 +81,18 @@ def conv_transpose(
 class Conv(OpRun):
     op_domain = ""
 
-    def _run(self, X: Any, W: Any, B: Any = None, auto_pad: Any = None, dilations: Any = None, group: Any = None, kernel_shape: Any = None,
-             pads: Any = None, strides: Any = None) -> tuple[np.ndarray]:  # fmt: skip
+    def _run(
+        self,
+        X: Any,
+        W: Any,
+        B: Any = None,
+        auto_pad: Any = None,
+        dilations: Any = None,
+        group: Any = None,
+        kernel_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> tuple[np.ndarray]:
         if auto_pad not in (None, "NOTSET"):
             raise NotImplementedError("auto_pad")
         return (conv(X, W, B, group or 1, pads, strides, dilations),)
@@ -71,8 +101,20 @@ class Conv(OpRun):
 class ConvTranspose(OpRun):
     op_domain = ""
 
-    def _run(self, X: Any, W: Any, B: Any = None, auto_pad: Any = None, dilations: Any = None, group: Any = None, kernel_shape: Any = None,
-             output_padding: Any = None, output_shape: Any = None, pads: Any = None, strides: Any = None) -> tuple[np.ndarray]:  # fmt: skip
+    def _run(
+        self,
+        X: Any,
+        W: Any,
+        B: Any = None,
+        auto_pad: Any = None,
+        dilations: Any = None,
+        group: Any = None,
+        kernel_shape: Any = None,
+        output_padding: Any = None,
+        output_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> tuple[np.ndarray]:
         if auto_pad not in (None, "NOTSET") or output_shape:
             raise NotImplementedError("auto_pad, output_shape")
         return (conv_transpose(X, W, B, group or 1, pads, strides, dilations, output_padding),)

@@ -35,7 +35,9 @@ class Linear:
 
 def statistics(b: Builder, c: int) -> Statistics:
     r = b.rng
-    return Statistics(r.normal(0, 1, c), r.uniform(0.2, 3, c), r.normal(1, 0.5, c), r.normal(0, 1, c), float(b.pick(1e-5, 1e-3, 1e-6)))
+    return Statistics(
+        r.normal(0, 1, c), r.uniform(0.2, 3, c), r.normal(1, 0.5, c), r.normal(0, 1, c), float(b.pick(1e-5, 1e-3, 1e-6))
+    )
 
 
 def batch_norm(b: Builder, z: str, s: Statistics, axis: int, rank: int) -> str:
@@ -55,16 +57,22 @@ def batch_norm(b: Builder, z: str, s: Statistics, axis: int, rank: int) -> str:
     if how == 1:
         return b.op("Add", b.op("Mul", z, b.param(gamma / std)), b.param(beta - gamma * mean / std))
     if how == 2:
-        factor = b.op("Mul", b.op("Reciprocal", b.op("Sqrt", b.op("Add", b.param(var), b.const(s.eps)))), b.param(gamma))
+        factor = b.op(
+            "Mul", b.op("Reciprocal", b.op("Sqrt", b.op("Add", b.param(var), b.const(s.eps)))), b.param(gamma)
+        )
         return b.op("Add", b.op("Mul", z, factor), b.op("Sub", b.param(beta), b.op("Mul", b.param(mean), factor)))
     if how == 3:
         factor = b.op("Pow", b.op("Add", b.param(var), b.param(s.eps)), b.const(-0.5))
-        return b.op("Add", b.op("Mul", b.op("Mul", b.op("Sub", z, b.param(mean)), factor), b.param(gamma)), b.param(beta))
+        return b.op(
+            "Add", b.op("Mul", b.op("Mul", b.op("Sub", z, b.param(mean)), factor), b.param(gamma)), b.param(beta)
+        )
     y = b.op("Div", b.op("Sub", z, b.param(mean)), b.param(std))
     return y if how == 4 else b.op("Add", b.op("Mul", b.param(gamma), y), b.param(beta))
 
 
-def conv(b: Builder, x: str, c_in: int, c_out: int, spatial: int, transpose: bool, weight: np.ndarray | None = None) -> str:
+def conv(
+    b: Builder, x: str, c_in: int, c_out: int, spatial: int, transpose: bool, weight: np.ndarray | None = None
+) -> str:
     groups = int(b.pick(1, 1, np.gcd(c_in, c_out)))
     k = [int(b.pick(1, 2, 3)) for _ in range(spatial)]
     attributes: dict[str, Any] = {
@@ -80,7 +88,9 @@ def conv(b: Builder, x: str, c_in: int, c_out: int, spatial: int, transpose: boo
     return b.op("ConvTranspose" if transpose else "Conv", x, b.param(w), *bias, **attributes)
 
 
-def linear(b: Builder, kinds: tuple[str, ...] = ("conv", "conv", "convtranspose", "matmul", "gemm", "matmul3")) -> Linear:
+def linear(
+    b: Builder, kinds: tuple[str, ...] = ("conv", "conv", "convtranspose", "matmul", "gemm", "matmul3")
+) -> Linear:
     kind = b.pick(*kinds)
     c_in, c = int(b.pick(2, 3, 4)), int(b.pick(2, 4, 6))
     b.note(kind)

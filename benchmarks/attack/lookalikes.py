@@ -16,8 +16,26 @@ def subtle(rng: np.random.Generator) -> Case:
     s = draw(b, [-1] if b.chance(0.8) else axes)
     s.order = "plain"
     x = b.input("x", dims)
-    fault = b.pick("mean_weights", "eps_row", "square_weight", "residual", "axis", "gamma_row", "sign", "permuted", "two_inputs",
-                   "roll", "count", "power", "gate", "gamma_zero", "eps_data", "half_gamma", "mean_of_other", "var_weight")  # fmt: skip
+    fault = b.pick(
+        "mean_weights",
+        "eps_row",
+        "square_weight",
+        "residual",
+        "axis",
+        "gamma_row",
+        "sign",
+        "permuted",
+        "two_inputs",
+        "roll",
+        "count",
+        "power",
+        "gate",
+        "gamma_zero",
+        "eps_data",
+        "half_gamma",
+        "mean_of_other",
+        "var_weight",
+    )
     off = float(b.pick(1e-5, 1e-4, 1e-6, 1e-2, -1e-5)) if b.dtype != np.float16 else 0.05
     one = b.rng.integers(n)
     row = np.ones(n)
@@ -29,8 +47,13 @@ def subtle(rng: np.random.Generator) -> Case:
         s.rms, s.axes = True, (-1,)
         y = norm(b, d, dims, s)
     elif fault in ("eps_row", "eps_data"):
-        s.hooks["variance"] = lambda v: b.op("Add", v, b.const(np.array([0, 1, 0, 2.0][:1]) * 0 + 1e-3) if fault == "eps_row" else
-                                             b.op("Mul", b.op("Abs", b.slice(x, 0, 1, -1)), b.const(1e-6)))  # fmt: skip
+        s.hooks["variance"] = lambda v: b.op(
+            "Add",
+            v,
+            b.const(np.array([0, 1, 0, 2.0][:1]) * 0 + 1e-3)
+            if fault == "eps_row"
+            else b.op("Mul", b.op("Abs", b.slice(x, 0, 1, -1)), b.const(1e-6)),
+        )
         y = norm(b, x, dims, s)
     elif fault in ("square_weight", "var_weight"):
         s.variance, s.ddof = b.pick("mul", "pow"), 0
@@ -75,7 +98,9 @@ def subtle(rng: np.random.Generator) -> Case:
         s.hooks["normed"] = lambda v: b.op("Mul", v, b.const(zero))
         y = norm(b, x, dims, s)
     else:
-        s.hooks["normed"] = lambda v: b.op("Mul", v, b.op("Slice", b.const(np.r_[row, row * 2]), b.ints(0), b.ints(n), b.ints(0)))
+        s.hooks["normed"] = lambda v: b.op(
+            "Mul", v, b.op("Slice", b.const(np.r_[row, row * 2]), b.ints(0), b.ints(n), b.ints(0))
+        )
         y = norm(b, x, dims, s)
     b.output(y)
     b.note(f"{fault}:{off:.0e}")

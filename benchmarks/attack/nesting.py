@@ -1,4 +1,5 @@
-"""Norms in branches, loops, scans and local functions, with captures, shadowed names and functions named like built-in ops."""
+"""Norms in branches, loops, scans and local functions, with captures, shadowed names and functions named like built-in
+ops."""
 
 from __future__ import annotations
 
@@ -88,15 +89,23 @@ def _scan(b: Builder, x: str, dims: list[Dim], body: Body) -> str:
     return b.many("Scan", zero, x, outputs=2, body=inner.graph("scan"), num_scan_inputs=1)[1]
 
 
-def _function(b: Builder, domain: str, name: str, body: Callable[[Builder, list[str]], str], given: list[str], **attributes: float) -> str:
+def _function(
+    b: Builder, domain: str, name: str, body: Callable[[Builder, list[str]], str], given: list[str], **attributes: float
+) -> str:
     """A call of a local function whose body ``body`` writes; constants stand inside as nodes."""
     if not any(f.name == name and f.domain == domain for f in b.functions):
         inner = _inner(b, f"{name}_")
         names = [f"{name}_in{k}" for k in range(len(given))]
         result = body(inner, names)
         held = [helper.make_node("Constant", [], [t.name], value=t) for t in inner.constants]
-        imports = [helper.make_opsetid("", b.opset)] + [helper.make_opsetid(d, 1) for d in sorted(inner.domains | {domain})]
-        b.functions.append(helper.make_function(domain, name, names, [result], [*held, *inner.nodes], imports, attributes=list(attributes)))
+        imports = [helper.make_opsetid("", b.opset)] + [
+            helper.make_opsetid(d, 1) for d in sorted(inner.domains | {domain})
+        ]
+        b.functions.append(
+            helper.make_function(
+                domain, name, names, [result], [*held, *inner.nodes], imports, attributes=list(attributes)
+            )
+        )
         b.note(inner.label)
     return b.op(name, *given, outputs=1, domain=domain, **attributes)
 

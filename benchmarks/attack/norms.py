@@ -1,7 +1,8 @@
 """Norms written by hand in many spellings, with places at which a trap can stand.
 
-A hook is a function tensor -> tensor at a named place: ``x`` (before everything), ``d`` (x − mean), ``square``, ``variance``, ``root``,
-``normed``, ``scaled``, ``y`` (the end), ``gamma``, ``count`` (the number of elements as a float tensor, where the spelling divides).
+A hook is a function tensor -> tensor at a named place: ``x`` (before everything), ``d`` (x − mean), ``square``,
+``variance``, ``root``, ``normed``, ``scaled``, ``y`` (the end), ``gamma``, ``count`` (the number of elements as a float
+tensor, where the spelling divides).
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def draw(b: Builder, axes: Sequence[int], rms: bool | None = None) -> Spelling:
 
 
 def count(b: Builder, x: str, axes: Sequence[int], static: int | None, s: Spelling, wish: str) -> str:
-    """The number of elements as a float scalar or vector: a constant where the size is static and wished, else from Shape."""
+    """The number of elements as a float scalar or vector: a constant where the size is static and wished, else from
+    Shape."""
     if static is not None and wish != "sum_shape":
         n = b.const(float(static))
     elif len(axes) == 1 and b.chance(0.5):
@@ -120,7 +122,8 @@ def normed(b: Builder, d: str, v: str, s: Spelling) -> tuple[str, str | None]:
 
 
 def norm(b: Builder, x: str, dims: Sequence[Dim], s: Spelling, affine: Sequence[int] | None = None) -> str:
-    """The norm of ``x`` over ``s.axes`` (negative), with gamma and beta of shape ``affine`` (default: the normalized sizes)."""
+    """The norm of ``x`` over ``s.axes`` (negative), with gamma and beta of shape ``affine`` (default: the normalized
+    sizes)."""
     sizes = [dims[a] for a in s.axes]
     static = int(np.prod([int(n) for n in sizes])) if all(isinstance(n, int) for n in sizes) else None
     last_only = s.axes == (-1,)

@@ -1,4 +1,5 @@
-"""Traps that are neither of values nor of sizes alone: several norms, wide rows, defaults that a caller may override, views, casts."""
+"""Traps that are neither of values nor of sizes alone: several norms, wide rows, defaults that a caller may override,
+views, casts."""
 
 from __future__ import annotations
 
@@ -141,7 +142,9 @@ def views(rng: np.random.Generator) -> Case:
         v = b.op("Transpose", x, perm=[0, 2, 1])
         y = norm(b, v, [n, w, c], s)
     else:  # as many rows as the width has
-        v = b.op("Reshape", x, b.op("Concat", b.ints(0), b.op("Min", b.size_of(x, 2, False), b.ints(4)), b.ints(-1), axis=0))
+        v = b.op(
+            "Reshape", x, b.op("Concat", b.ints(0), b.op("Min", b.size_of(x, 2, False), b.ints(4)), b.ints(-1), axis=0)
+        )
         y = norm(b, v, free, s)
     y = b.op("Reshape", y, b.op("Shape", x))
     if b.chance(0.5):

@@ -1,7 +1,7 @@
 """Identities of algebra that are not identities of numbers: poles, roots of negative numbers, 0 · NaN, |t| for t.
 
-As rational functions both sides are the same, so that a proof over a field sees no difference; at single points, or for one sign, the
-original answers NaN or another branch of the root.
+As rational functions both sides are the same, so that a proof over a field sees no difference; at single points, or for
+one sign, the original answers NaN or another branch of the root.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ def absolute(b: Builder, t: str) -> str:
     elif how == 2:
         size = b.op("Div", b.op("Mul", up, up), b.op("Sqrt", b.op("Mul", up, up)))
     else:
-        size = b.op("ReduceL2", b.unsqueeze(up, 0), keepdims=0, axes=[0]) if b.opset < 18 else b.op("Sqrt", b.op("Pow", up, b.const(2.0)))
+        size = (
+            b.op("ReduceL2", b.unsqueeze(up, 0), keepdims=0, axes=[0])
+            if b.opset < 18
+            else b.op("Sqrt", b.op("Pow", up, b.const(2.0)))
+        )
     return b.op("Sub", size, b.param(k))
 
 
@@ -109,7 +113,8 @@ def poles(rng: np.random.Generator) -> Case:
 
 
 def selection(rng: np.random.Generator) -> Case:
-    """Moves and group means as products with 0/1 matrices: a NaN spoils the whole row, a move or a GroupNorm only a part."""
+    """Moves and group means as products with 0/1 matrices: a NaN spoils the whole row, a move or a GroupNorm only a
+    part."""
     b = start(rng, half=False)
     groups, per = int(b.pick(2, 3)), int(b.pick(2, 3, 4))
     n = groups * per

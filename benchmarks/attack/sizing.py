@@ -158,9 +158,15 @@ def cut(rng: np.random.Generator) -> Case:
             n = b.size_of(x, axis, scalar=False)
             return b.op("Slice", v, b.ints(0), b.op("Min", n, b.ints(t)), b.ints(axis))
         if how == 5:
-            index = b.op("Mod", b.op("Range", b.const(0, np.int64), b.size_of(x, axis), b.const(1, np.int64)), b.const(t, np.int64))
+            index = b.op(
+                "Mod",
+                b.op("Range", b.const(0, np.int64), b.size_of(x, axis), b.const(1, np.int64)),
+                b.const(t, np.int64),
+            )
             return b.op("Gather", v, index, axis=axis)
-        cap = b.op("Min", b.op("Range", b.const(0, np.int64), b.size_of(x, axis), b.const(1, np.int64)), b.const(t, np.int64))
+        cap = b.op(
+            "Min", b.op("Range", b.const(0, np.int64), b.size_of(x, axis), b.const(1, np.int64)), b.const(t, np.int64)
+        )
         return b.op("Gather", v, cap, axis=axis)
 
     s = draw(b, [-1])

@@ -10,9 +10,15 @@ from onnx import helper, numpy_helper
 
 MS = "com.microsoft"
 EXPANDED = {
-    ("", "LayerNormalization"), ("", "RMSNormalization"), ("", "SimplifiedLayerNormalization"), ("", "InstanceNormalization"),
-    ("", "GroupNormalization"), ("", "BatchNormalization"), (MS, "SkipLayerNormalization"), (MS, "SkipSimplifiedLayerNormalization"),
-}  # fmt: skip
+    ("", "LayerNormalization"),
+    ("", "RMSNormalization"),
+    ("", "SimplifiedLayerNormalization"),
+    ("", "InstanceNormalization"),
+    ("", "GroupNormalization"),
+    ("", "BatchNormalization"),
+    (MS, "SkipLayerNormalization"),
+    (MS, "SkipSimplifiedLayerNormalization"),
+}
 
 
 class _Writer:
@@ -45,7 +51,8 @@ class _Writer:
 
 
 def expand(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """``node`` in elementary ops of ``opset`` on doubles. Only its first output, and the sum of the Skip ops, is written."""
+    """``node`` in elementary ops of ``opset`` on doubles. Only its first output, and the sum of the Skip ops, is
+    written."""
     w = _Writer(node.output[0], opset)
     a = {x.name: helper.get_attribute_value(x) for x in node.attribute}
     given = [*node.input, "", "", "", "", ""]

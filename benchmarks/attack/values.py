@@ -160,7 +160,20 @@ def saturating(b: Builder, t: str) -> str:
     return b.op("Mul", t, b.op("Max", b.const(1.0), b.op("Mul", b.op("Abs", t), b.const(1 / k))))
 
 
-PIECEWISE: tuple[Trap, ...] = (equal, equal, beyond, beyond, between, clipped, clipped, shifted, cast_away, rounding, bump, saturating)
+PIECEWISE: tuple[Trap, ...] = (
+    equal,
+    equal,
+    beyond,
+    beyond,
+    between,
+    clipped,
+    clipped,
+    shifted,
+    cast_away,
+    rounding,
+    bump,
+    saturating,
+)
 
 
 def trapped_norm(b: Builder, trap: Trap, places: tuple[str, ...]) -> None:

@@ -33,7 +33,10 @@ def layer(rng: np.random.Generator) -> Case:
     if b.chance(0.2):
         y = b.op("Add", x, y)
     b.output(y, dims if b.chance(0.7) else None)
-    b.note(f"{'rms' if s.rms else 'layer'}:{s.mean}:{s.variance}:{s.inverse}:{s.order}:ddof{s.ddof}:{'out' if s.outside else 'in'}")
+    b.note(
+        f"{'rms' if s.rms else 'layer'}:{s.mean}:{s.variance}:{s.inverse}:{s.order}"
+        f":ddof{s.ddof}:{'out' if s.outside else 'in'}"
+    )
     return b.case("", True)
 
 
@@ -88,11 +91,19 @@ def nodes(rng: np.random.Generator) -> Case:
     x = b.input("x", dims)
     gamma, beta = b.param(rng.normal(1, 0.3, n)), b.param(rng.normal(0, 1, n))
     eps = float(b.pick(1e-5, 1e-6, 1e-12))
-    kind = b.pick("LayerNormalization", "InstanceNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Simplified")
+    kind = b.pick(
+        "LayerNormalization",
+        "InstanceNormalization",
+        "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+        "Simplified",
+    )
     if kind == "LayerNormalization":
         y = b.op(kind, x, gamma, beta, axis=-1, epsilon=eps)
     elif kind == "InstanceNormalization":
-        y = b.op("Transpose", b.op(kind, b.op("Transpose", x, perm=[0, 2, 1]), gamma, beta, epsilon=eps), perm=[0, 2, 1])
+        y = b.op(
+            "Transpose", b.op(kind, b.op("Transpose", x, perm=[0, 2, 1]), gamma, beta, epsilon=eps), perm=[0, 2, 1]
+        )
     elif kind == "Simplified":
         y = b.op("SimplifiedLayerNormalization", x, gamma, axis=-1, epsilon=eps)
     else:

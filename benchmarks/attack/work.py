@@ -18,8 +18,9 @@ LIMIT = 120  # seconds for one graph: one that hangs must not end a long run
 
 @dataclass
 class Outcome:
-    """What became of one graph. ``kind``: "" (right or untouched), one of ``judge.FALSE``, "skipped", "error" (``optimize`` raised) or
-    "invalid" (the generator's own fault). The models are kept only where somebody will want to look."""
+    """What became of one graph. ``kind``: "" (right or untouched), one of ``judge.FALSE``, "skipped", "error"
+    (``optimize`` raised) or "invalid" (the generator's own fault). The models are kept only where somebody will want to
+    look."""
 
     family: str
     name: str
@@ -40,7 +41,12 @@ class Outcome:
         return bool(self.kind)
 
     def counts(self) -> Counter[str]:
-        flags = {"rewritten": self.rewritten, "false": self.kind in FALSE, "exposed": self.exposed, "runtime": self.runtime}
+        flags = {
+            "rewritten": self.rewritten,
+            "false": self.kind in FALSE,
+            "exposed": self.exposed,
+            "runtime": self.runtime,
+        }
         return Counter({"graphs": 1, **{k: int(v) for k, v in flags.items()}, **({self.kind: 1} if self.kind else {})})
 
 

@@ -2,6 +2,6 @@
 
 python -m benchmarks.corpus write FOLDER              # export everything (minutes)
 python -m benchmarks.corpus run FOLDER                # this project
-python -m benchmarks.corpus run FOLDER --tools ...    # other tools, each in a process of its own (--python: where they are installed)
-python -m benchmarks.corpus table FOLDER              # results/corpus.json, results/corpus.md
+python -m benchmarks.corpus run FOLDER --tools ...    # other tools, each in a process of its own (--python: where they
+are installed) python -m benchmarks.corpus table FOLDER              # results/corpus.json, results/corpus.md
 """

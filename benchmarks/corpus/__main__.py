@@ -69,7 +69,9 @@ def main() -> None:
         if name == "write":
             stage.add_argument("--every", type=int, default=1, help="take every n-th of torch's models only")
         elif name == "run":
-            stage.add_argument("--tools", nargs="+", default=[], choices=list(TOOLS), help="other tools, instead of this project")
+            stage.add_argument(
+                "--tools", nargs="+", default=[], choices=list(TOOLS), help="other tools, instead of this project"
+            )
             stage.add_argument("--python", default=sys.executable, help="where they are installed")
     args = parser.parse_args()
     if args.stage == "write":

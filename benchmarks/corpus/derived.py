@@ -1,4 +1,5 @@
-"""Files that went through another tool before they came here: half precision in parts, and onnxruntime's offline optimizer.
+"""Files that went through another tool before they came here: half precision in parts, and onnxruntime's offline
+optimizer.
 
 Both are made of torch's files, by tools that come with onnxruntime.
 """

@@ -19,7 +19,8 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """``expect`` is as in ``models.case.Case``; ``shapes`` holds the inputs' concrete shapes, at each size that the file is tried at."""
+    """``expect`` is as in ``models.case.Case``; ``shapes`` holds the inputs' concrete shapes, at each size that the
+    file is tried at."""
 
     name: str
     exporter: str
@@ -47,7 +48,9 @@ class Entry:
         yield self._feeds(proto, self.shapes[0], 7, 1e-4 if self.dtype == "float32" else 1e-2)
         yield self._feeds(proto, self.shapes[0], 8, 0.0)
 
-    def _feeds(self, proto: onnx.ModelProto, shapes: Iterable[tuple[int, ...]], seed: int, scale: float) -> dict[str, np.ndarray]:
+    def _feeds(
+        self, proto: onnx.ModelProto, shapes: Iterable[tuple[int, ...]], seed: int, scale: float
+    ) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(seed)
         feeds = {}
         for i, (info, shape) in enumerate(zip(proto.graph.input, shapes, strict=True)):
@@ -81,5 +84,6 @@ def foreign() -> Iterator[tuple[Entry, onnx.ModelProto]]:
 
 
 def nodes(proto: onnx.ModelProto) -> int:
-    """Nodes of the main graph; constants are not counted, and a BatchNormalization as the scale and the shift that it is."""
+    """Nodes of the main graph; constants are not counted, and a BatchNormalization as the scale and the shift that it
+    is."""
     return sum(1 + (n.op_type == "BatchNormalization") for n in proto.graph.node if n.op_type != "Constant")

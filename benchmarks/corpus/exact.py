@@ -1,4 +1,5 @@
-"""A file in float64, run by onnx's own reference evaluator: the truth of the corpus, which shares no code with the project."""
+"""A file in float64, run by onnx's own reference evaluator: the truth of the corpus, which shares no code with the
+project."""
 
 from __future__ import annotations
 
@@ -51,9 +52,12 @@ _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 def outputs(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], rounded: bool = False) -> list[np.ndarray]:
     """The outputs in float64, integers as they are.
 
-    ``rounded``: a number that the file casts to a narrower type is what that type holds: an epsilon of 1e-12 is zero in float16.
+    ``rounded``: a number that the file casts to a narrower type is what that type holds: an epsilon of 1e-12 is zero in
+    float16.
     """
-    wide = {k: v.astype(np.float64) if v.dtype.kind == "f" or v.dtype == ml_dtypes.bfloat16 else v for k, v in feeds.items()}
+    wide = {
+        k: v.astype(np.float64) if v.dtype.kind == "f" or v.dtype == ml_dtypes.bfloat16 else v for k, v in feeds.items()
+    }
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(ReferenceEvaluator(widened(proto, rounded), new_ops=[GlobalMaxPool, ConvTranspose]).run(None, wide))
@@ -77,9 +81,17 @@ def _round_constants(proto: onnx.ModelProto) -> None:
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
     types |= {t.name: t.data_type for t in graph.initializer}
     held = {t.name: t for t in proto.graph.initializer}
-    held |= {n.output[0]: n.attribute[0].t for n in proto.graph.node if n.op_type == "Constant" and n.attribute[0].HasField("t")}
+    held |= {
+        n.output[0]: n.attribute[0].t
+        for n in proto.graph.node
+        if n.op_type == "Constant" and n.attribute[0].HasField("t")
+    }
     for node in proto.graph.node:
-        if node.op_type not in ("Cast", "CastLike") or node.input[0] not in held or types.get(node.output[0]) not in _FLOATS:
+        if (
+            node.op_type not in ("Cast", "CastLike")
+            or node.input[0] not in held
+            or types.get(node.output[0]) not in _FLOATS
+        ):
             continue
         dtype = onnx.helper.tensor_dtype_to_np_dtype(types[node.output[0]])
         tensor = numpy_helper.from_array(np.asarray(numpy_helper.to_array(held[node.input[0]]).astype(dtype)))
@@ -111,7 +123,11 @@ def _widen(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
             elif node.op_type == "Cast" and attribute.name == "to" and attribute.i in _FLOATS:
                 attribute.i = TensorProto.DOUBLE
             elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
-                values = np.float64(attribute.f) if attribute.name == "value_float" else np.array(attribute.floats, np.float64)
+                values = (
+                    np.float64(attribute.f)
+                    if attribute.name == "value_float"
+                    else np.array(attribute.floats, np.float64)
+                )
                 attribute.CopyFrom(onnx.helper.make_attribute("value", numpy_helper.from_array(np.asarray(values))))
         if node.op_type == "GroupNormalization":  # its function body rounds the statistics to float32 otherwise
             kept = [a for a in node.attribute if a.name != "stash_type"]

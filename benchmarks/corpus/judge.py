@@ -1,10 +1,11 @@
 """What became of a file: is each norm one node, and are the numbers right?
 
-**Numbers.** An output may be off from the float64 truth by max(2·e, 64u·max|y|): e is what the original file is off by in the same
-runtime and type, u its unit roundoff. 64 is the certificate's 8·(1 + max|x|/σ) (``rewriting.rounding``) for the corpus's inputs, which
-stay within 7σ. Where the original is not finite, any number is as good. bfloat16, which onnxruntime's CPU provider can't run, is
-evaluated exactly: what is left are the roundings of folded parameters, 4u·max|y|. An epsilon that a Cast to half precision makes zero may
-be kept or be zero: the project keeps it, tools that fold the Cast do not; either is right if the rest is.
+**Numbers.** An output may be off from the float64 truth by max(2·e, 64u·max|y|): e is what the original file is off by
+in the same runtime and type, u its unit roundoff. 64 is the certificate's 8·(1 + max|x|/σ) (``rewriting.rounding``) for
+the corpus's inputs, which stay within 7σ. Where the original is not finite, any number is as good. bfloat16, which
+onnxruntime's CPU provider can't run, is evaluated exactly: what is left are the roundings of folded parameters,
+4u·max|y|. An epsilon that a Cast to half precision makes zero may be kept or be zero: the project keeps it, tools that
+fold the Cast do not; either is right if the rest is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "mixed":
 def fits(entry: Entry, proto: onnx.ModelProto, original: onnx.ModelProto | None = None) -> bool:
     """Whether every norm of an expressible entry is in ``proto`` the standard node that it should be, or folded away.
 
-    No op of another domain may have come in; what the original holds (onnxruntime's FusedConv) may stay, if it is no norm.
+    No op of another domain may have come in; what the original holds (onnxruntime's FusedConv) may stay, if it is no
+    norm.
     """
     nodes = [n for n in proto.graph.node if n.op_type != "Constant"]
     held = {n.op_type for n in original.graph.node if "Norm" not in n.op_type} if original is not None else set()
@@ -43,7 +45,8 @@ def fits(entry: Entry, proto: onnx.ModelProto, original: onnx.ModelProto | None 
 
 
 def _scales(entry: Entry, proto: onnx.ModelProto) -> bool:
-    """Whether a batch norm is still spelled out: more than a scale and a shift for each, or a scale behind a linear op of its own."""
+    """Whether a batch norm is still spelled out: more than a scale and a shift for each, or a scale behind a linear op
+    of its own."""
     constant, scalars, readers = _constants(proto)
     makers = {o: n for n in proto.graph.node for o in n.output}
     steps = 0
@@ -87,7 +90,9 @@ class Truth:
     def __init__(self, entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> None:
         self.entry = entry
         self.feeds = list(entry.feeds(original))
-        self.exact = [[exact.outputs(reference or original, f, rounded) for f in self.feeds] for rounded in (False, True)]
+        self.exact = [
+            [exact.outputs(reference or original, f, rounded) for f in self.feeds] for rounded in (False, True)
+        ]
         self._before = [self._run(original, f) for f in self.feeds]
 
     def _run(self, proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:

@@ -17,13 +17,16 @@ Row = dict[str, Any]
 
 _HEAD = """# Norms as exporters write them, and what becomes of them
 
-{files} files: {norms} with norms that standard ONNX can say in single nodes (or that fold away), {open} of these not so as
+{files} files: {norms} with norms that standard ONNX can say in single nodes (or that fold away), {open} of these not so
+as
 exported; {lookalikes} lookalikes. Written by `python -m benchmarks.corpus` ({versions}).
 
-A file counts as fused where every norm of it is the expected standard node or folded, in a valid file of standard ops alone
+A file counts as fused where every norm of it is the expected standard node or folded, in a valid file of standard ops
+alone
 with right numbers. Numbers are right within max(2·error of the original file, 64 u·max|y|) of float64
 (`benchmarks/corpus/judge.py`). A crash is an exception, a process that ends, a minute without an end, or a file that
-onnxruntime can't load. The others keep a file's opset, below 17, 21 and 23 of which there is no node for some of these norms to be
+onnxruntime can't load. The others keep a file's opset, below 17, 21 and 23 of which there is no node for some of these
+norms to be
 fused into; bfloat16 has no kernels in onnxruntime's CPU provider, which is not counted against anybody.
 """
 
@@ -33,21 +36,32 @@ def write(folder: Path) -> None:
     entries = from_json((folder / MANIFEST).read_text())
     rows = {p.stem.removeprefix("rows-"): json.loads(p.read_text()) for p in sorted(folder.glob("rows-*.json"))}
     ours = {r["name"]: r for r in rows.pop("normdeploy")}
-    by_exporter = [_exporter(name, [e for e in entries if e.exporter == name], ours) for name in dict.fromkeys(e.exporter for e in entries)]
+    by_exporter = [
+        _exporter(name, [e for e in entries if e.exporter == name], ours)
+        for name in dict.fromkeys(e.exporter for e in entries)
+    ]
     tools = [_tool(entries, list(ours.values())), *(_tool(entries, found) for found in rows.values())]
     together = {r["name"] for found in rows.values() for r in found if r["fused"] and not r["was"]}
-    tools.append({"tool": "all others together", "newly fused": sum(e.expressible and e.name in together for e in entries)})
+    tools.append(
+        {"tool": "all others together", "newly fused": sum(e.expressible and e.name in together for e in entries)}
+    )
     norms = [e for e in entries if e.expressible]
     head = _HEAD.format(
         files=len(entries),
         norms=len(norms),
         open=sum(not ours[e.name]["was"] for e in norms),
         lookalikes=sum(not e.expressible for e in entries),
-        versions=", ".join(f"{p} {version(p)}" for p in ("torch", "onnx", "onnxscript", "onnxruntime-gpu")) + f", {platform.machine()}",
+        versions=", ".join(f"{p} {version(p)}" for p in ("torch", "onnx", "onnxscript", "onnxruntime-gpu"))
+        + f", {platform.machine()}",
     )
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "corpus.md").write_text(f"{head}\n{_markdown(tools)}\n## This project, by exporter\n\n{_markdown(by_exporter)}")
-    files = [_file(e, ours[e.name], {t: r for t, found in rows.items() for r in found if r["name"] == e.name}) for e in entries]
+    (RESULTS / "corpus.md").write_text(
+        f"{head}\n{_markdown(tools)}\n## This project, by exporter\n\n{_markdown(by_exporter)}"
+    )
+    files = [
+        _file(e, ours[e.name], {t: r for t, found in rows.items() for r in found if r["name"] == e.name})
+        for e in entries
+    ]
     summary = {"tools": tools, "exporters": by_exporter}
     lines = ",\n".join(json.dumps(f) for f in files)
     (RESULTS / "corpus.json").write_text(json.dumps(summary, indent=1)[:-2] + f',\n "files": [\n{lines}\n]}}\n')

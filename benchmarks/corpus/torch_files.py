@@ -48,7 +48,10 @@ def written(chosen: list[Case]) -> Iterator[tuple[Entry, onnx.ModelProto]]:
                 for _, proto in made:
                     onnx.checker.check_model(proto, full_check=True)
             except Exception as error:  # exporters raise anything
-                print(f"{files.__name__[1:]} can't write {case.name} ({dtype}): {type(error).__name__}: {str(error)[:100]}")
+                print(
+                    f"{files.__name__[1:]} can't write {case.name} ({dtype}): {type(error).__name__}:"
+                    f" {str(error)[:100]}"
+                )
                 continue
             yield from made
 
@@ -87,7 +90,10 @@ def _dynamo(case: Case, draw: random.Random, dtype: str, dynamic: bool) -> Itera
     entry = _entry(case, "torch dynamo", opset, dtype, dynamic, _sizes(case, dynamic))
     entry = replace(entry, limit=nodes(optimized))
     yield entry, raw
-    yield replace(entry, name=entry.name.replace("dynamo", "dynamo_optimized"), exporter="torch dynamo optimized"), optimized
+    yield (
+        replace(entry, name=entry.name.replace("dynamo", "dynamo_optimized"), exporter="torch dynamo optimized"),
+        optimized,
+    )
 
 
 def _script(case: Case, draw: random.Random, dtype: str, dynamic: bool) -> Iterator[tuple[Entry, onnx.ModelProto]]:
@@ -96,7 +102,9 @@ def _script(case: Case, draw: random.Random, dtype: str, dynamic: bool) -> Itera
     named = [spec.name for spec in case.inputs]
     axes = {n: {a: d.__name__ for a, d in s.items()} for n, s in zip(named, shapes, strict=True)} if shapes else None
     file = io.BytesIO()
-    torch.onnx.export(case.make().to(kind), args, file, dynamo=False, opset_version=opset, input_names=named, dynamic_axes=axes)
+    torch.onnx.export(
+        case.make().to(kind), args, file, dynamo=False, opset_version=opset, input_names=named, dynamic_axes=axes
+    )
     entry = _entry(case, "torch TorchScript", opset, dtype, dynamic, _sizes(case, dynamic))
     proto = onnx.load_from_string(file.getvalue())
     yield replace(entry, limit=nodes(proto)), proto

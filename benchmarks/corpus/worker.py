@@ -1,9 +1,10 @@
-"""Runs one other optimizer over files; a process of its own, because it may crash or hang, in an environment that need not have normdeploy.
+"""Runs one other optimizer over files; a process of its own, because it may crash or hang, in an environment that need
+not have normdeploy.
 
     python worker.py TOOL
 
-First it prints "version <text>", or "not installed: <why>" and ends. Then for each line "input<TAB>output" on stdin it writes
-the optimized file and prints "ok", or "error <text>".
+First it prints "version <text>", or "not installed: <why>" and ends. Then for each line "input<TAB>output" on stdin it
+writes the optimized file and prints "ok", or "error <text>".
 """
 
 from __future__ import annotations

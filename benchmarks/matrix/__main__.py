@@ -14,14 +14,18 @@ from .cells import CORE, PYTHON, TORCH, Cell, run, tool, write_lock
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 _HEAD = """# Versions
 
-``make test-matrix`` (``python -m benchmarks.matrix``) writes this page: the core tests with each torch on each Python, each installed in an
-environment of its own from the lock ``benchmarks/matrix/torch-VERSION.txt``, as the package registry serves it (on Linux torch with CUDA;
+``make test-matrix`` (``python -m benchmarks.matrix``) writes this page: the core tests with each torch on each Python,
+each installed in an
+environment of its own from the lock ``benchmarks/matrix/torch-VERSION.txt``, as the package registry serves it (on
+Linux torch with CUDA;
 no GPU was there). A cell tells passed and skipped tests.
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.matrix", description="The core tests on each torch and Python.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.matrix", description="The core tests on each torch and Python."
+    )
     parser.add_argument("--torch", action="append", choices=TORCH, help="only these")
     parser.add_argument("--python", action="append", choices=PYTHON, help="only these")
     parser.add_argument("--keep", action="store_true", help="leave the environments in .venv-matrix")
@@ -69,7 +73,9 @@ def page(cells: Iterable[Cell]) -> str:
 def table(cells: Iterable[Cell]) -> str:
     """One row for each torch, one column for each Python."""
     held = {(cell.torch, cell.python): cell for cell in cells}
-    torches, pythons = ([v for v in versions if any(key[i] == v for key in held)] for i, versions in enumerate((TORCH, PYTHON)))
+    torches, pythons = (
+        [v for v in versions if any(key[i] == v for key in held)] for i, versions in enumerate((TORCH, PYTHON))
+    )
     rows = [["torch", *(f"Python {p}" for p in pythons)], ["---"] * (len(pythons) + 1)]
     rows += [[torch, *(_cell(held.get((torch, p))) for p in pythons)] for torch in torches]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
@@ -83,8 +89,9 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _others(cell: Cell) -> str:
-    return ", ".join(f"{name} {version}" for name, version in cell.versions.items() if name not in ("torch", "python")) + (
-        f" (Python {cell.versions['python']})"
+    return (
+        ", ".join(f"{name} {version}" for name, version in cell.versions.items() if name not in ("torch", "python"))
+        + f" (Python {cell.versions['python']})"
     )
 
 

@@ -17,7 +17,8 @@ ENVIRONMENTS = ROOT / ".venv-matrix"
 TORCH = ("2.11", "2.13", "2.15")
 PYTHON = ("3.11", "3.12", "3.13")
 CORE = ("test_export", "test_loading", "test_models", "test_raw_export", "test_training_mode", "test_trust")
-"""What hangs on torch and its exporter: loading without trust, train mode, export of every norm of `models`, what torch itself writes."""
+"""What hangs on torch and its exporter: loading without trust, train mode, export of every norm of `models`, what torch
+itself writes."""
 _TOLD = ("torch", "numpy", "onnx", "onnxruntime-gpu", "onnxruntime")
 _VERSIONS = f"""
 import importlib.metadata, json, platform
@@ -56,13 +57,24 @@ def lock_of(torch: str) -> Path:
 def write_lock(uv: str, torch: str) -> None:
     """Resolve what the project needs, what the core tests need besides and this torch, for every Python at once."""
     wanted = f"torch=={torch}.*\npytest>=8\nhypothesis\n"
-    command = [uv, "pip", "compile", "--quiet", "--universal", "--python-version", PYTHON[0], "--no-header", "--no-annotate"]
+    command = [
+        uv,
+        "pip",
+        "compile",
+        "--quiet",
+        "--universal",
+        "--python-version",
+        PYTHON[0],
+        "--no-header",
+        "--no-annotate",
+    ]
     command += ["--extra", "report", "--extra", "rtx", "--output-file", str(lock_of(torch)), "pyproject.toml", "-"]
     subprocess.run(command, cwd=ROOT, input=wanted, text=True, check=True)
 
 
 def tool() -> str:
-    """uv: the one on the path, or installed for this alone. It links files from its cache, so that cells share what they have in common."""
+    """uv: the one on the path, or installed for this alone. It links files from its cache, so that cells share what
+    they have in common."""
     if found := shutil.which("uv"):
         return found
     folder = ENVIRONMENTS / "tools"
@@ -79,8 +91,12 @@ def python_of(version: str) -> str | None:
     for candidate in (shutil.which(f"python{version}"), *map(str, others)):
         if candidate is None:
             continue
-        told = subprocess.run([candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True)
-        if told.returncode == 0 and told.stdout.strip() == version:  # pyenv's shims exist for versions that are not chosen
+        told = subprocess.run(
+            [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
+        )
+        if (
+            told.returncode == 0 and told.stdout.strip() == version
+        ):  # pyenv's shims exist for versions that are not chosen
             return candidate
     return None
 
@@ -121,9 +137,15 @@ def _tested(python: Path, results: Path, cell: Cell) -> Cell:
     subprocess.run([python, "-m", "pytest", f"--junitxml={results}", *files], cwd=ROOT, env=environment)
     seconds = time.perf_counter() - start
     if not results.is_file():
-        return Cell(cell.torch, cell.python, versions=cell.versions, failed=("pytest ended without results",), day=cell.day)
+        return Cell(
+            cell.torch, cell.python, versions=cell.versions, failed=("pytest ended without results",), day=cell.day
+        )
     cases = list(ET.parse(results).getroot().iter("testcase"))
-    failed = tuple(f"{c.get('classname')}::{c.get('name')}" for c in cases if c.find("failure") is not None or c.find("error") is not None)
+    failed = tuple(
+        f"{c.get('classname')}::{c.get('name')}"
+        for c in cases
+        if c.find("failure") is not None or c.find("error") is not None
+    )
     skipped = sum(c.find("skipped") is not None for c in cases)
     passed = len(cases) - len(failed) - skipped
     return Cell(cell.torch, cell.python, "", passed, skipped, failed, seconds, cell.versions, cell.day)

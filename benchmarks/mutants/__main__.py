@@ -1,10 +1,11 @@
-"""Changes one line after the other in a scratch clone and runs the tests of its subject; writes ``benchmarks/results/mutants.md``.
+"""Changes one line after the other in a scratch clone and runs the tests of its subject; writes
+``benchmarks/results/mutants.md``.
 
     python -m benchmarks.mutants [--only WORD] [--resume]
 
-``mutants.toml`` lists them: ``file``, ``old`` (which stands there exactly once), ``new``, ``breaks`` (what a user would see), ``tests`` (of
-pytest, run until one fails) and, where no test can notice, ``equivalent``: why. The clone has what is not committed yet, too. A mutant is
-killed where a test fails with it that passes without it.
+``mutants.toml`` lists them: ``file``, ``old`` (which stands there exactly once), ``new``, ``breaks`` (what a user would
+see), ``tests`` (of pytest, run until one fails) and, where no test can notice, ``equivalent``: why. The clone has what
+is not committed yet, too. A mutant is killed where a test fails with it that passes without it.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class Clone:
             return Outcome("stale", f"{failed} fails without it too", seconds)
         if failed:
             return Outcome("killed", failed, seconds)
-        return Outcome("equivalent", mutant.equivalent, seconds) if mutant.equivalent else Outcome("survived", "", seconds)
+        return (
+            Outcome("equivalent", mutant.equivalent, seconds) if mutant.equivalent else Outcome("survived", "", seconds)
+        )
 
     @staticmethod
     def _write(source: Path, text: str) -> None:
@@ -114,7 +117,9 @@ class Clone:
 
     def _passes(self, test: str) -> bool:
         if test not in self._sound:
-            self._sound[test] = not Path(self.root / test.partition("::")[0]).is_file() or not self._first_failure([test])
+            self._sound[test] = not Path(self.root / test.partition("::")[0]).is_file() or not self._first_failure(
+                [test]
+            )
         return self._sound[test]
 
     def _first_failure(self, tests: Sequence[str]) -> str:
@@ -125,7 +130,13 @@ class Clone:
         """
         command = [sys.executable, "-m", "pytest", "-x", "--tb=no", "-rfE", *tests]
         process = subprocess.Popen(
-            command, cwd=self.root, env=self._env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            cwd=self.root,
+            env=self._env,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         try:
             said, _ = process.communicate(timeout=_WITHIN)
@@ -148,11 +159,16 @@ def _git(*arguments: str) -> list[str]:
 def page(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome]) -> str:
     """The table of those that were run."""
     run = [(m, outcomes[m.key]) for m in mutants if m.key in outcomes]
-    rows = [f"| `{m.file}` | {m.breaks} | {o.verdict} | {f'`{o.by}`' if o.verdict == 'killed' else o.by} |" for m, o in run]
-    counts = ", ".join(f"{n} {v}" for v in ("killed", "equivalent", "survived", "stale") if (n := sum(o.verdict == v for _, o in run)))
+    rows = [
+        f"| `{m.file}` | {m.breaks} | {o.verdict} | {f'`{o.by}`' if o.verdict == 'killed' else o.by} |" for m, o in run
+    ]
+    counts = ", ".join(
+        f"{n} {v}" for v in ("killed", "equivalent", "survived", "stale") if (n := sum(o.verdict == v for _, o in run))
+    )
     return f"""# Mutants
 
-`python -m benchmarks.mutants`: one line of `benchmarks/mutants/mutants.toml` at a time is changed in a clone, and the tests of its subject
+`python -m benchmarks.mutants`: one line of `benchmarks/mutants/mutants.toml` at a time is changed in a clone, and the
+tests of its subject
 run until one fails that passes without the change. {len(run)} mutants: {counts}.
 
 | file | what the mutant breaks | outcome | test that noticed, or why none can |
@@ -163,18 +179,26 @@ run until one fails that passes without the change. {len(run)} mutants: {counts}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="mutants whose file or description has this word; the others keep their last outcome")
+    parser.add_argument(
+        "--only", default="", help="mutants whose file or description has this word; the others keep their last outcome"
+    )
     parser.add_argument("--resume", action="store_true", help="run those alone that have no outcome yet")
     given, mutants, file = parser.parse_args(), listed(), RESULTS / "mutants.json"
     held = json.loads(file.read_text()) if file.is_file() else {}
     outcomes = {m.key: Outcome(**held[m.key]) for m in mutants if m.key in held}
-    chosen = [m for m in mutants if (given.only in m.file or given.only in m.breaks) and not (given.resume and m.key in outcomes)]
+    chosen = [
+        m
+        for m in mutants
+        if (given.only in m.file or given.only in m.breaks) and not (given.resume and m.key in outcomes)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         clone = Clone(Path(folder))
         for mutant in chosen:
             outcomes[mutant.key] = outcome = clone.judge(mutant, outcomes.get(mutant.key))
             print(f"{outcome.verdict} {mutant.file}: {mutant.breaks} [{outcome.by}] {outcome.seconds} s", flush=True)
-            file.write_text(json.dumps({m.key: asdict(outcomes[m.key]) for m in mutants if m.key in outcomes}, indent=1) + "\n")
+            file.write_text(
+                json.dumps({m.key: asdict(outcomes[m.key]) for m in mutants if m.key in outcomes}, indent=1) + "\n"
+            )
             file.with_suffix(".md").write_text(page(mutants, outcomes))
     return 0 if all(outcomes[m.key] for m in chosen) else 1
 

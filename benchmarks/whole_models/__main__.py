@@ -1,18 +1,20 @@
-"""Whole models in onnxruntime on the CPU: what torch's exporter writes, what peers make of that, and normdeploy's files.
+"""Whole models in onnxruntime on the CPU: what torch's exporter writes, what peers make of that, and normdeploy's
+files.
 
-``python -m benchmarks.whole_models [--rounds N] [--only TEXT]`` writes ``benchmarks/results/whole_models.md`` and ``.json``
-after each model; with ``--only`` the rows of the other models stay as they were. It needs onnxslim and onnxsim, and for most of the
-models transformers, timm and torchvision (``make whole-models`` installs all). The batch is a dynamic dim. Each file is loaded into
-three sessions, as two sessions of one file differ by up to 4 % for as long as they live. All sessions of a model run in turns in
-random order at batch 1 and 8, one thread, processor time, onnxruntime's optimizer on as users have it. A session's ratio is the
-median over the rounds of its time over the mean of the plain export's sessions in the same round; a file's is the mean of its
-sessions', with a 95 % interval from what they differ by (Student's t for two groups); below 1 is faster. Errors are the largest
-differences from the model in float64, over the largest output, for inputs around 0 and around 1e3 (token ids: 0 alone), in the mean
-of four inputs; ``--errors`` takes them alone anew.
+``python -m benchmarks.whole_models [--rounds N] [--only TEXT]`` writes ``benchmarks/results/whole_models.md`` and
+``.json`` after each model; with ``--only`` the rows of the other models stay as they were. It needs onnxslim and
+onnxsim, and for most of the models transformers, timm and torchvision (``make whole-models`` installs all). The batch
+is a dynamic dim. Each file is loaded into three sessions, as two sessions of one file differ by up to 4 % for as long
+as they live. All sessions of a model run in turns in random order at batch 1 and 8, one thread, processor time,
+onnxruntime's optimizer on as users have it. A session's ratio is the median over the rounds of its time over the mean
+of the plain export's sessions in the same round; a file's is the mean of its sessions', with a 95 % interval from what
+they differ by (Student's t for two groups); below 1 is faster. Errors are the largest differences from the model in
+float64, over the largest output, for inputs around 0 and around 1e3 (token ids: 0 alone), in the mean of four inputs;
+``--errors`` takes them alone anew.
 
-The measures (issue 14): default at most 1.02 of plain, ``--runtime onnxruntime`` at most 1.01 of plain and of the best peer, each
-at least as exact as plain, and of as few nodes as onnxslim or onnxsim leave of it. It exits with 1 where one is missed by more than
-its interval.
+The measures (issue 14): default at most 1.02 of plain, ``--runtime onnxruntime`` at most 1.01 of plain and of the best
+peer, each at least as exact as plain, and of as few nodes as onnxslim or onnxsim leave of it. It exits with 1 where one
+is missed by more than its interval.
 """
 
 from __future__ import annotations
@@ -129,7 +131,12 @@ def timings(subject: Subject, sessions: Mapping[str, list[ort.InferenceSession]]
         args = subject.args(batch)
         runs = [partial(made.run, None, fed(made, args)) for own in sessions.values() for made in own]
         small = batch == 1
-        timing = race(runs, rounds=rounds if small else max(4, rounds // 4), clock=time.process_time, most_warmup=12 if small else 1)
+        timing = race(
+            runs,
+            rounds=rounds if small else max(4, rounds // 4),
+            clock=time.process_time,
+            most_warmup=12 if small else 1,
+        )
         milliseconds[batch] = 1e3 * timing.percentile(0, 50)
         for i, name in enumerate(sessions):
             ratios[name][batch] = ratio(timing, i)
@@ -168,16 +175,20 @@ def missed(row: Mapping[str, Any]) -> list[str]:
     for name, bound in BOUNDS.items():
         for batch, (ratio, low, high) in row["ratios"][name].items():
             if low > bound:
-                found.append(f"{row['model']}, {name}, batch {batch}: {ratio:.3f} of plain export's time, at most {bound} wanted")
+                found.append(
+                    f"{row['model']}, {name}, batch {batch}: {ratio:.3f} of plain export's time, at most {bound} wanted"
+                )
             for peer in PEERS if name == ORT else ():
                 theirs = row["ratios"].get(peer, {}).get(batch)
                 if theirs is not None and low > bound * theirs[2]:
                     found.append(
-                        f"{row['model']}, {name}, batch {batch}: {ratio:.3f} ({low:.3f} to {high:.3f}) of plain export's time, "
-                        f"{peer} {theirs[0]:.3f} ({theirs[1]:.3f} to {theirs[2]:.3f})"
+                        f"{row['model']}, {name}, batch {batch}: {ratio:.3f} ({low:.3f} to {high:.3f}) of plain"
+                        f" export's time, {peer} {theirs[0]:.3f} ({theirs[1]:.3f} to {theirs[2]:.3f})"
                     )
         if row["nodes"][name] > (left := row.get("left", {}).get(name, row["nodes"][name])):
-            found.append(f"{row['model']}, {name}: {row['nodes'][name]} nodes, of which another optimizer leaves {left}")
+            found.append(
+                f"{row['model']}, {name}: {row['nodes'][name]} nodes, of which another optimizer leaves {left}"
+            )
         for own, plain in zip(row["errors"][name], row["errors"][PLAIN], strict=True):
             if not own <= WORSE * plain:
                 found.append(f"{row['model']}, {name}: error {own:.2g}, plain export {plain:.2g}")
@@ -193,14 +204,19 @@ def table(rows: list[dict[str, Any]]) -> str:
         for name, ratios in row["ratios"].items():
             errors = [f"{e:.1e}" for e in row["errors"][name]] + [""] * (len(OFFSETS) - len(row["errors"][name]))
             ms = ", ".join(f"{m:.0f}" for m in row["milliseconds"].values()) if name == PLAIN else ""
-            told = ["1" if name == PLAIN else "{:.3f} ({:.3f} to {:.3f})".format(*ratios[b]) if b in ratios else "" for b in BATCHES]
+            told = [
+                "1" if name == PLAIN else "{:.3f} ({:.3f} to {:.3f})".format(*ratios[b]) if b in ratios else ""
+                for b in BATCHES
+            ]
             shown = [row["model"] if name == PLAIN else "", ms, name, str(row["nodes"][name]), *told, *errors]
             lines.append(f"| {' | '.join(shown)} |")
         lines += [f"| | | {name} | {said} | | | | |" for name, said in row["said"].items()]
     for name in (*BOUNDS, *PEERS):
         known = [r for row in rows for r in row["ratios"].get(name, {}).values()]
         if known:
-            lines.append(f"| geometric mean | | {name} | | {float(np.exp(np.mean([np.log(r[0]) for r in known]))):.3f} | | | |")
+            lines.append(
+                f"| geometric mean | | {name} | | {float(np.exp(np.mean([np.log(r[0]) for r in known]))):.3f} | | | |"
+            )
     return "\n".join(lines)
 
 
@@ -210,7 +226,9 @@ def save(rows: list[dict[str, Any]], on: Any) -> list[str]:
     (RESULTS / "whole_models.json").write_text(json.dumps(held, indent=1) + "\n")
     told = sorted({f"{row['measured']}; {on}; {versions()}" for row in rows})
     said = "\n".join(f"- {fault}" for fault in faults) or "Every measure is reached."
-    (RESULTS / "whole_models.md").write_text("# Whole models\n\n" + "\n\n".join([__doc__.strip(), *told, table(rows), said]) + "\n")
+    (RESULTS / "whole_models.md").write_text(
+        "# Whole models\n\n" + "\n\n".join([__doc__.strip(), *told, table(rows), said]) + "\n"
+    )
     return faults
 
 
@@ -219,7 +237,9 @@ def known() -> dict[str, dict[str, Any]]:
     path = RESULTS / "whole_models.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     for row in rows:
-        row["ratios"] = {name: {int(batch): tuple(r) for batch, r in ratios.items()} for name, ratios in row["ratios"].items()}
+        row["ratios"] = {
+            name: {int(batch): tuple(r) for batch, r in ratios.items()} for name, ratios in row["ratios"].items()
+        }
     return {row["model"]: row for row in rows}
 
 

@@ -18,12 +18,15 @@ def _by(tool: Callable[[onnx.ModelProto], onnx.ModelProto]) -> Callable[[Path, P
 
 
 def ort_transformers(plain: Path, out: Path, subject: Subject) -> None:
-    """For the models that it has a name for, told of their heads and width; the others are left as they are, which is no peer."""
+    """For the models that it has a name for, told of their heads and width; the others are left as they are, which is
+    no peer."""
     from onnxruntime.transformers.optimizer import optimize_model
 
     if not subject.kind:
         raise LookupError("no name for such a model")
-    optimize_model(str(plain), subject.kind, num_heads=subject.heads, hidden_size=subject.width, opt_level=0).save_model_to_file(str(out))
+    optimize_model(
+        str(plain), subject.kind, num_heads=subject.heads, hidden_size=subject.width, opt_level=0
+    ).save_model_to_file(str(out))
 
 
 PEERS: dict[str, Callable[[Path, Path, Subject], None]] = {

@@ -1,4 +1,5 @@
-"""The models of the race: at the sizes that people run, fewer layers than usual where more would only repeat them; random weights."""
+"""The models of the race: at the sizes that people run, fewer layers than usual where more would only repeat them;
+random weights."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ BATCHES = (1, 8)
 class Subject:
     """A model and its inputs for a batch: ``images`` are drawn around an offset, ids are not.
 
-    ``kind`` is what `onnxruntime.transformers` calls such a model ("" where it has no name for it), with its heads and width.
+    ``kind`` is what `onnxruntime.transformers` calls such a model ("" where it has no name for it), with its heads and
+    width.
     """
 
     name: str
@@ -88,7 +90,8 @@ def resnet50(norm: Callable[[int], nn.Module]) -> nn.Module:
 
 
 class Unet(nn.Module):
-    """Two scales of residual blocks of GroupNorm, SiLU and convolution, as diffusion models have them (Ho et al., arXiv 2006.11239)."""
+    """Two scales of residual blocks of GroupNorm, SiLU and convolution, as diffusion models have them (Ho et al., arXiv
+    2006.11239)."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -153,7 +156,9 @@ def encoder(layers: int, width: int, heads: int, *, first: bool) -> nn.Module:
 
 
 def sentences(batch: int) -> tuple[torch.Tensor, ...]:
-    return minilm.tokenize(["The norm of a layer is folded, fused or left alone; each with the reason why. " * 3] * batch)
+    return minilm.tokenize(
+        ["The norm of a layer is folded, fused or left alone; each with the reason why. " * 3] * batch
+    )
 
 
 # ------------------------------------------------------------------ from libraries
@@ -185,8 +190,16 @@ _MODERN = {**_BASE, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
 
 SUBJECTS = (
     Subject("MiniLM, trained", minilm.load, sentences, images=False, kind="bert", heads=12, width=384),
-    Subject("encoder of BERT's size, 4 layers", lambda: encoder(4, 768, 12, first=False), lambda n: (torch.randn(n, 128, 768),)),
-    Subject("encoder of ViT's size, norms first", lambda: encoder(4, 768, 12, first=True), lambda n: (torch.randn(n, 197, 768),)),
+    Subject(
+        "encoder of BERT's size, 4 layers",
+        lambda: encoder(4, 768, 12, first=False),
+        lambda n: (torch.randn(n, 128, 768),),
+    ),
+    Subject(
+        "encoder of ViT's size, norms first",
+        lambda: encoder(4, 768, 12, first=True),
+        lambda n: (torch.randn(n, 197, 768),),
+    ),
     Subject("ResNet-50, BatchNorm", lambda: resnet50(nn.BatchNorm2d), image(160)),
     Subject("ResNet-50, GroupNorm", lambda: resnet50(group_norm), image(160)),
     Subject("UNet", Unet, lambda n: (torch.randn(n, 4, 64, 64),)),

@@ -2,7 +2,8 @@
 
     PYTHONPATH=. python docs/images/flow.py
 
-Each box is a folder or a file; `tests/test_docs.py` looks whether it is there. The colours follow the reader's light or dark mode.
+Each box is a folder or a file; `tests/test_docs.py` looks whether it is there. The colours follow the reader's light or
+dark mode.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def box(kind: str, folders: str, said: str, x: float, y: float) -> str:
     """A box whose upper left corner is at (x, y)."""
     middle = x + WIDE / 2
     return (
-        f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{WIDE}" height="{HIGH}" rx="6"/>'
-        f'<text x="{middle:g}" y="{y + 19:g}">{folders}</text><text class="small" x="{middle:g}" y="{y + 36:g}">{said}</text>'
+        f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{WIDE}" height="{HIGH}" rx="6"/><text x="{middle:g}"'
+        f' y="{y + 19:g}">{folders}</text><text class="small" x="{middle:g}" y="{y + 36:g}">{said}</text>'
     )
 
 
@@ -68,14 +69,21 @@ def picture() -> str:
             body.append(arrow(f"M{x - ACROSS + WIDE:g} {y + HIGH / 2:g}H{x - 4:g}"))
         elif i:
             turn = y - (DOWN - HIGH) / 2
-            body.append(arrow(f"M{left + 3 * ACROSS + WIDE / 2:g} {y - DOWN + HIGH:g}V{turn:g}H{x + WIDE / 2:g}V{y - 4:g}"))
-    body.append(f'<text class="title" x="{left:g}" y="{beside - 14:g}">What it leans on, and what is done with the file</text>')
+            body.append(
+                arrow(f"M{left + 3 * ACROSS + WIDE / 2:g} {y - DOWN + HIGH:g}V{turn:g}H{x + WIDE / 2:g}V{y - 4:g}")
+            )
+    body.append(
+        f'<text class="title" x="{left:g}" y="{beside - 14:g}">What it leans on, and what is done with the file</text>'
+    )
     for i, (folders, said) in enumerate(BESIDE):
         body.append(box("box", folders, said, left + ACROSS * (i % 4), beside + (HIGH + 14) * (i // 4)))
     wide, high = 2 * left + 3 * ACROSS + WIDE, beside + 2 * HIGH + 34
     head = 'viewBox="0 0 8 8" refX="4" refY="4" markerWidth="7" markerHeight="7" orient="auto"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {high:g}" width="{wide:g}" height="{high:g}" role="img">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {high:g}" width="{wide:g}"'
+            f' height="{high:g}" role="img">'
+        ),
         "<title>The way of a model through the folders of normdeploy</title>",
         f"<style>{STYLE}\n</style>",
         f'<defs><marker id="head" {head}><path d="M0 0L8 4L0 8z"/></marker></defs>',

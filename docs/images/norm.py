@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python docs/images/norm.py
 
-Boxes and arrows are the nodes and tensors of the two ONNX graphs; nothing is drawn by hand. A node stands one row below the lowest of its
-inputs. The colours follow the reader's light or dark mode.
+Boxes and arrows are the nodes and tensors of the two ONNX graphs; nothing is drawn by hand. A node stands one row below
+the lowest of its inputs. The colours follow the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ def drawn(graph: onnx.GraphProto, left: float, top: float, columns: int) -> list
     names = [name for members in rows for name in members]
     place = dict(zip(names, LAYOUT.places([row[name] for name in names], left, top, columns), strict=True))
     center = left + columns * LAYOUT.across / 2
-    edges = [(name, to) for to, node in maker.items() if to in place for name in dict.fromkeys(node.input) if name in place]
+    edges = [
+        (name, to) for to, node in maker.items() if to in place for name in dict.fromkeys(node.input) if name in place
+    ]
     lines = [LAYOUT.arrow(place[name], place[to], center, "head") for name, to in edges]
-    return lines + [box(maker[name].op_type if name in maker else name, *at, name in maker) for name, at in place.items()]
+    return lines + [
+        box(maker[name].op_type if name in maker else name, *at, name in maker) for name, at in place.items()
+    ]
 
 
 def box(text: str, x: float, y: float, node: bool) -> str:
@@ -75,16 +79,24 @@ def picture(before: onnx.GraphProto, after: onnx.GraphProto, said: str) -> str:
     right, height = middle + 2 * LAYOUT.across, top - 16 + LAYOUT.down * len(rows)
     body = [
         f'<text class="title" x="{center:g}" y="28">torch\'s exporter: {len(before.node)} nodes</text>',
-        f'<text class="small" x="{center:g}" y="48">{data} on the data; {len(before.node) - data} constants and shapes not drawn</text>',
+        (
+            f'<text class="small" x="{center:g}" y="48">{data} on the data; {len(before.node) - data} constants and'
+            " shapes not drawn</text>"
+        ),
         f'<text class="title" x="{middle + LAYOUT.across:g}" y="28">normdeploy: {len(after.node)} node</text>',
         *drawn(before, 20, top, columns),
         *drawn(after, middle, top, 2),
     ]
     for i, line in enumerate(said.split("\n")):
-        body.append(f'<text class="small" x="{middle + LAYOUT.across:g}" y="{top + 2 * LAYOUT.down + 4 + 18 * i}">{line}</text>')
+        body.append(
+            f'<text class="small" x="{middle + LAYOUT.across:g}" y="{top + 2 * LAYOUT.down + 4 + 18 * i}">{line}</text>'
+        )
     head = 'viewBox="0 0 8 8" refX="4" refY="4" markerWidth="7" markerHeight="7" orient="auto"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right:g} {height:g}" width="{right:g}" height="{height:g}" role="img">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right:g} {height:g}" width="{right:g}"'
+            f' height="{height:g}" role="img">'
+        ),
         "<title>A layer norm written by hand: the graph before and after</title>",
         f"<style>{STYLE}\n</style>",
         f'<defs><marker id="head" {head}><path d="M0 0L8 4L0 8z"/></marker></defs>',
@@ -97,7 +109,9 @@ def picture(before: onnx.GraphProto, after: onnx.GraphProto, said: str) -> str:
 
 def graphs() -> tuple[onnx.GraphProto, onnx.GraphProto, str]:
     """The graph as torch exports it, what becomes of it, and what is said of the proof."""
-    model = from_module(Norm(24).eval(), (torch.randn(2, 5, 24),), {}, inputs=["x[batch,seq,24]"], dims=["batch=1:2:8", "seq=1:5:16"])
+    model = from_module(
+        Norm(24).eval(), (torch.randn(2, 5, 24),), {}, inputs=["x[batch,seq,24]"], dims=["batch=1:2:8", "seq=1:5:16"]
+    )
     raw = to_onnx(model)
     result = normdeploy.optimize(raw)
     (finding,) = result.summary.findings

@@ -45,19 +45,23 @@ def bench(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Race:
-    """Race a model in eager and torch.compile, ONNX files and engines, in turns (``normdeploy.race.bench``), or the forms of norms.
+    """Race a model in eager and torch.compile, ONNX files and engines, in turns (``normdeploy.race.bench``), or the
+    forms of norms.
 
     Args:
         sources: ONNX files, engines and at most one model: a file or folder, or a live module.
         args, kwargs: example arguments of a live module.
         feeds: the inputs, an .npz file or name -> array; None generates them.
-        sizes: of dynamic dims of generated inputs: {"batch": 8}, or texts such as "batch=8"; the usual ones of the others.
+        sizes: of dynamic dims of generated inputs: {"batch": 8}, or texts such as "batch=8"; the usual ones of the
+        others.
         threads: of torch and of onnxruntime on the CPU.
         rounds: in each every contestant has its turn.
         seed: of generated inputs, and of the order in each round.
-        norm_impl: race the norms of the one ONNX file given, each in these forms (``normdeploy.race.norms``); ["all"]: in all.
+        norm_impl: race the norms of the one ONNX file given, each in these forms (``normdeploy.race.norms``); ["all"]:
+        in all.
         norms: race usual norms of this kind, or "all"; no file is needed then.
-        against: what others write of the same model, raced too: "plain", "onnxslim", "onnxsim", "ort-transformers" (``race.peers``).
+        against: what others write of the same model, raced too: "plain", "onnxslim", "onnxsim", "ort-transformers"
+        (``race.peers``).
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: as for ``export``.
 
@@ -68,18 +72,31 @@ def bench(
     check_peers(peers)
     if norm_impl or norms is not None:
         if peers:
-            raise InputError("norms are raced by themselves, and others' files are of whole models; leave --against out")
+            raise InputError(
+                "norms are raced by themselves, and others' files are of whole models; leave --against out"
+            )
         if feeds is not None:
             raise InputError("norms are raced on inputs of their own, and inputs were given; leave one of them out")
         _no_model(loading)
         own = cast("Sequence[PathLike]", sources)
-        return race_norms(own, several(norm_impl), norms, sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress)
+        return race_norms(
+            own,
+            several(norm_impl),
+            norms,
+            sizes_of(sizes),
+            threads=threads,
+            rounds=rounds,
+            seed=seed,
+            progress=progress,
+        )
     contestants = cast("Sequence[Source]", sources)
     paths = [s for s in contestants if isinstance(s, str | os.PathLike)]
     files = [p for p in paths if is_onnx(p) or (os.path.isfile(p) and is_engine(p))]
     models = [s for s in contestants if s not in files]
     if len(models) > 1:
-        raise InputError(f"{len(models)} of {len(contestants)} sources are models; give one, and the others as ONNX files")
+        raise InputError(
+            f"{len(models)} of {len(contestants)} sources are models; give one, and the others as ONNX files"
+        )
     model, notes = None, list[str]()
     if models:
         with Stages(progress)("load"):
@@ -93,7 +110,14 @@ def bench(
     with tempfile.TemporaryDirectory() as folder:
         theirs, failed = written(peers, model, [f for f in files if is_onnx(f)], Path(folder)) if peers else ([], [])
         race = raced(
-            model, [*files, *theirs], inputs=given, sizes=sizes_of(sizes), threads=threads, rounds=rounds, seed=seed, progress=progress
+            model,
+            [*files, *theirs],
+            inputs=given,
+            sizes=sizes_of(sizes),
+            threads=threads,
+            rounds=rounds,
+            seed=seed,
+            progress=progress,
         )
     return replace(race, not_run=(*failed, *race.not_run), notes=(*notes, *race.notes))
 

@@ -37,7 +37,8 @@ def bisect(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Bisection:
-    """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why (``bisection.bisect``).
+    """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why
+    (``bisection.bisect``).
 
     Args:
         output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.

@@ -1,4 +1,5 @@
-"""What several verbs share: the stages, what is said of samples and of the runtime, the comparison of the whole model."""
+"""What several verbs share: the stages, what is said of samples and of the runtime, the comparison of the whole
+model."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def samples_of(calibrate: Calibration, precision: str | None, keep_io: bool) -> 
     """The user's samples, None where there are none; read before any work, so that a wrong file costs no export."""
     if precision is None:
         if calibrate or keep_io:
-            raise InputError("calibrate and keep_io are for half precision alone; ask for it with precision, fp16 or bf16")
+            raise InputError(
+                "calibrate and keep_io are for half precision alone; ask for it with precision, fp16 or bf16"
+            )
         return None
     if not calibrate:
         return None
@@ -64,7 +67,9 @@ def target_of(runtime: str, provider: str) -> str:
     if provider != "cuda":
         return runtime
     if not runtime.startswith("onnxruntime"):
-        raise InputError(f"provider 'cuda' is one of onnxruntime's, and the runtime is {runtime!r}; give runtime onnxruntime with it")
+        raise InputError(
+            f"provider 'cuda' is one of onnxruntime's, and the runtime is {runtime!r}; give runtime onnxruntime with it"
+        )
     return CUDA
 
 
@@ -78,10 +83,16 @@ def compared(
 ) -> tuple[whole.Made, list[str], bool]:
     """As `whole.settled`; ``before`` is None where it is too large to be held."""
     if before is None:
-        return made, ["the whole model was not compared with the one before: its weights are beyond compare_limit"], False
+        return (
+            made,
+            ["the whole model was not compared with the one before: its weights are beyond compare_limit"],
+            False,
+        )
     model = before
 
     def make(undone: Mapping[Step, Finding]) -> whole.Made:
         return rewrite.optimized(model, replace(wanted, progress=None, undone=undone))
 
-    return whole.settled(model, inputs, make, made, tidy, strict=strict, loads=not wanted.runtime.startswith("tensorrt"))
+    return whole.settled(
+        model, inputs, make, made, tidy, strict=strict, loads=not wanted.runtime.startswith("tensorrt")
+    )

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from ..sources import Source
 
 _HEAVY = 2**26  # bytes of weights; to look for cycles takes up to half a second, a tenth of the export of a small model
-OPSET = 21  # the first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build
+# the first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build
+OPSET = 21
 
 
 @prepared()
@@ -62,20 +63,27 @@ def export(
 
     Args:
         source: a model file or folder, a live module or an exported program, which are left untouched.
-        args: example arguments of a live module: a tuple of them, one tensor, or a mapping of them by forward's parameters.
+        args: example arguments of a live module: a tuple of them, one tensor, or a mapping of them by forward's
+        parameters.
         kwargs: example keyword arguments.
         output: where to write the ONNX file.
-        opset: 18 to 25; None is 21. The file is raised above it only where a norm's node needs that, which a note tells.
-        runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or "tensorrt-rtx".
+        opset: 18 to 25; None is 21. The file is raised above it only where a norm's node needs that, which a note
+        tells.
+        runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or
+        "tensorrt-rtx".
         provider: of onnxruntime, "cpu" or "cuda": what runs best there (of cuda by its documents, not measured).
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
-        strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite input.
-        precision: "fp16" or "bf16": the file computes in it, but for what it can't hold (``normdeploy.precision.precision``).
+        strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite
+        input.
+        precision: "fp16" or "bf16": the file computes in it, but for what it can't hold
+        (``normdeploy.precision.precision``).
         calibrate: inputs to see that on: .npz files, or mappings name -> array; empty: some are generated.
         keep_io: inputs and outputs of a half-precision file stay float32.
-        compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared (`rewriting.whole`).
-        custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it (`normdeploy.translations`).
+        compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
+        (`rewriting.whole`).
+        custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
+        (`normdeploy.translations`).
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
 
@@ -91,7 +99,9 @@ def export(
     with stage("load"):
         model = loaded(source, args, kwargs, loading, shared=True)
     with stage("export"):
-        proto, weights = to_light(model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress)
+        proto, weights = to_light(
+            model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress
+        )
     signature = model.signature
     attentions = precision is None and (opset is None or opset >= attention.OPSET)
     wanted = Wanted(target, fuse, attentions=attentions, progress=progress, weights=weights)
@@ -106,7 +116,9 @@ def export(
         simplified = tidy(proto, _samples(signature) if before is None else (), progress=progress)
     with stage("compare"):
         made = simplified.proto, summary, taken
-        (proto, summary, _), notes, ran = compared(before, signature.inputs, wanted, made, strict, lambda plain: tidy(plain).proto)
+        (proto, summary, _), notes, ran = compared(
+            before, signature.inputs, wanted, made, strict, lambda plain: tidy(plain).proto
+        )
         ran = ran or (before is None and not simplified.note)  # then cleaning up was checked by runs of both
         before = None
         if not ran:
@@ -118,7 +130,9 @@ def export(
     account = None
     if precision is not None:
         with stage("precision"):
-            proto, account = half.converted(filled(proto), precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress)
+            proto, account = half.converted(
+                filled(proto), precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress
+            )
             signature = replace(signature, inputs=half.recast(signature.inputs, account))
             if ran and not runtime.startswith("tensorrt"):
                 runnable.require_half(proto, _samples(signature), precision)
@@ -133,7 +147,11 @@ def export(
     notes += [simplified.note] if simplified.note else []
     notes += [NOT_MEASURED] if provider == "cuda" else []
     if signature.taken:
-        taken_from = [f"{d.name}={d.min}:{d.opt}:{d.max} ({signature.taken[n]})" for n, d in signature.dims.items() if n in signature.taken]
+        taken_from = [
+            f"{d.name}={d.min}:{d.opt}:{d.max} ({signature.taken[n]})"
+            for n, d in signature.dims.items()
+            if n in signature.taken
+        ]
         notes.append(f"sizes taken where none were stated: {', '.join(taken_from)}; state others with --dim")
     if opset is not None and summary.opset > opset:
         notes.append(f"the file has opset {summary.opset}, not {opset}: the node of a norm needs it")

@@ -32,7 +32,8 @@ def inspect(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Summary:
-    """What ``export`` or ``optimize`` would make of the normalizations of a model, and the runtimes of that; nothing is changed or written.
+    """What ``export`` or ``optimize`` would make of the normalizations of a model, and the runtimes of that; nothing is
+    changed or written.
 
     Args:
         source: an ONNX file or model, or what ``export`` takes.
@@ -44,7 +45,9 @@ def inspect(
         NormdeployError: the model can't be read.
     """
     table = custom_translation_table
-    proto, weights, chains = opened(source, args, kwargs, loading=loading, custom_translation_table=table, progress=progress)
+    proto, weights, chains = opened(
+        source, args, kwargs, loading=loading, custom_translation_table=table, progress=progress
+    )
     summary = census(proto, runtime=runtime, fuse=fuse, explain=explain, progress=progress, chains=chains)
     del weights  # which had to live until here
     norms(summary, summary.notes)

@@ -51,17 +51,21 @@ def optimize(
     Args:
         source: a file, a model with its weights loaded, or what ``export`` gave; none is changed.
         output: where to write the result.
-        runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or "tensorrt-rtx".
+        runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or
+        "tensorrt-rtx".
         provider: of onnxruntime, "cpu" or "cuda": what runs best there (of cuda by its documents, not measured).
         fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
-        strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite input.
-        precision, calibrate, keep_io, compare_limit: as for ``export``. Inputs are generated from what ``export`` recorded in the file,
-            if it did.
-        simplify: constants are computed, duplicates and dead ends removed, shapes resolved (`normdeploy.graphs.simplify`), where the
-            result can be compared with the model; else norms alone are touched.
-        dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max), which the result records for ``run``, ``bench``, ``build`` and
-            ``package``; those of the others must be recorded already, or follow from a table that positions along them index.
+        strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite
+        input.
+        precision, calibrate, keep_io, compare_limit: as for ``export``. Inputs are generated from what ``export``
+            recorded in the file, if it did.
+        simplify: constants are computed, duplicates and dead ends removed, shapes resolved
+            (`normdeploy.graphs.simplify`), where the result can be compared with the model; else norms alone are
+            touched.
+        dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max), which the result records for ``run``, ``bench``,
+            ``build`` and ``package``; those of the others must be recorded already, or follow from a table that
+            positions along them index.
         progress: called with (stage, done, total); total is 0 where it is not known.
 
     Raises:
@@ -77,7 +81,11 @@ def optimize(
     target = target_of(runtime, provider)
     samples = samples_of(calibrate, precision, keep_io)
     with stage("load"):
-        read = partial(opened_sizes, source) if isinstance(source, onnx.ModelProto) else partial(load_onnx, cast("PathLike", source))
+        read = (
+            partial(opened_sizes, source)
+            if isinstance(source, onnx.ModelProto)
+            else partial(load_onnx, cast("PathLike", source))
+        )
         proto, weights = lifted(read())
         wanted = Wanted(target, fuse, attentions=precision is None, progress=progress, weights=weights)
         signed = _signed(proto, source)
@@ -92,11 +100,15 @@ def optimize(
         before = proto if whole.weight(proto) <= compare_limit else None
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)
     with stage("simplify"):
-        tidy = partial(cleaner.simplify, first=resolve_reshapes) if simplify and before is not None else cleaner.Simplified
+        tidy = (
+            partial(cleaner.simplify, first=resolve_reshapes) if simplify and before is not None else cleaner.Simplified
+        )
         tidied = tidy(proto)
     with stage("compare"):
         made = (tidied.proto, summary, taken)
-        (tidy_proto, summary, _), notes, ran = compared(before, inputs, wanted, made, strict, lambda plain: tidy(plain).proto)
+        (tidy_proto, summary, _), notes, ran = compared(
+            before, inputs, wanted, made, strict, lambda plain: tidy(plain).proto
+        )
         if ran:
             proto = tidy_proto
             notes += [tidied.note] if tidied.note else []
@@ -110,7 +122,9 @@ def optimize(
     account = None
     if precision is not None:
         with stage("precision"):
-            proto, account = half.converted(filled(proto), precision, samples, inputs=inputs, keep_io=keep_io, progress=progress)
+            proto, account = half.converted(
+                filled(proto), precision, samples, inputs=inputs, keep_io=keep_io, progress=progress
+            )
             if ran and not runtime.startswith("tensorrt"):
                 runnable.require_half(proto, [], precision)
         inputs = half.recast(inputs, account)
@@ -132,7 +146,8 @@ def optimize(
 
 
 def _signed(proto: onnx.ModelProto, source: PathLike | onnx.ModelProto) -> dict[str, str] | None:
-    """The modules that a signature of the file vouches for, where its record needs one and this user or team has signed it."""
+    """The modules that a signature of the file vouches for, where its record needs one and this user or team has signed
+    it."""
     try:
         if not runs_code(recorded(proto)):
             return None

@@ -1,4 +1,5 @@
-"""The parts of a Hugging Face encoder-decoder in one folder: written by ``export_parts``, compared with the model by ``verify_parts``.
+"""The parts of a Hugging Face encoder-decoder in one folder: written by ``export_parts``, compared with the model by
+``verify_parts``.
 
 <folder>/
   encoder_model.onnx             what the encoder makes of the whole input
@@ -6,7 +7,8 @@
   decoder_with_past_model.onnx   the tokens behind others; takes keys and values, gives those of its own attention
   config.json, tokenizer.json, ...   copied from the model's folder (``COPIED``, as far as they are there)
 
-The names are those of the optimum library's ONNX export, whose classes look for them. A folder that optimum wrote is verified too.
+The names are those of the optimum library's ONNX export, whose classes look for them. A folder that optimum wrote is
+verified too.
 """
 
 from __future__ import annotations
@@ -74,14 +76,16 @@ def export_parts(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> ExportedParts:
-    """Turn the encoder, the decoder and the decoder with its past of a Hugging Face model into ONNX files that fit each other.
+    """Turn the encoder, the decoder and the decoder with its past of a Hugging Face model into ONNX files that fit each
+    other.
 
     The weights are read once. The folder appears when all of it is written.
 
     Args:
         source: a folder that ``save_pretrained`` wrote, or a model's name on the Hub.
         output: a new or empty folder; ``normdeploy.api.parts`` says what is in it.
-        opset, runtime, provider, fuse, strict, strict_proof, precision, keep_io, compare_limit: as for ``export``, for each part.
+        opset, runtime, provider, fuse, strict, strict_proof, precision, keep_io, compare_limit: as for ``export``, for
+        each part.
         progress: called with (part and stage, done, total).
         loading: trust, imports, dims and task, as for ``export``. Each part takes those dims that it has.
 
@@ -95,11 +99,22 @@ def export_parts(
     target = _new_folder(output)
     said = cast("Loading", {name: value for name, value in loading.items() if value})
     if foreign := sorted(name for name in said if name not in _OF_FOLDERS):
-        raise InputError(f"{foreign[0]} is of one part, and all are exported; leave it out, or export the parts one by one")
+        raise InputError(
+            f"{foreign[0]} is of one part, and all are exported; leave it out, or export the parts one by one"
+        )
     if said.get("part", ALL_PARTS) != ALL_PARTS:
-        raise InputError(f"the part {said['part']!r} alone is one file: `normdeploy export` writes it, from Python normdeploy.export")
+        raise InputError(
+            f"the part {said['part']!r} alone is one file: `normdeploy export` writes it, from Python normdeploy.export"
+        )
     options: dict[str, Any] = {
-        **{"opset": opset, "runtime": runtime, "provider": provider, "fuse": fuse, "strict": strict, "strict_proof": strict_proof},
+        **{
+            "opset": opset,
+            "runtime": runtime,
+            "provider": provider,
+            "fuse": fuse,
+            "strict": strict,
+            "strict_proof": strict_proof,
+        },
         **{"precision": precision, "keep_io": keep_io},
         **({} if compare_limit is None else {"compare_limit": compare_limit}),
     }
@@ -109,11 +124,17 @@ def export_parts(
         for part, model in load_parts(os.fspath(source), **cast("Any", read)):
             tell = _of(part, progress)
             results[part] = export(
-                cast("Any", model), output=folder / PART_FILES[part], trust=said.get("trust", False), progress=tell, **options
+                cast("Any", model),
+                output=folder / PART_FILES[part],
+                trust=said.get("trust", False),
+                progress=tell,
+                **options,
             )
         _copy_config(source, folder)
     origins = {part: Origin(source, loading=cast("Loading", {**read, "part": part})) for part in results}
-    whole = {part: replace(result, path=target / PART_FILES[part], origin=origins[part]) for part, result in results.items()}
+    whole = {
+        part: replace(result, path=target / PART_FILES[part], origin=origins[part]) for part, result in results.items()
+    }
     return ExportedParts((PART_FILES[part], result) for part, result in whole.items())
 
 
@@ -137,8 +158,8 @@ def verify_parts(
     Args:
         source: the model's folder, or its name on the Hub.
         folder: holds the three files; a file's name says which part it is.
-        seeds, drift, max_elements, tolerance, metric, policy, also_default: as for ``verify``, for each part. Rules are for all outputs:
-            no output is in every part.
+        seeds, drift, max_elements, tolerance, metric, policy, also_default: as for ``verify``, for each part. Rules are
+            for all outputs: no output is in every part.
         progress: called with (part and stage, done, total).
         loading: as for ``verify``; what the files recorded at their export need not be given again.
 
@@ -150,11 +171,13 @@ def verify_parts(
     missing = [name for name in PART_FILES.values() if not (place / name).is_file()]
     if missing:
         raise InputError(
-            f"the folder {os.fspath(folder)!r} has no {', '.join(missing)}, so its parts can't be verified together; export them anew with "
-            "--part all, or give a file in the folder instead of it"
+            f"the folder {os.fspath(folder)!r} has no {', '.join(missing)}, so its parts can't be verified together;"
+            " export them anew with --part all, or give a file in the folder instead of it"
         )
     if loading.get("part") not in (None, ALL_PARTS):
-        raise InputError(f"the part {loading['part']!r} was given with a folder of all parts; leave it out, or give that part's file")
+        raise InputError(
+            f"the part {loading['part']!r} was given with a folder of all parts; leave it out, or give that part's file"
+        )
     comparisons: dict[str, Comparison] = {}
     for part, name in PART_FILES.items():
         own = cast("Loading", {**loading, "part": part})
@@ -175,7 +198,9 @@ def verify_parts(
         except NormdeployError as error:
             raise type(error)(f"{name}: {error}") from error
     others = sorted(path.name for path in place.glob("*.onnx") if path.name not in PART_FILES.values())
-    return PartsComparison(comparisons, (f"not verified, as no part has such a name: {', '.join(others)}",) if others else ())
+    return PartsComparison(
+        comparisons, (f"not verified, as no part has such a name: {', '.join(others)}",) if others else ()
+    )
 
 
 def _new_folder(output: PathLike) -> Path:
@@ -188,8 +213,9 @@ def _new_folder(output: PathLike) -> Path:
     path = Path(output)
     if path.suffix == ".onnx" or path.is_file():
         raise InputError(
-            f"all parts are a folder of files, and the output {os.fspath(output)!r} is {'a' if path.is_file() else 'named like a'} file; "
-            f"give a new folder, such as {os.fspath(path.with_suffix(''))}-onnx, or one part with --part"
+            f"all parts are a folder of files, and the output {os.fspath(output)!r} is"
+            f" {'a' if path.is_file() else 'named like a'} file; give a new folder, such as"
+            f" {os.fspath(path.with_suffix(''))}-onnx, or one part with --part"
         )
     return vacant(output)
 

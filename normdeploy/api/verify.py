@@ -48,31 +48,38 @@ def verify(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Comparison:
-    """Compare what the runtimes make of files with a PyTorch model in float64, or an ONNX one (the rule: ``normdeploy.parity.compare``).
+    """Compare what the runtimes make of files with a PyTorch model in float64, or an ONNX one (the rule:
+    ``normdeploy.parity.compare``).
 
-    How the model is to be loaded need not be said again where ``export`` recorded it; what may run code, only where this user or a team
-    signed it for this very model file (docs/teams.md).
+    How the model is to be loaded need not be said again where ``export`` recorded it; what may run code, only where
+    this user or a team signed it for this very model file (docs/teams.md).
 
     Args:
-        source: the model file or folder, the live module or program; or the result of ``export``, which stands for what it was made
-            from, with its arguments and options, and is itself the first of the files; or an ONNX file, an onnx.ModelProto with its
-            weights, or an onnxruntime.InferenceSession, whose nodes in float64 are the reference then (inputs and dims say its sizes).
+        source: the model file or folder, the live module or program; or the result of ``export``, which stands for what
+            it was made from, with its arguments and options, and is itself the first of the files; or an ONNX file, an
+            onnx.ModelProto with its weights, or an onnxruntime.InferenceSession, whose nodes in float64 are the
+            reference then (inputs and dims say its sizes).
         files: what ``export``, ``optimize`` and ``build`` made of it, told apart by content, and models
             in memory; engines are run where a GPU is.
         args, kwargs: example arguments of a live module.
         engines: more files.
         seeds: random inputs at the usual sizes, besides those at other sizes, small ones and zeros.
         feeds: own inputs, name -> array or an .npz file, one or several; only these are run then.
-        drift: also compare the inner tensors of ONNX files, one case each, with the model's; it takes two to three times as long.
-        max_elements: of the largest generated input; None: 8 times those at the usual sizes. Where the model takes larger sizes, the
-            result's ``up_to`` says how far it goes.
-        tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one: |value − reference| ≤ ABS +
-            REL · |reference| for each element decides in the place of the default rule, which the result's ``standard`` says.
-        metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one (``normdeploy.parity.metrics``).
+        drift: also compare the inner tensors of ONNX files, one case each, with the model's; it takes two to three
+        times as long.
+        max_elements: of the largest generated input; None: 8 times those at the usual sizes. Where the model takes
+            larger sizes, the result's ``up_to`` says how far it goes.
+        tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one: |value −
+            reference| ≤ ABS + REL · |reference| for each element decides in the place of the default rule, which the
+            result's ``standard`` says.
+        metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one
+        (``normdeploy.parity.metrics``).
         policy: a file of such rules (``normdeploy.parity.policy_file``); what is given here goes before what it says.
         also_default: the default rule must hold beside the rules given.
-        dataset: samples that metrics are measured on: an .npz file, a folder of these, or a Hugging Face dataset on disk.
-        labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and "accuracy5_drop".
+        dataset: samples that metrics are measured on: an .npz file, a folder of these, or a Hugging Face dataset on
+        disk.
+        labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and
+        "accuracy5_drop".
         map: an input or output of a file -> the model's, where names differ and their order does not tell.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: as for ``export``.
@@ -87,7 +94,10 @@ def verify(
     most = said.most if max_elements is None else max_elements
     own = None if feeds is None else read(feeds)
     if labels is not None and dataset is None:
-        raise InputError(f"the labels {labels!r} are a part of a dataset, and none is given; give it with --dataset, or leave them out")
+        raise InputError(
+            f"the labels {labels!r} are a part of a dataset, and none is given; give it with --dataset, or leave"
+            " them out"
+        )
     column = said.labels if labels is None and rules.labelled else labels  # a file names them for whoever asks
     with stage("load"):
         model, notes = original(source, every, args, kwargs, loading)

@@ -1,14 +1,17 @@
-"""Where a file goes wrong: the first tensor that leaves the bound, the node that makes it so, why, and what would mend it.
+"""Where a file goes wrong: the first tensor that leaves the bound, the node that makes it so, why, and what would mend
+it.
 
 ``verify`` says which output of which runtime is wrong, and on which input. From there (``hunt``):
 
-1. The tensors at the boundaries of modules (``drift``) are compared in that runtime. Of those on a way of wrong tensors to the wrong
-   output the first in the file's order is taken: what it is computed from is right. A tensor that is off but heals is on no such way.
-2. The nodes between get the right values, in float64. If the file, evaluated in float64 by ONNX's definition of its ops, gives something
-   else than the model, the file is wrong: ``match`` finds the nodes, ``cause`` the kind of mistake.
+1. The tensors at the boundaries of modules (``drift``) are compared in that runtime. Of those on a way of wrong tensors
+   to the wrong output the first in the file's order is taken: what it is computed from is right. A tensor that is off
+   but heals is on no such way.
+2. The nodes between get the right values, in float64. If the file, evaluated in float64 by ONNX's definition of its
+   ops, gives something else than the model, the file is wrong: ``match`` finds the nodes, ``cause`` the kind of
+   mistake.
 3. Otherwise the runtime is: each node is run alone on its right inputs (``runtime``).
-4. With the wrong tensor held at its right value the file is run again. If the output is still wrong there is another fault, and the
-   search goes on.
+4. With the wrong tensor held at its right value the file is run again. If the output is still wrong there is another
+   fault, and the search goes on.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ from .runtime import HALVES
 
 @dataclass(frozen=True)
 class Bisection(Shown):
-    """What ``bisect`` found; true where nothing leaves the bound. ``not_searched``: what is wrong and could not be looked into."""
+    """What ``bisect`` found; true where nothing leaves the bound. ``not_searched``: what is wrong and could not be
+    looked into."""
 
     parity: Comparison
     faults: tuple[Fault, ...] = ()
@@ -60,7 +64,8 @@ class Bisection(Shown):
         return {"ok": bool(self), **told, "notes": list(self.notes), "seconds": self.seconds}
 
     def write(self, folder: str | os.PathLike[str]) -> Path | None:
-        """The smallest failing model of the first fault as ``folder`` (``normdeploy.bisection.reproduce``); None where there is no fault.
+        """The smallest failing model of the first fault as ``folder`` (``normdeploy.bisection.reproduce``); None where
+        there is no fault.
 
         Raises:
             NormdeployError: the folder holds something, or can't be written.
@@ -80,7 +85,8 @@ def bisect(
     """Compare as ``verify`` does, and find what is wrong where something is.
 
     Args:
-        engines: compared at their outputs only: an engine has no others, and marking inner tensors as outputs means building another.
+        engines: compared at their outputs only: an engine has no others, and marking inner tensors as outputs means
+        building another.
         seeds, inputs, progress: as for ``normdeploy.parity.compare.verify``.
 
     Raises:
@@ -114,7 +120,9 @@ def _to_search(parity: Comparison, given: Sequence[str], not_searched: list[NotR
         own = [r for r in failed if r.runtime == runtime]
         held = ", ".join(map(repr, given)) or "none"
         not_searched += [
-            NotRun(runtime, f"the file has no output {r.output!r}; it has {held}", r.file) for r in own if r.output not in given
+            NotRun(runtime, f"the file has no output {r.output!r}; it has {held}", r.file)
+            for r in own
+            if r.output not in given
         ]
         of = next((r for r in own if r.output in given), None)
         if of is not None and not of.case:
@@ -123,19 +131,27 @@ def _to_search(parity: Comparison, given: Sequence[str], not_searched: list[NotR
             chosen = of
     for r in failed:
         if r.runtime not in (OFF, STEPWISE, ON, *CUDA):
-            said = "an engine is compared at its outputs only; its inner tensors are seen by building it anew with them as outputs"
+            said = (
+                "an engine is compared at its outputs only; its inner tensors are seen by building it anew with them as"
+                " outputs"
+            )
             not_searched.append(NotRun(r.runtime, f"{r.output} is off by {r.max_abs_error:.3g}: {said}", r.file))
     return chosen
 
 
 def _halves(proto: onnx.ModelProto) -> dict[str, set[np.dtype]]:
     """Input -> the half type in which the file takes it."""
-    types = {v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in proto.graph.input}
+    types = {
+        v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in proto.graph.input
+    }
     return {name: {kind} for name, kind in types.items() if kind in HALVES}
 
 
-def _hunt(model: Model, proto: onnx.ModelProto, result: OutputResult, cases: Sequence[Case], progress: Progress | None) -> Hunt:
-    """On the first input if the output is wrong there, else on the worst: that may be all zeros, which make equal what is not."""
+def _hunt(
+    model: Model, proto: onnx.ModelProto, result: OutputResult, cases: Sequence[Case], progress: Progress | None
+) -> Hunt:
+    """On the first input if the output is wrong there, else on the worst: that may be all zeros, which make equal what
+    is not."""
     first = Hunt(model, proto, result, cases[0].name, cases[0].make(), progress)
     if cases[0].name == result.case or not first.at_output():
         return first

@@ -1,4 +1,5 @@
-"""What kind of mistake a fault is: each kind is tried in float64, and the one that brings the right values back is the likely one."""
+"""What kind of mistake a fault is: each kind is tried in float64, and the one that brings the right values back is the
+likely one."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 
 @dataclass(frozen=True)
 class Cause:
-    """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "hidden row" | "overflow" | "underflow" |
-    "factor" | "accuracy" | "optimizer" | "unknown"; ``text`` says what was found; ``place``: of the node that has it, None
-    where more than one may."""
+    """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "hidden row" | "overflow" |
+    "underflow" | "factor" | "accuracy" | "optimizer" | "unknown"; ``text`` says what was found; ``place``: of the node
+    that has it, None where more than one may."""
 
     kind: str
     text: str
@@ -113,7 +114,10 @@ def _weights(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cau
             for layout, right in (("", value), ("transposed ", value.T)):
                 right = right.reshape(held.shape)
                 if not np.array_equal(right, held):
-                    text = f"{_said(exact, place)}: {_weight_said(name, held, parameter, right, value.T if not layout else value)}"
+                    text = (
+                        f"{_said(exact, place)}:"
+                        f" {_weight_said(name, held, parameter, right, value.T if not layout else value)}"
+                    )
                     yield Cause("weights", text, place), Change(inputs={(place, i): _always(right)})
 
 
@@ -124,7 +128,10 @@ def _weight_said(name: str, held: Array, parameter: str, right: Array, turned: A
         return f"{name!r} is {parameter!r} transposed the other way"
     where = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), held.shape))
     count = held.size - int(same.sum())
-    return f"{name!r} is not {parameter!r}: {held[where]:.6g} where that is {right[where]:.6g} ({count} of {held.size} numbers differ)"
+    return (
+        f"{name!r} is not {parameter!r}: {held[where]:.6g} where that is {right[where]:.6g} ({count} of {held.size}"
+        " numbers differ)"
+    )
 
 
 def _epsilons(exact: Exact, place: int, numbers: Sequence[float]) -> Iterator[tuple[Cause, Change]]:
@@ -140,7 +147,9 @@ def _epsilons(exact: Exact, place: int, numbers: Sequence[float]) -> Iterator[tu
                 held = _constant(exact, name)
                 if held is not None and held.size == 1 and abs(held.item()) < _LARGEST and held.item() != epsilon:
                     was = held.item()
-                    gone = f" (it vanished: {exact.types[name]} can't hold it)" if not was and name in exact.types else ""
+                    gone = (
+                        f" (it vanished: {exact.types[name]} can't hold it)" if not was and name in exact.types else ""
+                    )
                     text = f"{_said(exact, place)} has epsilon {was:.3g}, the model has {epsilon:.3g}{gone}"
                     yield Cause("epsilon", text, place), Change(inputs={(place, i): _filled(epsilon)})
         if node.op_type in _ROOTS:
@@ -149,13 +158,16 @@ def _epsilons(exact: Exact, place: int, numbers: Sequence[float]) -> Iterator[tu
 
 
 def _ddof(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
-    """A variance over n − 1 in the place of one over n (torch.var's unbiased), or the other way: gamma times the root of the ratio."""
+    """A variance over n − 1 in the place of one over n (torch.var's unbiased), or the other way: gamma times the root
+    of the ratio."""
     node = exact.nodes[place]
     if node.op_type in _ROOTS:
         sizes = {d for value in values.values() if value.dtype.kind == "f" for d in value.shape if d > 1}
         for n, (text, power) in itertools.product(sorted(sizes), (("a biased", 1), ("an unbiased", -1))):
             other = "an unbiased" if power == 1 else "a biased"
-            said = f"the variance before {_said(exact, place)} is {text} one over {n} numbers, the model has {other} one"
+            said = (
+                f"the variance before {_said(exact, place)} is {text} one over {n} numbers, the model has {other} one"
+            )
             yield Cause("ddof", said, place), Change(inputs={(place, 0): _times((n / (n - 1)) ** power)})
     elif node.op_type == "LayerNormalization" and len(node.input) > 1:
         x = values.get(node.input[0])
@@ -205,7 +217,8 @@ def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Caus
 
 
 def _hidden_rows(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
-    """Rows of an attention that the mask hides whole, where torch gives 0 (`masked_rows`): the softmax is 0 there for all that read it."""
+    """Rows of an attention that the mask hides whole, where torch gives 0 (`masked_rows`): the softmax is 0 there for
+    all that read it."""
     node = exact.nodes[place]
     axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
     if node.op_type != "Softmax" or node.input[0] not in values or node.output[0] not in values:
@@ -215,13 +228,19 @@ def _hidden_rows(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cau
     hidden = scores.max(axis, keepdims=True, initial=-math.inf) < lowest / 2
     if not hidden.any():
         return
-    readers = [(p, i) for p, reader in enumerate(exact.nodes) for i, name in enumerate(reader.input) if name == node.output[0]]
+    readers = [
+        (p, i) for p, reader in enumerate(exact.nodes) for i, name in enumerate(reader.input) if name == node.output[0]
+    ]
     what = "NaN" if np.isnan(np.where(hidden, made, 0)).any() else "the mean of all values"
     text = (
-        f"{_said(exact, place)}: the mask hides {int(hidden.sum())} of {hidden.size} rows whole, where the model gives 0 and the file "
-        f"{what}; its export guards such rows wrongly (docs/huggingface.md, Masks): export the model with normdeploy, or leave each row a 1"
+        f"{_said(exact, place)}: the mask hides {int(hidden.sum())} of {hidden.size} rows whole, where the model gives"
+        f" 0 and the file {what}; its export guards such rows wrongly (docs/huggingface.md, Masks): export the model"
+        " with normdeploy, or leave each row a 1"
     )
-    yield Cause("hidden row", text, place), Change(inputs=dict.fromkeys(readers, lambda value: np.where(hidden, 0.0, value)))
+    yield (
+        Cause("hidden row", text, place),
+        Change(inputs=dict.fromkeys(readers, lambda value: np.where(hidden, 0.0, value))),
+    )
 
 
 def _axes(exact: Exact, node: onnx.NodeProto) -> Array | None:
@@ -247,6 +266,11 @@ def _of_the_difference(got: Array, expected: Array, allowed: float) -> Cause:
         got = got.reshape(expected.shape)
         big = np.abs(expected) > 0.1 * np.abs(expected).max(initial=0)
         factor = float(np.median((got / expected)[big])) if big.any() else math.nan
-        if math.isfinite(factor) and factor and np.abs(got / factor - expected).max(initial=0) <= allowed and abs(factor - 1) > 1e-6:
+        if (
+            math.isfinite(factor)
+            and factor
+            and np.abs(got / factor - expected).max(initial=0) <= allowed
+            and abs(factor - 1) > 1e-6
+        ):
             return Cause("factor", f"it is {factor:.6g} times what the model has")
     return Cause("unknown", "no single epsilon, axis, weight, ddof or factor explains it")

@@ -1,4 +1,5 @@
-"""The search for what makes one output wrong, in one runtime on one input (the steps: ``normdeploy.bisection.bisect``)."""
+"""The search for what makes one output wrong, in one runtime on one input (the steps:
+``normdeploy.bisection.bisect``)."""
 
 from __future__ import annotations
 
@@ -38,12 +39,14 @@ MOST = 5  # faults that are looked for
 class Fault:
     """One place where right inputs give a wrong result.
 
-    ``wrong``: "file" (by ONNX's definition it computes something else than the model), "runtime" (it computes otherwise than ONNX
-    defines) or "between" (each node is right on right inputs, and small errors grow). ``nodes``: "op name" of each node that it may be, one
-    where it could be told; ``operator``: of the model. ``error`` of ``tensor`` on right inputs, ``allowed``, and ``scale``, its largest
+    ``wrong``: "file" (by ONNX's definition it computes something else than the model), "runtime" (it computes otherwise
+    than ONNX defines) or "between" (each node is right on right inputs, and small errors grow). ``nodes``: "op name" of
+    each node that it may be, one where it could be told; ``operator``: of the model. ``error`` of ``tensor`` on right
+    inputs, ``allowed``, and ``scale``, its largest
     |right value|; ``reason``: what no error can say. ``kind`` and ``cause``: see ``bisection.cause``. ``output_error``,
-    ``output_allowed`` and ``output_reason``: of ``output`` on the input ``case``, as the file is. ``mended_error``: of the output with
-    ``tensor`` held at its right value, or where its type can't hold that, with the island of ``widened``; null where neither can be run.
+    ``output_allowed`` and ``output_reason``: of ``output`` on the input ``case``, as the file is. ``mended_error``: of
+    the output with ``tensor`` held at its right value, or where its type can't hold that, with the island of
+    ``widened``; null where neither can be run.
     ``mended``: that is within.
     """
 
@@ -80,10 +83,17 @@ class _Trace:
 
 
 class Hunt:
-    """``result``: of ``verify``, for the output that is wrong; ``case`` and ``feeds``: the input that it is looked for on."""
+    """``result``: of ``verify``, for the output that is wrong; ``case`` and ``feeds``: the input that it is looked for
+    on."""
 
     def __init__(
-        self, model: Model, proto: onnx.ModelProto, result: OutputResult, case: str, feeds: Mapping[str, Array], progress: Progress | None
+        self,
+        model: Model,
+        proto: onnx.ModelProto,
+        result: OutputResult,
+        case: str,
+        feeds: Mapping[str, Array],
+        progress: Progress | None,
     ) -> None:
         self._result, self._case, self._output, self._model = result, case, result.output, model
         precision = asked(proto)
@@ -112,7 +122,11 @@ class Hunt:
             held = None if right is None or fault.tensor == self._output else self._units.stored(fault.tensor, right)
             if right is None or held is None or not np.isfinite(held.astype(np.float64))[np.isfinite(right)].all():
                 at_end = fault.tensor == self._output and right is not None
-                fault = replace(fault, mended=at_end or bool(fault.widened.mends), mended_error=0.0 if at_end else fault.widened.error)
+                fault = replace(
+                    fault,
+                    mended=at_end or bool(fault.widened.mends),
+                    mended_error=0.0 if at_end else fault.widened.error,
+                )
                 found.append(self._kept(trace, fault))
                 break
             before, self._bench.held[fault.tensor] = self._value, held
@@ -123,14 +137,21 @@ class Hunt:
                 continue
             self._first.forget()
             if felt(before, self._value, point.allowed):
-                found.append(self._kept(trace, replace(fault, mended=bool(after), mended_error=None if after.reason else after.error)))
+                found.append(
+                    self._kept(
+                        trace, replace(fault, mended=bool(after), mended_error=None if after.reason else after.error)
+                    )
+                )
             else:
                 self.notes.append(
-                    f"{fault.tensor!r} of {fault.module or 'module unknown'} is off too ({fault.cause}), which the output does not feel"
+                    f"{fault.tensor!r} of {fault.module or 'module unknown'} is off too ({fault.cause}), which the"
+                    " output does not feel"
                 )
             point = after
         if found and not found[-1].mended:
-            self.notes.append(f"{self._output!r} would still be wrong with what was found mended: there is more to find then")
+            self.notes.append(
+                f"{self._output!r} would still be wrong with what was found mended: there is more to find then"
+            )
         return found
 
     def _kept(self, trace: _Trace, fault: Fault) -> Fault:
@@ -167,8 +188,8 @@ class Hunt:
         return self._in_the_runtime(wrong, search, at_output) if wrong else self._between(tensor, search, at_output)
 
     def _helps(self, tensor: str, search: Search, before: Point) -> bool:
-        """Whether the output gets right, or half as wrong, with ``tensor`` at what its pair has: an operator that is left out leaves
-        its input there, which is another tensor of the model too."""
+        """Whether the output gets right, or half as wrong, with ``tensor`` at what its pair has: an operator that is
+        left out leaves its input there, which is another tensor of the model too."""
         right = search.reference[search.target].reshape(search.values[tensor].shape)
         own, self._bench.held[tensor] = self._value, self._units.stored(tensor, right)
         try:
@@ -186,7 +207,9 @@ class Hunt:
         right = {paired[name].node for name, point in self._first.points.items() if point and name in paired}
         operators = self._program.before(node, right)
         named = self._program.tensors(dict.fromkeys([*(paired[s].node for s in starts), *operators]))
-        named += self._program.tensors(n for n in right if n not in named and any(n in self._program.inputs(o) for o in operators))
+        named += self._program.tensors(
+            n for n in right if n not in named and any(n in self._program.inputs(o) for o in operators)
+        )
         reference, eager = self._bench.references(named), self._bench.eager(named)
         allowed = {n: self._allowed(eager[n], reference[n]) for n in named}
         shapes = self._bench.fetch(starts)
@@ -198,7 +221,11 @@ class Hunt:
 
     def _output_node(self) -> str:
         """The operator that gives the output, which is paired with nothing."""
-        specs = [s.arg for s in self._model.program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")]
+        specs = [
+            s.arg
+            for s in self._model.program.graph_signature.output_specs
+            if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")
+        ]
         return str(dict(zip(self._model.outputs, specs, strict=False))[self._output].name)
 
     def _allowed(self, eager: Array, reference: Array) -> float:
@@ -223,7 +250,9 @@ class Hunt:
         operator = self._program.operator(theirs) if theirs else ""
         given = self._units.given(spot.places, known)
         model = self._reproduction(spot.places, spot.end, given, spot.expected, spot.allowed, cause)
-        fault = self._told(path, spot.end, places, "file", (error, spot.allowed, _scale(spot.expected), reason), cause, at_output)
+        fault = self._told(
+            path, spot.end, places, "file", (error, spot.allowed, _scale(spot.expected), reason), cause, at_output
+        )
         fault = replace(fault, operator=operator, widened=self._widened(spot.places))
         return _Trace(fault, spot.expected, search.end, model)
 
@@ -234,7 +263,13 @@ class Hunt:
         model = self._reproduction(wrong.places, wrong.end, wrong.given, wrong.expected, wrong.allowed, cause)
         numbers = (wrong.error, wrong.allowed, _scale(wrong.expected), wrong.reason)
         fault = self._told(
-            self._module(wrong.places) or self._program.module(same), wrong.end, wrong.places, "runtime", numbers, cause, at_output
+            self._module(wrong.places) or self._program.module(same),
+            wrong.end,
+            wrong.places,
+            "runtime",
+            numbers,
+            cause,
+            at_output,
         )
         operator = self._program.operator(same) if same else ""
         fault = replace(fault, operator=operator, widened=self._widened(wrong.places))
@@ -248,13 +283,30 @@ class Hunt:
         return _Trace(replace(fault, widened=self._widened(search.places)), search.values.get(tensor), tensor)
 
     def _told(
-        self, path: str, tensor: str, places: Sequence[int], wrong: str, numbers: tuple[float, float, float, str], cause: Cause, at: Point
+        self,
+        path: str,
+        tensor: str,
+        places: Sequence[int],
+        wrong: str,
+        numbers: tuple[float, float, float, str],
+        cause: Cause,
+        at: Point,
     ) -> Fault:
         widened, r = Widened(None), self._result
         named = (path, tensor, self._names(places), "", wrong)
         return Fault(
-            r.runtime, self._case, *named, *numbers, cause.kind, cause.text, widened, r.output, at.error, at.allowed, at.reason
-        )  # fmt: skip
+            r.runtime,
+            self._case,
+            *named,
+            *numbers,
+            cause.kind,
+            cause.text,
+            widened,
+            r.output,
+            at.error,
+            at.allowed,
+            at.reason,
+        )
 
     def _names(self, places: Sequence[int]) -> tuple[str, ...]:
         return tuple(f"{self._exact.nodes[p].op_type} {self._exact.nodes[p].name}".strip() for p in places)
@@ -262,11 +314,13 @@ class Hunt:
     def _module(self, places: Sequence[int]) -> str:
         return next(filter(None, (module(self._exact.nodes[p]) for p in reversed(places))), "")
 
-    def _reproduction(self, places: Sequence[int], end: str, given: Values, expected: Array, allowed: float, cause: Cause) -> Reproduction:
+    def _reproduction(
+        self, places: Sequence[int], end: str, given: Values, expected: Array, allowed: float, cause: Cause
+    ) -> Reproduction:
         ran, bench = self._units.ran, self._bench
         return Reproduction.of(
             ran, self._units.running(places), end, given, expected, allowed, bench.optimize, bench.provider, cause.text
-        )  # fmt: skip
+        )
 
     # ------------------------------------------------------------------ what would mend it
 
@@ -293,4 +347,8 @@ def _scale(expected: Array) -> float:
 
 
 def _types(proto: onnx.ModelProto) -> dict[str, np.dtype]:
-    return {name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, (kind, _) in inferred(proto).items() if kind}
+    return {
+        name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
+        for name, (kind, _) in inferred(proto).items()
+        if kind
+    }

@@ -29,7 +29,14 @@ class Bench(Laboratory):
     """
 
     def __init__(
-        self, model: Model, proto: onnx.ModelProto, feeds: Mapping[str, Array], precision: str, optimize: bool, provider: str, alone: bool
+        self,
+        model: Model,
+        proto: onnx.ModelProto,
+        feeds: Mapping[str, Array],
+        precision: str,
+        optimize: bool,
+        provider: str,
+        alone: bool,
     ) -> None:
         super().__init__(model, proto, feeds, precision, optimize)
         self.provider, self.alone = provider, alone
@@ -42,7 +49,9 @@ class Bench(Laboratory):
         if sum(t.ByteSize() for t in proto.graph.initializer) < _IN_MEMORY:
             return OrtRunner(proto, optimize=self.optimize, provider=self.provider)
         with loadable(proto) as source:
-            return OrtRunner(proto if isinstance(source, bytes) else source, optimize=self.optimize, provider=self.provider)
+            return OrtRunner(
+                proto if isinstance(source, bytes) else source, optimize=self.optimize, provider=self.provider
+            )
 
     def references(self, nodes: Iterable[str]) -> RunResult:
         return self._remembered(self._references, nodes, super().references)
@@ -71,7 +80,9 @@ class Bench(Laboratory):
             kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             probed.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
         known = {v.name for v in probed.graph.output} | given | self.held.keys()
-        probed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in known)
+        probed.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in known
+        )
         own = {**self._ours, **self.held}
         with self.runner(probed) as runner:
             values = runner.infer(own)
@@ -80,7 +91,10 @@ class Bench(Laboratory):
     def at(self, pair: Pair) -> tuple[Point | None, Array]:
         """One pair judged, and what the runtime has there."""
         value = self.fetch([pair.tensor])[pair.tensor]
-        return self._point(pair, value, self.references([pair.node])[pair.node], self.eager([pair.node])[pair.node]), value
+        return (
+            self._point(pair, value, self.references([pair.node])[pair.node], self.eager([pair.node])[pair.node]),
+            value,
+        )
 
     def own(self) -> dict[str, Array]:
         """The inputs in the file's types."""
@@ -104,7 +118,8 @@ class FirstWrong:
         self.points.clear()
 
     def find(self, output: str) -> str:
-        """The first wrong tensor on a way of wrong ones to ``output``, which is known to be wrong; its compared predecessors are right.
+        """The first wrong tensor on a way of wrong ones to ``output``, which is known to be wrong; its compared
+        predecessors are right.
 
         First in the file's order, so that of two branches that are both wrong the earlier is named.
         """
@@ -171,8 +186,8 @@ class FirstWrong:
 
 
 def in_order(pairs: Sequence[Pair]) -> list[Pair]:
-    """The most pairs that stand in one order in the file and in the PyTorch graph: a tool that fuses nodes may leave the module of one on
-    another. Outputs are kept in any case."""
+    """The most pairs that stand in one order in the file and in the PyTorch graph: a tool that fuses nodes may leave
+    the module of one on another. Outputs are kept in any case."""
     ends: list[tuple[int, int]] = []  # of chains by length: the last place in the PyTorch graph, and the pair
     before: dict[int, int] = {}
     for i, pair in enumerate(pairs):
@@ -205,4 +220,6 @@ def felt(before: Array | None, after: Array | None, allowed: float) -> bool:
 
 def worse(after: Point, before: Point) -> bool:
     """Whether the output has become more wrong by what was changed."""
-    return bool(after.reason and not before.reason) or (not after and after.error > 1.5 * before.error and not before.reason)
+    return bool(after.reason and not before.reason) or (
+        not after and after.error > 1.5 * before.error and not before.reason
+    )

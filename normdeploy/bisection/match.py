@@ -1,9 +1,10 @@
 """Where inside a stretch of nodes a file stops computing what the PyTorch model computes, told by values.
 
-Both are evaluated in float64 from the same right tensors. A tensor of the file that holds what some tensor of the model holds, element
-by element in memory's order, is that tensor; fused and decomposed forms leave others without a counterpart, which says nothing. The
-fault lies where no path to the end meets a counterpart any more. How far it reaches is found by trial: put what the model has into a
-tensor of the file, and see whether the tensors after it find their counterparts again.
+Both are evaluated in float64 from the same right tensors. A tensor of the file that holds what some tensor of the model
+holds, element by element in memory's order, is that tensor; fused and decomposed forms leave others without a
+counterpart, which says nothing. The fault lies where no path to the end meets a counterpart any more. How far it
+reaches is found by trial: put what the model has into a tensor of the file, and see whether the tensors after it find
+their counterparts again.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _PLENTY = 1 / 3  # of the nodes behind a fault that is taken away find a counter
 class Spot:
     """The nodes at ``places`` make something else of right values than the model does: ``end`` should be ``expected``.
 
-    ``node``: the first operator of the PyTorch graph without a counterpart, "" where all have one; ``last``: the one whose value ``end``
-    should have; ``operators``: those that the place stands for. ``left_out``: what ``places`` read, or make, should be the result
-    of ``node``, which the file leaves out.
+    ``node``: the first operator of the PyTorch graph without a counterpart, "" where all have one; ``last``: the one
+    whose value ``end`` should have; ``operators``: those that the place stands for. ``left_out``: what ``places`` read,
+    or make, should be the result of ``node``, which the file leaves out.
     """
 
     places: tuple[int, ...]
@@ -51,7 +52,9 @@ class Program:
         self.nodes = {n.name: n for n in model.program.graph_module.graph.nodes}
         self._is_tensor = {n for n, node in self.nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
         self.order = {name: place for place, name in enumerate(self.nodes)}
-        self._rooted = set[str]()  # in inputs or parameters: exporters compute the others, positions and masks, and leave the result
+        self._rooted = set[
+            str
+        ]()  # in inputs or parameters: exporters compute the others, positions and masks, and leave the result
         for n, node in self.nodes.items():
             rooted = node.op == "placeholder" or any(s.name in self._rooted for s in node.all_input_nodes)
             if rooted and (n in self._is_tensor or self._holds(n)):
@@ -91,7 +94,9 @@ class Program:
 
     def parameters(self, names: Iterable[str]) -> dict[str, Array]:
         """Parameters, buffers and constants that the operators read, by their names in the model, in float64."""
-        targets = {s.arg.name: s.target for s in self.model.program.graph_signature.input_specs if getattr(s, "target", None)}
+        targets = {
+            s.arg.name: s.target for s in self.model.program.graph_signature.input_specs if getattr(s, "target", None)
+        }
         held = {**self.model.program.constants, **self.model.program.state_dict}
         read = {targets[s.name] for name in names for s in self.nodes[name].all_input_nodes if s.name in targets}
         tensors = {name: held[name] for name in sorted(read) if isinstance(held.get(name), torch.Tensor)}
@@ -133,7 +138,8 @@ class Search:
     Args:
         places: of the file's nodes, in order.
         known: the right values of what they start from, float64.
-        operators: of the stretch and those that it starts from, with their values in float64 and what is allowed of each.
+        operators: of the stretch and those that it starts from, with their values in float64 and what is allowed of
+        each.
         target: the one whose value ``end`` should have.
     """
 
@@ -145,7 +151,12 @@ class Search:
         self.reference, self.allowed, self.target = reference, allowed, target
         self.values = exact.run(places, known)
         self.places = list(places)
-        self.inner = [name for place in places for name in exact.nodes[place].output if name in self.values and name not in exact.sizes]
+        self.inner = [
+            name
+            for place in places
+            for name in exact.nodes[place].output
+            if name in self.values and name not in exact.sizes
+        ]
         self.found = counterparts({name: self.values[name] for name in self.inner}, reference, allowed)
         self._have = {node for nodes in self.found.values() for node in nodes} | set(starts)
 
@@ -162,30 +173,55 @@ class Search:
         if best is None:
             operators = tuple(strange)
             expected = self.reference[self.target].reshape(self.values[self.end].shape)
-            return Spot(tuple(suspects), self.end, expected, self.allowed[self.target], firsts[0] if firsts else "", self.target, operators)
+            return Spot(
+                tuple(suspects),
+                self.end,
+                expected,
+                self.allowed[self.target],
+                firsts[0] if firsts else "",
+                self.target,
+                operators,
+            )
         return self._at(suspects, strange, *best)
 
     def left_out(self) -> Spot:
         """``end`` holds another tensor of the model: what makes of that the one that is wanted is not in the file."""
         expected = self.reference[self.target].reshape(self.values[self.end].shape)
         place, operators = self.exact.makers[self.end], (self.target,)
-        return Spot((place,), self.end, expected, self.allowed[self.target], self.target, self.target, operators, left_out=self.end)
+        return Spot(
+            (place,),
+            self.end,
+            expected,
+            self.allowed[self.target],
+            self.target,
+            self.target,
+            operators,
+            left_out=self.end,
+        )
 
     def _strange(self) -> list[str]:
         """Operators without a counterpart from which paths without one lead to the end."""
         return [n for n in self.program.before(self.target, self._have - {self.target}) if n in self.reference]
 
     def _candidates(self, suspects: Sequence[int], firsts: Sequence[str]) -> list[tuple[str, str]]:
-        """Tensors of the file that may stand in the place of one of ``firsts`` or of what follows it, the nearest first."""
+        """Tensors of the file that may stand in the place of one of ``firsts`` or of what follows it, the nearest
+        first."""
         if not suspects:
             return []
         head = self.exact.nodes[suspects[0]]
         names = [n for n in self.exact.reads(head) if n in self.values and n not in self.exact.sizes]
-        names += [o for place in suspects[:_NEAR] for o in self.exact.nodes[place].output if o in self.values and o != self.end]
+        names += [
+            o
+            for place in suspects[:_NEAR]
+            for o in self.exact.nodes[place].output
+            if o in self.values and o != self.end
+        ]
         names += [n for place in suspects[:_NEAR] for n in self.exact.reads(self.exact.nodes[place]) if n in self.found]
         sizes = {name: self.values[name].size for name in names if self.values[name].dtype.kind == "f"}
         after = list(dict.fromkeys([*firsts, *self._strange()[:_OPERATORS]]))
-        return [(name, node) for name, size in sizes.items() for node in after if self.reference[node].size == size][:_TRIALS]
+        return [(name, node) for name, size in sizes.items() for node in after if self.reference[node].size == size][
+            :_TRIALS
+        ]
 
     def _nearest(self, suspects: Sequence[int], candidates: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
         """The first that brings back about as many as the best does: what lies behind the fault's end helps as well."""
@@ -198,7 +234,8 @@ class Search:
         return next((c for c, gain in zip(candidates, gains, strict=True) if gain and gain >= most / 2), None)
 
     def _gain(self, suspects: Sequence[int], name: str, node: str) -> float:
-        """Which part of the next suspects finds a counterpart behind ``node`` when ``name`` is what that gives, a mere copy not counted."""
+        """Which part of the next suspects finds a counterpart behind ``node`` when ``name`` is what that gives, a mere
+        copy not counted."""
         maker = self.exact.makers.get(name, -1)
         own = set(self.exact.before([name]))
         near = [p for p in suspects if p > maker and p not in own][:_NEAR]
@@ -225,7 +262,8 @@ class Search:
             return Spot(tuple(made), name, expected, self.allowed[node], first, node, operators)
         reader = next(p for p in suspects if name in self.exact.reads(self.exact.nodes[p]))
         values = self.exact.run(
-            [reader], {k: v for k, v in self.values.items() if k not in self.exact.nodes[reader].output} | {name: expected}
+            [reader],
+            {k: v for k, v in self.values.items() if k not in self.exact.nodes[reader].output} | {name: expected},
         )
         end = self.exact.nodes[reader].output[0]
         same = counterparts({end: values[end]}, self.reference, self.allowed).get(end, [node])

@@ -1,4 +1,5 @@
-"""The smallest failing model as a folder that runs by itself: the model, its inputs, the right result, and a script that compares."""
+"""The smallest failing model as a folder that runs by itself: the model, its inputs, the right result, and a script
+that compares."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ sys.exit(1 if broken or error > check["allowed"] else 0)
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A model of the nodes at fault, its inputs in the file's types by name, the float64 value of ``output`` and what it may be off by."""
+    """A model of the nodes at fault, its inputs in the file's types by name, the float64 value of ``output`` and what
+    it may be off by."""
 
     model: onnx.ModelProto
     inputs: Mapping[str, Array]

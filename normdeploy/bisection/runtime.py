@@ -48,7 +48,8 @@ class Wrong:
 
 
 class Units:
-    """The nodes of ``original``, and where each stands in the file that runs (beside its Casts where these are added)."""
+    """The nodes of ``original``, and where each stands in the file that runs (beside its Casts where these are
+    added)."""
 
     def __init__(self, original: Exact, ran: Exact, bench: Bench) -> None:
         self.original, self.ran, self.bench = original, ran, bench
@@ -92,7 +93,12 @@ class Units:
         """What ``places`` read and do not make, in the types of the file that runs."""
         nodes = [self.original.nodes[p] for p in places]
         written = {name for node in nodes for name in node.output}
-        read = dict.fromkeys(n for node in nodes for n in self.original.reads(node) if n not in written and n not in self.original.weights)
+        read = dict.fromkeys(
+            n
+            for node in nodes
+            for n in self.original.reads(node)
+            if n not in written and n not in self.original.weights
+        )
         return {name: self.stored(name, self.original.value(name, right)) for name in read}
 
     def run(self, places: Sequence[int], end: str, given: Mapping[str, Array]) -> Array | str:
@@ -107,10 +113,13 @@ class Units:
 
     def stored(self, name: str, value: Array) -> Array:
         """``value`` as the file holds it: a half number, even where what runs keeps half numbers in float32."""
-        return self.ran.rounded(name, widen(self.original.rounded(name, value)) if name in self.original.types else value)
+        return self.ran.rounded(
+            name, widen(self.original.rounded(name, value)) if name in self.original.types else value
+        )
 
     def _allowed(self, places: Sequence[int], known: Values, end: str, expected: Array, dtype: np.dtype) -> float:
-        """What a few units of roundoff in the inputs do, and a few ulps: no kernel of the type can be asked for more."""
+        """What a few units of roundoff in the inputs do, and a few ulps: no kernel of the type can be asked for
+        more."""
         if dtype.kind not in "fV":
             return 0.0
         unit = float(ml_dtypes.finfo(dtype).eps) / 2
@@ -118,7 +127,11 @@ class Units:
         for seed in range(_DRAWS):
             rng = np.random.default_rng(seed)
             other = {
-                n: v * (1 + _UNITS * unit * rng.uniform(-1, 1, v.shape)) if v.dtype.kind == "f" and n not in self.original.sizes else v
+                n: (
+                    v * (1 + _UNITS * unit * rng.uniform(-1, 1, v.shape))
+                    if v.dtype.kind == "f" and n not in self.original.sizes
+                    else v
+                )
                 for n, v in known.items()
             }
             shifted = self.original.run(places, other)[end]
@@ -127,7 +140,8 @@ class Units:
         return EAGER_MULTIPLE * moved + ULPS * ulp(scale, dtype)
 
     def shrunk(self, places: Sequence[int], end: str, right: Values) -> Wrong | None:
-        """The smallest part of a stretch, its front cut off node by node, that is wrong on right inputs; None where all is right."""
+        """The smallest part of a stretch, its front cut off node by node, that is wrong on right inputs; None where all
+        is right."""
         found = self.judged(places, end, right)
         if not found:
             return None
@@ -147,14 +161,21 @@ def cause_of(wrong: Wrong, dtype: np.dtype, result: OutputResult) -> Cause:
     place = wrong.places[0] if len(wrong.places) == 1 else None
     if result.runtime == ON:
         names = f" ({', '.join(result.culprit)})" if result.culprit else ""
-        return Cause("optimizer", f"onnxruntime's optimizer{names} makes something else of it: with it off this is right", place)
+        return Cause(
+            "optimizer", f"onnxruntime's optimizer{names} makes something else of it: with it off this is right", place
+        )
     largest = float(ml_dtypes.finfo(dtype).max) if dtype.kind in "fV" else np.inf
     seen = float(np.abs(wrong.expected[np.isfinite(wrong.expected)]).max(initial=0))
     if wrong.reason and seen > largest:
         return Cause("overflow", f"it reaches {seen:.4g}, {dtype.name} ends at {largest:.5g}", place)
-    inner = max((float(np.abs(widen(v)).max(initial=0)) ** 2 * v.size for v in wrong.given.values() if v.dtype.kind in "fV"), default=0.0)
+    inner = max(
+        (float(np.abs(widen(v)).max(initial=0)) ** 2 * v.size for v in wrong.given.values() if v.dtype.kind in "fV"),
+        default=0.0,
+    )
     if wrong.lost and inner > largest:
-        return Cause("overflow", f"the result fits {dtype.name}, a sum of squares inside the node may not: {wrong.reason}", place)
+        return Cause(
+            "overflow", f"the result fits {dtype.name}, a sum of squares inside the node may not: {wrong.reason}", place
+        )
     if wrong.lost:
         return Cause("accuracy", f"the runtime's kernel loses all digits: {wrong.reason}", place)
     if wrong.reason:
@@ -162,20 +183,22 @@ def cause_of(wrong: Wrong, dtype: np.dtype, result: OutputResult) -> Cause:
     if 0 < seen < float(ml_dtypes.finfo(dtype).smallest_normal):
         return Cause(
             "underflow",
-            f"its largest number is {seen:.3g}, {dtype.name}'s smallest with all digits {ml_dtypes.finfo(dtype).smallest_normal:.3g}",
+            f"its largest number is {seen:.3g}, {dtype.name}'s smallest with all digits"
+            f" {ml_dtypes.finfo(dtype).smallest_normal:.3g}",
             place,
         )
     return Cause(
         "accuracy",
-        f"the runtime's kernel loses digits: off by {wrong.error:.3g} on right inputs, rounding explains {wrong.allowed:.3g}",
+        f"the runtime's kernel loses digits: off by {wrong.error:.3g} on right inputs, rounding explains"
+        f" {wrong.allowed:.3g}",
         place,
     )
 
 
 @dataclass(frozen=True)
 class Widened:
-    """Whether float32 between Casts mends a fault: ``mends`` is None where it can't be asked; ``nodes``: in the island; ``error``: of the
-    output then."""
+    """Whether float32 between Casts mends a fault: ``mends`` is None where it can't be asked; ``nodes``: in the island;
+    ``error``: of the output then."""
 
     mends: bool | None
     nodes: tuple[str, ...] = ()
@@ -184,7 +207,8 @@ class Widened:
 
 
 def islands(original: Exact, places: Sequence[int]) -> Iterator[tuple[onnx.ModelProto, list[int]]]:
-    """The file with ``places`` in float32, then with their readers too, and so on: what overflowed stays wide until it is small again."""
+    """The file with ``places`` in float32, then with their readers too, and so on: what overflowed stays wide until it
+    is small again."""
     chosen = set(places)
     for _ in range(_GROWN):
         yield island(original.proto, chosen, original.types), sorted(chosen)

@@ -1,19 +1,19 @@
 """The evidence bundle as a folder: its manifest, and reading it without trust.
 
-``manifest.json`` has the schema ``normdeploy/package/1``; a later version may add keys. Paths are relative to the bundle, written with
-"/", of letters, digits, "_", "." and "-".
+``manifest.json`` has the schema ``normdeploy/package/1``; a later version may add keys. Paths are relative to the
+bundle, written with "/", of letters, digits, "_", "." and "-".
 
     schema      "normdeploy/package/1"
     normdeploy  the version that wrote it
     name        of the models in the repository, without "_onnx" and "_trt"
     made        when, UTC, ISO 8601
-    source      file (name) and sha256 of the ONNX file as it was given; model: null, or kind and sha256 of the PyTorch model
-    onnx        path of the ONNX file
+    source      file (name) and sha256 of the ONNX file as it was given; model: null, or kind and sha256 of the PyTorch
+    model onnx        path of the ONNX file
     configs     paths of every config.pbtxt
-    engines     path, runtime ("tensorrt" | "tensorrt-rtx"), compute_capability ("" where it was not said), served (by Triton)
-    inputs, outputs   name, dtype (numpy's name, or "bfloat16"), key (in the .npz files of the samples)
-    samples     name, kind, inputs, expected, free (paths of .npz files; free is null where no integer hangs on a rounding)
-    reference   where the expected outputs came from
+    engines     path, runtime ("tensorrt" | "tensorrt-rtx"), compute_capability ("" where it was not said), served (by
+    Triton) inputs, outputs   name, dtype (numpy's name, or "bfloat16"), key (in the .npz files of the samples)
+    samples     name, kind, inputs, expected, free (paths of .npz files; free is null where no integer hangs on a
+    rounding) reference   where the expected outputs came from
     bounds      output, kind (of sample), allowed (largest absolute error)
     results     what the runtimes made of the samples: output, runtime, max_abs_error, allowed, verdict, reason
     not_run     runtime, reason
@@ -59,7 +59,9 @@ class Bundle:
             InputError: the path leads out of the bundle, through a link, or to no regular file.
         """
         if not isinstance(path, str) or not _PATH.fullmatch(path) or len(path) > 1000:
-            raise InputError(f"the manifest names the path {str(path)[:100]!r}, which is none of a bundle; make the bundle again")
+            raise InputError(
+                f"the manifest names the path {str(path)[:100]!r}, which is none of a bundle; make the bundle again"
+            )
         here = self.root
         for part in path.split("/"):
             here = here / part
@@ -78,7 +80,9 @@ class Bundle:
         try:
             return made(self.manifest[key])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            raise InputError(f"{key!r} in {MANIFEST} is malformed ({type(error).__name__}: {error}); make the bundle again") from error
+            raise InputError(
+                f"{key!r} in {MANIFEST} is malformed ({type(error).__name__}: {error}); make the bundle again"
+            ) from error
 
 
 def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
@@ -91,16 +95,22 @@ def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
         raise InputError(f"there is no folder {os.fspath(folder)!r}; make a bundle with `normdeploy package`")
     path = root / MANIFEST
     if path.is_symlink() or not path.is_file():
-        raise InputError(f"{os.fspath(folder)!r} holds no {MANIFEST}: it is no bundle; make one with `normdeploy package`")
+        raise InputError(
+            f"{os.fspath(folder)!r} holds no {MANIFEST}: it is no bundle; make one with `normdeploy package`"
+        )
     if (size := path.stat().st_size) > _MANIFEST_BYTES:
-        raise InputError(f"{MANIFEST} has {size} bytes, more than the {_MANIFEST_BYTES} that are read; make the bundle again")
+        raise InputError(
+            f"{MANIFEST} has {size} bytes, more than the {_MANIFEST_BYTES} that are read; make the bundle again"
+        )
     try:
         manifest = json.loads(path.read_bytes(), parse_constant=_refused)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{MANIFEST} can't be read as JSON ({error}); make the bundle again") from error
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
-        raise InputError(f"{MANIFEST} has the schema {str(schema)[:100]!r}, this version reads {SCHEMA!r}; make the bundle again")
+        raise InputError(
+            f"{MANIFEST} has the schema {str(schema)[:100]!r}, this version reads {SCHEMA!r}; make the bundle again"
+        )
     return Bundle(root, manifest)
 
 
@@ -128,8 +138,9 @@ def _refused(constant: str) -> None:
 
 
 def scan(root: Path) -> tuple[dict[str, int], list[str]]:
-    """Path -> bytes of every regular file below ``root``, and what else stands there: links, special files, and folders that are empty
-    (with a "/" behind), for Triton takes any folder in a repository for a model or a version. None is opened.
+    """Path -> bytes of every regular file below ``root``, and what else stands there: links, special files, and folders
+    that are empty (with a "/" behind), for Triton takes any folder in a repository for a model or a version. None is
+    opened.
 
     Raises:
         InputError: there are more than 100,000.

@@ -73,7 +73,8 @@ class Job:
 def job_of(wanted: Wanted) -> Job:
     """
     Raises:
-        GraphError, InputError: the file is broken, or has inputs or outputs that Triton can't serve; or the name is none.
+        GraphError, InputError: the file is broken, or has inputs or outputs that Triton can't serve; or the name is
+            none.
     """
     path = Path(os.path.realpath(wanted.onnx))
     proto = load_onnx(path, external_data=False)
@@ -82,8 +83,8 @@ def job_of(wanted: Wanted) -> Job:
     job = Job(path, proto, named(Path(wanted.onnx).stem, wanted.name), inputs, triton.ports(proto.graph.output))
     if half := [port.name for port in (*inputs, *job.outputs) if port.dtype == "bfloat16"]:
         job.notes.append(
-            f"Triton's backend for onnxruntime takes no bfloat16 ({', '.join(half)}) and will not load {job.name}_onnx; `normdeploy export "
-            "--precision bf16 --keep-io` writes a file whose inputs and outputs are float32"
+            f"Triton's backend for onnxruntime takes no bfloat16 ({', '.join(half)}) and will not load {job.name}_onnx;"
+            " `normdeploy export --precision bf16 --keep-io` writes a file whose inputs and outputs are float32"
         )
     return job
 
@@ -107,7 +108,9 @@ def free_target(wanted: Wanted) -> Path:
         raise InputError(f"{said} is not empty and no bundle of ours ({error}); give another folder") from error
     files, others = bundle.scan(target)
     if strange := sorted({*files, *others} - known.keys() - {bundle.MANIFEST}):
-        raise InputError(f"the bundle {said} holds files that are not its own and would be lost: {strange[:5]}; move them away")
+        raise InputError(
+            f"the bundle {said} holds files that are not its own and would be lost: {strange[:5]}; move them away"
+        )
     if not wanted.replace:
         raise InputError(f"{said} holds a bundle already; replace it with --replace, or give another folder")
     return target
@@ -117,7 +120,10 @@ def named(stem: str, given: str | None) -> str:
     """The models' name: ``given``, or what is safe of the file's."""
     safe = triton.model_name(stem if given is None else given)
     if given is not None and safe != given:
-        raise InputError(f"the name {given!r} is none for Triton (letters, digits, '_', '.', '-', at most 100); {safe!r} would be one")
+        raise InputError(
+            f"the name {given!r} is none for Triton (letters, digits, '_', '.', '-', at most 100); {safe!r} would"
+            " be one"
+        )
     return safe
 
 
@@ -127,7 +133,9 @@ def certificates_of(report: PathLike | None, proto: onnx.ModelProto) -> list[dic
         return []
     said, path = repr(os.fspath(report)), Path(report)
     if not path.is_file() or path.stat().st_size > _REPORT_BYTES:
-        raise InputError(f"the report {said} is no file, or larger than {_REPORT_BYTES} bytes; give what --report of export wrote")
+        raise InputError(
+            f"the report {said} is no file, or larger than {_REPORT_BYTES} bytes; give what --report of export wrote"
+        )
     try:
         document = json.loads(path.read_bytes())
         norms = [n for n in document["norms"] if n["certificate"] is not None]
@@ -140,7 +148,9 @@ def certificates_of(report: PathLike | None, proto: onnx.ModelProto) -> list[dic
     if schema != SCHEMA:
         raise InputError(f"the report {said} has the schema {schema!r}, this version reads {SCHEMA!r}; export again")
     if written and not written & {o for node in proto.graph.node for o in node.output}:
-        raise InputError(f"the report {said} is of another file: none of the norms that it says were fused is in this one")
+        raise InputError(
+            f"the report {said} is of another file: none of the norms that it says were fused is in this one"
+        )
     return [{"schema": "normdeploy/certificate/1", **norm} for norm in norms]
 
 
@@ -153,7 +163,9 @@ def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | 
         raise InputError(f"--max-batch is {wanted.max_batch}, but Triton can't batch this file: {why}; leave it out")
     given = read(wanted.inputs) if wanted.inputs else []
     if wanted.source is None:
-        made = from_file(job.path, job.proto, job.inputs, batch=batch, largest=wanted.max_batch or 0, inputs=given, progress=progress)
+        made = from_file(
+            job.path, job.proto, job.inputs, batch=batch, largest=wanted.max_batch or 0, inputs=given, progress=progress
+        )
         return made, batch, why
     if progress is not None:
         progress("load", 0, 0)
@@ -163,7 +175,10 @@ def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | 
     job.model = {"kind": model.kind, "sha256": model.sha256}
     theirs, ours = {spec.name for spec in model.inputs}, {p.name for p in job.inputs}
     if theirs != ours or not {p.name for p in job.outputs} <= set(model.outputs):
-        raise InputError(f"{job.path.name} takes the inputs {sorted(ours)}, the model takes {sorted(theirs)}; is it a file of this model?")
+        raise InputError(
+            f"{job.path.name} takes the inputs {sorted(ours)}, the model takes {sorted(theirs)}; is it a file of this"
+            " model?"
+        )
     return from_model(model, job.proto, batch=batch, inputs=given, progress=progress), batch, why
 
 
@@ -181,7 +196,8 @@ def batch_range(job: Job, batch: str, samples: Samples) -> tuple[int, int, int]:
 def require_loadable(judgement: Comparison, wanted: Wanted, *, optimize: bool) -> None:
     """
     Raises:
-        InputError: onnxruntime has no kernel where Triton is told to run the ONNX file, which it would then refuse to load.
+        InputError: onnxruntime has no kernel where Triton is told to run the ONNX file, which it would then refuse to
+            load.
     """
     missed = {m.runtime: m.reason for m in judgement.not_run}
     if wanted.provider == "cpu" and (reason := missed.get(ON if optimize else OFF)):
@@ -201,9 +217,14 @@ def serving_of(batch: str, why: str, wanted: Wanted, sizes: tuple[int, int, int]
         why = "--max-batch is 0"
     if why:
         if wanted.max_batch:
-            raise InputError(f"--max-batch is {wanted.max_batch}, but Triton must not batch this file: {why}; leave it out")
+            raise InputError(
+                f"--max-batch is {wanted.max_batch}, but Triton must not batch this file: {why}; leave it out"
+            )
         return Serving(0, (), wanted.instances, why)
     if wanted.max_batch is not None and wanted.max_batch > high:
-        raise InputError(f"--max-batch is {wanted.max_batch}, but the dim {batch!r} goes from {low} to {high}; give a size within that")
+        raise InputError(
+            f"--max-batch is {wanted.max_batch}, but the dim {batch!r} goes from {low} to {high}; give a size within"
+            " that"
+        )
     largest = wanted.max_batch or high
     return Serving(largest, tuple(sorted({n for n in (usual, largest) if 1 < n <= largest})), wanted.instances)

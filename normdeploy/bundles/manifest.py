@@ -45,7 +45,12 @@ def write_samples(folder: Path, samples: Samples, keys: Mapping[str, str]) -> No
 
 
 def evidence(
-    folder: Path, inputs: Sequence[Port], outputs: Sequence[Port], samples: Samples, judgement: Comparison, summary: Summary
+    folder: Path,
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    samples: Samples,
+    judgement: Comparison,
+    summary: Summary,
 ) -> dict[str, Any]:
     """The part of the manifest that says what was seen."""
     keys = keys_of([*inputs, *outputs])
@@ -57,7 +62,9 @@ def evidence(
         cases.append(case | {part: path if (folder / path).is_file() else None for part, path in paths.items()})
     return {
         "inputs": [{"name": p.name, "dtype": p.dtype, "key": keys[p.name]} for p in inputs],
-        "outputs": [{"name": p.name, "dtype": dtypes[p.name], "key": keys[p.name]} for p in outputs if p.name in dtypes],
+        "outputs": [
+            {"name": p.name, "dtype": dtypes[p.name], "key": keys[p.name]} for p in outputs if p.name in dtypes
+        ],
         "samples": cases,
         "reference": samples.reference,
         "bounds": [{"output": o, "kind": k, "allowed": b} for (o, k), b in samples.bounds.items() if o in keys],
@@ -74,7 +81,9 @@ def made_with() -> dict[str, Any]:
 
 
 def engine_entries(engines: Sequence[Engine]) -> list[dict[str, Any]]:
-    return [{"path": e.path, "runtime": e.runtime, "compute_capability": e.capability, "served": e.served} for e in engines]
+    return [
+        {"path": e.path, "runtime": e.runtime, "compute_capability": e.capability, "served": e.served} for e in engines
+    ]
 
 
 def results_of(judgement: Comparison) -> list[dict[str, Any]]:
@@ -93,7 +102,8 @@ def results_of(judgement: Comparison) -> list[dict[str, Any]]:
 
 
 def norms_of(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Each norm as it stands in the file, with what each runtime makes of it; versions, which change, are no part of a runtime's name."""
+    """Each norm as it stands in the file, with what each runtime makes of it; versions, which change, are no part of a
+    runtime's name."""
     told = []
     for finding in findings:
         runtimes = {re.sub(r" \d+(\.\d+)+\S*", "", s.runtime): s.verdict for s in finding.runtimes if s.form == "now"}

@@ -1,10 +1,11 @@
-"""The evidence bundle: a model repository for Triton Inference Server, and beside it what shows that its models are right.
+"""The evidence bundle: a model repository for Triton Inference Server, and beside it what shows that its models are
+right.
 
 <output>/
-  manifest.json          what is in it, versions, SHA-256 of every file, bounds and results (``normdeploy.bundles.bundle``)
-  README.md              how to serve it and how to check it
-  report.json            the report, with the norms and what the runtimes make of the samples; report.html: the same as a page
-  certificates/*.json    the proof of each rewrite, from the report of export or optimize
+  manifest.json          what is in it, versions, SHA-256 of every file, bounds and results
+  (``normdeploy.bundles.bundle``) README.md              how to serve it and how to check it
+  report.json            the report, with the norms and what the runtimes make of the samples; report.html: the same as
+  a page certificates/*.json    the proof of each rewrite, from the report of export or optimize
   samples/*.npz          inputs, and the outputs that are expected of them (``normdeploy.bundles.samples``)
   engines/*.engine       TensorRT-RTX engines, which Triton can't serve
   model_repository/
@@ -34,7 +35,17 @@ from ..storage.folder import atomic_folder
 from ..types import PathLike, Progress
 from . import bundle, manifest, triton
 from . import text as words
-from .checks import Job, Wanted, batch_range, certificates_of, free_target, job_of, require_loadable, samples_of, serving_of
+from .checks import (
+    Job,
+    Wanted,
+    batch_range,
+    certificates_of,
+    free_target,
+    job_of,
+    require_loadable,
+    samples_of,
+    serving_of,
+)
 from .placing import Engine, engines_of, place_engines, place_onnx
 from .triton import Port, Serving, Warmup
 
@@ -52,8 +63,8 @@ _WARMUPS = 3  # samples, where Triton does not batch
 class Package(Shown):
     """What ``package`` wrote.
 
-    ``models`` are the folders in the repository, ``serving`` how Triton is told to batch, ``judgement`` what the runtimes here make of
-    the samples. True where the bundle's own files were run and pass as they are configured.
+    ``models`` are the folders in the repository, ``serving`` how Triton is told to batch, ``judgement`` what the
+    runtimes here make of the samples. True where the bundle's own files were run and pass as they are configured.
     """
 
     path: Path
@@ -88,15 +99,16 @@ def package(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Package:
-    """Write an evidence bundle: a repository for Triton, samples with expected outputs, report, certificates, versions and hashes.
+    """Write an evidence bundle: a repository for Triton, samples with expected outputs, report, certificates, versions
+    and hashes.
 
-    The ONNX file and engines are hard links where the file system allows it; weights outside the file are copied once. The folder
-    ``output`` appears, or is replaced, only when all of it is written.
+    The ONNX file and engines are hard links where the file system allows it; weights outside the file are copied once.
+    The folder ``output`` appears, or is replaced, only when all of it is written.
 
     Args:
         onnx_path: the file, a model in memory, or what ``export`` gave.
-        source: the PyTorch model file, whose float64 answers are then the expected outputs; without it they are onnxruntime's, its
-            optimizer off.
+        source: the PyTorch model file, whose float64 answers are then the expected outputs; without it they are
+            onnxruntime's, its optimizer off.
         engines: TensorRT engines made of the file, as "8.6=a.plan" where there are several, and TensorRT-RTX engines.
         feeds: .npz files or mappings name -> array, the samples; without them some are generated.
         name: of the models; the ONNX file's name without it.
@@ -118,7 +130,17 @@ def package(
     start = time.perf_counter()
     given = (feeds,) if isinstance(feeds, Mapping | str | os.PathLike) else tuple(feeds)
     wanted = Wanted(
-        cast(PathLike, onnx_path), output, source, tuple(engines), given, name, max_batch, instances, provider, report_from, replace
+        cast(PathLike, onnx_path),
+        output,
+        source,
+        tuple(engines),
+        given,
+        name,
+        max_batch,
+        instances,
+        provider,
+        report_from,
+        replace,
     )
     target = free_target(wanted)
     job = job_of(wanted)
@@ -135,10 +157,17 @@ def package(
         require_loadable(judgement, wanted, optimize=optimize)
         serving = serving_of(batch, why or rows_depend(onnx_file, samples), wanted, batch_range(job, batch, samples))
         outputs = triton.as_run(onnx_file, job.outputs, optimize=optimize)
-        configs = _configure(job, outputs, repository, placed, serving, samples, gpu=provider == "cuda", optimize=optimize)
+        configs = _configure(
+            job, outputs, repository, placed, serving, samples, gpu=provider == "cuda", optimize=optimize
+        )
         models = tuple(Path(config).parent.name for config in configs)
         notes = words.notes(
-            job.notes, serving, placed, judgement, optimize=optimize, certificates=None if report_from is None else len(certificates)
+            job.notes,
+            serving,
+            placed,
+            judgement,
+            optimize=optimize,
+            certificates=None if report_from is None else len(certificates),
         )
         summary = census(load_onnx(onnx_file), progress=progress)
         manifest.write_samples(folder, samples, manifest.keys_of([*job.inputs, *job.outputs]))
@@ -148,7 +177,16 @@ def package(
         files = {"source": job.path.name, "output": target.name}
         made = words.packaging(commands)
         _write_report(
-            folder, Report("package", files, summary, parity=judgement, notes=tuple(notes), command=made, seconds={"package": seconds})
+            folder,
+            Report(
+                "package",
+                files,
+                summary,
+                parity=judgement,
+                notes=tuple(notes),
+                command=made,
+                seconds={"package": seconds},
+            ),
         )
         readme = words.readme(job.name, models, serving, samples.reference, len(samples.cases))
         (folder / "README.md").write_text(readme, encoding="utf-8")
@@ -182,7 +220,8 @@ def _configure(
     gpu: bool,
     optimize: bool,
 ) -> list[str]:
-    """Write the configurations and warm-up data; their paths in the bundle. ``outputs`` are those of the ONNX file as it is run."""
+    """Write the configurations and warm-up data; their paths in the bundle. ``outputs`` are those of the ONNX file as
+    it is run."""
     served = [e for e in placed if e.served]
     plans = {e.capability: Path(e.path).name for e in served} if served and served[0].capability else None
     models = [(f"{job.name}_onnx", "onnxruntime")] + ([(f"{job.name}_trt", "tensorrt")] if served else [])
@@ -217,7 +256,9 @@ def _warm(folder: Path, job: Job, serving: Serving, samples: Samples) -> list[Wa
     return [Warmup(f"sample {i}", 1, *_raw(folder, i, s.inputs, job)) for i, s in enumerate(real[:_WARMUPS])]
 
 
-def _raw(folder: Path, number: int, arrays: Mapping[str, np.ndarray], job: Job) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+def _raw(
+    folder: Path, number: int, arrays: Mapping[str, np.ndarray], job: Job
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     files, shapes = {}, {}
     for index, port in enumerate(job.inputs):
         folder.mkdir(exist_ok=True)

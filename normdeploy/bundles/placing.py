@@ -1,7 +1,8 @@
 """The model's files put into a bundle, under names that are ours.
 
-ONNX files and engines are hard links where the file system allows it, else copies. Weights outside the ONNX file are copied, once: onnx's
-checker refuses weights with several links, those of the user's own file too ("potential hardlink attack").
+ONNX files and engines are hard links where the file system allows it, else copies. Weights outside the ONNX file are
+copied, once: onnx's checker refuses weights with several links, those of the user's own file too ("potential hardlink
+attack").
 """
 
 from __future__ import annotations
@@ -53,14 +54,15 @@ def engines_of(given: Sequence[str | os.PathLike[str]]) -> list[Engine]:
     served = [e.capability for e in engines if e.served]
     if len(served) > 1 and ("" in served or len(set(served)) < len(served)):
         raise InputError(
-            f"of {len(served)} TensorRT engines Triton must know which GPU each is for; they are for {[c or '?' for c in served]}: write "
-            "--engine 8.6=FILE, each compute capability once"
+            f"of {len(served)} TensorRT engines Triton must know which GPU each is for; they are for"
+            f" {[c or '?' for c in served]}: write --engine 8.6=FILE, each compute capability once"
         )
     return engines
 
 
 def place_engines(engines: Sequence[Engine], served: Path, aside: Path) -> list[Engine]:
-    """Put TensorRT's engines into ``served`` and the others into ``aside``; the engines with their paths in the bundle."""
+    """Put TensorRT's engines into ``served`` and the others into ``aside``; the engines with their paths in the
+    bundle."""
     placed = []
     for index, engine in enumerate(engines):
         if engine.served:
@@ -75,14 +77,21 @@ def place_engines(engines: Sequence[Engine], served: Path, aside: Path) -> list[
 def place_onnx(path: Path, proto: onnx.ModelProto, folder: Path) -> Path:
     """Put the ONNX file and its weights into ``folder``.
 
-    The file is the same, byte for byte, where its weights lie beside it under plain names. Else (folders, odd characters) it is written
-    with references to names of ours: what the file says never becomes a path.
+    The file is the same, byte for byte, where its weights lie beside it under plain names. Else (folders, odd
+    characters) it is written with references to names of ours: what the file says never becomes a path.
 
     Args:
-        proto: the file without its weights, as ``load_onnx`` read it, which has proven that they lie in the file's folder.
+        proto: the file without its weights, as ``load_onnx`` read it, which has proven that they lie in the file's
+        folder.
     """
     target = folder / DEFAULT_FILES["onnxruntime"]
-    entries = [e for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL for e in t.external_data if e.key == "location"]
+    entries = [
+        e
+        for t in tensors(proto)
+        if t.data_location == onnx.TensorProto.EXTERNAL
+        for e in t.external_data
+        if e.key == "location"
+    ]
     locations = list(dict.fromkeys(e.value for e in entries))
     if all(_PLAIN.fullmatch(location) and location != target.name for location in locations):
         linked(path, target)

@@ -1,8 +1,9 @@
 """A bundle asked again: what has changed since it was made, and whether anything got worse.
 
-Worse is: a file that differs from its hash, is missing or does not belong there; a configuration that can't be read or does not fit the
-model; an output that passed and fails now, or whose runtime can't be run any more; a norm that is gone, or that a runtime had a kernel for
-and now runs as a function of primitives or refuses. Other versions, smaller or larger errors within the bounds and new runtimes are told.
+Worse is: a file that differs from its hash, is missing or does not belong there; a configuration that can't be read or
+does not fit the model; an output that passed and fails now, or whose runtime can't be run any more; a norm that is
+gone, or that a runtime had a kernel for and now runs as a function of primitives or refuses. Other versions, smaller or
+larger errors within the bounds and new runtimes are told.
 """
 
 from __future__ import annotations
@@ -55,18 +56,27 @@ class Recheck(Shown):
         return not any(change.worse for change in self.changes)
 
     def to_json(self) -> dict[str, Any]:
-        """In the values of JSON, of schema ``normdeploy/recheck/1``: ok, name, made (when the bundle was), files (compared), changes (what,
-        name, was, now, worse), parity (as in ``normdeploy.reports.report``, or null), notes, seconds."""
+        """In the values of JSON, of schema ``normdeploy/recheck/1``: ok, name, made (when the bundle was), files
+        (compared), changes (what, name, was, now, worse), parity (as in ``normdeploy.reports.report``, or null), notes,
+        seconds."""
         parity = None if self.judgement is None else self.judgement.to_json()
         told = {"schema": SCHEMA, "ok": bool(self), "name": self.name, "made": self.made, "files": self.files}
-        return told | {"changes": [asdict(c) for c in self.changes], "parity": parity, "notes": list(self.notes), "seconds": self.seconds}
+        return told | {
+            "changes": [asdict(c) for c in self.changes],
+            "parity": parity,
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+        }
 
 
-def recheck(folder: str | os.PathLike[str], *, onnx: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Recheck:
+def recheck(
+    folder: str | os.PathLike[str], *, onnx: str | os.PathLike[str] | None = None, progress: Progress | None = None
+) -> Recheck:
     """Compare a bundle with what its manifest says, and run its samples again in every runtime at hand.
 
-    Nothing in the bundle is believed: no path leads out of it, no link is followed, nothing is unpickled, and samples and engines that
-    differ from their hash are not used. Loading an engine runs what it holds, as it does anywhere: recheck engines of people you trust.
+    Nothing in the bundle is believed: no path leads out of it, no link is followed, nothing is unpickled, and samples
+    and engines that differ from their hash are not used. Loading an engine runs what it holds, as it does anywhere:
+    recheck engines of people you trust.
 
     Args:
         onnx: a newer ONNX file of the same model, run in place of the bundle's.
@@ -97,7 +107,9 @@ def recheck(folder: str | os.PathLike[str], *, onnx: str | os.PathLike[str] | No
         notes += said
         changes += _norms(bundle, path, progress)
     name, made = str(bundle.manifest.get("name", ""))[:100], str(bundle.manifest.get("made", ""))[:40]
-    return Recheck(bundle.root, name, made, len(known), tuple(changes), judgement, tuple(notes), time.perf_counter() - start)
+    return Recheck(
+        bundle.root, name, made, len(known), tuple(changes), judgement, tuple(notes), time.perf_counter() - start
+    )
 
 
 def _texts(value: Any) -> dict[str, str]:
@@ -111,10 +123,14 @@ def _usable(bundle: Bundle, path: Any) -> Path | None:
         return None
 
 
-def _files(bundle: Bundle, known: Mapping[str, tuple[str, int]], progress: Progress | None) -> tuple[list[Change], set[str]]:
+def _files(
+    bundle: Bundle, known: Mapping[str, tuple[str, int]], progress: Progress | None
+) -> tuple[list[Change], set[str]]:
     """What differs from its hash, and the paths that are not to be used."""
     present, links = scan(bundle.root)
-    changes = [Change("file", path, "", *_strange(path)) for path in links if path not in known and not _emptied(path, known)]
+    changes = [
+        Change("file", path, "", *_strange(path)) for path in links if path not in known and not _emptied(path, known)
+    ]
     damaged = set[str]()
     for done, (path, (digest, size)) in enumerate(sorted(known.items())):
         if progress is not None:
@@ -158,7 +174,9 @@ def _digest(file: Path) -> str:
 def _versions(before: Mapping[str, str]) -> list[Change]:
     now = environment()
     names = [*before, *(name for name in now if name not in before)]
-    return [Change("version", n, before.get(n, ""), now.get(n, ""), False) for n in names if before.get(n) != now.get(n)]
+    return [
+        Change("version", n, before.get(n, ""), now.get(n, ""), False) for n in names if before.get(n) != now.get(n)
+    ]
 
 
 _Results = Mapping[tuple[str, str], "_Result"]  # (output, runtime) -> what became of it
@@ -227,7 +245,10 @@ def _norms(bundle: Bundle, path: Path, progress: Progress | None) -> list[Change
     """Norms that came, went, or that a runtime treats otherwise."""
 
     def read(value: Any) -> dict[tuple[str, str, str], tuple[str, dict[str, str]]]:
-        return {(str(n["kind"]), str(n["place"]), str(n["tensor"])): (str(n["module"]), _texts(n["runtimes"])) for n in value}
+        return {
+            (str(n["kind"]), str(n["place"]), str(n["tensor"])): (str(n["module"]), _texts(n["runtimes"]))
+            for n in value
+        }
 
     before = bundle.read("norms", read)
     try:
@@ -240,7 +261,9 @@ def _norms(bundle: Bundle, path: Path, progress: Progress | None) -> list[Change
         found = now.get(key, ("", {}))[1]
         name = f"{key[0]} {module or now.get(key, ('', {}))[0] or key[2]}"
         if key not in now or key not in before:
-            changes.append(Change("norm", name, "there" if key in before else "", "there" if key in now else "gone", key in before))
+            changes.append(
+                Change("norm", name, "there" if key in before else "", "there" if key in now else "gone", key in before)
+            )
             continue
         for runtime in sorted(was.keys() & found.keys()):
             if was[runtime] != found[runtime]:

@@ -58,7 +58,8 @@ def _wrong(bundle: Bundle, path: str, onnx_file: Path) -> str:
 
 
 def _misfit(tensor: Any, port: triton.Port, batched: bool, exact: bool) -> str:
-    """What is wrong with the statement of one tensor; ``exact``: a size may not stand where the model has a dynamic dim."""
+    """What is wrong with the statement of one tensor; ``exact``: a size may not stand where the model has a dynamic
+    dim."""
     kind = triton.ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number.get(tensor.data_type)
     dims = list(tensor.reshape.shape) if tensor.HasField("reshape") else list(tensor.dims)
     shape = port.shape[1:] if batched else port.shape or (1,)
@@ -77,14 +78,21 @@ def _missing(bundle: Bundle, folder: PurePosixPath, config: Any) -> str:
     models = [pair.value for pair in config.cc_model_filenames] or [config.default_model_filename]
     for name in models:
         bundle.file(f"{folder}/1/{name}")
-    sizes = {value: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name).itemsize for name, value in triton.TYPES.items()}
+    sizes = {
+        value: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name).itemsize
+        for name, value in triton.TYPES.items()
+    }
     kinds = triton.ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number
     for warmup in config.model_warmup:
         for pair in warmup.inputs:
             if not pair.value.input_data_file:
                 continue
             size = bundle.file(f"{folder}/warmup/{pair.value.input_data_file}").stat().st_size
-            needed = prod(pair.value.dims) * sizes.get(kinds[pair.value.data_type].name, 0) if pair.value.data_type in kinds else 0
+            needed = (
+                prod(pair.value.dims) * sizes.get(kinds[pair.value.data_type].name, 0)
+                if pair.value.data_type in kinds
+                else 0
+            )
             if size != needed:
                 return f"the warm-up data {pair.value.input_data_file!r} has {size} bytes, its dims need {needed}"
     return ""

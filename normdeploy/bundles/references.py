@@ -1,4 +1,5 @@
-"""What a file answers without its PyTorch model: onnxruntime as ONNX says, and how far that moves when the data are off by a rounding."""
+"""What a file answers without its PyTorch model: onnxruntime as ONNX says, and how far that moves when the data are off
+by a rounding."""
 
 from __future__ import annotations
 
@@ -26,22 +27,29 @@ _DISTURBANCES = 3
 
 
 class _Stepwise:
-    """A file in half precision where the CPU lacks kernels (``normdeploy.precision.stepwise``), with the file's own types outside."""
+    """A file in half precision where the CPU lacks kernels (``normdeploy.precision.stepwise``), with the file's own
+    types outside."""
 
     name = "each node in float32, rounded"
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        self._types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.output}
+        self._types = {
+            v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.output
+        }
         self._runner = OrtRunner(stepwise(proto), optimize=False)
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
-        wide = {n: a.astype(np.float32) if is_floating(a.dtype) and a.dtype.itemsize == 2 else a for n, a in feeds.items()}
+        wide = {
+            n: a.astype(np.float32) if is_floating(a.dtype) and a.dtype.itemsize == 2 else a for n, a in feeds.items()
+        }
         return {name: value.astype(self._types[name]) for name, value in self._runner.infer(wide).items()}
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._runner.__exit__(kind, error, trace)
 
 
@@ -64,7 +72,8 @@ def disturbed(path: Path, proto: onnx.ModelProto, stack: ExitStack) -> tuple[flo
     unit = max((float(ml_dtypes.finfo(t).eps) / 2 for t in types if is_floating(t)), default=0.0)
     if whole.ByteSize() > _WEIGHTS:
         raise InputError(
-            f"{path.name} is too large to tell from it alone how far a correct runtime may be off; give its PyTorch model with --source"
+            f"{path.name} is too large to tell from it alone how far a correct runtime may be off; give its PyTorch"
+            " model with --source"
         )
     runners: list[Runner] = []
     for seed in range(_DISTURBANCES):

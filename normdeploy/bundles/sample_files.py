@@ -22,17 +22,29 @@ def read_samples(bundle: Bundle, damaged: set[str]) -> tuple[Samples, list[str]]
         InputError: the manifest is malformed, or a file holds other arrays than it says.
     """
     inputs, outputs = bundle.read("inputs", _ports), bundle.read("outputs", _ports)
-    bounds = bundle.read("bounds", lambda value: {(str(b["output"]), str(b["kind"])): _bound(b["allowed"]) for b in value})
+    bounds = bundle.read(
+        "bounds", lambda value: {(str(b["output"]), str(b["kind"])): _bound(b["allowed"]) for b in value}
+    )
     cases, notes = [], []
     for entry in bundle.read("samples", lambda value: [dict(v) for v in value]):
-        name, kind, paths = str(entry.get("name")), str(entry.get("kind")), [entry.get(p) for p in ("inputs", "expected", "free")]
+        name, kind, paths = (
+            str(entry.get("name")),
+            str(entry.get("kind")),
+            [entry.get(p) for p in ("inputs", "expected", "free")],
+        )
         if broken := [str(path) for path in paths if path in damaged]:
             notes.append(f"the sample {name!r} was not run: {broken[0]} is not what was packaged")
             continue
         given, expected = _arrays(bundle, paths[0], inputs), _arrays(bundle, paths[1], outputs)
-        free = _arrays(bundle, paths[2], {n: ("bool", key) for n, (_, key) in outputs.items()}, every=False) if paths[2] is not None else {}
+        free = (
+            _arrays(bundle, paths[2], {n: ("bool", key) for n, (_, key) in outputs.items()}, every=False)
+            if paths[2] is not None
+            else {}
+        )
         if missing := sorted({output for output in expected if (output, kind) not in bounds}):
-            raise InputError(f"the manifest has no bound for {missing} in samples of kind {kind!r}; make the bundle again")
+            raise InputError(
+                f"the manifest has no bound for {missing} in samples of kind {kind!r}; make the bundle again"
+            )
         if wrong := [n for n, a in free.items() if n not in expected or a.shape != expected[n].shape]:
             raise InputError(f"{paths[2]} does not fit {wrong} of {paths[1]}; make the bundle again")
         cases.append(Sample(name, kind, given, expected, free))
@@ -50,7 +62,9 @@ def _bound(value: Any) -> float:
     return float(value)
 
 
-def _arrays(bundle: Bundle, path: Any, ports: Mapping[str, tuple[str, str]], *, every: bool = True) -> dict[str, np.ndarray]:
+def _arrays(
+    bundle: Bundle, path: Any, ports: Mapping[str, tuple[str, str]], *, every: bool = True
+) -> dict[str, np.ndarray]:
     file = bundle.file(path)
     held = read_npz(file, limit=file.stat().st_size)  # as `package` writes them they are not compressed
     arrays = {}

@@ -37,7 +37,9 @@ class Judgement(Comparison):
         return any(r.runtime == ON and not r and r.output in right for r in self.results)
 
     def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"rule": {"eager_multiple": EAGER_MULTIPLE, "ulps": ULPS, "reference": self.reference}}
+        return super().to_json() | {
+            "rule": {"eager_multiple": EAGER_MULTIPLE, "ulps": ULPS, "reference": self.reference}
+        }
 
 
 @dataclass
@@ -69,7 +71,10 @@ def judge(path: Path, engines: Sequence[Path], samples: Samples, *, progress: Pr
                 _run(candidate, sample, samples, half=found[0].precision != "")
             candidate.runner = None
         if candidate.skipped and candidate.tallies:
-            notes.append(f"{candidate.name}: {candidate.skipped} of {len(samples.cases)} samples lie outside the engine's profile")
+            notes.append(
+                f"{candidate.name}: {candidate.skipped} of {len(samples.cases)} samples lie outside the engine's"
+                " profile"
+            )
         elif candidate.skipped:
             candidate.unavailable = "every sample lies outside the engine's profile"
     outputs = dict.fromkeys(output for sample in samples.cases for output in sample.expected)
@@ -89,7 +94,9 @@ def _run(candidate: Candidate, sample: Sample, samples: Samples, *, half: bool) 
             value = value.astype(expected.dtype)  # outputs of a half-precision file may have been kept in float32
         tally = candidate.tallies.get((output, sample.kind))
         if tally is None:
-            tally = candidate.tallies[output, sample.kind] = _Bounded(expected.dtype, bound=samples.bounds[output, sample.kind])
+            tally = candidate.tallies[output, sample.kind] = _Bounded(
+                expected.dtype, bound=samples.bounds[output, sample.kind]
+            )
         exact = expected.astype(np.float64) if is_floating(expected.dtype) else expected
         tally.add(sample.name, value, exact, partial(_right, sample, output))
 
@@ -105,7 +112,11 @@ def _result(output: str, candidate: Candidate, samples: Samples) -> list[OutputR
     dtype = next(s.expected[output] for s in samples.cases if output in s.expected).dtype
     if candidate.failure:
         nan = float("nan")
-        return [OutputResult(output, candidate.name, str(dtype), nan, nan, nan, "fail", candidate.where, reason=candidate.failure)]
+        return [
+            OutputResult(
+                output, candidate.name, str(dtype), nan, nan, nan, "fail", candidate.where, reason=candidate.failure
+            )
+        ]
     mine = {kind: tally for (name, kind), tally in candidate.tallies.items() if name == output}
     if not mine or candidate.unavailable:
         return []
@@ -115,10 +126,14 @@ def _result(output: str, candidate: Candidate, samples: Samples) -> list[OutputR
 def rows_depend(path: Path, samples: Samples) -> str:
     """Why requests can't be joined in one batch, "" where nothing speaks against it.
 
-    The first and the last row of a batch are run alone. Each of the two answers may be off by the sample's bound, so they may differ by
-    twice that; by more, the answer for a row depends on the others (a normalization over the batch).
+    The first and the last row of a batch are run alone. Each of the two answers may be off by the sample's bound, so
+    they may differ by twice that; by more, the answer for a row depends on the others (a normalization over the batch).
     """
-    batches = [s for s in samples.cases if s.kind in ("random", "given") and all(a.ndim and len(a) > 1 for a in s.inputs.values())]
+    batches = [
+        s
+        for s in samples.cases
+        if s.kind in ("random", "given") and all(a.ndim and len(a) > 1 for a in s.inputs.values())
+    ]
     if not batches:
         return ""
     sample = min(batches, key=Sample.nbytes)
@@ -137,7 +152,9 @@ def rows_depend(path: Path, samples: Samples) -> str:
     return ""
 
 
-def _differs(name: str, alone: np.ndarray, together: np.ndarray, row: slice, bound: float, free: np.ndarray | None) -> str:
+def _differs(
+    name: str, alone: np.ndarray, together: np.ndarray, row: slice, bound: float, free: np.ndarray | None
+) -> str:
     if together.ndim == 0 or alone.shape != together[row].shape:
         return f"the output {name!r} has the shape {list(together.shape)}, and {list(alone.shape)} for one row"
     if not is_floating(alone.dtype):
@@ -146,4 +163,6 @@ def _differs(name: str, alone: np.ndarray, together: np.ndarray, row: slice, bou
     with np.errstate(invalid="ignore"):
         error = np.abs(alone.astype(np.float64) - together[row].astype(np.float64))
     worst = float(np.nan_to_num(error, nan=0.0, posinf=np.inf).max(initial=0.0))
-    return f"a row's {name!r} depends on the other rows of the batch: it differs by {worst:.2e}" if worst > bound else ""
+    return (
+        f"a row's {name!r} depends on the other rows of the batch: it differs by {worst:.2e}" if worst > bound else ""
+    )

@@ -1,14 +1,16 @@
-"""Sample inputs, the outputs that are expected of them, and how far a runtime may be off: evidence that can be asked again later.
+"""Sample inputs, the outputs that are expected of them, and how far a runtime may be off: evidence that can be asked
+again later.
 
-Where the PyTorch model is given, the expected outputs are its answers in float64, rounded to the model's type, and an output may be off
-by what ``normdeploy.parity.compare`` allows, plus the half ulp of that rounding:
+Where the PyTorch model is given, the expected outputs are its answers in float64, rounded to the model's type, and an
+output may be off by what ``normdeploy.parity.compare`` allows, plus the half ulp of that rounding:
 
     error ≤ 4 · (eager's own error) + 4.5 ulp(max |expected|)
 
-Without it the expected outputs are onnxruntime's with its optimizer off. In place of eager's error, which is not known then, stands how
-far these outputs move when the inputs and the weights of two and more dims are off by up to one unit of the coarsest floating type: what
-one rounding of the data costs is the scale of what a correct evaluation costs. (Not vectors and scalars: an exponent or a factor of a
-Resize that is off would be another model.) Such expectations can't tell that the file itself is wrong, only that a runtime changed.
+Without it the expected outputs are onnxruntime's with its optimizer off. In place of eager's error, which is not known
+then, stands how far these outputs move when the inputs and the weights of two and more dims are off by up to one unit
+of the coarsest floating type: what one rounding of the data costs is the scale of what a correct evaluation costs. (Not
+vectors and scalars: an exponent or a factor of a Resize that is off would be another model.) Such expectations can't
+tell that the file itself is wrong, only that a runtime changed.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ _TIES = 16  # as many as parity.Ties asks
 class Sample:
     """One input, and what is expected of it.
 
-    ``inputs`` and ``expected`` map names to arrays in the types of the file and of the model. ``free`` tells for integer outputs where
-    the answer hangs on a rounding: True where any is right.
+    ``inputs`` and ``expected`` map names to arrays in the types of the file and of the model. ``free`` tells for
+    integer outputs where the answer hangs on a rounding: True where any is right.
     """
 
     name: str
@@ -61,7 +63,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Samples:
-    """``bounds``: (output, kind of sample) -> the largest absolute error that passes. ``reference`` says where the expected came from."""
+    """``bounds``: (output, kind of sample) -> the largest absolute error that passes. ``reference`` says where the
+    expected came from."""
 
     cases: tuple[Sample, ...]
     bounds: dict[tuple[str, str], float]
@@ -104,7 +107,9 @@ def from_model(
         whole = {name: value for name, value in expected.items() if value.dtype.kind in "iub"}
         others = [reference.runner.perturbed(answer.feeds, unit, seed) for seed in range(_TIES)] if whole else []
         inputs_of_file = {name: value.astype(types[name]) for name, value in answer.feeds.items()}
-        _keep(samples, Sample(answer.case.name, answer.case.kind, inputs_of_file, expected, _free(whole, others)), notes)
+        _keep(
+            samples, Sample(answer.case.name, answer.case.kind, inputs_of_file, expected, _free(whole, others)), notes
+        )
     bounds = {
         key: tally.allowed(tally) + (0.0 if tally.dtype.kind in "iub" else ulp(tally.scale, tally.dtype) / 2)
         for key, tally in trial.eager.tallies.items()
@@ -131,7 +136,8 @@ def from_file(
         largest: batch of a file without a record; 0: not known.
 
     Raises:
-        InputError: nothing says which sizes an input takes, the file does not run on the inputs, or its outputs are random.
+        InputError: nothing says which sizes an input takes, the file does not run on the inputs, or its outputs are
+            random.
         GraphError: onnxruntime refuses the file.
         RuntimeUnavailable: it has no kernel for one of its operators.
     """
@@ -142,7 +148,10 @@ def from_file(
     cases, notes = _cases(Signature(inputs=specs, outputs=outputs, kind="onnx"), batch, inputs, {})
     if guessed:
         said = ", ".join(guessed)
-        notes.append(f"the file does not say which values {said} may take: the samples are standard normal ones, integers 0 and 1")
+        notes.append(
+            f"the file does not say which values {said} may take: the samples are standard normal ones, integers 0"
+            " and 1"
+        )
     samples: list[Sample] = []
     bounds: dict[tuple[str, str], float] = {}
     with ExitStack() as stack:
@@ -154,35 +163,49 @@ def from_file(
             feeds = case.make()
             expected = runner.infer(feeds)
             if done == 0 and not _same(runner.infer(feeds), expected):
-                raise InputError(f"{path.name} gives other outputs each time it is run on the same inputs: nothing can be expected of it")
+                raise InputError(
+                    f"{path.name} gives other outputs each time it is run on the same inputs: nothing can be expected"
+                    " of it"
+                )
             moved = [other.infer(shaken(feeds, unit, seed)) for seed, other in enumerate(others)]
             whole = {name: value for name, value in expected.items() if value.dtype.kind in "iub"}
             _keep(samples, Sample(case.name, case.kind, feeds, expected, _free(whole, moved)), notes)
             for output, value in expected.items():
                 allowed = 0.0
                 if is_floating(value.dtype):
-                    allowed = 4 * max(_distance(other[output], value) for other in moved) + 4 * ulp(_largest(value), value.dtype)
+                    allowed = 4 * max(_distance(other[output], value) for other in moved) + 4 * ulp(
+                        _largest(value), value.dtype
+                    )
                 bounds[output, case.kind] = max(bounds.get((output, case.kind), 0.0), allowed)
     return Samples(tuple(samples), bounds, "onnxruntime with its optimizer off", tuple(notes))
 
 
-def _cases(model: Signature, batch: str, inputs: Sequence[Given], also: Mapping[str, Collection[np.dtype]]) -> tuple[list[Case], list[str]]:
+def _cases(
+    model: Signature, batch: str, inputs: Sequence[Given], also: Mapping[str, Collection[np.dtype]]
+) -> tuple[list[Case], list[str]]:
     if inputs:
         cases = given_to(model, inputs, also)
         first = cases[0].make()
         if batch and all(len(array) > 1 for array in first.values()):
-            cases.append(Case(f"the first row of {cases[0].name}", "given", lambda: {n: a[:1] for n, a in first.items()}))
+            cases.append(
+                Case(f"the first row of {cases[0].name}", "given", lambda: {n: a[:1] for n, a in first.items()})
+            )
         return cases, []
     cases, notes = generated(model, 1)
     if batch in model.dims and (least := model.dims[batch].min) != model.dims[batch].opt:
         sizes = {batch: least}
-        cases.insert(1, Case(f"{batch}={least}, the other dims at their usual sizes", "random", lambda: model.samples(1, sizes)))
+        cases.insert(
+            1, Case(f"{batch}={least}, the other dims at their usual sizes", "random", lambda: model.samples(1, sizes))
+        )
     return cases, notes
 
 
 def _named(port: Port) -> InputSpec:
     """An input that is given: of its dynamic dims nothing is known but the names."""
-    dims = (Dim.static(d) if isinstance(d, int) else Dim(d or f"{port.name}.{i}", 0, 1, 2**31) for i, d in enumerate(port.shape))
+    dims = (
+        Dim.static(d) if isinstance(d, int) else Dim(d or f"{port.name}.{i}", 0, 1, 2**31)
+        for i, d in enumerate(port.shape)
+    )
     return InputSpec(port.name, port.dtype, tuple(dims))
 
 
@@ -196,7 +219,8 @@ def _guessed(port: Port, batch: str, largest: int) -> InputSpec:
             return Dim(batch, 1, min(2, largest), largest)
         how = " or --max-batch N" if size and size == batch else ""
         raise InputError(
-            f"nothing says which sizes the input {port} takes, so no sample can be made; give some with --inputs FILE.npz{how}"
+            f"nothing says which sizes the input {port} takes, so no sample can be made; give some with --inputs"
+            f" FILE.npz{how}"
         )
 
     return InputSpec(port.name, port.dtype, tuple(dim(size) for size in port.shape))
@@ -204,7 +228,9 @@ def _guessed(port: Port, batch: str, largest: int) -> InputSpec:
 
 def _keep(samples: list[Sample], sample: Sample, notes: list[str]) -> None:
     if samples and sum(s.nbytes() for s in samples) + sample.nbytes() > LIMIT:
-        notes.append(f"left out of the samples: {sample.name}, of {sample.nbytes()} bytes; all together stay below {LIMIT}")
+        notes.append(
+            f"left out of the samples: {sample.name}, of {sample.nbytes()} bytes; all together stay below {LIMIT}"
+        )
     else:
         samples.append(sample)
 

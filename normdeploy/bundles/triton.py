@@ -1,13 +1,16 @@
 """Triton Inference Server's model configuration (``config.pbtxt``), written and read as protobuf text.
 
-The messages below are the part of Triton's ``model_config.proto`` that is written here, with its names and numbers. Triton's rules
-(its documentation, "Model Configuration"):
+The messages below are the part of Triton's ``model_config.proto`` that is written here, with its names and numbers.
+Triton's rules (its documentation, "Model Configuration"):
 
-- With ``max_batch_size`` > 0 every tensor has the batch as its first dim, which ``dims`` leaves out; Triton joins requests along it.
-- ``dims`` is never empty and no dim is 0: a tensor without (further) dims is stated as [1]. Where Triton batches, ``reshape`` tells that
-  the model sees none; elsewhere it refuses such a ``reshape`` ("scalar tensors are not supported"), and its backend takes [1] as it is.
-- The backend for onnxruntime compares the outputs' dims with those that onnxruntime infers, which may be sizes where the file states
-  names; there a -1 is refused (onnxruntime_backend, CompareDimsSupported). It takes no bfloat16 (issue 8464 of its server).
+- With ``max_batch_size`` > 0 every tensor has the batch as its first dim, which ``dims`` leaves out; Triton joins
+  requests along it.
+- ``dims`` is never empty and no dim is 0: a tensor without (further) dims is stated as [1]. Where Triton batches,
+  ``reshape`` tells that the model sees none; elsewhere it refuses such a ``reshape`` ("scalar tensors are not
+  supported"), and its backend takes [1] as it is.
+- The backend for onnxruntime compares the outputs' dims with those that onnxruntime infers, which may be sizes where
+  the file states names; there a -1 is refused (onnxruntime_backend, CompareDimsSupported). It takes no bfloat16 (issue
+  8464 of its server).
 - ``model_warmup`` repeats one row of data ``batch_size`` times; its files lie in the model's folder ``warmup``.
 - ``optimization.graph.level`` for onnxruntime: unset is everything, 2 is nothing (onnxruntime_backend's README).
 """
@@ -42,7 +45,10 @@ TYPES = {
     "float64": "TYPE_FP64",
     "bfloat16": "TYPE_BF16",
 }
-BACKENDS = {"onnxruntime": ("onnxruntime", "onnxruntime_onnx"), "tensorrt": ("tensorrt", "tensorrt_plan")}  # backend, platform
+BACKENDS = {
+    "onnxruntime": ("onnxruntime", "onnxruntime_onnx"),
+    "tensorrt": ("tensorrt", "tensorrt_plan"),
+}  # backend, platform
 DEFAULT_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
 UNOPTIMIZED = 2  # onnxruntime's optimizer off
 
@@ -59,12 +65,18 @@ _MESSAGES = {
     "Batching": "repeated int32 preferred_batch_size = 1; uint64 max_queue_delay_microseconds = 2",
     "Group": "string name = 1; int32 count = 2; repeated int32 gpus = 3; Kind kind = 4",
     "File": "string key = 1; string value = 2",
-    "Data": "DataType data_type = 1; repeated int64 dims = 2; bool zero_data = 3; bool random_data = 4; string input_data_file = 5",
+    "Data": (
+        "DataType data_type = 1; repeated int64 dims = 2; bool zero_data = 3; bool random_data = 4; string"
+        " input_data_file = 5"
+    ),
     "Named": "string key = 1; Data value = 2",
     "Warmup": "string name = 1; uint32 batch_size = 2; repeated Named inputs = 3; uint32 count = 4",
-    "ModelConfig": "string name = 1; string platform = 2; int32 max_batch_size = 4; repeated Input input = 5; repeated Output output = 6; "
-    "repeated Group instance_group = 7; string default_model_filename = 8; repeated File cc_model_filenames = 9; "
-    "Batching dynamic_batching = 11; Optimization optimization = 12; repeated Warmup model_warmup = 16; string backend = 17",
+    "ModelConfig": (
+        "string name = 1; string platform = 2; int32 max_batch_size = 4; repeated Input input = 5; repeated Output"
+        " output = 6; repeated Group instance_group = 7; string default_model_filename = 8; repeated File"
+        " cc_model_filenames = 9; Batching dynamic_batching = 11; Optimization optimization = 12; repeated Warmup"
+        " model_warmup = 16; string backend = 17"
+    ),
 }
 
 
@@ -109,8 +121,8 @@ class Port:
 class Warmup:
     """One request that Triton runs before it announces the model: ``batch_size`` times the row in ``files``.
 
-    ``files`` maps an input to its file in the folder ``warmup`` and ``shapes`` to the row's shape, without the batch. The files hold
-    the elements in C order, little-endian.
+    ``files`` maps an input to its file in the folder ``warmup`` and ``shapes`` to the row's shape, without the batch.
+    The files hold the elements in C order, little-endian.
     """
 
     name: str
@@ -123,7 +135,8 @@ class Warmup:
 class Serving:
     """How the models of a package are to be served.
 
-    ``max_batch`` is 0 where Triton must not batch, and ``reason`` says why. ``preferred`` are batch sizes that engines are best at.
+    ``max_batch`` is 0 where Triton must not batch, and ``reason`` says why. ``preferred`` are batch sizes that engines
+    are best at.
     """
 
     max_batch: int
@@ -143,7 +156,10 @@ def ports(values: Sequence[onnx.ValueInfoProto]) -> tuple[Port, ...]:
 
 def _port(value: onnx.ValueInfoProto) -> Port:
     if value.type.WhichOneof("value") != "tensor_type" or not value.type.tensor_type.HasField("shape"):
-        raise GraphError(f"{value.name!r} is no tensor of a stated shape, and Triton needs one; run the file through `normdeploy optimize`")
+        raise GraphError(
+            f"{value.name!r} is no tensor of a stated shape, and Triton needs one; run the file through `normdeploy"
+            " optimize`"
+        )
     kind = value.type.tensor_type.elem_type
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind).name
@@ -151,7 +167,9 @@ def _port(value: onnx.ValueInfoProto) -> Port:
         dtype = str(kind)
     if dtype not in TYPES:
         called = onnx.TensorProto.DataType.Name(kind).lower()
-        raise InputError(f"{value.name!r} is of type {called}, and samples are plain arrays; a bundle takes {', '.join(TYPES)}")
+        raise InputError(
+            f"{value.name!r} is of type {called}, and samples are plain arrays; a bundle takes {', '.join(TYPES)}"
+        )
     dims = value.type.tensor_type.shape.dim
     shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
     if any(isinstance(d, int) and d < 1 for d in shape):
@@ -160,7 +178,8 @@ def _port(value: onnx.ValueInfoProto) -> Port:
 
 
 def as_run(file: Path, outputs: Sequence[Port], *, optimize: bool) -> tuple[Port, ...]:
-    """The outputs with the dims that onnxruntime infers of the file, as stated where it can't load it; ``optimize``: its own optimizer."""
+    """The outputs with the dims that onnxruntime infers of the file, as stated where it can't load it; ``optimize``:
+    its own optimizer."""
     try:
         with OrtRunner(file, optimize=optimize) as runner:
             shapes = runner.output_shapes
@@ -170,7 +189,8 @@ def as_run(file: Path, outputs: Sequence[Port], *, optimize: bool) -> tuple[Port
 
 
 def batch_dim(inputs: Sequence[Port], outputs: Sequence[Port]) -> tuple[str, str]:
-    """The name of the dim that every input and output begins with, or "" and the reason why there is none that Triton could batch."""
+    """The name of the dim that every input and output begins with, or "" and the reason why there is none that Triton
+    could batch."""
     every = [*inputs, *outputs]
     first = {p.name: p.shape[0] if p.shape else None for p in every}
     names = set(first.values())
@@ -239,7 +259,8 @@ def parse(text: str) -> Any:
 
 
 def model_name(text: str) -> str:
-    """``text`` as a name that is safe as a folder and in a URL: letters, digits, "_", "." and "-", beginning with a letter or digit."""
+    """``text`` as a name that is safe as a folder and in a URL: letters, digits, "_", "." and "-", beginning with a
+    letter or digit."""
     return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9_.-]+", "_", text))[:100].rstrip("._-") or "model"
 
 

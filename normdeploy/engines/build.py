@@ -1,4 +1,5 @@
-"""ONNX → engine, in a process of its own: where the library aborts, the user gets an error with its reason, not a dead program."""
+"""ONNX → engine, in a process of its own: where the library aborts, the user gets an error with its reason, not a dead
+program."""
 
 from __future__ import annotations
 
@@ -34,10 +35,11 @@ from .implement import Implementation
 class Engine(Shown):
     """A built engine.
 
-    ``compute_capabilities`` is empty where none were asked for: TensorRT-RTX then builds for all GPUs from 8.0 on, TensorRT for the one
-    in this machine. ``profile`` holds (min, opt, max) shapes of each dynamic input; ``layers`` counts the network as it was parsed.
-    ``norms`` says in which form each norm was built; it is empty where the file was parsed as it is. ``types`` counts the layers of a
-    half-precision file by floating type, all of them as the file says; it is empty where the file was not made half precision here.
+    ``compute_capabilities`` is empty where none were asked for: TensorRT-RTX then builds for all GPUs from 8.0 on,
+    TensorRT for the one in this machine. ``profile`` holds (min, opt, max) shapes of each dynamic input; ``layers``
+    counts the network as it was parsed. ``norms`` says in which form each norm was built; it is empty where the file
+    was parsed as it is. ``types`` counts the layers of a half-precision file by floating type, all of them as the file
+    says; it is empty where the file was not made half precision here.
     """
 
     path: Path
@@ -65,20 +67,21 @@ def build(
     progress: Progress | None = None,
     timeout: float | None = None,
 ) -> Engine:
-    """Build an engine from an ONNX file. TensorRT-RTX needs no GPU for it; TensorRT needs the one that the engine is to run on.
+    """Build an engine from an ONNX file. TensorRT-RTX needs no GPU for it; TensorRT needs the one that the engine is to
+    run on.
 
-    Products of float32 are computed in float32, not in TF32. The engine replaces ``engine_path`` only when it is whole. Where the build
-    fails, the libraries' log is kept beside it as ``<engine_path>.log``.
+    Products of float32 are computed in float32, not in TF32. The engine replaces ``engine_path`` only when it is whole.
+    Where the build fails, the libraries' log is kept beside it as ``<engine_path>.log``.
 
     Args:
         onnx_path: the file, a model in memory, or what ``export`` gave.
         runtime: "tensorrt-rtx" or "tensorrt".
         compute_capabilities: GPUs to build for, such as "8.6" and "12.0" (TensorRT-RTX only).
-        profiles: ranges of dynamic inputs or dims: texts such as "ids=1x8:8x128:64x512" and "batch=1:8:64", or name -> (min, opt, max).
-            What is not given is taken from the ranges that the file recorded at its export.
-        norm_impl: the form of the norms: "native" (standard nodes: the file as it is, but for group norms that this project wrote for
-            onnxruntime and for what this version of the library can't read), "plugin" (our kernels, which the engine then holds;
-            TensorRT only) or "auto" (see ``normdeploy.engines.implement``).
+        profiles: ranges of dynamic inputs or dims: texts such as "ids=1x8:8x128:64x512" and "batch=1:8:64", or name ->
+            (min, opt, max). What is not given is taken from the ranges that the file recorded at its export.
+        norm_impl: the form of the norms: "native" (standard nodes: the file as it is, but for group norms that this
+            project wrote for onnxruntime and for what this version of the library can't read), "plugin" (our kernels,
+            which the engine then holds; TensorRT only) or "auto" (see ``normdeploy.engines.implement``).
         progress: called with (stage, done, total).
         timeout: seconds.
 
@@ -97,7 +100,10 @@ def build(
     wanted = _capabilities(compute_capabilities, runtime)
     proto = load_onnx(source, external_data=False)
     if not proto.graph.node:
-        raise BuildError(f"{source.name} holds no nodes: it computes nothing, and an engine of 0 layers is none; give the model itself")
+        raise BuildError(
+            f"{source.name} holds no nodes: it computes nothing, and an engine of 0 layers is none; give the model"
+            " itself"
+        )
     shapes = profile(_inputs(proto), _recorded_inputs(proto), profiles)
     writable(target)
     start = time.perf_counter()
@@ -117,18 +123,37 @@ def build(
                     f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install triton, and "
                     "TensorRT 10.9 or newer"
                 )
-            why = reasons.refused(end.answer, proto, source.name, runtime) if "refused" in end.answer else reasons.ended(end, log, runtime)
+            why = (
+                reasons.refused(end.answer, proto, source.name, runtime)
+                if "refused" in end.answer
+                else reasons.ended(end, log, runtime)
+            )
             raise BuildError(why + _kept(log, target))
         size = written.stat().st_size
     _log_of(target).unlink(missing_ok=True)  # of an earlier failure
     seconds = time.perf_counter() - start
     return Engine(
-        target, size, runtime, built["version"], tuple(wanted), shapes, built["layers"], seconds, norm_impl, norms, built["types"]
+        target,
+        size,
+        runtime,
+        built["version"],
+        tuple(wanted),
+        shapes,
+        built["layers"],
+        seconds,
+        norm_impl,
+        norms,
+        built["types"],
     )
 
 
 def _with_norms(
-    source: Path, proto: onnx.ModelProto, norm_impl: str, runtime: str, shapes: Mapping[str, Shapes], progress: Progress | None
+    source: Path,
+    proto: onnx.ModelProto,
+    norm_impl: str,
+    runtime: str,
+    shapes: Mapping[str, Shapes],
+    progress: Progress | None,
 ) -> tuple[onnx.ModelProto | None, tuple[Implementation, ...]]:
     """The model with its norms in the wanted form, None where that is the file itself; and the account of them."""
     version = version_of(runtime)
@@ -136,7 +161,13 @@ def _with_norms(
     if norm_impl == "native" and not regrouped and not implement.changes(proto, runtime, version):
         return None, ()
     fuse = "portable" if implement.kernels_run(norm_impl, runtime, version) else "standard"
-    usual = {d: n for i in _inputs(proto) if i.name in shapes for d, n in zip(i.dims, shapes[i.name][1], strict=True) if isinstance(d, str)}
+    usual = {
+        d: n
+        for i in _inputs(proto)
+        if i.name in shapes
+        for d, n in zip(i.dims, shapes[i.name][1], strict=True)
+        if isinstance(d, str)
+    }
     whole = load_onnx(source)
     if norm_impl != "native" or regrouped:
         whole, _ = rewrite.optimize(whole, runtime=runtime, fuse=fuse, progress=progress)
@@ -144,7 +175,8 @@ def _with_norms(
 
 
 def _regrouped(proto: onnx.ModelProto) -> bool:
-    """Whether this project wrote group norms as onnxruntime runs them best (`passes.group`); TensorRT has a layer for the whole norm."""
+    """Whether this project wrote group norms as onnxruntime runs them best (`passes.group`); TensorRT has a layer for
+    the whole norm."""
     if str(recorded(proto).get("export", {}).get("runtime", "tensorrt")).startswith("tensorrt"):
         return False
     reshaped = {n.output[0] for n in proto.graph.node if n.op_type == "Reshape"}
@@ -153,7 +185,8 @@ def _regrouped(proto: onnx.ModelProto) -> bool:
 
 @contextlib.contextmanager
 def _parsed(source: Path, changed: onnx.ModelProto | None, target: Path) -> Iterator[Path]:
-    """The file for the parser: the user's own, or a changed model in a folder beside the engine, which is gone afterwards."""
+    """The file for the parser: the user's own, or a changed model in a folder beside the engine, which is gone
+    afterwards."""
     if changed is None:
         yield source
         return
@@ -166,10 +199,15 @@ def _parsed(source: Path, changed: onnx.ModelProto | None, target: Path) -> Iter
 def _capabilities(given: Sequence[str], runtime: str) -> list[str]:
     given = [given] if isinstance(given, str) else given
     if given and runtime == "tensorrt":
-        raise InputError(f"TensorRT builds for the GPU in this machine alone, not for {', '.join(given)}; use the runtime tensorrt-rtx")
+        raise InputError(
+            f"TensorRT builds for the GPU in this machine alone, not for {', '.join(given)}; use the runtime"
+            " tensorrt-rtx"
+        )
     for capability in given:
         if not re.fullmatch(r"\d+\.\d", capability):
-            raise InputError(f"the compute capability {capability!r} can't be read; write it as NVIDIA does, such as 8.6")
+            raise InputError(
+                f"the compute capability {capability!r} can't be read; write it as NVIDIA does, such as 8.6"
+            )
     return list(dict.fromkeys(given))
 
 

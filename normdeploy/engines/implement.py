@@ -1,13 +1,14 @@
-"""Which form each norm of a file takes in a TensorRT engine (``build --norm-impl``): native node, function body, or plugin node.
+"""Which form each norm of a file takes in a TensorRT engine (``build --norm-impl``): native node, function body, or
+plugin node.
 
     native  the file as it is, but for what the library can't read or reads wrongly (`normdeploy.norms.ops`)
     plugin  our kernels for every norm that they take
-    auto    our kernels where TensorRT has no single fused layer: this project's own ops and RMSNorm; native for LayerNormalization,
-            GroupNormalization, InstanceNormalization and BatchNormalization, which it fuses with pointwise neighbours by itself. This is
-            by reasoning; it was not measured on a GPU.
+    auto    our kernels where TensorRT has no single fused layer: this project's own ops and RMSNorm; native for
+            LayerNormalization, GroupNormalization, InstanceNormalization and BatchNormalization, which it fuses with
+            pointwise neighbours by itself. This is by reasoning; it was not measured on a GPU.
 
-Every node that is written anew is proved to be what it replaces (`engines.plugin_proof`); where that fails, or no kernel takes the
-norm, it stays, and the account says why. TensorRT-RTX takes no plugins.
+Every node that is written anew is proved to be what it replaces (`engines.plugin_proof`); where that fails, or no
+kernel takes the norm, it stays, and the account says why. TensorRT-RTX takes no plugins.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def check(norm_impl: str, runtime: str) -> None:
         raise InputError(f"the norms can't be implemented as {norm_impl!r}; it is one of {', '.join(NORM_IMPLS)}")
     if norm_impl == "plugin" and runtime == "tensorrt-rtx":
         raise InputError(
-            "TensorRT-RTX takes no plugins, so its engines can't hold our kernels; choose --norm-impl native or auto, or --runtime tensorrt"
+            "TensorRT-RTX takes no plugins, so its engines can't hold our kernels; choose --norm-impl native or auto,"
+            " or --runtime tensorrt"
         )
 
 
@@ -91,19 +93,24 @@ def number(version: str) -> Version:
 
 
 def changes(proto: onnx.ModelProto, runtime: str, version: str) -> bool:
-    """Whether a native build has to write some norm of the main graph in other words; ``proto`` may be without its weights."""
+    """Whether a native build has to write some norm of the main graph in other words; ``proto`` may be without its
+    weights."""
     known = number(version)
     opset = _opset(proto)
-    return any(_misread(n.op_type, opset, _groups(n), runtime, known) for n in proto.graph.node if n.domain in ("", "ai.onnx"))
+    return any(
+        _misread(n.op_type, opset, _groups(n), runtime, known) for n in proto.graph.node if n.domain in ("", "ai.onnx")
+    )
 
 
 def implemented(
     proto: onnx.ModelProto, *, norm_impl: str, runtime: str, version: str = "", sizes: Mapping[str, int] | None = None
 ) -> tuple[onnx.ModelProto, tuple[Implementation, ...]]:
-    """A model for TensorRT's parser with every norm of the main graph in the form that ``norm_impl`` asks for, and the account of it.
+    """A model for TensorRT's parser with every norm of the main graph in the form that ``norm_impl`` asks for, and the
+    account of it.
 
     Args:
-        proto: the model, weights included, as ``rewrite.optimize`` leaves it: ops of our domain are taken for ours. It is not changed.
+        proto: the model, weights included, as ``rewrite.optimize`` leaves it: ops of our domain are taken for ours. It
+        is not changed.
         norm_impl: "native", "plugin" or "auto".
         runtime: "tensorrt" or "tensorrt-rtx".
         version: of that library; "" is taken for a new one.
@@ -117,7 +124,9 @@ def implemented(
     check(norm_impl, runtime)
     known = number(version)
     ops, lacking = _kernels(norm_impl, runtime, known)
-    proto, _ = apart(proto)  # TensorRT's parser takes a function for every node of its name: these keep the names that they get
+    proto, _ = apart(
+        proto
+    )  # TensorRT's parser takes a function for every node of its name: these keep the names that they get
     graph = Graph(proto)
     graph.completer = complete
     planner = Planner(graph, ops, sizes or {})
@@ -140,7 +149,9 @@ def _kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[st
         return {}, "TensorRT-RTX takes no plugins" if norm_impl != "native" else ""
     lacking = ""
     if version and version < PLUGINS_SINCE:
-        lacking = f"TensorRT {'.'.join(map(str, version[:2]))} takes no kernels compiled ahead of time; 10.9 and newer do"
+        lacking = (
+            f"TensorRT {'.'.join(map(str, version[:2]))} takes no kernels compiled ahead of time; 10.9 and newer do"
+        )
     else:
         try:
             from normdeploy_plugins.ops import BY_NAME
@@ -153,7 +164,9 @@ def _kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[st
     return {}, lacking
 
 
-def _implement(p: Planner, node: gs.Node, norm_impl: str, runtime: str, version: Version, lacking: str) -> Implementation | None:
+def _implement(
+    p: Planner, node: gs.Node, norm_impl: str, runtime: str, version: Version, lacking: str
+) -> Implementation | None:
     op = said(node)
     row = TABLE.get(op)
     if row is None:
@@ -167,7 +180,9 @@ def _implement(p: Planner, node: gs.Node, norm_impl: str, runtime: str, version:
     elif norm_impl == "auto":
         reason = "TensorRT has a layer of its own for it"
     attributes = p.graph.attrs(node)
-    wrong = _misread(node.op, p.graph.opset, attributes.get("num_groups", 0), runtime, version) if not node.domain else ""
+    wrong = (
+        _misread(node.op, p.graph.opset, attributes.get("num_groups", 0), runtime, version) if not node.domain else ""
+    )
     if wrong:
         writer = native_forms.one_group if attributes.get("num_groups") == 1 else _OLDER.get(op)
         found, why = _tried(p, node, writer) if writer is not None else (None, "")
@@ -180,11 +195,15 @@ def _implement(p: Planner, node: gs.Node, norm_impl: str, runtime: str, version:
 def _misread(op: str, opset: int, groups: int, runtime: str, version: Version) -> str:
     """What is wrong with a standard node in this runtime, "" where nothing is."""
     if op == "GroupNormalization" and groups == 1:
-        # TensorRT#4756; TensorRT-RTX 1.7 makes the same network of it: axes (2, 3), one group (of 1.4 to 1.6 only the layers were seen)
+        # TensorRT#4756; TensorRT-RTX 1.7 makes the same network of it: axes (2, 3), one group (of 1.4 to 1.6 only the
+        # layers were seen)
         return "TensorRT takes GroupNormalization of one group for InstanceNormalization"
     row = TABLE.get(op)
     if row is not None and not _reads(row, runtime, version) and (op != "GroupNormalization" or opset >= row.since):
-        return f"{op} is read from version {'.'.join(map(str, row.tensorrt))} on, this is {'.'.join(map(str, version[:2]))}"
+        return (
+            f"{op} is read from version {'.'.join(map(str, row.tensorrt))} on, this is"
+            f" {'.'.join(map(str, version[:2]))}"
+        )
     return ""
 
 
@@ -194,7 +213,11 @@ def _tried(p: Planner, node: gs.Node, writer: Writer) -> tuple[Plan | None, str]
     except Kept as kept:
         return None, str(kept)
     certificate = proved(p.graph, found)
-    return (found, "") if certificate else (None, f"it is not proved to be what the file's nodes compute: {certificate.note}")
+    return (
+        (found, "")
+        if certificate
+        else (None, f"it is not proved to be what the file's nodes compute: {certificate.note}")
+    )
 
 
 def _made(p: Planner, found: Plan, node: gs.Node, op: str, reason: str = "") -> Implementation:
@@ -219,7 +242,9 @@ def _elsewhere(proto: onnx.ModelProto) -> Iterator[Implementation]:
         op = f"{node.domain}.{node.op_type}" if node.domain == DOMAIN else node.op_type
         if op in TABLE and node.domain in ("", "ai.onnx", DOMAIN):
             form = "function body" if node.domain == DOMAIN else "native node"
-            yield Implementation(node.name or node.output[0], module(node), op, form, f"it is in {place}, which is left as it is")
+            yield Implementation(
+                node.name or node.output[0], module(node), op, form, f"it is in {place}, which is left as it is"
+            )
 
 
 # ------------------------------------------------------------------ functions
@@ -228,7 +253,8 @@ def _elsewhere(proto: onnx.ModelProto) -> Iterator[Implementation]:
 def _with_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto``, changed in place, with the functions that are still called.
 
-    TensorRT's parser looks for a function by its name alone, before it looks for a plugin: one that bears a plugin's name gets another.
+    TensorRT's parser looks for a function by its name alone, before it looks for a plugin: one that bears a plugin's
+    name gets another.
     """
     nodes = [n for holder in (proto.graph, *proto.functions) for node in holder.node for n in (node, *_inner(node))]
     calls = [n for n in nodes if not _is_plugin(n)]

@@ -25,7 +25,13 @@ def own_rms_norm(p: Planner, node: gs.Node) -> Plan:
     if graph.opset < OLDEST or graph.dtype(x) != graph.dtype(scale):
         raise Kept("its result has the type of its scale, not that of its input")
     stash, epsilon = attributes.get("stash_type", 1), attributes.get("epsilon", 1e-5)
-    new = graph.node("RMSNorm", [x, scale], node.outputs[0], {"axes": [*range(axis, 0)], "epsilon": epsilon, "stash_type": stash}, DOMAIN)
+    new = graph.node(
+        "RMSNorm",
+        [x, scale],
+        node.outputs[0],
+        {"axes": [*range(axis, 0)], "epsilon": epsilon, "stash_type": stash},
+        DOMAIN,
+    )
     filled = _filled(shape, p.shape(scale, 0))
     data = () if graph.is_constant(scale) else (scale,)
     free = tuple(range(len(shape) + axis))
@@ -39,17 +45,27 @@ def _filled(shape: Dims, own: Dims) -> Dims:
 
 
 def one_group(p: Planner, node: gs.Node) -> Plan:
-    """GroupNormalization of one group as LayerNormalization over everything behind the batch, scale and bias of shape (C, 1, ...)."""
+    """GroupNormalization of one group as LayerNormalization over everything behind the batch, scale and bias of shape
+    (C, 1, ...)."""
     graph, x, y = p.graph, node.inputs[0], node.outputs[0]
     shape, attributes = p.shape(x, 3), graph.attrs(node)
     parameters, before, shape = _per_channel(p, node, shape)
     given = {name: attributes[name] for name in ("epsilon", "stash_type") if name in attributes}
     new = graph.node("LayerNormalization", [x, *parameters], y, {"axis": 1} | given)
-    return Plan((node,), (y,), (x, *_data(graph, node)), (*before, new), shape, (0, *range(2, len(shape))), "LayerNormalization(axis=1)")
+    return Plan(
+        (node,),
+        (y,),
+        (x, *_data(graph, node)),
+        (*before, new),
+        shape,
+        (0, *range(2, len(shape))),
+        "LayerNormalization(axis=1)",
+    )
 
 
 def by_instances(p: Planner, node: gs.Node) -> Plan:
-    """GroupNormalization 21 as InstanceNormalization of (N, groups, ...), in float32 where ``stash_type`` says so, then Mul and Add."""
+    """GroupNormalization 21 as InstanceNormalization of (N, groups, ...), in float32 where ``stash_type`` says so, then
+    Mul and Add."""
     graph, x, y = p.graph, node.inputs[0], node.outputs[0]
     shape, attributes, dtype = p.shape(x, 3), graph.attrs(node), p.dtype(x)
     groups = int(attributes["num_groups"])
@@ -64,13 +80,23 @@ def by_instances(p: Planner, node: gs.Node) -> Plan:
 
     t = then("Cast", x, to=onnx.TensorProto.FLOAT) if wide else x
     t = then("Reshape", t, graph.constant(f"{y.name}_groups", np.array([0, groups, -1]), np.int64))
-    unit, zero = (graph.constant(f"{y.name}_{name}", np.full(groups, v), kind) for name, v in (("unit", 1.0), ("zero", 0.0)))
+    unit, zero = (
+        graph.constant(f"{y.name}_{name}", np.full(groups, v), kind) for name, v in (("unit", 1.0), ("zero", 0.0))
+    )
     t = then("InstanceNormalization", t, unit, zero, epsilon=attributes.get("epsilon", 1e-5))
     t = then("Reshape", t, then("Shape", x))
     t = then("Cast", t, to=onnx.helper.np_dtype_to_tensor_dtype(dtype)) if wide else t
     then("Add", then("Mul", t, parameters[0]), parameters[1])
     free = (0, *range(2, len(shape)))
-    return Plan((node,), (y,), (x, *_data(graph, node)), tuple(nodes), shape, free, "Reshape, InstanceNormalization, Reshape, Mul, Add")
+    return Plan(
+        (node,),
+        (y,),
+        (x, *_data(graph, node)),
+        tuple(nodes),
+        shape,
+        free,
+        "Reshape, InstanceNormalization, Reshape, Mul, Add",
+    )
 
 
 def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
@@ -78,7 +104,8 @@ def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
 
 
 def _per_channel(p: Planner, node: gs.Node, shape: Dims) -> tuple[list[gs.Tensor], list[gs.Node], Dims]:
-    """Scale and bias in the shape (C, 1, ...), the nodes that make them so where they are data, and x's shape with C."""
+    """Scale and bias in the shape (C, 1, ...), the nodes that make them so where they are data, and x's shape with
+    C."""
     found, nodes = [], []
     laid = (-1, *(1,) * (len(shape) - 2))
     for name, t in zip(("scale", "bias"), node.inputs[1:3], strict=True):

@@ -1,7 +1,8 @@
-"""What plugin nodes are written with: a kernel's attributes, its parameters, and what has to be known of the graph for both.
+"""What plugin nodes are written with: a kernel's attributes, its parameters, and what has to be known of the graph for
+both.
 
-A plugin has no defaults and no broadcasting: every attribute is written, gamma and beta are written out to one value for each element of a
-row (of a channel), in the data's type or, beside half precision, in float32.
+A plugin has no defaults and no broadcasting: every attribute is written, gamma and beta are written out to one value
+for each element of a row (of a channel), in the data's type or, beside half precision, in float32.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ TYPES = ("float32", "float16", "bfloat16")  # of data, in every kernel
 _STASHES = (1, 10, 16)  # ONNX's numbers of types that float32 holds: the kernels compute in float32
 _EPSILON = float(np.float32(1e-5))  # ONNX's default
 
-# The rule for two launches (statistics, then apply): one program takes a row, so fewer rows than multiprocessors leave some idle, and a row
-# that does not fit in one program's registers is read twice from memory anyway. Predicted from this, not measured on a GPU.
+# The rule for two launches (statistics, then apply): one program takes a row, so fewer rows than multiprocessors leave
+# some idle, and a row that does not fit in one program's registers is read twice from memory anyway. Predicted from
+# this, not measured on a GPU.
 MULTIPROCESSORS = 128  # 82 on an RTX 3090, 132 on an H100 and H200, 170 on an RTX 5090
 LONG_ROW = 16384  # elements; `normdeploy_plugins._launch.REGISTER_TILE`
 _PART = 8192  # elements that are worth a program of their own
@@ -35,10 +37,11 @@ class Kept(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """Nodes of the graph and the ``new`` ones that shall take their place; both are functions of ``leaves``, the normalized tensor first.
+    """Nodes of the graph and the ``new`` ones that shall take their place; both are functions of ``leaves``, the
+    normalized tensor first.
 
-    ``outputs`` are the old results, in the order of the last new node's outputs; ``shape`` is the first leaf's as far as it is known,
-    ``free`` its axes along which every place is treated alike.
+    ``outputs`` are the old results, in the order of the last new node's outputs; ``shape`` is the first leaf's as far
+    as it is known, ``free`` its axes along which every place is treated alike.
     """
 
     old: tuple[gs.Node, ...]
@@ -51,7 +54,8 @@ class Plan:
 
 
 class Planner:
-    """Writes plans for the nodes of one graph. ``ops``: the kernels by name; ``sizes``: usual sizes of the graph's dynamic dims."""
+    """Writes plans for the nodes of one graph. ``ops``: the kernels by name; ``sizes``: usual sizes of the graph's
+    dynamic dims."""
 
     def __init__(self, graph: Graph, ops: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         self.graph, self.ops, self.sizes = graph, ops, sizes
@@ -69,7 +73,9 @@ class Planner:
     def dtype(self, t: gs.Tensor) -> Any:
         dtype = self.graph.dtype(t)
         if dtype is None or dtype.name not in TYPES:
-            raise Kept(f"its type is {'not known' if dtype is None else dtype.name}: the kernels take {', '.join(TYPES)}")
+            raise Kept(
+                f"its type is {'not known' if dtype is None else dtype.name}: the kernels take {', '.join(TYPES)}"
+            )
         return dtype
 
     def attributes(self, node: gs.Node) -> dict[str, Any]:
@@ -88,12 +94,17 @@ class Planner:
     # ------------------------------------------------------------------ parameters
 
     def vectors(
-        self, x: gs.Tensor, axes: Sequence[int], given: Mapping[str, tuple[gs.Tensor | None, float]], *, channels: bool = False
+        self,
+        x: gs.Tensor,
+        axes: Sequence[int],
+        given: Mapping[str, tuple[gs.Tensor | None, float]],
+        *,
+        channels: bool = False,
     ) -> tuple[list[gs.Tensor], Dims]:
         """gamma and beta written out along ``axes`` of ``x``, and x's shape with what they tell of it.
 
-        ``given``: name -> (tensor, what stands for it where there is none). They broadcast to x; ``channels``: they are vectors along
-        the one axis.
+        ``given``: name -> (tensor, what stands for it where there is none). They broadcast to x; ``channels``: they are
+        vectors along the one axis.
         """
         shape, dtype = list(self.shape(x)), self.dtype(x)
         held = {name: t for name, (t, _) in given.items() if t is not None and not t.is_empty()}
@@ -108,7 +119,11 @@ class Planner:
                 raise Kept(f"its {name} has more dims than its input")
             layouts[name] = own = ((1,) * len(shape) + own)[-len(shape) :]
             if any(own[a] != 1 for a in range(len(shape)) if a not in axes):
-                raise Kept(f"its {name} varies from row to row" if not channels else f"its {name} is no vector along its channels")
+                raise Kept(
+                    f"its {name} varies from row to row"
+                    if not channels
+                    else f"its {name} is no vector along its channels"
+                )
             for a in axes:
                 if shape[a] is None or isinstance(shape[a], str):
                     shape[a] = own[a] if isinstance(own[a], int) and own[a] != 1 else shape[a]
@@ -133,7 +148,11 @@ class Planner:
                 if not np.array_equal(value, value.astype(kind).astype(np.float64), equal_nan=True):
                     raise Kept(f"its {name} is {kinds[name]} and would be rounded")
                 laid = value.reshape([n for n in layouts[name] if isinstance(n, int)])
-                written.append(self.constant(x, name, np.broadcast_to(laid, [n for n in full if isinstance(n, int)]).reshape(-1), kind))
+                written.append(
+                    self.constant(
+                        x, name, np.broadcast_to(laid, [n for n in full if isinstance(n, int)]).reshape(-1), kind
+                    )
+                )
             else:
                 written.append(self.constant(x, name, np.full(math.prod(row), neutral), kind))
         return written, tuple(shape)
@@ -155,7 +174,8 @@ class Planner:
         return self.graph.node(name, inputs, like, written | parsed, DOMAIN, len(op.outputs))
 
     def splits(self, rows: Sequence[int | str | None], row: Sequence[int | str | None]) -> int:
-        """Into how many parts to split each of few long rows; 0 where one launch is better, or the sizes are not known."""
+        """Into how many parts to split each of few long rows; 0 where one launch is better, or the sizes are not
+        known."""
         sizes = [[evaluate_dim(n, self.sizes) for n in part] for part in (rows, row)]
         if any(n is None for part in sizes for n in part):
             return 0

@@ -1,4 +1,5 @@
-"""A norm's node as a plugin node: which kernel says it, or why none does. Nothing here is proved: `engines.plugin_proof` does that."""
+"""A norm's node as a plugin node: which kernel says it, or why none does. Nothing here is proved:
+`engines.plugin_proof` does that."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import onnx_graphsurgeon as gs
 from ..norms.ops import DOMAIN, OURS, STANDARD
 from .plugin_nodes import Kept, Plan, Planner
 
-Given = dict[str, tuple[gs.Tensor | None, float]]  # name of a parameter -> its tensor, and what stands for it where there is none
+Given = dict[
+    str, tuple[gs.Tensor | None, float]
+]  # name of a parameter -> its tensor, and what stands for it where there is none
 
 
 def said(node: gs.Node) -> str:
@@ -42,7 +45,9 @@ def _rows(p: Planner, node: gs.Node, name: str, axis: int, given: Given, **attri
     if splits:
         first = p.statistics(x, axis, 1, splits, 0)
         second = p.node("LayerNormApply", [x, first.outputs[0], *parameters], y, epsilon=epsilon, axis=axis)
-        return Plan((node,), (y,), (x, *data), (first, second), shape, free, "plugins NormStatistics and LayerNormApply")
+        return Plan(
+            (node,), (y,), (x, *data), (first, second), shape, free, "plugins NormStatistics and LayerNormApply"
+        )
     new = p.node(name, [x, *parameters], y, epsilon=epsilon, axis=axis, **attributes)
     return Plan((node,), (y,), (x, *data), (new,), shape, free, f"plugin {name}")
 
@@ -123,7 +128,9 @@ def _modulated(p: Planner, node: gs.Node) -> Plan:
         if own != (shape[0], *(1,) * (len(shape) - 2), shape[-1]) or None in own or p.dtype(t) != p.dtype(x):
             raise Kept(f"its {name} is not known to be one row for each sample, in its input's type")
     new = p.node(node.op, [x, scale, shift], node.outputs[0], epsilon=p.attributes(node)["epsilon"])
-    return Plan((node,), (node.outputs[0],), (x, scale, shift), (new,), shape, tuple(range(len(shape) - 1)), f"plugin {node.op}")
+    return Plan(
+        (node,), (node.outputs[0],), (x, scale, shift), (new,), shape, tuple(range(len(shape) - 1)), f"plugin {node.op}"
+    )
 
 
 # ------------------------------------------------------------------ by channels
@@ -156,20 +163,27 @@ def _groups(p: Planner, node: gs.Node, groups: int, given: Given, *, silu: bool,
     common = {"epsilon": epsilon, "num_groups": groups, "channels_last": last}
     if splits:
         first = p.statistics(x, 1, groups, splits, last)
-        apply = p.node("GroupNormApply", [x, first.outputs[0], *parameters], y, activation="silu" if silu else "none", **common)
+        apply = p.node(
+            "GroupNormApply", [x, first.outputs[0], *parameters], y, activation="silu" if silu else "none", **common
+        )
         return Plan(old, (y,), (x, *data), (first, apply), shape, free, "plugins NormStatistics and GroupNormApply")
     name = "GroupNormSiLU" if silu else "GroupNorm"
     return Plan(old, (y,), (x, *data), (p.node(name, [x, *parameters], y, **common),), shape, free, f"plugin {name}")
 
 
 def _between_transposes(p: Planner, node: gs.Node) -> tuple[gs.Node, ...]:
-    """The node with the Transposes around it that make NCHW of NHWC and back, or it alone where there are none, or others read them."""
+    """The node with the Transposes around it that make NCHW of NHWC and back, or it alone where there are none, or
+    others read them."""
     before, after = p.graph.producer(node.inputs[0]), p.only_reader(node.outputs[0])
     rank = len(p.shape(node.inputs[0]))
     first, back = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
     if before is None or after is None or before.op != "Transpose" or after.op != "Transpose":
         return (node,)
-    if p.graph.attrs(before).get("perm") != first or p.graph.attrs(after).get("perm") != back or not p.only_reader(before.outputs[0]):
+    if (
+        p.graph.attrs(before).get("perm") != first
+        or p.graph.attrs(after).get("perm") != back
+        or not p.only_reader(before.outputs[0])
+    ):
         return (node,)
     return (before, node, after)
 
@@ -201,7 +215,8 @@ def _batch_normalization(p: Planner, node: gs.Node) -> Plan:
 
 
 def scaled_and_shifted(p: Planner, node: gs.Node) -> Plan | None:
-    """Mul and Add by constants for each channel, which folding leaves of a BatchNorm; None where ``node`` does not begin such a pair."""
+    """Mul and Add by constants for each channel, which folding leaves of a BatchNorm; None where ``node`` does not
+    begin such a pair."""
     if node.op != "Mul" or node.domain or len(node.inputs) != 2:
         return None
     add = p.only_reader(node.outputs[0])
@@ -220,7 +235,9 @@ def scaled_and_shifted(p: Planner, node: gs.Node) -> Plan | None:
         return None
     channels = laid[0].size
     try:
-        return _scale_shift(p, (node, add), x, 1, laid[0].reshape(-1), np.broadcast_to(laid[1].reshape(-1), (channels,)))
+        return _scale_shift(
+            p, (node, add), x, 1, laid[0].reshape(-1), np.broadcast_to(laid[1].reshape(-1), (channels,))
+        )
     except Kept:
         return None
 
@@ -233,7 +250,9 @@ def _constant_operand(p: Planner, node: gs.Node, data: gs.Tensor | None) -> tupl
     return None
 
 
-def _scale_shift(p: Planner, old: tuple[gs.Node, ...], x: gs.Tensor, axis: int, scale: np.ndarray, shift: np.ndarray) -> Plan:
+def _scale_shift(
+    p: Planner, old: tuple[gs.Node, ...], x: gs.Tensor, axis: int, scale: np.ndarray, shift: np.ndarray
+) -> Plan:
     shape, dtype = list(p.shape(x, 2)), p.dtype(x)
     if shape[axis] not in (None, len(scale)) and isinstance(shape[axis], int):
         raise Kept(f"its {shape[axis]} channels have {len(scale)} parameters")

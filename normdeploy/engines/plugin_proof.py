@@ -1,7 +1,8 @@
-"""The proof that stands before each node written for an engine: the file's nodes and the new ones are one function (`normdeploy.proof`).
+"""The proof that stands before each node written for an engine: the file's nodes and the new ones are one function
+(`normdeploy.proof`).
 
-A plugin node means what `normdeploy.proof.plugins` says of its kernel, with the attributes as TensorRT's parser will read them off the node
-and the parameters that go with it.
+A plugin node means what `normdeploy.proof.plugins` says of its kernel, with the attributes as TensorRT's parser will
+read them off the node and the parameters that go with it.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ _ACTIVATIONS = frozenset({"Relu", "Sigmoid", "Swish"})
 def proved(graph: Graph, plan: Plan) -> Certificate:
     """Whether the new nodes of ``plan`` can take the place of the old ones.
 
-    ScaleShift holds numbers that were computed and rounded: these are compared with the exact ones before the activation behind them, and
-    the activations by themselves.
+    ScaleShift holds numbers that were computed and rounded: these are compared with the exact ones before the
+    activation behind them, and the activations by themselves.
     """
-    split = next((i for i, n in enumerate(plan.old) if n.op in _ACTIVATIONS and plan.new[-1].op == "ScaleShift"), len(plan.old))
+    split = next(
+        (i for i, n in enumerate(plan.old) if n.op in _ACTIVATIONS and plan.new[-1].op == "ScaleShift"), len(plan.old)
+    )
     try:
         if split == len(plan.old):
             return certificate_of(prove(_sides(graph, plan, plan.old, plan.outputs)))
@@ -50,7 +53,13 @@ def proved(graph: Graph, plan: Plan) -> Certificate:
     return found
 
 
-def _sides(graph: Graph, plan: Plan, old: Sequence[gs.Node], outputs: Sequence[gs.Tensor], other: Mapping[str, Any] | None = None) -> Sides:
+def _sides(
+    graph: Graph,
+    plan: Plan,
+    old: Sequence[gs.Node],
+    outputs: Sequence[gs.Tensor],
+    other: Mapping[str, Any] | None = None,
+) -> Sides:
     """``other``: attributes that the plugin nodes are taken to have instead of their own."""
     made = plan.new[-1].outputs[: len(outputs)]
     shapes = [_first(plan), *(shape_of(graph, t) for t in plan.leaves[1:])]
@@ -71,7 +80,11 @@ def _activations(graph: Graph, plan: Plan, middle: gs.Tensor, old: Sequence[gs.N
 
 
 def _side(
-    graph: Graph, nodes: Sequence[gs.Node], leaves: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor], other: Mapping[str, Any]
+    graph: Graph,
+    nodes: Sequence[gs.Node],
+    leaves: Sequence[gs.Tensor],
+    outputs: Sequence[gs.Tensor],
+    other: Mapping[str, Any],
 ) -> Side:
     def evaluated(m: Machine, values: Sequence[Value]) -> list[Value]:
         env: dict[int, Any] = dict(zip(map(id, leaves), values, strict=True))
@@ -85,7 +98,9 @@ def is_plugin(node: gs.Node) -> bool:
     return node.domain == DOMAIN and "plugin_namespace" in node.attrs
 
 
-def _meaning(other: Mapping[str, Any], node: gs.Node) -> Callable[[Machine, list[Any], Mapping[str, Any]], tuple[Any, ...]] | None:
+def _meaning(
+    other: Mapping[str, Any], node: gs.Node
+) -> Callable[[Machine, list[Any], Mapping[str, Any]], tuple[Any, ...]] | None:
     if is_plugin(node):
         definition = TABLE[node.op]
         return lambda m, inputs, attrs: definition(m, inputs, {**attrs, **other})

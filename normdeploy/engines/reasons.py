@@ -28,14 +28,20 @@ def refused(answer: Mapping[str, Any], proto: onnx.ModelProto, name: str, runtim
         return f"{title} reads {name} as a network of 0 layers: the file computes nothing; give the model itself"
     if answer["refused"] == "plugin layers":
         return (
-            f"{title} made {answer['found']} plugin layers of the {answer['written']} plugin nodes in {name}: some norms would not run in "
-            "our kernels. This should not happen; build with --norm-impl native and tell us"
+            f"{title} made {answer['found']} plugin layers of the {answer['written']} plugin nodes in {name}: some"
+            " norms would not run in our kernels. This should not happen; build with --norm-impl native and tell us"
         )
     if answer["refused"] == "types":
         wrong = "".join(f"\n  - {line}" for line in answer["wrong"][:_SHOWN])
-        return f"{title} reads {name} in other types than the file states:{wrong}\nNothing was built, since the engine would not be in them"
+        return (
+            f"{title} reads {name} in other types than the file states:{wrong}\nNothing was built, since the engine"
+            " would not be in them"
+        )
     if answer["refused"] == "shape inputs":
-        return f"{title} needs the values of {answer['inputs']} to know the shapes in {name}; export the model with these as constants"
+        return (
+            f"{title} needs the values of {answer['inputs']} to know the shapes in {name}; export the model with these"
+            " as constants"
+        )
     errors = [_parser_error(error, proto) for error in answer["errors"]]
     more = f"\n  - and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
     lines = "".join(f"\n  - {line}" for line in errors[:_SHOWN]) or " its parser gives no reason"
@@ -75,7 +81,10 @@ def _reason(log: str) -> str:
 
 
 def _plain(reason: str) -> str:
-    """One line, without TensorRT's remark that there is no GPU, which it adds to every error on a machine without one."""
+    """One line, without TensorRT's remark that there is no GPU, which it adds to every error on a machine without
+    one."""
     return re.sub(
-        r"\[checkMacros\.cpp[^\]]*\] Error Code 1: Cuda Runtime \(.*?\(cudaError \d+: [^()]*\)\)", "", " ".join(reason.split())
+        r"\[checkMacros\.cpp[^\]]*\] Error Code 1: Cuda Runtime \(.*?\(cudaError \d+: [^()]*\)\)",
+        "",
+        " ".join(reason.split()),
     ).strip()

@@ -1,4 +1,5 @@
-"""The process in which an engine is built (``normdeploy.runtimes.builder``), started, listened to, and ended with its parent."""
+"""The process in which an engine is built (``normdeploy.runtimes.builder``), started, listened to, and ended with its
+parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attention (https://onnx.ai/onnx/operators/onnx__Attention.html): heads as an axis, with a scale and an additive mask."""
+"""Attention (https://onnx.ai/onnx/operators/onnx__Attention.html): heads as an axis, with a scale and an additive
+mask."""
 
 import numpy as np
 
@@ -11,8 +12,16 @@ def _attention(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
     q, k, v = inputs[:3]
     mask = optional(inputs, 3)
     told = any(attrs[name] for name in attrs.keys() - _PLAIN)
-    if told or outputs > 1 or q.ndim != 4 or any(x is not None for x in inputs[4:]) or (mask is not None and mask.dtype.kind != "f"):
-        raise Unsupported("no float64 evaluation of an Attention that is causal, capped, of flat heads, with a past or a boolean mask")
+    if (
+        told
+        or outputs > 1
+        or q.ndim != 4
+        or any(x is not None for x in inputs[4:])
+        or (mask is not None and mask.dtype.kind != "f")
+    ):
+        raise Unsupported(
+            "no float64 evaluation of an Attention that is causal, capped, of flat heads, with a past or a boolean mask"
+        )
     if mask is not None and mask.shape[-1] != k.shape[2] and mask.shape[-1] != 1:
         raise Unsupported("no float64 evaluation of an Attention whose mask is shorter than its keys")
     groups = q.shape[1] // k.shape[1]

@@ -1,7 +1,9 @@
-"""What the files of the float64 evaluator share: the type of an op's function, the refusal, and the readers of common forms.
+"""What the files of the float64 evaluator share: the type of an op's function, the refusal, and the readers of common
+forms.
 
-An op's function takes ``(inputs, attrs, opset, outputs)`` as `evaluate.evaluate.apply` got them, never writes into an input, and returns
-one array or a tuple of outputs. Floating tensors are float64 throughout; integer and boolean ones keep their dtype.
+An op's function takes ``(inputs, attrs, opset, outputs)`` as `evaluate.evaluate.apply` got them, never writes into an
+input, and returns one array or a tuple of outputs. Floating tensors are float64 throughout; integer and boolean ones
+keep their dtype.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +51,8 @@ def text(value: str | bytes) -> str:
 
 
 def integers(inputs: Inputs, index: int, attrs: Attrs, name: str) -> list[int] | None:
-    """A list of ints that older opsets give as the attribute ``name`` and newer ones as the input ``index``; None if neither is there."""
+    """A list of ints that older opsets give as the attribute ``name`` and newer ones as the input ``index``; None if
+    neither is there."""
     if index < len(inputs) and inputs[index] is not None:
         values: list[int] = inputs[index].reshape(-1).tolist()
         return values
@@ -60,7 +63,8 @@ def integers(inputs: Inputs, index: int, attrs: Attrs, name: str) -> list[int] |
 
 
 def widen(value: Array) -> Array:
-    """A tensor attribute as the evaluator holds it: float64 if floating (kind ``V`` is bfloat16, numpy has no kind for it).
+    """A tensor attribute as the evaluator holds it: float64 if floating (kind ``V`` is bfloat16, numpy has no kind for
+    it).
 
     Raises Unsupported for strings and complex numbers.
     """

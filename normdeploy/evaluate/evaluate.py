@@ -1,7 +1,8 @@
 """A float64 evaluator of ONNX ops in numpy: the reference of certificates (see `normdeploy.rewriting.certify`).
 
-Every op is computed by its specification (https://onnx.ai/onnx/operators) in all its forms from opset 1 on. Floating tensors are float64
-throughout, whatever type the model holds: a rounding Cast is an identity. Epsilons and other attributes are the file's float32 numbers.
+Every op is computed by its specification (https://onnx.ai/onnx/operators) in all its forms from opset 1 on. Floating
+tensors are float64 throughout, whatever type the model holds: a rounding Cast is an identity. Epsilons and other
+attributes are the file's float32 numbers.
 
     with quiet():
         (y,) = apply("ReduceMean", [x, axes], {"keepdims": 1}, opset=18)
@@ -27,21 +28,23 @@ def supported(domain: str, op: str) -> bool:
 
 
 def quiet() -> contextlib.AbstractContextManager[object]:
-    """Silences numpy about division by zero, overflow and NaN, which are IEEE's answers here. Put it around a whole evaluation: it costs
-    more than a small op."""
+    """Silences numpy about division by zero, overflow and NaN, which are IEEE's answers here. Put it around a whole
+    evaluation: it costs more than a small op."""
     return np.errstate(all="ignore")
 
 
-def apply(op: str, inputs: Inputs, attrs: Attrs, *, opset: int, domain: str = "", outputs: int = 1) -> tuple[Array | None, ...]:
+def apply(
+    op: str, inputs: Inputs, attrs: Attrs, *, opset: int, domain: str = "", outputs: int = 1
+) -> tuple[Array | None, ...]:
     """The outputs of one node, at most ``outputs`` of them.
 
-    ``inputs``: arrays, float64 if floating, None for an optional input that is left out. ``attrs``: ints, floats, strings or bytes, lists
-    of these, and arrays of any type for tensors; Cast's ``to`` is ONNX's number of the type. ``opset``: the version of the op's domain that
-    the model imports. ``outputs``: how many the node has. An output can be a view of an input and read-only: don't write into one. None
-    stands for an output that the op never fills.
+    ``inputs``: arrays, float64 if floating, None for an optional input that is left out. ``attrs``: ints, floats,
+    strings or bytes, lists of these, and arrays of any type for tensors; Cast's ``to`` is ONNX's number of the type.
+    ``opset``: the version of the op's domain that the model imports. ``outputs``: how many the node has. An output can
+    be a view of an input and read-only: don't write into one. None stands for an output that the op never fills.
 
-    Raises Unsupported for an op or a form that is not covered, or that makes far more elements than it is given; ValueError, TypeError or
-    IndexError where the inputs don't fit the op.
+    Raises Unsupported for an op or a form that is not covered, or that makes far more elements than it is given;
+    ValueError, TypeError or IndexError where the inputs don't fit the op.
     """
     function = OPS.get((domain, op)) or (OPS.get(("", op)) if domain == "ai.onnx" else None)
     if function is None:
@@ -56,7 +59,9 @@ def apply(op: str, inputs: Inputs, attrs: Attrs, *, opset: int, domain: str = ""
 
 
 _GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad"})  # by a value, not by the sizes of their inputs
-VIEWS = frozenset({"Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"})  # which make nothing
+VIEWS = frozenset(
+    {"Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"}
+)  # which make nothing
 
 
 def _held(value: Any) -> bool:

@@ -64,7 +64,9 @@ def _unfold(x: Array, window: _Window) -> Array:
     strides = tuple(t * s for t, s in zip(steps, window.strides, strict=True)) + tuple(
         t * d for t, d in zip(steps, window.dilations, strict=True)
     )
-    return np.lib.stride_tricks.as_strided(x, (*x.shape[:2], *out, *window.kernel), x.strides[:2] + strides, writeable=False)
+    return np.lib.stride_tricks.as_strided(
+        x, (*x.shape[:2], *out, *window.kernel), x.strides[:2] + strides, writeable=False
+    )
 
 
 def _conv(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
@@ -73,7 +75,10 @@ def _conv(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     batch, channels = x.shape[:2]
     filters, depth = w.shape[:2]
     if channels != depth * groups or filters % groups:
-        raise ValueError(f"Conv of {channels} channels with a weight {w.shape} in {groups} groups: channels must be {depth} · {groups}")
+        raise ValueError(
+            f"Conv of {channels} channels with a weight {w.shape} in {groups} groups: channels must be {depth} ·"
+            f" {groups}"
+        )
     window = _window(attrs, w.shape[2:], x.shape[2:])
     views = _unfold(_padded(x, window), window)
     out = views.shape[2 : 2 + rank]
@@ -89,7 +94,8 @@ def _with_bias(y: Array, bias: Array | None) -> Array:
 
 
 def _transposed_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> tuple[_Window, Sizes]:
-    """The window of a ConvTranspose and the spatial sizes of its output; the standard's formulas, ``output_shape`` and SAME included."""
+    """The window of a ConvTranspose and the spatial sizes of its output; the standard's formulas, ``output_shape`` and
+    SAME included."""
     rank = len(kernel)
     auto_pad = text(attrs.get("auto_pad", "NOTSET"))
     window = _window({name: value for name, value in attrs.items() if name != "auto_pad"}, kernel, sizes)
@@ -111,12 +117,18 @@ def _conv_transpose(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> R
     batch, channels, *sizes = x.shape
     filters = w.shape[1] * groups
     if channels != w.shape[0] or channels % groups:
-        raise ValueError(f"ConvTranspose of {channels} channels with a weight {w.shape} in {groups} groups: channels must be {w.shape[0]}")
+        raise ValueError(
+            f"ConvTranspose of {channels} channels with a weight {w.shape} in {groups} groups: channels must be"
+            f" {w.shape[0]}"
+        )
     window, out = _transposed_window(attrs, w.shape[2:], tuple(sizes))
     rows = x.swapaxes(0, 1).reshape(groups, channels // groups, batch * math.prod(sizes))
     columns = np.matmul(w.reshape(groups, channels // groups, -1).swapaxes(1, 2), rows)
     columns = columns.reshape(filters, *window.kernel, batch, *sizes)
-    reach = [max((n - 1) * s + e, b + o) for n, s, e, b, o in zip(sizes, window.strides, window.extents, window.begins, out, strict=True)]
+    reach = [
+        max((n - 1) * s + e, b + o)
+        for n, s, e, b, o in zip(sizes, window.strides, window.extents, window.begins, out, strict=True)
+    ]
     require_room("ConvTranspose", filters * batch * math.prod(reach), x.size)
     full = np.zeros((filters, batch, *reach))
     for offset in product(*(range(k) for k in window.kernel)):
@@ -145,7 +157,8 @@ def _average_pool(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Res
 
 
 def _overhang(padded: Sizes, window: _Window) -> list[int]:
-    """How far the last window of ceil_mode reaches beyond the padded input; one that would start in the padding at the end is left out."""
+    """How far the last window of ceil_mode reaches beyond the padded input; one that would start in the padding at the
+    end is left out."""
     reaches = []
     for n, extent, stride, end in zip(padded, window.extents, window.strides, window.ends, strict=True):
         last = -(-(n - extent) // stride)

@@ -12,8 +12,8 @@ from .core import Array, Attrs, Function, Inputs, Result, Table, Unsupported, fl
 _ERF = np.frompyfunc(math.erf, 1, 1)
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
 
-# By ONNX's number, and by the name that opset 5 and below write. Floating types are one here: a rounding Cast is an identity in exact
-# arithmetic. The 8- and 4-bit floats stand outside: what they do is quantization.
+# By ONNX's number, and by the name that opset 5 and below write. Floating types are one here: a rounding Cast is an
+# identity in exact arithmetic. The 8- and 4-bit floats stand outside: what they do is quantization.
 _CAST: dict[Any, Any] = {
     **dict.fromkeys((1, "FLOAT", 10, "FLOAT16", 11, "DOUBLE", 16, "BFLOAT16"), np.float64),
     **dict.fromkeys((2, "UINT8"), np.uint8),
@@ -116,7 +116,9 @@ def _cast(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     to = attrs["to"]
     dtype = _CAST.get(to if isinstance(to, int) else text(to))
     if dtype is None:
-        raise Unsupported(f"Cast to type {to}; covered are float16, bfloat16, float, double, the integers of 8 to 64 bits and bool")
+        raise Unsupported(
+            f"Cast to type {to}; covered are float16, bfloat16, float, double, the integers of 8 to 64 bits and bool"
+        )
     return inputs[0].astype(dtype, copy=False)
 
 

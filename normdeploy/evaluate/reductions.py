@@ -1,7 +1,8 @@
-"""Reductions, softmax and the normalizations, each by the formula of its specification (https://onnx.ai/onnx/operators).
+"""Reductions, softmax and the normalizations, each by the formula of its specification
+(https://onnx.ai/onnx/operators).
 
-Variances are means of centred squares, which lose nothing at a large offset. The one exception is MeanVarianceNormalization, whose function
-body in the ONNX standard says E[x²] − E[x]².
+Variances are means of centred squares, which lose nothing at a large offset. The one exception is
+MeanVarianceNormalization, whose function body in the ONNX standard says E[x²] − E[x]².
 """
 
 import math
@@ -30,7 +31,8 @@ def _count(x: Array, axes: Axes) -> int:
 
 
 def mean(x: Array, axes: Axes, keepdims: bool = True) -> Array:
-    """Mean over ``axes`` (None: all) in x's type; several times faster than numpy's on small arrays. Integers truncate toward zero."""
+    """Mean over ``axes`` (None: all) in x's type; several times faster than numpy's on small arrays. Integers truncate
+    toward zero."""
     total = _add(x, axis=axes, keepdims=keepdims, dtype=x.dtype)
     n = _count(x, axes)
     return total / n if x.dtype.kind == "f" else divide(total, np.array(n, x.dtype))
@@ -110,7 +112,9 @@ def _from_axis(axis: int, rank: int) -> tuple[int, ...]:
 
 def _layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """LayerNormalization; outputs Y, Mean and InvStdDev (both with the reduced dims kept as 1)."""
-    y, center, inverse = standardize(inputs[0], _from_axis(attrs.get("axis", -1), inputs[0].ndim), attrs.get("epsilon", _EPSILON))
+    y, center, inverse = standardize(
+        inputs[0], _from_axis(attrs.get("axis", -1), inputs[0].ndim), attrs.get("epsilon", _EPSILON)
+    )
     return _affine(y, inputs[1], optional(inputs, 2)), center, inverse
 
 
@@ -136,14 +140,16 @@ def _residual(inputs: Inputs, bias: int) -> Array:
 
 
 def _skip_layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """onnxruntime's SkipLayerNormalization(input, skip, gamma, beta, bias); outputs Y, mean, 1 / std, input + skip + bias."""
+    """onnxruntime's SkipLayerNormalization(input, skip, gamma, beta, bias); outputs Y, mean, 1 / std, input + skip +
+    bias."""
     total = _residual(inputs, 4)
     y, center, inverse = standardize(total, (-1,), attrs.get("epsilon", _SKIP_EPSILON))
     return _affine(y, inputs[2], optional(inputs, 3)), center, inverse, total
 
 
 def _skip_rms_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """onnxruntime's SkipSimplifiedLayerNormalization(input, skip, gamma, bias); outputs Y, none, 1 / rms, input + skip + bias."""
+    """onnxruntime's SkipSimplifiedLayerNormalization(input, skip, gamma, bias); outputs Y, none, 1 / rms, input + skip
+    + bias."""
     total = _residual(inputs, 3)
     inverse = _inverse_rms(total, (-1,), attrs.get("epsilon", _SKIP_EPSILON))
     return total * inverse * inputs[2], None, inverse, total
@@ -165,10 +171,14 @@ def _group_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Resul
     x, scale, bias = inputs[:3]
     groups, channels = attrs["num_groups"], x.shape[1]
     if channels % groups:
-        raise ValueError(f"GroupNormalization of {channels} channels in {groups} groups: the groups must divide the channels")
+        raise ValueError(
+            f"GroupNormalization of {channels} channels in {groups} groups: the groups must divide the channels"
+        )
     if opset < 21:
         if not len(scale) == len(bias) == groups:
-            raise ValueError(f"GroupNormalization 18 has one scale and bias a group: {groups}, not {len(scale)} and {len(bias)}")
+            raise ValueError(
+                f"GroupNormalization 18 has one scale and bias a group: {groups}, not {len(scale)} and {len(bias)}"
+            )
         scale, bias = scale.repeat(channels // groups), bias.repeat(channels // groups)
     grouped = x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
     y, _, _ = standardize(grouped, (2,), attrs.get("epsilon", _EPSILON))
@@ -177,7 +187,9 @@ def _group_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Resul
 
 def _batch_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """BatchNormalization of inference: (x − mean) / sqrt(var + epsilon) · scale + bias."""
-    training = attrs.get("training_mode", 0) if opset >= 14 else outputs > 1 or (opset < 7 and not attrs.get("is_test", 0))
+    training = (
+        attrs.get("training_mode", 0) if opset >= 14 else outputs > 1 or (opset < 7 and not attrs.get("is_test", 0))
+    )
     if training:
         raise Unsupported("BatchNormalization in training mode")
     if not attrs.get("spatial", 1):
@@ -198,7 +210,11 @@ def _mean_variance_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) 
 def _lp_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """x / ‖x‖ₚ along one axis, p 1 or 2; zero where the norm is zero (stated from opset 22 on)."""
     x, axis = inputs[0], attrs.get("axis", -1)
-    length = _add(np.absolute(x), axis=axis, keepdims=True) if attrs.get("p", 2) == 1 else np.sqrt(_add(x * x, axis=axis, keepdims=True))
+    length = (
+        _add(np.absolute(x), axis=axis, keepdims=True)
+        if attrs.get("p", 2) == 1
+        else np.sqrt(_add(x * x, axis=axis, keepdims=True))
+    )
     return np.where(length == 0, 0.0, x / length)
 
 

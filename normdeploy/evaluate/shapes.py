@@ -17,7 +17,12 @@ def _constant(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     raise Unsupported(f"Constant with {', '.join(attrs) or 'no attribute'}; covered are value, {', '.join(_CONSTANTS)}")
 
 
-_CONSTANTS: dict[str, Any] = {"value_float": np.float64, "value_floats": np.float64, "value_int": np.int64, "value_ints": np.int64}
+_CONSTANTS: dict[str, Any] = {
+    "value_float": np.float64,
+    "value_floats": np.float64,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+}
 
 
 def _constant_of_shape(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
@@ -96,7 +101,9 @@ def _split(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
         size = -(-length // count)
         sizes = [min(size, length - i * size) for i in range(count)]
     if sum(sizes) != x.shape[axis]:
-        raise ValueError(f"Split into sizes {sizes} of an axis of length {x.shape[axis]}: make the sizes add up to the length")
+        raise ValueError(
+            f"Split into sizes {sizes} of an axis of length {x.shape[axis]}: make the sizes add up to the length"
+        )
     index: list[Any] = [slice(None)] * x.ndim
     parts = []
     start = 0

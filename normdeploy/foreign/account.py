@@ -1,4 +1,5 @@
-"""What is said of foreign norms: one finding for each, whatever recognition said of the standard nodes that took its place."""
+"""What is said of foreign norms: one finding for each, whatever recognition said of the standard nodes that took its
+place."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Read:
 
 
 def accounted(findings: Sequence[Finding], read: Read, standard: onnx.ModelProto) -> list[Finding]:
-    """``findings`` with one for each foreign norm. ``standard``: the file with its expansions, before anything was recognised."""
+    """``findings`` with one for each foreign norm. ``standard``: the file with its expansions, before anything was
+    recognised."""
     if not read.expansions and not read.left:
         return list(findings)
     result: dict[int, Finding] = dict(enumerate(findings))
@@ -72,10 +74,13 @@ def accounted(findings: Sequence[Finding], read: Read, standard: onnx.ModelProto
 
 
 def _spoken(
-    foreign: Foreign, result: dict[int, Finding], places: dict[tuple[str, str], list[int]], readers: dict[str, list[onnx.NodeProto]]
+    foreign: Foreign,
+    result: dict[int, Finding],
+    places: dict[tuple[str, str], list[int]],
+    readers: dict[str, list[onnx.NodeProto]],
 ) -> Iterator[int]:
-    """The findings of recognition that are of this node: of its result or a part of it; of a larger norm that it is a part of; or of the
-    input at which recognition gave up."""
+    """The findings of recognition that are of this node: of its result or a part of it; of a larger norm that it is a
+    part of; or of the input at which recognition gave up."""
     own = foreign.finding
     for tensor in (own.tensor, *sorted(foreign.tensors - {own.tensor})):
         yield from places.get((own.place, tensor), ())
@@ -86,7 +91,9 @@ def _spoken(
             if len(behind) != 1 or behind[0].op_type not in POINTWISE:
                 break
             ahead = behind[0].output[0]
-            yield from (i for i in places.get(("", ahead), ()) if result[i].status == "fused" and ahead not in foreign.inputs)
+            yield from (
+                i for i in places.get(("", ahead), ()) if result[i].status == "fused" and ahead not in foreign.inputs
+            )
     for tensor in sorted(foreign.inputs):
         for i in places.get((own.place, tensor), ()):
             if result[i].status in ("kept", "refused") and result[i].kind in ("unknown", own.spelling.split(" ")[0]):

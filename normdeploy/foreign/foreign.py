@@ -1,8 +1,10 @@
-"""Norms that other tools left in ops of their own, read back: onnxruntime's contrib ops, TensorRT's old plugins, GroupNormalization 18.
+"""Norms that other tools left in ops of their own, read back: onnxruntime's contrib ops, TensorRT's old plugins,
+GroupNormalization 18.
 
-Before anything is recognised each such node is replaced by standard primitives of the file's own opset, with a certificate against its
-owner's definition. From there on it is a norm written by hand, like any other: it becomes the best standard node, with a certificate, and
-what can't is correct standard ONNX all the same. A node whose meaning is not certain is left alone and reported.
+Before anything is recognised each such node is replaced by standard primitives of the file's own opset, with a
+certificate against its owner's definition. From there on it is a norm written by hand, like any other: it becomes the
+best standard node, with a certificate, and what can't is correct standard ONNX all the same. A node whose meaning is
+not certain is left alone and reported.
 """
 
 from __future__ import annotations
@@ -61,11 +63,17 @@ class _Expander:
             self._leave(node, _finding(node, op.kind, "refused", f"{_said(node)}: {e}"))
             return
         except MALFORMED as e:
-            self._leave(node, _finding(node, op.kind, "refused", f"{_said(node)} can't be read: {type(e).__name__}: {e}"))
+            self._leave(
+                node, _finding(node, op.kind, "refused", f"{_said(node)} can't be read: {type(e).__name__}: {e}")
+            )
             return
         if not certificate:
             known = certificate.why not in NOT_KNOWN
-            why = f"the certificate of its standard form failed: {certificate.note}" if known else f"it can't be proved: {certificate.note}"
+            why = (
+                f"the certificate of its standard form failed: {certificate.note}"
+                if known
+                else f"it can't be proved: {certificate.note}"
+            )
             finding = _finding(node, op.kind, "undone" if known else "refused", f"{_said(node)}: {why}")
             self._leave(node, replace(finding, certificate=certificate))
             return
@@ -75,8 +83,15 @@ class _Expander:
         self.initializers += writer.initializers
         self.value_info += stated(writer, self.types, self.known)
         reason = f"no norm was recognised in it; it is {len(writer.nodes)} standard nodes now"
-        finding = replace(_finding(node, op.kind, "refused", reason), certificate=certificate, proved=("identity",), notes=writer.notes)
-        self.read.expansions.append(Foreign(finding, frozenset(node.input), frozenset(o for n in writer.nodes for o in n.output)))
+        finding = replace(
+            _finding(node, op.kind, "refused", reason),
+            certificate=certificate,
+            proved=("identity",),
+            notes=writer.notes,
+        )
+        self.read.expansions.append(
+            Foreign(finding, frozenset(node.input), frozenset(o for n in writer.nodes for o in n.output))
+        )
 
     def _leave(self, node: onnx.NodeProto, finding: Finding) -> None:
         self.nodes.append(node)
@@ -84,7 +99,8 @@ class _Expander:
 
 
 def standardized(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Read]:
-    """``proto`` with its foreign norms as standard nodes, those in bodies and functions too: itself where there are none, else a copy."""
+    """``proto`` with its foreign norms as standard nodes, those in bodies and functions too: itself where there are
+    none, else a copy."""
     read = Read()
     if not any(_looks_foreign(n, opset) for n, opset in nodes_of(proto)):
         return proto, read
@@ -162,7 +178,9 @@ def _check(op: Op, node: onnx.NodeProto, opset: int) -> None:
         raise Refused("nobody reads it")
     fewest, most = op.inputs
     if not fewest <= len(node.input) <= most:
-        raise Refused(f"it has {len(node.input)} inputs, and should have {fewest}{f' to {most}' if most > fewest else ''}")
+        raise Refused(
+            f"it has {len(node.input)} inputs, and should have {fewest}{f' to {most}' if most > fewest else ''}"
+        )
     missing = [i for i, name in enumerate(node.input[:fewest]) if not name and i not in op.optional]
     if missing:
         raise Refused(f"its input {missing[0]} is left out")

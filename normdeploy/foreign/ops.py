@@ -1,7 +1,8 @@
-"""What foreign norm nodes mean, written as standard nodes: onnxruntime's contrib ops, and GroupNormalization as it was before opset 21.
+"""What foreign norm nodes mean, written as standard nodes: onnxruntime's contrib ops, and GroupNormalization as it was
+before opset 21.
 
-An op's function gets the `Writer` and the node's attributes; it raises Refused where the node can't be written. Semantics and defaults:
-`normdeploy.proof.foreign`.
+An op's function gets the `Writer` and the node's attributes; it raises Refused where the node can't be written.
+Semantics and defaults: `normdeploy.proof.foreign`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def _skip_norm(w: Writer, attrs: Attrs, beta: str, bias: str, centered: bool) ->
 
 
 def _embed_layer_norm(w: Writer, attrs: Attrs) -> None:
-    """EmbedLayerNormalization: the sum of word, position and segment embeddings, its layer norm, and the ones in each row of the mask."""
+    """EmbedLayerNormalization: the sum of word, position and segment embeddings, its layer norm, and the ones in each
+    row of the mask."""
     if w.opset < 10:
         raise Refused(f"opset {w.opset} has no Slice with inputs (10)")
     ids, segments, words, positions = (w.input(i) for i in range(4))

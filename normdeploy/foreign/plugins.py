@@ -1,7 +1,7 @@
 """What the norm nodes of TensorRT's plugins mean, written as standard nodes.
 
-Most of these plugins have been removed, and others borrow their names: a node whose epsilon is not written, or that has an attribute of
-unknown meaning, is refused. Semantics and defaults: `normdeploy.proof.foreign`.
+Most of these plugins have been removed, and others borrow their names: a node whose epsilon is not written, or that has
+an attribute of unknown meaning, is refused. Semantics and defaults: `normdeploy.proof.foreign`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def _trt_group_normalization(w: Writer, attrs: Attrs) -> None:
 
 
 def _trt_layer_norm(w: Writer, attrs: Attrs) -> None:
-    """Several plugins are called LayerNorm: only TensorRT's own has an axis, and a default for epsilon; others have one compiled in."""
+    """Several plugins are called LayerNorm: only TensorRT's own has an axis, and a default for epsilon; others have one
+    compiled in."""
     x = w.input(0)
     axes = w.from_axis(x, attrs.get("axis", -1))
     epsilon = _epsilon(attrs, 1e-5 if "axis" in attrs else None)
@@ -50,7 +51,9 @@ def _known(dim: int | str | None) -> int:
 def _epsilon(attrs: Attrs, default: float | None) -> float:
     given = [attrs[name] for name in ("eps", "epsilon") if name in attrs]
     if len(given) > 1 or not (given or default):
-        raise Refused("it has two epsilons" if given else "its epsilon is not written, and plugins of this name differ in it")
+        raise Refused(
+            "it has two epsilons" if given else "its epsilon is not written, and plugins of this name differ in it"
+        )
     return float(given[0]) if given else float(default or 0.0)
 
 

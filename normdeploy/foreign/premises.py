@@ -1,7 +1,9 @@
-"""Of which sizes the inputs of a foreign node are: as the file states them, and where it does not, as the op's definition asks.
+"""Of which sizes the inputs of a foreign node are: as the file states them, and where it does not, as the op's
+definition asks.
 
-An op's owner defines it for inputs whose shapes fit each other: gamma is as long as the axis that it lies along, the groups divide the
-channels, a second summand is of the first one's shape or broadcast to it. What a certificate says holds for such inputs.
+An op's owner defines it for inputs whose shapes fit each other: gamma is as long as the axis that it lies along, the
+groups divide the channels, a second summand is of the first one's shape or broadcast to it. What a certificate says
+holds for such inputs.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from .write import Op, Types
 
 Shape = tuple[Size, ...]
 
-SKIPS = {row.op: row.inputs.index("residual") for row in ROWS if "residual" in row.inputs and row.owner is not Owner.OURS}  # places
+SKIPS = {
+    row.op: row.inputs.index("residual") for row in ROWS if "residual" in row.inputs and row.owner is not Owner.OURS
+}  # places
 _TRAILING = ("LayerNorm", "RMSNorm")  # kinds whose vectors lie along the last axes
 RANKS = 4  # how many ranks are looked at where the file does not state one
 
@@ -52,14 +56,20 @@ def shapes(op: Op, node: onnx.NodeProto, attrs: Mapping[str, Any], types: Types,
     if summand is not None and given[summand].dims is not None:
         for axis, d in _laid(given[summand].dims or (), len(x)):
             _fix(x, axis, d)
-    groups = attrs.get("groups", attrs.get("num_groups", GROUPS if node.op_type == "GroupNorm" else 1)) if op.kind == "GroupNorm" else 1
+    groups = (
+        attrs.get("groups", attrs.get("num_groups", GROUPS if node.op_type == "GroupNorm" else 1))
+        if op.kind == "GroupNorm"
+        else 1
+    )
     if groups > 1 and x[along[0]].number is None:
         x[along[0]] = groups * Size.unknown("a group", first.name)
     found = {first.name: tuple(x)}
     for i, t in enumerate(given):
         if t.name and t.name not in found:
             broadcast = op.owner is Owner.ONNXRUNTIME and op.kind in _TRAILING and len(t.dims or ()) > len(along)
-            found[t.name] = _summand(t, x) if i == summand or broadcast else _vector(op, t, [x[a] for a in along], groups)
+            found[t.name] = (
+                _summand(t, x) if i == summand or broadcast else _vector(op, t, [x[a] for a in along], groups)
+            )
     return found
 
 

@@ -1,4 +1,5 @@
-"""The certificate of a foreign node's expansion: its owner's definition and the nodes written are one function (`normdeploy.proof`).
+"""The certificate of a foreign node's expansion: its owner's definition and the nodes written are one function
+(`normdeploy.proof`).
 
 Nodes that agree in their op, attributes, inputs' sizes and in all that was written for them share one proof.
 """
@@ -24,13 +25,23 @@ from ..records import Certificate
 from .premises import RANKS, Shape, shapes
 from .write import Op, Types, Writer
 
-MALFORMED = (evaluate.Unsupported, KeyError, TypeError, ValueError, IndexError, ArithmeticError, AssertionError, AttributeError)
+MALFORMED = (
+    evaluate.Unsupported,
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+)
 
 Memo = MutableMapping[object, Identity | NotProved]
 
 
 def proved(memo: Memo, op: Op, writer: Writer, types: Types) -> Certificate:
-    """Every output that the node names, at every input and size that its definition takes. ``memo``: what was proved of others.
+    """Every output that the node names, at every input and size that its definition takes. ``memo``: what was proved of
+    others.
 
     Raises:
         MALFORMED: the node does not fit its op.
@@ -41,12 +52,17 @@ def proved(memo: Memo, op: Op, writer: Writer, types: Types) -> Certificate:
         least = max(-int(attrs.get("axis", -1)), 1)
         ranks = list(range(least, least + RANKS))
         # an axis more in front of all data is named by no node: a slice of the larger rank is a case of the smaller one
-        more = f"the rank of {name!r} is not known: shown at each from {least} to {ranks[-1]}, and at larger ones slice by slice"
+        more = (
+            f"the rank of {name!r} is not known: shown at each from {least} to {ranks[-1]}, and at larger ones slice by"
+            " slice"
+        )
     found = [_at(memo, op, writer, attrs, shapes(op, writer.node, attrs, types, rank)) for rank in ranks]
     return certificate_of(next((f for f in found if isinstance(f, NotProved)), found[-1]), more)
 
 
-def _at(memo: Memo, op: Op, writer: Writer, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]) -> Identity | NotProved:
+def _at(
+    memo: Memo, op: Op, writer: Writer, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
+) -> Identity | NotProved:
     key = _key(op, writer, sizes)
     if key not in memo:
         try:
@@ -89,7 +105,8 @@ def _plain(sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
 
 
 def _embedding(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
-    """Leaves are the rows that ids pick, by table and ids (or how many of the first), gamma and beta, and the mask as numbers."""
+    """Leaves are the rows that ids pick, by table and ids (or how many of the first), gamma and beta, and the mask as
+    numbers."""
     name = dict(enumerate(node.input))
     ids, positions = name[0], name.get(8) or ""
     picks: list[tuple[str, str | Size]] = [(name[2], ids), (name[3], positions or sizes[ids][1])]
@@ -104,7 +121,9 @@ def _embedding(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple[tuple[
 
     def inputs_of(values: Sequence[Value]) -> dict[str, Any]:
         held = dict(zip(leaves, values, strict=True))
-        given: dict[str, Any] = {t: Table(t, {by: held[table, by] for table, by in picks if table == t}) for t, _ in picks}
+        given: dict[str, Any] = {
+            t: Table(t, {by: held[table, by] for table, by in picks if table == t}) for t, _ in picks
+        }
         for index in filter(None, (ids, name[1], counted, positions)):
             given[index] = Indices(index, sizes[index], held["mask"] if index == counted else None)
         return given | {vector: held[vector] for vector in (name[5], name[6])}
@@ -126,7 +145,12 @@ def _key(op: Op, writer: Writer, sizes: Mapping[str, Shape]) -> object:
         return tuple(sorted(terms, key=repr))
 
     def said(n: onnx.NodeProto) -> object:
-        return n.op_type, place(n.input), place(n.output), tuple(sorted(a.SerializeToString(deterministic=True) for a in n.attribute))
+        return (
+            n.op_type,
+            place(n.input),
+            place(n.output),
+            tuple(sorted(a.SerializeToString(deterministic=True) for a in n.attribute)),
+        )
 
     own = (op.owner, writer.opset, said(node), *(said(n) for n in writer.nodes))
     held = tuple((place([t.name]), t.data_type, tuple(t.dims), t.raw_data) for t in writer.initializers)

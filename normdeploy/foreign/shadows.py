@@ -1,10 +1,12 @@
-"""Functions of a file that bear the name of an op that means something already: for the passes they get names that mean nothing.
+"""Functions of a file that bear the name of an op that means something already: for the passes they get names that mean
+nothing.
 
-onnx.proto leaves it to each runtime which of the two counts, "in case of any conflicts" between a model-local function and an op of that
-domain and name. onnxruntime 1.31 runs its kernel where it has one (com.microsoft.Gelu, every standard op) and the function's body where it
-has none (com.microsoft.SimplifiedLayerNormalization, which is an op of the default domain there). So the meaning of such a node is not
-certain: it is neither read as the op nor replaced by the body. `apart` hides the name before anything is recognised, and `Shadows.restored`
-puts it back, so that the file still says what its author wrote.
+onnx.proto leaves it to each runtime which of the two counts, "in case of any conflicts" between a model-local function
+and an op of that domain and name. onnxruntime 1.31 runs its kernel where it has one (com.microsoft.Gelu, every standard
+op) and the function's body where it has none (com.microsoft.SimplifiedLayerNormalization, which is an op of the default
+domain there). So the meaning of such a node is not
+certain: it is neither read as the op nor replaced by the body. `apart` hides the name before anything is recognised,
+and `Shadows.restored` puts it back, so that the file still says what its author wrote.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from ..storage.protos import copied, subgraphs
 
 STANDARD = ("", "ai.onnx")  # two names of one domain
 _OWNED = (*STANDARD, "com.microsoft")  # whose every name has an owner
-_MEANT = frozenset(op for _, op in (*evaluate.OPS, *TABLE))  # some tables go by the name alone, so the domain doesn't matter
+_MEANT = frozenset(
+    op for _, op in (*evaluate.OPS, *TABLE)
+)  # some tables go by the name alone, so the domain doesn't matter
 
 Key = tuple[str, str, str]  # domain, name, overload
 
@@ -42,7 +46,8 @@ class Shadows:
         return proto
 
     def written(self, proto: onnx.ModelProto) -> str:
-        """The function whose name a node bears that was written since `apart`, "" where none: `restored` would make it a call.
+        """The function whose name a node bears that was written since `apart`, "" where none: `restored` would make it
+        a call.
 
         A file that came to another opset may have it without a new node: the standard names of that opset are others.
         """

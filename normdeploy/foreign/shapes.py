@@ -1,7 +1,7 @@
 """Types and shapes in a file whose nodes onnx's inference does not all know.
 
-Standard nodes stand in for those that leave a tensor's shape as it is. Behind an op that nothing is known of, inference has lost the
-shapes; a skip norm finds them again in its residual stream, which comes from another norm.
+Standard nodes stand in for those that leave a tensor's shape as it is. Behind an op that nothing is known of, inference
+has lost the shapes; a skip norm finds them again in its residual stream, which comes from another norm.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ from .write import Types, Writer
 
 OWN_DOMAINS = ("", "ai.onnx")
 _SKIPS = frozenset(op for op, row in owned_by(Owner.ONNXRUNTIME).items() if row.inputs[1] == "residual")
-_SUMS = {op: row.outputs.index("sum") for op, row in owned_by(Owner.ONNXRUNTIME).items() if "sum" in row.outputs}  # places of outputs
+_SUMS = {
+    op: row.outputs.index("sum") for op, row in owned_by(Owner.ONNXRUNTIME).items() if "sum" in row.outputs
+}  # places of outputs
 _ELEMENTWISE = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")  # of onnxruntime's own
 
 
 def types_of(proto: onnx.ModelProto, opset: int) -> Types:
     """The element type and shape of each tensor, as far as they can be known."""
     functions = {(f.domain, f.name) for f in proto.functions}
-    said = {v.name for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output) if v.type.tensor_type.HasField("shape")}
+    said = {
+        v.name
+        for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
+        if v.type.tensor_type.HasField("shape")
+    }
     stream: set[str] = set()  # the results of norms
     lost: set[str] = set()  # those that inference will not find
     nodes: list[onnx.NodeProto] = []
@@ -41,7 +47,8 @@ def types_of(proto: onnx.ModelProto, opset: int) -> Types:
 
 
 def _stand_ins(node: onnx.NodeProto, opset: int, stream: set[str], lost: set[str]) -> list[onnx.NodeProto] | None:
-    """Standard nodes that give the node's results their types and shapes: none where these are lost, None where it needs none."""
+    """Standard nodes that give the node's results their types and shapes: none where these are lost, None where it
+    needs none."""
     op = op_of(node, opset)
     if op is None and not (node.domain == "com.microsoft" and node.op_type in _ELEMENTWISE):
         return None
@@ -51,7 +58,9 @@ def _stand_ins(node: onnx.NodeProto, opset: int, stream: set[str], lost: set[str
     if node.op_type == "EmbedLayerNormalization":
         return [onnx.helper.make_node("Gather", [node.input[2], node.input[0]], [o]) for o in ends]
     alike = node.input[0]
-    if node.op_type in _SKIPS and alike not in stream and node.input[1] in stream:  # any other second summand may be broadcast
+    if (
+        node.op_type in _SKIPS and alike not in stream and node.input[1] in stream
+    ):  # any other second summand may be broadcast
         alike = node.input[1]
     return [onnx.helper.make_node("Identity", [alike], [o]) for o in ends] if alike not in lost else []
 

@@ -1,6 +1,7 @@
 """Writes what stands for a foreign norm node: standard primitives, all of them in the file's own opset.
 
-The statistics of a 16-bit tensor are taken in float32, as the runtimes that own these ops take them; a wider one keeps its type.
+The statistics of a 16-bit tensor are taken in float32, as the runtimes that own these ops take them; a wider one keeps
+its type.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class Writer:
         """
         kind = next((k for n in (t, *alike) if (k := self._kinds.get(n) or self._types.get(n, (None, None))[0])), None)
         if kind is None or kind not in _FLOATING:
-            raise Refused(f"the type of {t!r} is {'not known' if not kind else onnx.TensorProto.DataType.Name(kind)}: it must be floating")
+            raise Refused(
+                f"the type of {t!r} is {'not known' if not kind else onnx.TensorProto.DataType.Name(kind)}: it must be"
+                " floating"
+            )
         return kind
 
     @staticmethod
@@ -112,7 +116,11 @@ class Writer:
         return self._ints[key]
 
     def cast(self, t: str, kind: int) -> str:
-        return t if self._kinds.get(t, self._types.get(t, (None, None))[0]) == kind else self.then("Cast", t, kind=kind, to=kind)
+        return (
+            t
+            if self._kinds.get(t, self._types.get(t, (None, None))[0]) == kind
+            else self.then("Cast", t, kind=kind, to=kind)
+        )
 
     def reshape(self, t: str, shape: Sequence[int]) -> str:
         return self.then("Reshape", t, self.ints(shape, "shape"))
@@ -153,9 +161,12 @@ class Writer:
             raise Refused(f"{channels} channels can't be divided into {groups} groups")
 
     def grouped(self, x: str, groups: int, epsilon: float, rank: int, gamma: str = "", beta: str = "") -> str:
-        """Group norm of (N, C, …) in gamma's type; gamma and beta (by default the inputs 1 and 2) have one value for each channel."""
+        """Group norm of (N, C, …) in gamma's type; gamma and beta (by default the inputs 1 and 2) have one value for
+        each channel."""
         view = self.then("Reshape", x, self.ints([0, groups, -1], "groups"))
-        back = self.then("Reshape", self.normalized(view, [-1], epsilon).value, self.then("Shape", x, kind=onnx.TensorProto.INT64))
+        back = self.then(
+            "Reshape", self.normalized(view, [-1], epsilon).value, self.then("Shape", x, kind=onnx.TensorProto.INT64)
+        )
         return self.scaled(back, gamma or self.input(1), beta or self.input(2), shape=[-1, *(1,) * (rank - 2)])
 
     def silu(self, y: str) -> str:
@@ -194,4 +205,6 @@ class Op:
 
 def written_by(row: NormOp, write: Callable[[Writer, Attrs], None], ignored: Collection[str] = ()) -> Op:
     """The op of a row and what writes it. ``ignored``: attributes that a node may have and that mean nothing."""
-    return Op(row.owner, row.kind, write, frozenset((*row.attributes, *ignored)), (row.fewest, len(row.inputs)), row.skippable)
+    return Op(
+        row.owner, row.kind, write, frozenset((*row.attributes, *ignored)), (row.fewest, len(row.inputs)), row.skippable
+    )

@@ -1,4 +1,5 @@
-"""This project's own ops in a file: which of them are to be believed, and the functions that go with those that are written.
+"""This project's own ops in a file: which of them are to be believed, and the functions that go with those that are
+written.
 
 A function of one of our names with another body means what its body says: it is never taken for ours.
 """
@@ -24,7 +25,8 @@ def imports(proto: onnx.ModelProto) -> bool:
 
 
 def opened(proto: onnx.ModelProto, fuse: str) -> onnx.ModelProto:
-    """``proto`` ready for the passes: of the functions in our domain those written out in place that are not asked for or not ours.
+    """``proto`` ready for the passes: of the functions in our domain those written out in place that are not asked for
+    or not ours.
 
     Raises:
         GraphError: a node lacks what the function that it calls asks for.
@@ -46,7 +48,8 @@ def opened(proto: onnx.ModelProto, fuse: str) -> onnx.ModelProto:
 
 
 def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Give ``proto``, in place, the functions of our ops that it uses, written for ``opset``, and no other of our domain."""
+    """Give ``proto``, in place, the functions of our ops that it uses, written for ``opset``, and no other of our
+    domain."""
     calls = _calls(proto)
     others = [f for f in proto.functions if f.domain != DOMAIN]
     if calls or len(others) < len(proto.functions):
@@ -54,7 +57,10 @@ def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         del proto.functions[:]
         proto.functions.extend([*others, *own])
         proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS) if own else proto.ir_version
-    for holder, needed in ((proto, bool(calls)), *((f, any(n.domain == DOMAIN for n in _nodes(f.node))) for f in proto.functions)):
+    for holder, needed in (
+        (proto, bool(calls)),
+        *((f, any(n.domain == DOMAIN for n in _nodes(f.node))) for f in proto.functions),
+    ):
         kept = [o for o in holder.opset_import if o.domain != DOMAIN]
         if needed or len(kept) < len(holder.opset_import):
             del holder.opset_import[:]
@@ -88,7 +94,11 @@ def _missing(node: onnx.NodeProto) -> str:
     """What a node of ours lacks."""
     given = {a.name: None if a.ref_attr_name else onnx.helper.get_attribute_value(a) for a in node.attribute}
     lacks = lacking(node.op_type, node.input, given)
-    return f"the node {node.name or node.output[0]!r} ({DOMAIN}.{node.op_type}) lacks {' and '.join(lacks)}" if lacks else ""
+    return (
+        f"the node {node.name or node.output[0]!r} ({DOMAIN}.{node.op_type}) lacks {' and '.join(lacks)}"
+        if lacks
+        else ""
+    )
 
 
 def _ours(function: onnx.FunctionProto) -> bool:
@@ -104,7 +114,9 @@ def _meaning(function: onnx.FunctionProto) -> list[object]:
     numbers = dict(zip(function.input, counter, strict=False))
     steps: list[object] = [len(function.input), sorted(function.attribute)]
     for node in function.node:
-        attributes = sorted((a.name, a.ref_attr_name or repr(onnx.helper.get_attribute_value(a))) for a in node.attribute)
+        attributes = sorted(
+            (a.name, a.ref_attr_name or repr(onnx.helper.get_attribute_value(a))) for a in node.attribute
+        )
         read = [numbers.get(i) for i in node.input]
         numbers.update(zip(node.output, counter, strict=False))
         steps.append((node.domain.replace("ai.onnx", ""), node.op_type, read, attributes))
@@ -116,7 +128,9 @@ def _inlined(proto: onnx.ModelProto, ops: Collection[str], bodies: Iterable[onnx
     made = {o: n for n in _calls(proto) for o in n.output}
     skeleton = _without_weights(proto)
     skeleton.functions.extend(bodies)
-    defaults = {(f.name, f.overload): f.attribute_proto for f in skeleton.functions if f.domain == DOMAIN and f.attribute_proto}
+    defaults = {
+        (f.name, f.overload): f.attribute_proto for f in skeleton.functions if f.domain == DOMAIN and f.attribute_proto
+    }
     for node in _nodes((*skeleton.graph.node, *(n for f in skeleton.functions for n in f.node))) if defaults else ():
         if node.domain == DOMAIN:  # the inliner doesn't know of defaults
             given = {a.name for a in node.attribute}
@@ -140,5 +154,7 @@ def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     for field, value in proto.graph.ListFields():
         if field.name != "initializer":
             copy_field(copy.graph, field, value)
-    copy.graph.initializer.extend(onnx.TensorProto(name=t.name, data_type=t.data_type, dims=[0]) for t in proto.graph.initializer)
+    copy.graph.initializer.extend(
+        onnx.TensorProto(name=t.name, data_type=t.data_type, dims=[0]) for t in proto.graph.initializer
+    )
     return copy

@@ -1,6 +1,7 @@
 """Norms cut out of a file: each one a small model of its own, to be shown to a runtime.
 
-Tensors and nodes get names of their own, and weights become ones: two norms that a runtime can't tell apart are one model, byte for byte.
+Tensors and nodes get names of their own, and weights become ones: two norms that a runtime can't tell apart are one
+model, byte for byte.
 """
 
 from __future__ import annotations
@@ -51,12 +52,17 @@ class Cutter:
         """Initializers, and what is computed from them alone."""
         known = set(self.held) - {i.name for i in self.model.graph.input} | {""}
         for node in self.model.graph.node:
-            if not node.op_type.startswith("Random") and not any(a.g.node for a in node.attribute) and known.issuperset(node.input):
+            if (
+                not node.op_type.startswith("Random")
+                and not any(a.g.node for a in node.attribute)
+                and known.issuperset(node.input)
+            ):
                 known.update(node.output)
         return known
 
     def cut(self, tensors: Sequence[str], shapes: Mapping[str, Dims | None]) -> onnx.ModelProto | None:
-        """The nodes that make ``tensors``, and the constants that they read. ``shapes``: what is known better than the file states it.
+        """The nodes that make ``tensors``, and the constants that they read. ``shapes``: what is known better than the
+        file states it.
 
         None where a tensor is not in this graph, or the type of an input is not known.
         """
@@ -72,7 +78,9 @@ class Cutter:
         cut = onnx.ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import)
         graph = cut.graph
         graph.name = "norm"
-        names = {name: f"t{i}" for i, name in enumerate(dict.fromkeys([*data, *(o for n in nodes for o in n.output if o)]))} | {"": ""}
+        names = {
+            name: f"t{i}" for i, name in enumerate(dict.fromkeys([*data, *(o for n in nodes for o in n.output if o)]))
+        } | {"": ""}
         for name in data:
             if name in self.held:
                 graph.initializer.append(_plain(self.held[name], names[name]))

@@ -22,7 +22,8 @@ _ARITHMETIC: dict[type, Callable[[int, int], int]] = {
 
 
 def evaluate_dim(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
-    """A dim's size where its symbols take the given sizes ("2*s16*s82", "floor" forms excluded); None where that can't be said."""
+    """A dim's size where its symbols take the given sizes ("2*s16*s82", "floor" forms excluded); None where that can't
+    be said."""
     if isinstance(dim, int):
         return dim
     if dim is None:
@@ -36,7 +37,8 @@ def evaluate_dim(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
 
 
 def invented(dim: int | str | None) -> bool:
-    """Whether onnx's inference made up the name, for a size that it could not follow: the size may be named elsewhere, too."""
+    """Whether onnx's inference made up the name, for a size that it could not follow: the size may be named elsewhere,
+    too."""
     return isinstance(dim, str) and dim.startswith("unk__")
 
 

@@ -1,4 +1,5 @@
-"""Whether two ONNX models compute the same: one run of both in onnxruntime, with a bound that only rounding can explain."""
+"""Whether two ONNX models compute the same: one run of both in onnxruntime, with a bound that only rounding can
+explain."""
 
 from __future__ import annotations
 
@@ -29,18 +30,22 @@ _TYPE_ATTRIBUTES = {"to", "dtype"}  # of Cast and of what draws or counts
 
 
 def check_equal(
-    before: onnx.ModelProto, after: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]], shared: Mapping[str, str] | None = None
+    before: onnx.ModelProto,
+    after: onnx.ModelProto,
+    samples: Sequence[Mapping[str, np.ndarray]],
+    shared: Mapping[str, str] | None = None,
 ) -> None:
     """Run both on each sample in onnxruntime, its own optimizer off, and compare every output.
 
-    Cleaning up is meant to be exact, and mostly is, bit for bit. What may differ is the rounding of the nodes that were folded into
-    constants or regrouped, N at most (the nodes before). N roundings of relative size u add up to less than λ·√N·u with a probability
-    of 1 − 2N·exp(−λ²/2) (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019); with λ = 6 that is
-    1 − 3e-8·N. So the bound is 6·√N·u·max|before| for each output, u the unit roundoff of the coarsest floating type in the graph.
-    Integers, and the places of NaN and Inf, must be equal.
+    Cleaning up is meant to be exact, and mostly is, bit for bit. What may differ is the rounding of the nodes that were
+    folded into constants or regrouped, N at most (the nodes before). N roundings of relative size u add up to less than
+    λ·√N·u with a probability of 1 − 2N·exp(−λ²/2) (Higham and Mary, "A new approach to probabilistic rounding error
+    analysis", 2019); with λ = 6 that is 1 − 3e-8·N. So the bound is 6·√N·u·max|before| for each output, u the unit
+    roundoff of the coarsest floating type in the graph. Integers, and the places of NaN and Inf, must be equal.
 
     Args:
-        shared: initializer of ``after`` -> large initializer of ``before``, whose data it has; ``after`` holds references in their place.
+        shared: initializer of ``after`` -> large initializer of ``before``, whose data it has; ``after`` holds
+        references in their place.
 
     Raises:
         ExportError: an output differs by more; the message names it and both values.
@@ -50,13 +55,16 @@ def check_equal(
     values = _all_held(weights)
     expected = _outputs(light, values, samples)
     light, weights = detached(after)
-    found = _outputs(light, _all_held(weights) | {name: values[theirs] for name, theirs in (shared or {}).items()}, samples)
+    found = _outputs(
+        light, _all_held(weights) | {name: values[theirs] for name, theirs in (shared or {}).items()}, samples
+    )
     for (name, old), (_, new) in zip(expected, found, strict=True):
         difference = _difference(old, new)
         bound = relative * float(np.abs(old, where=np.isfinite(old), out=np.zeros(old.shape)).max(initial=0.0))
         if difference > bound:
             raise ExportError(
-                f"simplifying changed the output {name!r} by {difference:.3g}, but rounding explains no more than {bound:.3g}"
+                f"simplifying changed the output {name!r} by {difference:.3g}, but rounding explains no more than"
+                f" {bound:.3g}"
             )
 
 
@@ -72,7 +80,9 @@ def _all_held(weights: Mapping[str, onnx.TensorProto]) -> _Values:
     return {name: held(array(t)) for name, t in weights.items()}
 
 
-def _outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]:
+def _outputs(
+    light: onnx.ModelProto, values: _Values, samples: Sequence[Mapping[str, np.ndarray]]
+) -> list[tuple[str, np.ndarray]]:
     """(name, value) of every output for every sample."""
     given = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
     made, fed = session(light, values)
@@ -85,7 +95,8 @@ def _outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Mapping[
 
 
 def session(light: onnx.ModelProto, values: _Values) -> tuple[ort.InferenceSession, _Values]:
-    """A session without optimizations, and the weights to feed it: onnxruntime copies an initializer, but takes an input where it lies."""
+    """A session without optimizations, and the weights to feed it: onnxruntime copies an initializer, but takes an
+    input where it lies."""
     _without_bfloat16(light)
     fed = _fed(light, values)
     values = {name: value for name, value in values.items() if name not in fed}
@@ -94,7 +105,9 @@ def session(light: onnx.ModelProto, values: _Values) -> tuple[ort.InferenceSessi
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4  # an exception says it better
     options.add_session_config_entry("session.disable_prepacking", "1")
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # one short run: waiting threads only take cores from others
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # one short run: waiting threads only take cores from others
     options.add_external_initializers(list(values), list(values.values()))
     return ort.InferenceSession(light.SerializeToString(), options, providers=["CPUExecutionProvider"]), fed
 
@@ -105,7 +118,9 @@ def _fed(light: onnx.ModelProto, values: _Values) -> _Values:
     for body in bodies(light):
         for node in body.node:
             for name in node.input:
-                readers.setdefault(name, set()).add(node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}")
+                readers.setdefault(name, set()).add(
+                    node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}"
+                )
     named = {v.name for v in (*light.graph.input, *light.graph.output)}
     fed = {}
     for tensor in list(light.graph.initializer):
@@ -128,7 +143,8 @@ def computable(array: np.ndarray) -> np.ndarray:
 
 
 def _without_bfloat16(model: onnx.ModelProto) -> None:
-    """Turn bfloat16 into float32, which holds every value of it: onnxruntime has hardly a bfloat16 kernel for the CPU."""
+    """Turn bfloat16 into float32, which holds every value of it: onnxruntime has hardly a bfloat16 kernel for the
+    CPU."""
     narrow, wide = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
     for tensor in tensors(model):
         if tensor.data_type == narrow and tensor.HasField("raw_data"):
@@ -153,7 +169,9 @@ def unit_roundoff(proto: onnx.ModelProto) -> float:
         v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.output)
     }
     types |= {a.i for body in bodies(proto) for node in body.node for a in node.attribute if a.name in _TYPE_ATTRIBUTES}
-    return max((u for kind, u in _UNIT_ROUNDOFF.items() if kind in types), default=_UNIT_ROUNDOFF[onnx.TensorProto.FLOAT])
+    return max(
+        (u for kind, u in _UNIT_ROUNDOFF.items() if kind in types), default=_UNIT_ROUNDOFF[onnx.TensorProto.FLOAT]
+    )
 
 
 def _difference(old: np.ndarray, new: np.ndarray) -> float:

@@ -20,7 +20,22 @@ from .unrounded import Unrounded
 # Ops whose result has the shape of its largest input (or broadcasts to it), and the type of its first.
 _ELEMENTWISE = frozenset(
     {
-        *("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Neg", "Sqrt", "Reciprocal", "Identity", "Cast", "CastLike", "Clip"),
+        *(
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Sum",
+            "Max",
+            "Min",
+            "Neg",
+            "Sqrt",
+            "Reciprocal",
+            "Identity",
+            "Cast",
+            "CastLike",
+            "Clip",
+        ),
         *("Relu", "Gelu", "Erf", "Tanh", "Sigmoid"),
     }
 )
@@ -55,17 +70,24 @@ class FileGraph(Links):
         self._lonely = lonely(proto.graph)
         self._stated: dict[int, Dims] = {}  # of tensors whose shape is known for good
         self._dtypes: dict[int, int] = {}
-        self.completer: Callable[[Any], None] | None = None  # called where a shape is wanted that neither knows, once; it may `learn` it
+        self.completer: Callable[[Any], None] | None = (
+            None  # called where a shape is wanted that neither knows, once; it may `learn` it
+        )
 
     def is_constant(self, t: gs.Tensor) -> bool:
-        """True where the value is fixed by the file: initializers, Constant nodes, and what is computed from these alone."""
+        """True where the value is fixed by the file: initializers, Constant nodes, and what is computed from these
+        alone."""
         known = self._constant.get(id(t))
         return self._derived(t, self._constant, seed=lambda _node: False) if known is None else known
 
     def is_shape_valued(self, t: gs.Tensor) -> bool:
         """True for constants and for what is computed from shapes and constants alone, never from a tensor's values."""
         known = self._shape_valued.get(id(t))
-        return self._derived(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size")) if known is None else known
+        return (
+            self._derived(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size"))
+            if known is None
+            else known
+        )
 
     def take_as_data(self, tensors: Sequence[gs.Tensor]) -> None:
         """Let tensors that are made of constants and sizes count as data, and what is computed from them too."""
@@ -97,10 +119,12 @@ class FileGraph(Links):
         return memo[id(t)]
 
     def value(self, t: gs.Tensor) -> np.ndarray:
-        """The value of a constant: floating types as float64, exact where a rewrite computed it. ``is_constant(t)`` must hold.
+        """The value of a constant: floating types as float64, exact where a rewrite computed it. ``is_constant(t)``
+        must hold.
 
         Raises:
-            evaluate.Unsupported: it is computed by something that the evaluator does not know, or does not fit into memory.
+            evaluate.Unsupported: it is computed by something that the evaluator does not know, or does not fit into
+            memory.
         """
         known: dict[int, Any] = {}
         stack, made = [t], 0
@@ -135,7 +159,9 @@ class FileGraph(Links):
     def _spend(self, steps: int) -> None:
         self._computed += steps
         if self._computed > _IN_ALL:
-            raise evaluate.Unsupported(f"the constants of the file take more than {_IN_ALL} steps to compute; fold them first")
+            raise evaluate.Unsupported(
+                f"the constants of the file take more than {_IN_ALL} steps to compute; fold them first"
+            )
 
     def _keep_values(self, node: gs.Node, results: Sequence[Any]) -> None:
         """Remember what a node on constants gave: each link of a chain of them may be asked for."""
@@ -143,7 +169,9 @@ class FileGraph(Links):
         size = sum(v.size for v in held.values())
         if self._kept + size <= _KEPT:
             self._kept += size
-            self._values.update((key, v if v.base is None else v.copy()) for key, v in held.items())  # a view would keep all of its base
+            self._values.update(
+                (key, v if v.base is None else v.copy()) for key, v in held.items()
+            )  # a view would keep all of its base
 
     def known(self, t: gs.Tensor) -> np.ndarray | None:
         """The value of ``t``; None where it is no constant or left out, or none that can be evaluated."""
@@ -156,7 +184,8 @@ class FileGraph(Links):
             return None
 
     def parts(self, t: gs.Tensor) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """A value and a rest, whose sum in float64 is the constant ``t``: float32 is given without a copy, other types as by `known`."""
+        """A value and a rest, whose sum in float64 is the constant ``t``: float32 is given without a copy, other types
+        as by `known`."""
         kept = self.exact.parts(id(t))
         if kept is not None:
             return kept
@@ -180,7 +209,8 @@ class FileGraph(Links):
         return self.evaluator(node)(inputs)
 
     def evaluator(self, node: gs.Node) -> Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]:
-        """The node as a function in float64. CastLike is a Cast to the type of its second input, whose value is not asked for."""
+        """The node as a function in float64. CastLike is a Cast to the type of its second input, whose value is not
+        asked for."""
         found = self._evaluators.get(id(node))
         if found is None:
             if node.op == "CastLike":
@@ -190,13 +220,19 @@ class FileGraph(Links):
             else:
                 opset = max(self.opset, NEWEST) if id(node) in self._new else self.opset
                 found = partial(
-                    evaluate.apply, node.op, attrs=self.attrs(node), opset=opset, domain=node.domain or "", outputs=len(node.outputs)
+                    evaluate.apply,
+                    node.op,
+                    attrs=self.attrs(node),
+                    opset=opset,
+                    domain=node.domain or "",
+                    outputs=len(node.outputs),
                 )
             self._evaluators[id(node)] = found
         return found
 
     def shape(self, t: gs.Tensor) -> Dims | None:
-        """The shape as far as it is known: ints, symbols or expressions of symbols, None for an unknown dim; None without a rank."""
+        """The shape as far as it is known: ints, symbols or expressions of symbols, None for an unknown dim; None
+        without a rank."""
         if isinstance(t, gs.Constant):
             return tuple(t.shape)
         if id(t) in self._stated:
@@ -215,13 +251,15 @@ class FileGraph(Links):
         return self._carried(t) if dims is None else self._shapes.get(id(t)) or dims
 
     def learn(self, t: gs.Tensor, dtype: int | None, dims: Dims) -> None:
-        """Take down what the completer found of ``t``. ``dtype``: an element type of ONNX, None where it was not looked for."""
+        """Take down what the completer found of ``t``. ``dtype``: an element type of ONNX, None where it was not looked
+        for."""
         self._shapes[id(t)] = dims
         if dtype is not None:
             self._dtypes[id(t)] = dtype
 
     def _carried(self, t: gs.Tensor) -> Dims | None:
-        """The shape that elementwise nodes carry on from where it was last known: inference stops at the first op it can't follow."""
+        """The shape that elementwise nodes carry on from where it was last known: inference stops at the first op it
+        can't follow."""
         way: list[gs.Tensor] = []
         while id(t) not in self._shapes:
             node = self.producer(t)
@@ -246,7 +284,11 @@ class FileGraph(Links):
 
     def _rank(self, t: gs.Tensor) -> int:
         inferred = self._inferred.get(t.name)
-        known = t.shape if t.shape is not None else (inferred[1] if inferred is not None else None) or self._shapes.get(id(t))
+        known = (
+            t.shape
+            if t.shape is not None
+            else (inferred[1] if inferred is not None else None) or self._shapes.get(id(t))
+        )
         return -1 if known is None else len(known)
 
     def dtype(self, t: gs.Tensor) -> Any:
@@ -271,7 +313,8 @@ class FileGraph(Links):
 
 
 def stored(t: gs.Constant) -> np.ndarray:
-    """The elements as the file holds them. Those of large ones are read again each time: graphsurgeon would keep a copy of every weight."""
+    """The elements as the file holds them. Those of large ones are read again each time: graphsurgeon would keep a copy
+    of every weight."""
     held = t._values
     return held.load() if isinstance(held, gs.ir.tensor.LazyValues) and held.nbytes > _LARGE else t.values
 
@@ -295,11 +338,14 @@ def _unsaid(dim: int | str | None) -> bool:
 
 
 def _keeps_shape(node: gs.Node, t: gs.Tensor) -> bool:
-    """Whether ``t``, a result of ``node``, has its largest input's shape. In a domain of somebody else the ops' names mean nothing."""
+    """Whether ``t``, a result of ``node``, has its largest input's shape. In a domain of somebody else the ops' names
+    mean nothing."""
     if (node.domain or "") not in ("", "ai.onnx", DOMAIN):
         return False
     norm = _NORMS.get(node.op)
-    return node.op in _ELEMENTWISE if norm is None else any(i in norm.alike for i, o in enumerate(node.outputs) if o is t)
+    return (
+        node.op in _ELEMENTWISE if norm is None else any(i in norm.alike for i, o in enumerate(node.outputs) if o is t)
+    )
 
 
 def _typed_by(node: gs.Node, t: gs.Tensor) -> gs.Tensor | None:

@@ -1,7 +1,7 @@
 """The ONNX graph that the passes work on: what `normdeploy.graphs.file_graph` reads, to be edited and written again.
 
-Edits only re-point tensors. A node whose outputs nobody uses any more is dropped from the list that is exported; its own links are
-left alone, because residual branches share them.
+Edits only re-point tensors. A node whose outputs nobody uses any more is dropped from the list that is exported; its
+own links are left alone, because residual branches share them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Graph(FileGraph):
 
         Args:
             taken: names that no new tensor may bear.
-            weights: keeps new large constants, to which the model written refers (`normdeploy.storage.held`); None: it holds them.
+            weights: keeps new large constants, to which the model written refers (`normdeploy.storage.held`); None: it
+            holds them.
 
         Raises:
             GraphError: the nodes stand in no valid order, or a name is written twice.
@@ -44,7 +45,9 @@ class Graph(FileGraph):
         self._weights = weights
         self._referring: dict[int, onnx.TensorProto] = {}  # by id of a new large constant
         self._names = {*taken, *names(proto.graph)}
-        self._settled: dict[int, gs.Constant] = {}  # id of a Constant node of ours -> the initializer that is written for it
+        self._settled: dict[
+            int, gs.Constant
+        ] = {}  # id of a Constant node of ours -> the initializer that is written for it
         self.memo: dict[object, object] = {}  # what recognition found out about one norm and may try on its likes
 
     @property
@@ -87,16 +90,24 @@ class Graph(FileGraph):
         return made
 
     def replace(
-        self, old: gs.Tensor, new_nodes: Sequence[gs.Node], shape: Dims | None = None, place: int = 0, origin: gs.Node | None = None
+        self,
+        old: gs.Tensor,
+        new_nodes: Sequence[gs.Node],
+        shape: Dims | None = None,
+        place: int = 0,
+        origin: gs.Node | None = None,
     ) -> None:
-        """Let output number ``place`` of the last of ``new_nodes`` be ``old`` (which keeps its name and readers), and drop what nobody uses
-        any more.
+        """Let output number ``place`` of the last of ``new_nodes`` be ``old`` (which keeps its name and readers), and
+        drop what nobody uses any more.
 
-        ``shape``: of ``old``, where it is known now. ``origin``: the node whose metadata the new ones get, the producer of ``old`` if None.
+        ``shape``: of ``old``, where it is known now. ``origin``: the node whose metadata the new ones get, the producer
+        of ``old`` if None.
         """
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
-        told = next((self._metadata[t.name] for t in self._copied(origin or before).outputs if t.name in self._metadata), None)
+        told = next(
+            (self._metadata[t.name] for t in self._copied(origin or before).outputs if t.name in self._metadata), None
+        )
         if told is not None:
             self._metadata.update((t.name, told) for t in (old, *(t for n in new_nodes for t in n.outputs)))
         if shape is not None:
@@ -112,18 +123,25 @@ class Graph(FileGraph):
         self.take_over(old, new_nodes[-1], place)
 
     def take_over(self, old: gs.Tensor, node: gs.Node, place: int) -> None:
-        """Let output number ``place`` of ``node``, which is in the graph, be ``old``, and drop what nobody uses any more."""
+        """Let output number ``place`` of ``node``, which is in the graph, be ``old``, and drop what nobody uses any
+        more."""
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
-        before.outputs[_index(before.outputs, old)] = gs.Variable(self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape)
+        before.outputs[_index(before.outputs, old)] = gs.Variable(
+            self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape
+        )
         node.outputs[place] = old
         self.drop_if_unused(before)
 
     def settle(self, t: gs.Tensor, value: np.ndarray) -> None:
-        """Let ``t``, which constants or sizes that the file states make, be an initializer of its name that holds ``value``, and drop what
-        nobody uses any more."""
+        """Let ``t``, which constants or sizes that the file states make, be an initializer of its name that holds
+        ``value``, and drop what nobody uses any more."""
         node = gs.Node(
-            "Constant", name=t.name, attrs={"value": gs.Constant("", value)}, inputs=[], outputs=[gs.Variable("", dtype=t.dtype)]
+            "Constant",
+            name=t.name,
+            attrs={"value": gs.Constant("", value)},
+            inputs=[],
+            outputs=[gs.Variable("", dtype=t.dtype)],
         )
         self._new.add(id(node))
         self._keep.append(node)
@@ -157,7 +175,8 @@ class Graph(FileGraph):
     # ------------------------------------------------------------------ writing
 
     def to_proto(self) -> onnx.ModelProto:
-        """The model as it is now: live nodes, the initializers that they use, and everything that graphsurgeon would lose."""
+        """The model as it is now: live nodes, the initializers that they use, and everything that graphsurgeon would
+        lose."""
         out = onnx.ModelProto()
         for field, value in self.proto.ListFields():
             if field.name != "graph":
@@ -183,7 +202,9 @@ class Graph(FileGraph):
         used |= {id(t): t for t in self.gs.outputs if isinstance(t, gs.Constant)}
         used |= {id(t): t for t in settled}
         named: set[str] = set()
-        place = {name: i for i, name in enumerate(self._initializers)}  # the file's own order, then ours: a second run changes nothing
+        place = {
+            name: i for i, name in enumerate(self._initializers)
+        }  # the file's own order, then ours: a second run changes nothing
         for t in sorted(used.values(), key=lambda t: place.get(t.name, len(place))):
             if t.name in named:
                 continue
@@ -213,11 +234,16 @@ class Graph(FileGraph):
         return proto
 
     def tensor_proto(self, t: gs.Constant) -> onnx.TensorProto:
-        """An initializer of the file as it stood there (graphsurgeon can't pack 4 bits again that it has unpacked), or a new one."""
+        """An initializer of the file as it stood there (graphsurgeon can't pack 4 bits again that it has unpacked), or
+        a new one."""
         known = self._initializers.get(t.name, self._referring.get(id(t)))
         if known is not None:
             return known
-        if self._weights is None or not isinstance(t.values, np.ndarray) or not holdable(t.values.dtype, t.values.shape):
+        if (
+            self._weights is None
+            or not isinstance(t.values, np.ndarray)
+            or not holdable(t.values.dtype, t.values.shape)
+        ):
             return OnnxExporter.export_tensor_proto(t)
         kind = onnx.helper.np_dtype_to_tensor_dtype(t.values.dtype)
         made = self._referring[id(t)] = onnx.TensorProto(name=t.name, data_type=kind, dims=t.values.shape)

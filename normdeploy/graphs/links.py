@@ -1,9 +1,10 @@
 """A file's nodes and tensors, and who reads what, over onnx-graphsurgeon's IR.
 
-This file and `normdeploy.graphs.graph` are the only ones that know graphsurgeon's quirks: it loses metadata, node and model doc strings,
-model_version and quantization annotations (kept by tensor name and put back), treats initializers that are graph inputs as constants (here
-they stay inputs), compares tensors by name and nodes by value (here identity counts), skips attributes of types it doesn't know (nodes that
-are not rewritten are written back as they stood in the file).
+This file and `normdeploy.graphs.graph` are the only ones that know graphsurgeon's quirks: it loses metadata, node and
+model doc strings, model_version and quantization annotations (kept by tensor name and put back), treats initializers
+that are graph inputs as constants (here they stay inputs), compares tensors by name and nodes by value (here identity
+counts), skips attributes of types it doesn't know (nodes that are not rewritten are written back as they stood in the
+file).
 """
 
 from __future__ import annotations
@@ -84,11 +85,13 @@ class Links:
         return [n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t]
 
     def every_consumer(self, t: gs.Tensor) -> list[gs.Node]:
-        """The live nodes that name ``t``, a CastLike that takes only its type and nodes whose bodies read it included."""
+        """The live nodes that name ``t``, a CastLike that takes only its type and nodes whose bodies read it
+        included."""
         return list(self._consumers.get(id(t), {}).values())
 
     def read_once(self, t: gs.Tensor) -> bool:
-        """Whether one live node alone reads the value of ``t``; it does not look at the others where there are thousands."""
+        """Whether one live node alone reads the value of ``t``; it does not look at the others where there are
+        thousands."""
         readers = (n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t)
         return next(readers, None) is not None and next(readers, None) is None
 
@@ -103,7 +106,7 @@ class Links:
         """Attributes as plain values: numbers, strings, lists, numpy arrays."""
         found = self._attrs.get(id(node))
         if found is None:
-            found = {k: (v.values if isinstance(v, gs.Constant) else v) for k, v in node.attrs.items()}
+            found = {k: v.values if isinstance(v, gs.Constant) else v for k, v in node.attrs.items()}
             self._attrs[id(node)] = found
         return found
 
@@ -116,7 +119,8 @@ class Links:
         return ""
 
     def _copied(self, node: gs.Node) -> gs.Node:
-        """The node whose result ``node`` copies (a Dropout of another module behind a norm), itself where it is no copy."""
+        """The node whose result ``node`` copies (a Dropout of another module behind a norm), itself where it is no
+        copy."""
         while node.op in _COPIES and (above := self.producer(node.inputs[0])) is not None:
             node = above
         return node

@@ -1,10 +1,10 @@
 """Moves of elements that need not be made: each element is computed as before, so the results are equal bit by bit.
 
-- Packed attention (``torch.nn.MultiheadAttention``) has query, key and value as an axis of three places, which Unsqueeze, Transpose and
-  Squeeze bring to the front, and Gather takes apart.
+- Packed attention (``torch.nn.MultiheadAttention``) has query, key and value as an axis of three places, which
+  Unsqueeze, Transpose and Squeeze bring to the front, and Gather takes apart.
 - A Reshape of a Reshape is one.
-- A linear layer by Gemm is one of rows: Reshapes around it make them and take them back. Where functions of single elements alone stand
-  between two layers (a GELU, written by hand or not), the rows may stay rows.
+- A linear layer by Gemm is one of rows: Reshapes around it make them and take them back. Where functions of single
+  elements alone stand between two layers (a GELU, written by hand or not), the rows may stay rows.
 - A Pad by nothing copies (Swin pads each window's image to a multiple of seven that it has).
 - Positions along several axes are made by one Unsqueeze after another.
 - A row of a table of constants is taken by a GatherElements of constants, which onnx's evaluator can't compute (1.23).
@@ -20,7 +20,24 @@ import onnx_ir as ir
 
 _EACH = frozenset(  # functions of single elements
     {
-        *("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Tanh", "Erf", "Sigmoid", "Gelu", "Relu"),
+        *(
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Pow",
+            "Neg",
+            "Abs",
+            "Sqrt",
+            "Reciprocal",
+            "Exp",
+            "Log",
+            "Tanh",
+            "Erf",
+            "Sigmoid",
+            "Gelu",
+            "Relu",
+        ),
         *(
             "LeakyRelu",
             "Elu",
@@ -43,8 +60,8 @@ _MOST = 2**20  # elements that a GatherElements of constants makes
 
 
 class Movement(ir.passes.InPlacePass):
-    """Of the main graph: unit axes that are put in and taken out, Transposes, Reshapes and Pads that need not be, Unsqueezes one by one,
-    and selections from tables of constants."""
+    """Of the main graph: unit axes that are put in and taken out, Transposes, Reshapes and Pads that need not be,
+    Unsqueezes one by one, and selections from tables of constants."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         modified = False
@@ -82,7 +99,8 @@ def _without_unit_axes(graph: ir.Graph, squeeze: ir.Node) -> bool:
 
 
 def _selected_before(graph: ir.Graph, transpose: ir.Node) -> bool:
-    """Where each use takes one place of an axis, and what is left has its old order, it is taken of the tensor before."""
+    """Where each use takes one place of an axis, and what is left has its old order, it is taken of the tensor
+    before."""
     perm, y = _perm(transpose), transpose.outputs[0]
     uses = list(y.uses())
     if perm is None or not uses or y.is_graph_output() or any(node.graph is not graph for node, _ in uses):
@@ -115,7 +133,11 @@ def _at_once(graph: ir.Graph, second: ir.Node) -> bool:
 
 def _stated_axes(unsqueeze: ir.Node) -> set[int] | None:
     """Counted from the first; None where they are not stated so."""
-    held = ir.convenience.get_const_tensor(unsqueeze.inputs[1]) if len(unsqueeze.inputs) > 1 and unsqueeze.inputs[1] is not None else None
+    held = (
+        ir.convenience.get_const_tensor(unsqueeze.inputs[1])
+        if len(unsqueeze.inputs) > 1 and unsqueeze.inputs[1] is not None
+        else None
+    )
     axes = None if held is None else {int(axis) for axis in held.numpy().reshape(-1)}
     return axes if axes and min(axes) >= 0 else None
 
@@ -126,7 +148,8 @@ def _reshaped(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _past_another(outer: ir.Node) -> bool:
-    """Reshape of a Reshape, worked out or stated: of its input, where no 0 of the shape wanted stands for a dim between them."""
+    """Reshape of a Reshape, worked out or stated: of its input, where no 0 of the shape wanted stands for a dim between
+    them."""
     inner, modified = _producer(outer, "Reshape"), False
     sizes = None if outer.inputs[1] is None else ir.convenience.get_const_tensor(outer.inputs[1])
     if outer.attributes.get_int("allowzero", 0) != 1 and (sizes is None or not sizes.numpy().all()):
@@ -138,7 +161,8 @@ def _past_another(outer: ir.Node) -> bool:
 
 
 def _rows_stay(graph: ir.Graph, back: ir.Node) -> bool:
-    """Reshape, functions of single elements, Reshape: the first is left out, and the second where the shape is the one before both."""
+    """Reshape, functions of single elements, Reshape: the first is left out, and the second where the shape is the one
+    before both."""
     between, y = _between(graph, back)
     there = None if y is None else y.producer()
     if y is None or there is None:
@@ -160,7 +184,8 @@ def _rows_stay(graph: ir.Graph, back: ir.Node) -> bool:
 
 
 def _between(graph: ir.Graph, back: ir.Node) -> tuple[list[ir.Node], ir.Value | None]:
-    """The nodes between ``back`` and the one Reshape that all begins with, and its result; None where others read one of these."""
+    """The nodes between ``back`` and the one Reshape that all begins with, and its result; None where others read one
+    of these."""
     found: dict[ir.Node, None] = {}
     begins: set[ir.Value] = set()
     stack = [back.inputs[0]]
@@ -193,9 +218,12 @@ def _one_number(value: ir.Value) -> bool:
 
 
 def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
-    """Whether a Reshape of ``x`` to ``wanted``, which holds no 0, leaves it as it is: the one -1 is what the others leave."""
+    """Whether a Reshape of ``x`` to ``wanted``, which holds no 0, leaves it as it is: the one -1 is what the others
+    leave."""
     dims = None if x.shape is None else list(x.shape)
-    return dims is not None and len(dims) == len(wanted) and all(n in (-1, d) for n, d in zip(wanted, dims, strict=True))
+    return (
+        dims is not None and len(dims) == len(wanted) and all(n in (-1, d) for n, d in zip(wanted, dims, strict=True))
+    )
 
 
 def _taken_from_a_table(graph: ir.Graph, node: ir.Node) -> bool:

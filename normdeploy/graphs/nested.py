@@ -1,10 +1,12 @@
 """Graphs inside a file: bodies of If, Loop and Scan, and model-local functions, each as a model of its own.
 
-A body sees the tensors around it. As a model of its own it gets the constants among them as initializers, so that a norm whose epsilon
-or gamma lies outside is still one, and the others as inputs. Put back, it takes them from outside again.
+A body sees the tensors around it. As a model of its own it gets the constants among them as initializers, so that a
+norm whose epsilon or gamma lies outside is still one, and the others as inputs. Put back, it takes them from outside
+again.
 
-What is not written in the file is inferred, and only where it must hold: what a Loop carries keeps its shape if the body gives back the
-shape that it is given (induction over the iterations); a function's input has what all its callers agree on.
+What is not written in the file is inferred, and only where it must hold: what a Loop carries keeps its shape if the
+body gives back the shape that it is given (induction over the iterations); a function's input has what all its callers
+agree on.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Nested:
 
 
 def bodies(proto: onnx.ModelProto) -> Iterator[Nested]:
-    """The bodies directly inside ``proto``'s graph (theirs are found when they are opened in turn); put back into ``proto`` itself."""
+    """The bodies directly inside ``proto``'s graph (theirs are found when they are opened in turn); put back into
+    ``proto`` itself."""
     holders = [n for n in proto.graph.node if any(graphs(a) for a in n.attribute)]
     if not holders:
         return
@@ -42,7 +45,9 @@ def bodies(proto: onnx.ModelProto) -> Iterator[Nested]:
             for i, body in enumerate(graphs(attribute)):
                 which = attribute.name + (f"[{i}]" if len(attribute.graphs) else "")
                 given = _given(proto, node, body, types, constants)
-                yield _body(proto, body, f"{which} of {node.op_type} {node.name or node.output[0]!r}", types, constants, given)
+                yield _body(
+                    proto, body, f"{which} of {node.op_type} {node.name or node.output[0]!r}", types, constants, given
+                )
 
 
 def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
@@ -57,7 +62,12 @@ def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 
 def _body(
-    proto: onnx.ModelProto, body: onnx.GraphProto, place: str, types: Types, constants: Mapping[str, onnx.TensorProto], given: Types
+    proto: onnx.ModelProto,
+    body: onnx.GraphProto,
+    place: str,
+    types: Types,
+    constants: Mapping[str, onnx.TensorProto],
+    given: Types,
 ) -> Nested:
     model = _model(proto, body)
     for i, held in enumerate(body.input):
@@ -96,7 +106,11 @@ def _outside(body: onnx.GraphProto) -> list[str]:
     """The names that a body, or one inside it, takes from around it; in order."""
     own = {i.name for i in (*body.input, *body.initializer)} | {s.values.name for s in body.sparse_initializer}
     own |= {o for n in body.node for o in n.output}
-    read = {i for n in body.node for i in n.input} | {o.name for o in body.output} | {c for n in body.node for c in captured(n)}
+    read = (
+        {i for n in body.node for i in n.input}
+        | {o.name for o in body.output}
+        | {c for n in body.node for c in captured(n)}
+    )
     inner = {o for n in body.node for a in n.attribute for g in graphs(a) for o in _made_inside(g)}
     return sorted(read - own - inner - {""})
 
@@ -121,7 +135,11 @@ def info(name: str, kind: int | None, dims: Dims | None) -> onnx.ValueInfoProto:
 
 
 def _given(
-    proto: onnx.ModelProto, node: onnx.NodeProto, body: onnx.GraphProto, types: Types, constants: Mapping[str, onnx.TensorProto]
+    proto: onnx.ModelProto,
+    node: onnx.NodeProto,
+    body: onnx.GraphProto,
+    types: Types,
+    constants: Mapping[str, onnx.TensorProto],
 ) -> Types:
     """What the inputs of a body are: as stated there, else as the node's own inputs tell."""
     stated = {i.name: typed(i) for i in body.input}
@@ -163,7 +181,11 @@ def _invariant(
     """``given`` without the shapes of carried tensors that an iteration may change."""
     while any(given[name][1] is not None for name in carried):
         after = inferred(_body(proto, body, "", types, constants, given).model)
-        changed = [n for n, out in carried.items() if given[n][1] is not None and after.get(out, (None, None))[1] != given[n][1]]
+        changed = [
+            n
+            for n, out in carried.items()
+            if given[n][1] is not None and after.get(out, (None, None))[1] != given[n][1]
+        ]
         if not changed:
             break
         for name in changed:

@@ -1,8 +1,8 @@
 """Model-local functions, each as a model of its own: its inputs have what all its callers agree on.
 
-Sizes that differ between callers become symbols, the same one where they differ alike. Attributes that a function's nodes take from the
-caller are filled in where all callers give the same, and written back as they were. A function of which too little is known is not
-opened; `unopened` says why.
+Sizes that differ between callers become symbols, the same one where they differ alike. Attributes that a function's
+nodes take from the caller are filled in where all callers give the same, and written back as they were. A function of
+which too little is known is not opened; `unopened` says why.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def _called(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.M
         yield held[key], model
 
 
-def _calls(nodes: Sequence[onnx.NodeProto], types: Types, held: dict[Key, onnx.FunctionProto], sites: dict[Key, _Sites]) -> None:
+def _calls(
+    nodes: Sequence[onnx.NodeProto], types: Types, held: dict[Key, onnx.FunctionProto], sites: dict[Key, _Sites]
+) -> None:
     for node in nodes:
         key = (node.domain, node.op_type, node.overload)
         if key in held:
@@ -73,7 +75,8 @@ def _calls(nodes: Sequence[onnx.NodeProto], types: Types, held: dict[Key, onnx.F
 
 
 def _callers_first(held: dict[Key, onnx.FunctionProto]) -> list[Key]:
-    """Each function before those that it calls. ONNX allows no recursion; where a file has one all the same, its order does not matter."""
+    """Each function before those that it calls. ONNX allows no recursion; where a file has one all the same, its order
+    does not matter."""
     order: list[Key] = []
     seen: set[Key] = set()
     stack = [(key, False) for key in held]
@@ -90,7 +93,8 @@ def _callers_first(held: dict[Key, onnx.FunctionProto]) -> list[Key]:
 
 
 def _model(proto: onnx.ModelProto, function: onnx.FunctionProto, sites: _Sites) -> onnx.ModelProto | str:
-    """The reason where callers give another number of inputs, other types or ranks, or where a type or an attribute is not known."""
+    """The reason where callers give another number of inputs, other types or ranks, or where a type or an attribute is
+    not known."""
     inputs = _agreed(sites.inputs, function.input)
     if isinstance(inputs, str):
         return inputs
@@ -117,12 +121,16 @@ def _model(proto: onnx.ModelProto, function: onnx.FunctionProto, sites: _Sites) 
 
 
 def _empty(proto: onnx.ModelProto, function: onnx.FunctionProto) -> onnx.ModelProto:
-    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=function.opset_import, functions=called(proto, function))
+    model = onnx.ModelProto(
+        ir_version=proto.ir_version, opset_import=function.opset_import, functions=called(proto, function)
+    )
     model.graph.name = function.name
     return model
 
 
-def _given(attribute: onnx.AttributeProto, site: dict[str, onnx.AttributeProto], defaults: dict[str, onnx.AttributeProto]) -> bytes | None:
+def _given(
+    attribute: onnx.AttributeProto, site: dict[str, onnx.AttributeProto], defaults: dict[str, onnx.AttributeProto]
+) -> bytes | None:
     value = site.get(attribute.ref_attr_name, defaults.get(attribute.ref_attr_name))
     if value is None:
         return None

@@ -1,10 +1,12 @@
 """Raising a file's opset where a norm's node needs a newer one, and only then.
 
-Most raises are a change of the number: the ops that the file holds mean the same in both versions. That is read off onnx's own
-schemas (same inputs, same attributes with the same defaults, only new optional ones). Where an op did change, onnx's version converter
-rewrites it. The converter loses node metadata and the shapes behind ops that it does not know, which are put back, and model-local
-functions: a file with these is refused. So is an op that the converter gets wrong (onnx 1.23: Hardmax keeps its new default axis, Resize
-its new coordinates, GroupNormalization the scale of its groups), or has not been seen to get right.
+Most raises are a change of the number: the ops that the file holds mean the same in both versions. That is read off
+onnx's own schemas (same inputs, same attributes with the same defaults, only new optional ones). Where an op did
+change, onnx's version converter rewrites it. The converter loses node metadata and the shapes behind ops that it does
+not know, which are put back, and model-local
+functions: a file with these is refused. So is an op that the converter gets wrong (onnx 1.23: Hardmax keeps its new
+default axis, Resize its new coordinates, GroupNormalization the scale of its groups), or has not been seen to get
+right.
 """
 
 from __future__ import annotations
@@ -15,12 +17,35 @@ import onnx.version_converter
 from ..storage.protos import nodes_of, standard_opset, subgraphs
 
 # Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
-_CHANGED = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "Resize": 19, "Upsample": 10, "AveragePool": 19, "RoiAlign": 16}
+_CHANGED = {
+    "Softmax": 13,
+    "LogSoftmax": 13,
+    "Hardmax": 13,
+    "Resize": 19,
+    "Upsample": 10,
+    "AveragePool": 19,
+    "RoiAlign": 16,
+}
 
-# Ops that the converter was seen to rewrite without changing a result, from the opset named on (tests/test_opsets.py runs each).
+# Ops that the converter was seen to rewrite without changing a result, from the opset named on (tests/test_opsets.py
+# runs each).
 _CONVERTED = {
-    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"), 1),
-    **dict.fromkeys(("ReduceSum", "ReduceSumSquare", "Softmax", "LogSoftmax", "BatchNormalization", "Clip", "Dropout", "Pad"), 1),
+    **dict.fromkeys(
+        (
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+            "ReduceMax",
+            "ReduceMean",
+            "ReduceMin",
+            "ReduceProd",
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        ("ReduceSum", "ReduceSumSquare", "Softmax", "LogSoftmax", "BatchNormalization", "Clip", "Dropout", "Pad"), 1
+    ),
     **dict.fromkeys(("Scatter", "Slice", "Split", "Squeeze", "TopK", "Unsqueeze", "AveragePool", "GridSample"), 1),
     "Resize": 11,
 }
@@ -33,11 +58,15 @@ def needs_conversion(proto: onnx.ModelProto, opset: int) -> list[str]:
 
 def renumbered(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """``proto`` (changed in place) at ``opset`` or above, its functions with it, where nothing needs conversion."""
-    entries = [e for e in (standard_opset(proto), *map(standard_opset, proto.functions)) if e is not None and e.version < opset]
+    entries = [
+        e for e in (standard_opset(proto), *map(standard_opset, proto.functions)) if e is not None and e.version < opset
+    ]
     for entry in entries:
         entry.version = opset
     if entries:
-        proto.ir_version = max(proto.ir_version, onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True))
+        proto.ir_version = max(
+            proto.ir_version, onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
+        )
     return proto
 
 
@@ -50,7 +79,9 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
     stuck = next((n for n in nested if entry is not None and not _same(n, entry.version, opset)), None)
     if stuck is not None:
         return f"onnx's converter does not reach the {stuck.op_type} in a body of If, Loop or Scan"
-    untried = [op for op in needs_conversion(proto, opset) if entry is None or entry.version < _CONVERTED.get(op, opset)]
+    untried = [
+        op for op in needs_conversion(proto, opset) if entry is None or entry.version < _CONVERTED.get(op, opset)
+    ]
     if untried:
         return f"{untried[0]} means something else there, and onnx's converter can't be trusted with it"
     kept = {n.output[0]: n for n in proto.graph.node if n.output}
@@ -88,6 +119,9 @@ def _same(node: onnx.NodeProto, old: int, new: int) -> bool:
     if [i.name for i in a.inputs] != [i.name for i in b.inputs[: len(a.inputs)]] or len(b.outputs) < len(a.outputs):
         return False
     for name, attribute in a.attributes.items():
-        if name not in b.attributes or attribute.default_value.SerializeToString() != b.attributes[name].default_value.SerializeToString():
+        if (
+            name not in b.attributes
+            or attribute.default_value.SerializeToString() != b.attributes[name].default_value.SerializeToString()
+        ):
             return False
     return not any(v.required for k, v in b.attributes.items() if k not in a.attributes)

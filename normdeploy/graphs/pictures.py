@@ -1,7 +1,7 @@
 """What is to be drawn of a norm: its nodes that see data, before and after, and the nodes next to them.
 
-Constants, and what is computed from constants and shapes alone, are left out: they are attributes of the norm, not steps of it. Boxes carry
-no names but at the ends, so the norms of all layers are one picture.
+Constants, and what is computed from constants and shapes alone, are left out: they are attributes of the norm, not
+steps of it. Boxes carry no names but at the ends, so the norms of all layers are one picture.
 """
 
 from __future__ import annotations
@@ -67,11 +67,18 @@ class _Surroundings:
         """
         made = self.cutter.made
         inside = self._seeing_data(sorted({made[t] for t in tensors if t in made}))
-        outputs = dict.fromkeys(o for place in inside for o in self.nodes[place].output if o)  # in order: they choose the neighbours
+        outputs = dict.fromkeys(
+            o for place in inside for o in self.nodes[place].output if o
+        )  # in order: they choose the neighbours
         read = dict.fromkeys(
-            i for place in inside for i in self.nodes[place].input if i and i not in outputs and i not in self.cutter.constant
+            i
+            for place in inside
+            for i in self.nodes[place].input
+            if i and i not in outputs and i not in self.cutter.constant
         )
-        left = dict.fromkeys(o for o in outputs if o in self.ends or any(r not in inside for r in self.readers.get(o, ())))
+        left = dict.fromkeys(
+            o for o in outputs if o in self.ends or any(r not in inside for r in self.readers.get(o, ()))
+        )
         sources = [name for name in read if name not in self._shaped][:_BESIDE]
         before = {made[name]: name for name in sources if name in made}
         behind = [r for name in left for r in self.readers.get(name, ()) if r not in inside][:_BESIDE]

@@ -19,7 +19,9 @@ _INFERENCE_SIZE = 512
 _LONGEST = 2**20  # elements of a vector whose values it may write out
 
 
-def inferred(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> dict[str, tuple[int | None, Dims | None]]:
+def inferred(
+    proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None
+) -> dict[str, tuple[int | None, Dims | None]]:
     """Element type and shape of each tensor by onnx's own inference, over a copy without the weights.
 
     ``nodes``: those to look at in the place of the graph's, where it holds some that inference does not know.
@@ -42,7 +44,9 @@ def inferred(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = No
         elif tensor.name not in listed:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     try:
-        result = onnx.shape_inference.infer_shapes(skeleton, data_prop=not _endless(graph) and not _long_vectors(skeleton))
+        result = onnx.shape_inference.infer_shapes(
+            skeleton, data_prop=not _endless(graph) and not _long_vectors(skeleton)
+        )
     except Exception:  # a file that inference refuses is still readable where it states its shapes itself
         result = skeleton
     held = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
@@ -66,11 +70,15 @@ def _endless(graph: onnx.GraphProto) -> bool:
 
 
 def _long_vectors(model: onnx.ModelProto) -> bool:
-    """The same of vectors whose size inference finds itself: those that a ConstantOfShape, an Expand or a Reshape makes."""
+    """The same of vectors whose size inference finds itself: those that a ConstantOfShape, an Expand or a Reshape
+    makes."""
     graph = model.graph
     shapes = (v.type.tensor_type.shape for v in (*graph.input, *graph.value_info))
     wide = any(math.prod(max(d.dim_value, 1) for d in shape.dim) > _LONGEST for shape in shapes)
-    whole = [*graph.initializer, *(a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value")]
+    whole = [
+        *graph.initializer,
+        *(a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"),
+    ]
     held = [t for t in whole if t.data_type == onnx.TensorProto.INT64 and t.data_location != onnx.TensorProto.EXTERNAL]
     if not wide and not any(max(onnx.numpy_helper.to_array(t).ravel().tolist(), default=0) > _LONGEST for t in held):
         return False
@@ -91,14 +99,19 @@ def require_order(graph: onnx.GraphProto) -> None:
         early = next((name for name in node.input if name in later and name not in written), "")
         twice = next((name for name in node.output if name and name in written), "")
         if early or twice:
-            wrong = f"reads {early!r} before it is written" if early else f"writes {twice!r}, which is an input or was written before it"
+            wrong = (
+                f"reads {early!r} before it is written"
+                if early
+                else f"writes {twice!r}, which is an input or was written before it"
+            )
             said = f"{node.op_type} {node.name!r} {wrong}"
             raise GraphError(f"{said}: that is no valid graph; give tensors names of their own and sort the nodes")
         written.update(node.output)
 
 
 def lonely(graph: onnx.GraphProto) -> set[str]:
-    """The symbols that one output alone bears: TorchScript's exporter and tf2onnx name an output's dims anew, and say nothing with it."""
+    """The symbols that one output alone bears: TorchScript's exporter and tf2onnx name an output's dims anew, and say
+    nothing with it."""
     seen: dict[str, int] = {}
     for v in (*graph.input, *graph.value_info, *graph.output):
         for symbol in {d.dim_param for d in v.type.tensor_type.shape.dim if d.dim_param}:
@@ -142,7 +155,8 @@ def scope(value: str) -> str:
 
 
 def called(proto: onnx.ModelProto, body: onnx.GraphProto | onnx.FunctionProto) -> list[onnx.FunctionProto]:
-    """The functions of ``proto`` that ``body`` calls, directly or by way of another: a model of its own needs no others."""
+    """The functions of ``proto`` that ``body`` calls, directly or by way of another: a model of its own needs no
+    others."""
     held = {(f.domain, f.name, f.overload): f for f in proto.functions}
     found: dict[tuple[str, str, str], onnx.FunctionProto] = {}
     stack: list[onnx.GraphProto | onnx.FunctionProto] = [body] if held else []
@@ -158,8 +172,8 @@ def called(proto: onnx.ModelProto, body: onnx.GraphProto | onnx.FunctionProto) -
 
 
 def names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Every name that a tensor or node of the graph or of a body in it bears: the bodies see the names outside, and may not take one
-    again; onnxruntime refuses two nodes of one name."""
+    """Every name that a tensor or node of the graph or of a body in it bears: the bodies see the names outside, and may
+    not take one again; onnxruntime refuses two nodes of one name."""
     yield from (i.name for i in (*graph.input, *graph.initializer))
     yield from (i.values.name for i in graph.sparse_initializer)
     for node in graph.node:
@@ -169,8 +183,15 @@ def names(graph: onnx.GraphProto) -> Iterator[str]:
             yield from (o for inner in body.node for o in inner.output)
 
 
-RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
-_KNOWN = ("", "ai.onnx", "ai.onnx.ml", "normdeploy")  # domains none of whose other ops draws, but for a Dropout in training
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+_KNOWN = (
+    "",
+    "ai.onnx",
+    "ai.onnx.ml",
+    "normdeploy",
+)  # domains none of whose other ops draws, but for a Dropout in training
 
 
 def may_draw(proto: onnx.ModelProto) -> bool:
@@ -188,7 +209,11 @@ def may_draw(proto: onnx.ModelProto) -> bool:
 
 def captured(node: onnx.NodeProto) -> set[str]:
     """The names that the bodies of a node read, those of their own tensors included."""
-    return {name for body in subgraphs(node) for name in (*(i for n in body.node for i in n.input), *(o.name for o in body.output))}
+    return {
+        name
+        for body in subgraphs(node)
+        for name in (*(i for n in body.node for i in n.input), *(o.name for o in body.output))
+    }
 
 
 def without_unused(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -207,7 +232,8 @@ def without_unused(proto: onnx.ModelProto) -> onnx.ModelProto:
 def inputs_without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
     """Initializers that are graph inputs are defaults that a caller may replace, so they must not be read as constants.
 
-    Before IR version 4 every initializer had to be an input, and none could be replaced (onnx, docs/IR.md): there they are constants.
+    Before IR version 4 every initializer had to be an input, and none could be replaced (onnx, docs/IR.md): there they
+    are constants.
     """
     listed = {i.name for i in proto.graph.input} if proto.ir_version >= IR_OF_CONSTANTS else set()
     defaults = [t for t in proto.graph.initializer if t.name in listed]

@@ -1,9 +1,10 @@
-"""A sequence into which anything can be inserted anywhere, and in which of two items it is known at once which comes first.
+"""A sequence into which anything can be inserted anywhere, and in which of two items it is known at once which comes
+first.
 
-Each item has a label, a whole number that grows along the sequence. Where two neighbours leave no room between their labels, those of a
-few items behind are spread anew: as many as it takes for the j-th of them to be more than j² away, which costs O(log n) an insertion on
-average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987, section 2). Python's numbers have no end, so neither have
-the labels.
+Each item has a label, a whole number that grows along the sequence. Where two neighbours leave no room between their
+labels, those of a few items behind are spread anew: as many as it takes for the j-th of them to be more than j² away,
+which costs O(log n) an insertion on average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987,
+section 2). Python's numbers have no end, so neither have the labels.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Cleaning up what the exporter left: constants folded, duplicates merged, shape arithmetic resolved, nothing lost.
 
-Run after the norms are single nodes: an epsilon that is an attribute can't be taken for ``x + 0`` any more. The work is done by
-the public passes of onnx_ir and those rules of onnxscript that are exact. Three of the latter's default rules are not used:
+Run after the norms are single nodes: an epsilon that is an attribute can't be taken for ``x + 0`` any more. The work is
+done by the public passes of onnx_ir and those rules of onnxscript that are exact. Three of the latter's default rules
+are not used:
 
-- ``x + 0``, ``x - 0``, ``x * 1``, ``x / 1`` compare by a tolerance (1e-8 absolute, 1e-5 relative) and so delete small epsilons and
-  change scales; ours compare exactly.
-- ``slice_split_rule`` tries every pair of nodes. It is the one part of onnxscript's optimizer that grows with the square of
-  the graph; ``SplitTiledSlices`` does the same, and more, in one walk.
+- ``x + 0``, ``x - 0``, ``x * 1``, ``x / 1`` compare by a tolerance (1e-8 absolute, 1e-5 relative) and so delete small
+  epsilons and change scales; ours compare exactly.
+- ``slice_split_rule`` tries every pair of nodes. It is the one part of onnxscript's optimizer that grows with the
+  square of the graph; ``SplitTiledSlices`` does the same, and more, in one walk.
 - folding BatchNormalization into its neighbours is left to the project's own passes, which certify it.
 
-Processor seconds on a chain of LayerNormalization and MatMul nodes (the whole of ``simplify`` unchecked; rows 2 and 3 are parts of
-onnxscript's optimizer):
+Processor seconds on a chain of LayerNormalization and MatMul nodes (the whole of ``simplify`` unchecked; rows 2 and 3
+are parts of onnxscript's optimizer):
 
 =================================  =====  ======  =======
 nodes                              5,000  20,000  100,000
@@ -52,7 +53,9 @@ _RULES_FROM = 14  # the opset of the newest op that the rules write (Reshape wit
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 _MADE = 2**20  # elements that positions, masks and rows of tables may have to be folded
 _ALIKE = 2**16  # elements of initializers that are compared with each other: tables of positions, one for each layer
-_WIDE = 256  # inputs of a node beyond which merging equal initializers, which looks at all of them each time, takes minutes
+_WIDE = (
+    256  # inputs of a node beyond which merging equal initializers, which looks at all of them each time, takes minutes
+)
 _ROUNDS = 4  # each resolves what the one before made constant; the models seen settle in two or three
 
 
@@ -71,7 +74,9 @@ class _Neutral(RewriteRuleClassBase):
         if constant is None or constant.size != 1:
             return False
         rank = len(constant.shape)
-        return (rank == 0 or (x.shape is not None and rank <= len(x.shape))) and constant.numpy().item() == self._neutral
+        return (
+            rank == 0 or (x.shape is not None and rank <= len(x.shape))
+        ) and constant.numpy().item() == self._neutral
 
     def rewrite(self, op: Any, x: ir.Value, c: ir.Value) -> Any:
         return op.Identity(x)
@@ -108,7 +113,11 @@ _RULES = {
     "Max": [rules.max_max_rule, rules.max_min_rule],
     "Clip": [rules.successive_clip_relu_rule, rules.successive_clip_rule],
     "Relu": [rules.successive_relu_clip_rule, rules.successive_relu_rule],
-    "Conv": [rules.normalize_pad_format_conv_rule, rules.fuse_pad_into_conv_rule, rules.remove_optional_bias_from_conv_rule],
+    "Conv": [
+        rules.normalize_pad_format_conv_rule,
+        rules.fuse_pad_into_conv_rule,
+        rules.remove_optional_bias_from_conv_rule,
+    ],
     "ConvInteger": [rules.normalize_pad_format_conv_integer_rule, rules.fuse_pad_into_conv_integer_rule],
     "ConvTranspose": [rules.remove_optional_bias_from_conv_transpose_rule],
     "QLinearConv": [rules.remove_optional_bias_from_qlinear_conv_rule],
@@ -148,7 +157,13 @@ class SplitTiledSlices(ir.passes.InPlacePass):
 
 def _tile(node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
     """(data, axis, start, end) of a Slice along one axis of known size with step 1; None for everything else."""
-    if node.op_type != "Slice" or node.domain != "" or len(node.inputs) < 4 or (data := node.inputs[0]) is None or data.shape is None:
+    if (
+        node.op_type != "Slice"
+        or node.domain != ""
+        or len(node.inputs) < 4
+        or (data := node.inputs[0]) is None
+        or data.shape is None
+    ):
         return None
     given = [None if v is None else ir.convenience.get_const_tensor(v) for v in node.inputs[1:]]
     if any(t is None or t.size != 1 for t in given):
@@ -164,7 +179,8 @@ def _tile(node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
 
 @dataclass(frozen=True)
 class Simplified:
-    """``proto`` is the cleaned model, or the one given where that failed; ``note`` then says why, and is "" otherwise."""
+    """``proto`` is the cleaned model, or the one given where that failed; ``note`` then says why, and is ""
+    otherwise."""
 
     proto: onnx.ModelProto
     note: str = ""
@@ -179,9 +195,10 @@ def simplify(
 ) -> Simplified:
     """Clean up ``proto`` (external data loaded) and check the result on ``samples``.
 
-    Kept as they are: the norm ops, function bodies, metadata under ``normdeploy.``, the model's metadata, dim names, the names of
-    inputs, outputs and surviving tensors, initializers that are inputs too. No op outside the default domain and none newer than the
-    file's opset is written. Before opset 14 the rules are left out: constants are folded, duplicates and dead ends removed.
+    Kept as they are: the norm ops, function bodies, metadata under ``normdeploy.``, the model's metadata, dim names,
+    the names of inputs, outputs and surviving tensors, initializers that are inputs too. No op outside the default
+    domain and none newer than the file's opset is written. Before opset 14 the rules are left out: constants are
+    folded, duplicates and dead ends removed.
 
     Args:
         proto: not changed.
@@ -201,11 +218,14 @@ def simplify(
 
 
 class _Weight(ir.LazyTensor):
-    """A large initializer of the model given, read only where a pass computes with it: renaming it here does not reach that model."""
+    """A large initializer of the model given, read only where a pass computes with it: renaming it here does not reach
+    that model."""
 
     def __init__(self, proto: onnx.TensorProto) -> None:
         self.proto = proto
-        super().__init__(lambda: _read(proto), dtype=ir.DataType(proto.data_type), shape=ir.Shape(proto.dims), name=proto.name)
+        super().__init__(
+            lambda: _read(proto), dtype=ir.DataType(proto.data_type), shape=ir.Shape(proto.dims), name=proto.name
+        )
 
 
 def _read(proto: onnx.TensorProto) -> ir.TensorProtocol:
@@ -226,7 +246,9 @@ def _opened(proto: onnx.ModelProto, first: Callable[[onnx.ModelProto], None] | N
 
 def _closed(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
     """As a proto, with references to the weights that no pass touched, and these by the names that they have now."""
-    untouched = {name: v.const_value.proto for name, v in model.graph.initializers.items() if isinstance(v.const_value, _Weight)}
+    untouched = {
+        name: v.const_value.proto for name, v in model.graph.initializers.items() if isinstance(v.const_value, _Weight)
+    }
     for name in untouched:
         model.graph.initializers[name].const_value = ir.tensor(0, name=name)
     proto = ir.serde.serialize_model(model)
@@ -248,7 +270,9 @@ def _fill(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> No
 
 
 def _cleaned(
-    proto: onnx.ModelProto, first: Callable[[onnx.ModelProto], None] | None, progress: Callable[[str, int, int], None] | None
+    proto: onnx.ModelProto,
+    first: Callable[[onnx.ModelProto], None] | None,
+    progress: Callable[[str, int, int], None] | None,
 ) -> ir.Model:
     model = _opened(proto, first)
     before = _metadata(model)
@@ -335,13 +359,16 @@ def _metadata(model: ir.Model) -> dict[tuple[str, str], dict[str, str]]:
     for node in model.graph:
         for kind, values in (("made", node.outputs), ("read", node.inputs[:1])):
             for value in values:
-                if value is not None and value.name and (node.metadata_props or kind == "made"):  # a node of no module stays one
+                if (
+                    value is not None and value.name and (node.metadata_props or kind == "made")
+                ):  # a node of no module stays one
                     found.setdefault((kind, value.name), dict(node.metadata_props))
     return found
 
 
 def _tidy_metadata(model: ir.Model, before: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-    """Drop what the optimizers noted for themselves; a node that they wrote takes the metadata of the one it stands for."""
+    """Drop what the optimizers noted for themselves; a node that they wrote takes the metadata of the one it stands
+    for."""
     for initializer in model.graph.initializers.values():
         initializer.metadata_props.pop(FOLDED_FROM_KEY, None)
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
@@ -349,5 +376,7 @@ def _tidy_metadata(model: ir.Model, before: Mapping[tuple[str, str], Mapping[str
         for output in node.outputs:
             output.metadata_props.pop(FOLDED_FROM_KEY, None)
         if not node.metadata_props:
-            places = [("made", str(o.name)) for o in node.outputs] + [("read", str(i.name)) for i in node.inputs[:1] if i is not None]
+            places = [("made", str(o.name)) for o in node.outputs] + [
+                ("read", str(i.name)) for i in node.inputs[:1] if i is not None
+            ]
             node.metadata_props.update(next((before[place] for place in places if place in before), {}))

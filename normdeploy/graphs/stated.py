@@ -15,8 +15,9 @@ STRING = "string"
 class Stated:
     """An input that has to be given.
 
-    ``dtype``: numpy's name, "bfloat16" or ``STRING``; "" where it is no tensor, or of no type that is known. ``dims``: sizes, and names
-    of those that are dynamic; one without a name is called after its input and axis, ``x_0``. None where the rank is not known.
+    ``dtype``: numpy's name, "bfloat16" or ``STRING``; "" where it is no tensor, or of no type that is known. ``dims``:
+    sizes, and names of those that are dynamic; one without a name is called after its input and axis, ``x_0``. None
+    where the rank is not known.
     """
 
     name: str
@@ -32,8 +33,16 @@ def stated_inputs(graph: onnx.GraphProto) -> list[Stated]:
 
 def _stated(v: onnx.ValueInfoProto) -> Stated:
     kind, dims = typed(v)
-    dtype = "" if not kind else STRING if kind == onnx.TensorProto.STRING else onnx.helper.tensor_dtype_to_np_dtype(kind).name
+    dtype = (
+        ""
+        if not kind
+        else STRING
+        if kind == onnx.TensorProto.STRING
+        else onnx.helper.tensor_dtype_to_np_dtype(kind).name
+    )
     if dims is None:
         return Stated(v.name, dtype, None)
     named = (d if isinstance(d, str) and d else f"{v.name}_{i}" for i, d in enumerate(dims))
-    return Stated(v.name, dtype, tuple(d if isinstance(d, int) and d >= 0 else name for d, name in zip(dims, named, strict=True)))
+    return Stated(
+        v.name, dtype, tuple(d if isinstance(d, int) and d >= 0 else name for d, name in zip(dims, named, strict=True))
+    )

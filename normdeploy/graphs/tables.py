@@ -1,8 +1,10 @@
-"""How large the dims of an ONNX graph may be, and which values its whole-number inputs may take: read off the tables that they index.
+"""How large the dims of an ONNX graph may be, and which values its whole-number inputs may take: read off the tables
+that they index.
 
-An index into a table of n rows lies in [0, n), and a slice of a table up to a size has no more than n rows. Going forward through the
-graph, small vectors keep the dims that their elements are, and whole numbers keep their origins: an input, or positions that count up to
-a dim, plus an offset. (`normdeploy.loading.ranges` asks the same of torch's programs.)
+An index into a table of n rows lies in [0, n), and a slice of a table up to a size has no more than n rows. Going
+forward through the graph, small vectors keep the dims that their elements are, and whole numbers keep their origins: an
+input, or positions that count up to a dim, plus an offset. (`normdeploy.loading.ranges` asks the same of torch's
+programs.)
 """
 
 from __future__ import annotations
@@ -35,20 +37,29 @@ _SAME = frozenset(
     ]
 )
 _FLAGS = frozenset(["Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN"])
-_COUNTS = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.FLOAT)  # torch casts the 0 and 1 of a Range from float
+_COUNTS = (
+    onnx.TensorProto.INT64,
+    onnx.TensorProto.INT32,
+    onnx.TensorProto.FLOAT,
+)  # torch casts the 0 and 1 of a Range from float
 _SMALL = 64  # elements of a constant whose values are looked at
 
 
 @dataclass(frozen=True)
 class Most:
-    """A half-open range of values [low, high) or, with ``low`` 0, the largest size ``high - 1``, and the tensor that sets it."""
+    """A half-open range of values [low, high) or, with ``low`` 0, the largest size ``high - 1``, and the tensor that
+    sets it."""
 
     low: int
     high: int
     source: str
 
     def __and__(self, other: Most) -> Most:
-        return Most(max(self.low, other.low), min(self.high, other.high), self.source if self.high <= other.high else other.source)
+        return Most(
+            max(self.low, other.low),
+            min(self.high, other.high),
+            self.source if self.high <= other.high else other.source,
+        )
 
 
 @dataclass
@@ -109,7 +120,11 @@ class _Analysis:
 
     def _constant(self, name: str, tensor: onnx.TensorProto) -> None:
         self.rows[name] = tuple(tensor.dims)
-        if tensor.data_type in _COUNTS and tensor.data_location != onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) <= _SMALL:
+        if (
+            tensor.data_type in _COUNTS
+            and tensor.data_location != onnx.TensorProto.EXTERNAL
+            and math.prod(tensor.dims) <= _SMALL
+        ):
             values = onnx.numpy_helper.to_array(tensor).ravel().tolist()
             self.vectors[name] = tuple(int(n) if float(n).is_integer() else None for n in values)
 
@@ -118,7 +133,11 @@ class _Analysis:
         if node.op_type == "Constant" and "value" in attributes:
             self._constant(node.output[0], attributes["value"].t)
         elif node.op_type == "Constant":
-            whole = [n for a in node.attribute for n in ([a.i] if a.name == "value_int" else a.ints if a.name == "value_ints" else ())]
+            whole = [
+                n
+                for a in node.attribute
+                for n in ([a.i] if a.name == "value_int" else a.ints if a.name == "value_ints" else ())
+            ]
             self.vectors |= {node.output[0]: tuple(whole)} if 0 < len(whole) <= _SMALL else {}
         elif (vector := self._vector(node, attributes)) is not None and len(vector) <= _SMALL:
             self.vectors[node.output[0]] = vector
@@ -184,10 +203,13 @@ class _Analysis:
                     yield replace(origin, low=origin.low + low, high=origin.high + high)
         elif op == "Mul" and len(names) == 2 and (names[0] in self.flags or names[1] in self.flags):
             for origin in self._of(names[0]) | self._of(names[1]):
-                yield replace(origin, low=min(origin.low, 0), high=origin.high if origin.counted else max(origin.high, 0))
+                yield replace(
+                    origin, low=min(origin.low, 0), high=origin.high if origin.counted else max(origin.high, 0)
+                )
 
     def _running(self) -> Iterable[_Origin]:
-        """The running sum of flags counts up to the dim along which it runs: the positions of a text, where there is one such dim alone."""
+        """The running sum of flags counts up to the dim along which it runs: the positions of a text, where there is
+        one such dim alone."""
         dims = {shape[1].dim for shape in self.shapes.values() if len(shape) > 1 and isinstance(shape[1], _Size)}
         if len(dims) == 1:
             yield _Origin(dims.pop(), True)
@@ -219,7 +241,9 @@ class _Analysis:
         """A stored table from its first row up to a size."""
         dims = self.rows.get(node.input[0], ())
         starts, ends = (self.vectors.get(name) for name in node.input[1:3])
-        axes: Sequence[Any] | None = self.vectors.get(node.input[3]) if len(node.input) > 3 and node.input[3] else range(len(ends or ()))
+        axes: Sequence[Any] | None = (
+            self.vectors.get(node.input[3]) if len(node.input) > 3 and node.input[3] else range(len(ends or ()))
+        )
         if not dims or starts is None or ends is None or axes is None:
             return
         for start, end, axis in zip(starts, ends, axes, strict=False):
@@ -242,7 +266,9 @@ def _merged(origins: Iterable[_Origin]) -> frozenset[_Origin]:
     found: dict[tuple[str, bool], _Origin] = {}
     for origin in origins:
         other = found.get((origin.what, origin.counted), origin)
-        found[origin.what, origin.counted] = replace(origin, low=min(origin.low, other.low), high=max(origin.high, other.high))
+        found[origin.what, origin.counted] = replace(
+            origin, low=min(origin.low, other.low), high=max(origin.high, other.high)
+        )
     return frozenset(found.values() if len(found) <= _SMALL else ())
 
 

@@ -1,4 +1,5 @@
-"""What constants were before they were rounded to the model's type, in a third of the memory that float64 takes beside them."""
+"""What constants were before they were rounded to the model's type, in a third of the memory that float64 takes beside
+them."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ _SMALLEST = 2.0**-80  # of an element: what rounding takes of a smaller one has 
 class Unrounded:
     """float64 values by the ids of the constants that hold them, rounded.
 
-    Of a large float32 constant the part that rounding took away is kept, in float32: value = rounded + part, off by 2⁻⁴⁸ of it at most,
-    for the part is 2⁻²⁴ of the value or less and float32 keeps 24 bits of it. The rounded elements are those of the constant where it
-    holds the right ones; otherwise the value is kept whole, so that what is wrong in a constant shows.
+    Of a large float32 constant the part that rounding took away is kept, in float32: value = rounded + part, off by
+    2⁻⁴⁸ of it at most, for the part is 2⁻²⁴ of the value or less and float32 keeps 24 bits of it. The rounded elements
+    are those of the constant where it holds the right ones; otherwise the value is kept whole, so that what is wrong in
+    a constant shows.
     """
 
     def __init__(self) -> None:
@@ -56,7 +58,8 @@ class Unrounded:
         return known.shape
 
     def parts(self, key: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """(the rounded elements, what rounding took away) of a large float32 constant, both float32 and not copied; else None."""
+        """(the rounded elements, what rounding took away) of a large float32 constant, both float32 and not copied;
+        else None."""
         return self._parts.get(key)
 
     def __contains__(self, key: int) -> bool:

@@ -1,4 +1,5 @@
-"""A guard for CI: rules that the norms of a file should keep, judged on what the census (``normdeploy.census``) tells of them.
+"""A guard for CI: rules that the norms of a file should keep, judged on what the census (``normdeploy.census``) tells
+of them.
 
 The JSON's schema is ``normdeploy/check/1``; keys may be added. ``normdeploy.guard.sarif`` says the same as SARIF.
 
@@ -6,9 +7,10 @@ The JSON's schema is ``normdeploy/check/1``; keys may be added. ``normdeploy.gua
     normdeploy  the version that wrote it
     ok          nothing of ``fail_on`` was found that the baseline does not know, and every file could be read
     fail_on     names of rules
-    files       one object for each: file (path as given), error (why it could not be checked, "" where it was), notes, and findings:
-        rule, level ("error" where it fails the check, else "warning" or "note"), message, kind (of norm, "" where it is about none),
-        module, place, node, tensor (where it is; "" where the file does not tell), fingerprint, known (the baseline has it)
+    files       one object for each: file (path as given), error (why it could not be checked, "" where it was), notes,
+        and findings: rule, level ("error" where it fails the check, else "warning" or "note"), message, kind (of norm,
+        "" where it is about none), module, place, node, tensor (where it is; "" where the file does not tell),
+        fingerprint, known (the baseline has it)
 """
 
 from __future__ import annotations
@@ -84,17 +86,20 @@ def check(
     Of a model that is yet to be exported what ``export`` would mend is no problem (decomposed, unfolded, wrong-form).
 
     Args:
-        sources: ONNX files, or what ``export`` takes; one or several, models in memory too. Of a folder every .onnx file in it, at any
-            depth; one that holds none is taken as a model (a Hugging Face folder).
-        fail_on: the rules that make the result false, "all" among them for every one; one text may hold several, by comma.
-        runtime, fuse: as for ``optimize``; with a runtime other than "any" only what that one makes of the norms counts.
+        sources: ONNX files, or what ``export`` takes; one or several, models in memory too. Of a folder every .onnx
+            file in it, at any depth; one that holds none is taken as a model (a Hugging Face folder).
+        fail_on: the rules that make the result false, "all" among them for every one; one text may hold several, by
+        comma.
+        runtime, fuse: as for ``optimize``; with a runtime other than "any" only what that one makes of the norms
+        counts.
         precision: "fp16" or "bf16": judge epsilons as though the file computed in it.
         baseline: an earlier result as JSON or SARIF; what it holds does not fail again.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: see ``normdeploy.loading.load``.
 
     Raises:
-        InputError: there is no such rule, or the baseline can't be read. A file that can't be read is a part of the result.
+        InputError: there is no such rule, or the baseline can't be read. A file that can't be read is a part of the
+            result.
     """
     unknown = [name for name in fail_on if name not in (*IDS, "all")]
     if unknown:
@@ -113,7 +118,8 @@ def check(
 
 
 def onnx_files(source: str) -> list[str]:
-    """Every .onnx file in a folder, at any depth and in the order of the names; a file, or a folder without one, as it is.
+    """Every .onnx file in a folder, at any depth and in the order of the names; a file, or a folder without one, as it
+    is.
 
     Links to folders are not followed, and what begins with a dot (.git, caches) is passed by.
     """
@@ -122,7 +128,9 @@ def onnx_files(source: str) -> list[str]:
     found = []
     for folder, inner, files in os.walk(source):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
-        found += [os.path.join(folder, name) for name in sorted(files) if name.endswith(".onnx") and not name.startswith(".")]
+        found += [
+            os.path.join(folder, name) for name in sorted(files) if name.endswith(".onnx") and not name.startswith(".")
+        ]
     return found or [source]
 
 
@@ -141,7 +149,9 @@ def _of_file(
     told = {name for f in summary.findings for h in f.half if h.dtype == "float16" for name in h.overflow}
     found += constants(proto, told)
     del weights  # which had to live until here
-    return [replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in found], summary.notes
+    return [
+        replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in found
+    ], summary.notes
 
 
 # ------------------------------------------------------------------ fingerprints and the baseline
@@ -156,7 +166,12 @@ def _judged(source: str, found: Sequence[Problem], fail_on: Sequence[str], left:
         fingerprint = hashlib.sha256(json.dumps([*key, seen[key]]).encode()).hexdigest()[:32]
         known = left[fingerprint] > 0
         left[fingerprint] -= known
-        yield replace(p, level="error" if p.rule in fail_on and not known else levels[p.rule], fingerprint=fingerprint, known=known)
+        yield replace(
+            p,
+            level="error" if p.rule in fail_on and not known else levels[p.rule],
+            fingerprint=fingerprint,
+            known=known,
+        )
 
 
 def _known(baseline: str | os.PathLike[str] | None) -> Counter[str]:
@@ -166,7 +181,9 @@ def _known(baseline: str | os.PathLike[str] | None) -> Counter[str]:
     label = repr(os.fspath(baseline))
     try:
         if os.stat(baseline).st_size > _MOST or not os.path.isfile(baseline):  # a device or a pipe may never end
-            raise InputError(f"the baseline {label} is no file, or has more than {_MOST} bytes; give what an earlier check wrote")
+            raise InputError(
+                f"the baseline {label} is no file, or has more than {_MOST} bytes; give what an earlier check wrote"
+            )
         document: Any = json.loads(Path(baseline).read_text(encoding="utf-8"))
         if "runs" in document:
             return Counter(r["partialFingerprints"][FINGERPRINT] for run in document["runs"] for r in run["results"])

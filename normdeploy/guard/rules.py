@@ -37,12 +37,14 @@ RULES = (
     Rule(
         "decomposed",
         "A normalization is written in several nodes, and one would do.",
-        "`normdeploy optimize` proves one node equal and writes it: fewer passes over memory, and an epsilon that nothing can lose.",
+        "`normdeploy optimize` proves one node equal and writes it: fewer passes over memory, and an epsilon that"
+        " nothing can lose.",
     ),
     Rule(
         "unfolded",
         "A BatchNorm could be folded into its neighbour.",
-        "`normdeploy optimize` folds its scale and shift into the weights of the linear op beside it: it then costs nothing.",
+        "`normdeploy optimize` folds its scale and shift into the weights of the linear op beside it: it then costs"
+        " nothing.",
     ),
     Rule(
         "train-mode",
@@ -52,24 +54,26 @@ RULES = (
     Rule(
         "eps-lost",
         "An epsilon is zero in the type in which its norm computes.",
-        "Rows without variance become NaN or Inf. Keep the statistics in float32, or choose an epsilon that the type can hold "
-        "(float16 from 6e-8 on); `normdeploy optimize --precision` does the first.",
+        "Rows without variance become NaN or Inf. Keep the statistics in float32, or choose an epsilon that the type"
+        " can hold (float16 from 6e-8 on); `normdeploy optimize --precision` does the first.",
     ),
     Rule(
         "fp16-overflow",
         "A constant is larger than float16 can hold (65504).",
-        "It becomes Inf in float16. `normdeploy optimize --precision fp16` keeps such constants in float32 between Casts.",
+        "It becomes Inf in float16. `normdeploy optimize --precision fp16` keeps such constants in float32 between"
+        " Casts.",
     ),
     Rule(
         "wrong-form",
         "A norm is one node, but one that a runtime gets wrong or does not know.",
-        "Ops of one tool alone, GroupNormalization of one group (TensorRT takes it for InstanceNormalization), or another form than the "
-        "one that `--runtime` runs best: `normdeploy optimize` writes the better one.",
+        "Ops of one tool alone, GroupNormalization of one group (TensorRT takes it for InstanceNormalization), or"
+        " another form than the one that `--runtime` runs best: `normdeploy optimize` writes the better one.",
     ),
     Rule(
         "missing-kernel",
         "A runtime refuses a norm, or has no kernel of its own for it.",
-        "The runtimes that are installed were asked. `normdeploy optimize --runtime ...` chooses a form that the runtime has.",
+        "The runtimes that are installed were asked. `normdeploy optimize --runtime ...` chooses a form that the"
+        " runtime has.",
     ),
     Rule(
         "refused",
@@ -106,7 +110,8 @@ class Problem:
 
 
 def of_norm(f: Finding, deployed: bool, runtime: str, precision: str | None) -> Iterator[Problem]:
-    """What is wrong with one norm of the census; not ``deployed``: the file is yet to be exported, which mends its form."""
+    """What is wrong with one norm of the census; not ``deployed``: the file is yet to be exported, which mends its
+    form."""
     at = Problem("", "", f.kind, f.module, f.place, tensor=f.tensor)
     ops = [word for word in f.spelling.split() if not word.startswith("(")]
     if deployed and f.status == "fused" and len(ops) > 1:
@@ -121,12 +126,15 @@ def of_norm(f: Finding, deployed: bool, runtime: str, precision: str | None) -> 
         yield replace(at, rule="eps-lost", message=f"{f.kind}: {said}")
     for half in f.half:
         if half.dtype == "float16" and half.overflow:
-            yield replace(at, rule="fp16-overflow", message=f"{f.kind}: constants overflow in float16: {', '.join(half.overflow)}")
+            yield replace(
+                at, rule="fp16-overflow", message=f"{f.kind}: constants overflow in float16: {', '.join(half.overflow)}"
+            )
     yield from _kernels(f, at, deployed, runtime)
 
 
 def _lost(f: Finding, precision: str | None) -> str:
-    """How the epsilon of a norm is lost, "" where it is not. An eval BatchNorm has none that could be: its root is a constant."""
+    """How the epsilon of a norm is lost, "" where it is not. An eval BatchNorm has none that could be: its root is a
+    constant."""
     epsilon = f.epsilon_as_written if f.epsilon_as_written is not None else f.epsilon
     if epsilon is None or f.statistics in ("", "constant"):
         return ""
@@ -138,7 +146,8 @@ def _lost(f: Finding, precision: str | None) -> str:
 
 
 def _kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[Problem]:
-    """What runtimes refuse. Where none is named the bodies that they run for want of a kernel are no fault of the file."""
+    """What runtimes refuse. Where none is named the bodies that they run for want of a kernel are no fault of the
+    file."""
     bad = ("missing",) if runtime == "any" else ("missing", "function")
     form = "now" if deployed or not f.written else "optimized"
     runtime = runtime.removesuffix(ACCURATE)
@@ -146,11 +155,16 @@ def _kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[
     for s in f.runtimes:
         asked = runtime == "any" or s.runtime.split()[0] == title
         if asked and s.form == form and s.verdict in bad:
-            yield replace(at, rule="missing-kernel", message=f"{f.kind} ({' '.join(s.nodes)}) in {s.runtime}: {s.reason or s.verdict}")
+            yield replace(
+                at,
+                rule="missing-kernel",
+                message=f"{f.kind} ({' '.join(s.nodes)}) in {s.runtime}: {s.reason or s.verdict}",
+            )
 
 
 def training(proto: onnx.ModelProto) -> Iterator[Problem]:
-    """Nodes in training mode, those of bodies and functions too (ONNX, BatchNormalization 1, 7, 9 and 14, Dropout 1, 7 and 12)."""
+    """Nodes in training mode, those of bodies and functions too (ONNX, BatchNormalization 1, 7, 9 and 14, Dropout 1, 7
+    and 12)."""
     held = _constants(proto)
     for node, opset in nodes_of(proto):
         if node.domain not in ("", "ai.onnx") or node.op_type not in ("BatchNormalization", "Dropout"):
@@ -176,7 +190,9 @@ def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto | onnx.Attr
     held: dict[str, onnx.TensorProto | onnx.AttributeProto] = {
         t.name: t for b in inside if isinstance(b, onnx.GraphProto) for t in b.initializer
     }
-    return held | {n.output[0]: a for b in inside for n in b.node if n.op_type == "Constant" and n.output for a in n.attribute}
+    return held | {
+        n.output[0]: a for b in inside for n in b.node if n.op_type == "Constant" and n.output for a in n.attribute
+    }
 
 
 def _values(constant: onnx.TensorProto | onnx.AttributeProto) -> np.ndarray:
@@ -187,8 +203,21 @@ def _values(constant: onnx.TensorProto | onnx.AttributeProto) -> np.ndarray:
 
 def constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem]:
     """Constants outside of norms that float16 can't hold."""
-    names = {a.t.name or n.output[0]: n.output[0] for b in bodies(proto) for n in b.node if n.op_type == "Constant" for a in n.attribute}
-    lists = [(n.output[0], a) for b in bodies(proto) for n in b.node if n.op_type == "Constant" for a in n.attribute if a.floats]
+    names = {
+        a.t.name or n.output[0]: n.output[0]
+        for b in bodies(proto)
+        for n in b.node
+        if n.op_type == "Constant"
+        for a in n.attribute
+    }
+    lists = [
+        (n.output[0], a)
+        for b in bodies(proto)
+        for n in b.node
+        if n.op_type == "Constant"
+        for a in n.attribute
+        if a.floats
+    ]
     for name, attribute in lists:
         if name not in told and (largest := _largest(_values(attribute))) > _LARGEST_HALF:
             yield _overflow(name, largest)

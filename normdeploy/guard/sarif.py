@@ -1,7 +1,9 @@
-"""The result of a check as SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format), which code hosts show beside a change.
+"""The result of a check as SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format), which code hosts show
+beside a change.
 
-A graph has no lines. Where a finding is stands in its logical locations: the module path, the node, the tensor. GitHub shows no result
-without a line, and tells old from new by the fingerprint ``primaryLocationLineHash`` alone: each result names line 1 and has that one too.
+A graph has no lines. Where a finding is stands in its logical locations: the module path, the node, the tensor. GitHub
+shows no result without a line, and tells old from new by the fingerprint ``primaryLocationLineHash`` alone: each result
+names line 1 and has that one too.
 """
 
 from __future__ import annotations
@@ -32,11 +34,15 @@ def sarif(result: Check) -> str:
         for rule in RULES
     ]
     broken = [
-        {"level": "error", "message": {"text": f.error}, "locations": [{"physicalLocation": _physical(f)}]} for f in result.files if f.error
+        {"level": "error", "message": {"text": f.error}, "locations": [{"physicalLocation": _physical(f)}]}
+        for f in result.files
+        if f.error
     ]
     notes = dict.fromkeys(note for f in result.files for note in f.notes)
     run = {
-        "tool": {"driver": {"name": "normdeploy", "version": __version__, "semanticVersion": __version__, "rules": rules}},
+        "tool": {
+            "driver": {"name": "normdeploy", "version": __version__, "semanticVersion": __version__, "rules": rules}
+        },
         "invocations": [
             {
                 "executionSuccessful": not broken,

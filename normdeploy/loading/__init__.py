@@ -1,7 +1,7 @@
 """Loading: from a file, a folder or a live module to a Model, an exported program in eval mode with described inputs.
 
-The kind of a file is told from its bytes. Nothing that the file brings along runs unless the user trusts it (``trust``); what the
-user names, ``imports`` and ``model``, does.
+The kind of a file is told from its bytes. Nothing that the file brings along runs unless the user trusts it
+(``trust``); what the user names, ``imports`` and ``model``, does.
 """
 
 from __future__ import annotations
@@ -57,18 +57,23 @@ def load(
     """Load a model from a file or folder.
 
     Args:
-        path: an ExportedProgram, a module or weights saved by torch.save, safetensors, a TorchScript archive (its weights alone), a
-            Hugging Face folder, or the name of a model on the Hub, ``org/name``, in huggingface_hub's cache or within reach.
-        model: ``package.module:factory``, the model that weights alone are put into; the working directory is importable.
+        path: an ExportedProgram, a module or weights saved by torch.save, safetensors, a TorchScript archive (its
+            weights alone), a Hugging Face folder, or the name of a model on the Hub, ``org/name``, in huggingface_hub's
+            cache or within reach.
+        model: ``package.module:factory``, the model that weights alone are put into; the working directory is
+        importable.
         model_args: keyword arguments of the factory.
         key: which of a checkpoint's entries holds the weights.
         trust: run what the file brings along: a pickled module, guards and expressions that are code.
         imports: modules to import first, which register operators or output classes.
-        inputs: what the inputs look like, ``ids:int64[batch,seq]{0:30522}``; an ExportedProgram knows, and takes names and ranges.
+        inputs: what the inputs look like, ``ids:int64[batch,seq]{0:30522}``; an ExportedProgram knows, and takes names
+        and ranges.
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
         eval: put in eval mode what is not.
-        code: of the working directory only these modules may be imported, file -> SHA-256 of its source (`storage.signing`); None: all.
-        task: of a Hugging Face folder, "text-generation-with-past" (`tasks`): its class, inputs and outputs; None: the config's class.
+        code: of the working directory only these modules may be imported, file -> SHA-256 of its source
+        (`storage.signing`); None: all.
+        task: of a Hugging Face folder, "text-generation-with-past" (`tasks`): its class, inputs and outputs; None: the
+        config's class.
         part: of a Hugging Face encoder-decoder "encoder", "decoder" or "decoder-with-past"; None: the whole.
 
     Raises:
@@ -83,7 +88,9 @@ def load(
     kind, wishes = detect(path), parse(inputs, dims)
     _check_flags(path, kind, model, model_args, key)
     if kind is not Kind.HUGGINGFACE and (task or part):
-        raise InputError(f"{path} is no Hugging Face folder, so {'--task' if task else '--part'} says nothing of it: leave it out")
+        raise InputError(
+            f"{path} is no Hugging Face folder, so {'--task' if task else '--part'} says nothing of it: leave it out"
+        )
     # Read before anything is imported: with a broken file the user's factory is not even called.
     weights = _weights(path, kind, key, trust)
     with _importable_cwd(bool(model or imports or trust)) if code is None else only_signed(code):
@@ -112,9 +119,15 @@ def load(
 
 
 def load_parts(
-    path: str | Path, *, trust: bool = False, imports: Sequence[str] = (), dims: Sequence[str] = (), task: str | None = None
+    path: str | Path,
+    *,
+    trust: bool = False,
+    imports: Sequence[str] = (),
+    dims: Sequence[str] = (),
+    task: str | None = None,
 ) -> Iterator[tuple[str, Model]]:
-    """The parts of a Hugging Face encoder-decoder one after the other, (name, model); its weights are read once, and shared.
+    """The parts of a Hugging Face encoder-decoder one after the other, (name, model); its weights are read once, and
+    shared.
 
     Args:
         dims: ranges of named dims; each part takes those that it has.
@@ -146,7 +159,8 @@ def load_parts(
 
 @contextlib.contextmanager
 def _importable_cwd(wanted: bool) -> Iterator[None]:
-    """The user's own modules lie in the working directory; with nothing to import, nothing there may shadow a library."""
+    """The user's own modules lie in the working directory; with nothing to import, nothing there may shadow a
+    library."""
     saved = list(sys.path)
     if wanted:
         sys.path.insert(0, str(Path.cwd()))
@@ -156,12 +170,14 @@ def _importable_cwd(wanted: bool) -> Iterator[None]:
         sys.path[:] = saved
 
 
-def _check_flags(path: Path, kind: Kind, model: str | None, model_args: Mapping[str, Any] | None, key: str | None) -> None:
+def _check_flags(
+    path: Path, kind: Kind, model: str | None, model_args: Mapping[str, Any] | None, key: str | None
+) -> None:
     if kind is Kind.TORCHSCRIPT and not model:
         raise LoadError(
-            f"{path} is a TorchScript archive, which brings its own code and which torch.export does not take: say which model its "
-            "weights belong to with --model package.module:factory, or make the model in Python again and save it with "
-            "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+            f"{path} is a TorchScript archive, which brings its own code and which torch.export does not take: say"
+            " which model its weights belong to with --model package.module:factory, or make the model in Python again"
+            " and save it with torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
         )
     if kind in (Kind.PROGRAM, Kind.HUGGINGFACE) and (model or key):
         raise InputError(
@@ -175,7 +191,8 @@ def _check_flags(path: Path, kind: Kind, model: str | None, model_args: Mapping[
 
 
 def _weights(path: Path, kind: Kind, key: str | None, trust: bool) -> State | ScriptWeights | nn.Module | None:
-    """The weights of a file of weights, read as data; None for other kinds, and where only unpickling in full will do."""
+    """The weights of a file of weights, read as data; None for other kinds, and where only unpickling in full will
+    do."""
     if kind is Kind.SAFETENSORS:
         return read_safetensors(path)
     if kind is Kind.TORCHSCRIPT:
@@ -205,7 +222,9 @@ def from_program(
     """
     away = next((f"{n!r} lies on {t.device}" for n, t in program.state_dict.items() if t.device.type != "cpu"), "")
     if away:
-        raise InputError(f"the program's {away}; export the module on the CPU, or use torch.export.passes.move_to_device_pass")
+        raise InputError(
+            f"the program's {away}; export the module on the CPU, or use torch.export.passes.move_to_device_pass"
+        )
     own = program
     if eval:  # the graph is mended in place; torch's programs can be copied as files alone
         stored = io.BytesIO()
@@ -215,7 +234,9 @@ def from_program(
     return _of_program(own, live_guards(program), parse(inputs, dims), eval)
 
 
-def _of_program(program: torch.export.ExportedProgram, guards: Sequence[Guard], wishes: Wishes, eval_mode: bool) -> Model:
+def _of_program(
+    program: torch.export.ExportedProgram, guards: Sequence[Guard], wishes: Wishes, eval_mode: bool
+) -> Model:
     require_eval_graph(program, eval_mode)
     names = [tensor.name for tensor in placeholders(program)[0]]
     matched = match_wishes(names, wishes.inputs, "the program's inputs") if wishes.inputs else [None] * len(names)
@@ -229,7 +250,14 @@ def _of_folder(path: Path, folder: Loaded, inputs: Sequence[str], dims: Sequence
     said = parse(inputs or ready.inputs, dims)
     stated = {name: said.dims[name].max for name in said.stated} | {name: dim.max for name, dim in said.single.items()}
     ranges = [f"{name}={text}" for name, text in ranges_of(ready, stated).items()] if not inputs else []
-    loaded = trace(ready.module, (), {}, parse(inputs or ready.inputs, [*dims, *ranges]), eval_mode=eval_mode, kind=Kind.HUGGINGFACE)
+    loaded = trace(
+        ready.module,
+        (),
+        {},
+        parse(inputs or ready.inputs, [*dims, *ranges]),
+        eval_mode=eval_mode,
+        kind=Kind.HUGGINGFACE,
+    )
     require_weights(path, folder.missing, used_parameters(loaded.program))
     return loaded
 

@@ -1,8 +1,8 @@
 """Key-value caches of transformers, taken apart into tensors and put together again while a model is traced.
 
-A layer's cache is a pair of tensors [batch, heads, length, head size]; torch.export takes tensors, not caches. The names are those
-that optimum's users know: ``past_key_values.0.key`` goes in and ``present.0.key`` comes out; with an encoder,
-``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``.
+A layer's cache is a pair of tensors [batch, heads, length, head size]; torch.export takes tensors, not caches. The
+names are those that optimum's users know: ``past_key_values.0.key`` goes in and ``present.0.key`` comes out; with an
+encoder, ``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def taken_apart(cache: Any) -> list[torch.Tensor]:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
             raise ExportError(
-                f"a layer of the model's cache is a {type(layer).__name__}, not keys and values; export the model without its past"
+                f"a layer of the model's cache is a {type(layer).__name__}, not keys and values; export the model"
+                " without its past"
             )
         found += [keys, values]
     return found
@@ -51,7 +52,8 @@ def _layers(cache: Any) -> Sequence[Any]:
     layers = getattr(cache, "layers", None)
     if layers is None:
         raise ExportError(
-            f"the model's cache is a {type(cache).__name__}, which has no layers of keys and values; export it without its past"
+            f"the model's cache is a {type(cache).__name__}, which has no layers of keys and values; export it without"
+            " its past"
         )
     return layers
 
@@ -70,8 +72,10 @@ def _layer_type() -> type:
     from transformers.cache_utils import DynamicLayer
 
     class Layer(DynamicLayer):  # type: ignore[misc]
-        """A full layer that begins with what it is given: transformers' own asks whether it is empty, which a trace would keep as a
-        condition on its length, and one with a sliding window would keep its counter as a constant. The mask applies the window."""
+        """A full layer that begins with what it is given: transformers' own asks whether it is empty, which a trace
+        would keep as a condition on its length, and one with a sliding window would keep its counter as a constant. The
+        mask applies the window.
+        """
 
         def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
             super().__init__()

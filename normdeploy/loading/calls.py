@@ -22,7 +22,8 @@ from .signature import dtype_name, match_wishes, renamed
 
 @dataclass(frozen=True)
 class Call:
-    """The example call, on the CPU. ``matched`` holds for each tensor, in the order of the leaves, the index of its wish or None."""
+    """The example call, on the CPU. ``matched`` holds for each tensor, in the order of the leaves, the index of its
+    wish or None."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -47,14 +48,17 @@ def made_call(module: nn.Module, wishes: Wishes, sizes: Mapping[str, int]) -> Ca
     name = type(module).__name__
     if not wishes.inputs:
         raise InputError(
-            f"{name} needs example inputs: say what they look like with --input, for example {_suggestion(module)}; its "
-            f"forward is {name}{signature_of(module)}"
+            f"{name} needs example inputs: say what they look like with --input, for example {_suggestion(module)}; its"
+            f" forward is {name}{signature_of(module)}"
         )
     names = [wish.name for wish in wishes.inputs]
     positional, keywords = _arranged(module, names)
     rng = np.random.default_rng(0)
     tensors = [_tensor(wish, rng, sizes) for wish in wishes.inputs]
-    args, kwargs = tuple(tensors[index] for index in positional), {key: tensors[index] for key, index in keywords.items()}
+    args, kwargs = (
+        tuple(tensors[index] for index in positional),
+        {key: tensors[index] for key, index in keywords.items()},
+    )
     try:
         signature_of(module).bind(*args, **kwargs)
     except TypeError as error:
@@ -65,7 +69,11 @@ def made_call(module: nn.Module, wishes: Wishes, sizes: Mapping[str, int]) -> Ca
 def _arranged(module: nn.Module, names: Sequence[str]) -> tuple[list[int], dict[str, int]]:
     """Which of the inputs go by position, in their order, and which by keyword, in that of forward's parameters."""
     parameters = signature_of(module).parameters
-    known = {name for name, parameter in parameters.items() if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)}
+    known = {
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if not set(names) & known:
         return list(range(len(names))), {}
@@ -77,8 +85,9 @@ def _arranged(module: nn.Module, names: Sequence[str]) -> tuple[list[int], dict[
         near = difflib.get_close_matches(wrong, known, 1)
         moved = next((n for place, n in enumerate(names) if n in known and n not in ordered[place : place + 1]), "")
         raise InputError(
-            f"the input {wrong!r} is not a parameter of {type(module).__name__}{signature_of(module)}"
-            f"{f' (is {near[0]!r} meant?)' if near else ''}: use its names, or give the inputs in its order under names of your own"
+            f"the input {wrong!r} is not a parameter of"
+            f" {type(module).__name__}{signature_of(module)}{f' (is {near[0]!r} meant?)' if near else ''}: use its"
+            " names, or give the inputs in its order under names of your own"
             + (f", where {moved!r} can stand in its own place alone" if moved else "")
         )
     given = {name: index for index, name in enumerate(names)}
@@ -88,7 +97,8 @@ def _arranged(module: nn.Module, names: Sequence[str]) -> tuple[list[int], dict[
 
 
 def _leading(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, int]) -> list[int]:
-    """Which of the inputs given by name can go by position: those of the first parameters, up to the first that is not given."""
+    """Which of the inputs given by name can go by position: those of the first parameters, up to the first that is not
+    given."""
     found: list[int] = []
     for name, parameter in parameters.items():
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or name not in given:
@@ -122,8 +132,9 @@ def _tensor(wish: Wish, rng: np.random.Generator, sizes: Mapping[str, int]) -> t
 def example_sizes(wishes: Wishes) -> Iterator[dict[str, int]]:
     """Sizes to trace with, one way after the other, for models that do not run at the first.
 
-    torch.export takes the sizes 0 and 1 for constants, and dims of equal size may hide that they differ. So: different multiples of
-    the opt sizes (a model that wants a size divisible by something was given one that is), sizes next to them, the opt sizes.
+    torch.export takes the sizes 0 and 1 for constants, and dims of equal size may hide that they differ. So: different
+    multiples of the opt sizes (a model that wants a size divisible by something was given one that is), sizes next to
+    them, the opt sizes.
     """
     tried: list[dict[str, int]] = []
     for step in ("opt", 1, 0):
@@ -143,7 +154,8 @@ def spread(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments from what people write: one tensor, a tuple, or a mapping.
 
-    A mapping is one of keyword arguments where forward can be called with it, else forward's one argument: a batch in a dict.
+    A mapping is one of keyword arguments where forward can be called with it, else forward's one argument: a batch in a
+    dict.
     """
     if isinstance(args, Mapping):
         own = dict(args)  # transformers' BatchEncoding is no dict, and torch's pytree knows dicts
@@ -157,7 +169,9 @@ def spread(
 
 def given_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wishes: Wishes) -> Call:
     """The user's example, detached and on the CPU; a dim that is to be dynamic is stretched where its size is 1."""
-    own_args, own_kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (tuple(args), dict(kwargs)))
+    own_args, own_kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda t: t.detach().cpu().clone(), (tuple(args), dict(kwargs))
+    )
     try:
         bound = signature_of(module).bind(*own_args, **own_kwargs)
     except TypeError as error:
@@ -166,14 +180,23 @@ def given_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     call = Call(own_args, own_kwargs, ())
     if not call.tensors():
         raise InputError(
-            f"the example arguments of {type(module).__name__} hold no tensor: pass tensors, in containers that torch's pytree knows"
+            f"the example arguments of {type(module).__name__} hold no tensor: pass tensors, in containers that torch's"
+            " pytree knows"
         )
     names = leaf_names(bound)
     order = [names[id(leaf)] for leaf in call.tensors()]
-    matched = match_wishes(order, wishes.inputs, f"the inputs of {type(module).__name__}") if wishes.inputs else [None] * len(order)
+    matched = (
+        match_wishes(order, wishes.inputs, f"the inputs of {type(module).__name__}")
+        if wishes.inputs
+        else [None] * len(order)
+    )
     call = replace(call, matched=tuple(None if wish is None else wishes.inputs.index(wish) for wish in matched))
     sizes = {
-        dim.name: size for leaf, wish in zip(call.tensors(), matched, strict=True) if wish for dim, size in _checked(leaf, wish) if dim.name
+        dim.name: size
+        for leaf, wish in zip(call.tensors(), matched, strict=True)
+        if wish
+        for dim, size in _checked(leaf, wish)
+        if dim.name
     }
     stretched = {id(leaf): _stretched(leaf, wish, sizes) for leaf, wish in zip(call.tensors(), matched, strict=True)}
     own_args, own_kwargs = pytree.tree_map_only(torch.Tensor, lambda t: stretched[id(t)], (call.args, call.kwargs))
@@ -189,7 +212,9 @@ def leaf_names(bound: inspect.BoundArguments) -> dict[int, str]:
     for path, leaf in pytree.tree_flatten_with_path(arguments)[0]:
         if isinstance(leaf, torch.Tensor):
             found[id(leaf)] = re.sub(
-                r"\W+", "_", "_".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path)
+                r"\W+",
+                "_",
+                "_".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path),
             )
     return found
 
@@ -200,12 +225,18 @@ def dim_names(module: nn.Module, call: Call, dynamic_shapes: Any) -> list[dict[i
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
         dynamic_shapes = dynamic_shapes.dynamic_shapes(module, call.args, call.kwargs)
     found: dict[int, dict[int, str]] = {}
-    stack: list[tuple[Any, Any]] = [(arguments if isinstance(dynamic_shapes, Mapping) else list(arguments.values()), dynamic_shapes)]
+    stack: list[tuple[Any, Any]] = [
+        (arguments if isinstance(dynamic_shapes, Mapping) else list(arguments.values()), dynamic_shapes)
+    ]
     while stack:
         value, shape = stack.pop()
-        pairs = list(shape.items() if isinstance(shape, Mapping) else enumerate(shape) if isinstance(shape, list | tuple) else ())
+        pairs = list(
+            shape.items() if isinstance(shape, Mapping) else enumerate(shape) if isinstance(shape, list | tuple) else ()
+        )
         if isinstance(value, torch.Tensor):
-            found[id(value)] = {index: dim.__name__ for index, dim in pairs if str(getattr(dim, "__name__", "")).isidentifier()}
+            found[id(value)] = {
+                index: dim.__name__ for index, dim in pairs if str(getattr(dim, "__name__", "")).isidentifier()
+            }
         elif isinstance(value, Mapping):
             stack.extend((value[key], part) for key, part in pairs if key in value)
         elif isinstance(value, list | tuple):
@@ -215,13 +246,20 @@ def dim_names(module: nn.Module, call: Call, dynamic_shapes: Any) -> list[dict[i
 
 def _checked(leaf: torch.Tensor, wish: Wish) -> Iterator[tuple[Dim, int]]:
     if wish.dtype is not None and wish.dtype != dtype_name(leaf):
-        raise InputError(f"the input {wish.name!r} was given as {wish.dtype}, but its example is {dtype_name(leaf)}: change one of them")
+        raise InputError(
+            f"the input {wish.name!r} was given as {wish.dtype}, but its example is {dtype_name(leaf)}: change one of"
+            " them"
+        )
     if len(wish.shape) != leaf.dim():
-        raise InputError(f"the input {wish.name!r} was given {len(wish.shape)} dims, but its example has {leaf.dim()}: {list(leaf.shape)}")
+        raise InputError(
+            f"the input {wish.name!r} was given {len(wish.shape)} dims, but its example has {leaf.dim()}:"
+            f" {list(leaf.shape)}"
+        )
     for index, (dim, size) in enumerate(zip(wish.shape, leaf.shape, strict=True)):
         if dim.name is None and dim.opt != size:
             raise InputError(
-                f"dim {index} of the input {wish.name!r} was given the size {dim.opt}, but its example has {size}: change one of them"
+                f"dim {index} of the input {wish.name!r} was given the size {dim.opt}, but its example has {size}:"
+                " change one of them"
             )
         yield dim, size
 
@@ -230,8 +268,8 @@ def _stretched(leaf: torch.Tensor, wish: Wish | None, sizes: Mapping[str, int]) 
     for index, dim in enumerate(wish.shape if wish else ()):
         if wish and dim.name and leaf.shape[index] != sizes[dim.name]:
             raise InputError(
-                f"the dim {dim.name!r} has the size {sizes[dim.name]} in one example and {leaf.shape[index]} in that of "
-                f"{wish.name!r}: one name is one size"
+                f"the dim {dim.name!r} has the size {sizes[dim.name]} in one example and {leaf.shape[index]} in that of"
+                f" {wish.name!r}: one name is one size"
             )
         if dim.name and leaf.shape[index] == 1 and dim.max > 1:
             leaf = leaf.repeat_interleave(2, index)

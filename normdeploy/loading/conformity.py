@@ -25,7 +25,9 @@ def conforms(hint: Any, value: Any, where: str, path: Path) -> None:
     try:
         _check_type(hint, value, where)
     except (TypeError, RecursionError) as error:
-        raise LoadError(f"{path}: {error}; the file is damaged, or of a torch newer than {torch.__version__}") from error
+        raise LoadError(
+            f"{path}: {error}; the file is damaged, or of a torch newer than {torch.__version__}"
+        ) from error
 
 
 def _check_type(hint: Any, value: Any, where: str) -> None:

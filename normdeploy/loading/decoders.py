@@ -1,8 +1,10 @@
-"""Hugging Face models as their users deploy them: outputs of a task alone, a decoder with its past, the parts of an encoder-decoder.
+"""Hugging Face models as their users deploy them: outputs of a task alone, a decoder with its past, the parts of an
+encoder-decoder.
 
-Each is the model itself with another ``forward``, so that its modules keep their paths: it takes tensors in the order of the inputs
-and returns them by name. Parts are made to fit each other: the encoder's ``last_hidden_state`` is the decoder's
-``encoder_hidden_states``, and what comes out as ``present.0.decoder.key`` goes in as ``past_key_values.0.decoder.key``.
+Each is the model itself with another ``forward``, so that its modules keep their paths: it takes tensors in the order
+of the inputs and returns them by name. Parts are made to fit each other: the encoder's ``last_hidden_state`` is the
+decoder's ``encoder_hidden_states``, and what comes out as ``present.0.decoder.key`` goes in as
+``past_key_values.0.decoder.key``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ Outputs = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A module to trace: ``inputs`` as ``--input`` takes them, in the order of its forward; ``ranges`` of dims as ``--dim`` does.
+    """A module to trace: ``inputs`` as ``--input`` takes them, in the order of its forward; ``ranges`` of dims as
+    ``--dim`` does.
 
     ``new``: the dim of the new tokens beside a past, with which it shares ``positions``; "" where there is no past.
     """
@@ -67,8 +70,11 @@ def _called(inputs: Sequence[str]) -> list[str]:
 
 
 def _adapted(module: nn.Module, count: int, forward: Callable[..., Outputs]) -> nn.Module:
-    """``module`` with a forward that takes ``count`` tensors; their parameters have names that are no input's, so that order counts."""
-    parameters = [inspect.Parameter(f"tensor_{index}", inspect.Parameter.POSITIONAL_OR_KEYWORD) for index in range(count)]
+    """``module`` with a forward that takes ``count`` tensors; their parameters have names that are no input's, so that
+    order counts."""
+    parameters = [
+        inspect.Parameter(f"tensor_{index}", inspect.Parameter.POSITIONAL_OR_KEYWORD) for index in range(count)
+    ]
     signature = inspect.Signature(parameters)
 
     def adapted(*args: Any, **kwargs: Any) -> Outputs:
@@ -111,7 +117,9 @@ def _cache_shapes(model: nn.Module, **example: Any) -> Any:
         made = model(**example, use_cache=True)
     cache = getattr(made, "past_key_values", None)
     if cache is None:
-        raise InputError(f"{type(model).__name__} gives no past_key_values, so there is no past to export; leave -with-past out")
+        raise InputError(
+            f"{type(model).__name__} gives no past_key_values, so there is no past to export; leave -with-past out"
+        )
     return cache
 
 
@@ -125,7 +133,10 @@ def _kind(tensor: torch.Tensor) -> str:
 
 def _cache_inputs(prefix: str, tensors: Sequence[torch.Tensor], length: str, side: str = "") -> list[str]:
     titles = names(prefix, len(tensors) // 2, side)
-    return [f"{title}:{_kind(t)}[batch,{t.shape[1]},{length},{t.shape[3]}]{{-3.0:3.0}}" for title, t in zip(titles, tensors, strict=True)]
+    return [
+        f"{title}:{_kind(t)}[batch,{t.shape[1]},{length},{t.shape[3]}]{{-3.0:3.0}}"
+        for title, t in zip(titles, tensors, strict=True)
+    ]
 
 
 def _with_past(model: nn.Module) -> Prepared:
@@ -154,8 +165,8 @@ def _with_past(model: nn.Module) -> Prepared:
 def _encoder_of(model: nn.Module) -> nn.Module:
     if not getattr(model.config, "is_encoder_decoder", False) or not hasattr(model, "get_encoder"):
         raise InputError(
-            f"{type(model).__name__} is no encoder-decoder, so it has no parts; leave --part out. A decoder with its past is one file: "
-            "--task text-generation-with-past"
+            f"{type(model).__name__} is no encoder-decoder, so it has no parts; leave --part out. A decoder with its"
+            " past is one file: --task text-generation-with-past"
         )
     return model.get_encoder()  # type: ignore[operator, no-any-return]
 
@@ -189,21 +200,28 @@ def _decoder(model: nn.Module, folder: Path) -> Prepared:
 
 
 def _decoder_with_past(model: nn.Module, folder: Path) -> Prepared:
-    """The tokens behind ``past`` others; keys and values of the attention to the encoder go in and, unchanged, do not come out."""
+    """The tokens behind ``past`` others; keys and values of the attention to the encoder go in and, unchanged, do not
+    come out."""
     example, hidden, masked = _encoded(model, folder)
     original = model.forward
     own, cross = (tensors for _, tensors in sides(_cache_shapes(model, **example)))
     width, length = int(hidden.rpartition(",")[2].rstrip("]")), hidden.split(",")[1]
     inputs = ["input_ids:int64[batch,decoder_seq]", *(["encoder_attention_mask:int64[batch,seq]"] if masked else [])]
     first = len(inputs)
-    inputs += _cache_inputs("past_key_values", own, "past", "decoder") + _cache_inputs("past_key_values", cross, length, "encoder")
+    inputs += _cache_inputs("past_key_values", own, "past", "decoder") + _cache_inputs(
+        "past_key_values", cross, length, "encoder"
+    )
     middle = first + len(own)
 
     def forward(ids: torch.Tensor, *tensors: torch.Tensor) -> Outputs:
         mask, past, seen = tensors[: first - 1], tensors[first - 1 : middle - 1], tensors[middle - 1 :]
         cache = encoder_decoder_cache(pairs(past), pairs(seen))
-        states = seen[0].new_zeros(seen[0].shape[0], seen[0].shape[2], width)  # never read: keys and values of it are in the cache
-        made = original(encoder_outputs=(states,), decoder_input_ids=ids, past_key_values=cache, use_cache=True, **_masks(mask))
+        states = seen[0].new_zeros(
+            seen[0].shape[0], seen[0].shape[2], width
+        )  # never read: keys and values of it are in the cache
+        made = original(
+            encoder_outputs=(states,), decoder_input_ids=ids, past_key_values=cache, use_cache=True, **_masks(mask)
+        )
         return {"logits": made.logits, **_presents(made.past_key_values, len(own) // 2, ("decoder",))}
 
     return Prepared(_adapted(model, len(inputs), forward), inputs, new="decoder_seq", positions=_positions(model))
@@ -228,8 +246,8 @@ def ranges_of(ready: Prepared, stated: Mapping[str, int]) -> dict[str, str]:
     tokens = stated.get(new, known - past)
     if past < 0 or tokens < 1 or past + tokens > known:
         raise InputError(
-            f"past and {new} together have at most the {known} positions of the model, and {past} and {tokens} were to be allowed: "
-            "state smaller ones with --dim"
+            f"past and {new} together have at most the {known} positions of the model, and {past} and {tokens} were to"
+            " be allowed: state smaller ones with --dim"
         )
     shared = {"past": f"0:{min(8, past)}:{past}", new: f"1:{min(8, tokens)}:{tokens}"}
     return ranges | {name: text for name, text in shared.items() if name not in stated}

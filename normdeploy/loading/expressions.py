@@ -1,7 +1,7 @@
 """Shape expressions and guards of an ExportedProgram, read without evaluating them as Python.
 
-Both are text that torch hands to ``sympy.sympify`` or to ``exec``, each of which runs whatever it finds. Here the text is parsed
-with ``ast`` and every node of the tree must be on a list; guards are then evaluated by walking that tree.
+Both are text that torch hands to ``sympy.sympify`` or to ``exec``, each of which runs whatever it finds. Here the text
+is parsed with ``ast`` and every node of the tree must be on a list; guards are then evaluated by walking that tree.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ _SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,9}")  # torch's size symbols (backed, un
 _NUMBER = re.compile(r"[-+]?\d{1,20}(\.\d{0,40})?(e[-+]?\d{1,3})?(/\d{1,20})?")
 _FUNCTIONS = words(
     # torch.utils._sympy.functions that torch registers for loading, and sympy's own classes as srepr writes them
-    "FloorDiv ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural "
-    "FloatPow FloatTrueDiv IntTrueDiv "
-    "IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity "
-    "Add Mul Pow Max Min Abs Integer Rational Float Symbol Eq Ne Equality Unequality GreaterThan LessThan StrictGreaterThan StrictLessThan "
-    "And Or Not floor ceiling Piecewise ExprCondPair sqrt"
+    "FloorDiv ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural"
+    " FloatPow FloatTrueDiv IntTrueDiv IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt"
+    " RoundDecimal ToFloat Identity Add Mul Pow Max Min Abs Integer Rational Float Symbol Eq Ne Equality Unequality"
+    " GreaterThan LessThan StrictGreaterThan StrictLessThan And Or Not floor ceiling Piecewise ExprCondPair sqrt"
 )
 _POWERS = words("Pow PowByNatural FloatPow LShift")
 _ASSUMPTIONS = words("positive nonnegative integer real nonzero negative precision dps evaluate")
@@ -43,7 +42,11 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+}
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -86,7 +89,8 @@ def _parse(text: str) -> ast.expr:
 
 
 def check_expression(text: str) -> None:
-    """Accept arithmetic on size symbols, as torch writes it (``s77//2``, or srepr: ``Mul(Integer(2), Symbol('s77', positive=True))``).
+    """Accept arithmetic on size symbols, as torch writes it (``s77//2``, or srepr: ``Mul(Integer(2), Symbol('s77',
+    positive=True))``).
 
     Raises:
         NotAllowed: anything else, or an expression that could cost much time or memory to evaluate.
@@ -128,7 +132,8 @@ def _check_power(exponent: ast.expr, powers: int) -> int:
     bare = exponent.operand if isinstance(exponent, ast.UnaryOp) else exponent
     match bare:
         case (
-            ast.Constant(value=int() | float() as value) | ast.Call(func=ast.Name(id="Integer"), args=[ast.Constant(value=int() as value)])
+            ast.Constant(value=int() | float() as value)
+            | ast.Call(func=ast.Name(id="Integer"), args=[ast.Constant(value=int() as value)])
         ):
             small = abs(value) <= _EXPONENT_LIMIT
         case ast.Name() | ast.Call(func=ast.Name(id="Symbol")):
@@ -167,7 +172,8 @@ def _check_call(node: ast.Call, name: str, powers: int) -> None:
 
 
 class Guard:
-    """One line of a program's ``guards_code``: a condition on the sizes of its inputs, such as ``L['x'].size()[1] <= 12``.
+    """One line of a program's ``guards_code``: a condition on the sizes of its inputs, such as ``L['x'].size()[1] <=
+    12``.
 
     Raises:
         NotAllowed: the line is more than arithmetic and comparisons of sizes and plain arguments.
@@ -186,7 +192,9 @@ class Guard:
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None):
                 pass
-            case ast.BinOp() if type(node.op) in _BINARY and not (isinstance(node.op, ast.Pow) and not _small(node.right)):
+            case ast.BinOp() if type(node.op) in _BINARY and not (
+                isinstance(node.op, ast.Pow) and not _small(node.right)
+            ):
                 self._collect(node.left)
                 self._collect(node.right)
             case ast.UnaryOp() if type(node.op) in _UNARY:
@@ -223,7 +231,9 @@ class Guard:
             case ast.UnaryOp():
                 return _UNARY[type(node.op)](self._value(node.operand, sizes))
             case ast.BoolOp():
-                return (all if isinstance(node.op, ast.And) else any)(self._value(value, sizes) for value in node.values)
+                return (all if isinstance(node.op, ast.And) else any)(
+                    self._value(value, sizes) for value in node.values
+                )
             case ast.Compare():
                 values = [self._value(operand, sizes) for operand in (node.left, *node.comparators)]
                 return all(_COMPARE[type(op)](a, b) for op, a, b in zip(node.ops, values[:-1], values[1:], strict=True))
@@ -241,7 +251,8 @@ def _size(node: ast.expr) -> tuple[str, int]:
     """``L['x'][0].size()[1]`` as ("['x'][0]", 1); the argument itself, ``L['n']``, as ("['n']", -1)."""
     match node:
         case ast.Subscript(
-            value=ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[], keywords=[]), slice=ast.Constant(value=int(dim))
+            value=ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[], keywords=[]),
+            slice=ast.Constant(value=int(dim)),
         ):
             return _path(owner), dim
         case _:

@@ -1,4 +1,5 @@
-"""Names of models on the Hugging Face Hub, ``org/name``: their folder in huggingface_hub's cache, fetched where it is not there yet."""
+"""Names of models on the Hugging Face Hub, ``org/name``: their folder in huggingface_hub's cache, fetched where it is
+not there yet."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def looks_like_id(source: str | Path) -> bool:
 def resolved(source: str | Path) -> Path:
     """The folder of a model that is named by its id on the Hub; every other path as it is.
 
-    The cache comes first. What is not in it is fetched, config and safetensors alone, unless huggingface_hub is told to stay offline
-    (HF_HUB_OFFLINE) or the Hub gives no answer within ten seconds.
+    The cache comes first. What is not in it is fetched, config and safetensors alone, unless huggingface_hub is told to
+    stay offline (HF_HUB_OFFLINE) or the Hub gives no answer within ten seconds.
 
     Raises:
         LoadError: the model is not in the cache and can't be fetched.
@@ -39,13 +40,15 @@ def resolved(source: str | Path) -> Path:
     if (cached := _cached(huggingface_hub, name)) is not None:
         return cached
     try:
-        huggingface_hub.HfApi().model_info(name, timeout=_SECONDS)  # the fetch itself tries for minutes where there is no network
+        huggingface_hub.HfApi().model_info(
+            name, timeout=_SECONDS
+        )  # the fetch itself tries for minutes where there is no network
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=_WANTED, etag_timeout=_SECONDS))
     except Exception as error:  # offline, unknown, gated, no network: errors of several libraries
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise LoadError(
-            f"{name} is no file or folder here and no model in the cache of huggingface_hub, and it can't be fetched from the Hub: "
-            f"{type(error).__name__}: {first}; check the name, or give a folder"
+            f"{name} is no file or folder here and no model in the cache of huggingface_hub, and it can't be fetched"
+            f" from the Hub: {type(error).__name__}: {first}; check the name, or give a folder"
         ) from error
     return folder
 

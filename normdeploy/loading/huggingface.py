@@ -1,4 +1,5 @@
-"""A Hugging Face model folder, where transformers is installed: the class that its config or the task names, in eval mode."""
+"""A Hugging Face model folder, where transformers is installed: the class that its config or the task names, in eval
+mode."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from .tasks import Task, check_part, task_of
 
 @dataclass(frozen=True)
 class Loaded:
-    """``missing``: parameters of the prepared module for which the folder has no weights; transformers fills them with random numbers."""
+    """``missing``: parameters of the prepared module for which the folder has no weights; transformers fills them with
+    random numbers."""
 
     prepared: Prepared
     missing: frozenset[str]
@@ -33,7 +35,8 @@ class Folder:
     missing: frozenset[str]
 
     def prepared(self, part: str | None) -> Loaded:
-        """The model or a part of it, to be traced before another part is prepared: they are one module with another ``forward``.
+        """The model or a part of it, to be traced before another part is prepared: they are one module with another
+        ``forward``.
 
         Raises:
             InputError: the model has no such part, or no past.
@@ -63,7 +66,8 @@ def read_folder(path: Path, trust: bool, task: str | None = None) -> Folder:
     """The model of the folder; nothing is fetched, and no code of the folder runs without ``trust``.
 
     Args:
-        task: which class of transformers, and which inputs and outputs (`tasks`); None: the class that the config names, all outputs.
+        task: which class of transformers, and which inputs and outputs (`tasks`); None: the class that the config
+        names, all outputs.
 
     Raises:
         RuntimeUnavailable: transformers is not installed.
@@ -74,7 +78,9 @@ def read_folder(path: Path, trust: bool, task: str | None = None) -> Folder:
     wanted = task_of(task) if task is not None else None
     config = _config(path)
     if "auto_map" in config and not trust:
-        files = sorted({str(value).partition(".")[0].rpartition("--")[2] + ".py" for value in config["auto_map"].values()})
+        files = sorted(
+            {str(value).partition(".")[0].rpartition("--")[2] + ".py" for value in config["auto_map"].values()}
+        )
         raise TrustError(
             f"{path} is not loaded: its config.json names classes of its own (auto_map), so {', '.join(files)} would "
             "run. If you trust who made it, pass --trust"
@@ -101,8 +107,8 @@ def _tensors(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _biased(config: dict[str, Any]) -> bool:
-    """Whether its attention adds a bias to the scores (T5, Swin): torch's fused attention with a mask of numbers is what its exporter
-    can't decompose for a dynamic batch ("Cannot view a tensor with shape ...")."""
+    """Whether its attention adds a bias to the scores (T5, Swin): torch's fused attention with a mask of numbers is
+    what its exporter can't decompose for a dynamic batch ("Cannot view a tensor with shape ...")."""
     return "relative_attention_num_buckets" in config or str(config.get("model_type", "")).startswith("swin")
 
 
@@ -118,7 +124,9 @@ def _loaders(config: dict[str, Any], task: Task | None) -> list[Any]:
     return [named if known else transformers.AutoModel]
 
 
-def _model(path: Path, loaders: list[Any], task: Task | None, options: dict[str, Any]) -> tuple[nn.Module, frozenset[str]]:
+def _model(
+    path: Path, loaders: list[Any], task: Task | None, options: dict[str, Any]
+) -> tuple[nn.Module, frozenset[str]]:
     error: Exception | None = None
     for loader in loaders:
         try:
@@ -128,7 +136,10 @@ def _model(path: Path, loaders: list[Any], task: Task | None, options: dict[str,
             error = error or failure
     names = " or ".join(loader.__name__ for loader in loaders)
     if task is not None and isinstance(error, ValueError) and "Unrecognized configuration class" in str(error):
-        raise InputError(f"{path} is no model for the task {task.name}: {names} does not know its kind; leave --task out or give another")
+        raise InputError(
+            f"{path} is no model for the task {task.name}: {names} does not know its kind; leave --task out or give"
+            " another"
+        )
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     raise LoadError(f"{path} can't be loaded by transformers' {names}: {type(error).__name__}: {first}") from error
 
@@ -139,7 +150,9 @@ def _config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{path / 'config.json'} can't be read: {error}") from error
     if not isinstance(config, dict):
-        raise LoadError(f"{path / 'config.json'} holds a {type(config).__name__}, not an object: this is no Hugging Face folder")
+        raise LoadError(
+            f"{path / 'config.json'} holds a {type(config).__name__}, not an object: this is no Hugging Face folder"
+        )
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise LoadError(f"{path / 'config.json'} gives {names!r} as its architectures, which is no list of names")
@@ -156,6 +169,6 @@ def require_weights(path: Path, missing: frozenset[str], used: frozenset[str]) -
     if random := sorted(missing & used):
         said = f"{', '.join(random[:3])}{', ...' if len(random) > 3 else ''}"
         raise LoadError(
-            f"{path} has no weights for {said}, which would be random numbers: it was not trained for this task; give another --task, or "
-            "a folder that was"
+            f"{path} has no weights for {said}, which would be random numbers: it was not trained for this task; give"
+            " another --task, or a folder that was"
         )

@@ -1,7 +1,8 @@
 """What the user says of the inputs: ``--input "ids:int64[batch,seq]{0:30522}"`` and ``--dim "batch=1:8:64"``.
 
     NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the shape's brackets are written; DTYPE is float32 where it is left out
-    DIM = SIZE | NAME | NAME=MIN:OPT:MAX | DIM+DIM      a size is static, a name is dynamic; one name is one size everywhere
+    DIM = SIZE | NAME | NAME=MIN:OPT:MAX | DIM+DIM      a size is static, a name is dynamic; one name is one size
+    everywhere
 
 The range is half-open for integers: {0:30522} are the ids 0 to 30521.
 """
@@ -47,8 +48,8 @@ class Wish:
 class Wishes:
     """All that the user said: the inputs in their order, the dims by name, and which of the dims have a stated range.
 
-    ``sources`` tells of some of the others what their largest size is taken from; ``single``: those whose range is one size, which are
-    static in ``inputs``.
+    ``sources`` tells of some of the others what their largest size is taken from; ``single``: those whose range is one
+    size, which are static in ``inputs``.
     """
 
     inputs: tuple[Wish, ...]
@@ -63,7 +64,9 @@ class Wishes:
         return replace(self, inputs=inputs, dims=dims)
 
 
-def parse(inputs: Sequence[str], dims: Sequence[str], names: Collection[str] = (), dim_names: Collection[str] | None = None) -> Wishes:
+def parse(
+    inputs: Sequence[str], dims: Sequence[str], names: Collection[str] = (), dim_names: Collection[str] | None = None
+) -> Wishes:
     """Read the --input and --dim values.
 
     Args:
@@ -105,18 +108,25 @@ def _state(ranges: dict[str, Dim], dim: Dim, text: str) -> None:
     assert dim.name is not None
     other = ranges.setdefault(dim.name, dim)
     if other != dim:
-        raise InputError(f"the dim {dim.name!r} is given twice: {describe(other)}, and {describe(dim)} in {text!r}; one name is one size")
+        raise InputError(
+            f"the dim {dim.name!r} is given twice: {describe(other)}, and {describe(dim)} in {text!r}; one name is one"
+            " size"
+        )
 
 
 def _range_of(name: str, text: str, where: str) -> Dim:
     parts = text.split(":")
     if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
         raise InputError(
-            f"the dim {name}={text} in {where!r} can't be read: write {name}=MIN:OPT:MAX in whole numbers, for example {name}=1:8:64"
+            f"the dim {name}={text} in {where!r} can't be read: write {name}=MIN:OPT:MAX in whole numbers, for example"
+            f" {name}=1:8:64"
         )
     low, best, high = (int(part) for part in parts)
     if not (0 <= low <= best <= high <= _MAX_SIZE and high):
-        raise InputError(f"the dim {name}={text} in {where!r} must have 0 <= min <= opt <= max and max >= 1, for example {name}=1:8:64")
+        raise InputError(
+            f"the dim {name}={text} in {where!r} must have 0 <= min <= opt <= max and max >= 1, for example"
+            f" {name}=1:8:64"
+        )
     return Dim(name, low, best, high)
 
 
@@ -130,8 +140,14 @@ def _draft(text: str, ranges: dict[str, Dim], names: Collection[str], dim_names:
     dtype = match["dtype"] and (type_of(match["dtype"]) or _DTYPES.get(match["dtype"].lower(), ""))
     if dtype == "":
         held = f"; the inputs are {[*names]}" if names else ""
-        raise InputError(f"the input {text!r} has the unknown dtype {match['dtype']!r}: one of {', '.join(_DTYPES)}{held}")
-    shape = tuple(_dim(part.strip(), text, ranges, dim_names) for part in match["shape"].split(",")) if match["shape"].strip() else ()
+        raise InputError(
+            f"the input {text!r} has the unknown dtype {match['dtype']!r}: one of {', '.join(_DTYPES)}{held}"
+        )
+    shape = (
+        tuple(_dim(part.strip(), text, ranges, dim_names) for part in match["shape"].split(","))
+        if match["shape"].strip()
+        else ()
+    )
     values = _values(match["range"], text) if match["range"] is not None else None
     return Wish(name, dtype, shape, values)
 
@@ -158,7 +174,9 @@ def _dim(part: str, text: str, ranges: dict[str, Dim], dim_names: Collection[str
         return Dim(known, *DEFAULT)
     name, _, rest = (piece.strip() for piece in part.partition("="))
     if not _NAME.fullmatch(name):
-        raise InputError(f"the dim {part!r} of {text!r} can't be read: write a size of 1 or more, a name, or NAME=MIN:OPT:MAX")
+        raise InputError(
+            f"the dim {part!r} of {text!r} can't be read: write a size of 1 or more, a name, or NAME=MIN:OPT:MAX"
+        )
     if rest:
         _state(ranges, _range_of(name, rest, text), text)
     return Dim(name, *DEFAULT)
@@ -168,9 +186,13 @@ def _values(body: str, text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) if any(c in part for c in ".eE") else int(part) for part in body.split(":"))
     except ValueError:
-        raise InputError(f"the range {{{body}}} of {text!r} can't be read: write {{LOW:HIGH}}, for example {{0:30522}}") from None
+        raise InputError(
+            f"the range {{{body}}} of {text!r} can't be read: write {{LOW:HIGH}}, for example {{0:30522}}"
+        ) from None
     if not (low < high and math.isfinite(high - low)):
-        raise InputError(f"the range {{{body}}} of {text!r} holds no value: it runs from {low} up to but not including {high}")
+        raise InputError(
+            f"the range {{{body}}} of {text!r} holds no value: it runs from {low} up to but not including {high}"
+        )
     return low, high
 
 

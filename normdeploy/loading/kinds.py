@@ -20,7 +20,9 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import LoadError
 
-LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  # the pickle of torch.serialization.MAGIC_NUMBER, protocol 2
+LEGACY_MAGIC = bytes.fromhex(
+    "80028a0a6cfc9c46f9206aa850192e"
+)  # the pickle of torch.serialization.MAGIC_NUMBER, protocol 2
 PROGRAM_JSON = "models/model.json"
 _HEADER_LIMIT = 100 << 20  # the safetensors library's own limit on its header, bytes
 _CHUNK = 1 << 20
@@ -45,7 +47,9 @@ def detect(path: Path) -> Kind:
     if path.is_dir():
         if (path / "config.json").is_file():
             return Kind.HUGGINGFACE
-        raise LoadError(f"{path} is a folder without a config.json: give the model file in it, or a Hugging Face model folder")
+        raise LoadError(
+            f"{path} is a folder without a config.json: give the model file in it, or a Hugging Face model folder"
+        )
     if not path.is_file():
         raise LoadError(f"there is no file {path}: check the path (seen from {Path.cwd()})")
     size = path.stat().st_size
@@ -59,12 +63,15 @@ def detect(path: Path) -> Kind:
     if head.startswith(LEGACY_MAGIC[:4]):
         if not head.startswith(LEGACY_MAGIC):
             raise LoadError(
-                f"{path} starts like a file of torch.save's legacy format, but the magic number is not torch's: it is broken or foreign"
+                f"{path} starts like a file of torch.save's legacy format, but the magic number is not torch's: it is"
+                " broken or foreign"
             )
         return Kind.LEGACY_PICKLE
     if head[8:9] == b"{":
         return _safetensors_kind(path, head, size)
-    raise LoadError(f"{path} is of no kind that can be loaded: it starts with the bytes {head[:8].hex(' ')}{_hint(head, path)}")
+    raise LoadError(
+        f"{path} is of no kind that can be loaded: it starts with the bytes {head[:8].hex(' ')}{_hint(head, path)}"
+    )
 
 
 def _hint(head: bytes, path: Path) -> str:
@@ -81,10 +88,14 @@ def _safetensors_kind(path: Path, head: bytes, size: int) -> Kind:
     (length,) = struct.unpack("<Q", head[:8])
     if length > _HEADER_LIMIT:
         raise LoadError(
-            f"{path} looks like safetensors, but says its header has {length} bytes (the format allows {_HEADER_LIMIT}): it is broken"
+            f"{path} looks like safetensors, but says its header has {length} bytes (the format allows"
+            f" {_HEADER_LIMIT}): it is broken"
         )
     if 8 + length > size:
-        raise LoadError(f"{path} is a truncated safetensors file: its header alone has {length} bytes, the file {size}; copy it again")
+        raise LoadError(
+            f"{path} is a truncated safetensors file: its header alone has {length} bytes, the file {size}; copy it"
+            " again"
+        )
     return Kind.SAFETENSORS
 
 
@@ -102,7 +113,10 @@ def _zip_kind(path: Path, archive: zipfile.ZipFile) -> Kind:
         if PROGRAM_JSON in models:
             return Kind.PROGRAM
         holds = f"only {', '.join(models)}" if models else "none, only compiled code"
-        raise LoadError(f"{path} is a .pt2 archive without {PROGRAM_JSON} (models in it: {holds}): save the program with torch.export.save")
+        raise LoadError(
+            f"{path} is a .pt2 archive without {PROGRAM_JSON} (models in it: {holds}): save the program with"
+            " torch.export.save"
+        )
     if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
         return Kind.TORCHSCRIPT
     if "data.pkl" in inner:
@@ -118,8 +132,8 @@ def root_folder(archive: zipfile.ZipFile) -> str:
 def open_archive(path: Path) -> zipfile.ZipFile:
     """A zip file of torch's whose table of contents can be relied on.
 
-    torch stores its entries uncompressed, so what they declare can't exceed the file by much: whatever does is a bomb, and is
-    refused by the declared sizes, before a byte of it is inflated.
+    torch stores its entries uncompressed, so what they declare can't exceed the file by much: whatever does is a bomb,
+    and is refused by the declared sizes, before a byte of it is inflated.
 
     Raises:
         LoadError: broken, truncated or empty; an entry leaves the archive, occurs twice, is encrypted or is a bomb.
@@ -129,7 +143,8 @@ def open_archive(path: Path) -> zipfile.ZipFile:
         entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, EOFError, struct.error, ValueError, NotImplementedError) as error:
         raise LoadError(
-            f"{path} starts like a zip file but can't be read as one: it is truncated or broken ({error}); copy or save it again"
+            f"{path} starts like a zip file but can't be read as one: it is truncated or broken ({error}); copy or save"
+            " it again"
         ) from error
     try:
         _check_entries(path, entries)
@@ -146,9 +161,14 @@ def _check_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
     for entry in entries:
         parts = PurePosixPath(entry.filename).parts
         if not parts or entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename or ":" in parts[0]:
-            raise LoadError(f"{path} holds an entry that leads out of the archive, {entry.filename!r}: torch writes no such file")
+            raise LoadError(
+                f"{path} holds an entry that leads out of the archive, {entry.filename!r}: torch writes no such file"
+            )
         if entry.filename in seen:
-            raise LoadError(f"{path} holds {entry.filename!r} twice: which of them counts depends on the reader; torch writes no such file")
+            raise LoadError(
+                f"{path} holds {entry.filename!r} twice: which of them counts depends on the reader; torch writes no"
+                " such file"
+            )
         if entry.flag_bits & 1:
             raise LoadError(f"{path} is encrypted (entry {entry.filename!r}): decrypt it first")
         seen.add(entry.filename)
@@ -170,9 +190,13 @@ def read(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
     try:
         return archive.read(name)
     except KeyError:
-        raise LoadError(f"{path} lacks {name.partition('/')[2]!r}, which such a file must hold: it is incomplete; save it again") from None
+        raise LoadError(
+            f"{path} lacks {name.partition('/')[2]!r}, which such a file must hold: it is incomplete; save it again"
+        ) from None
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError, zlib.error) as error:
-        raise LoadError(f"{path}: the entry {name!r} can't be read ({error}): the file is damaged; copy or save it again") from error
+        raise LoadError(
+            f"{path}: the entry {name!r} can't be read ({error}): the file is damaged; copy or save it again"
+        ) from error
 
 
 def sha256(path: Path) -> str:

@@ -1,7 +1,8 @@
 """How large a dim may be of which the user says nothing: what the model's config says of it.
 
-Libraries keep the number of positions that a model was made for in its config, under names of their own. Without one the dim is traced
-open, and what the traced program says counts: the table that positions index, or the range in which the model's code holds.
+Libraries keep the number of positions that a model was made for in its config, under names of their own. Without one
+the dim is traced open, and what the traced program says counts: the table that positions index, or the range in which
+the model's code holds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from ..model import Dim
 from .expressions import words
 from .inputs import Wishes
 
-OPEN = 2**20  # traced up to this where nothing is known: beyond what a model is made for, and below any overflow of products
+OPEN = (
+    2**20
+)  # traced up to this where nothing is known: beyond what a model is made for, and below any overflow of products
 
 _TEXT = words("input_ids attention_mask token_type_ids position_ids inputs_embeds")  # of shape (batch, positions, ...)
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
@@ -31,7 +34,8 @@ class Limit:
 
 
 def limited(wishes: Wishes, config: Any) -> Wishes:
-    """The wishes with the dims of which no range was stated as wide as ``config`` (of a library's model; any object) says, else open."""
+    """The wishes with the dims of which no range was stated as wide as ``config`` (of a library's model; any object)
+    says, else open."""
     limits = _of_config(wishes, config)
     dims = dict(wishes.dims)
     for name, dim in dims.items():
@@ -40,7 +44,10 @@ def limited(wishes: Wishes, config: Any) -> Wishes:
             dims[name] = Dim(name, 1, min(best, most), most)
         elif name not in wishes.stated:
             dims[name] = Dim(name, dim.min, dim.opt, max(OPEN, dim.max))
-    return replace(wishes.with_dims(dims), sources={name: limit.source for name, limit in limits.items() if name not in wishes.stated})
+    return replace(
+        wishes.with_dims(dims),
+        sources={name: limit.source for name, limit in limits.items() if name not in wishes.stated},
+    )
 
 
 def _of_config(wishes: Wishes, config: Any) -> dict[str, Limit]:

@@ -42,14 +42,14 @@ def from_module(
 
     Args:
         module: in eval mode, unless ``eval``.
-        args: example positional arguments: tensors, nested containers, plain values; or one tensor alone. A mapping holds keyword
-            arguments where it fits forward's parameters, else it is the one argument. Without args and kwargs, examples are made from
-            ``inputs``.
+        args: example positional arguments: tensors, nested containers, plain values; or one tensor alone. A mapping
+            holds keyword arguments where it fits forward's parameters, else it is the one argument. Without args and
+            kwargs, examples are made from ``inputs``.
         kwargs: example keyword arguments.
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
         dynamic_shapes: as ``torch.export.export`` takes it, instead of names in ``inputs``.
-        inputs: what the tensors look like and which dims are dynamic, ``ids:int64[batch,seq]{0:30522}``; by the names of the forward
-            parameters, or all of them in their order under new names.
+        inputs: what the tensors look like and which dims are dynamic, ``ids:int64[batch,seq]{0:30522}``; by the names
+            of the forward parameters, or all of them in their order under new names.
         eval: put the copy in eval mode where it is not.
         shared: the copy's parameters lie in the memory of the module's: for whoever is done before the module changes.
 
@@ -59,7 +59,10 @@ def from_module(
         ExportError: torch.export can't trace the module.
     """
     if not isinstance(module, nn.Module):
-        raise InputError(f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module, an ExportedProgram or a file's path")
+        raise InputError(
+            f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module, an ExportedProgram or a file's"
+            " path"
+        )
     own, wishes = copied(unwrapped(module), shared), parse(inputs, dims)
     args, kwargs = spread(own, args, kwargs or {})
     return trace(own, args, kwargs, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval, kind="live module")
@@ -75,19 +78,25 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = module.module if isinstance(module, _WRAPPERS) else module.get_submodule("_orig_mod")
     if isinstance(module, torch.jit.ScriptModule):
         raise LoadError(
-            f"{type(module).__name__} is a TorchScript module, which torch.export does not take: pass the module that it was made from"
+            f"{type(module).__name__} is a TorchScript module, which torch.export does not take: pass the module that"
+            " it was made from"
         )
     return module
 
 
 def copied(module: nn.Module, shared: bool = False) -> nn.Module:
-    """A copy on the CPU. ``shared``: its parameters, not its buffers, lie in the memory of ``module``'s, for whoever does not run it.
+    """A copy on the CPU. ``shared``: its parameters, not its buffers, lie in the memory of ``module``'s, for whoever
+    does not run it.
 
     Raises:
         LoadError: it holds something that can't be copied.
     """
     # copy.deepcopy refuses tensors that are results of a computation, such as the weight of an old weight_norm
-    memo = {id(item): item.detach().clone() for _, item in reachable(module) if isinstance(item, torch.Tensor) and not item.is_leaf}
+    memo = {
+        id(item): item.detach().clone()
+        for _, item in reachable(module)
+        if isinstance(item, torch.Tensor) and not item.is_leaf
+    }
     if shared:
         memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters() if _shareable(p)}
     try:
@@ -115,15 +124,22 @@ def trace(
     kind: str,
 ) -> Model:
     """``from_module`` for a module that is ours already: it may be changed."""
-    module.requires_grad_(False)  # of an attention that asks for gradients torch 2.13 traces views that it then can't decompose
+    module.requires_grad_(
+        False
+    )  # of an attention that asks for gradients torch 2.13 traces views that it then can't decompose
     require_eval(module, eval_mode)
     if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
         raise InputError("dynamic dims are given twice, by names in the inputs and by dynamic_shapes: give one of them")
     if dynamic_shapes is not None and not (args or kwargs):
-        raise InputError("dynamic_shapes were given without example arguments: give args or kwargs too, or name the dims in inputs")
+        raise InputError(
+            "dynamic_shapes were given without example arguments: give args or kwargs too, or name the dims in inputs"
+        )
     used = names_of(wishes.inputs)
     if unknown := sorted(wishes.dims.keys() - set(used)):
-        raise InputError(f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(dict.fromkeys(used)) or 'none'}")
+        raise InputError(
+            f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are"
+            f" {', '.join(dict.fromkeys(used)) or 'none'}"
+        )
     if args or kwargs:
         call = given_call(module, args, kwargs, wishes)
         program, wishes = _export_widest(module, call, with_example_sizes(wishes, call), dynamic_shapes)
@@ -153,8 +169,11 @@ def _export_made(module: nn.Module, wishes: Wishes) -> tuple[torch.export.Export
     raise failure
 
 
-def _export_widest(module: nn.Module, call: Call, wishes: Wishes, dynamic_shapes: Any) -> tuple[torch.export.ExportedProgram, Wishes]:
-    """Export with the dims of which nothing was stated as wide as the module allows; where that fails, up to the usual maximum."""
+def _export_widest(
+    module: nn.Module, call: Call, wishes: Wishes, dynamic_shapes: Any
+) -> tuple[torch.export.ExportedProgram, Wishes]:
+    """Export with the dims of which nothing was stated as wide as the module allows; where that fails, up to the usual
+    maximum."""
     wider = limited(wishes, getattr(module, "config", None))
     if wider.dims == wishes.dims:
         return _export_narrowing(module, call, wishes, dynamic_shapes)
@@ -171,8 +190,11 @@ def _export_widest(module: nn.Module, call: Call, wishes: Wishes, dynamic_shapes
         raise type(error)(f"{error}. Before, with {tried}: {first}") from first
 
 
-def _export_narrowing(module: nn.Module, call: Call, wishes: Wishes, dynamic_shapes: Any) -> tuple[torch.export.ExportedProgram, Wishes]:
-    """Export; where torch finds that a dim can't have all of its range, narrow it if the user stated none, and try again."""
+def _export_narrowing(
+    module: nn.Module, call: Call, wishes: Wishes, dynamic_shapes: Any
+) -> tuple[torch.export.ExportedProgram, Wishes]:
+    """Export; where torch finds that a dim can't have all of its range, narrow it if the user stated none, and try
+    again."""
     steps = False
     for _ in range(_ATTEMPTS):
         shapes = dynamic_shapes if dynamic_shapes is not None else _dynamic_shapes(module, call, wishes)
@@ -187,29 +209,44 @@ def _export_narrowing(module: nn.Module, call: Call, wishes: Wishes, dynamic_sha
                 raise InputError(_complaint(str(error), wishes)) from error
             wishes, steps = narrower, steps or in_steps
     raise InputError(
-        f"{type(module).__name__} can't be exported with {', '.join(map(describe, wishes.dims.values()))}: state narrower ranges with --dim"
+        f"{type(module).__name__} can't be exported with {', '.join(map(describe, wishes.dims.values()))}: state"
+        " narrower ranges with --dim"
     )
 
 
 def _dynamic_shapes(module: nn.Module, call: Call, wishes: Wishes) -> Any:
-    ranges: dict[str, Any] = {name: torch.export.Dim(name, min=dim.min, max=dim.max) for name, dim in wishes.dims.items()}
+    ranges: dict[str, Any] = {
+        name: torch.export.Dim(name, min=dim.min, max=dim.max) for name, dim in wishes.dims.items()
+    }
     shapes = torch.export.ShapesCollection()
     dynamic = False
     for leaf, wish in zip(call.tensors(), call.wished(wishes), strict=True):
         # torch has no sums of dims: it finds out itself that one is as long as others together
         shape = wish.shape if wish else ()
-        named = {index: torch.export.Dim.AUTO if dim.terms else ranges[dim.name] for index, dim in enumerate(shape) if dim.name}
+        named = {
+            index: torch.export.Dim.AUTO if dim.terms else ranges[dim.name]
+            for index, dim in enumerate(shape)
+            if dim.name
+        }
         if named:
             shapes[leaf], dynamic = named, True
     return shapes.dynamic_shapes(module, call.args, call.kwargs) if dynamic else None
 
 
 def _export(module: nn.Module, call: Call, shapes: Any, steps: bool) -> torch.export.ExportedProgram:
-    """torch.export, silent. ``steps``: a dim goes in steps (multiples of something), which torch can only check at run time."""
+    """torch.export, silent. ``steps``: a dim goes in steps (multiples of something), which torch can only check at run
+    time."""
     with warnings.catch_warnings(), _quiet():
-        warnings.simplefilter("ignore")  # of attributes assigned in the copy while tracing, deprecations of torch's own calls
+        warnings.simplefilter(
+            "ignore"
+        )  # of attributes assigned in the copy while tracing, deprecations of torch's own calls
         return torch.export.export(
-            module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False, prefer_deferred_runtime_asserts_over_guards=steps
+            module,
+            call.args,
+            call.kwargs,
+            dynamic_shapes=shapes,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=steps,
         )
 
 
@@ -233,7 +270,11 @@ def _fixes(message: str) -> dict[str, str]:
     """torch's suggested fixes, ``{"seq": "Dim('seq', max=12)"}``."""
     lines = message.partition("Suggested fixes:")[2].splitlines()
     return {
-        name: value for line in lines if line.startswith("  ") for name, separator, value in [line.strip().partition(" = ")] if separator
+        name: value
+        for line in lines
+        if line.startswith("  ")
+        for name, separator, value in [line.strip().partition(" = ")]
+        if separator
     }
 
 
@@ -278,8 +319,8 @@ def _fitted(wished: Dim, low: int, high: int | None, step: int, offset: int, sta
     kind = f"multiples of {step}{f' plus {offset}' if offset else ''} " if step > 1 else ""
     if not sizes or (stated and not {wished.min, wished.opt, wished.max} <= set(sizes)):
         raise InputError(
-            f"the dim {describe(wished)} was asked for, but the model takes only {kind}from {low} to {high}: state such "
-            "a range, or change what limits it in the model"
+            f"the dim {describe(wished)} was asked for, but the model takes only {kind}from {low} to {high}: state such"
+            " a range, or change what limits it in the model"
         )
     return Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1])
 
@@ -290,7 +331,8 @@ _SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
 
 
 def _excluded(message: str) -> dict[str, int]:
-    """Sizes that torch can't trace together with others, as something a constant shorter (x[:, 1:]) has one place there, or none."""
+    """Sizes that torch can't trace together with others, as something a constant shorter (x[:, 1:]) has one place
+    there, or none."""
     lines = [match for line in message.splitlines() if (match := _VIOLATED.match(line.strip().removeprefix("- ")))]
     return {m["name"]: int(e["size"]) - int(e["offset"]) for m in lines if (e := _EXCLUDED.fullmatch(m["guard"]))}
 
@@ -307,7 +349,11 @@ def _above_excluded(message: str, wishes: Wishes) -> Wishes:
 
 def _complaint(message: str, wishes: Wishes) -> str:
     """torch's own words on a violated constraint, without its advice on its own API."""
-    lines = [line.strip().removeprefix("- ") for line in message.partition("Suggested fixes")[0].splitlines() if line.startswith("  ")]
+    lines = [
+        line.strip().removeprefix("- ")
+        for line in message.partition("Suggested fixes")[0].splitlines()
+        if line.startswith("  ")
+    ]
     violated = [match for line in lines if (match := _VIOLATED.match(line))]
     for match in violated:
         if special := _SPECIAL.fullmatch(match["guard"]):
@@ -317,7 +363,10 @@ def _complaint(message: str, wishes: Wishes) -> str:
             return f"{asked}, but the model was made for the size {size} there: write {size} in its place"
     for name, size in _excluded(message).items():
         if name in wishes.dims:
-            return f"the dim {describe(wishes.dims[name])} was asked for, but torch can't trace the model with {size}: begin at {size + 1}"
+            return (
+                f"the dim {describe(wishes.dims[name])} was asked for, but torch can't trace the model with {size}:"
+                f" begin at {size + 1}"
+            )
     if violated:
         conditions = "; ".join(match["guard"].rstrip(".") for match in violated[:3])
         asked = f"the dim {violated[0]['name']!r} does not have the range that was asked for"
@@ -331,7 +380,8 @@ def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     if "tree_name" in text:
         return InputError(
-            f"{name} takes inputs by **kwargs, for which torch.export has no dynamic dims: give forward named parameters, or fixed sizes"
+            f"{name} takes inputs by **kwargs, for which torch.export has no dynamic dims: give forward named"
+            " parameters, or fixed sizes"
         )
     if type(error).__name__ == "UserError" and "dynamic_shapes" in text:
         return InputError(f"the dynamic_shapes do not fit {name}: {first}")
@@ -342,8 +392,9 @@ def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception)
         shapes = ", ".join(f"{dtype_name(leaf)}{list(leaf.shape)}" for leaf in call.tensors())
         detail = next((line.strip() for line in str(eager).splitlines() if line.strip()), "")
         return _DoesNotRun(
-            f"{name}{signature_of(module)} does not run on the inputs {shapes}{_sizes(call, wishes)}: {type(eager).__name__}: {detail}; "
-            "say what it takes with --input, and write the size of a dim that the model fixes in its place"
+            f"{name}{signature_of(module)} does not run on the inputs {shapes}{_sizes(call, wishes)}:"
+            f" {type(eager).__name__}: {detail}; say what it takes with --input, and write the size of a dim that the"
+            " model fixes in its place"
         )
     return ExportError(f"torch.export can't trace {name}: {type(error).__name__}: {first}")
 
@@ -351,5 +402,11 @@ def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception)
 def _sizes(call: Call, wishes: Wishes) -> str:
     """`` (b=8, seq=16)``: the sizes of the named dims in the example."""
     pairs = zip(call.tensors(), call.wished(wishes), strict=True)
-    sizes = {dim.name: size for leaf, wish in pairs if wish for dim, size in zip(wish.shape, leaf.shape, strict=True) if dim.name}
+    sizes = {
+        dim.name: size
+        for leaf, wish in pairs
+        if wish
+        for dim, size in zip(wish.shape, leaf.shape, strict=True)
+        if dim.name
+    }
     return f" ({', '.join(f'{name}={size}' for name, size in sizes.items())})" if sizes else ""

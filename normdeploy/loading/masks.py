@@ -1,8 +1,8 @@
 """Which inputs of an exported program are attention masks: 0/1 inputs that decide which keys an attention sees.
 
-From each integer, bool or floating input one goes forward through what keeps a mask a mask (views, casts, comparisons, logic, sums and
-products, choices by it), and looks whether that ends in the mask of an attention, or in what a softmax reads. An embedding, a
-matmul or a convolution ends the way: behind it stand features, no longer a mask.
+From each integer, bool or floating input one goes forward through what keeps a mask a mask (views, casts, comparisons,
+logic, sums and products, choices by it), and looks whether that ends in the mask of an attention, or in what a softmax
+reads. An embedding, a matmul or a convolution ends the way: behind it stand features, no longer a mask.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .expressions import words
 from .training import arguments, operator_name
 
 _KEEPING = words(
-    "view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute movedim t contiguous "
-    "clone alias detach flatten unflatten repeat repeat_interleave to _to_copy type_as lift_fresh_copy index eq ne gt ge lt le "
-    "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ add sub rsub mul where "
-    "masked_fill cat pad constant_pad_nd all any"
+    "view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute"
+    " movedim t contiguous clone alias detach flatten unflatten repeat repeat_interleave to _to_copy type_as"
+    " lift_fresh_copy index eq ne gt ge lt le logical_and logical_or logical_not logical_xor bitwise_and bitwise_or"
+    " bitwise_not bitwise_xor __and__ __or__ add sub rsub mul where masked_fill cat pad constant_pad_nd all any"
 )
 _ATTENTION = "scaled_dot_product_attention"
 _SOFTMAX = words("softmax _softmax _safe_softmax special_softmax log_softmax _log_softmax")
@@ -27,7 +27,9 @@ _SOFTMAX = words("softmax _softmax _safe_softmax special_softmax log_softmax _lo
 def attention_masks(program: torch.export.ExportedProgram) -> set[str]:
     """The names of the placeholders that hide keys of an attention."""
     inputs = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
-    return {node.name for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs and _hides(node)}
+    return {
+        node.name for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs and _hides(node)
+    }
 
 
 def _hides(placeholder: torch.fx.Node) -> bool:

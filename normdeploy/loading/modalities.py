@@ -1,7 +1,8 @@
-"""What a Hugging Face model takes where the user names no input: texts, images, sound and points, their sizes from config and preprocessor.
+"""What a Hugging Face model takes where the user names no input: texts, images, sound and points, their sizes from
+config and preprocessor.
 
-Batch sizes are ``batch`` everywhere; a text has ``seq`` tokens, what a decoder is given ``decoder_seq``, sound ``samples`` or
-``frames``. A model that compares texts with images takes any number of either (``image_batch``).
+Batch sizes are ``batch`` everywhere; a text has ``seq`` tokens, what a decoder is given ``decoder_seq``, sound
+``samples`` or ``frames``. A model that compares texts with images takes any number of either (``image_batch``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _STRIDES = {"min": 10, "opt": 50, "max": 1500}  # of a sound encoder: 0.2 s, 1 s
 
 
 def default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """The inputs of ``model``, as ``--input`` takes them, and ranges of dims that have a reason, by name, as ``--dim`` takes them.
+    """The inputs of ``model``, as ``--input`` takes them, and ranges of dims that have a reason, by name, as ``--dim``
+    takes them.
 
     Args:
         model: of transformers, with its ``config``.
@@ -78,8 +80,15 @@ def preprocessor_of(folder: Path) -> dict[str, Any]:
 
 def part_of(config: Any, name: str, default: Any = None) -> Any:
     """``name`` of the config, or of its part for images or sound."""
-    places = (config, *(getattr(config, part, None) for part in ("vision_config", "encoder", "backbone_config", "audio_config")))
-    found = (value.get(name) if isinstance(value, Mapping) else getattr(value, name, None) for value in places if value is not None)
+    places = (
+        config,
+        *(getattr(config, part, None) for part in ("vision_config", "encoder", "backbone_config", "audio_config")),
+    )
+    found = (
+        value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        for value in places
+        if value is not None
+    )
     return next((value for value in found if value is not None), default)
 
 
@@ -113,8 +122,13 @@ def _images(model: nn.Module, parameters: Mapping[str, Any], preprocessor: Mappi
     height, width = image_size(config, preprocessor)
     compared = "input_ids" in parameters and any(name.endswith("logit_scale") for name, _ in model.named_parameters())
     frames = part_of(config, "num_frames")
-    several = f"{frames}," if isinstance(frames, int) and getattr(model, "main_input_name", "") == "pixel_values" and _video(config) else ""
-    return f"{'image_batch' if compared else 'batch'},{several}{part_of(config, 'num_channels', _CHANNELS)},{height},{width}"
+    several = (
+        f"{frames},"
+        if isinstance(frames, int) and getattr(model, "main_input_name", "") == "pixel_values" and _video(config)
+        else ""
+    )
+    batch, channels = "image_batch" if compared else "batch", part_of(config, "num_channels", _CHANNELS)
+    return f"{batch},{several}{channels},{height},{width}"
 
 
 def _video(config: Any) -> bool:

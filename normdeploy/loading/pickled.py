@@ -1,7 +1,7 @@
 """Files of torch.save: weights are data and are read as such; whatever needs more than that is code.
 
-A pickle is a program for a small stack machine whose GLOBAL instructions import and whose REDUCE instructions call. torch's
-weights_only reader runs it with a fixed list of globals, enough for tensors in dicts and lists.
+A pickle is a program for a small stack machine whose GLOBAL instructions import and whose REDUCE instructions call.
+torch's weights_only reader runs it with a fixed list of globals, enough for tensors in dicts and lists.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ def read_data(path: Path, kind: Kind) -> Any:
     except pickle.UnpicklingError as error:
         named = _named_globals(path, kind)
         if not named:  # nothing foreign is asked for: the pickle itself is broken
-            raise LoadError(f"{path} can't be read as weights: {_first_line(error)}; it is broken: copy or save it again") from error
+            raise LoadError(
+                f"{path} can't be read as weights: {_first_line(error)}; it is broken: copy or save it again"
+            ) from error
         raise TrustError(
-            f"{path} is not loaded: it is a pickle with more than tensors in it, and unpickling would import and may call {listed(named)}. "
-            "If you trust who made the file, pass --trust; safer is a file of weights alone "
-            "(torch.save(model.state_dict(), ...), with --model), "
-            "or a program (torch.export.save)"
+            f"{path} is not loaded: it is a pickle with more than tensors in it, and unpickling would import and may"
+            f" call {listed(named)}. If you trust who made the file, pass --trust; safer is a file of weights alone"
+            " (torch.save(model.state_dict(), ...), with --model), or a program (torch.export.save)"
         ) from error
     except Exception as error:  # RuntimeError, EOFError, ValueError, ...: torch names no common class for a broken file
-        raise LoadError(f"{path} can't be read: {_first_line(error)}; it is truncated or broken: copy or save it again") from error
+        raise LoadError(
+            f"{path} can't be read: {_first_line(error)}; it is truncated or broken: copy or save it again"
+        ) from error
 
 
 def unpickle(path: Path) -> Any:
@@ -89,12 +92,15 @@ def listed(names: Sequence[str], shown: int = 12) -> str:
 
 
 def pickle_globals(stream: IO[bytes]) -> list[str]:
-    """The dotted names of the GLOBAL instructions in a row of pickles, in order of first use; a broken tail is left out."""
+    """The dotted names of the GLOBAL instructions in a row of pickles, in order of first use; a broken tail is left
+    out."""
     found: dict[str, None] = {}
     try:
         for _ in range(_PICKLES):
             _collect_globals(stream, found)
-    except Exception:  # pickletools raises ValueError, UnicodeDecodeError, ... on junk; what was found until then counts
+    except (
+        Exception
+    ):  # pickletools raises ValueError, UnicodeDecodeError, ... on junk; what was found until then counts
         pass
     return list(found)
 

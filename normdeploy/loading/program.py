@@ -27,7 +27,8 @@ _KNOWN_LIBRARIES = ("transformers", "diffusers")
 def load_program(path: Path, trust: bool) -> tuple[torch.export.ExportedProgram, list[Guard]]:
     """The program, on the CPU, and the conditions on its input sizes.
 
-    An ordinary file is loaded from a sanitised copy, whatever ``trust`` says; only what is not ordinary is handed to torch as it is.
+    An ordinary file is loaded from a sanitised copy, whatever ``trust`` says; only what is not ordinary is handed to
+    torch as it is.
 
     Raises:
         TrustError: parts of the file would run code; the message names each.
@@ -47,14 +48,21 @@ def load_program(path: Path, trust: bool) -> tuple[torch.export.ExportedProgram,
 def _refusal(path: Path, findings: Findings) -> str:
     shown = "\n".join(f"  - {reason}" for reason in findings.reasons[:8])
     more = f"\n  - and {len(findings.reasons) - 8} more" if len(findings.reasons) > 8 else ""
-    return f"{path} is not loaded, parts of it would run code:\n{shown}{more}\nIf you trust who made the file, pass --trust"
+    return (
+        f"{path} is not loaded, parts of it would run code:\n{shown}{more}\nIf you trust who made the file, pass"
+        " --trust"
+    )
 
 
 def _register_known_classes(names: Iterable[str]) -> None:
-    """Importing the module of a library's output class registers it, without which a program that returns one does not load."""
+    """Importing the module of a library's output class registers it, without which a program that returns one does not
+    load."""
     for name in names:
         module = name.rpartition(".")[0]
-        if module.partition(".")[0] in _KNOWN_LIBRARIES and importlib.util.find_spec(module.partition(".")[0]) is not None:
+        if (
+            module.partition(".")[0] in _KNOWN_LIBRARIES
+            and importlib.util.find_spec(module.partition(".")[0]) is not None
+        ):
             with contextlib.suppress(ImportError):  # of another version of the library: the load below names the class
                 importlib.import_module(module)
 
@@ -88,10 +96,14 @@ def _torch_load(file: Any, path: Path) -> torch.export.ExportedProgram:
         _captured_log("torch._export.serde.serialize"),
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch 2.11 reads weights without copying
+        warnings.filterwarnings(
+            "ignore", message="The given buffer is not writable"
+        )  # torch 2.11 reads weights without copying
         try:
             return torch.export.load(file)
-        except Exception as error:  # torch raises RuntimeError, AssertionError, KeyError, ... for a file that does not fit
+        except (
+            Exception
+        ) as error:  # torch raises RuntimeError, AssertionError, KeyError, ... for a file that does not fit
             raise LoadError(_explain(path, [*causes.errors, error])) from error
 
 
@@ -101,7 +113,8 @@ def _explain(path: Path, errors: list[BaseException]) -> str:
         unknown = f"{path} uses the operator {match['op']}, which is not registered in this process"
         return f"{unknown}: pass --import with the module that defines it"
     if match := re.search(
-        r"(?<![\w.])(?P<name>[\w.]+) in pytree (?:failed because the serialized type )?is not registered"  # the longer one from 2.15 on
+        # the longer one from 2.15 on
+        r"(?<![\w.])(?P<name>[\w.]+) in pytree (?:failed because the serialized type )?is not registered"
         r"|couldn't find a serializated name|namedtuple class (?P<tuple>[\w.]+)",
         text,
     ):
@@ -113,7 +126,10 @@ def _explain(path: Path, errors: list[BaseException]) -> str:
         return f"{other}: load and save it again with a torch that reads both"
     lines = [line.strip() for line in str(errors[0]).splitlines() if line.strip()]
     detail = f"{type(errors[0]).__name__}: {lines[-1] if lines else ''}"[:300]
-    return f"{path} can't be deserialized ({detail}): the file is damaged, or was saved by a torch too far from {torch.__version__}"
+    return (
+        f"{path} can't be deserialized ({detail}): the file is damaged, or was saved by a torch too far from"
+        f" {torch.__version__}"
+    )
 
 
 def _on_cpu(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

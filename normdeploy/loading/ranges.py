@@ -1,8 +1,8 @@
 """Which values an exported program's integer inputs may take, and how long a dim may be: read off what consumes them.
 
-An index into a table of N rows must lie in [0, N). Going forward through the graph, each integer tensor keeps its origins: an
-input plus an offset, positions (an arange, or the running sum of a mask) that grow with a dim, or a 0/1 flag. Where one with an
-origin is used as an index, the table's size bounds that origin.
+An index into a table of N rows must lie in [0, N). Going forward through the graph, each integer tensor keeps its
+origins: an input plus an offset, positions (an arange, or the running sum of a mask) that grow with a dim, or a 0/1
+flag. Where one with an origin is used as an index, the table's size bounds that origin.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _MASK_FACTOR = 1e3  # (1 - mask) times at least this is an attention mask
 
 @dataclass(frozen=True)
 class _Origin:
-    """Values that are ``what`` (an input's name) plus an offset in [low, high]; for a size: that lie in [low, what + high]."""
+    """Values that are ``what`` (an input's name) plus an offset in [low, high]; for a size: that lie in [low, what +
+    high]."""
 
     kind: Literal["input", "size", "flag"]
     what: Any = None
@@ -86,7 +87,11 @@ class _Analysis:
         self.origins: dict[torch.fx.Node, frozenset[_Origin]] = {}
         self.found = Bounds()
         signature = program.graph_signature
-        self.stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+        self.stored = {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
         self.inputs = {spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"}
 
     def run(self) -> Bounds:
@@ -152,7 +157,8 @@ class _Analysis:
         if not any(origin.kind == "flag" for origin in right):
             return ()
         return (
-            replace(origin, low=min(origin.low, 0), high=max(origin.high, 0) if origin.kind == "input" else origin.high) for origin in left
+            replace(origin, low=min(origin.low, 0), high=max(origin.high, 0) if origin.kind == "input" else origin.high)
+            for origin in left
         )
 
     def _span(self, value: Any) -> tuple[int, int] | None:
@@ -163,7 +169,12 @@ class _Analysis:
             value = value.args[0]
         name = self.stored.get(getattr(value, "name", ""), "")
         tensor = self.program.state_dict.get(name, self.program.constants.get(name))
-        if isinstance(tensor, torch.Tensor) and not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel():
+        if (
+            isinstance(tensor, torch.Tensor)
+            and not tensor.is_floating_point()
+            and not tensor.is_complex()
+            and tensor.numel()
+        ):
             return int(tensor.min()), int(tensor.max())
         return None
 
@@ -214,7 +225,12 @@ def _name(node: torch.fx.Node) -> str:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
+    return (
+        isinstance(value, torch.Tensor)
+        and not value.is_floating_point()
+        and not value.is_complex()
+        and value.dtype != torch.bool
+    )
 
 
 def _expression(value: Any) -> Any:
@@ -257,7 +273,9 @@ def _is_mask(placeholder: torch.fx.Node) -> bool:
 
 def _scaled_up(node: torch.fx.Node) -> bool:
     for user in node.users:
-        if operator_name(user) == "mul" and any(isinstance(factor, int | float) and abs(factor) >= _MASK_FACTOR for factor in user.args):
+        if operator_name(user) == "mul" and any(
+            isinstance(factor, int | float) and abs(factor) >= _MASK_FACTOR for factor in user.args
+        ):
             return True
         if _name(user) in _SAME_VALUES and _scaled_up(user):
             return True

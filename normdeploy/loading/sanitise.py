@@ -1,10 +1,10 @@
 """A copy of an ExportedProgram's archive that can't run code when torch loads it.
 
-``torch.export.load`` runs what a crafted file wants in many places: it unpickles ``data/sample_inputs/model.pt``, weights marked
-``use_pickle``, TorchBind and opaque constants; evaluates every ``expr_str`` (``sympy.sympify``); executes ``guards_code`` on the
-first call; imports whatever module a tree spec names; takes any attribute of torch as a node's target (``torch.os.system``); and
-loads the libraries under ``data/aotinductor``. The copy holds only what was checked here; what can't be checked is a reason for
-asking for trust.
+``torch.export.load`` runs what a crafted file wants in many places: it unpickles ``data/sample_inputs/model.pt``,
+weights marked ``use_pickle``, TorchBind and opaque constants; evaluates every ``expr_str`` (``sympy.sympify``);
+executes ``guards_code`` on the first call; imports whatever module a tree spec names; takes any attribute of torch as a
+node's target (``torch.os.system``); and loads the libraries under ``data/aotinductor``. The copy holds only what was
+checked here; what can't be checked is a reason for asking for trust.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ _SYMBOLIC = re.compile(
 )
 _OPERATOR = re.compile(r"torch\.ops\.(?P<namespace>\w+)\.(?P<name>\w+)(\.(?P<overload>\w+))?")
 _OpOverload, _OpNamespace = type(torch.ops.aten.add.Tensor), type(torch.ops.aten)
-# torch's own operators that reach beyond tensors: files, processes, the network, compiled code. An op of any other library exists
-# only if the user imported it.
+# torch's own operators that reach beyond tensors: files, processes, the network, compiled code. An op of any other
+# library exists only if the user imported it.
 _OUTSIDE = words(
-    "c10d _c10d_functional _c10d_functional_autograd _dtensor symm_mem profiler inductor static_runtime _test export rpc streams"
+    "c10d _c10d_functional _c10d_functional_autograd _dtensor symm_mem profiler inductor static_runtime _test export"
+    " rpc streams"
 )
 _HIGHER_ORDER = words(
-    "cond while_loop scan associative_scan map_impl map wrap_with_set_grad_enabled wrap_with_autocast wrap strict_mode hints_wrapper "
-    "invoke_subgraph tag_activation_checkpoint out_dtype flex_attention auto_functionalized auto_functionalized_v2"
+    "cond while_loop scan associative_scan map_impl map wrap_with_set_grad_enabled wrap_with_autocast wrap strict_mode"
+    " hints_wrapper invoke_subgraph tag_activation_checkpoint out_dtype flex_attention auto_functionalized"
+    " auto_functionalized_v2"
 )
 _CLASS = re.compile(r'"type": *"(\w+(?:\.\w+)+)"')  # in a tree spec
 _FACTORIES = words("list dict set int float str bool tuple")  # of builtins: what a defaultdict in the inputs may make
@@ -110,7 +112,9 @@ def sanitise(path: Path, archive: zipfile.ZipFile, copy: Parts) -> Findings:
     return findings
 
 
-def _share_entry(archive: zipfile.ZipFile, mapped: memoryview, name: str, out: zipfile.ZipFile, target: str, path: Path) -> None:
+def _share_entry(
+    archive: zipfile.ZipFile, mapped: memoryview, name: str, out: zipfile.ZipFile, target: str, path: Path
+) -> None:
     """The bytes of an entry as they lie in the file; one that was compressed is unpacked into memory."""
     try:
         info = archive.getinfo(name)
@@ -119,17 +123,24 @@ def _share_entry(archive: zipfile.ZipFile, mapped: memoryview, name: str, out: z
             f"{path} lacks {name.partition('/')[2]!r}, which its configuration names: it is incomplete; save it again"
         ) from None
     try:
-        data = memoryview(archive.read(name)) if info.compress_type != zipfile.ZIP_STORED else _stored(archive, mapped, info)
+        data = (
+            memoryview(archive.read(name))
+            if info.compress_type != zipfile.ZIP_STORED
+            else _stored(archive, mapped, info)
+        )
         with out.open(target, "w", force_zip64=True) as sink:
             sink.write(data)
         if out.getinfo(target).CRC != info.CRC:
             raise zipfile.BadZipFile("its checksum is another")
     except (zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
-        raise LoadError(f"{path}: the entry {name!r} can't be read ({error}): the file is damaged; copy or save it again") from error
+        raise LoadError(
+            f"{path}: the entry {name!r} can't be read ({error}): the file is damaged; copy or save it again"
+        ) from error
 
 
 def _stored(archive: zipfile.ZipFile, mapped: memoryview, info: zipfile.ZipInfo) -> memoryview:
-    """The data of an uncompressed entry, behind its local header (APPNOTE.TXT 4.3.7: 30 bytes, the name, the extra field)."""
+    """The data of an uncompressed entry, behind its local header (APPNOTE.TXT 4.3.7: 30 bytes, the name, the extra
+    field)."""
     with archive.open(info):  # its local header is what the table of contents says
         pass
     lengths = struct.unpack_from("<HH", mapped, info.header_offset + 26)
@@ -155,10 +166,14 @@ def _check_program(program: dict[str, Any], findings: Findings) -> None:
             try:
                 check_expression(value)
             except NotAllowed as error:
-                findings.refuse(f"the shape expression {value[:100]!r} in {PROGRAM_JSON}", f"would be evaluated as code: it holds {error}")
+                findings.refuse(
+                    f"the shape expression {value[:100]!r} in {PROGRAM_JSON}",
+                    f"would be evaluated as code: it holds {error}",
+                )
         elif key in ("target", "as_operator") and not _harmless_target(value):
             findings.refuse(
-                f"the node target {value[:100]!r} in {PROGRAM_JSON}", "is no operator on tensors: running the graph would call it"
+                f"the node target {value[:100]!r} in {PROGRAM_JSON}",
+                "is no operator on tensors: running the graph would call it",
             )
         elif key in ("in_spec", "out_spec"):
             for name in _tree_imports(value):
@@ -168,7 +183,10 @@ def _check_program(program: dict[str, Any], findings: Findings) -> None:
         try:
             findings.guards.append(Guard(text))
         except NotAllowed as error:
-            findings.refuse(f"the guard {text[:100]!r} in guards_code of {PROGRAM_JSON}", f"would be executed as code: it holds {error}")
+            findings.refuse(
+                f"the guard {text[:100]!r} in guards_code of {PROGRAM_JSON}",
+                f"would be executed as code: it holds {error}",
+            )
 
 
 def _on_cpu(value: Any) -> Any:
@@ -191,7 +209,8 @@ def _entries(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _harmless_target(target: str) -> bool:
-    """Whether a node may have this target: arithmetic on sizes, or an operator on tensors (unknown ones torch refuses by itself)."""
+    """Whether a node may have this target: arithmetic on sizes, or an operator on tensors (unknown ones torch refuses
+    by itself)."""
     if _SYMBOLIC.fullmatch(target):
         return True
     match = _OPERATOR.fullmatch(target)
@@ -216,7 +235,9 @@ def _tree_imports(spec: str) -> list[str]:
     while stack:
         item = stack.pop()
         if isinstance(item, str):
-            with contextlib.suppress(ValueError, RecursionError):  # most strings are names; a context is JSON within JSON
+            with contextlib.suppress(
+                ValueError, RecursionError
+            ):  # most strings are names; a context is JSON within JSON
                 parsed = json.loads(item)
                 stack.extend([parsed] if isinstance(parsed, dict | list) else [])
         elif isinstance(item, list):
@@ -237,7 +258,10 @@ def _check_payloads(config: dict[str, Any], folder: str, findings: Findings) -> 
         if meta["use_pickle"]:
             findings.refuse(part, "is marked use_pickle: it would be unpickled, which runs whatever the pickle says")
         elif not _PAYLOAD.fullmatch(meta["path_name"]):
-            findings.refuse(part, "is a custom object (TorchBind or opaque): it would be unpickled, which runs whatever the pickle says")
+            findings.refuse(
+                part,
+                "is a custom object (TorchBind or opaque): it would be unpickled, which runs whatever the pickle says",
+            )
     return {meta["path_name"] for meta in config["config"].values()}
 
 
@@ -258,7 +282,9 @@ def _samples(data: bytes, findings: Findings) -> bytes:
         return data
     try:
         samples = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except Exception:  # torch raises UnpicklingError, RuntimeError, EOFError, ... and reads the same bytes in full afterwards
+    except (
+        Exception
+    ):  # torch raises UnpicklingError, RuntimeError, EOFError, ... and reads the same bytes in full afterwards
         named = _sample_globals(data)
         what = f"it would import {listed(named)}" if named else "it can't be read as tensors"
         findings.refuse(f"the example inputs ({_SAMPLES})", f"are a pickle with more than tensors in it: {what}")
@@ -269,7 +295,8 @@ def _samples(data: bytes, findings: Findings) -> bytes:
 
 
 def _sample_globals(data: bytes) -> list[str]:
-    """The globals of a torch.save file held in memory, which may be crafted: the text of a refusal must not fail on it."""
+    """The globals of a torch.save file held in memory, which may be crafted: the text of a refusal must not fail on
+    it."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entry = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))

@@ -17,7 +17,8 @@ from .inputs import Wish
 
 @dataclass(frozen=True)
 class Placeholder:
-    """One tensor input of the program: its node, its path as guards write it, and the size that it was exported with."""
+    """One tensor input of the program: its node, its path as guards write it, and the size that it was exported
+    with."""
 
     node: torch.fx.Node
     paths: tuple[str, ...]
@@ -55,12 +56,17 @@ def placeholders(program: torch.export.ExportedProgram) -> tuple[list[Placeholde
         value = nodes[argument.name].meta.get("val") if argument.name in nodes else None
         if isinstance(value, torch.Tensor):
             example = examples[index] if len(examples) == len(user) else None
-            tensors.append(Placeholder(nodes[argument.name], paths, tuple(example.shape) if isinstance(example, torch.Tensor) else None))
+            tensors.append(
+                Placeholder(
+                    nodes[argument.name], paths, tuple(example.shape) if isinstance(example, torch.Tensor) else None
+                )
+            )
         elif hasattr(argument, "value"):
             constants |= {(path, -1): argument.value for path in paths}
         else:
             raise InputError(
-                f"the program's input {argument.name!r} is a number whose value is open: export it with a tensor or a fixed number there"
+                f"the program's input {argument.name!r} is a number whose value is open: export it with a tensor or a"
+                " fixed number there"
             )
     return tensors, constants
 
@@ -91,7 +97,8 @@ def used_parameters(program: torch.export.ExportedProgram) -> frozenset[str]:
 
 
 def match_wishes(names: Sequence[str], wishes: Sequence[Wish], what: str) -> list[Wish | None]:
-    """The wishes in the order of the inputs ``names``: by name where all are known, else by position, where a name may stay as it is.
+    """The wishes in the order of the inputs ``names``: by name where all are known, else by position, where a name may
+    stay as it is.
 
     Raises:
         InputError: neither fits.
@@ -105,14 +112,17 @@ def match_wishes(names: Sequence[str], wishes: Sequence[Wish], what: str) -> lis
 
 
 def renamed(names: Sequence[str], given: Sequence[str]) -> bool:
-    """Whether ``given`` are new names for the first of ``names`` in their order, some of which may be kept in their own places.
+    """Whether ``given`` are new names for the first of ``names`` in their order, some of which may be kept in their own
+    places.
 
     Where some are kept, a name that is nearly one of the others is a slip and no new name.
     """
     if len(given) > len(names) or any(name in names and names.index(name) != place for place, name in enumerate(given)):
         return False
     kept, fresh = set(given) & set(names), [name for name in given if name not in names]
-    return not kept or not any(difflib.get_close_matches(name, [n for n in names if n not in kept], 1) for name in fresh)
+    return not kept or not any(
+        difflib.get_close_matches(name, [n for n in names if n not in kept], 1) for name in fresh
+    )
 
 
 def misnamed(names: Sequence[str], given: Sequence[str], what: str) -> str:
@@ -122,12 +132,18 @@ def misnamed(names: Sequence[str], given: Sequence[str], what: str) -> str:
     said = f"the input {unknown[0]!r} is not one of {what}: {', '.join(names) or 'none'}"
     said += f" (is {near[0]!r} meant?)" if near else ""
     if len(given) != len(names):
-        return f"{said}; use those names, or give all {len(names)} in their order under names of your own (given: {len(given)})"
+        return (
+            f"{said}; use those names, or give all {len(names)} in their order under names of your own (given:"
+            f" {len(given)})"
+        )
     moved = next((name for place, name in enumerate(given) if name in names and names.index(name) != place), "")
     if not moved:
         return f"{said}; write it so, or give it a name that can't be taken for that"
     place = names.index(moved) + 1
-    return f"{said}; all {len(names)} may have names of your own in their order, but {moved!r} is that of input {place}: put it there"
+    return (
+        f"{said}; all {len(names)} may have names of your own in their order, but {moved!r} is that of input {place}:"
+        " put it there"
+    )
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -137,7 +153,8 @@ def dtype_name(tensor: torch.Tensor) -> str:
 def output_names(program: torch.export.ExportedProgram, inputs: Collection[str]) -> tuple[str, ...]:
     """A name for each tensor that the program returns: the path in the returned structure, "output" for a lone tensor.
 
-    A path that is also the name of one of ``inputs`` (diffusers' models take and return a "sample") begins with "output_".
+    A path that is also the name of one of ``inputs`` (diffusers' models take and return a "sample") begins with
+    "output_".
     """
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
     signature = program.module_call_graph[0].signature
@@ -154,7 +171,8 @@ def output_names(program: torch.export.ExportedProgram, inputs: Collection[str])
 
 
 def _leaf_names(spec: pytree.TreeSpec, prefix: str) -> Iterator[str]:
-    """The leaves of a tree spec by their keys; classes registered with keys as their context (ModelOutput, dict) by these."""
+    """The leaves of a tree spec by their keys; classes registered with keys as their context (ModelOutput, dict) by
+    these."""
     children = spec.children()
     if spec.is_leaf():
         yield prefix

@@ -1,4 +1,5 @@
-"""The inputs of an exported program as InputSpecs: names, dtypes, dims with their ranges, and the values that they may take."""
+"""The inputs of an exported program as InputSpecs: names, dtypes, dims with their ranges, and the values that they may
+take."""
 
 from __future__ import annotations
 
@@ -33,18 +34,23 @@ def describe_inputs(
 
     And of each dim whose largest size nobody stated, neither the user nor a saved program, what it was taken from.
 
-    ``matched`` is one wish or None for each tensor input. ``fresh`` says that the program was just exported for these wishes:
-    their dims then hold also where no range was stated; otherwise the sizes that the program was exported with count. ``names``
-    are those of the dims of inputs without a wish, where they are known.
+    ``matched`` is one wish or None for each tensor input. ``fresh`` says that the program was just exported for these
+    wishes: their dims then hold also where no range was stated; otherwise the sizes that the program was exported with
+    count. ``names`` are those of the dims of inputs without a wish, where they are known.
 
     Raises:
         InputError: a wish contradicts the program.
     """
     tensors, constants = placeholders(program)
-    shapes = [_named_shape(tensor, wish, hints) for tensor, wish, hints in zip(tensors, matched, names or [{}] * len(tensors), strict=True)]
+    shapes = [
+        _named_shape(tensor, wish, hints)
+        for tensor, wish, hints in zip(tensors, matched, names or [{}] * len(tensors), strict=True)
+    ]
     named = _symbols(tensors, shapes)
     if unknown := sorted(wishes.dims.keys() - set(named)):
-        raise InputError(f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(named) or 'none'}")
+        raise InputError(
+            f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(named) or 'none'}"
+        )
     limits, hiding = bounds(program), attention_masks(program)
     sums = {dim.name: dim for wish in wishes.inputs for dim in wish.shape if dim.name and dim.terms}
     singles = {name: symbols for name, symbols in named.items() if name not in sums}
@@ -70,31 +76,38 @@ Shape = list[str | int]  # a name for each dynamic dim
 
 
 def _named_shape(tensor: Placeholder, wish: Wish | None, hints: Mapping[int, str]) -> Shape:
-    """The input's shape with the wished names; dims without one get theirs from their symbol later, written as its expression."""
+    """The input's shape with the wished names; dims without one get theirs from their symbol later, written as its
+    expression."""
     found = [tensor.size(index) for index in range(tensor.value.dim())]
     sizes: Shape = [size if isinstance(size, int) else str(size) for size in found]
     if wish is None:
         return [hints.get(index, f"?{size}") if isinstance(size, str) else size for index, size in enumerate(sizes)]
     if wish.dtype is not None and wish.dtype != dtype_name(tensor.value):
         raise InputError(
-            f"the input {wish.name!r} was given as {wish.dtype}, but the program takes {dtype_name(tensor.value)}: change one of them"
+            f"the input {wish.name!r} was given as {wish.dtype}, but the program takes {dtype_name(tensor.value)}:"
+            " change one of them"
         )
     if len(wish.shape) != len(sizes):
-        raise InputError(f"the input {wish.name!r} was given {len(wish.shape)} dims, but the program takes {len(sizes)}: {_shown(sizes)}")
-    return [_agreed(tensor, wish, index, dim, size) for index, (dim, size) in enumerate(zip(wish.shape, sizes, strict=True))]
+        raise InputError(
+            f"the input {wish.name!r} was given {len(wish.shape)} dims, but the program takes {len(sizes)}:"
+            f" {_shown(sizes)}"
+        )
+    return [
+        _agreed(tensor, wish, index, dim, size) for index, (dim, size) in enumerate(zip(wish.shape, sizes, strict=True))
+    ]
 
 
 def _agreed(tensor: Placeholder, wish: Wish, index: int, dim: Dim, size: str | int) -> str | int:
     where = f"dim {index} of the input {wish.name!r}"
     if dim.name is not None and isinstance(size, int):
         raise InputError(
-            f"the dim {dim.name!r} ({where}) was asked to be dynamic ({describe(dim)}), but the program has the fixed size {size} there: "
-            f"write {size} in its place, or export the program again with a dynamic dim there"
+            f"the dim {dim.name!r} ({where}) was asked to be dynamic ({describe(dim)}), but the program has the fixed"
+            f" size {size} there: write {size} in its place, or export the program again with a dynamic dim there"
         )
     if dim.name is None and isinstance(size, str):
         raise InputError(
-            f"{where} was given the fixed size {dim.opt}, but it is dynamic in the program: give it a name and a range, "
-            f"such as n=1:{dim.opt}:{dim.opt}"
+            f"{where} was given the fixed size {dim.opt}, but it is dynamic in the program: give it a name and a range,"
+            f" such as n=1:{dim.opt}:{dim.opt}"
         )
     if dim.name is None and size != dim.opt:
         raise InputError(f"{where} was given the size {dim.opt}, but the program takes {size}: write {size}")
@@ -106,7 +119,8 @@ def _shown(sizes: Shape) -> str:
 
 
 def _symbols(tensors: list[Placeholder], shapes: list[Shape]) -> dict[str, dict[Any, int | None]]:
-    """For each name the sizes (sympy) that bear it, with their example; unnamed ones become d0, d1, ... (``shapes`` is filled in)."""
+    """For each name the sizes (sympy) that bear it, with their example; unnamed ones become d0, d1, ... (``shapes`` is
+    filled in)."""
     named: dict[str, dict[Any, int | None]] = {}
     bearers: dict[Any, str] = {}
     for tensor, shape in zip(tensors, shapes, strict=True):
@@ -197,7 +211,10 @@ def _meet_guards(
     A condition that two sizes differ is left out: torch notes those for sizes that happened to differ while tracing.
     """
     owners: dict[tuple[str, int], str | int] = {
-        (path, i): name for tensor, shape in zip(tensors, shapes, strict=True) for path in tensor.paths for i, name in enumerate(shape)
+        (path, i): name
+        for tensor, shape in zip(tensors, shapes, strict=True)
+        for path in tensor.paths
+        for i, name in enumerate(shape)
     }
     sound = [guard for guard in guards if "!=" not in guard.text]
 
@@ -224,7 +241,10 @@ def _meet_guards(
         if opt is None:
             guard = fails(dim.opt)
             condition = guard.text if guard else "of its other dims"
-            raise InputError(f"no size of the dim {describe(dim)} meets the program's condition {condition}: state its range with --dim")
+            raise InputError(
+                f"no size of the dim {describe(dim)} meets the program's condition {condition}: state its range with"
+                " --dim"
+            )
         best[name] = opt
         low = _first(range(dim.min, opt + 1), fails) or opt
         high = _first(range(dim.max, opt - 1, -1), fails) or opt
@@ -236,7 +256,9 @@ def _first(sizes: range, fails: Callable[[int], Guard | None]) -> int | None:
     return next((size for size in sizes[:_SEARCH] if fails(size) is None), None)
 
 
-def _spec(tensor: Placeholder, wish: Wish | None, shape: tuple[Dim, ...], bound: Bound | None, mask: bool, hides: bool) -> InputSpec:
+def _spec(
+    tensor: Placeholder, wish: Wish | None, shape: tuple[Dim, ...], bound: Bound | None, mask: bool, hides: bool
+) -> InputSpec:
     name, dtype = wish.name if wish else tensor.name, dtype_name(tensor.value)
     if dtype not in _DTYPES:
         raise InputError(f"the input {name!r} is of dtype {dtype}, which can't be exported: cast it inside the model")

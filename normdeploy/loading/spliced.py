@@ -1,4 +1,5 @@
-"""A file made of buffers, so that an archive of checked parts and another file's weights takes neither memory nor disk."""
+"""A file made of buffers, so that an archive of checked parts and another file's weights takes neither memory nor
+disk."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 
 
 class Parts:
-    """What was written, kept and not copied: views of a mapped file stay where they are. ``zipfile`` writes to it from front to back."""
+    """What was written, kept and not copied: views of a mapped file stay where they are. ``zipfile`` writes to it from
+    front to back."""
 
     def __init__(self) -> None:
         self.held: list[memoryview] = []

@@ -1,4 +1,5 @@
-"""Weights alone (a state_dict, a checkpoint that holds one, safetensors) put into a model that the user's factory makes."""
+"""Weights alone (a state_dict, a checkpoint that holds one, safetensors) put into a model that the user's factory
+makes."""
 
 from __future__ import annotations
 
@@ -30,11 +31,14 @@ def read_safetensors(path: Path) -> State:
     try:
         return load_file(path)
     except (SafetensorError, ValueError, KeyError, OSError, RuntimeError) as error:
-        raise LoadError(f"{path} can't be read as safetensors: {error}; it is truncated or broken: copy or save it again") from error
+        raise LoadError(
+            f"{path} can't be read as safetensors: {error}; it is truncated or broken: copy or save it again"
+        ) from error
 
 
 def find_state(checkpoint: Any, key: str | None, path: Path) -> State | nn.Module:
-    """The weights in what torch.save wrote: the whole of it, or what lies under ``key`` (dots lead inwards), or the only candidate.
+    """The weights in what torch.save wrote: the whole of it, or what lies under ``key`` (dots lead inwards), or the
+    only candidate.
 
     Raises:
         LoadError: there are none, or several and no ``key`` says which.
@@ -43,26 +47,42 @@ def find_state(checkpoint: Any, key: str | None, path: Path) -> State | nn.Modul
     while not _is_weights(found):
         if not isinstance(found, Mapping):
             raise LoadError(
-                f"{path} holds {_kind(found)}{f' under {key!r}' if key else ''}, not weights: wanted a dict of tensors, "
-                "or a dict that holds one"
+                f"{path} holds {_kind(found)}{f' under {key!r}' if key else ''}, not weights: wanted a dict of tensors,"
+                " or a dict that holds one"
             )
         candidates = [name for name, value in found.items() if _is_weights(value) or _leads_on(value)]
         if len(candidates) != 1:
             inside = ", ".join(f"{name!r} ({_kind(value)})" for name, value in list(found.items())[:_SHOWN])
-            problem = f"holds several sets of weights: {', '.join(map(repr, candidates))}" if candidates else "holds no weights"
+            problem = (
+                f"holds several sets of weights: {', '.join(map(repr, candidates))}"
+                if candidates
+                else "holds no weights"
+            )
             raise LoadError(f"{path} {problem}; choose with --key (in it: {inside})")
         found = found[candidates[0]]
-    return found if isinstance(found, nn.Module) else {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    return (
+        found
+        if isinstance(found, nn.Module)
+        else {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    )
 
 
 def _at_key(checkpoint: Any, key: str, path: Path) -> Any:
     rest, value = key, checkpoint
     while rest:
         names = list(value) if isinstance(value, Mapping) else []
-        step = next((name for name in sorted(map(str, names), key=len, reverse=True) if rest == name or rest.startswith(f"{name}.")), None)
+        step = next(
+            (
+                name
+                for name in sorted(map(str, names), key=len, reverse=True)
+                if rest == name or rest.startswith(f"{name}.")
+            ),
+            None,
+        )
         if step is None:
             raise LoadError(
-                f"{path} holds nothing under the key {key!r}; there are: {listed([repr(name) for name in names], _SHOWN) or 'no keys'}"
+                f"{path} holds nothing under the key {key!r}; there are:"
+                f" {listed([repr(name) for name in names], _SHOWN) or 'no keys'}"
             )
         value, rest = value[step], rest[len(step) + 1 :]
     return value
@@ -75,7 +95,9 @@ def _is_weights(value: Any) -> bool:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         return False
     tensors = [name for name, item in value.items() if isinstance(item, torch.Tensor)]
-    others = [item for name, item in value.items() if not isinstance(item, torch.Tensor) and not name.endswith("_extra_state")]
+    others = [
+        item for name, item in value.items() if not isinstance(item, torch.Tensor) and not name.endswith("_extra_state")
+    ]
     return bool(tensors) and all(isinstance(item, int | float | type(None)) for item in others)
 
 
@@ -100,21 +122,29 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
     """
     module_name, separator, attribute = model.partition(":")
     if not separator or not attribute:
-        raise InputError(f"the model {model!r} can't be read: write package.module:factory, for example models.encoder:Encoder")
+        raise InputError(
+            f"the model {model!r} can't be read: write package.module:factory, for example models.encoder:Encoder"
+        )
     factory = import_module(module_name, f"the model {model!r}")
     for name in attribute.split("."):
         if not hasattr(factory, name):
-            public = [other for other in vars(factory) if not other.startswith("_") and callable(getattr(factory, other))]
+            public = [
+                other for other in vars(factory) if not other.startswith("_") and callable(getattr(factory, other))
+            ]
             raise InputError(f"{module_name} has no {attribute!r}; it has {listed(public, _SHOWN)}")
         factory = getattr(factory, name)
     try:
         made = factory(**arguments)  # type: ignore[operator]
     except Exception as error:  # the user's own code
         raise InputError(
-            f"{model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}) failed: {type(error).__name__}: {error}"
+            f"{model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}) failed:"
+            f" {type(error).__name__}: {error}"
         ) from error
     if not isinstance(made, nn.Module):
-        raise InputError(f"{model} returned {_kind(made)}, not a torch.nn.Module: name the class, or a function that returns the model")
+        raise InputError(
+            f"{model} returned {_kind(made)}, not a torch.nn.Module: name the class, or a function that returns the"
+            " model"
+        )
     return made
 
 
@@ -127,7 +157,9 @@ def import_module(name: str, purpose: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # the user's own code runs on import
-        raise InputError(f"{purpose}: {name} can't be imported from {Path.cwd()}: {type(error).__name__}: {error}") from error
+        raise InputError(
+            f"{purpose}: {name} can't be imported from {Path.cwd()}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def fill(module: nn.Module, state: State, path: Path) -> None:
@@ -144,7 +176,9 @@ def fill(module: nn.Module, state: State, path: Path) -> None:
     missing = [
         name
         for name, value in own.items()
-        if name not in state and isinstance(value, torch.Tensor) and (value.data_ptr() not in filled or not value.numel())
+        if name not in state
+        and isinstance(value, torch.Tensor)
+        and (value.data_ptr() not in filled or not value.numel())
     ]
     unexpected = [name for name in state if name not in own]
     differing = [
@@ -154,7 +188,11 @@ def fill(module: nn.Module, state: State, path: Path) -> None:
     ]
     problems = [
         f"{len(names)} {kind}:\n    {listed(sorted(names), _SHOWN)}"
-        for kind, names in (("missing from the file", missing), ("not in the model", unexpected), ("of another shape", differing))
+        for kind, names in (
+            ("missing from the file", missing),
+            ("not in the model", unexpected),
+            ("of another shape", differing),
+        )
         if names
     ]
     if problems:
@@ -176,13 +214,15 @@ def _warn_of_unregistered(module: nn.Module) -> None:
     ]
     if found:
         warnings.warn(
-            f"no state_dict holds {listed(found, _SHOWN)}, which are plain attributes: they keep the values that the factory gave them",
+            f"no state_dict holds {listed(found, _SHOWN)}, which are plain attributes: they keep the values that the"
+            " factory gave them",
             stacklevel=2,
         )
 
 
 def _without_prefixes(state: State, own: Sequence[str] | Any) -> State:
-    """The keys as the model has them: ``_orig_mod.`` (torch.compile) taken out, and those prefixes common to all keys that do not match."""
+    """The keys as the model has them: ``_orig_mod.`` (torch.compile) taken out, and those prefixes common to all keys
+    that do not match."""
     variants = [state, {name.replace("_orig_mod.", ""): value for name, value in state.items()}]
     while True:
         keys = [name for name in variants[-1] if name != "n_averaged"]  # of torch's AveragedModel, beside its module.*

@@ -1,7 +1,7 @@
 """Tasks of Hugging Face models: the class that each is loaded with, and the inputs and outputs that its users know.
 
-Names of tasks, inputs and outputs are those of the optimum library's ONNX export (its ``TasksManager`` and ``model_configs.py``), so
-that code written for its files runs on ours.
+Names of tasks, inputs and outputs are those of the optimum library's ONNX export (its ``TasksManager`` and
+``model_configs.py``), so that code written for its files runs on ours.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class Task:
-    """``loaders``: the classes of transformers that are tried, in this order; ``outputs``: what is kept, () being all; ``past``: the
-    cache of a decoder is among inputs and outputs."""
+    """``loaders``: the classes of transformers that are tried, in this order; ``outputs``: what is kept, () being all;
+    ``past``: the cache of a decoder is among inputs and outputs."""
 
     name: str
     loaders: tuple[str, ...]
@@ -76,7 +76,10 @@ def task_of(name: str) -> Task:
     found = next((task for task in _TASKS if task.name == wanted), None)
     if found is None:
         known = ", ".join(task.name for task in _TASKS)
-        raise InputError(f"there is no task {name!r}; one of {known}. An encoder-decoder's cache is in its part decoder-with-past (--part)")
+        raise InputError(
+            f"there is no task {name!r}; one of {known}. An encoder-decoder's cache is in its part decoder-with-past"
+            " (--part)"
+        )
     return found
 
 

@@ -1,7 +1,8 @@
 """The weights of a TorchScript archive, read as data: none of its code is compiled or run.
 
-``data.pkl`` holds the module as a tree of objects of the archive's own classes, with every attribute; what of it are parameters and
-buffers stands in the text of the classes (``code/``). ``torch.jit.load`` would compile that code and run its ``__setstate__``.
+``data.pkl`` holds the module as a tree of objects of the archive's own classes, with every attribute; what of it are
+parameters and buffers stands in the text of the classes (``code/``). ``torch.jit.load`` would compile that code and run
+its ``__setstate__``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _DEEPEST = 1000  # modules in each other
 
 @dataclass(frozen=True)
 class ScriptWeights:
-    """Parameters and buffers by their qualified names. TorchScript does not tell which buffers a state_dict would hold."""
+    """Parameters and buffers by their qualified names. TorchScript does not tell which buffers a state_dict would
+    hold."""
 
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -55,10 +57,15 @@ def read_torchscript(path: Path) -> ScriptWeights:
         except TrustError:
             raise
         except Exception as error:  # pickle raises whatever its instructions run into
-            raise LoadError(f"{path} can't be read as TorchScript: {type(error).__name__}: {error}; it is truncated or broken") from error
+            raise LoadError(
+                f"{path} can't be read as TorchScript: {type(error).__name__}: {error}; it is truncated or broken"
+            ) from error
         found = _weights(tree, archive, root, path)
     if not found.parameters and not found.buffers:
-        raise LoadError(f"{path} holds no weights: torch.jit.freeze has written them into its code; save the module before it is frozen")
+        raise LoadError(
+            f"{path} holds no weights: torch.jit.freeze has written them into its code; save the module before it is"
+            " frozen"
+        )
     return found
 
 
@@ -93,16 +100,21 @@ class _Reader(pickle.Unpickler):
         _, kind, key, _, count = pid
         if key not in self._storages:
             data = bytearray(read(self._archive, f"{self._root}/data/{key}", self._path))
-            self._storages[key] = torch.frombuffer(data, dtype=kind.dtype, count=count) if data else torch.empty(0, dtype=kind.dtype)
+            self._storages[key] = (
+                torch.frombuffer(data, dtype=kind.dtype, count=count) if data else torch.empty(0, dtype=kind.dtype)
+            )
         return self._storages[key]
 
 
-def _tensor(storage: torch.Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> torch.Tensor:
+def _tensor(
+    storage: torch.Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any
+) -> torch.Tensor:
     return storage.as_strided(size, stride, offset)
 
 
 def _weights(tree: Any, archive: ZipFile, root: str, path: Path) -> ScriptWeights:
-    """All tensors that the classes name, by their paths from the root; a module under two names is there twice, as in a state_dict."""
+    """All tensors that the classes name, by their paths from the root; a module under two names is there twice, as in a
+    state_dict."""
     found, visited = ScriptWeights(), 0
     classes: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
     ahead: list[tuple[str, Any, frozenset[int]]] = [("", tree, frozenset())]
@@ -110,7 +122,10 @@ def _weights(tree: Any, archive: ZipFile, root: str, path: Path) -> ScriptWeight
         prefix, item, around = ahead.pop()
         visited += 1
         if visited > _MOST:
-            raise LoadError(f"{path} holds more than {_MOST} modules, counted by their paths: no model is so large, the file is hostile")
+            raise LoadError(
+                f"{path} holds more than {_MOST} modules, counted by their paths: no model is so large, the file is"
+                " hostile"
+            )
         if len(around) > _DEEPEST:
             raise LoadError(f"{path} holds modules {_DEEPEST} deep in each other: no model does, the file is hostile")
         if not isinstance(item, _Object) or id(item) in around:  # a module that holds itself

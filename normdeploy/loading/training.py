@@ -1,7 +1,8 @@
 """Training mode, wherever it hides: in modules, in plain objects that modules hold, and in exported graphs.
 
-A norm in training mode normalizes by its batch, and a dropout is random; exporters drop or keep either without a word. What is
-not an error: BatchNorm without running statistics and InstanceNorm, which use their input's statistics in eval mode too.
+A norm in training mode normalizes by its batch, and a dropout is random; exporters drop or keep either without a word.
+What is not an error: BatchNorm without running statistics and InstanceNorm, which use their input's statistics in eval
+mode too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,21 @@ from torch import nn
 from ..errors import TrainingModeError
 from .pickled import listed
 
-_LEAVES = (str, bytes, int, float, complex, bool, type(None), torch.Tensor, torch.dtype, torch.device, np.ndarray, type, types.ModuleType)
+_LEAVES = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    torch.Tensor,
+    torch.dtype,
+    torch.device,
+    np.ndarray,
+    type,
+    types.ModuleType,
+)
 _SENSITIVE = ("BatchNorm", "InstanceNorm", "Dropout", "RReLU", "LSTM", "GRU", "RNN", "Attention")
 _OpOverload = type(torch.ops.aten.add.Tensor)
 
@@ -98,7 +113,8 @@ def _flag(item: Any) -> bool:
 
 
 def require_eval(module: nn.Module, mend: bool) -> None:
-    """Raise where any part of ``module`` is in training mode; with ``mend`` put it in eval mode instead (``module`` is changed).
+    """Raise where any part of ``module`` is in training mode; with ``mend`` put it in eval mode instead (``module`` is
+    changed).
 
     Raises:
         TrainingModeError: naming the parts.
@@ -108,7 +124,8 @@ def require_eval(module: nn.Module, mend: bool) -> None:
         found = _mended(module, found)
         if found:
             raise TrainingModeError(
-                f"the training flag of {_described(module, found)} can't be set to False: do it before the model is saved or exported"
+                f"the training flag of {_described(module, found)} can't be set to False: do it before the model is"
+                " saved or exported"
             )
     if found:
         raise TrainingModeError(
@@ -138,16 +155,19 @@ def _described(module: nn.Module, found: list[tuple[str, Any]]) -> str:
         return 0 if plain else 1 if any(word in type(part[1]).__name__ for word in _SENSITIVE) else 2 if part[0] else 3
 
     names = [
-        f"{path} ({'plain object ' if not isinstance(item, nn.Module) else ''}{type(item).__name__})"
-        if path
-        else f"the model itself ({type(module).__name__})"
+        (
+            f"{path} ({'plain object ' if not isinstance(item, nn.Module) else ''}{type(item).__name__})"
+            if path
+            else f"the model itself ({type(module).__name__})"
+        )
         for path, item in sorted(found, key=rank)
     ]
     return listed(names, 8)
 
 
 def require_eval_graph(program: torch.export.ExportedProgram, mend: bool) -> None:
-    """Raise where the exported graph holds a train-mode BatchNorm, dropout or the like; with ``mend`` rewrite it to its eval form in place.
+    """Raise where the exported graph holds a train-mode BatchNorm, dropout or the like; with ``mend`` rewrite it to its
+    eval form in place.
 
     Raises:
         TrainingModeError: naming the modules; with ``mend`` those whose op has no eval form in place.
@@ -167,7 +187,8 @@ def require_eval_graph(program: torch.export.ExportedProgram, mend: bool) -> Non
         names = list(dict.fromkeys(f"{_module_of(node)} ({operator_name(node)})" for node in found))
         advice = "export the program again after model.eval()" + ("" if mend else ", or pass --eval")
         raise TrainingModeError(
-            f"the program holds training-mode operators: {listed(names, 8)}. Its outputs would be random or depend on the batch: {advice}"
+            f"the program holds training-mode operators: {listed(names, 8)}. Its outputs would be random or depend on"
+            f" the batch: {advice}"
         )
 
 
@@ -187,7 +208,8 @@ def _module_of(node: torch.fx.Node) -> str:
 
 
 def arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """The node's arguments by the names of its operator's schema, defaults included; empty where the target is no operator."""
+    """The node's arguments by the names of its operator's schema, defaults included; empty where the target is no
+    operator."""
     if not isinstance(node.target, _OpOverload):
         return {}
     schema = schema_of(node).arguments
@@ -226,7 +248,8 @@ def _trains(node: torch.fx.Node) -> bool:
 
 
 def _to_eval(node: torch.fx.Node) -> None:
-    """Set the operator's flag to eval; not where it also returns updated statistics, which the program would write back."""
+    """Set the operator's flag to eval; not where it also returns updated statistics, which the program would write
+    back."""
     if "functional" in operator_name(node):
         return
     given = arguments(node)

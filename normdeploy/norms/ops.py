@@ -1,11 +1,15 @@
-"""The table of norm ops: the standard's, ours and other tools', a row for each. Whoever needs a property of a norm op asks its row.
+"""The table of norm ops: the standard's, ours and other tools', a row for each. Whoever needs a property of a norm op
+asks its row.
 
-The rows say what an op takes and gives. What it computes is said where it is computed: in float64 (`normdeploy.evaluate`), in the
-prover's field (`normdeploy.proof.norms`, `normdeploy.proof.foreign`), as a function body (`normdeploy.graphs.functions`). Sources:
+The rows say what an op takes and gives. What it computes is said where it is computed: in float64
+(`normdeploy.evaluate`), in the prover's field (`normdeploy.proof.norms`, `normdeploy.proof.foreign`), as a function
+body (`normdeploy.graphs.functions`). Sources:
 
-- ONNX: its operator schemas (https://onnx.ai/onnx/operators), which the ``onnx`` package holds; tests/test_norm_ops.py compares;
+- ONNX: its operator schemas (https://onnx.ai/onnx/operators), which the ``onnx`` package holds; tests/test_norm_ops.py
+  compares;
 - onnxruntime: docs/ContribOperators.md, and the schemas that the installed package gives;
-- TensorRT: the creators in its ``plugin/`` folder, and onnx-tensorrt's changelog and importer for the versions in ``tensorrt``.
+- TensorRT: the creators in its ``plugin/`` folder, and onnx-tensorrt's changelog and importer for the versions in
+  ``tensorrt``.
 
 This module imports nothing of the package, so that every layer may ask it.
 """
@@ -44,8 +48,9 @@ class Statistics(Enum):
 class NormOp:
     """One op.
 
-    ``inputs`` go by what they mean, in the op's order: X is normalized, after ``residual`` and ``added`` are added to it; ``scale`` and
-    ``bias`` are gamma and beta. Among the ``outputs`` Y is the norm and ``sum`` is what was normalized; both have X's shape.
+    ``inputs`` go by what they mean, in the op's order: X is normalized, after ``residual`` and ``added`` are added to
+    it; ``scale`` and ``bias`` are gamma and beta. Among the ``outputs`` Y is the norm and ``sum`` is what was
+    normalized; both have X's shape.
     """
 
     op: str
@@ -63,7 +68,8 @@ class NormOp:
     statistics: Statistics = Statistics.INPUT
     joined: bool = False  # a norm and its neighbours
     plugin: str = ""  # the kernel of ours that runs it in TensorRT, "" where none does
-    tensorrt: Version = ()  # the first TensorRT whose parser reads it as it is meant; TensorRT-RTX has read all of them since 1.4
+    # the first TensorRT whose parser reads it as it is meant; TensorRT-RTX has read all of them since 1.4
+    tensorrt: Version = ()
     layer: bool = False  # TensorRT has one fused layer for it
 
     @property
@@ -108,7 +114,8 @@ def _standard(*words: str, **more: Any) -> NormOp:
 
 
 def _ours(op: str, *words: str, since: int = 17, plugin: str | None = None, **more: Any) -> NormOp:
-    """Bodies are written for opset 17 and newer ones, kernels have their op's name, and TensorRT's parser reads functions from 9.0 on."""
+    """Bodies are written for opset 17 and newer ones, kernels have their op's name, and TensorRT's parser reads
+    functions from 9.0 on."""
     kernel = op if plugin is None else plugin
     return _row(Owner.OURS, op, *words, since=since, domains=(DOMAIN,), plugin=kernel, tensorrt=(9, 0), **more)
 
@@ -125,12 +132,15 @@ _AXIS, _GROUPS = "axis epsilon stash_type", "epsilon num_groups stash_type"
 _AFFINE, _MAY_SHIFT, _SUMMED = "X scale bias", "X scale bias?", "Y mean inverse_deviation sum"
 _BATCH, _TRAINED = "X scale bias mean variance", "Y mean variance saved_mean saved_variance"
 _EMBEDDED = "ids segments? words positions segment_words? scale bias mask? position_ids?"
-_OPEN: dict[str, Any] = {"domains": (CONTRIB, ""), "typed_by": "scale"}  # in the default domain where the standard has no op of that name
+_OPEN: dict[str, Any] = {
+    "domains": (CONTRIB, ""),
+    "typed_by": "scale",
+}  # in the default domain where the standard has no op of that name
 
-# The versions in ``tensorrt`` are of onnx-tensorrt's changelog (LayerNormalization and GroupNormalization 8.6, local functions 9.0) and
-# importer (scale of GroupNormalization for each channel 10.9, RMSNormalization 10.15). TensorRT-RTX: the parsers of 1.4, 1.5, 1.6 and 1.7
-# were asked (2026-11-21): all take all of them, as one NORMALIZATION layer but for RMSNormalization (primitives) and BatchNormalization
-# (SCALE).
+# The versions in ``tensorrt`` are of onnx-tensorrt's changelog (LayerNormalization and GroupNormalization 8.6, local
+# functions 9.0) and importer (scale of GroupNormalization for each channel 10.9, RMSNormalization 10.15). TensorRT-RTX:
+# the parsers of 1.4, 1.5, 1.6 and 1.7 were asked (2026-11-21): all take all of them, as one NORMALIZATION layer but for
+# RMSNormalization (primitives) and BatchNormalization (SCALE).
 ROWS: tuple[NormOp, ...] = (
     # the standard's
     _standard(
@@ -145,11 +155,29 @@ ROWS: tuple[NormOp, ...] = (
         layer=True,
     ),
     _standard(
-        "RMSNormalization", "RMSNorm", "X scale", _AXIS, since=23, plugin="RMSNorm", tensorrt=(10, 15), typed_by="scale", centered=False
+        "RMSNormalization",
+        "RMSNorm",
+        "X scale",
+        _AXIS,
+        since=23,
+        plugin="RMSNorm",
+        tensorrt=(10, 15),
+        typed_by="scale",
+        centered=False,
     ),
-    _standard("GroupNormalization", "GroupNorm", _AFFINE, _GROUPS, since=21, plugin="GroupNorm", tensorrt=(10, 9), layer=True),
     _standard(
-        "InstanceNormalization", "InstanceNorm", _AFFINE, "epsilon", since=6, bfloat16=22, plugin="InstanceNorm", tensorrt=(0,), layer=True
+        "GroupNormalization", "GroupNorm", _AFFINE, _GROUPS, since=21, plugin="GroupNorm", tensorrt=(10, 9), layer=True
+    ),
+    _standard(
+        "InstanceNormalization",
+        "InstanceNorm",
+        _AFFINE,
+        "epsilon",
+        since=6,
+        bfloat16=22,
+        plugin="InstanceNorm",
+        tensorrt=(0,),
+        layer=True,
     ),
     _standard(
         "BatchNormalization",
@@ -171,7 +199,9 @@ ROWS: tuple[NormOp, ...] = (
     _ours("RMSNorm", "RMSNorm", "X scale", "axes epsilon stash_type", centered=False),
     _ours("LayerNorm", "LayerNorm", _AFFINE, "axes epsilon ddof stash_type"),
     _ours("StdNorm", "StdNorm", _AFFINE, "axes epsilon ddof stash_type"),
-    _ours("L2Norm", "L2Norm", "X scale", "axes epsilon stash_type", centered=False, plugin=""),  # in TensorRT too its body runs
+    _ours(
+        "L2Norm", "L2Norm", "X scale", "axes epsilon stash_type", centered=False, plugin=""
+    ),  # in TensorRT too its body runs
     _ours("ChannelLayerNorm", "LayerNorm", _AFFINE, "epsilon stash_type"),
     _ours("AddLayerNorm", "LayerNorm", "X residual scale bias", "epsilon stash_type", "Y sum", joined=True),
     _ours("AddRMSNorm", "RMSNorm", "X residual scale", "epsilon stash_type", "Y sum", joined=True, centered=False),
@@ -179,12 +209,18 @@ ROWS: tuple[NormOp, ...] = (
     _ours("GroupNormSiLU", "GroupNorm", _AFFINE, _GROUPS, joined=True, since=21),
     # onnxruntime's
     _contrib("LayerNormalization", "LayerNorm", _MAY_SHIFT, _AXIS, "Y mean inverse_deviation", **_OPEN),
-    _contrib("SimplifiedLayerNormalization", "RMSNorm", "X scale", _AXIS, "Y inverse_deviation", centered=False, **_OPEN),
+    _contrib(
+        "SimplifiedLayerNormalization", "RMSNorm", "X scale", _AXIS, "Y inverse_deviation", centered=False, **_OPEN
+    ),
     _contrib("SkipLayerNormalization", "LayerNorm", "X residual scale bias? added?", "epsilon", _SUMMED),
-    _contrib("SkipSimplifiedLayerNormalization", "RMSNorm", "X residual scale added?", "epsilon", _SUMMED, centered=False),
+    _contrib(
+        "SkipSimplifiedLayerNormalization", "RMSNorm", "X residual scale added?", "epsilon", _SUMMED, centered=False
+    ),
     _contrib("EmbedLayerNormalization", "LayerNorm", _EMBEDDED, "mask_index_type epsilon", "Y mask_index sum"),
     _contrib("GroupNorm", "GroupNorm", _AFFINE, "groups activation channels_last epsilon"),
-    _contrib("SkipGroupNorm", "GroupNorm", "X scale bias residual added?", "groups activation channels_last epsilon", "Y sum"),
+    _contrib(
+        "SkipGroupNorm", "GroupNorm", "X scale bias residual added?", "groups activation channels_last epsilon", "Y sum"
+    ),
     # TensorRT's plugins
     _creator("GroupNorm", "GroupNorm", _AFFINE, "epsilon bSwish num_groups"),
     _creator("GroupNormalizationPlugin", "GroupNorm", _AFFINE, "eps epsilon num_groups"),
@@ -205,4 +241,5 @@ def owned_by(owner: Owner) -> dict[str, NormOp]:
 STANDARD, OURS = owned_by(Owner.ONNX), owned_by(Owner.OURS)
 
 DEFAULT = {op: row for op, row in (owned_by(Owner.ONNXRUNTIME) | STANDARD).items() if "" in row.domains}
-"""What a norm's node of the default domain is, by its op's name: the standard's ops, and those that onnxruntime adds there."""
+"""What a norm's node of the default domain is, by its op's name: the standard's ops, and those that onnxruntime adds
+there."""

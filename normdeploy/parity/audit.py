@@ -1,12 +1,16 @@
-"""Are a file's weights the model's? Each floating initializer beside the parameters, buffers and constants of the model (issue F).
+"""Are a file's weights the model's? Each floating initializer beside the parameters, buffers and constants of the model
+(issue F).
 
-A weight is the model's where it is bit for bit one of its tensors, cast to the file's type, in another shape or with its dims in another
-order, or is put together from whole rows of such tensors (slices, packed and reordered gates). What is not is one of these:
+A weight is the model's where it is bit for bit one of its tensors, cast to the file's type, in another shape or with
+its dims in another order, or is put together from whole rows of such tensors (slices, packed and reordered gates). What
+is not is one of these:
 
-- folded: a tensor of the model times one number for each channel, up to rounding; or a shift that a BatchNorm makes of a bias.
-- altered: next to a tensor of the model that the file has nowhere else, with some elements changed or all of them by a little. It fails.
-- computed: like nothing in the model, as the constants are that an exporter computes; or whole tensors of the model beside such numbers
-  (``torch.cdist`` packs a codebook, its squares and ones into one).
+- folded: a tensor of the model times one number for each channel, up to rounding; or a shift that a BatchNorm makes of
+  a bias.
+- altered: next to a tensor of the model that the file has nowhere else, with some elements changed or all of them by a
+  little. It fails.
+- computed: like nothing in the model, as the constants are that an exporter computes; or whole tensors of the model
+  beside such numbers (``torch.cdist`` packs a codebook, its squares and ones into one).
 
 A comparison of outputs does not see one weight off by 1e-4 among thousands; this does.
 """
@@ -51,8 +55,9 @@ class Origin(StrEnum):
 class Weight:
     """An initializer that is no tensor of the model as it stands; false where it must be one.
 
-    ``parameter``: the model's tensor that it comes nearest to, "" where it is like none; ``difference``: the largest |file − model|
-    from it, from its scaled form where it is folded. ``elements``: how many it has. ``reason`` is for people.
+    ``parameter``: the model's tensor that it comes nearest to, "" where it is like none; ``difference``: the largest
+    |file − model| from it, from its scaled form where it is folded. ``elements``: how many it has. ``reason`` is for
+    people.
     """
 
     file: str
@@ -69,7 +74,8 @@ class Weight:
 
 
 def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
-    """Every floating initializer of ``proto`` (its weights loaded) that is no tensor of ``model``; those altered first."""
+    """Every floating initializer of ``proto`` (its weights loaded) that is no tensor of ``model``; those altered
+    first."""
     stored = stored_in(model)
     rows = _Rows(stored.values())
     unknown: list[tuple[onnx.TensorProto, Array, float]] = []
@@ -78,7 +84,11 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
         array = values(tensor)
         if not array.size or array.dtype.kind in "iubSOc":
             continue
-        same = [name for name, p in stored.items() if _may_equal(p, array) and any(_equal(b, array) for b in _arranged(p, array))]
+        same = [
+            name
+            for name, p in stored.items()
+            if _may_equal(p, array) and any(_equal(b, array) for b in _arranged(p, array))
+        ]
         placed.update(same)
         if not same and (share := rows.share(array)) < 1:
             unknown.append((tensor, array, share))
@@ -90,7 +100,10 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     found = []
     for tensor, array, share in unknown:
         weight = _origin(
-            Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size), array, missing, shifts
+            Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size),
+            array,
+            missing,
+            shifts,
         )
         if weight.origin is Origin.COMPUTED and share >= _MOSTLY and rows.lacks(array, missing.values()):
             said = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
@@ -118,7 +131,8 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _arranged(parameter: Array, like: Array) -> Iterator[Array]:
-    """``parameter``, of as many elements, in the shape and type of ``like``: as it lies, and with its dims in every fitting order."""
+    """``parameter``, of as many elements, in the shape and type of ``like``: as it lies, and with its dims in every
+    fitting order."""
     with np.errstate(over="ignore"):
         cast = parameter.astype(like.dtype)
     yield cast.reshape(like.shape)
@@ -149,15 +163,19 @@ class _Rows:
         self._known: dict[tuple[int, str], set[bytes]] = {}
 
     def share(self, array: Array) -> float:
-        """How much of it is put together so, along the axis along which it is most; rows of one number count for nothing."""
+        """How much of it is put together so, along the axis along which it is most; rows of one number count for
+        nothing."""
         if len(_squeezed(array.shape)) < 2:
             vector = np.ascontiguousarray(array.reshape(-1))
-            one = vector.size >= _ROW and vector.tobytes() in self._of(vector.size, vector.dtype)  # the row of an embedding
+            one = vector.size >= _ROW and vector.tobytes() in self._of(
+                vector.size, vector.dtype
+            )  # the row of an embedding
             return 1.0 if one else self._runs(vector)
         return max((self._along(array, axis) for axis, size in enumerate(array.shape) if size >= _ROW), default=0.0)
 
     def lacks(self, array: Array, parameters: Iterable[Array]) -> bool:
-        """Whether rows of one of ``parameters``, matrices and more, could have stood where ``array`` has others of nobody, and as many.
+        """Whether rows of one of ``parameters``, matrices and more, could have stood where ``array`` has others of
+        nobody, and as many.
 
         Where ``array`` holds but a part of a table: whether a row of nobody's is close to one of the others.
         """
@@ -192,7 +210,9 @@ class _Rows:
     def _runs(self, vector: Array) -> float:
         """How much of it is parts of vectors, each of some elements, one behind the other."""
         at = held = 0
-        vectors = [p.reshape(-1) for p in self._parameters if len(_squeezed(p.shape)) == 1 and p.size <= 16 * vector.size]
+        vectors = [
+            p.reshape(-1) for p in self._parameters if len(_squeezed(p.shape)) == 1 and p.size <= 16 * vector.size
+        ]
         with np.errstate(over="ignore"):
             vectors = [v.astype(vector.dtype) for v in vectors]
         while at < vector.size and vectors:
@@ -203,7 +223,8 @@ class _Rows:
 
 
 def _close(some: set[bytes], others: set[bytes], dtype: Any) -> bool:
-    """Whether one of ``some`` rows (the first `_LOOKED_AT`) has more than half of its elements from one of the others."""
+    """Whether one of ``some`` rows (the first `_LOOKED_AT`) has more than half of its elements from one of the
+    others."""
     if not others:
         return False
     table = np.stack([np.frombuffer(row, dtype) for row in others])
@@ -227,8 +248,11 @@ def _lines(array: Array, axis: int) -> Array:
 # ------------------------------------------------------------------ other numbers
 
 
-def _origin(weight: Weight, array: Array, missing: Mapping[str, Array], shifts: Sequence[tuple[str, Array, Array]]) -> Weight:
-    """``weight`` with what it is and beside which tensor of ``missing``, those of the model that the file has nowhere as they are."""
+def _origin(
+    weight: Weight, array: Array, missing: Mapping[str, Array], shifts: Sequence[tuple[str, Array, Array]]
+) -> Weight:
+    """``weight`` with what it is and beside which tensor of ``missing``, those of the model that the file has nowhere
+    as they are."""
     unit = float(ml_dtypes.finfo(array.dtype).eps) / 2
     wide = array.astype(np.float64)
     best: Weight | None = None
@@ -245,7 +269,9 @@ def _origin(weight: Weight, array: Array, missing: Mapping[str, Array], shifts: 
             continue
         for arranged in _arranged(held, array):
             found = _beside(replace(weight, parameter=parameter), wide, arranged.astype(np.float64), unit)
-            if found is not None and (best is None or (bool(found), -found.difference) > (bool(best), -best.difference)):
+            if found is not None and (
+                best is None or (bool(found), -found.difference) > (bool(best), -best.difference)
+            ):
                 best = found
     if best is None:
         return replace(weight, reason="like no parameter or buffer of the model")
@@ -259,7 +285,12 @@ def _beside(weight: Weight, array: Array, parameter: Array, unit: float) -> Weig
     if (away <= tolerance).all():
         return _told(weight, Origin.FOLDED, away, f"{weight.parameter}, rounded otherwise")
     if not np.isfinite(away).all():
-        return _told(weight, Origin.ALTERED, np.where(np.isfinite(away), 0, np.inf), _changed(away > 0, array, parameter, weight.parameter))
+        return _told(
+            weight,
+            Origin.ALTERED,
+            np.where(np.isfinite(away), 0, np.inf),
+            _changed(away > 0, array, parameter, weight.parameter),
+        )
     closest: tuple[int, Array] | None = None
     for scale in _scales(array, parameter):
         apart = np.abs(array - scale * parameter)
@@ -282,7 +313,8 @@ def _beside(weight: Weight, array: Array, parameter: Array, unit: float) -> Weig
 
 
 def _scales(array: Array, parameter: Array) -> Iterator[Array]:
-    """One number for all, for each place along each axis: the median of the ratios, which few altered elements do not move."""
+    """One number for all, for each place along each axis: the median of the ratios, which few altered elements do not
+    move."""
     with np.errstate(all="ignore"):
         ratios = np.where(parameter != 0, array / parameter, np.nan)
         ratios = np.where(np.isfinite(ratios), ratios, np.nan)
@@ -304,5 +336,9 @@ def _changed(differs: Array, array: Array, expected: Array, said: str) -> str:
     with np.errstate(all="ignore"):
         away = np.where(differs, np.abs(array - expected), -1.0)
     place = tuple(int(i) for i in np.unravel_index(int(np.nan_to_num(away, nan=np.inf).argmax()), array.shape))
-    numbers = f"{array[place]:.9g} at {list(place)} where the model has {expected[place]:.9g}" if place else f"{array[()]:.9g}"
+    numbers = (
+        f"{array[place]:.9g} at {list(place)} where the model has {expected[place]:.9g}"
+        if place
+        else f"{array[()]:.9g}"
+    )
     return f"{int(differs.sum())} of {prod(array.shape)} elements are not those of {said}: {numbers}"

@@ -1,6 +1,8 @@
-"""What ``verify`` runs besides the usual cases: extreme values, numbers that are not finite, every row of small tables, more sizes.
+"""What ``verify`` runs besides the usual cases: extreme values, numbers that are not finite, every row of small tables,
+more sizes.
 
-What an input is declared to take is kept to: an integer stays in its range, and so does a floating input for which one is stated.
+What an input is declared to take is kept to: an integer stays in its range, and so does a floating input for which one
+is stated.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _WORK = 2e9  # floating-point operations of one run, spent on more sizes; each i
 
 @dataclass(frozen=True)
 class Battery:
-    """``left_out``: sizes that cost too much, each with the reason; ``most``: the input elements up to which sizes were run."""
+    """``left_out``: sizes that cost too much, each with the reason; ``most``: the input elements up to which sizes were
+    run."""
 
     cases: tuple[Case, ...]
     left_out: tuple[str, ...]
@@ -37,7 +40,8 @@ def battery(model: Signature, seeds: int, *, most: int | None = None, work: floa
     Args:
         seeds: random inputs at the opt sizes.
         most: input elements of the largest case, None: 8 times those at the opt sizes.
-        work: floating-point operations of one run at the opt sizes, as far as known; what decides how many more sizes are run.
+        work: floating-point operations of one run at the opt sizes, as far as known; what decides how many more sizes
+        are run.
     """
     cases, left_out = generated(model, seeds, most)
     opt = {name: dim.opt for name, dim in model.dims.items()}
@@ -55,7 +59,9 @@ def battery(model: Signature, seeds: int, *, most: int | None = None, work: floa
         ran.add(key)
         spent += cost
         seed = 1000 + number
-        cases.append(Case(f"seed {seed}{said(sizes)}", "random", _sampled(model, seed, sizes), promised=False, sizes=key))
+        cases.append(
+            Case(f"seed {seed}{said(sizes)}", "random", _sampled(model, seed, sizes), promised=False, sizes=key)
+        )
     return Battery(tuple(cases), tuple(left_out), limit)
 
 
@@ -104,7 +110,12 @@ def _not_finite(model: Signature, opt: Mapping[str, int], seed: int) -> Iterator
                 return _placed(v, rng, value)
 
             kind = NAN if np.isnan(value) else INFINITE
-            yield Case(f"one {value} in {name}{said(opt)}", kind, _changed(model, opt, seed, {name}, change), sizes=tuple(opt.items()))
+            yield Case(
+                f"one {value} in {name}{said(opt)}",
+                kind,
+                _changed(model, opt, seed, {name}, change),
+                sizes=tuple(opt.items()),
+            )
 
 
 def _placed(values: np.ndarray, rng: np.random.Generator, value: float) -> np.ndarray:
@@ -136,7 +147,8 @@ def _changed(
 
 
 def _rows(model: Signature, seed: int, most: int | None) -> Iterator[Case]:
-    """Every value that each integer input may take, where a few inputs of an affordable size hold them all; flags are random already."""
+    """Every value that each integer input may take, where a few inputs of an affordable size hold them all; flags are
+    random already."""
     plans = [{name: dim.opt for name, dim in model.dims.items()}, *largest_sizes(model, most).kept]
     tables = {spec.name: spec for spec in model.inputs if _is_index(spec)}
     for name, spec in tables.items():
@@ -148,7 +160,9 @@ def _rows(model: Signature, seed: int, most: int | None) -> Iterator[Case]:
         count = max(prod(spec.sizes(sizes)), 1)
         for start in range(0, span, count):
 
-            def make(name: str = name, low: int = low, span: int = span, start: int = start, sizes: Mapping[str, int] = sizes):  # type: ignore[no-untyped-def]
+            def make(
+                name: str = name, low: int = low, span: int = span, start: int = start, sizes: Mapping[str, int] = sizes
+            ) -> dict[str, np.ndarray]:
                 feeds = model.samples(seed, sizes)
                 values = feeds[name]
                 feeds[name] = (low + (start + np.arange(values.size)) % span).reshape(values.shape).astype(values.dtype)
@@ -167,7 +181,8 @@ def _is_index(spec: InputSpec) -> bool:
 
 
 def _sizes(model: Signature, opt: Mapping[str, int], limit: int) -> Iterator[dict[str, int]]:
-    """All dims at 2, then each dim at more sizes, the others at their opt size or, where that costs too much, at their smallest."""
+    """All dims at 2, then each dim at more sizes, the others at their opt size or, where that costs too much, at their
+    smallest."""
     dims = model.dims
     yield {name: min(max(2, dim.min), dim.max) for name, dim in dims.items()}
     low = {name: dim.min for name, dim in dims.items()}

@@ -1,13 +1,14 @@
-"""How far each element of a floating output may be off: what random roundings of the reference do to it, and eager's own error.
+"""How far each element of a floating output may be off: what random roundings of the reference do to it, and eager's
+own error.
 
     error[i] ≤ 4 · max(ρ · s[i], e[i])        s[i] = spread[i] + ulp(reference[i])
 
 ``spread`` is the largest |run − reference| over runs of the float64 reference with every intermediate rounded at random
-(``runtimes.rounding``): it knows where a result hangs on roundings (x − mean of a constant row) and where it does not. ``e`` is the error
-of eager, one correct evaluation in the model's type; ρ is how many s eager needs anywhere in the output, at least 1 (sums of many terms
-make more roundings than one) and at most 8 (one odd element of eager's must not loosen all others). The 4 is the room between two draws.
-A first few runs are made for every case; where a runtime lies outside, more are made before it is said to fail (a tie between two choices
-turns over in some runs only).
+(``runtimes.rounding``): it knows where a result hangs on roundings (x − mean of a constant row) and where it does not.
+``e`` is the error of eager, one correct evaluation in the model's type; ρ is how many s eager needs anywhere in the
+output, at least 1 (sums of many terms make more roundings than one) and at most 8 (one odd element of eager's must not
+loosen all others). The 4 is the room between two draws. A first few runs are made for every case; where a runtime lies
+outside, more are made before it is said to fail (a tie between two choices turns over in some runs only).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ RUNS, MOST_RUNS = 3, 48  # the latter where something lies outside
 
 
 class Bounds:
-    """Of one case. ``reference`` and ``eager`` by output; ``rounded`` runs the reference with roundings, one way for each seed."""
+    """Of one case. ``reference`` and ``eager`` by output; ``rounded`` runs the reference with roundings, one way for
+    each seed."""
 
     def __init__(self, reference: RunResult, eager: RunResult, rounded: Callable[[int], RunResult]) -> None:
         self._rounded, self._runs = rounded, 0
@@ -47,7 +49,8 @@ class Bounds:
         self._runs += runs
 
     def units(self, output: str) -> np.ndarray:
-        """s of every element, ≥ the smallest normal number of float32 and wider types: what is below may be flushed to zero."""
+        """s of every element, ≥ the smallest normal number of float32 and wider types: what is below may be flushed to
+        zero."""
         return self._spread[output] + spacing(self._reference[output], self._dtypes[output])
 
     def ratio(self, output: str) -> float:
@@ -83,7 +86,9 @@ def spacing(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The distance of the numbers of ``dtype`` around each value."""
     info = ml_dtypes.finfo(dtype)
     with np.errstate(all="ignore"):
-        size = np.minimum(np.abs(np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)), float(info.max))
+        size = np.minimum(
+            np.abs(np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)), float(info.max)
+        )
         exponent = np.where(size > 0, np.frexp(size)[1] - 1, info.minexp)
         least = info.minexp - info.nmant if info.minexp > -64 else info.minexp  # float16 has no numbers to spare
     return np.maximum(np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant), 2.0**least)

@@ -28,11 +28,24 @@ from .parity import Tally
 from .policy import Policy
 
 OFF, ON = title("cpu", optimize=False), title("cpu", optimize=True)
-STEPWISE = "each node in float32, rounded"  # a file in half precision as a GPU computes it; the CPU has few half kernels
+STEPWISE = (  # a file in half precision as a GPU computes it; the CPU has few half kernels
+    "each node in float32, rounded"
+)
 FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
 
-# of a NaN in these ONNX says nothing, and onnxruntime drops it (1.31.1: a maximum passes it by, a recurrent net's gates clip it)
-_MAXIMA = {"MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK", "NonMaxSuppression", "RoiAlign"}
+# of a NaN in these ONNX says nothing, and onnxruntime drops it (1.31.1: a maximum passes it by, a recurrent net's gates
+# clip it)
+_MAXIMA = {
+    "MaxPool",
+    "GlobalMaxPool",
+    "ReduceMax",
+    "ReduceMin",
+    "ArgMax",
+    "ArgMin",
+    "TopK",
+    "NonMaxSuppression",
+    "RoiAlign",
+}
 NAN_BLIND = frozenset(_MAXIMA | {"LSTM", "GRU", "RNN"})
 
 File = Engine | str | os.PathLike[str]
@@ -42,8 +55,8 @@ File = Engine | str | os.PathLike[str]
 class Subject:
     """A file to compare. ``label`` tells it from the others; ``runtime`` is an engine's, "" of an ONNX file.
 
-    ``precision``: "fp16" or "bf16" where an ONNX file was made to compute in it, else "". Of an engine it is known once it is loaded.
-    ``inputs`` and ``outputs``: its names -> the model's, where they differ (``names``).
+    ``precision``: "fp16" or "bf16" where an ONNX file was made to compute in it, else "". Of an engine it is known once
+    it is loaded. ``inputs`` and ``outputs``: its names -> the model's, where they differ (``names``).
     """
 
     path: Path
@@ -61,7 +74,11 @@ class Subject:
 
 
 def subjects(
-    files: Iterable[File], model: Signature, ends: Sequence[End], names: Mapping[str, str] | None = None, ordered: bool = True
+    files: Iterable[File],
+    model: Signature,
+    ends: Sequence[End],
+    names: Mapping[str, str] | None = None,
+    ordered: bool = True,
 ) -> tuple[list[Subject], list[str]]:
     """The files, each once, and notes on them. ONNX files and engines are told apart by their content.
 
@@ -71,10 +88,13 @@ def subjects(
         ordered: whether names that differ are matched by their order.
 
     Raises:
-        InputError: there is none, one is missing, or has other inputs than the model; or a name is said that no file has.
+        InputError: there is none, one is missing, or has other inputs than the model; or a name is said that no file
+            has.
         GraphError: one is neither an engine nor ONNX.
     """
-    paths = list({os.path.realpath(p): p for p in (Path(f.path if isinstance(f, Engine) else f) for f in files)}.values())
+    paths = list(
+        {os.path.realpath(p): p for p in (Path(f.path if isinstance(f, Engine) else f) for f in files)}.values()
+    )
     if not paths:
         raise InputError("there is no file to compare with the model; give an ONNX file or an engine")
     called, given = [p.name for p in paths], names or {}
@@ -127,7 +147,10 @@ def types_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:
         InputError: one is no tensor.
     """
     if (other := next((v.name for v in graph.input if not v.type.tensor_type.elem_type), None)) is not None:
-        raise InputError(f"the file's input {other!r} is a sequence, an optional or of no type; only tensors can be given: make it one")
+        raise InputError(
+            f"the file's input {other!r} is a sequence, an optional or of no type; only tensors can be given: make"
+            " it one"
+        )
     return {v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in graph.input}
 
 
@@ -171,7 +194,9 @@ class Candidate:
             if isinstance(self.runner, TrtRunner):
                 types = self.runner.types()
                 if self.subject is not None:  # what was said of other files' inputs is not this one's
-                    self.subject = replace(self.subject, inputs={a: b for a, b in self.subject.inputs.items() if a in types})
+                    self.subject = replace(
+                        self.subject, inputs={a: b for a, b in self.subject.inputs.items() if a in types}
+                    )
                 self.types = types if self.subject is None else self.subject.named(types)
         except RuntimeUnavailable as error:
             self.unavailable = str(error)
@@ -192,7 +217,9 @@ class Candidate:
         try:
             result = self.runner.infer(feeds)
             ours = {} if self.subject is None else {a: b for a, b in self.subject.outputs.items() if a in result}
-            held = {name: value for name, value in result.items() if name not in ours.values()}  # what is another's is not its own
+            held = {
+                name: value for name, value in result.items() if name not in ours.values()
+            }  # what is another's is not its own
             return {ours.get(name, name): value for name, value in (held | {n: result[n] for n in ours}).items()}
         except RuntimeUnavailable as error:
             self.runner, self.unavailable = None, str(error)
@@ -201,7 +228,8 @@ class Candidate:
         return None
 
     def precision(self, usual: str) -> str:
-        """What it is judged by. An engine's inputs and outputs tell; where they are not half, it is that of the ONNX files beside it."""
+        """What it is judged by. An engine's inputs and outputs tell; where they are not half, it is that of the ONNX
+        files beside it."""
         if self.subject is None or not self.subject.runtime:
             return self.subject.precision if self.subject is not None else ""
         stated = self.runner.floats() if isinstance(self.runner, TrtRunner) else set[str]()

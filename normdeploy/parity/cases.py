@@ -29,9 +29,10 @@ _ALWAYS = 1024  # input elements
 class Case:
     """One input of the comparison.
 
-    ``kind``: "random", "small", "zeros", HIDDEN, "given", or one of LENIENT. ``promised``: its sizes are ones that the model was said to
-    take.
-    ``sizes``: of the named dims, where they are known. ``labels``: of a dataset's samples, int64 [samples]; None where there are none.
+    ``kind``: "random", "small", "zeros", HIDDEN, "given", or one of LENIENT. ``promised``: its sizes are ones that the
+    model was said to take.
+    ``sizes``: of the named dims, where they are known. ``labels``: of a dataset's samples, int64 [samples]; None where
+    there are none.
     """
 
     name: str
@@ -80,7 +81,8 @@ def given_to(model: Signature, inputs: Iterable[Given], also: Mapping[str, Colle
         also: input -> half types in which a file takes it; such arrays are widened to the model's type, which is exact.
 
     Raises:
-        InputError: an input is missing or unknown, or has another dtype, rank, static size, or two sizes for one dim; or all are empty.
+        InputError: an input is missing or unknown, or has another dtype, rank, static size, or two sizes for one dim;
+            or all are empty.
     """
 
     def case(name: str, feeds: dict[str, np.ndarray]) -> Case:
@@ -91,7 +93,9 @@ def given_to(model: Signature, inputs: Iterable[Given], also: Mapping[str, Colle
         return _case(name, feeds)
 
     types = {spec.name: np.dtype(bfloat16 if spec.dtype == "bfloat16" else spec.dtype) for spec in model.inputs}
-    return [case(g.name, {n: _own(value, types.get(n), also.get(n, ())) for n, value in g.feeds.items()}) for g in inputs]
+    return [
+        case(g.name, {n: _own(value, types.get(n), also.get(n, ())) for n, value in g.feeds.items()}) for g in inputs
+    ]
 
 
 def _case(name: str, feeds: dict[str, np.ndarray]) -> Case:
@@ -112,15 +116,18 @@ def _one_size(case: str, feeds: Mapping[str, np.ndarray], specs: Iterable[InputS
         for dim, size in zip(spec.shape, feeds[spec.name].shape, strict=True):
             if dim.name is not None and seen.setdefault(dim.name, (size, spec.name))[0] != size:
                 other, first = seen[dim.name]
-                raise InputError(f"{case}: the dim {dim.name!r} is {other} in input {first!r} and {size} in input {spec.name!r}")
+                raise InputError(
+                    f"{case}: the dim {dim.name!r} is {other} in input {first!r} and {size} in input {spec.name!r}"
+                )
 
 
 def generated(model: Signature, seeds: int, most: int | None = None) -> tuple[list[Case], list[str]]:
     """Random, small and all-zero inputs at the sizes that ``model``'s dims may take, and a note for each size left out.
 
-    Several seeds at the opt sizes; the min sizes (where a broadcast hides a wrong axis), an odd one (where a kernel's blocks do not
-    divide it) and the max sizes, these as far as they cost no more than 8 times the opt sizes: all dims at once, or else each dim
-    with the others at their min. ``most``: input elements of a case, in place of 8 times the opt sizes.
+    Several seeds at the opt sizes; the min sizes (where a broadcast hides a wrong axis), an odd one (where a kernel's
+    blocks do not divide it) and the max sizes, these as far as they cost no more than 8 times the opt sizes: all dims
+    at once, or else each dim with the others at their min. ``most``: input elements of a case, in place of 8 times the
+    opt sizes.
     """
     dims = model.dims
     opt = {name: d.opt for name, d in dims.items()}
@@ -143,7 +150,8 @@ def generated(model: Signature, seeds: int, most: int | None = None) -> tuple[li
 
 
 def _hidden(model: Signature, opt: Mapping[str, int], seed: int, name: str) -> Case:
-    """A mask that hides whole rows, which no other case has: the first one, where there are several, as a batch filled up has it."""
+    """A mask that hides whole rows, which no other case has: the first one, where there are several, as a batch filled
+    up has it."""
 
     def make() -> dict[str, np.ndarray]:
         feeds = model.samples(seed, opt)
@@ -154,12 +162,15 @@ def _hidden(model: Signature, opt: Mapping[str, int], seed: int, name: str) -> C
 
 
 def _random(model: Signature, sizes: dict[str, int], seed: int, promised: bool) -> Case:
-    return Case(f"seed {seed}{said(sizes)}", "random", lambda: model.samples(seed, sizes), promised, tuple(sizes.items()))
+    return Case(
+        f"seed {seed}{said(sizes)}", "random", lambda: model.samples(seed, sizes), promised, tuple(sizes.items())
+    )
 
 
 @dataclass(frozen=True)
 class Largest:
-    """``kept``: the largest sizes that are affordable, ``left_out``: what is not, in words; ``limit``: in input elements."""
+    """``kept``: the largest sizes that are affordable, ``left_out``: what is not, in words; ``limit``: in input
+    elements."""
 
     kept: list[dict[str, int]]
     left_out: list[str]
@@ -167,9 +178,12 @@ class Largest:
 
 
 def largest_sizes(model: Signature, most: int | None = None) -> Largest:
-    """The max sizes of all dims at once where that costs no more than ``most`` input elements, else of each dim, others at min."""
+    """The max sizes of all dims at once where that costs no more than ``most`` input elements, else of each dim, others
+    at min."""
     dims = model.dims
-    limit = max(_ALWAYS, _AFFORDABLE * elements(model, {name: d.opt for name, d in dims.items()})) if most is None else most
+    limit = (
+        max(_ALWAYS, _AFFORDABLE * elements(model, {name: d.opt for name, d in dims.items()})) if most is None else most
+    )
     every = {name: d.max for name, d in dims.items()}
     if elements(model, every) <= limit:
         return Largest([every], [], limit)
@@ -177,7 +191,11 @@ def largest_sizes(model: Signature, most: int | None = None) -> Largest:
     single = [low | {name: d.max} for name, d in dims.items()]
     kept = [sizes for sizes in single if elements(model, sizes) <= limit]
     left_out = [every, *(sizes for sizes in single if sizes not in kept and sizes != every)]
-    return Largest(kept, [f"not run at {listed(s)}: {elements(model, s)} input elements, more than {limit}" for s in left_out], limit)
+    return Largest(
+        kept,
+        [f"not run at {listed(s)}: {elements(model, s)} input elements, more than {limit}" for s in left_out],
+        limit,
+    )
 
 
 def elements(model: Signature, sizes: Mapping[str, int]) -> int:
@@ -185,7 +203,8 @@ def elements(model: Signature, sizes: Mapping[str, int]) -> int:
 
 
 def _odd(dim: Dim) -> int:
-    """An odd size of the dim that is none of its three, as near to the middle of its lower half as there is; its opt where none is."""
+    """An odd size of the dim that is none of its three, as near to the middle of its lower half as there is; its opt
+    where none is."""
     middle = (dim.min + dim.opt) // 2
     span = max(middle - dim.min, dim.max - middle)
     near = (size for step in range(span + 1) for size in (middle + step, middle - step))
@@ -197,7 +216,10 @@ def is_floating(spec: InputSpec) -> bool:
 
 
 def _scaled(feeds: dict[str, np.ndarray], factor: float) -> dict[str, np.ndarray]:
-    return {name: (v.astype(np.float64) * factor).astype(v.dtype) if v.dtype.kind not in "iub" else v for name, v in feeds.items()}
+    return {
+        name: (v.astype(np.float64) * factor).astype(v.dtype) if v.dtype.kind not in "iub" else v
+        for name, v in feeds.items()
+    }
 
 
 def _zeros(spec: InputSpec) -> np.ndarray:

@@ -4,18 +4,21 @@ The rule, for each element of a floating output (``bounds``):
 
     error ≤ 4 · max(ρ · s, eager's own error)        s = how far random roundings of the reference move it, plus an ulp
 
-Errors are against the model run in float64. What one correct evaluation in the model's type costs is known from two sides: from the
-reference with each intermediate rounded at random, which knows where a result hangs on roundings, and from eager, whose sums are as long
-as anybody's (ρ, the s that eager needs). Another evaluation is another draw of the same size; the 4 is the room between two draws. There
-is no tolerance besides. NaN and infinities must stand where the reference has them once it is rounded to the output's type; on inputs that
-are extreme or not finite (``battery``) they may also stand where eager has them, and NaN and Inf count alike. A file in half precision
-(``--precision``) is compared with eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at
-once, each by its own eager.
+Errors are against the model run in float64. What one correct evaluation in the model's type costs is known from two
+sides: from the reference with each intermediate rounded at random, which knows where a result hangs on roundings, and
+from eager, whose sums are as long as anybody's (ρ, the s that eager needs). Another evaluation is another draw of the
+same size; the 4 is the room between two draws. There is no tolerance besides. NaN and infinities must stand where the
+reference has them once it is rounded to the output's type; on inputs that are extreme or not finite (``battery``) they
+may also stand where eager has them, and NaN and Inf count alike. A file in half precision (``--precision``) is compared
+with eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at once, each
+by its own eager.
 
-Rules that the user gives for an output (``policy``) decide on it in the place of this one, which is judged and told all the same.
+Rules that the user gives for an output (``policy``) decide on it in the place of this one, which is judged and told all
+the same.
 
-Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or what the
-reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are counted and reported.
+Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or
+what the reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are
+counted and reported.
 """
 
 from __future__ import annotations
@@ -61,9 +64,9 @@ _NAMED = 3  # outputs that the verdict names
 class Comparison(Shown):
     """What ``verify`` found.
 
-    ``drift``: in the files' order, one runtime after the other; None where it was not asked for. ``up_to``: the input elements up to
-    which inputs were generated, where some sizes that the model takes have more; None where none were left out. ``weights``: of ONNX
-    files, those that are no tensor of the model as it stands (``audit``).
+    ``drift``: in the files' order, one runtime after the other; None where it was not asked for. ``up_to``: the input
+    elements up to which inputs were generated, where some sizes that the model takes have more; None where none were
+    left out. ``weights``: of ONNX files, those that are no tensor of the model as it stands (``audit``).
     """
 
     results: tuple[OutputResult, ...]
@@ -80,8 +83,8 @@ class Comparison(Shown):
     def ok(self) -> bool:
         """Something besides eager was run, every ONNX file in some runtime, and all of it passes, its weights too.
 
-        Engines are not run without a GPU. Where eager itself fails, the model leaves its type's range: its row and a note say so, but
-        what was made of it may be right.
+        Engines are not run without a GPU. Where eager itself fails, the model leaves its type's range: its row and a
+        note say so, but what was made of it may be right.
         """
         made = [r for r in self.results if r.runtime not in OWN]
         ran = {r.file for r in made} | {""}
@@ -98,17 +101,22 @@ class Comparison(Shown):
 
     @property
     def standard(self) -> str:
-        """By which rules the files are verified, and by which not; "" where they are not, or the default rule alone decided."""
+        """By which rules the files are verified, and by which not; "" where they are not, or the default rule alone
+        decided."""
         if not self or not any(r.rules for r in self.results if r.runtime not in OWN):
             return ""
         if not (failing := self.beyond_default):
             return "by the rules given, and by the default rule"
         some = dict.fromkeys(f"{r.output} in {r.file or r.runtime}" for r in failing)
-        return f"by the rules given, NOT by the default rule ({', '.join([*some][:_NAMED])}{', …' if len(some) > _NAMED else ''})"
+        return (
+            "by the rules given, NOT by the default rule"
+            f" ({', '.join([*some][:_NAMED])}{', …' if len(some) > _NAMED else ''})"
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The heads of ``table``; where there are several files, each row names its own; where rules were given, what decided."""
+        """The heads of ``table``; where there are several files, each row names its own; where rules were given, what
+        decided."""
         decided = ("decided by",) if self._ruled else ()
         return (*(("file",) if self._several else ()), *COLUMNS, *decided)
 
@@ -157,27 +165,29 @@ def verify(
 ) -> Comparison:
     """Compare what the runtimes make of ``files`` with ``model`` in float64.
 
-    Run are: eager in the model's own type (and in half precision where a file is), onnxruntime with its optimizer off and on, on the CPU
-    and on CUDA where that works, and each engine where a GPU is present. What is not run is listed with the reason. Where only
-    onnxruntime's optimizer breaks a file, the optimizers to blame are searched for and named.
+    Run are: eager in the model's own type (and in half precision where a file is), onnxruntime with its optimizer off
+    and on, on the CPU and on CUDA where that works, and each engine where a GPU is present. What is not run is listed
+    with the reason. Where only onnxruntime's optimizer breaks a file, the optimizers to blame are searched for and
+    named.
 
     Args:
         files: ONNX files and engines, told apart by their content.
         engines: more of them.
         seeds: random inputs at the opt sizes, besides those at other sizes, small ones and zeros.
-        most: input elements of the largest generated input; None: 8 times those at the opt sizes. Larger sizes are left out.
+        most: input elements of the largest generated input; None: 8 times those at the opt sizes. Larger sizes are left
+        out.
         inputs: the user's own, name -> array or an .npz file, one or several; only these are run then.
         drift: look into the ONNX files too: the error of every tensor that a file and the model share.
         policy: rules that decide on outputs in the place of the default rule.
-        names: a file's name of an input or output -> the model's, or texts such as "theirs=ours"; None: all must be the model's, and
-            are not matched by their order either.
+        names: a file's name of an input or output -> the model's, or texts such as "theirs=ours"; None: all must be the
+            model's, and are not matched by their order either.
         dataset: samples on which metrics are measured, and tolerances too.
         progress: called with (stage, done, total).
 
     Raises:
         GraphError: an ONNX file is broken.
-        InputError: a file is missing or has other inputs than the model, an input does not fit the model, or it does not run on it; or
-            a rule or name is for what there is not.
+        InputError: a file is missing or has other inputs than the model, an input does not fit the model, or it does
+            not run on it; or a rule or name is for what there is not.
         NormdeployError: an operator of the model does not run in float64.
     """
     start = time.perf_counter()
@@ -185,19 +195,30 @@ def verify(
     own, rules = None if inputs is None else read(inputs), policy or Policy()
     rules.check(model.outputs)
     if dataset and not rules:
-        raise InputError("a dataset is what given rules are judged on, and there is none; give a metric or a tolerance, or inputs instead")
+        raise InputError(
+            "a dataset is what given rules are judged on, and there is none; give a metric or a tolerance, or inputs"
+            " instead"
+        )
     labelled = any(case.labels is not None for case in dataset)
     if rules.labelled and not labelled:
         raise InputError(
-            f"{rules.labelled[0]} is measured against labels, and there are none; give a dataset, and the name of its labels with --labels"
+            f"{rules.labelled[0]} is measured against labels, and there are none; give a dataset, and the name of its"
+            " labels with --labels"
         )
     if labelled and not rules.labelled:
-        raise InputError("labels are given, and no metric asks for them; give one, such as accuracy_drop:0.01, or leave the labels out")
+        raise InputError(
+            "labels are given, and no metric asks for them; give one, such as accuracy_drop:0.01, or leave the"
+            " labels out"
+        )
     if drift and isinstance(model, FileModel):
-        raise InputError("drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out")
+        raise InputError(
+            "drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out"
+        )
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
     found, notes = subjects(every, model, outputs_of(model), parse_map(names or (), model), names is not None)
-    plan = battery_of(model, seeds, most) if own is None else Battery(tuple(given_to(model, own, _halves(found))), (), 0)
+    plan = (
+        battery_of(model, seeds, most) if own is None else Battery(tuple(given_to(model, own, _halves(found))), (), 0)
+    )
     cases = (*_unpromised(model, plan.cases), *dataset)
     if not plan.cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
@@ -256,7 +277,8 @@ def _usual(found: Sequence[Subject]) -> str:
 def _tried(
     model: Original, candidates: Sequence[Candidate], usual: str, cases: Sequence[Case], rules: Policy, tell: Progress
 ) -> dict[str, Trial]:
-    """Precision -> its trial. Of the reference and the runtimes one at a time is in memory: each may be as large as the model."""
+    """Precision -> its trial. Of the reference and the runtimes one at a time is in memory: each may be as large as the
+    model."""
     reference = Reference(model)
     trials: dict[str, Trial] = {}
 

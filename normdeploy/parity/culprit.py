@@ -1,7 +1,7 @@
 """Which of onnxruntime's optimizers breaks a file that is right without them.
 
-onnxruntime's log tells which of them changed the graph. The fewest that have to be disabled for the file to pass are found by halves
-(QuickXplain: Junker, AAAI 2004), about 2·log2(n) sessions for one culprit among n.
+onnxruntime's log tells which of them changed the graph. The fewest that have to be disabled for the file to pass are
+found by halves (QuickXplain: Junker, AAAI 2004), about 2·log2(n) sessions for one culprit among n.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .candidates import Candidate
 from .judging import Trial
 
 _RULES = re.compile(r"Level\d_RuleBasedTransformer$")
-# what hides behind the transformers called so; the log does not tell them apart (names of onnxruntime 1.31, those of others do nothing)
+# what hides behind the transformers called so; the log does not tell them apart (names of onnxruntime 1.31, those of
+# others do nothing)
 RULES = (
     "EliminateIdentity",
     "EliminateSlice",
@@ -60,13 +61,16 @@ Passes = Callable[[Sequence[str]], bool]
 
 
 def accuse(trial: Trial, progress: Progress) -> None:
-    """Where a file is wrong with onnxruntime's optimizer on and right with it off, write down which part of the optimizer did it."""
+    """Where a file is wrong with onnxruntime's optimizer on and right with it off, write down which part of the
+    optimizer did it."""
     plain = {(c.file, c.provider): c for c in trial.candidates if c.provider and not c.optimize}
     for candidate in trial.candidates:
         off = plain.get((candidate.file, candidate.provider)) if candidate.optimize else None
         if off is None or off.unavailable:
             continue
-        if candidate.unavailable:  # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
+        if (
+            candidate.unavailable
+        ):  # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
             candidate.failure, candidate.unavailable = candidate.unavailable, ""
         right = {r.output for r in trial.results(off) if r.by_default == "pass"}
         wrong = [r for r in trial.results(candidate) if not r and r.by_default != "pass" and r.output in right]
@@ -87,7 +91,9 @@ def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: 
     if found and passes(found, ()):
         candidate.culprit = found
         these = "it" if len(found) == 1 else "these"
-        candidate.advice = f"onnxruntime's optimizer is the culprit: {', '.join(found)}; with {these} disabled the file passes"
+        candidate.advice = (
+            f"onnxruntime's optimizer is the culprit: {', '.join(found)}; with {these} disabled the file passes"
+        )
     else:
         candidate.advice = _WHOLE
 
@@ -100,7 +106,8 @@ def applied(path: Path, provider: str, disabled: Sequence[str] = ()) -> list[str
 
 
 def culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
-    """The fewest optimizers that have to be disabled for the file to pass; () where disabling those that change it does not help.
+    """The fewest optimizers that have to be disabled for the file to pass; () where disabling those that change it does
+    not help.
 
     Args:
         passes: whether the file is right with the optimizers of these names disabled.
@@ -120,7 +127,8 @@ def culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
 
 
 def _fewest(passes: Passes, held: Sequence[str], names: Sequence[str], *, tried: bool) -> list[str]:
-    """The fewest of ``names`` that mend it together with ``held``; all of them do. ``tried``: ``held`` alone is known not to."""
+    """The fewest of ``names`` that mend it together with ``held``; all of them do. ``tried``: ``held`` alone is known
+    not to."""
     if not tried and passes(held):
         return []
     if len(names) == 1:

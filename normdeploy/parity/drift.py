@@ -1,7 +1,9 @@
-"""Tensors of an ONNX file and what the PyTorch model has in their place, and how the error grows from the first to the last.
+"""Tensors of an ONNX file and what the PyTorch model has in their place, and how the error grows from the first to the
+last.
 
-Exports keep the module of every node. A tensor that is the only one to leave a module, or the only one to enter it, in the PyTorch graph
-and in the file alike, is the same tensor; most boundaries of modules have one. Others are not compared.
+Exports keep the module of every node. A tensor that is the only one to leave a module, or the only one to enter it, in
+the PyTorch graph and in the file alike, is the same tensor; most boundaries of modules have one. Others are not
+compared.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _BYTES = 1 << 28  # that those of one run take in float64, about
 
 @dataclass(frozen=True)
 class Pair:
-    """``tensor`` of the file is ``node`` of the PyTorch graph, made in ``module``; ``where`` is the boundary at which they meet."""
+    """``tensor`` of the file is ``node`` of the PyTorch graph, made in ``module``; ``where`` is the boundary at which
+    they meet."""
 
     tensor: str
     node: str
@@ -71,7 +74,9 @@ def pairs(model: Model, proto: onnx.ModelProto) -> list[Pair]:
     theirs, makers = _of_program(model)
     ours, order = _of_file(proto)
     found: dict[tuple[str, str], Pair] = {}
-    for where in sorted(theirs.keys() & ours.keys()):  # of several boundaries the last is told: an output, or the innermost module
+    for where in sorted(
+        theirs.keys() & ours.keys()
+    ):  # of several boundaries the last is told: an output, or the innermost module
         if len(theirs[where]) == len(ours[where]) == 1:
             (node,), (tensor,) = theirs[where], ours[where]
             if tensor in order and node in makers:
@@ -91,7 +96,9 @@ def _of_program(model: Model) -> tuple[dict[str, set[str]], dict[str, tuple[int,
     boundaries: dict[str, set[str]] = {}
     for place, node in enumerate(model.program.graph_module.graph.nodes):
         if node.op == "output":
-            edges += [(source.name, makers[source.name][1], None) for source in node.all_input_nodes if source.name in makers]
+            edges += [
+                (source.name, makers[source.name][1], None) for source in node.all_input_nodes if source.name in makers
+            ]
         if node.op != "call_function":
             continue
         path = _path(node)
@@ -190,7 +197,12 @@ class Laboratory:
     """
 
     def __init__(
-        self, model: Model, proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], precision: str, optimize: bool = False
+        self,
+        model: Model,
+        proto: onnx.ModelProto,
+        feeds: Mapping[str, np.ndarray],
+        precision: str,
+        optimize: bool = False,
     ) -> None:
         self.model, self.proto, self.feeds, self.precision, self.optimize = model, proto, feeds, precision, optimize
         self.largest = 0  # bytes, of the references of the last points
@@ -210,7 +222,9 @@ class Laboratory:
         probed = copied(self.proto)
         ends = {v.name for v in probed.graph.output}
         given = {v.name for v in probed.graph.input}
-        probed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in ends | given)
+        probed.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in ends | given
+        )
         with loadable(probed) as source, OrtRunner(source, optimize=self.optimize) as runner:
             values = runner.infer(self._ours)
         return {name: self._ours[name] if name in given else values[name] for name in tensors}
@@ -251,7 +265,11 @@ def distance(value: np.ndarray, reference: np.ndarray) -> tuple[float, float, st
     if not wrong.any():
         return error, scale, ""
     first = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return error, scale, f"{got[first]} where float64 has {expected[first]:.6g} ({int(wrong.sum())} of {wrong.size} elements)"
+    return (
+        error,
+        scale,
+        f"{got[first]} where float64 has {expected[first]:.6g} ({int(wrong.sum())} of {wrong.size} elements)",
+    )
 
 
 def drift(
@@ -274,7 +292,12 @@ def drift(
     if ran is not None:
         held = {name for node in ran.graph.node for name in node.output} | {v.name for v in ran.graph.input}
         every = [pair for pair in every if pair.tensor in held]
-    laboratory, found, start, size = Laboratory(model, proto if ran is None else ran, feeds, precision), list[Point](), 0, AT_ONCE
+    laboratory, found, start, size = (
+        Laboratory(model, proto if ran is None else ran, feeds, precision),
+        list[Point](),
+        0,
+        AT_ONCE,
+    )
     while chosen := every[start : start + size]:
         if progress is not None:
             progress("drift", start, len(every))

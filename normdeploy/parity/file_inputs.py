@@ -1,4 +1,5 @@
-"""Which sizes and values the inputs of an ONNX file take that others are compared with: what is said, recorded, or guessed."""
+"""Which sizes and values the inputs of an ONNX file take that others are compared with: what is said, recorded, or
+guessed."""
 
 from __future__ import annotations
 
@@ -57,14 +58,20 @@ def _specs(
         spec = held.get(name)
         if (wish := said.pop(name, None)) is not None:
             if wish.dtype not in (None, dtype):
-                raise InputError(f"{label}: the input {name!r} is {dtype}, and --input says {wish.dtype}; leave the type out")
+                raise InputError(
+                    f"{label}: the input {name!r} is {dtype}, and --input says {wish.dtype}; leave the type out"
+                )
             if dims is not None and len(dims) != len(wish.shape):
-                raise InputError(f"{label}: the input {name!r} has {len(dims)} dims, and --input says {len(wish.shape)}")
+                raise InputError(
+                    f"{label}: the input {name!r} has {len(dims)} dims, and --input says {len(wish.shape)}"
+                )
             old = InputSpec(name, dtype, wish.shape) if spec is None else replace(spec, dtype=dtype, shape=wish.shape)
             spec = old if wish.range is None else replace(old, range=wish.range, mask=False)
         elif spec is None or spec.dtype != dtype or (dims is not None and len(spec.shape) != len(dims)):
             if dims is None:
-                raise InputError(f"{label} does not say which shape the input {name!r} has; give --input '{name}:{dtype}[...]'")
+                raise InputError(
+                    f"{label} does not say which shape the input {name!r} has; give --input '{name}:{dtype}[...]'"
+                )
             shape = tuple(Dim.static(d) if isinstance(d, int) else Dim(d, *DEFAULT) for d in dims)
             sizes |= dict.fromkeys(d.name for d in shape if d.name is not None and d.name not in stated)
             spec = InputSpec(name, dtype, shape)
@@ -80,8 +87,12 @@ def _specs(
     notes = []
     if sizes:
         notes.append(
-            f"{label} does not say which sizes {', '.join(sizes)} take: 1 to {DEFAULT[2]} were tried; --dim NAME=MIN:OPT:MAX says it"
+            f"{label} does not say which sizes {', '.join(sizes)} take: 1 to {DEFAULT[2]} were tried; --dim"
+            " NAME=MIN:OPT:MAX says it"
         )
     if values:
-        notes.append(f"{label} does not say which values {', '.join(values)} take: 0 and 1 were given; --input or --inputs says it")
+        notes.append(
+            f"{label} does not say which values {', '.join(values)} take: 0 and 1 were given; --input or --inputs"
+            " says it"
+        )
     return tuple(specs), notes, bool(sizes)

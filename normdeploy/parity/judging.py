@@ -1,4 +1,5 @@
-"""Runtimes beside eager and the float64 reference, case after case, and the verdict on each (the rule: ``normdeploy.parity.compare``)."""
+"""Runtimes beside eager and the float64 reference, case after case, and the verdict on each (the rule:
+``normdeploy.parity.compare``)."""
 
 from __future__ import annotations
 
@@ -28,9 +29,11 @@ _REFUSALS = 3  # sizes that the model does not take, each told with the error
 
 @dataclass(frozen=True)
 class Answer:
-    """What the reference says of one case, what else an integer of it may be, and what each floating element may be off by.
+    """What the reference says of one case, what else an integer of it may be, and what each floating element may be off
+    by.
 
-    ``eager``: its answer where what is not finite is judged by it too. ``feeds`` of a sample of the user's dataset are made when needed.
+    ``eager``: its answer where what is not finite is judged by it too. ``feeds`` of a sample of the user's dataset are
+    made when needed.
     """
 
     case: Case
@@ -81,7 +84,8 @@ class Trial:
         self.eager.runner = None
         if not self.answers:
             raise InputError(
-                f"{run_by(self.eager.name)} runs on none of the inputs that were made, such as {' '.join(self._refused[0])}; give --inputs"
+                f"{run_by(self.eager.name)} runs on none of the inputs that were made, such as"
+                f" {' '.join(self._refused[0])}; give --inputs"
             )
         self.notes += [f"not run at {case}: {error}" for case, error in self._refused[:_REFUSALS]]
         if more := self._refused[_REFUSALS:]:
@@ -124,7 +128,9 @@ class Trial:
         feeds, half = case.make(), self._half
         if half is None:
             return feeds
-        return {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
+        return {
+            n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()
+        }
 
     def _settle(self, reference: RunResult) -> None:
         """The rules for each output, once it is known what they are."""
@@ -146,11 +152,14 @@ class Trial:
         candidate.measures = Measures(self._policy, self._dataset)
         self._run(candidate)
         if candidate.skipped and not candidate.tallies:
-            candidate.unavailable = "every case lies outside the engine's profile; build it for the sizes that the model takes"
+            candidate.unavailable = (
+                "every case lies outside the engine's profile; build it for the sizes that the model takes"
+            )
         candidate.runner = None
 
     def passes(self, fresh: Candidate, outputs: Collection[str], names: Sequence[str] = ()) -> bool:
-        """Whether a candidate that is not loaded yet is right in ``outputs``, on every case or on those called ``names``."""
+        """Whether a candidate that is not loaded yet is right in ``outputs``, on every case or on those called
+        ``names``."""
         with ExitStack() as stack:
             fresh.load(stack)
             self._run(fresh, names)
@@ -162,7 +171,9 @@ class Trial:
         for answer in self.answers:
             if (names and answer.case.name not in names) or not _comparable(candidate, answer.case):
                 continue
-            result = candidate.infer(answer.case, self._fed(answer.case) if answer.case.kind == DATASET else answer.feeds)
+            result = candidate.infer(
+                answer.case, self._fed(answer.case) if answer.case.kind == DATASET else answer.feeds
+            )
             if result is not None:
                 self._keep(candidate, answer, {name: self._narrow(name, value) for name, value in result.items()})
 
@@ -174,7 +185,9 @@ class Trial:
 
     def _measure(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
         for output in self.model.outputs:
-            candidate.measures.add(output, answer.case, result.get(output), answer.reference[output], self._dtype(output))
+            candidate.measures.add(
+                output, answer.case, result.get(output), answer.reference[output], self._dtype(output)
+            )
 
     def _keep(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
         self._measure(candidate, answer, result)
@@ -188,7 +201,11 @@ class Trial:
                 result.get(output),
                 answer.reference[output],
                 partial(answer.ties.explained, output),
-                bound=partial(answer.bounds.allowed, output, self._ratios.get(output, 1.0)) if answer.bounds is not None else None,
+                bound=(
+                    partial(answer.bounds.allowed, output, self._ratios.get(output, 1.0))
+                    if answer.bounds is not None
+                    else None
+                ),
                 peer=None if answer.eager is None else answer.eager[output],
             )
 
@@ -202,7 +219,9 @@ class Trial:
         if candidate.failure:
             dtype = str(self._dtype(output))
             nan = float("nan")
-            found = OutputResult(output, candidate.name, dtype, nan, nan, nan, "fail", candidate.where, reason=candidate.failure)
+            found = OutputResult(
+                output, candidate.name, dtype, nan, nan, nan, "fail", candidate.where, reason=candidate.failure
+            )
         elif mine and not candidate.unavailable:
             default = judged(output, candidate.name, mine, eager, self.eager.name)
             found = decided(default, candidate.measures.judged(output), self._policy.required)

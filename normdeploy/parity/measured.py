@@ -14,16 +14,20 @@ from .metrics import METRICS
 from .policy import Policy, Rule, Threshold, Tolerance
 
 _USUAL = frozenset({"random", "given", DATASET})
-_TOLERATED = _USUAL | {"small", "zeros", HIDDEN}  # where a tolerance is judged; outputs may vanish there, and no metric says anything
+_TOLERATED = _USUAL | {
+    "small",
+    "zeros",
+    HIDDEN,
+}  # where a tolerance is judged; outputs may vanish there, and no metric says anything
 
 
 @dataclass(frozen=True)
 class Judged:
     """What one rule says of one output in one runtime.
 
-    ``measured`` and ``wanted``: the metric and its threshold; of a tolerance the error and what is allowed at the element that comes
-    nearest to failing. ``case``: the input on which that is, "" of metrics that are shares of all rows. ``accuracies``: of a metric that
-    asks for labels the reference's and this output's, of ``samples``.
+    ``measured`` and ``wanted``: the metric and its threshold; of a tolerance the error and what is allowed at the
+    element that comes nearest to failing. ``case``: the input on which that is, "" of metrics that are shares of all
+    rows. ``accuracies``: of a metric that asks for labels the reference's and this output's, of ``samples``.
     """
 
     rule: str
@@ -46,8 +50,14 @@ class Judged:
         if self.kind == "tolerance":
             return f"{self.rule}: error {self.measured:.2e} {'≤' if self else '>'} {self.wanted:.2e}{where}"
         if self.accuracies:
-            said = " and ".join(f"{share:.6g}{whose}" for share, whose in zip(self.accuracies, (" in the reference", " here"), strict=True))
-            return f"{self.kind} {self.measured:.6g} {'≤' if self else '>'} {self.wanted:g}: {said}, of {self.samples} samples"
+            said = " and ".join(
+                f"{share:.6g}{whose}"
+                for share, whose in zip(self.accuracies, (" in the reference", " here"), strict=True)
+            )
+            return (
+                f"{self.kind} {self.measured:.6g} {'≤' if self else '>'} {self.wanted:g}: {said}, of {self.samples}"
+                " samples"
+            )
         return f"{self.kind} {self.measured:.6g} {'≥' if self else '<'} {self.wanted:g}{where}"
 
 
@@ -59,8 +69,16 @@ class Measure:
         self.kinds = _TOLERATED if isinstance(rule, Tolerance) else frozenset({DATASET}) if dataset else _USUAL
         self._broken, self._case, self._seen = "", "", False
 
-    def add(self, case: str, value: np.ndarray | None, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None = None) -> None:
-        """Take one input in; ``value`` None: there is no such output. ``dtype``: the model's, in which a large number is infinite.
+    def add(
+        self,
+        case: str,
+        value: np.ndarray | None,
+        reference: np.ndarray,
+        dtype: np.dtype,
+        labels: np.ndarray | None = None,
+    ) -> None:
+        """Take one input in; ``value`` None: there is no such output. ``dtype``: the model's, in which a large number
+        is infinite.
 
         Raises:
             InputError: a label is none of the classes, or there are not as many labels as rows.
@@ -88,7 +106,9 @@ class Measure:
         if not self._broken:
             self._broken, self._case = reason, case
 
-    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None) -> None:
+    def _take(
+        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
+    ) -> None:
         raise NotImplementedError
 
     def _judged(self) -> Judged:
@@ -103,11 +123,15 @@ class _Within(Measure):
 
     _worst: tuple[float, float, float, str] = (-1.0, 0.0, 0.0, "")  # ratio, error, allowed, case
 
-    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None) -> None:
+    def _take(
+        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
+    ) -> None:
         assert isinstance(self.rule, Tolerance)
         got, expected = value.astype(np.float64), reference.astype(np.float64)
         if dtype.kind not in "iub":
-            expected = np.where(np.isinf(reference.astype(dtype).astype(np.float64)), np.sign(expected) * np.inf, expected)
+            expected = np.where(
+                np.isinf(reference.astype(dtype).astype(np.float64)), np.sign(expected) * np.inf, expected
+            )
         finite = np.isfinite(got) & np.isfinite(expected)
         wrong = ~finite & ~(np.isnan(got) & np.isnan(expected)) & (got != expected)
         if wrong.any():
@@ -137,12 +161,16 @@ class _Reaching(Measure):
         self._agreeing: list[np.ndarray] = []
         self._rows: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None) -> None:
+    def _take(
+        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
+    ) -> None:
         if reason := _not_finite(value, reference):
             self._fails(case, f"{reason}, of which {self._metric.name} says nothing")
         elif self._metric.name == "nearest":
             if self._rows and self._rows[0][1].shape[1:] != reference.shape[1:]:
-                self._fails(case, f"its rows are {list(reference.shape[1:])} here and {list(self._rows[0][1].shape[1:])} before")
+                self._fails(
+                    case, f"its rows are {list(reference.shape[1:])} here and {list(self._rows[0][1].shape[1:])} before"
+                )
                 return
             self._rows.append((value, reference))
         elif self._metric.pooled:
@@ -180,15 +208,21 @@ class _Dropping(Measure):
         self._metric = METRICS[rule.kind]
         self._right, self._samples = [0, 0], 0  # of the reference and of this output
 
-    def _take(self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None) -> None:
+    def _take(
+        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
+    ) -> None:
         if labels is None:
             return
         rows, classes = reference.shape
         if rows != len(labels):
-            raise InputError(f"{case}: the output has {rows} rows for {len(labels)} labels; {self._metric.name} needs one for each")
+            raise InputError(
+                f"{case}: the output has {rows} rows for {len(labels)} labels; {self._metric.name} needs one for each"
+            )
         if strange := [(row, label) for row, label in enumerate(labels.tolist()) if not 0 <= label < classes]:
             row, label = strange[0]
-            raise InputError(f"{case}: the label in row {row} of these is {label}, and the output has the classes 0 to {classes - 1}")
+            raise InputError(
+                f"{case}: the label in row {row} of these is {label}, and the output has the classes 0 to {classes - 1}"
+            )
         if reason := _not_finite(value, reference):
             self._fails(case, f"{reason}, of which {self._metric.name} says nothing")
             return
@@ -235,8 +269,8 @@ def _measure(rule: Rule, dataset: bool) -> Measure:
 def settled(policy: Policy, outputs: Mapping[str, np.ndarray]) -> tuple[Policy, list[str]]:
     """The rules of each output by itself, and a note for each rule for all outputs that is none for one of them.
 
-    Such a rule is for floating outputs: what an integer may be, the default rule knows better, which counts ties. One that is given for an
-    integer output itself holds there.
+    Such a rule is for floating outputs: what an integer may be, the default rule knows better, which counts ties. One
+    that is given for an integer output itself holds there.
 
     Args:
         outputs: what the reference gives for one input.
@@ -275,5 +309,7 @@ def _not_measured(rule: Rule, value: np.ndarray, own: bool) -> str:
     if value.ndim < metric.axes:
         return f"it has {value.ndim} dims, {metric.axes} are needed"
     if metric.among and value.shape[-1] <= metric.among:
-        return f"its shape is {list(value.shape)}, and of the last axis, the classes, more than {metric.among} are needed"
+        return (
+            f"its shape is {list(value.shape)}, and of the last axis, the classes, more than {metric.among} are needed"
+        )
     return ""

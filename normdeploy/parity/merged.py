@@ -1,7 +1,8 @@
 """The convolutions that parallel branches of a model come to: what `audit` compares a merged weight with.
 
-Each result of the program is followed as a convolution of an earlier tensor, W·x + c, through convolutions by parameters, batch norms in
-eval mode, sums and differences, and products with parameters of each channel; in float64, with the sum of the magnitudes beside it.
+Each result of the program is followed as a convolution of an earlier tensor, W·x + c, through convolutions by
+parameters, batch norms in eval mode, sums and differences, and products with parameters of each channel; in float64,
+with the sum of the magnitudes beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class _Linear:
-    """W·x + c of the tensor ``x``, with the magnitudes that were added up; ``w`` has the kernel centred, None of the tensor itself."""
+    """W·x + c of the tensor ``x``, with the magnitudes that were added up; ``w`` has the kernel centred, None of the
+    tensor itself."""
 
     x: str
     w: Array | None
@@ -42,7 +44,8 @@ class _Linear:
 
 
 def merged(model: Model, stored: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
-    """(of what, values, magnitudes) of each weight and bias of a sum of branches. ``stored``: the model's tensors by name."""
+    """(of what, values, magnitudes) of each weight and bias of a sum of branches. ``stored``: the model's tensors by
+    name."""
     signature = model.program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     known: dict[str, _Linear] = {}
@@ -72,7 +75,9 @@ def merged(model: Model, stored: Mapping[str, Array]) -> Iterator[tuple[str, Arr
         elif op in ("add", "sub") and given.get("other") == 0:  # the beginning of a sum in a loop
             made = of(given["self"])
         elif op == "mul":
-            made = _times(of(given["self"]), tensor(given.get("other"))) or _times(of(given.get("other")), tensor(given["self"]))
+            made = _times(of(given["self"]), tensor(given.get("other"))) or _times(
+                of(given.get("other")), tensor(given["self"])
+            )
             if made is not None and made.w is not None and made.w.ndim > 2:
                 yield f"the branches {', '.join(made.names)}", made.w, made.size_w  # type: ignore[misc]
                 yield f"the branches {', '.join(made.names)}", made.c, made.size_c
@@ -119,7 +124,14 @@ def _sum(one: _Linear, other: _Linear, sign: int) -> _Linear | None:
     (w, s), (v, t) = first, second
     settings = frame.settings
     return _Linear(
-        one.x, w + sign * v, one.c + sign * other.c, s + t, one.size_c + other.size_c, frame.groups, settings, (*one.names, *other.names)
+        one.x,
+        w + sign * v,
+        one.c + sign * other.c,
+        s + t,
+        one.size_c + other.size_c,
+        frame.groups,
+        settings,
+        (*one.names, *other.names),
     )
 
 
@@ -127,7 +139,11 @@ def _within(part: _Linear, frame: _Linear) -> tuple[Array, Array] | None:
     assert frame.w is not None
     kernel = frame.w.shape[2:]
     if part.w is not None and part.size_w is not None and part.w.ndim > 1:
-        if part.w.shape[:2] != frame.w.shape[:2] or part.groups != frame.groups or part.settings[:1] != frame.settings[:1]:
+        if (
+            part.w.shape[:2] != frame.w.shape[:2]
+            or part.groups != frame.groups
+            or part.settings[:1] != frame.settings[:1]
+        ):
             return None
         room = [k - n for k, n in zip(kernel, part.w.shape[2:], strict=True)]
         if min(room) < 0 or any(r % 2 for r in room):

@@ -1,11 +1,11 @@
 """How alike two outputs are, as one number: the measures that ``verify --metric`` takes. The larger, the more alike.
 
-All are computed in float64. ``cosine``, ``psnr`` and ``snr`` take the whole output of one input as one vector; the least of all inputs
-counts. ``top1``, ``top5`` and ``nearest`` are shares of the rows of all inputs together. A NaN or an infinity in either output makes a
-measure NaN, which reaches no threshold.
+All are computed in float64. ``cosine``, ``psnr`` and ``snr`` take the whole output of one input as one vector; the
+least of all inputs counts. ``top1``, ``top5`` and ``nearest`` are shares of the rows of all inputs together. A NaN or
+an infinity in either output makes a measure NaN, which reaches no threshold.
 
-``accuracy_drop`` and ``accuracy5_drop`` ask for labels: how much smaller is the share of samples whose label is found than with the
-reference? The smaller, the better; below zero the other finds more.
+``accuracy_drop`` and ``accuracy5_drop`` ask for labels: how much smaller is the share of samples whose label is found
+than with the reference? The smaller, the better; below zero the other finds more.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _AT_ONCE = 2**24  # similarities that are held at a time
 class Metric:
     """``of(value, reference)`` is the measure of one input, or where ``pooled`` the rows that agree, as 0 and 1.
 
-    ``least`` and ``most`` bound what it can be. An output needs ``axes`` dims at least, and more than ``among`` places along the last.
-    ``labelled``: ``of(value, labels)`` are the samples whose label is found, of value and of reference; their shares' difference counts.
+    ``least`` and ``most`` bound what it can be. An output needs ``axes`` dims at least, and more than ``among`` places
+    along the last.
+    ``labelled``: ``of(value, labels)`` are the samples whose label is found, of value and of reference; their shares'
+    difference counts.
     """
 
     name: str
@@ -44,7 +46,8 @@ class Metric:
 def cosine(value: np.ndarray, reference: np.ndarray) -> float:
     """Σ v·r / (‖v‖ ‖r‖), between −1 and 1 (Salton and McGill, Introduction to Modern Information Retrieval, 1983).
 
-    Two vectors of zeros are alike (1), one of zeros and another are not (0), as Polygraphy's CosineSimilarityCompareFunc has it.
+    Two vectors of zeros are alike (1), one of zeros and another are not (0), as Polygraphy's
+    CosineSimilarityCompareFunc has it.
     """
     v, r = _vectors(value, reference)
     # scaled first: of numbers beyond 1e154 the squares are infinite
@@ -56,7 +59,8 @@ def cosine(value: np.ndarray, reference: np.ndarray) -> float:
 
 
 def psnr(value: np.ndarray, reference: np.ndarray) -> float:
-    """Peak signal-to-noise ratio in dB: 10·log10(peak² / mean((v − r)²)), peak = max |r| (ITU-T J.340 with the reference's own peak).
+    """Peak signal-to-noise ratio in dB: 10·log10(peak² / mean((v − r)²)), peak = max |r| (ITU-T J.340 with the
+    reference's own peak).
 
     Infinite where both are equal; −infinite where the reference is zero and the other is not.
     """
@@ -65,7 +69,8 @@ def psnr(value: np.ndarray, reference: np.ndarray) -> float:
 
 
 def snr(value: np.ndarray, reference: np.ndarray) -> float:
-    """Signal-to-noise ratio in dB: 10·log10(Σ r² / Σ (v − r)²) (Oppenheim and Schafer, Discrete-Time Signal Processing)."""
+    """Signal-to-noise ratio in dB: 10·log10(Σ r² / Σ (v − r)²) (Oppenheim and Schafer, Discrete-Time Signal
+    Processing)."""
     v, r = _vectors(value, reference)
     return _decibels(float(_rms(r)), float(_rms(v - r)))
 
@@ -73,14 +78,17 @@ def snr(value: np.ndarray, reference: np.ndarray) -> float:
 def top(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Of each row along the last axis (the classes): is the reference's best among the ``count`` largest of the other?
 
-    The top-k accuracy of ILSVRC (Russakovsky et al., 2015), the reference's answer in the place of the label. Where the reference has
-    several best, any of them will do. Of equal scores of the other the first goes before, as in ``correct``.
+    The top-k accuracy of ILSVRC (Russakovsky et al., 2015), the reference's answer in the place of the label. Where the
+    reference has several best, any of them will do. Of equal scores of the other the first goes before, as in
+    ``correct``.
     """
 
     def agreeing(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
         v, r = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in (value, reference))
         best = r == r.max(-1, keepdims=True)
-        return correct(count)(v, np.where(best, v, -np.inf).argmax(-1))  # of the best, the one that the other likes most
+        return correct(count)(
+            v, np.where(best, v, -np.inf).argmax(-1)
+        )  # of the best, the one that the other likes most
 
     return agreeing
 
@@ -88,8 +96,8 @@ def top(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
 def correct(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Of each sample: is its label among the ``count`` largest of its scores?
 
-    The top-k accuracy of ILSVRC (Russakovsky et al., 2015). Of equal scores the first goes before, as with argmax: a file that gives all
-    classes one score finds label 0 alone.
+    The top-k accuracy of ILSVRC (Russakovsky et al., 2015). Of equal scores the first goes before, as with argmax: a
+    file that gives all classes one score finds label 0 alone.
     """
 
     def found(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -102,11 +110,12 @@ def correct(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
 
 
 def nearest(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Of each row (an embedding: all dims but the first as one vector): is its nearest among the other rows the reference's too?
+    """Of each row (an embedding: all dims but the first as one vector): is its nearest among the other rows the
+    reference's too?
 
-    Near is what has the larger cosine; recall at 1 of the reference's neighbours, as retrieval is measured (Manning, Raghavan and Schütze,
-    Introduction to Information Retrieval, 2008, 8.4). Rows that lie equally near in the reference will do for each other. One row alone
-    has no neighbour: nothing is returned.
+    Near is what has the larger cosine; recall at 1 of the reference's neighbours, as retrieval is measured (Manning,
+    Raghavan and Schütze, Introduction to Information Retrieval, 2008, 8.4). Rows that lie equally near in the reference
+    will do for each other. One row alone has no neighbour: nothing is returned.
     """
     v, r = (_directions(x) for x in (value, reference))
     if len(r) < 2:

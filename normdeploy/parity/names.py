@@ -1,8 +1,9 @@
-"""Which input and output of a file is which of the model: by name, as the user says (``verify --map``), or by their order.
+"""Which input and output of a file is which of the model: by name, as the user says (``verify --map``), or by their
+order.
 
-Names that both have are each other's. Where they share none, and what is not mapped is as many in the file as in the model, it is matched
-by order if each pair fits in kind (floating, integer, bool), rank and static sizes; that is told. Where they share some, one that is
-missing is missing. Nothing passes by a wrong match: the values are compared.
+Names that both have are each other's. Where they share none, and what is not mapped is as many in the file as in the
+model, it is matched by order if each pair fits in kind (floating, integer, bool), rank and static sizes; that is told.
+Where they share some, one that is missing is missing. Nothing passes by a wrong match: the values are compared.
 """
 
 from __future__ import annotations
@@ -32,14 +33,20 @@ class End:
 
     def fits(self, other: End) -> bool:
         kinds = {"u": "i"}
-        alike = None in (self.kind, other.kind) or kinds.get(self.kind or "", self.kind) == kinds.get(other.kind or "", other.kind)
+        alike = None in (self.kind, other.kind) or kinds.get(self.kind or "", self.kind) == kinds.get(
+            other.kind or "", other.kind
+        )
         if not alike or self.shape is None or other.shape is None:
             return alike
         same = len(self.shape) == len(other.shape)
         return same and all(a is None or b is None or a == b for a, b in zip(self.shape, other.shape, strict=True))
 
     def __str__(self) -> str:
-        return self.name if self.shape is None else f"{self.name}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+        return (
+            self.name
+            if self.shape is None
+            else f"{self.name}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,8 @@ def pairs_of(given: Map) -> list[str | tuple[str, str]]:
 
 
 def parse_map(given: Map, model: Signature) -> dict[str, str]:
-    """The file's name -> the model's, from pairs or texts such as "input.1=x"; of several "=" that counts behind which the model's stands.
+    """The file's name -> the model's, from pairs or texts such as "input.1=x"; of several "=" that counts behind which
+    the model's stands.
 
     Raises:
         InputError: one can't be read, the model has no such input or output, or one of the file's names is given twice.
@@ -70,7 +78,9 @@ def parse_map(given: Map, model: Signature) -> dict[str, str]:
     for theirs, ours in (_pair(pair, known) if isinstance(pair, str) else pair for pair in pairs_of(given)):
         if ours not in known:
             held = f"it takes {[spec.name for spec in model.inputs]} and gives {list(model.outputs)}"
-            raise InputError(f"the map {theirs}={ours} names {ours!r}, which is no input or output of the model; {held}")
+            raise InputError(
+                f"the map {theirs}={ours} names {ours!r}, which is no input or output of the model; {held}"
+            )
         if found.setdefault(theirs, ours) != ours:
             raise InputError(f"{theirs!r} is mapped to {found[theirs]!r} and to {ours!r}; give it one")
     return found
@@ -79,7 +89,10 @@ def parse_map(given: Map, model: Signature) -> dict[str, str]:
 def _pair(text: str, known: Sequence[str]) -> tuple[str, str]:
     places = [i for i, letter in enumerate(text) if letter == "=" and 0 < i < len(text) - 1]
     if not places:
-        raise InputError(f"the map {text!r} can't be read; write THEIRS=OURS, the file's name first and the model's second: input.1=x")
+        raise InputError(
+            f"the map {text!r} can't be read; write THEIRS=OURS, the file's name first and the model's second:"
+            " input.1=x"
+        )
     place = next((i for i in places if text[i + 1 :] in known), places[0])
     return text[:place], text[place + 1 :]
 
@@ -97,7 +110,9 @@ def check_used(names: Mapping[str, str], model: Signature, held: Mapping[str, En
     """
     own = [spec.name for spec in model.inputs], list(model.outputs)
     for theirs, ours in names.items():
-        if not held or any(theirs in ends and ours in mine for sides in held.values() for ends, mine in zip(sides, own, strict=True)):
+        if not held or any(
+            theirs in ends and ours in mine for sides in held.values() for ends, mine in zip(sides, own, strict=True)
+        ):
             continue
         file = next((file for file, sides in held.items() if any(theirs in ends for ends in sides)), None)
         if file is None:
@@ -106,13 +121,18 @@ def check_used(names: Mapping[str, str], model: Signature, held: Mapping[str, En
         side = int(theirs in held[file][1])
         a, b = ("an output", "an input") if side else ("an input", "an output")
         raise InputError(
-            f"the map {theirs}={ours} can't be: {theirs!r} is {a} of {file}, and {ours!r} {b} of the model; map inputs onto inputs and "
-            f"outputs onto outputs: {theirs}={f' or {theirs}='.join(own[side])}"
+            f"the map {theirs}={ours} can't be: {theirs!r} is {a} of {file}, and {ours!r} {b} of the model; map inputs"
+            f" onto inputs and outputs onto outputs: {theirs}={f' or {theirs}='.join(own[side])}"
         )
 
 
 def match(
-    label: str, graph: onnx.GraphProto, model: Signature, outputs: Sequence[End], names: Mapping[str, str], ordered: bool = True
+    label: str,
+    graph: onnx.GraphProto,
+    model: Signature,
+    outputs: Sequence[End],
+    names: Mapping[str, str],
+    ordered: bool = True,
 ) -> Match:
     """
     Args:
@@ -128,8 +148,9 @@ def match(
     inputs, left = _matched(label, theirs[0], ours, names, ordered)
     if left.theirs or left.ours:
         raise InputError(
-            f"{label} takes the inputs {[e.name for e in theirs[0]]}, the model takes {[e.name for e in ours]}; is it a file of this "
-            f"model? {_said(left)} are not matched by their order; name them with --map THEIRS=OURS if it is"
+            f"{label} takes the inputs {[e.name for e in theirs[0]]}, the model takes {[e.name for e in ours]}; is it a"
+            f" file of this model? {_said(left)} are not matched by their order; name them with --map THEIRS=OURS if"
+            " it is"
         )
     ends, rest = _matched(label, theirs[1], outputs, names, ordered)
     notes = []
@@ -170,7 +191,9 @@ def _matched(
     own = {end.name for end in ours}
     said = {end.name: names[end.name] for end in theirs if names.get(end.name) in own}
     if twice := [b for b in said.values() if list(said.values()).count(b) > 1]:
-        raise InputError(f"{label}: {[a for a, b in said.items() if b == twice[0]]} are all mapped to {twice[0]!r}; give one")
+        raise InputError(
+            f"{label}: {[a for a, b in said.items() if b == twice[0]]} are all mapped to {twice[0]!r}; give one"
+        )
     same = {end.name for end in theirs if end.name in own and end.name not in said} - set(said.values())
     left = _Left(
         [end for end in theirs if end.name not in said and end.name not in same],
@@ -190,8 +213,8 @@ def _said(left: _Left) -> str:
 def renamed(proto: onnx.ModelProto, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> onnx.ModelProto:
     """A copy with other names outside, by an Identity where a name changes.
 
-    What bears one of the new names inside gets a fresh one, an end too that keeps its place: names may be swapped, and an output may be
-    called as an input was.
+    What bears one of the new names inside gets a fresh one, an end too that keeps its place: names may be swapped, and
+    an output may be called as an input was.
     """
     own = onnx.ModelProto()
     own.CopyFrom(proto)
@@ -235,7 +258,13 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     """Other names for tensors, in the bodies that see them too."""
     if not names:
         return
-    for item in (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *(s.values for s in graph.sparse_initializer)):
+    for item in (
+        *graph.input,
+        *graph.output,
+        *graph.initializer,
+        *graph.value_info,
+        *(s.values for s in graph.sparse_initializer),
+    ):
         item.name = names.get(item.name, item.name)
     for note in graph.quantization_annotation:
         note.tensor_name = names.get(note.tensor_name, note.tensor_name)

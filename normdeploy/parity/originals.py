@@ -1,7 +1,7 @@
 """What files are compared with: a PyTorch model, or an ONNX file or session in its place (``verify a.onnx b.onnx``).
 
-An ONNX file is run in float64 node by node (``runtimes.file64``); what eager is to a model, onnxruntime with its optimizer off is to it, or
-the session that was given.
+An ONNX file is run in float64 node by node (``runtimes.file64``); what eager is to a model, onnxruntime with its
+optimizer off is to it, or the session that was given.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def run_by(runtime: str) -> str:
 class FileModel(Signature):
     """An ONNX model that others are compared with.
 
-    ``session``: the user's, which is run in the place of one of our own; ``path``: where it lies, None where it came from memory.
+    ``session``: the user's, which is run in the place of one of our own; ``path``: where it lies, None where it came
+    from memory.
     ``guessed``: nothing says which sizes its dims take, so it need not run at all of those tried.
     """
 
@@ -136,7 +137,9 @@ def outputs_of(model: Original) -> list[End]:
     if isinstance(model, FileModel):
         return ends_of(model.proto.graph)[1]
     values = {n.name: n.meta.get("val") for n in model.program.graph.nodes}
-    specs = [s for s in model.program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")]
+    specs = [
+        s for s in model.program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")
+    ]
     found = []
     for name, spec in zip(model.outputs, specs, strict=False):
         value = values.get(spec.arg.name)
@@ -149,7 +152,8 @@ def outputs_of(model: Original) -> list[End]:
 
 
 class _Own:
-    """An ONNX model in onnxruntime as it is; node by node, rounded, in half precision and where onnxruntime has no kernel."""
+    """An ONNX model in onnxruntime as it is; node by node, rounded, in half precision and where onnxruntime has no
+    kernel."""
 
     name = AS_IT_IS
 
@@ -168,7 +172,10 @@ class _Own:
         if not self._asked:  # once is enough
             self._asked, again = True, self._run(feeds)
             if any(value.tobytes() != again[name].tobytes() for name, value in found.items()):
-                raise InputError(f"{self._model.label} gives other outputs each time it is run on the same inputs: nothing can be compared")
+                raise InputError(
+                    f"{self._model.label} gives other outputs each time it is run on the same inputs: nothing can be"
+                    " compared"
+                )
         return found
 
     def _run(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
@@ -179,7 +186,9 @@ class _Own:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._runner = None
 
 
@@ -207,7 +216,9 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
         session = source
         held = getattr(source, "_model_path", None) or getattr(source, "_model_bytes", None)
         if held is None:
-            raise GraphError("the session does not hold the model that it was made from; give the ONNX file or the ModelProto")
+            raise GraphError(
+                "the session does not hold the model that it was made from; give the ONNX file or the ModelProto"
+            )
         source = held if isinstance(held, str) else onnx.load_from_string(bytes(held))
     if isinstance(source, onnx.ModelProto):
         proto, label = source, source.graph.name or "the reference"
@@ -218,11 +229,14 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
     outputs = []
     for v in proto.graph.output:
         if not v.type.tensor_type.elem_type and v.type.WhichOneof("value") not in (None, "tensor_type"):
-            raise InputError(f"{label}: the output {v.name!r} is no tensor; only tensors are compared: leave it out of the file's outputs")
+            raise InputError(
+                f"{label}: the output {v.name!r} is no tensor; only tensors are compared: leave it out of the file's"
+                " outputs"
+            )
         if v.type.tensor_type.elem_type == onnx.TensorProto.STRING:
             raise InputError(
-                f"{label}: the output {v.name!r} is strings; only numbers are compared: give the index or the scores that they are made "
-                "from as the file's output, or leave it out"
+                f"{label}: the output {v.name!r} is strings; only numbers are compared: give the index or the scores"
+                " that they are made from as the file's output, or leave it out"
             )
         outputs.append(v.name)
     return FileModel(

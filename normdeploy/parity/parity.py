@@ -1,4 +1,5 @@
-"""How far a runtime's output is from the float64 reference, and what a correct one may be off by (the rule: ``parity.compare``)."""
+"""How far a runtime's output is from the float64 reference, and what a correct one may be off by (the rule:
+``parity.compare``)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _ANSWERS = 3  # different ones, where the answer is open
 
 @dataclass(frozen=True)
 class Worst:
-    """The element of an output that comes nearest to failing: ``ratio`` is its ``error`` over what is ``allowed`` there."""
+    """The element of an output that comes nearest to failing: ``ratio`` is its ``error`` over what is ``allowed``
+    there."""
 
     ratio: float
     error: float
@@ -32,9 +34,9 @@ class Worst:
 class Tally:
     """One output of one runtime over all cases of one kind.
 
-    ``absolute`` and ``relative`` are the largest errors, ``scale`` the largest |reference|; ``ties`` counts integers that differ where
-    the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN, another shape, another integer; ``lost`` is
-    the error of a floating output there, NaN or infinite.
+    ``absolute`` and ``relative`` are the largest errors, ``scale`` the largest |reference|; ``ties`` counts integers
+    that differ where the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN,
+    another shape, another integer; ``lost`` is the error of a floating output there, NaN or infinite.
     ``worst`` is the element that comes nearest to its bound, or exceeds it most, where each has one.
     """
 
@@ -65,7 +67,8 @@ class Tally:
             reference: float64 where the output is floating.
             explained: tells which integers are right, be it by a rounding; it is called only where some differ.
             bound: tells what each element may be off by, given what each is off by.
-            peer: eager's answer, where a number that is not finite may stand where it has one too (NaN and infinities count alike).
+            peer: eager's answer, where a number that is not finite may stand where it has one too (NaN and infinities
+            count alike).
         """
         broken, lost = "", float("nan")
         if value is None:
@@ -144,15 +147,19 @@ class Tally:
         return self.absolute / allowed if allowed else float("inf") if self.absolute else 0.0
 
     def shown(self, eager: Tally) -> tuple[float, float]:
-        """The error that decides and what is allowed there: of the worst element, or the largest of all under one bound.
+        """The error that decides and what is allowed there: of the worst element, or the largest of all under one
+        bound.
 
         Of a floating output that is ``broken`` the first is not finite.
         """
-        error, allowed = (self.absolute, self.allowed(eager)) if self.worst is None else (self.worst.error, self.worst.allowed)
+        error, allowed = (
+            (self.absolute, self.allowed(eager)) if self.worst is None else (self.worst.error, self.worst.allowed)
+        )
         return (self.lost if self.broken and self.dtype.kind not in "iub" else error), allowed
 
     def allowed(self, eager: Tally) -> float:
-        """The largest error that passes under one bound for all elements, ``eager`` being what the model in its own type was off by."""
+        """The largest error that passes under one bound for all elements, ``eager`` being what the model in its own
+        type was off by."""
         if self.dtype.kind in "iub":
             return 0.0
         return EAGER_MULTIPLE * eager.absolute + ULPS * ulp(eager.scale, self.dtype)
@@ -168,15 +175,19 @@ def ulp(magnitude: float, dtype: np.dtype) -> float:
 def _first(wrong: np.ndarray, value: np.ndarray, reference: np.ndarray) -> str:
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
     place = f" at {list(index)}" if index else ""
-    return f"{value[index]} where the reference is {reference[index]}{place} ({int(wrong.sum())} of {wrong.size} elements differ)"
+    return (
+        f"{value[index]} where the reference is {reference[index]}{place} ({int(wrong.sum())} of {wrong.size} elements"
+        " differ)"
+    )
 
 
 class Ties:
     """What else an integer output of one case may be, because its answer hangs on a rounding.
 
-    That is what eager answers, what the reference does when ``perturbed`` (a run of it with everything off by a few units; the argument
-    is a seed) and when ``rounded`` (with each intermediate rounded, and equal values in any order). Where these give three answers and
-    more, as the order of many equal values does, any integer between the least and the largest in that output will do.
+    That is what eager answers, what the reference does when ``perturbed`` (a run of it with everything off by a few
+    units; the argument is a seed) and when ``rounded`` (with each intermediate rounded, and equal values in any order).
+    Where these give three answers and more, as the order of many equal values does, any integer between the least and
+    the largest in that output will do.
     """
 
     def __init__(

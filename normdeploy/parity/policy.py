@@ -1,8 +1,9 @@
-"""Rules of the user's own for outputs: tolerances and metrics with thresholds (``verify --tolerance``, ``--metric``, ``--policy``).
+"""Rules of the user's own for outputs: tolerances and metrics with thresholds (``verify --tolerance``, ``--metric``,
+``--policy``).
 
-A rule that is given for an output decides on it in the place of the default rule (``parity.compare``), which is judged all the same and
-told beside it; with ``required`` both must hold. Of one kind (the tolerance, each metric) an output's own rule goes before the one
-for all outputs. All rules of an output must hold.
+A rule that is given for an output decides on it in the place of the default rule (``parity.compare``), which is judged
+all the same and told beside it; with ``required`` both must hold. Of one kind (the tolerance, each metric) an output's
+own rule goes before the one for all outputs. All rules of an output must hold.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from ..errors import InputError
 from .metrics import METRICS
 
 ALL = ""  # the name that stands for every output
-_METRIC = re.compile(r"(?:(?P<output>.+)=)?\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign>>=|<=|==|=|>|<|:)\s*(?P<least>[^<>=:\s]+)\s*", re.DOTALL)
+_METRIC = re.compile(
+    r"(?:(?P<output>.+)=)?\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign>>=|<=|==|=|>|<|:)\s*(?P<least>[^<>=:\s]+)\s*", re.DOTALL
+)
 
 Tolerances = str | Sequence[str] | Mapping[str, "str | Sequence[float]"]
 Thresholds = str | Sequence[str] | Mapping[str, "str | Sequence[str]"]
@@ -76,7 +79,8 @@ class Policy:
         return Policy(rules, self.required or other.required)
 
     def requiring(self, default: bool) -> Policy:
-        """The same where the default rule must hold as well, if it is said; of what all places together say, options and file.
+        """The same where the default rule must hold as well, if it is said; of what all places together say, options
+        and file.
 
         Raises:
             InputError: there is no rule beside which it could.
@@ -84,8 +88,8 @@ class Policy:
         required = self.required or default
         if required and not self:
             raise InputError(
-                "the default rule is to hold beside rules that are given, and none is; give a tolerance or a metric too, or leave "
-                "--also-default (in a policy file also-default) out"
+                "the default rule is to hold beside rules that are given, and none is; give a tolerance or a metric"
+                " too, or leave --also-default (in a policy file also-default) out"
             )
         return Policy(self.rules, required)
 
@@ -95,11 +99,14 @@ class Policy:
             InputError: a rule is for an output that the model does not have.
         """
         if unknown := [name for name in self.rules if name != ALL and name not in outputs]:
-            raise InputError(f"there is a rule for the output {unknown[0]!r}, which the model does not have; it has {list(outputs)}")
+            raise InputError(
+                f"there is a rule for the output {unknown[0]!r}, which the model does not have; it has {list(outputs)}"
+            )
 
 
 def policy_of(tolerance: Tolerances | None, metric: Thresholds | None) -> Policy:
-    """The rules that are said by texts such as "logits=1e-3:1e-2" and "logits=cosine>=0.995", or by output -> "1e-3:1e-2", (1e-3, 1e-2).
+    """The rules that are said by texts such as "logits=1e-3:1e-2" and "logits=cosine>=0.995", or by output ->
+    "1e-3:1e-2", (1e-3, 1e-2).
 
     Raises:
         InputError: one can't be read, or two of one kind are given for one output.
@@ -107,7 +114,9 @@ def policy_of(tolerance: Tolerances | None, metric: Thresholds | None) -> Policy
     rules: dict[str, dict[str, Rule]] = {}
     for output, rule in [*_tolerances(tolerance), *_thresholds(metric)]:
         if (other := rules.setdefault(output, {}).setdefault(rule.kind, rule)) != rule:
-            raise InputError(f"{f'the output {output!r}' if output else 'every output'} is given {other} and {rule}; give it one")
+            raise InputError(
+                f"{f'the output {output!r}' if output else 'every output'} is given {other} and {rule}; give it one"
+            )
     return Policy(rules)
 
 
@@ -120,8 +129,15 @@ def _tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
 
 def _thresholds(given: Thresholds | None) -> Iterable[tuple[str, Rule]]:
     if isinstance(given, Mapping):
-        return [(name, threshold(text)) for name, texts in given.items() for text in ([texts] if isinstance(texts, str) else texts)]
-    return [(_parts(text)["output"] or ALL, threshold(text, named=True)) for text in ([given] if isinstance(given, str) else given or ())]
+        return [
+            (name, threshold(text))
+            for name, texts in given.items()
+            for text in ([texts] if isinstance(texts, str) else texts)
+        ]
+    return [
+        (_parts(text)["output"] or ALL, threshold(text, named=True))
+        for text in ([given] if isinstance(given, str) else given or ())
+    ]
 
 
 def tolerance(value: object, said: str | None = None) -> Tolerance:
@@ -131,12 +147,15 @@ def tolerance(value: object, said: str | None = None) -> Tolerance:
         InputError: it is neither, or a number is negative or not finite.
     """
     said = said if said is not None else str(value)
-    parts: list[Any] = value.split(":") if isinstance(value, str) else list(value) if isinstance(value, Sequence) else [value]
+    parts: list[Any] = (
+        value.split(":") if isinstance(value, str) else list(value) if isinstance(value, Sequence) else [value]
+    )
     try:
         absolute, relative = (float(part) for part in parts)
     except (ValueError, TypeError):
         raise InputError(
-            f"the tolerance {said!r} can't be read; write ABS:REL or OUTPUT=ABS:REL, for example logits=1e-3:1e-2 (0 leaves one out)"
+            f"the tolerance {said!r} can't be read; write ABS:REL or OUTPUT=ABS:REL, for example logits=1e-3:1e-2 (0"
+            " leaves one out)"
         ) from None
     if not all(math.isfinite(n) and n >= 0 for n in (absolute, relative)):
         raise InputError(f"the tolerance {said!r} holds a number that is negative or not finite; give 0 or more")
@@ -151,20 +170,31 @@ def threshold(text: object, *, named: bool = False) -> Threshold:
     """
     found = _parts(text)
     if found["output"] and not named:
-        raise InputError(f"the metric {text!r} names an output, and it is given for one already; write {found['metric']}:{found['least']}")
+        raise InputError(
+            f"the metric {text!r} names an output, and it is given for one already; write"
+            f" {found['metric']}:{found['least']}"
+        )
     if found["metric"] not in METRICS:
         raise InputError(f"there is no metric {found['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}")
     metric = METRICS[found["metric"]]
     if found["sign"] not in (metric.sign, ":"):
         better = "smaller" if metric.labelled else "larger"
-        raise InputError(f"{text!r}: the {better} {metric.name} is, the better; write {metric.name}{metric.sign}{found['least']}")
+        raise InputError(
+            f"{text!r}: the {better} {metric.name} is, the better; write {metric.name}{metric.sign}{found['least']}"
+        )
     try:
         least = float(found["least"])
     except ValueError:
         example = f"{metric.name}{metric.sign}{'0.01' if metric.labelled else '0.99'}"
-        raise InputError(f"{text!r}: the threshold {found['least']!r} is no number; write {example}, for example") from None
+        raise InputError(
+            f"{text!r}: the threshold {found['least']!r} is no number; write {example}, for example"
+        ) from None
     if not (math.isfinite(least) and metric.least <= least <= metric.most):
-        span = f"between {metric.least:g} and {metric.most:g}" if math.isfinite(metric.most) else "a finite number of decibels"
+        span = (
+            f"between {metric.least:g} and {metric.most:g}"
+            if math.isfinite(metric.most)
+            else "a finite number of decibels"
+        )
         raise InputError(f"{text!r}: {metric.name} is {span}; give such a threshold")
     return Threshold(metric.name, least)
 
@@ -172,7 +202,8 @@ def threshold(text: object, *, named: bool = False) -> Threshold:
 def _parts(text: object) -> re.Match[str]:
     if not isinstance(text, str) or (found := _METRIC.fullmatch(text)) is None:
         raise InputError(
-            f"the metric {text!r} can't be read; write NAME>=THRESHOLD or OUTPUT=NAME>=THRESHOLD, in a shell within quotes "
-            f"(it takes > for a redirection) or with a colon: logits=cosine:0.995. The names are {', '.join(METRICS)}"
+            f"the metric {text!r} can't be read; write NAME>=THRESHOLD or OUTPUT=NAME>=THRESHOLD, in a shell within"
+            " quotes (it takes > for a redirection) or with a colon: logits=cosine:0.995. The names are"
+            f" {', '.join(METRICS)}"
         )
     return found

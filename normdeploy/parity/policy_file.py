@@ -33,7 +33,8 @@ _LONGEST = 2**20  # bytes of a file
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """What a file says; ``most`` is ``max-elements``, ``labels`` the name of the dataset's labels; None where it says nothing of them."""
+    """What a file says; ``most`` is ``max-elements``, ``labels`` the name of the dataset's labels; None where it says
+    nothing of them."""
 
     policy: Policy = field(default_factory=Policy)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +45,8 @@ class PolicyFile:
 def read_policy(path: str | os.PathLike[str]) -> PolicyFile:
     """
     Raises:
-        InputError: there is no such file, it is no TOML, or holds a key or value that means nothing; with its line where that is known.
+        InputError: there is no such file, it is no TOML, or holds a key or value that means nothing; with its line
+            where that is known.
     """
     name = os.fspath(path)
     try:
@@ -90,13 +92,17 @@ class _Reader:
         names = self._table(held, "map", ())
         for theirs, ours in names.items():
             if not isinstance(ours, str) or not ours or not theirs:
-                raise self._wrong(("map", theirs), f'is {ours!r}; write the model\'s name, as in map = {{ "input.1" = "x" }}')
+                raise self._wrong(
+                    ("map", theirs), f'is {ours!r}; write the model\'s name, as in map = {{ "input.1" = "x" }}'
+                )
         return PolicyFile(policy, dict(names), most, labels)
 
     def _rules(self, held: Mapping[str, Any], where: tuple[str, ...]) -> dict[str, Rule]:
         found: dict[str, Rule] = {}
         if "tolerance" in held:
-            found["tolerance"] = self._said((*where, "tolerance"), lambda: tolerance(self._pair(held["tolerance"], (*where, "tolerance"))))
+            found["tolerance"] = self._said(
+                (*where, "tolerance"), lambda: tolerance(self._pair(held["tolerance"], (*where, "tolerance")))
+            )
         texts = held.get("metric", [])
         for text in [texts] if not isinstance(texts, list) else texts:
             rule = self._said((*where, "metric"), lambda text=text: threshold(text))  # type: ignore[misc]
@@ -125,7 +131,8 @@ class _Reader:
     def _known(self, held: Mapping[str, Any], keys: tuple[str, ...], where: tuple[str, ...]) -> None:
         if unknown := [key for key in held if key not in keys]:
             raise self._wrong(
-                (*where, unknown[0]), f"is no key of {'a policy' if not where else '.'.join(where)}; these are {', '.join(keys)}"
+                (*where, unknown[0]),
+                f"is no key of {'a policy' if not where else '.'.join(where)}; these are {', '.join(keys)}",
             )
 
     def _wrong(self, where: tuple[str, ...], what: str) -> InputError:
@@ -144,7 +151,9 @@ def _line(text: str, where: tuple[str, ...]) -> int:
         if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line):
             table = _dotted(header[1])
             place = table
-        elif (key := re.match(r'\s*((?:[\w\-]+|"[^"]*"|\'[^\']*\')(?:\s*\.\s*(?:[\w\-]+|"[^"]*"|\'[^\']*\'))*)\s*=', line)) is not None:
+        elif (
+            key := re.match(r'\s*((?:[\w\-]+|"[^"]*"|\'[^\']*\')(?:\s*\.\s*(?:[\w\-]+|"[^"]*"|\'[^\']*\'))*)\s*=', line)
+        ) is not None:
             place = (*table, *_dotted(key[1]))
         else:
             continue

@@ -17,7 +17,8 @@ _NAMED = 3  # weights that a note names
 
 
 def computed(weights: Sequence[Weight]) -> list[str]:
-    """One note for each file whose constants are not all the model's; single numbers, such as an epsilon, are not told."""
+    """One note for each file whose constants are not all the model's; single numbers, such as an epsilon, are not
+    told."""
     notes = []
     for file in dict.fromkeys(w.file for w in weights):
         folded = [w for w in weights if w.file == file and w.origin is Origin.FOLDED]
@@ -39,14 +40,18 @@ def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], result
     for precision, trial in trials.items():
         if precision and trial.candidates:
             files = ", ".join(dict.fromkeys(c.file for c in trial.candidates))
-            notes.append(f"{files}: in half precision; {trial.eager.name} was run in {FLOATS[precision]} too, on inputs rounded to it")
+            notes.append(
+                f"{files}: in half precision; {trial.eager.name} was run in {FLOATS[precision]} too, on inputs rounded"
+                " to it"
+            )
         notes += trial.notes
         for candidate in trial.candidates:
             if candidate.skipped and candidate.ran:
                 of = f"{candidate.skipped} of {len(trial.answers)} cases"
                 notes.append(f"{candidate.name}: {of} lie outside the engine's profile and were not run")
     notes += [
-        f"{run_by(r.runtime)} itself leaves the range of {r.dtype}, {r.case}: {r.output} is {r.default_reason or r.reason}"
+        f"{run_by(r.runtime)} itself leaves the range of {r.dtype}, {r.case}: {r.output} is"
+        f" {r.default_reason or r.reason}"
         for r in results
         if r.runtime in OWN and r.by_default == "fail"
     ]
@@ -60,11 +65,13 @@ def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], result
 
 
 def other_forms(found: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:
-    """Of a file that failed in onnxruntime and was exported for its speed: that there are forms of its norms with smaller errors."""
+    """Of a file that failed in onnxruntime and was exported for its speed: that there are forms of its norms with
+    smaller errors."""
     failed = {r.file for r in results if r.runtime in NAMES and not r}
     return [
-        f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate writes those with the "
-        "smallest errors"
+        f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate writes"
+        " those with the smallest errors"
         for s in found
-        if s.label in failed and recorded(load_onnx(s.path, external_data=False)).get("export", {}).get("runtime") == "onnxruntime"
+        if s.label in failed
+        and recorded(load_onnx(s.path, external_data=False)).get("export", {}).get("runtime") == "onnxruntime"
     ]

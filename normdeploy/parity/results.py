@@ -1,4 +1,5 @@
-"""The verdict on one output in one runtime: by the default rule (``parity.compare``), or by rules that were given for it."""
+"""The verdict on one output in one runtime: by the default rule (``parity.compare``), or by rules that were given for
+it."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdic
 class OutputResult:
     """One output in one runtime; true where it passes.
 
-    ``rules`` are those that were given for the output, and decide; where there are none the default rule does, of which ``by_default`` is
-    the verdict in any case ("" where the runtime could not be run at all). The numbers are the default rule's: ``max_abs_error`` and
-    ``allowed`` are of the element that came nearest to failing (or of all, where they have one bound), ``case`` is where;
-    ``max_rel_error`` is relative to each element, and informs only. Both are NaN or infinite where the output is, and NaN where there is
-    none. ``near_ties`` counts integers that differ on a rounding. ``file`` is "" of eager; ``precision`` is "fp16" or "bf16" where it was
-    judged by eager in that, else "". ``culprit`` names onnxruntime's optimizers without which the file passes.
+    ``rules`` are those that were given for the output, and decide; where there are none the default rule does, of which
+    ``by_default`` is the verdict in any case ("" where the runtime could not be run at all). The numbers are the
+    default rule's: ``max_abs_error`` and ``allowed`` are of the element that came nearest to failing (or of all, where
+    they have one bound), ``case`` is where; ``max_rel_error`` is relative to each element, and informs only. Both are
+    NaN or infinite where the output is, and NaN where there is none. ``near_ties`` counts integers that differ on a
+    rounding. ``file`` is "" of eager; ``precision`` is "fp16" or "bf16" where it was judged by eager in that, else "".
+    ``culprit`` names onnxruntime's optimizers without which the file passes.
     """
 
     output: str
@@ -67,8 +69,11 @@ class OutputResult:
         return (self.output, self.runtime, *numbers, f"{self.verdict}: {said}" if said else self.verdict, self.case)
 
 
-def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[str, Tally], own: str = OWN[0]) -> OutputResult:
-    """The verdict on the tallies of one output by kind of case: the kind that comes nearest to failing, or fails most, speaks for it.
+def judged(
+    output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[str, Tally], own: str = OWN[0]
+) -> OutputResult:
+    """The verdict on the tallies of one output by kind of case: the kind that comes nearest to failing, or fails most,
+    speaks for it.
 
     ``own``: the runtime that ``eager`` is of, one of ``OWN``.
     """
@@ -77,7 +82,9 @@ def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[
     reason, (error, allowed) = tally.broken, tally.shown(eager[kind])
     relative = max(t.relative for t in mine.values()) if math.isfinite(error) else error
     if reason and runtime not in OWN and eager[kind].broken:
-        reason += f"; {own} fails here too ({eager[kind].broken}): {run_by(own)} itself leaves the range of {tally.dtype}"
+        reason += (
+            f"; {own} fails here too ({eager[kind].broken}): {run_by(own)} itself leaves the range of {tally.dtype}"
+        )
     return OutputResult(
         output,
         runtime,
@@ -93,7 +100,8 @@ def judged(output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[
 
 
 def decided(found: OutputResult, rules: Sequence[Judged], required: bool) -> OutputResult:
-    """``found``, the default rule's verdict, beside the rules that were given, which decide; with ``required`` the default rule too."""
+    """``found``, the default rule's verdict, beside the rules that were given, which decide; with ``required`` the
+    default rule too."""
     found = replace(found, by_default=found.verdict)
     if not rules:
         return found

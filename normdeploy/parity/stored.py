@@ -1,4 +1,5 @@
-"""The tensors that a model of PyTorch or ONNX holds, and the shifts that its BatchNorms make of biases: what ``audit`` asks."""
+"""The tensors that a model of PyTorch or ONNX holds, and the shifts that its BatchNorms make of biases: what ``audit``
+asks."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ def stored_in(model: Original) -> dict[str, Array]:
     if isinstance(model, FileModel):
         every = [(t.name, values(t)) for t in initializers(model.proto.graph)]
         every += [
-            (n.output[0], values(a.t)) for n in model.proto.graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"
+            (n.output[0], values(a.t))
+            for n in model.proto.graph.node
+            if n.op_type == "Constant"
+            for a in n.attribute
+            if a.name == "value"
         ]
         return {name: value for name, value in every if value.size and value.dtype.kind not in "iubSOc"}
     program = model.program
@@ -41,7 +46,9 @@ def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+            for inner in (
+                (attribute.g, *attribute.graphs) if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
+            ):
                 yield from initializers(inner)
 
 
@@ -58,8 +65,8 @@ class _BatchNorm:
 
 
 def shifts_of(model: Original, stored: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
-    """What BatchNorm makes of a bias, (b − mean) · scale + shift with scale = weight / sqrt(var + eps): its name, the values, and the
-    sum of the magnitudes in it, of which its rounding is relative."""
+    """What BatchNorm makes of a bias, (b − mean) · scale + shift with scale = weight / sqrt(var + eps): its name, the
+    values, and the sum of the magnitudes in it, of which its rounding is relative."""
 
     def of(name: str | None, default: float, like: Array) -> Array:
         held = stored.get(name or "")
@@ -86,10 +93,15 @@ def _of_program(model: Model) -> Iterator[_BatchNorm]:
         if node.op != "call_function" or "batch_norm" not in operator_name(node):
             continue
         given = arguments(node)
-        held = {key: names.get(getattr(given.get(key), "name", "")) for key in ("weight", "bias", "running_mean", "running_var")}
+        held = {
+            key: names.get(getattr(given.get(key), "name", ""))
+            for key in ("weight", "bias", "running_mean", "running_var")
+        }
         if "eps" in given and held["running_var"] is not None:
             owner = held["running_var"].rpartition(".")[0]
-            yield _BatchNorm(owner, float(given["eps"]), held["weight"], held["bias"], held["running_mean"], held["running_var"])
+            yield _BatchNorm(
+                owner, float(given["eps"]), held["weight"], held["bias"], held["running_mean"], held["running_var"]
+            )
 
 
 def _of_file(model: FileModel) -> Iterator[_BatchNorm]:

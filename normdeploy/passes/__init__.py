@@ -1,4 +1,5 @@
-"""How each norm is written: one file for each kind, tried in this order; the reading and form with the fewest nodes wins."""
+"""How each norm is written: one file for each kind, tried in this order; the reading and form with the fewest nodes
+wins."""
 
 from __future__ import annotations
 
@@ -17,18 +18,30 @@ from .form import Form
 
 _HALF_ULP = 2.0**-24  # of a float32 number that is not subnormal, relative to it
 
-_UNBIASED = "its variance is unbiased (n − 1) over a dynamic size n: no fixed gamma and epsilon make it a standard normalization"
+_UNBIASED = (
+    "its variance is unbiased (n − 1) over a dynamic size n: no fixed gamma and epsilon make it a standard"
+    " normalization"
+)
 
 PASSES = (instance.form, group.form, layer.form)
 
 
 def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> Form | NoMatch:
-    """The first form that can hold the norm, or why the last one could not. ``fuse``: "portable" allows this project's own ops."""
+    """The first form that can hold the norm, or why the last one could not. ``fuse``: "portable" allows this project's
+    own ops."""
     if abs(float(np.float32(norm.epsilon)) - norm.epsilon) > _HALF_ULP * norm.epsilon:
-        return NoMatch(f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name)
+        return NoMatch(
+            f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name
+        )
     own = portable.op_of(graph, norm)
-    if norm.fit.clamped and (held := held_epsilon(graph, norm.region, norm.epsilon)) is not None and held != float(np.float32(held)):
-        return NoMatch(f"the number {held!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name)
+    if (
+        norm.fit.clamped
+        and (held := held_epsilon(graph, norm.region, norm.epsilon)) is not None
+        and held != float(np.float32(held))
+    ):
+        return NoMatch(
+            f"the number {held!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
+        )
     if norm.fit.clamped and (not own or fuse != "portable"):
         return NoMatch(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
     if fuse == "portable" and (norm.fit.clamped or own in ("RMSNorm", "ChannelLayerNorm")):

@@ -1,15 +1,18 @@
 """Batch normalization in eval mode: one scale and one shift, folded into a neighbouring linear op.
 
-    y = (z − mean)/sqrt(var + ε)·γ + β = a·z + b,   a = γ/sqrt(var + ε),   b = β − mean·a     (Ioffe and Szegedy, 2015, arXiv:1502.03167)
+    y = (z − mean)/sqrt(var + ε)·γ + β = a·z + b,   a = γ/sqrt(var + ε),   b = β − mean·a     (Ioffe and Szegedy, 2015,
+    arXiv:1502.03167)
 
-A chain of nodes (BatchNormalization, or Mul, Add, Sub, Div by constants, views between) is asked for a and b in float64, so spelling does
-not matter. What is done with it, the first that is exact (`normdeploy.passes.linear` has the formulas):
+A chain of nodes (BatchNormalization, or Mul, Add, Sub, Div by constants, views between) is asked for a and b in
+float64, so spelling does not matter. What is done with it, the first that is exact (`normdeploy.passes.linear` has the
+formulas):
 
-- the linear op before takes both, also through views between that keep the channels apart, or each of the ops that a Concat joins;
-- the linear op behind takes both. A convolution that pads its input with zeros would not see the shift there: it takes the scale alone,
-  W·pad(a·z + b) = (W·a)·pad(z + b/a), which leaves one Add;
-- otherwise one Mul and one Add; of a BatchNormalization node one BatchNormalization, whose scale and bias hold all and whose statistics
-  are 0 and 1: two nodes would be more than there were.
+- the linear op before takes both, also through views between that keep the channels apart, or each of the ops that a
+  Concat joins;
+- the linear op behind takes both. A convolution that pads its input with zeros would not see the shift there: it takes
+  the scale alone, W·pad(a·z + b) = (W·a)·pad(z + b/a), which leaves one Add;
+- otherwise one Mul and one Add; of a BatchNormalization node one BatchNormalization, whose scale and bias hold all and
+  whose statistics are 0 and 1: two nodes would be more than there were.
 """
 
 from __future__ import annotations
@@ -35,11 +38,13 @@ Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]  # a tensor of the graph, and the n
 
 @dataclass(frozen=True)
 class Share:
-    """What one linear op takes of a scale and shift, and the constants of the op that is written: `normdeploy.proof.folds` proves them,
-    `normdeploy.rewriting.conditioning` asks what they cost in accuracy."""
+    """What one linear op takes of a scale and shift, and the constants of the op that is written:
+    `normdeploy.proof.folds` proves them, `normdeploy.rewriting.conditioning` asks what they cost in accuracy."""
 
     linear: Linear
-    side: Literal["output", "input", "scale"]  # its output channels, its input channels, or those of its input without the shift
+    side: Literal[
+        "output", "input", "scale"
+    ]  # its output channels, its input channels, or those of its input without the shift
     scale: np.ndarray  # over these channels
     shift: np.ndarray
     weight: gs.Constant
@@ -58,7 +63,9 @@ class Fold:
     became: str
     old: gs.Tensor
     leaves: tuple[gs.Tensor, ...]
-    windows: tuple[tuple[int, ...] | None, ...]  # for each leaf a small shape that shows everything, None where there is none
+    windows: tuple[
+        tuple[int, ...] | None, ...
+    ]  # for each leaf a small shape that shows everything, None where there is none
     edits: tuple[Edit, ...]
     expressions: Expressions | Branches  # what the new constants are made of
     remains: tuple[str, ...] = ()  # the ops that are left of the scale and shift itself
@@ -92,8 +99,12 @@ def into_previous(graph: Graph, found: Affine) -> Fold | NoMatch:
     else:
         nodes = [*made, *_copied(graph, views, made[-1].outputs[0])]
         edits = ((t, tuple(made)), (found.y, (_copy(graph, views[-1], views[-1].inputs[0]),)))
-    expressions = Expressions(found.region, shares=(Share(linear, "output", a, b, *_written(linear, made), bool(views)),))
-    return Fold(tuple(nodes), f"folded into {linear.said}", found.y, (linear.data,), (window(linear),), edits, expressions)
+    expressions = Expressions(
+        found.region, shares=(Share(linear, "output", a, b, *_written(linear, made), bool(views)),)
+    )
+    return Fold(
+        tuple(nodes), f"folded into {linear.said}", found.y, (linear.data,), (window(linear),), edits, expressions
+    )
 
 
 def _written(linear: Linear, made: Sequence[gs.Node]) -> tuple[gs.Constant, gs.Constant | None]:
@@ -123,7 +134,9 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
         if not private(graph, t) or sum(i is t for i in joint.inputs) > 1:
             return NoMatch(f"{t.name!r}, a part of Concat {joint.name!r}, is read by others as well", t.name)
         if linear.channel_axis(rank) != axis:
-            return NoMatch(f"Concat {joint.name!r} joins along another axis than the output channels of {linear.said}", t.name)
+            return NoMatch(
+                f"Concat {joint.name!r} joins along another axis than the output channels of {linear.said}", t.name
+            )
         parts.append(linear)
     vectors = [along(values, axis, sum(p.channels for p in parts)) for values in (found.scale, found.shift)]
     a, b = vectors
@@ -139,7 +152,11 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
         if isinstance(made, NoMatch):
             return made
         nodes += made
-        shares.append(Share(part, "output", a[cut], b[cut], *_written(part, made), start=cut.start, whole=len(a), index=len(shares)))
+        shares.append(
+            Share(
+                part, "output", a[cut], b[cut], *_written(part, made), start=cut.start, whole=len(a), index=len(shares)
+            )
+        )
         joined.append(made[-1].outputs[0])
     nodes.append(graph.node("Concat", joined, found.y, {"axis": axis}))
     leaves = {id(p.data): p.data for p in parts}
@@ -149,7 +166,13 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
     said = ", ".join(p.said for p in parts)
     edits = ((found.y, tuple(nodes)),)
     return Fold(
-        tuple(nodes), f"folded into {said}", found.y, tuple(leaves.values()), small, edits, Expressions(found.region, shares=tuple(shares))
+        tuple(nodes),
+        f"folded into {said}",
+        found.y,
+        tuple(leaves.values()),
+        small,
+        edits,
+        Expressions(found.region, shares=tuple(shares)),
     )
 
 
@@ -173,7 +196,9 @@ def scale_into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
     with evaluate.quiet():  # a scale may be 0
         ratio = found.shift / found.scale
     if not representable(found.dtype, ratio):
-        return NoMatch(f"its shift divided by its scale, which may be 0, does not fit into {found.dtype.name}", found.y.name)
+        return NoMatch(
+            f"its shift divided by its scale, which may be 0, does not fit into {found.dtype.name}", found.y.name
+        )
     shift = graph.constant(f"{found.y.name}_shift", _trimmed(ratio), found.dtype)
     added = graph.node("Add", [found.z, shift], found.y)
     return _folded_next(graph, found, linear, views, (a, b), *linear.scaled_input(a, np.zeros_like(a)), added)
@@ -222,15 +247,22 @@ def is_neutral(graph: Graph, node: gs.Node) -> bool:
 
 
 def window(linear: Linear) -> tuple[int, ...] | None:
-    """The smallest input of a convolution that gives three outputs along each axis, so that borders and the middle show."""
-    if linear.node.op not in ("Conv", "ConvTranspose") or str(linear.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "b'NOTSET'"):
+    """The smallest input of a convolution that gives three outputs along each axis, so that borders and the middle
+    show."""
+    if linear.node.op not in ("Conv", "ConvTranspose") or str(linear.attrs.get("auto_pad", "NOTSET")) not in (
+        "NOTSET",
+        "b'NOTSET'",
+    ):
         return None
     kernel, axes = linear.w.shape[2:], linear.w.ndim - 2
     if linear.node.op == "ConvTranspose":
         return (2, linear.inputs, *[3] * axes)
     strides, dilations = (linear.attrs.get(name) or [1] * axes for name in ("strides", "dilations"))
     pads = linear.attrs.get("pads") or [0] * (2 * axes)
-    sizes = [2 * s + d * (k - 1) + 1 - pads[i] - pads[i + axes] for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True))]
+    sizes = [
+        2 * s + d * (k - 1) + 1 - pads[i] - pads[i + axes]
+        for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True))
+    ]
     return (2, linear.inputs, *sizes) if min(sizes, default=1) > 0 else None
 
 
@@ -267,7 +299,8 @@ def _folded_next(
     c: np.ndarray,
     added: gs.Node | None = None,
 ) -> Fold | NoMatch:
-    """``vectors``: scale and shift over the input channels. ``added``: the Add that keeps the shift, where the scale alone is taken."""
+    """``vectors``: scale and shift over the input channels. ``added``: the Add that keeps the shift, where the scale
+    alone is taken."""
     source = found.z if added is None else added.outputs[0]
     copies = _copied(graph, views, source)
     made = linear.write(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, found.dtype)
@@ -278,7 +311,11 @@ def _folded_next(
     for reader in (r for r in graph.consumers(found.y) if r.op in ("Shape", "Size")):
         shapes.append((reader.outputs[0], (_copy(graph, reader, found.z),)))
     small = None if views else window(linear)
-    said = f"folded into {linear.said} behind it" if added is None else f"its scale folded into {linear.said} behind it, its shift one Add"
+    said = (
+        f"folded into {linear.said} behind it"
+        if added is None
+        else f"its scale folded into {linear.said} behind it, its shift one Add"
+    )
     share = Share(linear, "input" if added is None else "scale", *vectors, *_written(linear, made), bool(views))
     expressions = Expressions(found.region, ratio=() if added is None else (added.inputs[1],), shares=(share,))
     remains = () if added is None else (added.op,)

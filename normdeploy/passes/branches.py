@@ -1,11 +1,12 @@
-"""Parallel branches of one input, added up, as one convolution: what RepVGG, MobileOne and FastViT call reparameterization.
+"""Parallel branches of one input, added up, as one convolution: what RepVGG, MobileOne and FastViT call
+reparameterization.
 
     (W₁·x + c₁) ± (W₂·x + c₂) = (P₁W₁ ± P₂W₂)·x + (c₁ ± c₂)          (Ding et al., 2021, arXiv:2101.03697)
     (W·x + c) ± (a·x + b)     = (W ± P·diag(a))·x + (c ± b)
 
-P puts a smaller kernel into a larger one, with zeros around it, where both read the same places of x: tap t of the smaller one reads what
-tap t + o of the larger one does (o = (pad of the larger − pad of the smaller)/dilation), and both have as many outputs. a·x + b is a
-convolution of one tap. Branches are merged two by two.
+P puts a smaller kernel into a larger one, with zeros around it, where both read the same places of x: tap t of the
+smaller one reads what tap t + o of the larger one does (o = (pad of the larger − pad of the smaller)/dilation), and
+both have as many outputs. a·x + b is a convolution of one tap. Branches are merged two by two.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Part:
 
 
 def branches_of(graph: Graph, node: gs.Node) -> tuple[Part, Part] | None:
-    """The two branches of one input that ``node`` adds up, one of them a convolution at least; None where it adds up something else."""
+    """The two branches of one input that ``node`` adds up, one of them a convolution at least; None where it adds up
+    something else."""
     if node.op not in ("Add", "Sub") or (node.domain or "") not in ("", "ai.onnx") or node.inputs[0] is node.inputs[1]:
         return None
     producers = [graph.producer(t) for t in node.inputs]
@@ -71,7 +73,11 @@ def _chain(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> Affine | None:
     for _ in range(_LONGEST):
         node = graph.producer(t)
         data = [] if node is None else [i for i in value_inputs(node) if not graph.is_shape_valued(i)]
-        if node is None or len(data) != 1 or node.op not in ("BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity"):
+        if (
+            node is None
+            or len(data) != 1
+            or node.op not in ("BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity")
+        ):
             return None
         t = data[0]
         if t is x:
@@ -105,7 +111,9 @@ def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | NoMa
         hider = infinities.hiding(graph, y, w, frame.linear.groups)
         if hider is not None:
             return NoMatch(
-                f"the sum of two infinities is NaN where the branches differ in sign, merged it is one that {hider.op} hides", y.name
+                f"the sum of two infinities is NaN where the branches differ in sign, merged it is one that {hider.op}"
+                " hides",
+                y.name,
             )
         c = frame.sign * np.broadcast_to(frame.linear.c, frame.linear.channels) + other.sign * shift
         made = frame.linear.write(graph, frame.linear.data, w, c, y, dtype)
@@ -113,7 +121,10 @@ def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | NoMa
             return made
         bias = made[0].inputs[2] if len(made[0].inputs) > 2 else None
         none = (0,) * len(at)
-        told = tuple(Branch(p.sign, p.linear, p.chain.region if p.chain else None, none if p is frame else at) for p in (frame, other))
+        told = tuple(
+            Branch(p.sign, p.linear, p.chain.region if p.chain else None, none if p is frame else at)
+            for p in (frame, other)
+        )
         expressions = Branches(told, frame.linear, made[0].inputs[1], bias)
         said = f"merged with its parallel branches into {frame.linear.said}"
         edits = ((y, tuple(made)),)
@@ -137,8 +148,13 @@ def _place(frame: Linear, part: Part) -> tuple[int, ...] | str:
     if frame.w.ndim < 3:
         return "it has no axes of places"
     if other is None and frame.channels != frame.inputs:
-        return f"{frame.said} has {frame.inputs} channels before and {frame.channels} behind it, its parallel branch as many as its input"
-    if any(str(v.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "b'NOTSET'") for v in (frame, other) if v is not None):
+        return (
+            f"{frame.said} has {frame.inputs} channels before and {frame.channels} behind it, its parallel branch as"
+            " many as its input"
+        )
+    if any(
+        str(v.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "b'NOTSET'") for v in (frame, other) if v is not None
+    ):
         return f"{frame.said} and its parallel branch pad by a rule (auto_pad)"
     if other is not None and (other.groups != frame.groups or other.w.shape[:2] != frame.w.shape[:2]):
         return f"{frame.said} and {other.said} beside it differ in groups or channels"

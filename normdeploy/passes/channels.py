@@ -1,4 +1,5 @@
-"""The way from a scale and shift to the linear op that may take it: the views between, and which of its channels each value meets."""
+"""The way from a scale and shift to the linear op that may take it: the views between, and which of its channels each
+value meets."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ def views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
     """The last of the views of ``y`` that nobody else reads, and the views between."""
     views: list[gs.Node] = []
     while (
-        private(graph, y) and (node := readers(graph, y)[0]).op in VIEWS and node.inputs[0] is y and (node.domain or "") in ("", "ai.onnx")
+        private(graph, y)
+        and (node := readers(graph, y)[0]).op in VIEWS
+        and node.inputs[0] is y
+        and (node.domain or "") in ("", "ai.onnx")
     ):
         if views and len(graph.consumers(y)) > 1:
             break  # somebody wants the shape of what would be gone
@@ -66,7 +70,9 @@ def output_vector(graph: Graph, values: np.ndarray, t: gs.Tensor, z: gs.Tensor, 
         size = concrete(graph, t, sizes)
         if size is None or size[axis] != linear.channels:
             continue
-        channel = np.broadcast_to(np.arange(linear.channels, dtype=float).reshape([-1 if i == axis else 1 for i in range(rank)]), size)
+        channel = np.broadcast_to(
+            np.arange(linear.channels, dtype=float).reshape([-1 if i == axis else 1 for i in range(rank)]), size
+        )
         try:
             with evaluate.quiet():
                 order = region.bind(sizes).run([channel]).astype(int)
@@ -80,7 +86,8 @@ def output_vector(graph: Graph, values: np.ndarray, t: gs.Tensor, z: gs.Tensor, 
 
 
 def input_vector(graph: Graph, values: np.ndarray, y: gs.Tensor, t: gs.Tensor, linear: Linear) -> np.ndarray | None:
-    """A scale or shift of y as one over the input channels of the linear op that reads t, a view of y; None where it is none."""
+    """A scale or shift of y as one over the input channels of the linear op that reads t, a view of y; None where it is
+    none."""
     axis = linear.input_axis(len(graph.shape(t) or ()))
     if t is y:
         return along(values, axis, linear.inputs)

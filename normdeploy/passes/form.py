@@ -54,7 +54,8 @@ class Writer:
             self.then("Transpose", perm=list(perm))
 
     def parameter(self, param: Param | None, shape: Sequence[int], neutral: float, name: str) -> gs.Tensor:
-        """A scale or bias of ``shape`` in x's type: data as it is, an initializer of the file where it fits, else a new one."""
+        """A scale or bias of ``shape`` in x's type: data as it is, an initializer of the file where it fits, else a new
+        one."""
         if param is None:
             exact = np.full(shape, neutral)
         elif param.value is None:
@@ -62,7 +63,12 @@ class Writer:
             return param.tensor
         else:
             held = param.tensor
-            if isinstance(held, gs.Constant) and held.name and tuple(held.shape) == tuple(shape) and held.dtype == self.norm.dtype:
+            if (
+                isinstance(held, gs.Constant)
+                and held.name
+                and tuple(held.shape) == tuple(shape)
+                and held.dtype == self.norm.dtype
+            ):
                 return held
             axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
             laid_out = param.value.size == math.prod(shape)  # else it varies along fewer axes than the other parameter
@@ -80,14 +86,19 @@ class Writer:
                     shape = param.value.shape
                     while shape and shape[0] == 1:
                         shape = shape[1:]
-                    value = self.graph.constant(f"{self.norm.y.name}_{name}", param.value.reshape(shape), self.norm.dtype)
+                    value = self.graph.constant(
+                        f"{self.norm.y.name}_{name}", param.value.reshape(shape), self.norm.dtype
+                    )
                 self.then(op, value)
 
     def channels(self, scale: np.ndarray, shift: np.ndarray) -> None:
-        """Scale and shift of axis 1 as a BatchNormalization of mean 0, variance 1 and epsilon 0, whose kernel in onnxruntime does both
-        in one pass: 15 to 40 % less than Mul and Add take behind a norm (``benchmarks.norm_forms``)."""
+        """Scale and shift of axis 1 as a BatchNormalization of mean 0, variance 1 and epsilon 0, whose kernel in
+        onnxruntime does both in one pass: 15 to 40 % less than Mul and Add take behind a norm
+        (``benchmarks.norm_forms``)."""
         values = {"scale": scale, "shift": shift, "mean": np.zeros_like(scale), "variance": np.ones_like(scale)}
-        held = [self.graph.constant(f"{self.norm.y.name}_{name}", value, self.norm.dtype) for name, value in values.items()]
+        held = [
+            self.graph.constant(f"{self.norm.y.name}_{name}", value, self.norm.dtype) for name, value in values.items()
+        ]
         self.then("BatchNormalization", *held, epsilon=0.0)
 
     def form(self, core: str, said: str, opset: int = 0) -> Form:
@@ -99,13 +110,15 @@ class Writer:
 
 
 def trailing(norm: Norm) -> int | None:
-    """The axis from which on everything is normalized (axes of size 1 don't matter); None where other axes lie between or behind."""
+    """The axis from which on everything is normalized (axes of size 1 don't matter); None where other axes lie between
+    or behind."""
     first = min(norm.axes)
     return first if all(a in norm.axes or norm.shape[a] == 1 for a in range(first, len(norm.shape))) else None
 
 
 def written_out(norm: Norm, runtime: str, axes: Sequence[int]) -> bool:
-    """Whether scale and shift are to hold one number for each element of ``axes``, even where fewer would say the same."""
+    """Whether scale and shift are to hold one number for each element of ``axes``, even where fewer would say the
+    same."""
     sizes = [norm.shape[a] for a in axes]
     static = all(isinstance(n, int) for n in sizes) and math.prod(n for n in sizes if isinstance(n, int)) <= WIDEST
     kind = "LayerNorm" if norm.fit.centered else "RMSNorm"
@@ -119,13 +132,23 @@ def epsilon_of_one(norm: Norm) -> float:
 
 
 def by_instances(norm: Norm, runtime: str) -> bool:
-    """Whether it is a layer norm whose scale is narrower than its rows and can't be written out, and instances run faster then."""
+    """Whether it is a layer norm whose scale is narrower than its rows and can't be written out, and instances run
+    faster then."""
     axis = trailing(norm)
-    if norm.fit.split is not None or not norm.fit.centered or axis is None or written_out(norm, runtime, range(axis, len(norm.shape))):
+    if (
+        norm.fit.split is not None
+        or not norm.fit.centered
+        or axis is None
+        or written_out(norm, runtime, range(axis, len(norm.shape)))
+    ):
         return False
     filled = {a for p in (norm.gamma, norm.beta) if p is not None for a in p.varies}
     narrow = not filled >= {a for a in range(axis, len(norm.shape)) if norm.shape[a] != 1}
-    return narrow and best("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance"), epsilon=epsilon_of_one(norm)) == "instance"
+    return (
+        narrow
+        and best("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance"), epsilon=epsilon_of_one(norm))
+        == "instance"
+    )
 
 
 def inside(param: Param | None, axes: Sequence[int]) -> bool:

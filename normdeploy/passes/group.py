@@ -1,14 +1,16 @@
 """Group normalization as GroupNormalization (ONNX opset 21, where scale and bias have one value for each channel).
 
-    GroupNormalization(x, scale, bias; num_groups, epsilon): x of (N, C, d1, …), mean and variance over C/num_groups channels and d1, …
+    GroupNormalization(x, scale, bias; num_groups, epsilon): x of (N, C, d1, …), mean and variance over C/num_groups
+    channels and d1, …
 
-One group is LayerNormalization over everything but the batch (TensorRT takes the GroupNormalization for an instance norm, TensorRT#4756),
-as many groups as channels is InstanceNormalization: neither cuts the channel axis. A layer norm over everything but the batch comes here
-only where its scale would be narrower than its rows and the runtime is slow with that.
+One group is LayerNormalization over everything but the batch (TensorRT takes the GroupNormalization for an instance
+norm, TensorRT#4756), as many groups as channels is InstanceNormalization: neither cuts the channel axis. A layer norm
+over everything but the batch comes here only where its scale would be narrower than its rows and the runtime is slow
+with that.
 
-onnxruntime has no kernel for it and computes E[x²] − E[x]² by a function. The other forms are Reshape to (N, G, −1), then
-InstanceNormalization, or LayerNormalization over the last axis, Reshape back, then a BatchNormalization of mean 0 and variance 1 that
-holds gamma and beta, or Mul and Add; which one a runtime gets was measured
+onnxruntime has no kernel for it and computes E[x²] − E[x]² by a function. The other forms are Reshape to (N, G, −1),
+then InstanceNormalization, or LayerNormalization over the last axis, Reshape back, then a BatchNormalization of mean 0
+and variance 1 that holds gamma and beta, or Mul and Add; which one a runtime gets was measured
 (`normdeploy.passes.norm_forms`).
 """
 
@@ -28,7 +30,11 @@ _SCALED = ("float32", "float16")  # in which onnxruntime has a kernel for BatchN
 
 def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     channel, rank = norm.fit.split, len(norm.shape)
-    if by_instances(norm, runtime) and norm.axes == tuple(range(1, rank)) and not any(p and p.data for p in (norm.gamma, norm.beta)):
+    if (
+        by_instances(norm, runtime)
+        and norm.axes == tuple(range(1, rank))
+        and not any(p and p.data for p in (norm.gamma, norm.beta))
+    ):
         return _regrouped(graph, norm, Writer(graph, norm), 1, list(range(rank)), "InstanceNormalization")
     if channel is None:
         return NoMatch("no group norm", norm.y.name, kind=Kind.OTHER_NORM)
@@ -37,8 +43,12 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     size = norm.shape[channel]
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
-        return NoMatch("its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name)
-    chosen = best("GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"), epsilon=epsilon_of_one(norm))
+        return NoMatch(
+            "its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name
+        )
+    chosen = best(
+        "GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"), epsilon=epsilon_of_one(norm)
+    )
     if chosen == "standard" and rank == 2:
         chosen = "layer"
     core = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]
@@ -55,7 +65,9 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
         bias = writer.parameter(norm.beta, (size,), 0.0, "bias")
         writer.then("GroupNormalization", scale, bias, num_groups=groups, epsilon=norm.epsilon)
         writer.transpose(inverse(perm))
-        result = writer.form("GroupNormalization", f"GroupNormalization(num_groups={groups}, epsilon={written(norm.epsilon)})")
+        result = writer.form(
+            "GroupNormalization", f"GroupNormalization(num_groups={groups}, epsilon={written(norm.epsilon)})"
+        )
     return result
 
 
@@ -63,7 +75,12 @@ def _per_channel(graph: Graph, param: Param | None, channel: int, regrouped: boo
     """Data is one as a vector, and not where it has to be multiplied behind a norm of groups."""
     if param is None or not param.data:
         return param is None or set(param.varies) <= {channel}
-    return not regrouped and param.varies == (channel,) and param.tensor is not None and len(graph.shape(param.tensor) or ()) == 1
+    return (
+        not regrouped
+        and param.varies == (channel,)
+        and param.tensor is not None
+        and len(graph.shape(param.tensor) or ()) == 1
+    )
 
 
 def _regrouped(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list[int], core: str) -> Form | NoMatch:
@@ -79,7 +96,10 @@ def _regrouped(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list
     if core == "LayerNormalization":
         writer.then(core, graph.constant(f"{norm.y.name}_one", np.ones(1), norm.dtype), axis=-1, epsilon=norm.epsilon)
     else:
-        unit, zero = (graph.constant(f"{norm.y.name}_{n}", np.full(groups, v), norm.dtype) for n, v in (("unit", 1.0), ("zero", 0.0)))
+        unit, zero = (
+            graph.constant(f"{norm.y.name}_{n}", np.full(groups, v), norm.dtype)
+            for n, v in (("unit", 1.0), ("zero", 0.0))
+        )
         writer.then(core, unit, zero, epsilon=norm.epsilon)
     if len(dynamic) <= 1:
         back = [0, *(-1 if a in dynamic else int(norm.shape[a]) for a in perm[1:])]  # type: ignore[arg-type]

@@ -1,18 +1,21 @@
-"""Whether a merge of branches hides a NaN: an infinite input makes (+Inf) + (−Inf) of two branches, and one infinity of the merged weight.
+"""Whether a merge of branches hides a NaN: an infinite input makes (+Inf) + (−Inf) of two branches, and one infinity of
+the merged weight.
 
-A NaN and an infinity count alike, but only as long as nothing makes a number of the infinity: Relu(NaN) is NaN, and Relu(−Inf) is 0. So
-what stands behind the sum is followed to the results, with three statements about the elements that were NaN before:
+A NaN and an infinity count alike, but only as long as nothing makes a number of the infinity: Relu(NaN) is NaN, and
+Relu(−Inf) is 0. So what stands behind the sum is followed to the results, with three statements about the elements that
+were NaN before:
 
     every   each of them is NaN or infinite now
     some    of those at one place (all channels of it) one is
     plus    and one of these is NaN or +Inf
 
-A convolution of all channels (one group) turns ``some`` into ``every``: each result reads one that is not finite, and 0·Inf is NaN. It
-keeps ``plus`` where every input, at every tap, has a positive weight for some output: this one is +Inf, or NaN by what else it reads.
-Relu leaves ``plus`` of all three. At a result of the graph ``every`` has to hold.
+A convolution of all channels (one group) turns ``some`` into ``every``: each result reads one that is not finite, and
+0·Inf is NaN. It keeps ``plus`` where every input, at every tap, has a positive weight for some output: this one is
++Inf, or NaN by what else it reads. Relu leaves ``plus`` of all three. At a result of the graph ``every`` has to hold.
 
-The merged convolution begins with ``every``, and with ``plus`` where every input, at every tap, has a positive and a negative weight among
-the outputs that read it. In a depthwise convolution each input has one output, and a Relu behind it hides every second infinity.
+The merged convolution begins with ``every``, and with ``plus`` where every input, at every tap, has a positive and a
+negative weight among the outputs that read it. In a depthwise convolution each input has one output, and a Relu behind
+it hides every second infinity.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from .linear import linear_of
 _FARTHEST = 512  # tensors looked at behind a sum
 _ONE_SIDED = {"Relu", "Elu", "Selu", "Celu", "Softplus"}  # a number of −Inf, +Inf and NaN as they are
 _KEEPING = {"Identity", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Swish", "Abs"}  # of −Inf NaN or an infinity
-# Of a row all is NaN where one element is not finite: its mean is none. Those with a scale of their own: no other stands behind a merge.
+# Of a row all is NaN where one element is not finite: its mean is none. Those with a scale of their own: no other
+# stands behind a merge.
 _CENTERED = {op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT and row.centered and row.rescaled}
 _SUMS = {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"}
 _GATES = {"Sigmoid", "HardSigmoid", "Softmax", "Relu", "Exp"}  # never negative
@@ -142,7 +146,9 @@ def _moved(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Shown) -> _Shown:
         return _Shown(False, before.plus, before.plus)
     if node.op in VIEWS:
         shape = graph.shape(t)
-        one_place = shape is not None and all(d == 1 for d in shape[2:])  # then no view takes the channels of a place apart
+        one_place = shape is not None and all(
+            d == 1 for d in shape[2:]
+        )  # then no view takes the channels of a place apart
         return before if one_place else _Shown(before.every, before.every, False)
     if node.op == "Split":
         return _Shown(before.every, before.every, False)

@@ -1,11 +1,12 @@
 """Instance normalization as InstanceNormalization (ONNX opset 6).
 
-    InstanceNormalization(x, scale, B; epsilon): x of (N, C, d1, …), mean and variance over d1, … for each n and c, scale and B of (C,)
+    InstanceNormalization(x, scale, B; epsilon): x of (N, C, d1, …), mean and variance over d1, … for each n and c,
+    scale and B of (C,)
 
-It shares x̂ with LayerNormalization over the same axes: the shape of the scale decides (one for each channel here). Channels that don't
-stand at axis 1 are brought there by Transpose. On onnxruntime the kernel loses digits where the mean is large against the deviation, as
-the primitives do (an offset of 1e3 costs three), and LayerNormalization does not, but that one takes several times as long: which one a
-runtime gets was measured (`normdeploy.passes.norm_forms`).
+It shares x̂ with LayerNormalization over the same axes: the shape of the scale decides (one for each channel here).
+Channels that don't stand at axis 1 are brought there by Transpose. On onnxruntime the kernel loses digits where the
+mean is large against the deviation, as the primitives do (an offset of 1e3 costs three), and LayerNormalization does
+not, but that one takes several times as long: which one a runtime gets was measured (`normdeploy.passes.norm_forms`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
 
 
 def _instances(norm: Norm, runtime: str) -> bool:
-    return best("InstanceNorm", runtime, norm.dtype.name, ("standard", "layer"), epsilon=epsilon_of_one(norm)) == "standard"
+    return (
+        best("InstanceNorm", runtime, norm.dtype.name, ("standard", "layer"), epsilon=epsilon_of_one(norm))
+        == "standard"
+    )
 
 
 def _for_each(graph: Graph, param: Param | None, channel: int, size: int) -> bool:

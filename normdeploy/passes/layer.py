@@ -3,12 +3,14 @@
     LayerNormalization(x, scale, bias; axis, epsilon) = (x − mean)/sqrt(variance + epsilon) · scale + bias
     RMSNormalization(x, scale; axis, epsilon)         =  x/sqrt(mean(x²) + epsilon) · scale
 
-over the axes from ``axis`` to the last; scale and bias broadcast to x. Axes that are not the last ones are brought there by Transpose. A
-scale or shift that varies along other axes (one for each channel of an instance norm) stays outside as Mul and Add. Without gamma the scale
-is a one of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and it fits dynamic sizes. Over one axis it is never of shape (1,):
-onnxruntime makes SkipLayerNormalization of an Add before it, which then refuses to run (1.31: "Last dimension of gamma and input does not
-match"); it is as long as the row, or of shape (1, 1) where that is dynamic, which is not taken for a gamma. onnxruntime's kernel is several
-times as fast with one number for each element: there scale and shift are written out where the sizes are static (`passes.norm_forms`).
+over the axes from ``axis`` to the last; scale and bias broadcast to x. Axes that are not the last ones are brought
+there by Transpose. A scale or shift that varies along other axes (one for each channel of an instance norm) stays
+outside as Mul and Add. Without gamma the scale is a one of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and
+it fits dynamic sizes. Over one axis it is never of shape (1,): onnxruntime makes SkipLayerNormalization of an Add
+before it, which then refuses to run (1.31: "Last dimension of gamma and input does not match"); it is as long as the
+row, or of shape (1, 1) where that is dynamic, which is not taken for a gamma. onnxruntime's kernel is several times as
+fast with one number for each element: there scale and shift are written out where the sizes are static
+(`passes.norm_forms`).
 
 Unbiased variance is no other form: its factor is in gamma and epsilon already (`normdeploy.recognition.probe`).
 """
@@ -34,7 +36,10 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     if axis is None:
         perm = to_the_end(norm)
         axis = len(perm) - len(norm.axes)
-    if perm != sorted(perm) and best(_across(norm), runtime, norm.dtype.name, ("standard", "decomposed")) == "decomposed":
+    if (
+        perm != sorted(perm)
+        and best(_across(norm), runtime, norm.dtype.name, ("standard", "decomposed")) == "decomposed"
+    ):
         return NoMatch(SLOWER, norm.y.name)
     behind = perm[axis:]
     fits = all(inside(p, behind) or _modulates(norm, p) for p in (norm.gamma, norm.beta))
@@ -56,7 +61,12 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     inputs = [writer.parameter(gamma, shape, 1.0, "scale")]
     if beta is not None and centered:
         inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
-    writer.then(core, *inputs, axis=axis - len(perm) if perm == sorted(perm) and len(behind) == 1 else axis, epsilon=norm.epsilon)
+    writer.then(
+        core,
+        *inputs,
+        axis=axis - len(perm) if perm == sorted(perm) and len(behind) == 1 else axis,
+        epsilon=norm.epsilon,
+    )
     writer.transpose(inverse(perm))
     writer.affine(None if fits else norm.gamma, None if fits and centered else norm.beta)
     return writer.form(core, f"{core}(axis={axis - len(perm)}, epsilon={written(norm.epsilon)})")
@@ -68,16 +78,20 @@ def _across(norm: Norm) -> str:
 
 
 def _broadcasts(graph: Graph, norm: Norm, param: Param | None) -> bool:
-    """Whether data, as it is, varies along the axes of x that it should: a vector over channels does not where they are not last."""
+    """Whether data, as it is, varies along the axes of x that it should: a vector over channels does not where they are
+    not last."""
     if param is None or not param.data or param.tensor is None:
         return True
     shape, rank = graph.shape(param.tensor) or (), len(norm.shape)
     first = rank - len(shape)
-    return first <= min(param.varies, default=rank) and all(d == 1 or first + i in param.varies for i, d in enumerate(shape))
+    return first <= min(param.varies, default=rank) and all(
+        d == 1 or first + i in param.varies for i, d in enumerate(shape)
+    )
 
 
 def _modulates(norm: Norm, param: object) -> bool:
-    """Data of shape (B, 1, …, D): differs by sample but not along the other axes, so that it broadcasts to x as a scale may."""
+    """Data of shape (B, 1, …, D): differs by sample but not along the other axes, so that it broadcasts to x as a scale
+    may."""
     varies = getattr(param, "varies", ())
     between = [a for a in range(1, len(norm.shape)) if a not in norm.axes]
     return bool(getattr(param, "data", False)) and bool(between) and not set(varies) & set(between)

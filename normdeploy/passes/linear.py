@@ -3,8 +3,8 @@
     output channels:  a·(W·x + c) + b = (a·W)·x + (a·c + b)
     input channels:   W·(a·x + b) + c = (W·a)·x + (c + W·b)
 
-for Conv, ConvTranspose (with groups), Gemm (alpha, beta, transposes) and MatMul with the weight on either side. The addition behind a
-MatMul is its bias, since it has none of its own. All in float64.
+for Conv, ConvTranspose (with groups), Gemm (alpha, beta, transposes) and MatMul with the weight on either side. The
+addition behind a MatMul is its bias, since it has none of its own. All in float64.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Linear:
         return rank - 1 if self.weight == 1 else rank - 2
 
     def pads(self) -> bool:
-        """Whether something else than its input enters at the borders (or between the elements, of a transposed convolution)."""
+        """Whether something else than its input enters at the borders (or between the elements, of a transposed
+        convolution)."""
         if self.node.op == "ConvTranspose":
             return True
         return self.node.op == "Conv" and (
@@ -116,7 +117,9 @@ class Linear:
         if self.node.op == "Conv":
             cut = w.reshape(self.groups, -1, *w.shape[1:])
             per = [p.reshape(self.groups, 1, -1, *ones) for p in (a, b)]
-            return (cut * per[0]).reshape(w.shape), self.c + (cut * per[1]).sum(axis=tuple(range(2, cut.ndim))).reshape(-1)
+            return (cut * per[0]).reshape(w.shape), self.c + (cut * per[1]).sum(axis=tuple(range(2, cut.ndim))).reshape(
+                -1
+            )
         if self.node.op == "Gemm":
             return (w * a, self.c + w @ b) if self.transposed else (w * a[:, None], self.c + b @ w)
         return (w * a[:, None], self.c + b @ w) if self.weight == 1 else (w * a, self.c + w @ b)
@@ -158,7 +161,10 @@ def linear_of(graph: Graph, node: gs.Node | None) -> Linear | NoMatch:
     readers = [n for n in graph.consumers(stored) if not graph.is_shape_valued(n.outputs[0])]
     other = next((n for n in readers if n.op not in LINEAR), None)
     if other is not None:
-        return NoMatch(f"the weight {stored.name!r} of {said} is read by {other.op} {other.name!r} as well: folding would copy it", out)
+        return NoMatch(
+            f"the weight {stored.name!r} of {said} is read by {other.op} {other.name!r} as well: folding would copy it",
+            out,
+        )
     w = graph.known(stored)
     if w is None:
         return NoMatch(f"the weight of {said} can't be evaluated", out)
@@ -203,7 +209,8 @@ def with_added_bias(graph: Graph, linear: Linear) -> Linear:
 
 
 def representable(dtype: np.dtype, *values: np.ndarray) -> bool:
-    """Neither overflow nor, in half precision, loss of digits below the smallest normal number (2⁻⁸ is the unit of bfloat16)."""
+    """Neither overflow nor, in half precision, loss of digits below the smallest normal number (2⁻⁸ is the unit of
+    bfloat16)."""
     limits = ml_dtypes.finfo(dtype)
     least = 2.0**7 * float(limits.smallest_subnormal)  # of which half a subnormal, the most that is lost, is 2⁻⁸
     largest = [max(float(v.max()), -float(v.min())) for v in values if v.size]

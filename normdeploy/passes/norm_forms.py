@@ -1,10 +1,11 @@
 """Which form of a norm its runtime runs best: the choice of ``--runtime``, made from what was measured.
 
-``norm_forms.json`` is written by ``python -m benchmarks.norm_forms``, one row for each runtime, kind, type and form that runs
-(`normdeploy.race.norm_cases`): ``time`` over that of the decomposed form (geometric mean over the sizes measured), and ``excess``, the
-largest error against float64 over what is allowed, which is the rule of certificates (`normdeploy.rewriting.rounding`): twice the error of
-the nodes that exporters write, or what statistics with a few units of the largest element cost. The best form is the fastest of those
-whose excess is at most 1; for a runtime's name with ``-accurate`` behind it, the one of least excess.
+``norm_forms.json`` is written by ``python -m benchmarks.norm_forms``, one row for each runtime, kind, type and form
+that runs (`normdeploy.race.norm_cases`): ``time`` over that of the decomposed form (geometric mean over the sizes
+measured), and ``excess``, the largest error against float64 over what is allowed, which is the rule of certificates
+(`normdeploy.rewriting.rounding`): twice the error of the nodes that exporters write, or what statistics with a few
+units of the largest element cost. The best form is the fastest of those whose excess is at most 1; for a runtime's name
+with ``-accurate`` behind it, the one of least excess.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from importlib import resources
 
 ACCURATE = "-accurate"
 ANY, USUAL = "any", "onnxruntime"
-_SINGLE = frozenset({"standard", "narrow", "sum"})  # what "any" writes of all but group norms: one node, in which readers find the norm
+_SINGLE = frozenset(
+    {"standard", "narrow", "sum"}
+)  # what "any" writes of all but group norms: one node, in which readers find the norm
 
 
 @dataclass(frozen=True)
@@ -45,19 +48,22 @@ def measured(runtime: str) -> bool:
 
 
 def _of(runtime: str) -> str:
-    """The runtime of which the rows are: "any" takes onnxruntime's, which TensorRT runs as well (``build`` writes its own of them)."""
+    """The runtime of which the rows are: "any" takes onnxruntime's, which TensorRT runs as well (``build`` writes its
+    own of them)."""
     return USUAL if runtime == ANY else runtime.removesuffix(ACCURATE)
 
 
 CUDA = "onnxruntime-cuda"  # what ``--runtime onnxruntime --provider cuda`` stands for
 
-# Not measured, for want of a GPU: what onnxruntime's list of kernels (docs/OperatorKernels.md) and its CUDA fusions say. It has kernels for
-# LayerNormalization and InstanceNormalization there; an Add before a layer norm becomes SkipLayerNormalization, which is wanted (issue H);
-# GroupNormalization is none, and is computed node by node, by E[x²] − E[x]².
+# Not measured, for want of a GPU: what onnxruntime's list of kernels (docs/OperatorKernels.md) and its CUDA fusions
+# say. It has kernels for LayerNormalization and InstanceNormalization there; an Add before a layer norm becomes
+# SkipLayerNormalization, which is wanted (issue H); GroupNormalization is none, and is computed node by node, by E[x²]
+# − E[x]².
 _DOCUMENTED = {"GroupNorm": "instance"}
 
 
-# Forms that onnxruntime has no kernel for, or one that computes in a narrower type (facts about 1.31, which a test asks it for again).
+# Forms that onnxruntime has no kernel for, or one that computes in a narrower type (facts about 1.31, which a test asks
+# it for again).
 _WITHOUT = frozenset(
     {
         ("float64", "InstanceNorm", "standard"),  # InstanceNormalization: no double kernel, the file would not load
@@ -69,8 +75,8 @@ _WITHOUT = frozenset(
 )
 
 
-# onnxruntime's InstanceNormalization computes x·s + (b − mean·s), s = scale/√(variance + ε), and so loses |x|·u/√ε where the others have
-# x − mean = 0 in rows of one place: 2e-3 of |x| for this ε. PyTorch's is 1e-5.
+# onnxruntime's InstanceNormalization computes x·s + (b − mean·s), s = scale/√(variance + ε), and so loses |x|·u/√ε
+# where the others have x − mean = 0 in rows of one place: 2e-3 of |x| for this ε. PyTorch's is 1e-5.
 _SMALL = 1e-9
 _CANCELS = frozenset({("InstanceNorm", "standard"), ("GroupNorm", "instance"), ("LayerNorm", "instance")})
 

@@ -1,4 +1,5 @@
-"""Norms as this project's own ops with a function body (`graphs.functions`): what no standard node of the file's opset can say."""
+"""Norms as this project's own ops with a function body (`graphs.functions`): what no standard node of the file's opset
+can say."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def op_of(graph: Graph, norm: Norm) -> str:
 def _over_channels(norm: Norm) -> bool:
     """Whether it is over axis 1 of (N, C, …) alone, where a standard node needs Transposes around it."""
     fixed = all(p is None or (inside(p, (1,)) and not p.data) for p in (norm.gamma, norm.beta))
-    return norm.fit.centered and norm.axes == (1,) and trailing(norm) is None and isinstance(norm.shape[1], int) and fixed
+    return (
+        norm.fit.centered and norm.axes == (1,) and trailing(norm) is None and isinstance(norm.shape[1], int) and fixed
+    )
 
 
 def form(graph: Graph, norm: Norm) -> Form | NoMatch:
@@ -44,7 +47,10 @@ def form(graph: Graph, norm: Norm) -> Form | NoMatch:
     stash = 11 if norm.dtype == np.float64 else 1
     if core == "ChannelLayerNorm":
         channels = (int(norm.shape[1] or 0),)
-        scale, bias = writer.parameter(norm.gamma, channels, 1.0, "scale"), writer.parameter(norm.beta, channels, 0.0, "bias")
+        scale, bias = (
+            writer.parameter(norm.gamma, channels, 1.0, "scale"),
+            writer.parameter(norm.beta, channels, 0.0, "bias"),
+        )
         writer.own(core, scale, bias, epsilon=norm.epsilon, stash_type=stash)
         return writer.form(core, f"{DOMAIN}.{core}(epsilon={written(norm.epsilon)})", OLDEST)
     if core == "L2Norm":
@@ -84,6 +90,8 @@ def _l2_norm(writer: Writer, stash: int) -> Form:
         sizes = list(norm.gamma.value.shape)
         shape = sizes[next((i for i, n in enumerate(sizes) if n > 1), len(sizes)) :] or [1]
     axes = [a - len(norm.shape) for a in norm.axes]
-    writer.own("L2Norm", writer.parameter(norm.gamma, shape, 1.0, "scale"), axes=axes, epsilon=norm.epsilon, stash_type=stash)
+    writer.own(
+        "L2Norm", writer.parameter(norm.gamma, shape, 1.0, "scale"), axes=axes, epsilon=norm.epsilon, stash_type=stash
+    )
     writer.affine(None, norm.beta)
     return writer.form("L2Norm", f"{DOMAIN}.L2Norm(axes={axes}, epsilon={written(norm.epsilon)})", OLDEST)

@@ -1,12 +1,14 @@
 """Tensors whose digits show in full where they are read: the angles of sines and cosines, and the scales of a Resize.
 
-An angle of magnitude M that is rounded to half is off by up to M·u (u the unit roundoff), and so are its sine and cosine, which are
-themselves rounded by u/2 at most. Beyond one turn that is the larger part by far: at timesteps up to 1000 float16 leaves no digit of them.
-PyTorch's users know it: diffusers and every rotary embedding compute angles in float32, by a cast that a graph traced in float32 does not
-show. Whatever an angle is computed of by cheap steps alone, an input of the graph included, loses its digits just the same; how large an
-input may become is not known, and what calibration draws for it says nothing.
+An angle of magnitude M that is rounded to half is off by up to M·u (u the unit roundoff), and so are its sine and
+cosine, which are themselves rounded by u/2 at most. Beyond one turn that is the larger part by far: at timesteps up to
+1000 float16 leaves no digit of them. PyTorch's users know it: diffusers and every rotary embedding compute angles in
+float32, by a cast that a graph traced in float32 does not show. Whatever an angle is computed of by cheap steps alone,
+an input of the graph included, loses its digits just the same; how large an input may become is not known, and what
+calibration draws for it says nothing.
 
-The scales of a Resize say how large its result is. They are float32 in ONNX, and the nodes that compute them may not round either.
+The scales of a Resize say how large its result is. They are float32 in ONNX, and the nodes that compute them may not
+round either.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ _CHEAP = _ELEMENTWISE | _PRODUCTS
 class Argument:
     """What the node at ``place`` reads and shows all digits of.
 
-    ``kind`` and ``reason``: of the island; ``magnitude``: the largest seen, None where it does not matter or nothing was seen; ``made``:
-    the places of the nodes that are kept in float32 for it; ``inputs``: those of the graph among what it is made of.
+    ``kind`` and ``reason``: of the island; ``magnitude``: the largest seen, None where it does not matter or nothing
+    was seen; ``made``: the places of the nodes that are kept in float32 for it; ``inputs``: those of the graph among
+    what it is made of.
     """
 
     place: int
@@ -46,7 +49,11 @@ class Argument:
 def arguments(view: View) -> Iterator[Argument]:
     """All that there are, in the graph's order."""
     ends = {v.name for v in view.graph.input if v.name in view.floating}
-    counted, plain, products = _made_of(view, (), _CHEAP), _made_of(view, ends, _ELEMENTWISE), _made_of(view, ends, _CHEAP)
+    counted, plain, products = (
+        _made_of(view, (), _CHEAP),
+        _made_of(view, ends, _ELEMENTWISE),
+        _made_of(view, ends, _CHEAP),
+    )
     kind = view.form.dtype.name
     for i, node in enumerate(view.graph.node):
         if node.op_type in _TURNED and (read := view.reads(i)) and node.domain in ("", "ai.onnx"):
@@ -55,7 +62,9 @@ def arguments(view: View) -> Iterator[Argument]:
                 said = f"angles made of positions: at {1 / view.form.unit:.0f} neighbours are one {kind} number"
                 yield Argument(i, "positions", said, None, *_behind(view, [i]))
             elif plain.issuperset(read) or (products.issuperset(read) and (seen is None or seen.magnitude > _TURN)):
-                said = f"angles made of an input: in {kind} an angle of 1000 would be off by {1000 * view.form.unit:.2g}"
+                said = (
+                    f"angles made of an input: in {kind} an angle of 1000 would be off by {1000 * view.form.unit:.2g}"
+                )
                 yield Argument(i, "angles", said, None if seen is None else seen.magnitude, *_behind(view, [i]))
         for k in float32_inputs(node, view.opset, view.form):
             name = node.input[k] if k < len(node.input) else ""
@@ -70,7 +79,9 @@ def _made_of(view: View, inputs: Collection[str], steps: Collection[str]) -> set
     """The tensors made of whole numbers and of these inputs by such steps alone."""
     found = set(inputs)
     for i, node in enumerate(view.graph.node):
-        whole = node.op_type == "Range" or (node.op_type == "Cast" and view.types.get(node.input[0]) == TensorProto.INT64)
+        whole = node.op_type == "Range" or (
+            node.op_type == "Cast" and view.types.get(node.input[0]) == TensorProto.INT64
+        )
         if whole or (node.op_type in steps and view.reads(i) and found.issuperset(view.reads(i))):
             found.update(view.makes(i))
     return found

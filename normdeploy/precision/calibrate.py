@@ -1,7 +1,8 @@
-"""The values that the tensors of a model take: it is run in float32 by onnxruntime, its inner tensors as outputs, some at a time.
+"""The values that the tensors of a model take: it is run in float32 by onnxruntime, its inner tensors as outputs, some
+at a time.
 
-(Reductions inside the graph would need less memory, but onnxruntime's time to load a graph grows with the square of their number: 31 s
-for 12,000 nodes.)
+(Reductions inside the graph would need less memory, but onnxruntime's time to load a graph grows with the square of
+their number: 31 s for 12,000 nodes.)
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ class Range:
         return Range(min(self.low, other.low), max(self.high, other.high))
 
 
-def ranges(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples, progress: Progress | None = None) -> dict[str, Range]:
-    """The range of each of ``tensors`` (floating, of the main graph) on ``samples``, name -> array of the model's own type.
+def ranges(
+    proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples, progress: Progress | None = None
+) -> dict[str, Range]:
+    """The range of each of ``tensors`` (floating, of the main graph) on ``samples``, name -> array of the model's own
+    type.
 
     Tensors that hold no finite number in any sample are left out.
 
@@ -73,7 +77,9 @@ def ranges(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples, pro
             try:
                 results = session.run(chunk, dict(sample))
             except Exception as error:  # onnxruntime's exceptions share no base class
-                raise InputError(f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}") from error
+                raise InputError(
+                    f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
+                ) from error
             for tensor, values in zip(chunk, results, strict=True):
                 seen = _range(values)
                 if seen is not None:
@@ -109,7 +115,10 @@ def require_room(proto: onnx.ModelProto, tensors: Sequence[str], samples: Sample
     held = _bytes(proto, tensors, samples)
     largest = max(held, key=lambda name: held[name], default="")
     if held.get(largest, 0) > 4 * _LARGEST:
-        raise InputError(f"{largest!r} has {held[largest] // 4} elements; at most {_LARGEST} are computed of inputs that are generated")
+        raise InputError(
+            f"{largest!r} has {held[largest] // 4} elements; at most {_LARGEST} are computed of inputs that are"
+            " generated"
+        )
 
 
 def _bytes(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> dict[str, int]:
@@ -154,7 +163,9 @@ def _session(proto: onnx.ModelProto, tensors: Sequence[str]) -> ort.InferenceSes
         with loadable(probed) as source:
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise NormdeployError(f"onnxruntime can't load the model for calibration: {' '.join(str(error).split())[:300]}") from error
+        raise NormdeployError(
+            f"onnxruntime can't load the model for calibration: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
 @contextmanager
@@ -188,7 +199,10 @@ def fitted(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarra
     """
     initializers = {t.name for t in proto.graph.initializer}
     if other := next((v.name for v in proto.graph.input if not v.type.tensor_type.elem_type), None):
-        raise InputError(f"input {other!r} is a sequence, an optional or of no type, and no samples of it can be taken; make it a tensor")
+        raise InputError(
+            f"input {other!r} is a sequence, an optional or of no type, and no samples of it can be taken; make it a"
+            " tensor"
+        )
     wanted = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
     optional = initializers & set(wanted)
     found = []
@@ -199,13 +213,17 @@ def fitted(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarra
             raise InputError(f"calibration sample {number} {complaint}; the inputs are {sorted(wanted)}")
         for name, array in sample.items():
             if (array.dtype.kind in "iub") != (wanted[name].kind in "iub"):
-                raise InputError(f"calibration sample {number}: input {name!r} is {wanted[name]}, it was given {array.dtype}; convert it")
+                raise InputError(
+                    f"calibration sample {number}: input {name!r} is {wanted[name]}, it was given {array.dtype};"
+                    " convert it"
+                )
         found.append({name: np.asarray(array).astype(wanted[name]) for name, array in sample.items()})
     return found
 
 
 def generated(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
-    """Random inputs: two at the usual sizes, one at the smallest, one at the largest that costs no more than 8 times the usual.
+    """Random inputs: two at the usual sizes, one at the smallest, one at the largest that costs no more than 8 times
+    the usual.
 
     Raises:
         InputError: the inputs are too large to be made without having been asked for.
@@ -218,7 +236,8 @@ def generated(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
     if dims and _elements(specs, every) <= min(_AFFORDABLE * usual, _GENERATED):
         sizes.append(every)
     return [
-        {spec.name: spec.sample(np.random.default_rng([seed, i]), size) for i, spec in enumerate(specs)} for seed, size in enumerate(sizes)
+        {spec.name: spec.sample(np.random.default_rng([seed, i]), size) for i, spec in enumerate(specs)}
+        for seed, size in enumerate(sizes)
     ]
 
 
@@ -227,9 +246,14 @@ def _elements(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
 
 
 def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
-    """What a file says of its inputs; of a dynamic dim it says no size, and two is taken, of integers no values, and 0 and 1 are taken."""
+    """What a file says of its inputs; of a dynamic dim it says no size, and two is taken, of integers no values, and 0
+    and 1 are taken."""
     return [
-        InputSpec(held.name, held.dtype, tuple(Dim.static(d) if isinstance(d, int) else Dim(d, _FEW, _FEW, _FEW) for d in held.dims or ()))
+        InputSpec(
+            held.name,
+            held.dtype,
+            tuple(Dim.static(d) if isinstance(d, int) else Dim(d, _FEW, _FEW, _FEW) for d in held.dims or ()),
+        )
         for held in stated_inputs(proto.graph)
         if held.dtype
     ]

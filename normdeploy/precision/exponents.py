@@ -2,11 +2,12 @@
 
 They work in float32 inside and round once. Written as nodes in half, each result is rounded:
 
-    log σ(x)         σ(x) of x = −18 is 0 in float16, of x = −104 even in float32. log σ(x) = −log(1 + e^−x) = −softplus(−x), in float32.
-    log softmax(x)   the same; LogSoftmax is one node that never takes the logarithm of a number below 1.
-    log1p(x)         1 + x loses what is below a unit of 1; in float32 it loses less.
-    softmax(c · x)   PyTorch multiplies by a number of Python in float32 and rounds the product. A node in half has c(1 + δ) in the place of
-                     c, and all results are wrong by the factor e^(δ·c·x): for c = 7.3 and logits of 100 by some ten roundings.
+    log σ(x)         σ(x) of x = −18 is 0 in float16, of x = −104 even in float32. log σ(x) = −log(1 + e^−x) =
+    −softplus(−x), in float32. log softmax(x)   the same; LogSoftmax is one node that never takes the logarithm of a
+    number below 1. log1p(x)         1 + x loses what is below a unit of 1; in float32 it loses less.
+    softmax(c · x)   PyTorch multiplies by a number of Python in float32 and rounds the product. A node in half has c(1
+                     + δ) in the place of c, and all results are wrong by the factor e^(δ·c·x): for c = 7.3 and logits
+                     of 100 by some ten roundings.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _OF_LOGITS = MOVES | {"Add", "Sub", "Mul", "Div", "Neg", "Tanh", "Min", "Max", "
 
 
 def rejoin(graph: onnx.GraphProto) -> None:
-    """Write Log∘Sigmoid as −Softplus(−x) and Log∘Softmax as LogSoftmax, in place. The Sigmoid or Softmax stays where others read it."""
+    """Write Log∘Sigmoid as −Softplus(−x) and Log∘Softmax as LogSoftmax, in place. The Sigmoid or Softmax stays where
+    others read it."""
     made = {o: n for n in graph.node for o in n.output if o}
     taken = {t.name for t in (*graph.input, *graph.initializer)} | set(made)
     nodes: list[onnx.NodeProto] = []
@@ -38,7 +40,9 @@ def rejoin(graph: onnx.GraphProto) -> None:
             inner = [_fresh(f"{node.output[0]}_{part}", taken) for part in ("negative", "softplus")]
             ends = [above.input[0], *inner, node.output[0]]
             steps = zip(("Neg", "Softplus", "Neg"), ends, ends[1:], strict=False)
-            new = [onnx.helper.make_node(op, [a], [b], name=f"{node.name}_{b}" if node.name else "") for op, a, b in steps]
+            new = [
+                onnx.helper.make_node(op, [a], [b], name=f"{node.name}_{b}" if node.name else "") for op, a, b in steps
+            ]
         for part in new:
             part.metadata_props.extend(node.metadata_props)
         nodes += new or [node]
@@ -60,13 +64,17 @@ def logarithms(view: View) -> Iterator[tuple[str, list[int]]]:
         after = list(view.followers(i))
         if _is(node, "Softplus") and len(after) == 1 and all(_is(nodes[j], "Neg") for j in (before, *after)):
             yield "log-sigmoid", [before, i, *after]
-        if _is(node, "Log") and _is(nodes[before], "Add") and any(_number(view, name) == 1 for name in nodes[before].input):
+        if (
+            _is(node, "Log")
+            and _is(nodes[before], "Add")
+            and any(_number(view, name) == 1 for name in nodes[before].input)
+        ):
             yield "log1p", [before, i]
 
 
 def inexact_logits(view: View) -> dict[int, tuple[str, float]]:
-    """The places of Mul and Div by one number on the way to a softmax, where half rounds that so far that it shows in the result; with its
-    name and the largest logit seen."""
+    """The places of Mul and Div by one number on the way to a softmax, where half rounds that so far that it shows in
+    the result; with its name and the largest logit seen."""
     largest: dict[int, float] = {}  # of what is multiplied or divided from here on; sums may hold a mask
     found: dict[int, tuple[str, float]] = {}
     for i in reversed(range(len(view.graph.node))):

@@ -1,4 +1,5 @@
-"""A graph as the rules of half precision see it: its floating tensors, who makes and who reads them, and what values were seen."""
+"""A graph as the rules of half precision see it: its floating tensors, who makes and who reads them, and what values
+were seen."""
 
 from __future__ import annotations
 

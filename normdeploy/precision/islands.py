@@ -1,7 +1,7 @@
 """Which nodes stay float32 in a half-precision model: those that have a reason (``keeping``), and what belongs to them.
 
-To them belong: the squares that a reduction adds up, what follows a statistic or an epsilon up to the division by it, readers of a tensor
-that does not fit, and cheap nodes between two that are kept.
+To them belong: the squares that a reduction adds up, what follows a statistic or an epsilon up to the division by it,
+readers of a tensor that does not fit, and cheap nodes between two that are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Island:
 
     ``kind``: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm",
     "logits", "no half form", "control flow" or "as written"; ``tensor``: what the
-    reason speaks of; ``value``: the largest magnitude seen of it, None where none was looked for; ``nodes``: outputs of the nodes kept.
+    reason speaks of; ``value``: the largest magnitude seen of it, None where none was looked for; ``nodes``: outputs of
+    the nodes kept.
     """
 
     kind: str
@@ -37,8 +38,11 @@ class Island:
     nodes: tuple[str, ...] = ()
 
 
-def find(view: View, carried: Collection[str] = (), wide_inputs: Collection[str] = ()) -> tuple[dict[int, Island], list[Island]]:
-    """The nodes kept in float32, by place, each with the island that it belongs to; and the islands in the graph's order.
+def find(
+    view: View, carried: Collection[str] = (), wide_inputs: Collection[str] = ()
+) -> tuple[dict[int, Island], list[Island]]:
+    """The nodes kept in float32, by place, each with the island that it belongs to; and the islands in the graph's
+    order.
 
     Args:
         carried: tensors whose lower end does not count, since they carry a mask.
@@ -73,7 +77,11 @@ def _exponents(view: View, kept: dict[int, Island]) -> None:
     form = view.form.dtype.name
     for what, places in logarithms(view):
         node = view.graph.node[places[0]]
-        said = "the sigmoid of a large negative number is 0" if what == "log-sigmoid" else "1 + x loses what is below a unit of 1"
+        said = (
+            "the sigmoid of a large negative number is 0"
+            if what == "log-sigmoid"
+            else "1 + x loses what is below a unit of 1"
+        )
         island = Island("logarithm", what, module(node), node.output[0], f"in {form} {said}")
         for i in places:
             kept[i] = island  # a better reason than that the type has no such op
@@ -95,7 +103,9 @@ def _grow(view: View, kept: dict[int, Island], carried: Collection[str], wide_in
     _until_divided(view, kept, {i: s for i, s in roots.items() if s.kind in counting and s.op in STEPS | REDUCTIONS})
     for i, island in roots.items():
         if island.kind in ("range", "constant"):
-            for j in (j for name in view.makes(i) if out_of_range(view, name, carried) for j in view.readers.get(name, ())):
+            for j in (
+                j for name in view.makes(i) if out_of_range(view, name, carried) for j in view.readers.get(name, ())
+            ):
                 kept.setdefault(j, island)
     for name in wide_inputs:
         if said := out_of_range(view, name, carried):
@@ -134,11 +144,16 @@ def _until_divided(view: View, kept: dict[int, Island], seeds: Mapping[int, Isla
 def _between(view: View, kept: dict[int, Island], wide_inputs: Collection[str]) -> None:
     """Cheap nodes whose every way in and out is kept: in float32 they cost less than the Casts around them."""
     nodes = view.graph.node
-    cheap = {i for i, n in enumerate(nodes) if i not in kept and view.floats(i) and n.op_type not in _HEAVY and view.reads(i)}
+    cheap = {
+        i for i, n in enumerate(nodes) if i not in kept and view.floats(i) and n.op_type not in _HEAVY and view.reads(i)
+    }
     fed: set[int] = set()
     for i in sorted(cheap):
         sources = [view.producer.get(name) for name in view.reads(i)]
-        if all(s in kept or s in fed if s is not None else name in wide_inputs for s, name in zip(sources, view.reads(i), strict=True)):
+        if all(
+            s in kept or s in fed if s is not None else name in wide_inputs
+            for s, name in zip(sources, view.reads(i), strict=True)
+        ):
             fed.add(i)
     read: set[int] = set()
     for i in sorted(fed, reverse=True):
@@ -154,4 +169,7 @@ def _listed(view: View, kept: Mapping[int, Island]) -> list[Island]:
     for i in sorted(kept):
         members[id(kept[i])].append(i)
         by_id[id(kept[i])] = kept[i]
-    return [replace(island, nodes=tuple(view.graph.node[i].output[0] for i in members[key])) for key, island in by_id.items()]
+    return [
+        replace(island, nodes=tuple(view.graph.node[i].output[0] for i in members[key]))
+        for key, island in by_id.items()
+    ]

@@ -1,7 +1,9 @@
-"""Why a node stays float32 in a half-precision model: what it is, a constant that does not fit, or the values that were seen.
+"""Why a node stays float32 in a half-precision model: what it is, a constant that does not fit, or the values that were
+seen.
 
-Softmax stays half: its exponents are at most 0 and its sums at least 1, every runtime adds them up in float32, and TensorRT fuses attention
-only where it is half throughout. Convolutions and matrix products stay half for the same reasons: they accumulate in float32.
+Softmax stays half: its exponents are at most 0 and its sums at least 1, every runtime adds them up in float32, and
+TensorRT fuses attention only where it is half throughout. Convolutions and matrix products stay half for the same
+reasons: they accumulate in float32.
 """
 
 from __future__ import annotations
@@ -19,25 +21,51 @@ from .floating import View
 from .retype import Format, values
 
 HEADROOM = 8.0
-"""How far below the type's largest number the largest value seen must stay. Calibration sees some inputs, and the largest activations of
-a residual stream differ between inputs by a small factor (Sun et al., "Massive Activations in Large Language Models", 2024: the same few
-channels, within one binade or two); three binades leave room for that."""
+"""How far below the type's largest number the largest value seen must stay. Calibration sees some inputs, and the
+largest activations of a residual stream differ between inputs by a small factor (Sun et al., "Massive Activations in
+Large Language Models", 2024: the same few channels, within one binade or two); three binades leave room for that."""
 REDUCTIONS = frozenset(
     {
-        *("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "CumSum"),
+        *(
+            "ReduceSum",
+            "ReduceMean",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceSumSquare",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+            "ReduceProd",
+            "CumSum",
+        ),
         "LpPool",
     }
 )
 MOVES = frozenset(
     {
-        *("Identity", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Slice", "Split", "Concat", "Gather", "Tile"),
+        *(
+            "Identity",
+            "Reshape",
+            "Transpose",
+            "Flatten",
+            "Squeeze",
+            "Unsqueeze",
+            "Expand",
+            "Slice",
+            "Split",
+            "Concat",
+            "Gather",
+            "Tile",
+        ),
         *("GatherElements", "GatherND", "Pad", "DepthToSpace", "SpaceToDepth", "Cast", "Where", "Trilu"),
     }
 )
 STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Max", "Min", "Clip", "Abs", "Neg", "Log"})
 _BOUNDS = frozenset({"Clip", "Min", "Max"})  # a bound that overflows is no bound, which is what it was
 _ADDED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}  # the bias: what it loses is far below what it is added to
-_REFUSED = {"fp16": frozenset({"Celu"}), "bf16": frozenset({"Celu", "HardSwish", "Mish"})}  # by the parser of TensorRT-RTX 1.7
+_REFUSED = {
+    "fp16": frozenset({"Celu"}),
+    "bf16": frozenset({"Celu", "HardSwish", "Mish"}),
+}  # by the parser of TensorRT-RTX 1.7
 _SAMES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 Reason = tuple[str, str, str, float | None]  # kind, tensor, text, value
@@ -50,7 +78,12 @@ def _by_kind(view: View, node: onnx.NodeProto) -> Reason | None:
     if node.op_type in DEFAULT or node.domain == DOMAIN:
         return "norm", node.input[0], "its statistics are float32", None
     if node.op_type in REDUCTIONS:
-        return "statistics", node.input[0], "it adds up, and runtimes differ in what they add up half precision in", None
+        return (
+            "statistics",
+            node.input[0],
+            "it adds up, and runtimes differ in what they add up half precision in",
+            None,
+        )
     if node.op_type in _REFUSED[view.form.name]:
         return "no half form", made, f"TensorRT takes no {node.op_type} in {view.form.dtype.name}", None
     if not _has_half(view, node):
@@ -59,7 +92,8 @@ def _by_kind(view: View, node: onnx.NodeProto) -> Reason | None:
 
 
 def _has_half(view: View, node: onnx.NodeProto) -> bool:
-    """Whether the op takes and gives the type wherever the node has floating tensors, by the schema of the file's opset."""
+    """Whether the op takes and gives the type wherever the node has floating tensors, by the schema of the file's
+    opset."""
     if node.domain not in ("", "ai.onnx"):
         return False  # nobody knows
     allowed = allowed_types(node.op_type, view.opset)
@@ -82,12 +116,18 @@ def allowed_types(op: str, opset: int) -> tuple[list[frozenset[str]], list[froze
         return None
     schema = onnx.defs.get_schema(op, opset)
     kinds = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
-    return tuple([kinds.get(v.type_str, frozenset({v.type_str})) for v in side] for side in (schema.inputs, schema.outputs))  # type: ignore[return-value]
+    return tuple(
+        [kinds.get(v.type_str, frozenset({v.type_str})) for v in side] for side in (schema.inputs, schema.outputs)
+    )  # type: ignore[return-value]
 
 
 def float32_inputs(node: onnx.NodeProto, opset: int, form: Format) -> frozenset[int]:
-    """The inputs, by place, that may not be half though the first may: the scales of Resize and Upsample, in bfloat16 Resize's region."""
-    allowed, wanted = allowed_types(node.op_type, opset) if node.domain in ("", "ai.onnx") else None, f"tensor({form.dtype.name})"
+    """The inputs, by place, that may not be half though the first may: the scales of Resize and Upsample, in bfloat16
+    Resize's region."""
+    allowed, wanted = (
+        allowed_types(node.op_type, opset) if node.domain in ("", "ai.onnx") else None,
+        f"tensor({form.dtype.name})",
+    )
     if allowed is None or not allowed[0] or wanted not in allowed[0][0]:
         return frozenset()
     return frozenset(k for k, kinds in enumerate(allowed[0]) if wanted not in kinds and "tensor(float)" in kinds)
@@ -95,21 +135,39 @@ def float32_inputs(node: onnx.NodeProto, opset: int, form: Format) -> frozenset[
 
 def _by_constant(view: View, node: onnx.NodeProto) -> Reason | None:
     always = float32_inputs(node, view.opset, view.form)
-    held = [(k, name, values(view.constants[name])) for k, name in enumerate(node.input) if _is_float32(view, name) and k not in always]
+    held = [
+        (k, name, values(view.constants[name]))
+        for k, name in enumerate(node.input)
+        if _is_float32(view, name) and k not in always
+    ]
     if node.op_type == "ConstantOfShape":
-        held = [(0, node.output[0], values(a.t)) for a in node.attribute if a.name == "value" and a.t.data_type == TensorProto.FLOAT]
+        held = [
+            (0, node.output[0], values(a.t))
+            for a in node.attribute
+            if a.name == "value" and a.t.data_type == TensorProto.FLOAT
+        ]
     form, name_of = view.form, view.form.dtype.name
     for k, name, v in held:
         magnitude = float(np.abs(v[np.isfinite(v)]).max(initial=0.0))
         if np.isinf(form.rounded(magnitude)) and node.op_type not in _BOUNDS:
-            return "constant", name, f"{name!r} reaches {magnitude:.3g}, {name_of} ends at {form.largest:.5g}", magnitude
+            return (
+                "constant",
+                name,
+                f"{name!r} reaches {magnitude:.3g}, {name_of} ends at {form.largest:.5g}",
+                magnitude,
+            )
         small = magnitude
         if node.op_type == "Div" and k == 1 and v.any():
             small = float(np.abs(v[v != 0]).min())
         vector = v.size > 1 and node.op_type in ("Add", "Sub")
         if 0 < small < form.smallest and _ADDED.get(node.op_type) != k and not vector:
             becomes = float(np.abs(form.rounded(small)))
-            return "constant", name, f"{name!r} is {small:.3g}, which in {name_of} is {becomes:.3g}, below its normal numbers", magnitude
+            return (
+                "constant",
+                name,
+                f"{name!r} is {small:.3g}, which in {name_of} is {becomes:.3g}, below its normal numbers",
+                magnitude,
+            )
     return None
 
 
@@ -121,7 +179,11 @@ def _by_range(view: View, node: onnx.NodeProto, carried: Collection[str]) -> Rea
     for name in node.output:
         if name in view.floating and (said := out_of_range(view, name, carried)):
             return "range", name, said, view.ranges[name].magnitude
-    if node.op_type == "Cast" and node.output[0] in view.floating and view.types.get(node.input[0]) not in (*_SAMES, TensorProto.DOUBLE):
+    if (
+        node.op_type == "Cast"
+        and node.output[0] in view.floating
+        and view.types.get(node.input[0]) not in (*_SAMES, TensorProto.DOUBLE)
+    ):
         seen, exact = view.ranges.get(node.output[0]), 1 / view.form.unit
         if seen is not None and seen.magnitude > exact:
             said = f"whole numbers; {view.form.dtype.name} holds all of them up to {exact:.0f} only"
@@ -149,7 +211,8 @@ def as_written(view: View) -> set[int]:
     for i, node in enumerate(view.graph.node):
         cast = node.op_type == "Cast" and view.types.get(node.input[0]) == view.form.onnx
         if any(view.types.get(o) == TensorProto.FLOAT for o in node.output) and (
-            cast or any(view.producer.get(name) in found for name in view.reads(i) if view.types[name] == TensorProto.FLOAT)
+            cast
+            or any(view.producer.get(name) in found for name in view.reads(i) if view.types[name] == TensorProto.FLOAT)
         ):
             found.add(i)
     return found
@@ -164,4 +227,6 @@ def reason(view: View, i: int, carried: Collection[str], author: Collection[int]
     """
     node = view.graph.node[i]
     found = _by_kind(view, node) or _by_constant(view, node) or _by_range(view, node, carried)
-    return found or (("as written", node.output[0], "the file itself casts to float32 before it", None) if i in author else None)
+    return found or (
+        ("as written", node.output[0], "the file itself casts to float32 before it", None) if i in author else None
+    )

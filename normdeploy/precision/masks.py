@@ -1,4 +1,5 @@
-"""Constants that stand for "as low as can be" on the way to a Softmax: half precision's own lowest would do, but it leaves no room."""
+"""Constants that stand for "as low as can be" on the way to a Softmax: half precision's own lowest would do, but it
+leaves no room."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ _SURELY = -1e6  # what multiplies by less may be a temperature
 
 
 def masks(view: View) -> tuple[dict[str, tuple[np.ndarray, float]], set[str]]:
-    """Constants that only say "as low as can be" to a Softmax, with the values that say it in half and the lowest as it was; and the
-    tensors that carry them there.
+    """Constants that only say "as low as can be" to a Softmax, with the values that say it in half and the lowest as it
+    was; and the tensors that carry them there.
 
-    A quarter of the type's range, a power of two: exp of it is 0, scores and other masks may be added, and nothing overflows, so that a row
-    that is masked out altogether is no NaN.
+    A quarter of the type's range, a power of two: exp of it is 0, scores and other masks may be added, and nothing
+    overflows, so that a row that is masked out altogether is no NaN.
     """
     floor = -(2.0 ** (np.frexp(view.form.largest)[1] - 2))
     found: dict[str, tuple[np.ndarray, float]] = {}
@@ -32,7 +33,11 @@ def masks(view: View) -> tuple[dict[str, tuple[np.ndarray, float]], set[str]]:
         low = float(held[np.isfinite(held)].min(initial=0.0))
         if low >= -view.form.largest:
             continue
-        way = None if (held > view.form.largest).any() else _to_softmax(view, name, _MASKING if low <= _SURELY else _MASKING - {"Mul"})
+        way = (
+            None
+            if (held > view.form.largest).any()
+            else _to_softmax(view, name, _MASKING if low <= _SURELY else _MASKING - {"Mul"})
+        )
         if way is not None:
             found[name] = np.where(np.isfinite(held), np.maximum(held, np.float32(floor)), held), low
             carried |= way
@@ -40,7 +45,8 @@ def masks(view: View) -> tuple[dict[str, tuple[np.ndarray, float]], set[str]]:
 
 
 def _to_softmax(view: View, name: str, through: Collection[str]) -> set[str] | None:
-    """The tensors between a constant and the Softmaxes that it ends in by way of these ops; None where it ends elsewhere too."""
+    """The tensors between a constant and the Softmaxes that it ends in by way of these ops; None where it ends
+    elsewhere too."""
     seen, stack = {name}, [name]
     while stack:
         top = stack.pop()

@@ -1,9 +1,11 @@
-"""Half precision as a rewrite of the ONNX file, so that it means the same in TensorRT 10 and 11, TensorRT-RTX and onnxruntime.
+"""Half precision as a rewrite of the ONNX file, so that it means the same in TensorRT 10 and 11, TensorRT-RTX and
+onnxruntime.
 
-It is the last stage, on a float32 model whose norms are single nodes. What half precision can't hold stays float32 between explicit
-Casts, which strongly typed TensorRT and onnxruntime obey alike (``islands`` says what and why, ``calibrate`` what values were seen); the
-rest becomes half by onnxruntime's converter (``retype``). Certificates speak of the float32 model before this stage: that a
-half-precision model computes the same function can't be proved, only that it is as near as half precision gets, which ``verify`` measures.
+It is the last stage, on a float32 model whose norms are single nodes. What half precision can't hold stays float32
+between explicit Casts, which strongly typed TensorRT and onnxruntime obey alike (``islands`` says what and why,
+``calibrate`` what values were seen); the rest becomes half by onnxruntime's converter (``retype``). Certificates speak
+of the float32 model before this stage: that a half-precision model computes the same function can't be proved, only
+that it is as near as half precision gets, which ``verify`` measures.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ PROPERTY = "normdeploy.precision"
 class Account:
     """What became of a model's precision.
 
-    ``islands``: what stayed float32, in the graph's order; ``nodes``: how many nodes of the main graph compute floating numbers, ``kept``
-    how many of them in float32; ``casts`` were inserted; ``bytes``: of the weights, before and after. ``samples``: inputs that calibration
-    ran on, ``calibrated``: whose they were ("given", "generated" or ""); ``inputs`` and ``outputs`` of the file: name -> type.
+    ``islands``: what stayed float32, in the graph's order; ``nodes``: how many nodes of the main graph compute floating
+    numbers, ``kept`` how many of them in float32; ``casts`` were inserted; ``bytes``: of the weights, before and after.
+    ``samples``: inputs that calibration ran on, ``calibrated``: whose they were ("given", "generated" or "");
+    ``inputs`` and ``outputs`` of the file: name -> type.
     """
 
     to: str
@@ -91,7 +94,10 @@ def converted(
     held, carried = masks(view)
     _replace(proto.graph, {name: v for name, (v, _) in held.items()})
     view.__dict__.pop("constants", None)
-    notes += [f"{name!r} only masks: {low:.3g}, which {to} does not hold, is {v.min():.5g} now" for name, (v, low) in held.items()]
+    notes += [
+        f"{name!r} only masks: {low:.3g}, which {to} does not hold, is {v.min():.5g} now"
+        for name, (v, low) in held.items()
+    ]
     ran, calibrated, said = _calibrated(proto, view, samples, inputs, progress)
     notes += said
 
@@ -99,18 +105,31 @@ def converted(
     kept, islands = find(view, carried, wide_inputs)
     before = _bytes(proto)
     floating = sum(view.floats(i) for i in range(len(proto.graph.node)))
-    always = {i: places for i, node in enumerate(proto.graph.node) if (places := float32_inputs(node, view.opset, view.form))}
+    always = {
+        i: places for i, node in enumerate(proto.graph.node) if (places := float32_inputs(node, view.opset, view.form))
+    }
     casts = Casts(proto.graph, view.floating, set(kept), wide_inputs, wide_outputs, form, always)
     apart = casts.write() | wide_outputs | {o for i in casts.wide_nodes for o in proto.graph.node[i].output}
     narrowed(proto, form, casts.wide_nodes, apart)
     _drop_unread(proto.graph)
     ends = _end_types(proto)
     if len(kept) == floating and form.dtype.name not in {*ends[0].values(), *ends[1].values()}:
-        notes.append(f"nothing became {form.dtype.name}: every node stays float32, and no engine will be built from the file")
+        notes.append(
+            f"nothing became {form.dtype.name}: every node stays float32, and no engine will be built from the file"
+        )
     _state(proto, to, keep_io, ends)
     _validate(proto)
     account = Account(
-        to, tuple(islands), floating, len(kept), casts.count, (before, _bytes(proto)), calibrated, ran, *ends, notes=tuple(notes)
+        to,
+        tuple(islands),
+        floating,
+        len(kept),
+        casts.count,
+        (before, _bytes(proto)),
+        calibrated,
+        ran,
+        *ends,
+        notes=tuple(notes),
     )
     return proto, account
 
@@ -130,7 +149,9 @@ def request(proto: onnx.ModelProto) -> dict[str, Any]:
     to = asked(proto)
     if not to:
         return {}
-    named = {name: onnx.helper.tensor_dtype_to_np_dtype(kind).name for name, (kind, _) in inferred(proto).items() if kind}
+    named = {
+        name: onnx.helper.tensor_dtype_to_np_dtype(kind).name for name, (kind, _) in inferred(proto).items() if kind
+    }
     return {"precision": to, "types": named}
 
 
@@ -147,7 +168,8 @@ def _check(view: View, form: Format) -> None:
     stated = next((name for name, kind in view.types.items() if kind == other), None)
     if stated is not None:
         raise InputError(
-            f"{stated!r} is {TensorProto.DataType.Name(other).lower()} already, {form.name} was asked for; convert the float32 model"
+            f"{stated!r} is {TensorProto.DataType.Name(other).lower()} already, {form.name} was asked for; convert the"
+            " float32 model"
         )
     if not any(kind == TensorProto.FLOAT for kind in view.types.values()):
         raise InputError(f"nothing in the model is float32, so there is nothing to make {form.name} of")
@@ -173,13 +195,23 @@ def _calibrated(
         require_room(proto, wanted, fit)
         view.ranges = ranges(proto, wanted, fit, progress) | fed(fit)
     except NormdeployError as error:
-        return 0, "", [f"not calibrated, so only constants and kinds of nodes decided: {error}; give inputs with --calibrate in.npz"]
+        return (
+            0,
+            "",
+            [
+                f"not calibrated, so only constants and kinds of nodes decided: {error}; give inputs with --calibrate"
+                " in.npz"
+            ],
+        )
     guessed = "" if inputs else "; the file does not say what values its inputs take: give some with --calibrate in.npz"
     return len(fit), "generated", [f"calibrated on generated inputs{guessed}"] if guessed else []
 
 
-def _ends(proto: onnx.ModelProto, view: View, carried: set[str], keep_io: bool, notes: list[str]) -> tuple[set[str], set[str]]:
-    """The inputs and outputs that stay float32: all where so asked, else those whose values do not fit or whose digits are needed."""
+def _ends(
+    proto: onnx.ModelProto, view: View, carried: set[str], keep_io: bool, notes: list[str]
+) -> tuple[set[str], set[str]]:
+    """The inputs and outputs that stay float32: all where so asked, else those whose values do not fit or whose digits
+    are needed."""
     graph, none = proto.graph, Range(0.0, 0.0)
     inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     outputs = {v.name for v in graph.output if v.type.tensor_type.elem_type == TensorProto.FLOAT}
@@ -190,14 +222,17 @@ def _ends(proto: onnx.ModelProto, view: View, carried: set[str], keep_io: bool, 
     outputs = {name for name in outputs if view.ranges.get(name, none).magnitude > view.form.largest}
     stay = "it stays float32"
     notes += [
-        f"input {name!r} reached {view.ranges[name].magnitude:.3g}, {out_of_range(view, name, carried)}; {stay}" for name in sorted(inputs)
+        f"input {name!r} reached {view.ranges[name].magnitude:.3g}, {out_of_range(view, name, carried)}; {stay}"
+        for name in sorted(inputs)
     ]
     notes += [
-        f"output {name!r} reached {view.ranges[name].magnitude:.3g}, {view.form.name} ends at {view.form.largest:.5g}; {stay}"
+        f"output {name!r} reached {view.ranges[name].magnitude:.3g}, {view.form.name} ends at {view.form.largest:.5g};"
+        f" {stay}"
         for name in sorted(outputs)
     ]
     notes += [
-        f"{graph.node[a.place].op_type} {graph.node[a.place].output[0]!r} is made of the input {name!r}: {a.reason}; {stay}"
+        f"{graph.node[a.place].op_type} {graph.node[a.place].output[0]!r} is made of the input {name!r}: {a.reason};"
+        f" {stay}"
         for name, a in sorted(digits.items())
         if name not in inputs
     ]
@@ -244,7 +279,9 @@ def _validate(proto: onnx.ModelProto) -> None:
     try:
         onnx.shape_inference.infer_shapes(_skeleton(proto), check_type=True, strict_mode=True)
     except Exception as error:
-        raise GraphError(f"half precision could not be written: {' '.join(str(error).split())[:300]}; leave --precision out") from error
+        raise GraphError(
+            f"half precision could not be written: {' '.join(str(error).split())[:300]}; leave --precision out"
+        ) from error
 
 
 def _skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -253,11 +290,16 @@ def _skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
     weights = [t for t in light.graph.initializer if int(np.prod(t.dims)) > 512]
     small = [t for t in light.graph.initializer if int(np.prod(t.dims)) <= 512]
     listed = {v.name for v in light.graph.input}
-    light.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights if t.name not in listed)
+    light.graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights if t.name not in listed
+    )
     del light.graph.initializer[:]
     light.graph.initializer.extend(small)
     return light
 
 
 def _bytes(proto: onnx.ModelProto) -> int:
-    return sum(int(np.prod(t.dims)) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize for t in proto.graph.initializer)
+    return sum(
+        int(np.prod(t.dims)) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize
+        for t in proto.graph.initializer
+    )

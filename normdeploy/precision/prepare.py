@@ -1,4 +1,5 @@
-"""What half precision needs of a file before: constants as initializers, no functions of others, an opset that has the type."""
+"""What half precision needs of a file before: constants as initializers, no functions of others, an opset that has the
+type."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _OLDEST = 16  # the first whose ops all tell their bfloat16
 
 
 def prepared(proto: onnx.ModelProto, form: Format) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy whose functions are this project's own alone and whose constants are initializers, at an opset that has the type.
+    """A copy whose functions are this project's own alone and whose constants are initializers, at an opset that has
+    the type.
 
     Raises:
         GraphError: a function of the file bears the name of a standard op.
@@ -28,8 +30,9 @@ def prepared(proto: onnx.ModelProto, form: Format) -> tuple[onnx.ModelProto, lis
     shadow = next((f.name for f in proto.functions if f.domain in STANDARD and shadowing(f)), None)
     if shadow is not None:
         raise GraphError(
-            f"the file has a function {shadow!r} in ONNX's own domain, and runtimes don't agree whether it or ONNX's op of that name "
-            "counts, so half precision can't be written; rename the function, or put it into a domain of its own"
+            f"the file has a function {shadow!r} in ONNX's own domain, and runtimes don't agree whether it or ONNX's op"
+            " of that name counts, so half precision can't be written; rename the function, or put it into a domain of"
+            " its own"
         )
     notes: list[str] = []
     foreign = [(f.domain, f.name) for f in proto.functions if f.domain != DOMAIN]
@@ -40,14 +43,20 @@ def prepared(proto: onnx.ModelProto, form: Format) -> tuple[onnx.ModelProto, lis
             proto.graph.input.remove(v)
         proto.ir_version = IR_OF_CONSTANTS
     lifted(proto.graph)
-    for node in proto.graph.node:  # `rewriting.residuals` wrote it for float32; onnxruntime 1.31.1 crashes on several Sums of halves
+    for node in (
+        proto.graph.node
+    ):  # `rewriting.residuals` wrote it for float32; onnxruntime 1.31.1 crashes on several Sums of halves
         if node.op_type == "Sum" and len(node.input) == 2 and node.domain in STANDARD:
             node.op_type = "Add"
     if form.onnx == TensorProto.BFLOAT16 and _OLDEST <= opset_of(proto) < _NEWER and _gains(proto, form):
         if stuck := needs_conversion(proto, _NEWER):
-            notes.append(f"{stuck[0]} means something else at opset {_NEWER}: ops without bfloat16 below it stay float32")
+            notes.append(
+                f"{stuck[0]} means something else at opset {_NEWER}: ops without bfloat16 below it stay float32"
+            )
         else:
-            notes.append(f"the file has opset {_NEWER} now, the first in which {', '.join(_gains(proto, form))} may be bfloat16")
+            notes.append(
+                f"the file has opset {_NEWER} now, the first in which {', '.join(_gains(proto, form))} may be bfloat16"
+            )
             proto = renumbered(proto, _NEWER)
     return proto, notes
 
@@ -60,7 +69,13 @@ def _gains(proto: onnx.ModelProto, form: Format) -> list[str]:
         allowed = allowed_types(op, version)
         return allowed is not None and any(wanted in kinds for side in allowed for kinds in side)
 
-    return sorted({n.op_type for n in proto.graph.node if n.domain in ("", "ai.onnx") and has(n.op_type, _NEWER) > has(n.op_type, opset)})
+    return sorted(
+        {
+            n.op_type
+            for n in proto.graph.node
+            if n.domain in ("", "ai.onnx") and has(n.op_type, _NEWER) > has(n.op_type, opset)
+        }
+    )
 
 
 def opset_of(proto: onnx.ModelProto) -> int:
@@ -79,7 +94,7 @@ def types_of(proto: onnx.ModelProto) -> dict[str, int]:
         for name in node.output:
             if name and name not in found and node.domain not in ("", "ai.onnx"):
                 raise GraphError(
-                    f"the type of {name!r}, which {node.domain}.{node.op_type} {node.name!r} makes, is not known, so half precision "
-                    "can't be written around it; state it in the file's value_info"
+                    f"the type of {name!r}, which {node.domain}.{node.op_type} {node.name!r} makes, is not known, so"
+                    " half precision can't be written around it; state it in the file's value_info"
                 )
     return found

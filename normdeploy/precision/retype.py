@@ -1,12 +1,16 @@
 """The plain part of half precision: which element types stand where, once it is settled which nodes stay float32.
 
-onnxruntime's float16 converter decides it (``onnxruntime.transformers.float16``), but is kept from what it does wrong (1.31):
+onnxruntime's float16 converter decides it (``onnxruntime.transformers.float16``), but is kept from what it does wrong
+(1.31):
 
-- values: it moves every number below 6e-8 to 6e-8 and cuts off at 65504. It gets a file without weights, decides on types alone, and the
-  values are rounded here, from the original float32, to nearest even. So bfloat16 is the same decision with the other type in its place.
-- nodes kept in float32: two that read one tensor get two Casts of one name, and one inside a body gets its Cast outside. What is to stay
-  float32 bears a private type instead while the converter runs; it touches float32 alone, and its own lists of such nodes stay empty.
-- order, functions, shape inference: the Casts are written here, in order; functions are not its business; it gets no file to infer.
+- values: it moves every number below 6e-8 to 6e-8 and cuts off at 65504. It gets a file without weights, decides on
+  types alone, and the values are rounded here, from the original float32, to nearest even. So bfloat16 is the same
+  decision with the other type in its place.
+- nodes kept in float32: two that read one tensor get two Casts of one name, and one inside a body gets its Cast
+  outside. What is to stay float32 bears a private type instead while the converter runs; it touches float32 alone, and
+  its own lists of such nodes stay empty.
+- order, functions, shape inference: the Casts are written here, in order; functions are not its business; it gets no
+  file to infer.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from ..storage.protos import graphs
 
 _HIDDEN = 4242  # no element type of ONNX
 _TYPED = ("to", "dtype")  # attributes that hold an element type
-_WITHOUT = frozenset({"ConstantOfShape", "RandomNormal", "RandomUniform", "SequenceEmpty"})  # they make float32 where none is named
+_WITHOUT = frozenset(
+    {"ConstantOfShape", "RandomNormal", "RandomUniform", "SequenceEmpty"}
+)  # they make float32 where none is named
 
 Change = Callable[[int], int]
 
@@ -62,7 +68,9 @@ FORMATS = {
 }
 
 
-def narrowed(proto: onnx.ModelProto, form: Format, wide_nodes: Iterable[int], wide_tensors: Iterable[str]) -> onnx.ModelProto:
+def narrowed(
+    proto: onnx.ModelProto, form: Format, wide_nodes: Iterable[int], wide_tensors: Iterable[str]
+) -> onnx.ModelProto:
     """``proto``, changed in place: float32 becomes ``form`` but for the nodes (by place) and tensors (by name) named.
 
     Casts between the two must stand there already: those to ``form`` as Casts to float32 that are no ``wide_nodes``.
@@ -78,9 +86,15 @@ def narrowed(proto: onnx.ModelProto, form: Format, wide_nodes: Iterable[int], wi
         if v.name in apart:
             _of_type(v.type, hide)
     weights = _without_weights(graph, apart)
-    held = [numpy_helper.to_array(a.t) if a.t.data_type == TensorProto.FLOAT else None for n in graph.node for a in n.attribute]
+    held = [
+        numpy_helper.to_array(a.t) if a.t.data_type == TensorProto.FLOAT else None
+        for n in graph.node
+        for a in n.attribute
+    ]
     convert_float_to_float16(proto, disable_shape_infer=True, op_block_list=[], node_block_list=[])
-    for values, attribute in zip(held, (a for n in graph.node for a in n.attribute), strict=False):  # what it adds stands at the end
+    for values, attribute in zip(
+        held, (a for n in graph.node for a in n.attribute), strict=False
+    ):  # what it adds stands at the end
         if values is not None and attribute.t.data_type == TensorProto.FLOAT16:
             attribute.t.CopyFrom(numpy_helper.from_array(form.rounded(values)))
     _of_graph(graph, _swap({TensorProto.FLOAT16: form.onnx}))
@@ -110,7 +124,9 @@ def _explicit(node: onnx.NodeProto, form: Format) -> None:
     if node.op_type not in _WITHOUT or any(a.name in ("value", "dtype") for a in node.attribute):
         return
     if node.op_type == "ConstantOfShape":
-        node.attribute.append(onnx.helper.make_attribute("value", onnx.helper.make_tensor("value", TensorProto.FLOAT, [1], [0.0])))
+        node.attribute.append(
+            onnx.helper.make_attribute("value", onnx.helper.make_tensor("value", TensorProto.FLOAT, [1], [0.0]))
+        )
     else:
         node.attribute.append(onnx.helper.make_attribute("dtype", TensorProto.FLOAT))
 
@@ -177,7 +193,9 @@ class Casts:
         self._is_wide = {v.name: v.name in wide_inputs for v in graph.input if v.name in floating}
         self._weights = {t.name: t for t in graph.initializer if t.name in floating and t.name not in self._is_wide}
         narrow = self._narrow_readers()
-        self._wide_weights = {k: k if k not in narrow and t.data_type == TensorProto.FLOAT else "" for k, t in self._weights.items()}
+        self._wide_weights = {
+            k: k if k not in narrow and t.data_type == TensorProto.FLOAT else "" for k, t in self._weights.items()
+        }
         self._taken = {o for n in graph.node for o in n.output} | {t.name for t in (*graph.input, *graph.initializer)}
         self._renamed: dict[str, str] = {}
         self._made: dict[tuple[str, bool], str] = {}
@@ -189,7 +207,9 @@ class Casts:
 
     def _narrow_readers(self) -> set[str]:
         narrow = [(place, node) for place, node in enumerate(self._graph.node) if place not in self._wide]
-        read = {name for place, node in narrow for k, name in enumerate(node.input) if k not in self._always.get(place, ())}
+        read = {
+            name for place, node in narrow for k, name in enumerate(node.input) if k not in self._always.get(place, ())
+        }
         return read | {v.name for v in self._graph.output}
 
     def write(self) -> set[str]:
@@ -252,7 +272,9 @@ class Casts:
     def _weight(self, name: str) -> str:
         if not self._wide_weights[name]:
             self._wide_weights[name] = self._fresh(f"{name}_{_said(True, self._form)}")
-            self._copies.append(numpy_helper.from_array(values(self._weights[name]).astype(np.float32), self._wide_weights[name]))
+            self._copies.append(
+                numpy_helper.from_array(values(self._weights[name]).astype(np.float32), self._wide_weights[name])
+            )
         return self._wide_weights[name]
 
     def _cast(self, source: str, made: str, wide: bool, like: onnx.NodeProto | None) -> None:

@@ -1,7 +1,8 @@
 """Half precision on a machine without kernels for it: every operator in float32, each result rounded to its half type.
 
-That is what a GPU does node by node: it accumulates in float32 and stores half. onnxruntime's CPU provider has no bfloat16 kernels to
-speak of, and for float16 it casts whole stretches to float32 and rounds at their ends only, so by itself it shows less error than there is.
+That is what a GPU does node by node: it accumulates in float32 and stores half. onnxruntime's CPU provider has no
+bfloat16 kernels to speak of, and for float16 it casts whole stretches to float32 and rounds at their ends only, so by
+itself it shows less error than there is.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def stepwise(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A float32 model that gives what ``proto`` gives where each node computes in float32 and rounds to the types that ``proto`` states.
+    """A float32 model that gives what ``proto`` gives where each node computes in float32 and rounds to the types that
+    ``proto`` states.
 
-    Inputs and outputs that are half become float32: feed values that are half numbers already. ``proto`` is not changed.
+    Inputs and outputs that are half become float32: feed values that are half numbers already. ``proto`` is not
+    changed.
 
     Raises:
         GraphError: a body of control flow holds weights in half precision.
@@ -62,4 +65,6 @@ def widened(node: onnx.NodeProto) -> None:
         if a.type == onnx.AttributeProto.TENSOR and a.t.data_type in _HALVES:
             a.t.CopyFrom(onnx.numpy_helper.from_array(values(a.t).astype("float32")))
         if any(t.data_type in _HALVES for body in graphs(a) for t in body.initializer):
-            raise GraphError(f"{node.op_type} {node.name!r} has half precision in its body, which is not taken apart here")
+            raise GraphError(
+                f"{node.op_type} {node.name!r} has half precision in its body, which is not taken apart here"
+            )

@@ -1,4 +1,5 @@
-"""Arithmetic on `Value`s, and sums over their axes; a division asks for its premise where it is made (docs/certificates.md)."""
+"""Arithmetic on `Value`s, and sums over their axes; a division asks for its premise where it is made
+(docs/certificates.md)."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class Arithmetic(Sampler):
         return tuple(common), arrays
 
     def _one_axis(self, column: Sequence[Atoms], varying: Sequence[bool]) -> Atoms:
-        """The atoms of axes that lie over each other. What does not vary along its axis, as an Expand leaves it, is cut as the others."""
+        """The atoms of axes that lie over each other. What does not vary along its axis, as an Expand leaves it, is cut
+        as the others."""
         atoms: Atoms = ()
         for i in sorted(range(len(column)), key=lambda i: not varying[i]):  # those that vary say how it is cut
             if varying[i] or not atoms or not column[i] or product(atoms) != product(column[i]):
@@ -69,7 +71,12 @@ class Arithmetic(Sampler):
         return atoms
 
     def _two(
-        self, x: Value, y: Value, exact: Callable[[Array, Array], Array], real: Callable[[Array, Array], Array], degree: Degree
+        self,
+        x: Value,
+        y: Value,
+        exact: Callable[[Array, Array], Array],
+        real: Callable[[Array, Array], Array],
+        degree: Degree,
     ) -> Value:
         axes, ((a, f), (b, g)) = self.over_each_other(x, y)
         made = None if a is None or b is None else exact(a, b)
@@ -102,7 +109,11 @@ class Arithmetic(Sampler):
         z = self._two(x, y, lambda a, b: a * b % p, np.multiply, x.degree.times(y.degree))
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
         z.nonzero = x.nonzero and y.nonzero
-        if (x.roots is not None or x.nonzero) and (y.roots is not None or y.nonzero) and not (x.roots is y.roots is None):
+        if (
+            (x.roots is not None or x.nonzero)
+            and (y.roots is not None or y.nonzero)
+            and not (x.roots is y.roots is None)
+        ):
             z.roots = (x.roots or frozenset()) | (y.roots or frozenset())
         if x.size is not None and y.size is not None:
             z.size = x.size * y.size
@@ -159,7 +170,10 @@ class Arithmetic(Sampler):
             power = y
             for j in range(1, 5):  # y² = r·W^j
                 if (
-                    self.multiple(self.mul(y, y), radicand.w if j == 1 else (power := self.mul(power if j > 2 else radicand.w, radicand.w)))
+                    self.multiple(
+                        self.mul(y, y),
+                        radicand.w if j == 1 else (power := self.mul(power if j > 2 else radicand.w, radicand.w)),
+                    )
                     is not None
                 ):
                     self.divided |= {i} if radicand.w.sign != POSITIVE else set()
@@ -205,7 +219,11 @@ class Arithmetic(Sampler):
             made = made.reshape([made.shape[i] for i in kept])
         with np.errstate(all="ignore"):
             floats = contracted(f, g, slots)
-        z = Value(tuple(() if i in axes else axis for i, axis in enumerate(common)), made, floats.reshape([floats.shape[i] for i in kept]))
+        z = Value(
+            tuple(() if i in axes else axis for i, axis in enumerate(common)),
+            made,
+            floats.reshape([floats.shape[i] for i in kept]),
+        )
         z.data = x.data or y.data
         z.degree = x.degree.times(y.degree).repeated(own).over(atom for axis in axes for atom in common[axis])
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
@@ -269,7 +287,8 @@ class Arithmetic(Sampler):
         return None if found is None else self._positive(*found, t, w)
 
     def multiple(self, t: Value, w: Value) -> tuple[int, float] | None:
-        """t/w where it is one number at all points: its residue and its value. One point fixes the number, the others test it."""
+        """t/w where it is one number at all points: its residue and its value. One point fixes the number, the others
+        test it."""
         if t.a is None or w.a is None or self.gf is None:
             return None
         (mine, a), (theirs, b) = t.varying(t.a), w.varying(w.a)
@@ -284,8 +303,9 @@ class Arithmetic(Sampler):
         return r, value
 
     def _positive(self, r: int, value: float, t: Value, w: Value) -> tuple[int, float] | None:
-        """A number r, t/w or t·w, and its value where it is positive at every size and for the constants as they are: by the structure
-        of both, or as a fraction of small height, times powers of sizes. A value at one size shows nothing."""
+        """A number r, t/w or t·w, and its value where it is positive at every size and for the constants as they are:
+        by the structure of both, or as a fraction of small height, times powers of sizes. A value at one size shows
+        nothing."""
         assert self.gf is not None
         if t.sign == w.sign == POSITIVE and value > 0:
             return r, value
@@ -306,7 +326,9 @@ class Arithmetic(Sampler):
         return found
 
 
-_HEIGHT = 100  # bits of a fraction that is read from its residue: of all residues 2^-60 have one, and the float has to agree
+_HEIGHT = (
+    100  # bits of a fraction that is read from its residue: of all residues 2^-60 have one, and the float has to agree
+)
 
 
 def _moved_by(x: Value, number: Value) -> tuple[Any, int] | None:
@@ -318,7 +340,8 @@ def _moved_by(x: Value, number: Value) -> tuple[Any, int] | None:
 
 
 def fixed_axes(axes: Axes, *values: Value) -> frozenset[Any]:
-    """The axes along which a root or a divisor of one of the values varies, by the names that they have in ``axes``, their common ones."""
+    """The axes along which a root or a divisor of one of the values varies, by the names that they have in ``axes``,
+    their common ones."""
     found = set().union(*(v.fixed for v in values))
     for v in values:
         for own, common in zip(reversed(v.axes), reversed(axes), strict=False):

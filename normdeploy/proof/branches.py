@@ -1,16 +1,18 @@
 """Parallel branches as one convolution: its weight as an expression, and the two lemmas that its proof needs.
 
-**Displacements.** Tap t of a convolution reads, for the output at place s, the input at place s·stride + e with e = t·dilation − pad, or a
-zero where there is none. So two taps with the same stride and e, over the same input and with as many outputs, read the same numbers
-whatever kernels they belong to: one linear map G_e of the places. With stride 1, e = 0 and as many outputs as inputs it is the identity.
-Proof: t and pad enter the place in e alone; s·1 + 0 = s, for which there is a place. ∎ In the field G_e is a matrix of random elements for
-each e (`normdeploy.proof.linear`), the identity where it is that; what holds for all such matrices holds for these. Each tap has a point of
-its own, and so has each zero that is put around a smaller kernel.
+**Displacements.** Tap t of a convolution reads, for the output at place s, the input at place s·stride + e with e =
+t·dilation − pad, or a zero where there is none. So two taps with the same stride and e, over the same input and with as
+many outputs, read the same numbers whatever kernels they belong to: one linear map G_e of the places. With stride 1, e
+= 0 and as many outputs as inputs it is the identity.
+Proof: t and pad enter the place in e alone; s·1 + 0 = s, for which there is a place. ∎ In the field G_e is a matrix of
+random elements for each e (`normdeploy.proof.linear`), the identity where it is that; what holds for all such matrices
+holds for these. Each tap has a point of its own, and so has each zero that is put around a smaller kernel.
 
-**The unit matrix.** Of an axis of n places k hold values of their own and the others one, all the same (docs/certificates.md); the point
-of the others has the weight n − k. The unit matrix maps tensors that are such to such, the common value to itself. As a weight
-that is summed over with the points' weights w it is therefore δ/w: Σⱼ wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. It is equal for any order of the places and of
-degree 0, so that the argument of degrees goes through. ∎ It is used as a part of a weight that is summed over, nowhere else.
+**The unit matrix.** Of an axis of n places k hold values of their own and the others one, all the same
+(docs/certificates.md); the point of the others has the weight n − k. The unit matrix maps tensors that are such to
+such, the common value to itself. As a weight that is summed over with the points' weights w it is therefore δ/w: Σⱼ
+wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. It is equal for any order of the places and of degree 0, so that the argument of degrees goes
+through. ∎ It is used as a part of a weight that is summed over, nowhere else.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from .value import Array, Value
 
 @dataclass(frozen=True)
 class Branch:
-    """``sign`` times a convolution (`normdeploy.passes.linear.Linear`), or times the scale and shift that ``chain`` is of the input.
+    """``sign`` times a convolution (`normdeploy.passes.linear.Linear`), or times the scale and shift that ``chain`` is
+    of the input.
 
     ``at``: the place of its first tap in the kernel that is written, for each axis.
     """
@@ -47,7 +50,8 @@ class Branch:
 
 @dataclass(frozen=True)
 class Branches:
-    """The constants of a convolution that branches were merged into, and what they are made of; ``frame`` has its kernel and attributes."""
+    """The constants of a convolution that branches were merged into, and what they are made of; ``frame`` has its
+    kernel and attributes."""
 
     parts: tuple[Branch, ...]
     frame: Any
@@ -75,12 +79,18 @@ class Branches:
         return [t for c in self.chains for t in c.leaves]
 
     def told(self, names: Mapping[int, object]) -> tuple[object, ...]:
-        """Equal for merges that differ in the elements of larger constants alone. ``names``: as for `Region.template_of`."""
-        kinds = ((p.sign, p.linear is None, p.at, p.chain and p.chain.template_of(names), p.linear and p.linear.biased) for p in self.parts)
+        """Equal for merges that differ in the elements of larger constants alone. ``names``: as for
+        `Region.template_of`."""
+        kinds = (
+            (p.sign, p.linear is None, p.at, p.chain and p.chain.template_of(names), p.linear and p.linear.biased)
+            for p in self.parts
+        )
         return ("branches", *kinds, self.bias is None)
 
 
-def given_of(m: Machine, graph: Graph, e: Branches, scale_and_shift: Any, bias_of: Any, absolute: bool) -> dict[int, Value]:
+def given_of(
+    m: Machine, graph: Graph, e: Branches, scale_and_shift: Any, bias_of: Any, absolute: bool
+) -> dict[int, Value]:
     """The weight and the bias by their ids. ``scale_and_shift``, ``bias_of``: `normdeploy.proof.folds`."""
     rank, n = e.frame.w.ndim - 2, e.frame.channels
     kernel = [int(k) for k in e.frame.w.shape[2:]]
@@ -113,11 +123,17 @@ def _channels(m: Machine, v: Value, n: int) -> Value:
     kept = [i for i, k in enumerate(array.shape[1:], start=1) if k > 1]
     if not kept:
         flat = (1,) * (1 + len(atoms))
-        return Value((atoms,), None if v.a is None else v.a.reshape(v.a.shape[0], *flat[1:]), v.f.reshape(v.f.shape[0], *flat[1:]))
+        return Value(
+            (atoms,),
+            None if v.a is None else v.a.reshape(v.a.shape[0], *flat[1:]),
+            v.f.reshape(v.f.shape[0], *flat[1:]),
+        )
     first = 1 + sum(len(axis) for axis in v.axes[:1])
     slots = range(first, first + len(atoms))
     shape = [array.shape[s] for s in slots]
-    return Value((atoms,), None if v.a is None else v.a.reshape(v.a.shape[0], *shape), v.f.reshape(v.f.shape[0], *shape))
+    return Value(
+        (atoms,), None if v.a is None else v.a.reshape(v.a.shape[0], *shape), v.f.reshape(v.f.shape[0], *shape)
+    )
 
 
 def _unit(m: Machine, channels: int, inputs: int) -> Value:

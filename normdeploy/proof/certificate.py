@@ -1,4 +1,5 @@
-"""What a proof found, as the certificate that goes into the report: one wording for norms, folds, joins, foreign ops and plugins."""
+"""What a proof found, as the certificate that goes into the report: one wording for norms, folds, joins, foreign ops
+and plugins."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from ..records import Certificate
 from .errors import NotProved, Why
 from .prove import Identity
 
-NOT_KNOWN = frozenset({Why.OP.name, Why.SIZE.name, Why.LAYOUT.name, Why.LIMIT.name})  # nobody can say what it is at every input
+NOT_KNOWN = frozenset(
+    {Why.OP.name, Why.SIZE.name, Why.LAYOUT.name, Why.LIMIT.name}
+)  # nobody can say what it is at every input
 
 
 def certificate_of(found: Identity | NotProved, more: str = "") -> Certificate:
@@ -14,10 +17,29 @@ def certificate_of(found: Identity | NotProved, more: str = "") -> Certificate:
     if isinstance(found, NotProved):
         at = f" (at {found.culprit!r})" if found.culprit and found.culprit not in found.reason else ""
         return Certificate(
-            False, float("inf"), 0.0, 0, "", method="exact", why=found.why.name, note=found.reason + at, culprit=found.culprit
+            False,
+            float("inf"),
+            0.0,
+            0,
+            "",
+            method="exact",
+            why=found.why.name,
+            note=found.reason + at,
+            culprit=found.culprit,
         )
     note = "; ".join(filter(None, (_told(found), more)))
-    return Certificate(True, 0.0, 0.0, found.points, "", method="exact", bits=found.bits, degree=found.degree, gains=found.gains, note=note)
+    return Certificate(
+        True,
+        0.0,
+        0.0,
+        found.points,
+        "",
+        method="exact",
+        bits=found.bits,
+        degree=found.degree,
+        gains=found.gains,
+        note=note,
+    )
 
 
 def _told(found: Identity) -> str:

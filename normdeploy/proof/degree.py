@@ -1,7 +1,8 @@
-"""How many places of an atom a monomial speaks of at most: what says how many points show an identity (docs/certificates.md, few points).
+"""How many places of an atom a monomial speaks of at most: what says how many points show an identity
+(docs/certificates.md, few points).
 
-Two counts bound it. Factors: each names the places of its element, those of the result included. Sums: each speaks of one place; what is
-no sum speaks of the result's own places, which are parameters.
+Two counts bound it. Factors: each names the places of its element, those of the result included. Sums: each speaks of
+one place; what is no sum speaks of the result's own places, which are parameters.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ class Degree:
 
     def opaque(self) -> Degree:
         """Of an unknown function of it."""
-        return Degree({k: (max(n, 1), 0) for k, (n, _) in (self.counts or {ALL: _NONE}).items() if not isinstance(k, tuple)})
+        return Degree(
+            {k: (max(n, 1), 0) for k, (n, _) in (self.counts or {ALL: _NONE}).items() if not isinstance(k, tuple)}
+        )
 
     def both(self) -> dict[Key, int]:
         """Numerator and denominator together."""

@@ -1,8 +1,9 @@
 """Arithmetic modulo a random prime p of 160 bits or more, p ≡ 3 (mod 4), on numpy arrays of Python's integers.
 
-One prime of this length takes the place of five of 31 bits: an identity of degree D that fails over the rationals holds at a random point
-with a probability of at most D/p (Schwartz 1980, Zippel 1979), and the arrays are small. −1 is no square modulo p, so of the two roots of a
-square exactly one is a square itself, the principal root: √t = t^((p+1)/4). Principal roots multiply: √a·√b = √(ab).
+One prime of this length takes the place of five of 31 bits: an identity of degree D that fails over the rationals holds
+at a random point with a probability of at most D/p (Schwartz 1980, Zippel 1979), and the arrays are small. −1 is no
+square modulo p, so of the two roots of a square exactly one is a square itself, the principal root: √t = t^((p+1)/4).
+Principal roots multiply: √a·√b = √(ab).
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class Field:
 
 @lru_cache(maxsize=16)
 def field(number: int, length: int = BITS) -> Field:
-    """One of the fields of this process, with a prime of ``length`` bits that the system drew: nobody can write a file for it."""
+    """One of the fields of this process, with a prime of ``length`` bits that the system drew: nobody can write a file
+    for it."""
     rng = random.SystemRandom()
     while True:
         p = rng.getrandbits(length) | (1 << (length - 1)) | 3  # ≡ 3 (mod 4)

@@ -1,12 +1,14 @@
 """The parameters of a fold as expressions: what a folded weight is before it is rounded.
 
-A chain of scales and shifts computes y = a·z + b of its input z, with b = chain(0) and a = chain(1) − b. A linear op takes them as
+A chain of scales and shifts computes y = a·z + b of its input z, with b = chain(0) and a = chain(1) − b. A linear op
+takes them as
 
     output channels   W' = a·W      c' = a·c + b
     input channels    W' = W·a      c' = c + Σ W·b
 
-(`normdeploy.passes.linear`). Here the same is worked out in the field, from the file's own nodes, and put in the place of the new
-constants; the proof that before and after agree then holds for these, and each stored number is compared with its own.
+(`normdeploy.passes.linear`). Here the same is worked out in the field, from the file's own nodes, and put in the place
+of the new constants; the proof that before and after agree then holds for these, and each stored number is compared
+with its own.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from .value import Value
 class Expressions:
     """What the constants of a fold are made of: the chain's scale a and shift b.
 
-    ``chain``: from z to y. ``scale``, ``shift``, ``ratio``: constants that hold a, b and b/a themselves. ``shares``: the linear ops that
-    take them (`normdeploy.passes.batch.Share`).
+    ``chain``: from z to y. ``scale``, ``shift``, ``ratio``: constants that hold a, b and b/a themselves. ``shares``:
+    the linear ops that take them (`normdeploy.passes.batch.Share`).
     """
 
     chain: Region
@@ -55,8 +57,12 @@ class Expressions:
         return self.chain.leaves
 
     def told(self, names: Mapping[int, object]) -> tuple[object, ...]:
-        """Equal for folds that differ in the elements of larger constants alone. ``names``: as for `Region.template_of`."""
-        return (self.chain.template_of(names), *((s.side, s.linear.node.op, s.start, s.whole, s.bias is None) for s in self.shares))
+        """Equal for folds that differ in the elements of larger constants alone. ``names``: as for
+        `Region.template_of`."""
+        return (
+            self.chain.template_of(names),
+            *((s.side, s.linear.node.op, s.start, s.whole, s.bias is None) for s in self.shares),
+        )
 
     def constants(self) -> list[gs.Constant]:
         """All that the fold computed."""
@@ -88,11 +94,14 @@ def given(m: Machine, graph: Graph, e: Expressions | Branches, absolute: bool = 
 
 
 def _scale_and_shift(m: Machine, graph: Graph, chain: Region) -> tuple[Value, Value]:
-    """a = (chain(s) − chain(−s))/2s and b = chain(0); a large s, so that floats lose nothing where b is large against a."""
+    """a = (chain(s) − chain(−s))/2s and b = chain(0); a large s, so that floats lose nothing where b is large against
+    a."""
     axes = tuple(m.plan.atoms(s) for s in m.plan.stated(shape_of(graph, chain.leaves[0])))
     numbers = [m.number(n) for n in (0, 2**40, -(2**40))]  # as three draws of one evaluation
     flat = (len(numbers), *(1,) * sum(len(x) for x in axes))
-    exact = None if m.gf is None else np.concatenate([n.a.reshape(-1) for n in numbers if n.a is not None]).reshape(flat)
+    exact = (
+        None if m.gf is None else np.concatenate([n.a.reshape(-1) for n in numbers if n.a is not None]).reshape(flat)
+    )
     z = Value(axes, exact, np.concatenate([n.f.reshape(-1) for n in numbers]).reshape(flat))
     y = run(m, chain, {id(chain.leaves[0]): z})
     b, high, low = (_draw(y, i) for i in range(len(numbers)))
@@ -104,7 +113,9 @@ def _scale_and_shift(m: Machine, graph: Graph, chain: Region) -> tuple[Value, Va
 def _draw(y: Value, i: int) -> Value:
     """One draw of several; what does not depend on the draws has one."""
     place = slice(i, i + 1)
-    return replace(y, a=None if y.a is None else y.a[place] if len(y.a) > 1 else y.a, f=y.f[place] if len(y.f) > 1 else y.f)
+    return replace(
+        y, a=None if y.a is None else y.a[place] if len(y.a) > 1 else y.a, f=y.f[place] if len(y.f) > 1 else y.f
+    )
 
 
 def _laid(m: Machine, v: Value, shape: Sequence[int]) -> Value:
@@ -153,7 +164,9 @@ def _vector(m: Machine, v: Value, n: int, share: Any) -> Value:
     def cut(x: Any) -> Any:
         return x[:, part].reshape(x.shape[0], *counts)
 
-    return Value((atoms,), None if whole.a is None else cut(whole.a), cut(whole.f), sign=whole.sign, degree=whole.degree)
+    return Value(
+        (atoms,), None if whole.a is None else cut(whole.a), cut(whole.f), sign=whole.sign, degree=whole.degree
+    )
 
 
 def _shared(m: Machine, graph: Graph, share: Any, a: Value, b: Value | None, absolute: bool) -> dict[int, Value]:
@@ -179,7 +192,8 @@ def _shared(m: Machine, graph: Graph, share: Any, a: Value, b: Value | None, abs
 
 
 def _bias(m: Machine, graph: Graph, linear: Any) -> Value:
-    """The bias before as a vector over the output channels: its own, times beta, or the constant that is added behind a MatMul."""
+    """The bias before as a vector over the output channels: its own, times beta, or the constant that is added behind a
+    MatMul."""
     if linear.biased:
         c = _flat(constant(m, graph, linear.node.inputs[2]))
         beta = linear.node.attrs.get("beta", 1.0) if linear.node.op == "Gemm" else 1.0

@@ -1,15 +1,17 @@
-"""Norm ops that are not standard ONNX, each by its owner's definition on `Value`s: what an expansion of one is proved against.
+"""Norm ops that are not standard ONNX, each by its owner's definition on `Value`s: what an expansion of one is proved
+against.
 
-- onnxruntime's contrib ops: its docs/ContribOperators.md. LayerNormalization and SimplifiedLayerNormalization are registered in the
-  default domain, too, where the standard has none of that name yet; they mean what the standard's LayerNormalization (17) and
-  RMSNormalization (23) mean.
+- onnxruntime's contrib ops: its docs/ContribOperators.md. LayerNormalization and SimplifiedLayerNormalization are
+  registered in the default domain, too, where the standard has none of that name yet; they mean what the standard's
+  LayerNormalization (17) and RMSNormalization (23) mean.
 - GroupNormalization 18: https://onnx.ai/onnx/operators, one scale and bias for each group.
-- TensorRT's plugins, by the README and the plugin creator (which holds the defaults) in each folder of TensorRT's plugin/:
-  groupNormPlugin, groupNormalizationPlugin, layerNormPlugin, instanceNormalizationPlugin, skipLayerNormPlugin.
+- TensorRT's plugins, by the README and the plugin creator (which holds the defaults) in each folder of TensorRT's
+  plugin/: groupNormPlugin, groupNormalizationPlugin, layerNormPlugin, instanceNormalizationPlugin, skipLayerNormPlugin.
 
-A definition gets (machine, inputs, attributes, opset, how many outputs), inputs as `Value`, `Indices` or `Table`, None where left out,
-and gives its outputs. It is written from the op's meaning, not from the nodes that `normdeploy.foreign` writes; where two ops have
-one meaning it is said once. Shapes are in the docstrings, C is the number of channels, H the hidden size.
+A definition gets (machine, inputs, attributes, opset, how many outputs), inputs as `Value`, `Indices` or `Table`, None
+where left out, and gives its outputs. It is written from the op's meaning, not from the nodes that `normdeploy.foreign`
+writes; where two ops have one meaning it is said once. Shapes are in the docstrings, C is the number of channels, H the
+hidden size.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def _transposed(m: Machine, x: Value, perm: Sequence[int]) -> Value:
 
 
 def _layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
-    """LayerNormalization(X, Scale, B) → Y, Mean, InvStdDev, over ``axis`` (−1) and all behind it; Scale and B broadcast to X."""
+    """LayerNormalization(X, Scale, B) → Y, Mean, InvStdDev, over ``axis`` (−1) and all behind it; Scale and B broadcast
+    to X."""
     x, scale, bias = inputs[0], inputs[1], _optional(inputs, 2)
     y, mean, inverse = m.standardized(x, _from(x, int(attrs.get("axis", -1))), attrs.get("epsilon", _EPSILON))
     y = m.mul(y, scale)
@@ -78,13 +81,17 @@ def _layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: i
 def _simplified_layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
     """SimplifiedLayerNormalization(X, scale) → Y, inv_std_var: X/√(mean(X²) + ε)·scale."""
     x = inputs[0]
-    y, _, inverse = m.standardized(x, _from(x, int(attrs.get("axis", -1))), attrs.get("epsilon", _EPSILON), centered=False)
+    y, _, inverse = m.standardized(
+        x, _from(x, int(attrs.get("axis", -1))), attrs.get("epsilon", _EPSILON), centered=False
+    )
     return m.mul(y, inputs[1]), inverse
 
 
 def _skip_layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
-    """SkipLayerNormalization(input, skip, gamma, beta, bias) → output, mean, inv_std_var, input + skip + bias: the layer norm of that
-    sum over H. input of (B, S, H) or (T, H); skip of the same shape, or broadcast to it; gamma, beta and bias of (H)."""
+    """SkipLayerNormalization(input, skip, gamma, beta, bias) → output, mean, inv_std_var, input + skip + bias: the
+    layer norm of that sum over H. input of (B, S, H) or (T, H); skip of the same shape, or broadcast to it; gamma, beta
+    and bias of (H).
+    """
     total = _summed(m, inputs[0], inputs[1], _optional(inputs, 4))
     beta = _optional(inputs, 3)
     y, mean, inverse = m.standardized(total, _last(total), attrs.get("epsilon", _SKIP_EPSILON))
@@ -93,7 +100,8 @@ def _skip_layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outpu
 
 
 def _skip_simplified_layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
-    """SkipSimplifiedLayerNormalization(input, skip, gamma, bias) → output, –, inv_std_var, input + skip + bias: without a mean."""
+    """SkipSimplifiedLayerNormalization(input, skip, gamma, bias) → output, –, inv_std_var, input + skip + bias: without
+    a mean."""
     total = _summed(m, inputs[0], inputs[1], _optional(inputs, 3))
     y, _, inverse = m.standardized(total, _last(total), attrs.get("epsilon", _SKIP_EPSILON), centered=False)
     return m.mul(y, inputs[2]), None, inverse, total
@@ -105,9 +113,11 @@ def _summed(m: Machine, x: Value, skip: Value, bias: Value | None) -> Value:
 
 
 def _embed_layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
-    """EmbedLayerNormalization(ids, segments, word, position and segment table, gamma, beta, mask, position ids) → output, mask_index,
-    embedding_sum: layer norm over H of the sum of the rows that the ids pick (positions: the first S rows where there are no ids);
-    the number of ones in each row of the mask, zeros without one; the sum. ids of (B, S), tables of (·, H)."""
+    """EmbedLayerNormalization(ids, segments, word, position and segment table, gamma, beta, mask, position ids) →
+    output, mask_index,
+    embedding_sum: layer norm over H of the sum of the rows that the ids pick (positions: the first S rows where there
+    are no ids); the number of ones in each row of the mask, zeros without one; the sum. ids of (B, S), tables of (·,
+    H)."""
     ids, segments, words, positions = inputs[:4]
     assert isinstance(ids, Indices)
     assert isinstance(words, Table)
@@ -144,8 +154,8 @@ def _group_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: i
 
 
 def _skip_group_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
-    """SkipGroupNorm(X, gamma, beta, skip, bias): GroupNorm of X + skip + bias, and that sum; skip of X's shape, (N, 1, 1, C) or (N, C),
-    bias of (C)."""
+    """SkipGroupNorm(X, gamma, beta, skip, bias): GroupNorm of X + skip + bias, and that sum; skip of X's shape, (N, 1,
+    1, C) or (N, C), bias of (C)."""
     x, gamma, beta, skip = inputs[:4]
     skip = skip.moved((skip.axes[0], (), (), skip.axes[1])) if len(skip.axes) == 2 else skip
     total = _summed(m, x, skip, _optional(inputs, 4))
@@ -178,8 +188,8 @@ def _trt_layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, output
 
 
 def _trt_instance_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
-    """InstanceNormalization_TRT: x of (N, C, …), scales and bias of (C) as attributes or inputs; where relu, behind it a leaky Relu of
-    slope alpha, by default 0."""
+    """InstanceNormalization_TRT: x of (N, C, …), scales and bias of (C) as attributes or inputs; where relu, behind it
+    a leaky Relu of slope alpha, by default 0."""
     x = inputs[0]
     scale, bias = inputs[1:3] if len(inputs) > 1 else (_vector(m, attrs[name]) for name in ("scales", "bias"))
     y, _, _ = m.standardized(x, range(2, len(x.axes)), attrs["epsilon"])
@@ -188,8 +198,8 @@ def _trt_instance_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, out
 
 
 def _trt_skip_layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
-    """CustomSkipLayerNormPluginDynamic: layer norm of input + skip + bias over H; input and skip of (S, B, H, 1, 1), or with H last; beta,
-    gamma and bias of (H) are attributes."""
+    """CustomSkipLayerNormPluginDynamic: layer norm of input + skip + bias over H; input and skip of (S, B, H, 1, 1), or
+    with H last; beta, gamma and bias of (H) are attributes."""
     total = m.add(inputs[0], inputs[1])
     behind = 2 if len(total.axes) == 5 else 0
     total = m.add(total, _vector(m, attrs["bias"], behind)) if "bias" in attrs else total

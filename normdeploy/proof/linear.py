@@ -1,10 +1,11 @@
 """Convolutions, as sums over taps of gathered places.
 
-y[n, o, s] = Σ_{i,t} W[o, i, t]·(G x)[n, i, s, t], where G takes for each place s of the output and each tap t of the kernel one place of
-the input, or a zero where the kernel reaches into the padding (or, transposed, between the strides). Which place is a matter of strides,
-dilations and pads alone. So an identity that holds for every linear G, the same for the same attributes, whose rows add up to one where
-there are no zeros, holds for these: in the field G is a matrix of random elements, one for each set of attributes. A G that only takes
-places would show little: of few points two taps share one. No stride or dilation makes this larger.
+y[n, o, s] = Σ_{i,t} W[o, i, t]·(G x)[n, i, s, t], where G takes for each place s of the output and each tap t of the
+kernel one place of the input, or a zero where the kernel reaches into the padding (or, transposed, between the
+strides). Which place is a matter of strides, dilations and pads alone. So an identity that holds for every linear G,
+the same for the same attributes, whose rows add up to one where there are no zeros, holds for these: in the field G is
+a matrix of random elements, one for each set of attributes. A G that only takes places would show little: of few points
+two taps share one. No stride or dilation makes this larger.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def _convolution(transposed: bool) -> Op:
 
 
 def _gathered_once(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
-    """`_gathered`, computed once for all convolutions of one input that read alike: the one before and the one after do."""
+    """`_gathered`, computed once for all convolutions of one input that read alike: the one before and the one after
+    do."""
     key = (id(x.a), id(x.f), x.axes, kernel, transposed, *(_said(attrs, i, len(kernel)) for i in range(len(kernel))))
     if key not in m.gathered:
         m.gathered[key] = x, m.node, _gathered(m, x, kernel, attrs, transposed)
@@ -100,7 +102,9 @@ def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, tran
         if x.degree.divided and any(axis_of(atom) in x.fixed for atom in source):
             raise NotProved(Why.LIMIT, "a convolution of places that are divided by statistics of their own")
         label = (_PLACES, m.node, i)
-        places = tuple(Place(a, label) for a in m.plan.atoms(_extent(attrs, i, rank, product(source), kernel[i], transposed)))
+        places = tuple(
+            Place(a, label) for a in m.plan.atoms(_extent(attrs, i, rank, product(source), kernel[i], transposed))
+        )
         tap = m.plan.atoms(kernel[i])
         for atom in tap:
             m.plan.sum_over(atom)
@@ -151,10 +155,18 @@ def _spread(m: Machine, x: Array, at: int, places: Atoms, tap: Atoms) -> Array:
 
 
 def _map(
-    m: Machine, attrs: Attrs, i: int, rank: int, source: Atoms, places: Atoms, tap: Atoms, transposed: bool, exactly: bool
+    m: Machine,
+    attrs: Attrs,
+    i: int,
+    rank: int,
+    source: Atoms,
+    places: Atoms,
+    tap: Atoms,
+    transposed: bool,
+    exactly: bool,
 ) -> tuple[Array, Array | None, Array | None]:
-    """For each place and tap: which point of the input is read, in the field what part of each point (points, places · taps), and a zero
-    where one may stand (None where none may)."""
+    """For each place and tap: which point of the input is read, in the field what part of each point (points, places ·
+    taps), and a zero where one may stand (None where none may)."""
     counts = [int(np.prod([m.plan.count(a) for a in atoms], dtype=int)) for atoms in (source, places, tap)]
     reads = counts[1] * counts[2]
     if m.draws.turn:
@@ -175,7 +187,8 @@ def _map(
 
 
 def _index(points: int, reads: int, said: tuple[Any, ...]) -> Array:
-    """Which point each read takes in floats: all of them, the first and the last by the first and the last, others for other attributes."""
+    """Which point each read takes in floats: all of them, the first and the last by the first and the last, others for
+    other attributes."""
     rng = np.random.default_rng([53, zlib.crc32(repr(said).encode())])
     index = rng.permutation(np.resize(np.arange(points), reads))
     index[0], index[-1] = 0, points - 1
@@ -183,7 +196,8 @@ def _index(points: int, reads: int, said: tuple[Any, ...]) -> Array:
 
 
 def _turned(counts: Sequence[int], said: tuple[Any, ...], turn: int) -> Array:
-    """One place for all taps, so many further on: by one in the first turn, in others by what the attributes make of it."""
+    """One place for all taps, so many further on: by one in the first turn, in others by what the attributes make of
+    it."""
     points, places, taps = counts
     further = 1 if turn == 1 else zlib.crc32(repr((said, turn)).encode()) % points
     return np.repeat((np.arange(places) + further) % points, taps)
@@ -192,7 +206,8 @@ def _turned(counts: Sequence[int], said: tuple[Any, ...], turn: int) -> Array:
 def _by_displacement(
     m: Machine, attrs: Attrs, i: int, rank: int, source: Atoms, places: Atoms, kernel: Size, exactly: bool
 ) -> tuple[Array, Array | None, Array | None]:
-    """As `_map`, one map of the places for each displacement, the same for all convolutions (the lemma of `normdeploy.proof.branches`)."""
+    """As `_map`, one map of the places for each displacement, the same for all convolutions (the lemma of
+    `normdeploy.proof.branches`)."""
     points, outputs = (int(np.prod([m.plan.count(a) for a in atoms], dtype=int)) for atoms in (source, places))
     stride, dilation, _, begin, *_ = _said(attrs, i, rank)
     taps = kernel.number
@@ -203,7 +218,9 @@ def _by_displacement(
         e = tap * dilation - begin
         same = stride == 1 and e == 0 and product(source) == product(places)
         inside = e >= 0 and (product(source) - 1 - (product(places) - 1) * stride - e).not_negative
-        index.append(np.arange(points) if same else np.random.default_rng([53, e + 2**20, stride]).integers(0, points, outputs))
+        index.append(
+            np.arange(points) if same else np.random.default_rng([53, e + 2**20, stride]).integers(0, points, outputs)
+        )
         real.append(np.ones(outputs))
         real[-1][0] = 1.0 if inside else 0.0
         if m.gf is not None and exactly:
@@ -221,7 +238,10 @@ def _by_displacement(
 
 
 def _said(attrs: Attrs, i: int, rank: int) -> tuple[Any, ...]:
-    one = tuple((attrs.get(name) or [default] * rank)[i] for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
+    one = tuple(
+        (attrs.get(name) or [default] * rank)[i]
+        for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+    )
     pads = attrs.get("pads") or [0] * (2 * rank)
     given = attrs.get("output_shape")
     return (*one, pads[i], pads[i + rank], _auto(attrs), None if given is None else tuple(given)[-rank:][i])
@@ -238,7 +258,8 @@ def _pads(attrs: Attrs, i: int, rank: int) -> bool:
 
 
 def _extent(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool) -> Size:
-    """The length of the output along an axis; a symbol of its own, the same for the same attributes, where it is no polynomial."""
+    """The length of the output along an axis; a symbol of its own, the same for the same attributes, where it is no
+    polynomial."""
     stride, dilation, extra, begin, end, auto, given = _said(attrs, i, rank)
     span = (k - 1) * dilation + 1
     if auto == "NOTSET" or (auto == "VALID" and not begin and not end):
@@ -252,7 +273,9 @@ def _extent(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool)
         return Size.of(n.number * stride if transposed else -(-n.number // stride))
     if auto == "NOTSET" and not transposed and span.number is not None:  # ⌊(n − span + begin + end)/stride⌋ + 1
         return Size.unknown(f"convolution of {n} in strides of {stride}", n, begin + end - span.number, stride)
-    return Size.unknown(f"{'transposed ' if transposed else ''}convolution of {n} by {k}", transposed, n, k, *_said(attrs, i, rank))
+    return Size.unknown(
+        f"{'transposed ' if transposed else ''}convolution of {n} by {k}", transposed, n, k, *_said(attrs, i, rank)
+    )
 
 
 TABLE: dict[str, Op] = {"Conv": _convolution(False), "ConvTranspose": _convolution(True)}

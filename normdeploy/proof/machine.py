@@ -1,7 +1,7 @@
 """One evaluation of a piece of a graph: in the field, and beside it in floats.
 
-The ops stand in `normdeploy.proof.ops`; they are made of arithmetic and sums (`normdeploy.proof.arithmetic`), and of the roots here, each
-with the premises of the theorem (docs/certificates.md) checked where it is used.
+The ops stand in `normdeploy.proof.ops`; they are made of arithmetic and sums (`normdeploy.proof.arithmetic`), and of
+the roots here, each with the premises of the theorem (docs/certificates.md) checked where it is used.
 """
 
 from __future__ import annotations
@@ -38,17 +38,22 @@ class Machine(Arithmetic):
         self.node = 0  # id of the node that is evaluated
         self.given: dict[int, Value] = {}  # what constants after are proved to be, by their ids
         self.epsilons: dict[int, Value] = {}  # of nodes, by their ids
-        self.rooted: dict[Atoms, bool] = {}  # along which atoms what roots were taken of varies, and whether it holds sums
+        self.rooted: dict[
+            Atoms, bool
+        ] = {}  # along which atoms what roots were taken of varies, and whether it holds sums
         self.divisors: list[Radicand] = []  # √V + ε
 
     def constant(self, held: Array | Held, narrow: bool = False) -> Value:
-        """As `Sampler.constant`; a number that is the rounding of a fraction of counts is that fraction, where such are read."""
+        """As `Sampler.constant`; a number that is the rounding of a fraction of counts is that fraction, where such are
+        read."""
         held = held if isinstance(held, Held) else Held(held)
         if self.draws.counts and held.finite and held.uniform and held.array.size <= readings.FEW:
             number = held.first()
             reading = readings.of(number, self.draws.counts, held.half)
             if reading is not None:
-                return self._read(tuple(self.plan.atoms(self.plan.length(n)) for n in held.array.shape), number, reading)
+                return self._read(
+                    tuple(self.plan.atoms(self.plan.length(n)) for n in held.array.shape), number, reading
+                )
         return super().constant(held, narrow)
 
     def _read(self, axes: Axes, number: float, reading: readings.Reading) -> Value:
@@ -67,7 +72,9 @@ class Machine(Arithmetic):
             nonzero=True,
         )
 
-    def standardized(self, x: Value, axes: Sequence[int], epsilon: float, centered: bool = True) -> tuple[Value, Value, Value]:
+    def standardized(
+        self, x: Value, axes: Sequence[int], epsilon: float, centered: bool = True
+    ) -> tuple[Value, Value, Value]:
         """((x − mean)/√(variance + ε), mean, 1/√(variance + ε)); without ``centered`` the mean is left at zero."""
         mean = self.mean(x, axes)
         d = self.sub(x, mean) if centered else x
@@ -82,7 +89,8 @@ class Machine(Arithmetic):
         return y, mean, inverse
 
     def epsilon(self, given: float) -> Value:
-        """The epsilon of the node that is evaluated: as given, or the exact one that the nodes before were seen to have."""
+        """The epsilon of the node that is evaluated: as given, or the exact one that the nodes before were seen to
+        have."""
         residue, value = self.draws.epsilons.get(self.node, (None, given))
         e = self.number(value)
         if residue is not None and self.gf is not None:
@@ -114,7 +122,9 @@ class Machine(Arithmetic):
         if not t.data and t.a.size == 1:
             if not t.sign and self._positive(int(t.a.reshape(-1)[0]), float(t.f.reshape(-1)[0]), t, t) is None:
                 raise NotProved(Why.SIGN, "it takes the root of a number that may be negative")
-            made.a = np.full(t.a.shape, self._constant_root(int(t.a.reshape(-1)[0]), float(t.f.reshape(-1)[0])), dtype=object)
+            made.a = np.full(
+                t.a.shape, self._constant_root(int(t.a.reshape(-1)[0]), float(t.f.reshape(-1)[0])), dtype=object
+            )
             return made
         if not t.data and t.sign != POSITIVE:
             raise NotProved(Why.SIGN, "it takes the root of a constant that is negative or zero")
@@ -152,7 +162,9 @@ class Machine(Arithmetic):
         root = self.gf.root(t.a)
         bad = root == -1
         seen = self.draws.seen.setdefault(len(self.radicands), Characters())
-        if self.radicands or t.drawn is None:  # v + c of variables that nothing else has a root of: no product of them is a square
+        if (
+            self.radicands or t.drawn is None
+        ):  # v + c of variables that nothing else has a root of: no product of them is a square
             seen.see(t.a, bad)
         if bad.any():
             raise Redraw(bad, t.atoms, t.drawn)
@@ -166,7 +178,14 @@ class Machine(Arithmetic):
 
     def _other_epsilon(self, t: Value, radicand: Radicand) -> OtherEpsilon | None:
         """Where t = r·(W − ε) + e with another e than r·ε: e/r in the place of ε."""
-        if radicand.epsilon is None or radicand.epsilon.a is None or self.gf is None or not t.data or t.a is None or radicand.w.a is None:
+        if (
+            radicand.epsilon is None
+            or radicand.epsilon.a is None
+            or self.gf is None
+            or not t.data
+            or t.a is None
+            or radicand.w.a is None
+        ):
             return None
         (mine, a), (theirs, b) = t.varying(t.a), radicand.w.varying(radicand.w.a)
         if mine != theirs or a.shape != b.shape or a.size < 4:
@@ -194,9 +213,9 @@ class Machine(Arithmetic):
     def _constant_root(self, v: int, value: float) -> int:
         """√v of a positive rational, times powers of sizes.
 
-        Roots of rationals satisfy no relations but those that multiplication of positive roots gives (Besicovitch, 1940): √a·√b is
-        rational where a·b is a square. So a rational root is that rational, one that belongs to another is made of it, and any
-        further one may have either sign.
+        Roots of rationals satisfy no relations but those that multiplication of positive roots gives (Besicovitch,
+        1940): √a·√b is rational where a·b is a square. So a rational root is that rational, one that belongs to another
+        is made of it, and any further one may have either sign.
         """
         assert self.gf is not None
         if value < 0:
@@ -222,11 +241,16 @@ class Machine(Arithmetic):
         return self.unknown[v]
 
     def _size_powers(self) -> list[tuple[int, float, int]]:
-        """(n^e in the field, as a number, its root) for products of powers of up to two of the sizes in use, 1 first."""
+        """(n^e in the field, as a number, its root) for products of powers of up to two of the sizes in use, 1
+        first."""
         assert self.gf is not None
         p, found = self.gf.p, [(1, 1.0, 1)]
         for q, n in self.draws.symbols.values():
-            found += [(c * pow(q, 2 * e, p) % p, x * n**e, s * pow(q, e, p) % p) for c, x, s in found[:64] for e in (-1, 1, -2, 2)]
+            found += [
+                (c * pow(q, 2 * e, p) % p, x * n**e, s * pow(q, e, p) % p)
+                for c, x, s in found[:64]
+                for e in (-1, 1, -2, 2)
+            ]
         return found[:4096]
 
     def _rational_root(self, q: Fraction) -> int:

@@ -1,8 +1,8 @@
 """NodeProtos that stand in no graph yet, evaluated by a `Machine`; names go to values.
 
-Beside the closed language of regions (`normdeploy.proof.ops`) they may hold what is the same on both sides and is not looked into:
-rows that whole numbers pick from a table, how often a whole number is met, and the activation behind a norm. All of these go by one
-lemma, that equal arguments have equal results (`normdeploy.proof.lemmas.congruence`).
+Beside the closed language of regions (`normdeploy.proof.ops`) they may hold what is the same on both sides and is not
+looked into: rows that whole numbers pick from a table, how often a whole number is met, and the activation behind a
+norm. All of these go by one lemma, that equal arguments have equal results (`normdeploy.proof.lemmas.congruence`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from .value import Value
 
 @dataclass(frozen=True, eq=False)
 class Indices:
-    """A tensor of whole numbers, which are data. ``value``: they as numbers, where how often one is met is asked for."""
+    """A tensor of whole numbers, which are data. ``value``: they as numbers, where how often one is met is asked
+    for."""
 
     name: str
     shape: tuple[Size, ...]
@@ -34,7 +35,8 @@ class Indices:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A tensor of which rows (along axis 0) are picked: by the name of the `Indices`, or the first ones, by how many."""
+    """A tensor of which rows (along axis 0) are picked: by the name of the `Indices`, or the first ones, by how
+    many."""
 
     name: str
     picked: Mapping[str | Size, Value]
@@ -62,7 +64,9 @@ def met(m: Machine, x: Indices, number: int) -> Value:
 
 def leaky(m: Machine, y: Value, alpha: float) -> Value:
     """alpha·y where y < 0, else y."""
-    return unknown(m, f"LeakyRelu {alpha!r}", y, lambda f: np.where(f < 0, f * alpha, f) if alpha else np.where(f < 0, 0.0, f))
+    return unknown(
+        m, f"LeakyRelu {alpha!r}", y, lambda f: np.where(f < 0, f * alpha, f) if alpha else np.where(f < 0, 0.0, f)
+    )
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
@@ -72,7 +76,11 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def run_protos(
-    m: Machine, nodes: Sequence[onnx.NodeProto], initializers: Sequence[onnx.TensorProto], given: Mapping[str, Any], opset: int
+    m: Machine,
+    nodes: Sequence[onnx.NodeProto],
+    initializers: Sequence[onnx.TensorProto],
+    given: Mapping[str, Any],
+    opset: int,
 ) -> dict[str, Any]:
     """All tensors of ``nodes``, which are in topological order. ``given``: `Value`, `Indices` and `Table` by name.
 

@@ -1,8 +1,9 @@
 """Nothing is hidden: a NaN or Inf that comes out of the nodes before comes out of those after.
 
-All ops of the language hand NaN on, so which elements a NaN reaches is a matter of structure: one in one place of each class of a leaf's
-(`normdeploy.proof.places`) shows it. What Inf becomes is IEEE's arithmetic (Inf − Inf, Inf/Inf, 0·Inf), looked at for one, for two of
-the same and for two of both signs. Finite inputs, constant rows and zeros among them, give finite results after where they did before.
+All ops of the language hand NaN on, so which elements a NaN reaches is a matter of structure: one in one place of each
+class of a leaf's (`normdeploy.proof.places`) shows it. What Inf becomes is IEEE's arithmetic (Inf − Inf, Inf/Inf,
+0·Inf), looked at for one, for two of the same and for two of both signs. Finite inputs, constant rows and zeros among
+them, give finite results after where they did before.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .value import Array
 _SAID = {"nan": "a NaN", "inf": "an Inf", "-inf": "a -Inf"}
 
 
-# a name, and (leaf, number, where) of what is put in: at which of the places that `representatives` names, or, -1, everywhere
+# a name, and (leaf, number, where) of what is put in: at which of the places that `representatives` names, or, -1,
+# everywhere
 Pattern = tuple[str, tuple[tuple[int, float, int], ...]]
 
 
@@ -36,7 +38,13 @@ def patterns(places: Sequence[int]) -> list[Pattern]:
     """What is looked at: finite rows, and NaN and Inf, at so many places of each leaf."""
     bad, leaves = (np.nan, np.inf, -np.inf), range(len(places))
     one = [(str(b), ((leaf, b, place),)) for leaf in leaves for b in bad for place in range(places[leaf])]
-    two = [("inf", ((leaf, a, 0), (leaf, b, i))) for leaf in leaves for a in bad[1:] for b in bad[1:] for i in range(1, places[leaf])]
+    two = [
+        ("inf", ((leaf, a, 0), (leaf, b, i)))
+        for leaf in leaves
+        for a in bad[1:]
+        for b in bad[1:]
+        for i in range(1, places[leaf])
+    ]
     rows = [(name, ((leaf, number, -1),)) for leaf in leaves for name, number in (("constant", 0.5), ("zero", 0.0))]
     every = [("nan", ((leaf, np.nan, -1),)) for leaf in leaves]
     return [("normal", ()), *rows, *one, *two, *every]
@@ -54,7 +62,9 @@ def check(sides: Sides, plan: Plan) -> bool:
         NotProved: a NaN or Inf is lost, or comes from a finite input that gave none.
     """
     looked, gains, found, read = list[Pattern](), False, list[tuple[Array, Array]](), set[object]()
-    while looked != (wanted := patterns([len(places) for places in _places(sides, plan)])):  # an evaluation may cut axes
+    while looked != (
+        wanted := patterns([len(places) for places in _places(sides, plan)])
+    ):  # an evaluation may cut axes
         looked = wanted
         found = evaluated(sides, plan, looked, read=read)
     for old, new in found:
@@ -73,8 +83,9 @@ def check(sides: Sides, plan: Plan) -> bool:
 
 
 def _check_ways(sides: Sides, plan: Plan, looked: Sequence[Pattern], turns: int) -> None:
-    """A NaN comes to an output by way of convolutions or past them, and the taps of one, which reach all of few places, hide what comes by
-    another way. So all taps of one read one place here: further on than that of the output, by a step that other convolutions don't have.
+    """A NaN comes to an output by way of convolutions or past them, and the taps of one, which reach all of few places,
+    hide what comes by another way. So all taps of one read one place here: further on than that of the output, by a
+    step that other convolutions don't have.
     """
     for turn in range(1, turns + 1):
         for old, new in evaluated(sides, plan, looked, turn=turn):
@@ -93,8 +104,8 @@ _OTHERS = (3, 16, 128, 1024)  # of dims that no divisor speaks of; the first two
 def _zeros_of(size: Size) -> list[dict[str, int]] | None:
     """All sizes of 1 and more at which a polynomial is zero; None where they can't be told.
 
-    Whole roots of a polynomial in one symbol divide its constant (the rational root theorem); c·s₁^e₁·s₂^e₂ … + d is zero where the
-    product is −d/c.
+    Whole roots of a polynomial in one symbol divide its constant (the rational root theorem); c·s₁^e₁·s₂^e₂ … + d is
+    zero where the product is −d/c.
     """
     common = Counter(size.terms[0][0]) if size.terms else Counter[str]()
     for monomial, _ in size.terms:
@@ -112,7 +123,9 @@ def _zeros_of(size: Size) -> list[dict[str, int]] | None:
     divisors = [n for d in range(1, math.isqrt(whole) + 1) if whole % d == 0 for n in {d, whole // d}]
     if len(divisors) ** len(names) > _MOST:
         return None
-    choices = (dict(zip(names, choice, strict=True)) for choice in itertools.product(sorted(divisors), repeat=len(names)))
+    choices = (
+        dict(zip(names, choice, strict=True)) for choice in itertools.product(sorted(divisors), repeat=len(names))
+    )
     return [given for given in choices if size.at(given) == 0]
 
 
@@ -135,7 +148,8 @@ def _exist(sides: Sides, sizes: Mapping[str, int]) -> bool:
 
 
 def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
-    """Look at the sizes themselves at which something is zero that both sides divide by: their answers are finite at the same places.
+    """Look at the sizes themselves at which something is zero that both sides divide by: their answers are finite at
+    the same places.
 
     Raises:
         NotProved: they are not, or it can't be seen.
@@ -143,7 +157,9 @@ def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
     symbols = sorted({s for shape in sides.shapes for size in shape for s in size.symbols()})
     for zero in zeros:
         if not zero.symbols() <= set(symbols):
-            raise NotProved(Why.SIZE, f"it divides by {zero}, which may be zero, and no input says how large that is", sides.culprit)
+            raise NotProved(
+                Why.SIZE, f"it divides by {zero}, which may be zero, and no input says how large that is", sides.culprit
+            )
     there, said = _together(zeros), " and ".join(map(str, zeros))
     if there is None or any(n > _LARGEST for given in there for n in given.values()):
         raise NotProved(Why.SIZE, f"it divides by {said}, and it is not known where that is zero", sides.culprit)
@@ -172,15 +188,21 @@ def evaluated(
 ) -> list[tuple[Array, Array]]:
     """Each result of both sides in floats, one draw for each pattern.
 
-    ``held``: gets the constants read, else ``sides.held`` does. ``turn``: as of `Draws`. ``read``: gets what convolutions read, and how.
+    ``held``: gets the constants read, else ``sides.held`` does. ``turn``: as of `Draws`. ``read``: gets what
+    convolutions read, and how.
     """
     while True:
         m = Machine(plan, Draws(random.Random(7), held=sides.held if held is None else held, turn=turn), None, real)
         try:
             with evaluate.quiet():
                 places = _places(sides, plan)
-                leaves = [m.leaf(i, shape, partial(_reals, looked, i, places[i])) for i, shape in enumerate(sides.shapes)]
-                pairs = [m.over_each_other(b, a)[1] for b, a in zip(sides.before(m, leaves), sides.after(m, leaves), strict=True)]
+                leaves = [
+                    m.leaf(i, shape, partial(_reals, looked, i, places[i])) for i, shape in enumerate(sides.shapes)
+                ]
+                pairs = [
+                    m.over_each_other(b, a)[1]
+                    for b, a in zip(sides.before(m, leaves), sides.after(m, leaves), strict=True)
+                ]
         except Restart:
             continue
         if read is not None:

@@ -33,7 +33,9 @@ def _layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: i
 
 def _rms_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
     x = lifted(m, inputs[0])
-    y, _, inverse = m.standardized(x, _from(x, int(attrs.get("axis", -1))), attrs.get("epsilon", EPSILON), centered=False)
+    y, _, inverse = m.standardized(
+        x, _from(x, int(attrs.get("axis", -1))), attrs.get("epsilon", EPSILON), centered=False
+    )
     return m.mul(y, lifted(m, inputs[1])), inverse
 
 
@@ -57,13 +59,17 @@ def _group_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: i
 def _by_group(m: Machine, v: Value, groups: Size, x: Value) -> Value:
     each = x.shape[1].over(groups)
     if each is None or v.shape != (groups,):
-        raise NotProved(Why.SIZE, f"GroupNormalization of {x.shape[1]} channels in {groups} groups with a scale of {v.shape}")
+        raise NotProved(
+            Why.SIZE, f"GroupNormalization of {x.shape[1]} channels in {groups} groups with a scale of {v.shape}"
+        )
     spread = expanded(m, v.moved((*v.axes, ())), [groups, each])
     return spread.moved((spread.atoms,))
 
 
 def _batch_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    training = attrs.get("training_mode", 0) if opset >= 14 else outputs > 1 or (opset < 7 and not attrs.get("is_test", 0))
+    training = (
+        attrs.get("training_mode", 0) if opset >= 14 else outputs > 1 or (opset < 7 and not attrs.get("is_test", 0))
+    )
     if training or not attrs.get("spatial", 1):
         raise NotProved(Why.OP, "BatchNormalization in training mode")
     x = lifted(m, inputs[0])

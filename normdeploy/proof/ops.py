@@ -1,8 +1,9 @@
-"""The ops that a region may hold, each by its definition (https://onnx.ai/onnx/operators) on `Value`s: the closed language of proofs.
+"""The ops that a region may hold, each by its definition (https://onnx.ai/onnx/operators) on `Value`s: the closed
+language of proofs.
 
-Values with elements go through here; whole numbers (shapes, axes) are numpy arrays, of the dtype object where they hold `Size`s. An op
-that is not in the table is a refusal that names it, and so is a form of one that is no algebra. What is true by a lemma alone stands in
-`normdeploy.proof.lemmas`.
+Values with elements go through here; whole numbers (shapes, axes) are numpy arrays, of the dtype object where they hold
+`Size`s. An op that is not in the table is a refusal that names it, and so is a form of one that is no algebra. What is
+true by a lemma alone stands in `normdeploy.proof.lemmas`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ def lifted(m: Machine, x: Any) -> Value:
         return x
     if not isinstance(x, np.ndarray):
         raise NotProved(
-            Why.OP, "an input is left out" if x is None else f"a {type(x).__name__} is computed with in a way that is no algebra"
+            Why.OP,
+            (
+                "an input is left out"
+                if x is None
+                else f"a {type(x).__name__} is computed with in a way that is no algebra"
+            ),
         )
     array = np.asarray(x)
     if array.dtype == object:
@@ -88,7 +94,9 @@ def _scaled_log(m: Machine, name: str, x: Any, y: Any) -> Logarithm:
     if len(factor.axes) > len(log.t.axes) or not number:
         raise NotProved(Why.OP, "a logarithm is multiplied by a number that is zero or of another shape")
     by = Fraction(number) if name == "mul" else 1 / Fraction(number)
-    floats = Value(log.floats.axes, None, log.floats.f * number if name == "mul" else log.floats.f / number, log.floats.data)
+    floats = Value(
+        log.floats.axes, None, log.floats.f * number if name == "mul" else log.floats.f / number, log.floats.data
+    )
     return Logarithm(log.t, log.q * by, floats)
 
 
@@ -123,7 +131,14 @@ def _power(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -
 
 def _power_of_magnitude(m: Machine, x: Magnitude, q: Value) -> Value:
     exponent = float(q.f.reshape(-1)[0])
-    if q.data or q.sized or q.f.size != 1 or any(q.axes) or len(q.axes) > len(x.square.axes) or exponent not in (2.0, 4.0):
+    if (
+        q.data
+        or q.sized
+        or q.f.size != 1
+        or any(q.axes)
+        or len(q.axes) > len(x.square.axes)
+        or exponent not in (2.0, 4.0)
+    ):
         raise NotProved(Why.OP, "a power of an absolute value that is not its square")
     return x.square if exponent == 2.0 else m.mul(x.square, x.square)
 
@@ -195,7 +210,9 @@ def expanded(m: Machine, x: Value, sizes: Sequence[Size]) -> Value:
     wanted = [ONE] * (rank - len(sizes)) + list(sizes)
     if not all(s.positive for s in wanted):
         raise NotProved(Why.SIZE, f"an Expand to {tuple(wanted)}")
-    empty = Value(tuple(m.plan.atoms(s) for s in wanted), None, np.zeros((1,) * (1 + sum(len(m.plan.atoms(s)) for s in wanted))))
+    empty = Value(
+        tuple(m.plan.atoms(s) for s in wanted), None, np.zeros((1,) * (1 + sum(len(m.plan.atoms(s)) for s in wanted)))
+    )
     common, ((a, f), _) = m.over_each_other(x, empty)
     return replace(x, axes=common, a=a, f=f)
 
@@ -211,7 +228,9 @@ def _concat(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) 
     m.plan.join(size, parts)
     common: list[Any] = [()] * len(values[0].axes)
     for v in values:
-        common = [m.plan.unified(c, () if i == axis else a) for i, (c, a) in enumerate(zip(common, v.axes, strict=True))]
+        common = [
+            m.plan.unified(c, () if i == axis else a) for i, (c, a) in enumerate(zip(common, v.axes, strict=True))
+        ]
     arrays: list[tuple[Any, Any]] = []
     for v in values:
         draws = max(w.f.shape[0] for w in values)
@@ -220,7 +239,12 @@ def _concat(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) 
             raise NotProved(Why.SIZE, "the parts of a Concat differ in other axes")
         start = 1 + sum(len(c) for i, c in enumerate(common) if i < axis)
         flat = [*full[:start], -1, *full[start + len(v.axes[axis]) :]]
-        arrays.append((None if v.a is None else np.broadcast_to(v.a, full).reshape(flat), np.broadcast_to(v.f, full).reshape(flat)))
+        arrays.append(
+            (
+                None if v.a is None else np.broadcast_to(v.a, full).reshape(flat),
+                np.broadcast_to(v.f, full).reshape(flat),
+            )
+        )
     start = 1 + sum(len(c) for i, c in enumerate(common) if i < axis)
     a = None if any(x is None for x, _ in arrays) else np.concatenate([x for x, _ in arrays], axis=start)
     f = np.concatenate([y for _, y in arrays], axis=start)

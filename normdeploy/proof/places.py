@@ -1,8 +1,9 @@
 """Which places of a tensor are alike: those that no op of the language tells apart.
 
-Every place of an atom is treated like every other. So what is to be seen of a tensor's elements one by one (where a NaN goes, whether a
-radicand is always a square) is seen of one element of each class. A class is told by which of its places are equal, of axes that share an
-atom, as those of a square do; and by the parts that its places belong to, of axes that are joined.
+Every place of an atom is treated like every other. So what is to be seen of a tensor's elements one by one (where a NaN
+goes, whether a radicand is always a square) is seen of one element of each class. A class is told by which of its
+places are equal, of axes that share an atom, as those of a square do; and by the parts that its places belong to, of
+axes that are joined.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _Point = tuple[_Mark, ...]
 
 
 def classes(plan: Plan, atoms: Sequence[Size]) -> Array:
-    """A number for each element of a tensor of these atoms, equal for those that are alike; of the shape of their points."""
+    """A number for each element of a tensor of these atoms, equal for those that are alike; of the shape of their
+    points."""
     return _labels(tuple(_points(plan, atom) for atom in atoms))
 
 

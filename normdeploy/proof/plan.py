@@ -1,8 +1,10 @@
-"""How tensors are laid out and sampled: each axis is a product of atoms, and an atom of n places is shown by a few weighted points.
+"""How tensors are laid out and sampled: each axis is a product of atoms, and an atom of n places is shown by a few
+weighted points.
 
-A region of uniform ops does the same at each place of an axis and sums over whole axes. Where k of n places hold values of their own and
-the others all one, a sum over the axis is a sum over k + 1 points with weights. So an identity of degree d in the elements of an axis that
-holds for d + 2 points with any weights holds for every length of that axis (docs/certificates.md has the proof).
+A region of uniform ops does the same at each place of an axis and sums over whole axes. Where k of n places hold values
+of their own and the others all one, a sum over the axis is a sum over k + 1 points with weights. So an identity of
+degree d in the elements of an axis that holds for d + 2 points with any weights holds for every length of that axis
+(docs/certificates.md has the proof).
 """
 
 from __future__ import annotations
@@ -31,14 +33,22 @@ _CUTS = 32
 class Plan:
     """What evaluations have learned of the axes; it only grows, and each growth begins the evaluation again."""
 
-    points: dict[Size, int] = field(default_factory=dict)  # of an axis that is summed over: two more than the degree of what is compared
+    points: dict[Size, int] = field(
+        default_factory=dict
+    )  # of an axis that is summed over: two more than the degree of what is compared
     cuts: dict[Size, tuple[Size, Size]] = field(default_factory=dict)
     summed: set[Size] = field(default_factory=set)
     joins: dict[Size, tuple[Size, ...]] = field(default_factory=dict)  # what a Concat puts one behind the other
     displaced: bool = False  # taps of convolutions are told by what they read (`normdeploy.proof.branches`)
-    together: dict[Size, int] = field(default_factory=dict)  # along how many axes of one tensor an atom lies, where that is more than one
-    twice: dict[Size, int] = field(default_factory=dict)  # the same of atoms that lie along one of them as a part of what is joined
-    lengths: dict[Size, int] = field(default_factory=dict)  # of atoms of any length: the one that the file has, as its Reshapes say
+    together: dict[Size, int] = field(
+        default_factory=dict
+    )  # along how many axes of one tensor an atom lies, where that is more than one
+    twice: dict[Size, int] = field(
+        default_factory=dict
+    )  # the same of atoms that lie along one of them as a part of what is joined
+    lengths: dict[Size, int] = field(
+        default_factory=dict
+    )  # of atoms of any length: the one that the file has, as its Reshapes say
     named: dict[int, Size] = field(default_factory=dict)  # lengths that are any: what is proved holds whatever they are
     learning: bool = False  # all axes have few points, and only a cut or a join begins the evaluation again
 
@@ -50,7 +60,9 @@ class Plan:
             return {number.get(size, size): value for size, value in sizes.items()}
 
         summed = {number.get(size, size) for size in self.summed}
-        return Plan(told(self.points), {}, summed, {}, self.displaced, told(self.together), told(self.twice), dict(self.lengths))
+        return Plan(
+            told(self.points), {}, summed, {}, self.displaced, told(self.together), told(self.twice), dict(self.lengths)
+        )
 
     def length(self, n: int) -> Size:
         """The size of an axis of which the file says how long it is."""
@@ -62,7 +74,11 @@ class Plan:
 
     def places(self, atom: Size) -> int:
         """How many places of the file's own constants an atom has."""
-        n = atom.number if atom.number is not None else next((n for n, size in self.named.items() if size == atom), None)
+        n = (
+            atom.number
+            if atom.number is not None
+            else next((n for n, size in self.named.items() if size == atom), None)
+        )
         if n is None:
             raise NotProved(Why.SIZE, f"a constant has {atom} places, which no file says")
         return n
@@ -100,7 +116,9 @@ class Plan:
 
     def bounds(self, size: Size) -> list[int]:
         """Where the parts of a joined axis begin among its points, and where the last one ends."""
-        return list(itertools.accumulate((math.prod(self.count(a) for a in self.atoms(p)) for p in self.joins[size]), initial=0))
+        return list(
+            itertools.accumulate((math.prod(self.count(a) for a in self.atoms(p)) for p in self.joins[size]), initial=0)
+        )
 
     def sum_over(self, atom: Size) -> None:
         if atom not in self.summed:
@@ -138,11 +156,16 @@ class Plan:
         return n is None or self.count(atom) < n or atom in self.joins
 
     def need(self, degrees: Mapping[Key, int], by_sums: bool = False) -> None:
-        """Have enough points for an identity of this degree in the places of each atom; of all atoms where axes are joined, for then
-        a place belongs to several. ``by_sums``: it is a polynomial in sums, of which no root or unknown function is taken."""
+        """Have enough points for an identity of this degree in the places of each atom; of all atoms where axes are
+        joined, for then a place belongs to several. ``by_sums``: it is a polynomial in sums, of which no root or
+        unknown function is taken.
+        """
         total = degrees.get(ALL, 0)
         whole = bool(self.joins or self.displaced)
-        wanted = {atom: (total * self.twice.get(atom, 1) if whole else named(degrees, atom, by_sums)) + 2 for atom in self.summed}
+        wanted = {
+            atom: (total * self.twice.get(atom, 1) if whole else named(degrees, atom, by_sums)) + 2
+            for atom in self.summed
+        }
         more = {a: n for a, n in wanted.items() if n > self.points.get(a, _FEWEST) and self.sampled(a)}
         if not more:
             return
@@ -162,7 +185,10 @@ class Plan:
         if not one or one == other:
             return other
         if product(one) != product(other):
-            raise NotProved(Why.SIZE, f"an axis of {product(one)} meets one of {product(other)}, and nothing says that they are equal")
+            raise NotProved(
+                Why.SIZE,
+                f"an axis of {product(one)} meets one of {product(other)}, and nothing says that they are equal",
+            )
         for a, b in zip(reversed(one), reversed(other), strict=False):
             if a != b:
                 self._cut_by(a, b)
@@ -176,7 +202,8 @@ class Plan:
         raise NotProved(Why.LAYOUT, f"an axis is cut into parts of {a} and of {b}")
 
     def regrouped(self, atoms: Atoms, sizes: list[Size | None]) -> Axes:
-        """The atoms of a whole tensor as axes of the given sizes, at most one of them open (None): what a Reshape does."""
+        """The atoms of a whole tensor as axes of the given sizes, at most one of them open (None): what a Reshape
+        does."""
         rest = list(atoms)
         if None not in sizes:
             axes = [self._taken(rest, s, 0) for s in sizes]  # type: ignore[arg-type]

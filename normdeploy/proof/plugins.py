@@ -1,8 +1,10 @@
-"""This project's kernels, each by what it computes, on `Value`s: the file's nodes are proved to be that before a plugin takes their place.
+"""This project's kernels, each by what it computes, on `Value`s: the file's nodes are proved to be that before a plugin
+takes their place.
 
-The meaning of a kernel is its float64 reference in `normdeploy_plugins`, which its tests judge it by; here it is said once more for the
-field, and tests/proof/test_plugins.py compares the two. A definition gets (machine, inputs, attributes) and gives its outputs. Gamma and
-beta hold one value for each element of a row, or of a channel, in any shape.
+The meaning of a kernel is its float64 reference in `normdeploy_plugins`, which its tests judge it by; here it is said
+once more for the field, and tests/proof/test_plugins.py compares the two. A definition gets (machine, inputs,
+attributes) and gives its outputs. Gamma and beta hold one value for each element of a row, or of a channel, in any
+shape.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ Definition = Callable[[Machine, Sequence[Any], Attrs], tuple[Any, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Of what NormStatistics takes the mean and the sum of squares: each of ``groups`` of the axes of ``x`` from ``axis`` on."""
+    """Of what NormStatistics takes the mean and the sum of squares: each of ``groups`` of the axes of ``x`` from
+    ``axis`` on."""
 
     x: Value
     axis: int
@@ -167,7 +170,9 @@ def _group_norm_apply(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[
 def _require(found: Statistics, own: Statistics) -> None:
     told = [(s.axis, s.groups, s.channels_last) for s in (found, own)]
     if found.x is not own.x or told[0] != told[1]:
-        raise NotProved(Why.DIFFERS, f"statistics of (axis, groups, channels_last) {told[0]} are taken for those of {told[1]}")
+        raise NotProved(
+            Why.DIFFERS, f"statistics of (axis, groups, channels_last) {told[0]} are taken for those of {told[1]}"
+        )
 
 
 TABLE: dict[str, Definition] = {

@@ -1,9 +1,11 @@
-"""Functions of one number that a graph computes element by element, in a normal form: however they are spelled, equal ones look equal.
+"""Functions of one number that a graph computes element by element, in a normal form: however they are spelled, equal
+ones look equal.
 
-A graph between x and y is a ratio of polynomials in x and s, where s = σ(P(x)) for one function σ that is no algebra (Erf, Tanh, Sigmoid,
-Exp, Abs, or a clamp between 0 and 1) and a polynomial P. All coefficients are the exact fractions that the constants of the file are, so
-that two of one normal form are one function of real numbers: the ring of polynomials over the rationals decides it, with no sampling.
-e^(n·u) is s^n where e^u is s. Nothing is divided by what may be 0.
+A graph between x and y is a ratio of polynomials in x and s, where s = σ(P(x)) for one function σ that is no algebra
+(Erf, Tanh, Sigmoid, Exp, Abs, or a clamp between 0 and 1) and a polynomial P. All coefficients are the exact fractions
+that the constants of the file are, so that two of one normal form are one function of real numbers: the ring of
+polynomials over the rationals decides it, with no sampling. e^(n·u) is s^n where e^u is s. Nothing is divided by what
+may be 0.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ class Ratio:
     def __add__(self, other: Ratio) -> Ratio:
         if self.below == other.below:
             return Ratio(_sum(self.above, other.above), self.below)
-        return Ratio(_sum(_product(self.above, other.below), _product(other.above, self.below)), _product(self.below, other.below))
+        return Ratio(
+            _sum(_product(self.above, other.below), _product(other.above, self.below)),
+            _product(self.below, other.below),
+        )
 
     def __mul__(self, other: Ratio) -> Ratio:
         return Ratio(_product(self.above, other.above), _product(self.below, other.below))
@@ -101,7 +106,8 @@ def _bounded(terms: Terms) -> Terms:
 
 @dataclass(frozen=True)
 class Form:
-    """y as ``value`` of x and s = ``atom``(``argument``), and the nodes that compute it, those of constants left out."""
+    """y as ``value`` of x and s = ``atom``(``argument``), and the nodes that compute it, those of constants left
+    out."""
 
     atom: str
     argument: dict[int, Fraction]  # a polynomial in x: power -> coefficient
@@ -110,7 +116,8 @@ class Form:
 
 
 def form_of(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> Form | None:
-    """The normal form of ``y`` as a function of each element of ``x``; None where it has none, or hangs on other data."""
+    """The normal form of ``y`` as a function of each element of ``x``; None where it has none, or hangs on other
+    data."""
     reader = _Reader(graph, x)
     try:
         value = reader.value(y)
@@ -154,7 +161,13 @@ class _Reader:
         if math.prod(t.shape if isinstance(t, gs.Constant) else (1,)) != 1:
             raise NoForm
         known = self.graph.known(t)
-        if known is None or known.size != 1 or known.ndim > self.rank or known.dtype.kind != "f" or not np.isfinite(known).all():
+        if (
+            known is None
+            or known.size != 1
+            or known.ndim > self.rank
+            or known.dtype.kind != "f"
+            or not np.isfinite(known).all()
+        ):
             raise NoForm
         return Fraction(float(known.reshape(())))
 
@@ -237,7 +250,9 @@ def _absolute(reader: _Reader, node: gs.Node) -> Ratio:
 
 def _clip(reader: _Reader, node: gs.Node) -> Ratio:
     attrs = reader.graph.attrs(node)
-    ends = [reader.number(t) for t in node.inputs[1:] if not t.is_empty()] or [_exact(attrs.get(n)) for n in ("min", "max")]
+    ends = [reader.number(t) for t in node.inputs[1:] if not t.is_empty()] or [
+        _exact(attrs.get(n)) for n in ("min", "max")
+    ]
     if len(ends) != 2:
         raise NoForm
     return _clamped(reader, node.inputs[0], *ends)

@@ -1,8 +1,9 @@
 """Sums of products in the field, by the machine's own multiplications.
 
-An element of 160 bits is ten digits of 16 bits; digits multiply and add up in float64 without a rounding as long as fewer than 2^20
-products are added (2^32 · 2^20 < 2^53). So a product of matrices over the field is one product of matrices of floats a hundred times as
-large, and carries: several times as fast as Python's integers one by one. Convolutions are what needs it.
+An element of 160 bits is ten digits of 16 bits; digits multiply and add up in float64 without a rounding as long as
+fewer than 2^20 products are added (2^32 · 2^20 < 2^53). So a product of matrices over the field is one product of
+matrices of floats a hundred times as large, and carries: several times as fast as Python's integers one by one.
+Convolutions are what needs it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ _HELD = 2**21  # floats at a time
 
 
 def contracted(a: Array, b: Array, slots: Sequence[int], p: int = 0) -> Array:
-    """Σ a·b over ``slots``, of arrays that broadcast to each other; these axes keep a length of 1. Modulo ``p`` where it is given.
+    """Σ a·b over ``slots``, of arrays that broadcast to each other; these axes keep a length of 1. Modulo ``p`` where
+    it is given.
 
-    Floats are multiplied and added one by one, never by BLAS: a NaN or an Inf must come through as in the sum of the products.
+    Floats are multiplied and added one by one, never by BLAS: a NaN or an Inf must come through as in the sum of the
+    products.
     """
     lengths = [max(n, m) for n, m in zip(a.shape, b.shape, strict=True)]
     batch = [i for i, n in enumerate(lengths) if i not in slots and a.shape[i] == b.shape[i] == n > 1]
@@ -32,7 +35,9 @@ def contracted(a: Array, b: Array, slots: Sequence[int], p: int = 0) -> Array:
     right = [i for i in range(a.ndim) if i not in slots and i not in batch and b.shape[i] > 1]
     shape = [1 if i in slots else n for i, n in enumerate(lengths)]
     if not p:
-        return np.asarray(np.einsum(_squeezed(a), _varying(a), _squeezed(b), _varying(b), sorted(batch + left + right))).reshape(shape)
+        return np.asarray(
+            np.einsum(_squeezed(a), _varying(a), _squeezed(b), _varying(b), sorted(batch + left + right))
+        ).reshape(shape)
     summed = list(slots)
     first = _laid(a, lengths, batch, left, summed)
     second = _laid(b, lengths, batch, summed, right)
@@ -73,7 +78,9 @@ def dot(a: Array, b: Array, p: int) -> Array:
         left = _digits(a[i : i + step], p, digits).transpose(0, 2, 1)  # (rows, digits, inner)
         n = len(left)
         made = (left.reshape(n * digits, inner) @ right).reshape(n, digits, columns, digits).astype(np.int64)
-        sums = np.zeros((n, columns, 2 * digits + 3), dtype=np.int64)  # 3: a sum has at most 57 bits, 41 more than a digit
+        sums = np.zeros(
+            (n, columns, 2 * digits + 3), dtype=np.int64
+        )  # 3: a sum has at most 57 bits, 41 more than a digit
         for j in range(digits):
             sums[:, :, j : j + digits] += made[:, j]
         out[i : i + step].reshape(-1)[:] = _numbers(sums, p)

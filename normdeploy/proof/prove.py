@@ -1,7 +1,8 @@
 """``prove``: two functions of the same leaves are one, at every real input and at every size.
 
-docs/certificates.md has the theorem. Both sides are evaluated at random points of a random prime field; then in floats, on inputs with NaN,
-Inf and constant rows, to see that nothing is hidden; then what a rewrite computed is compared with what is stored.
+docs/certificates.md has the theorem. Both sides are evaluated at random points of a random prime field; then in floats,
+on inputs with NaN, Inf and constant rows, to see that nothing is hidden; then what a rewrite computed is compared with
+what is stored.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ _UNSEEN = 60  # evaluations in which a radicand may be a square every time
 
 @dataclass(frozen=True)
 class Identity:
-    """Both sides are one function. ``parameters``: but for a scale and shift of each element, which stand in the file rounded.
+    """Both sides are one function. ``parameters``: but for a scale and shift of each element, which stand in the file
+    rounded.
 
-    ``epsilons``: by place among the nodes after, the exact epsilon. ``plan``: how the axes were laid out. It holds for all sides that
-    differ in the elements of larger constants alone; what these hold `checked` looks at.
+    ``epsilons``: by place among the nodes after, the exact epsilon. ``plan``: how the axes were laid out. It holds for
+    all sides that differ in the elements of larger constants alone; what these hold `checked` looks at.
     """
 
     points: int
@@ -53,15 +55,18 @@ class Identity:
     epsilons: dict[int, float]
     plan: Plan = field(compare=False)
     gains: bool = False  # an infinite input gives NaN where it gave a number before
-    read: tuple[tuple[float, str], ...] = ()  # constants that were read as the fractions they are roundings of (`proof.readings`)
-    roots: int = 0  # elements of roots in one input: each doubles the degree of what has to vanish, and halves the inputs that have it
+    read: tuple[
+        tuple[float, str], ...
+    ] = ()  # constants that were read as the fractions they are roundings of (`proof.readings`)
+    # elements of roots in one input: each doubles the degree of what has to vanish, and halves the inputs that have it
+    roots: int = 0
     zeros: tuple[Size, ...] = ()  # sizes that both divide by and that may be zero
     length: int = BITS  # of the prime, in bits
 
     @property
     def bits(self) -> int:
-        """The error probability is 2^-bits or less: 4^roots · (total degree)/p, the total degree (weights, sizes and parameters too) being
-        less than 2^16 times the counted one, and less for p itself (docs/certificates.md)."""
+        """The error probability is 2^-bits or less: 4^roots · (total degree)/p, the total degree (weights, sizes and
+        parameters too) being less than 2^16 times the counted one, and less for p itself (docs/certificates.md)."""
         return max(self.length - self.lost, 0)
 
     @property
@@ -73,8 +78,8 @@ class Identity:
 def identity(sides: Sides) -> Identity:
     """Show that both sides are one function.
 
-    Where axes of a leaf are equally long by chance, as channels and rows of a square image, of any length first: what holds for every
-    length holds for this one, and axes that are told apart take fewer points.
+    Where axes of a leaf are equally long by chance, as channels and rows of a square image, of any length first: what
+    holds for every length holds for this one, and axes that are told apart take fewer points.
 
     Raises:
         NotProved: they are not, or it can't be shown; with the reason and the culprit.
@@ -90,8 +95,8 @@ def identity(sides: Sides) -> Identity:
 
 
 def identity_of_any_length(sides: Sides) -> Identity:
-    """`identity` where lengths that a file states (``sides.named``) are symbols: it holds for all sides that differ in these, too. Equal
-    ones along a leaf are told apart.
+    """`identity` where lengths that a file states (``sides.named``) are symbols: it holds for all sides that differ in
+    these, too. Equal ones along a leaf are told apart.
 
     Raises:
         NotProved: they are not, or it can't be shown without the lengths.
@@ -114,8 +119,9 @@ def identity_of_any_length(sides: Sides) -> Identity:
 def _told_apart(
     shapes: Sequence[tuple[Size, ...]], named: Collection[Size] = ()
 ) -> Iterator[tuple[tuple[tuple[Size, ...], ...], dict[Size, int]]]:
-    """With symbols for axes of equal lengths, all of them, or all but one of each leaf (the first, the last, then those between); and what
-    lengths they stand for. All, for a Reshape may name that length as well: 32 groups of the channels of an image of 32×32.
+    """With symbols for axes of equal lengths, all of them, or all but one of each leaf (the first, the last, then those
+    between); and what lengths they stand for. All, for a Reshape may name that length as well: 32 groups of the
+    channels of an image of 32×32.
 
     ``named``: symbols that stand for lengths already.
     """
@@ -126,7 +132,12 @@ def _told_apart(
             long = [n for n in shape if n in named or (n.number is not None and n.number >= _ALIKE)]
             alike = {n: [i for i, m in enumerate(shape) if m == n] for n in long}
             alike = {n: places for n, places in alike.items() if len(places) > 1}
-            free = {i for places in alike.values() for i in places if kept is None or i != places[min(kept, len(places) - 1)]}
+            free = {
+                i
+                for places in alike.values()
+                for i in places
+                if kept is None or i != places[min(kept, len(places) - 1)]
+            }
             names = {i: Size.unknown("places", i - len(shape), shape[i]) for i in free}
             lengths |= {name: int(shape[i].number or 0) for i, name in names.items()}
             made.append(tuple(names.get(i, n) for i, n in enumerate(shape)))
@@ -155,11 +166,15 @@ def _identity(sides: Sides, lengths: dict[Size, int], named: dict[int, Size] | N
     if found.bits < _ASKED and found.lost + _ASKED <= _LONGEST:  # many roots: in a larger field
         found = _in_the_field(sides, plan, read, found.lost + _ASKED)
     if found.bits < _ASKED:
-        raise NotProved(Why.LIMIT, f"it takes {found.roots} roots of each input, too many for an error probability of 2^-{PROMISED}")
+        raise NotProved(
+            Why.LIMIT, f"it takes {found.roots} roots of each input, too many for an error probability of 2^-{PROMISED}"
+        )
     gains = nonfinite.check(sides, plan)
     known = {s: n for size, n in lengths.items() for s in size.symbols()}  # told apart, but what the file says
     shapes = tuple(tuple(size.filled(known) for size in shape) for shape in sides.shapes)
-    zeros = [zero for zero in (size.filled(known) for size in found.zeros) if not zero.positive and not (-zero).positive]
+    zeros = [
+        zero for zero in (size.filled(known) for size in found.zeros) if not zero.positive and not (-zero).positive
+    ]
     nonfinite.check_sizes(replace(sides, shapes=shapes), zeros)
     return replace(found, gains=gains)
 
@@ -254,11 +269,14 @@ def _learn(sides: Sides, plan: Plan) -> int:
 
 
 def _again(draws: Draws, found: Identity, unknown: bool) -> Draws | None:
-    """What is to be looked at once more: other sizes, on which no scale, shift or epsilon may depend; the other sign of roots."""
+    """What is to be looked at once more: other sizes, on which no scale, shift or epsilon may depend; the other sign of
+    roots."""
     sizes = bool(found.parameters or found.epsilons) and len(draws.affine) == 1
     if len(draws.affine) == 2:
         for one, other in zip(*draws.affine, strict=True):
-            if (one is None) != (other is None) or (one is not None and any((u != v).any() for u, v in zip(one, other, strict=True))):
+            if (one is None) != (other is None) or (
+                one is not None and any((u != v).any() for u, v in zip(one, other, strict=True))
+            ):
                 raise NotProved(Why.DIFFERS, "a scale, a shift or an epsilon of it depends on a size")
         draws.affine = [None]  # looked at
     if sizes:
@@ -281,7 +299,8 @@ def _fresh(old: Draws | None = None, epsilons: bool = False, counts: frozenset[i
 
 
 def _leaves(m: Machine, sides: Sides) -> list[Value]:
-    """The leaves, and in the machine what a fold's constants are proved to be: first, for they may have to be drawn again."""
+    """The leaves, and in the machine what a fold's constants are proved to be: first, for they may have to be drawn
+    again."""
 
     def drawn() -> list[Value]:
         return [m.leaf(i, shape, partial(_floats, i)) for i, shape in enumerate(sides.shapes)]
@@ -300,7 +319,9 @@ def _once(m: Machine, sides: Sides) -> Identity:
     new = sides.after(m, leaves)
     zeros, m.zeros, divided, m.divided = m.zeros, [], m.divided, set()
     old = sides.before(m, leaves)
-    computed = bool(m.draws.epsilons or m.draws.read) or any(id(c) in sides.graph.exact for c in sides.constants() if sides.graph)
+    computed = bool(m.draws.epsilons or m.draws.read) or any(
+        id(c) in sides.graph.exact for c in sides.constants() if sides.graph
+    )
     try:
         if set(zeros) != set(m.zeros):
             sizes = ", ".join(map(str, set(zeros) ^ set(m.zeros)))
@@ -365,7 +386,8 @@ def _compared(m: Machine, old: Value, new: Value, computed: bool) -> tuple[int, 
 
 
 def _affine(a: Any, b: Any, p: int) -> tuple[Any, Any]:
-    """A and B of before = A·after + B at each element, the same for all inputs: two draws fix them, the others agree."""
+    """A and B of before = A·after + B at each element, the same for all inputs: two draws fix them, the others
+    agree."""
     a, b = np.broadcast_arrays(a, b)
     if a.shape[0] < 4:
         raise NotProved(Why.DIFFERS, "it computes something else")

@@ -1,9 +1,9 @@
 """Constants that are roundings: 1/n as a float32 is no 1/n, but was written for it.
 
-Where a norm divides by n through a constant, or takes an unbiased variance through n/(n − 1), the file holds a rounded number, and what
-the file computes is a norm up to that rounding alone. Such a constant is read as the fraction, or the root of one, that it is the nearest
-float of; the certificate lists each, and speaks of the program as read. Only numbers that are made of how many elements there are are
-read so, never an epsilon.
+Where a norm divides by n through a constant, or takes an unbiased variance through n/(n − 1), the file holds a rounded
+number, and what the file computes is a norm up to that rounding alone. Such a constant is read as the fraction, or the
+root of one, that it is the nearest float of; the certificate lists each, and speaks of the program as read. Only
+numbers that are made of how many elements there are are read so, never an epsilon.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Reading:
 
 
 def counts(shapes: Iterable[Iterable[int | None]]) -> frozenset[int]:
-    """How many elements some axes of a tensor have together, of every tensor; an axis of unknown size belongs to none."""
+    """How many elements some axes of a tensor have together, of every tensor; an axis of unknown size belongs to
+    none."""
     found: set[int] = set()
     for shape in shapes:
         some = {1}
@@ -42,12 +43,19 @@ def counts(shapes: Iterable[Iterable[int | None]]) -> frozenset[int]:
 
 
 def of(number: float, known: frozenset[int], half: bool) -> Reading | None:
-    """What the number is the nearest float64 or float32 of, or with ``half`` the nearest float16; None where it is that exactly, or of
-    nothing known."""
+    """What the number is the nearest float64 or float32 of, or with ``half`` the nearest float16; None where it is that
+    exactly, or of nothing known."""
     if number == 0 or not math.isfinite(number) or Fraction(number).denominator <= 64:
         return None
     for n in sorted(known):
-        fractions = [Fraction(1, n), Fraction(n - 1, n), Fraction(1, n - 1), Fraction(n, n - 1), Fraction(n, n + 1), Fraction(1, n + 1)]
+        fractions = [
+            Fraction(1, n),
+            Fraction(n - 1, n),
+            Fraction(1, n - 1),
+            Fraction(n, n - 1),
+            Fraction(n, n + 1),
+            Fraction(1, n + 1),
+        ]
         for q in fractions:
             if _nearest(float(q), abs(number), half):
                 return Reading(fraction=q if number > 0 else -q)

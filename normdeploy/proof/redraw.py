@@ -16,10 +16,10 @@ _ROUNDS = 24  # redraws of one kind: each halves the rows that are bad
 def redrawn(draws: Draws, e: Redraw, p: int) -> None:
     """Draw the elements again of which a row without a root is made.
 
-    What good rows are made of as well (a bias that is added to all of them) stays, or all rows would have to be good by chance at once:
-    first the leaf whose axes the bad rows are told by is drawn again, then whatever belongs to as few rows, then all; and so on.
-    Where the radicand is an element plus c (the variance of a BatchNorm), the element is drawn as s² − c for a random s: a polynomial in
-    s, of twice the degree.
+    What good rows are made of as well (a bias that is added to all of them) stays, or all rows would have to be good by
+    chance at once: first the leaf whose axes the bad rows are told by is drawn again, then whatever belongs to as few
+    rows, then all; and so on. Where the radicand is an element plus c (the variance of a BatchNorm), the element is
+    drawn as s² − c for a random s: a polynomial in s, of twice the degree.
     """
     held = {k: v for k, v in draws.elements.items() if k[0] in ("leaf", "constant")}
     masks = {k: _over(e, k[-1], v.shape) for k, v in held.items()}
@@ -79,4 +79,9 @@ def _over(e: Redraw, atoms: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
 
 def _one_place(own: Any, atom: Any) -> bool:
     """Whether two axes of one size can be the same axis: what the same leaf calls otherwise is another."""
-    return not isinstance(own, Place) or not isinstance(atom, Place) or own.label[0] != atom.label[0] or own.label == atom.label
+    return (
+        not isinstance(own, Place)
+        or not isinstance(atom, Place)
+        or own.label[0] != atom.label[0]
+        or own.label == atom.label
+    )

@@ -1,9 +1,10 @@
-"""Reshape and Expand to computed sizes as the same to constants: what a graph computes of one open dim goes away. One to the shape that its
-input has is an Identity.
+"""Reshape and Expand to computed sizes as the same to constants: what a graph computes of one open dim goes away. One
+to the shape that its input has is an Identity.
 
-Of a Reshape's operand each size that is the data's own at that place is 0 ("as it is"), or one other open size is -1 ("the rest", which is
-what remains where the operand is right); not both, for of an empty batch nothing tells the rest. Of an Expand's operand a size that is the
-data's own is 1. All of it holds at every size, by the polynomials of `normdeploy.proof.shapes`.
+Of a Reshape's operand each size that is the data's own at that place is 0 ("as it is"), or one other open size is -1
+("the rest", which is what remains where the operand is right); not both, for of an empty batch nothing tells the rest.
+Of an Expand's operand a size that is the data's own is 1. All of it holds at every size, by the polynomials of
+`normdeploy.proof.shapes`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _OPS = frozenset({"Reshape", "Expand"})
 
 
 def resolve_reshapes(proto: onnx.ModelProto) -> None:
-    """Give the Reshapes and Expands of the main graph constant operands, where they are worked out; changes ``proto``."""
+    """Give the Reshapes and Expands of the main graph constant operands, where they are worked out; changes
+    ``proto``."""
     if not any(node.op_type in _OPS for node in proto.graph.node):
         return
     graph = Graph(proto)
@@ -33,16 +35,25 @@ def resolve_reshapes(proto: onnx.ModelProto) -> None:
         operand, data = sizes.get(id(node.inputs[1])), shape_of(graph, node.inputs[0])
         if operand is None and graph.is_constant(node.inputs[1]):
             operand = np.asarray(graph.value(node.inputs[1]))
-        if data is not None and operand is not None and operand.ndim == 1 and _idle(node.op, data, [Size.of(n) for n in operand.tolist()]):
+        if (
+            data is not None
+            and operand is not None
+            and operand.ndim == 1
+            and _idle(node.op, data, [Size.of(n) for n in operand.tolist()])
+        ):
             idle.add(node.outputs[0].name)
             continue
         if operand is None or data is None or operand.ndim != 1 or graph.is_constant(node.inputs[1]):
             continue
         asked = [Size.of(n) for n in operand.tolist()]
-        numbers = _view(data, asked, graph.attrs(node).get("allowzero", 0)) if node.op == "Reshape" else _spread(data, asked)
+        numbers = (
+            _view(data, asked, graph.attrs(node).get("allowzero", 0)) if node.op == "Reshape" else _spread(data, asked)
+        )
         if numbers is not None:
             found[node.outputs[0].name] = numbers
-    taken = {t.name for t in proto.graph.initializer} | {name for node in proto.graph.node for name in (*node.input, *node.output)}
+    taken = {t.name for t in proto.graph.initializer} | {
+        name for node in proto.graph.node for name in (*node.input, *node.output)
+    }
     for held in proto.graph.node:
         if held.output and held.output[0] in idle:
             held.op_type = "Identity"
@@ -61,10 +72,14 @@ def resolve_reshapes(proto: onnx.ModelProto) -> None:
 def _idle(op: str, data: list[Size], asked: list[Size]) -> bool:
     """Whether the operand itself asks for the shape that is there: what a file states of the result is not believed."""
     if op == "Expand":
-        return len(asked) <= len(data) and all(n in (own, ONE) for n, own in zip(reversed(asked), reversed(data), strict=False))
+        return len(asked) <= len(data) and all(
+            n in (own, ONE) for n, own in zip(reversed(asked), reversed(data), strict=False)
+        )
     rest = [i for i, n in enumerate(asked) if n == -1]
     return (
-        len(asked) == len(data) and len(rest) < 2 and all(i in rest or n == own for i, (n, own) in enumerate(zip(asked, data, strict=True)))
+        len(asked) == len(data)
+        and len(rest) < 2
+        and all(i in rest or n == own for i, (n, own) in enumerate(zip(asked, data, strict=True)))
     )
 
 

@@ -1,4 +1,5 @@
-"""A region of a graph, evaluated by a `Machine`: its nodes as they stand there, with their attributes and initializers."""
+"""A region of a graph, evaluated by a `Machine`: its nodes as they stand there, with their attributes and
+initializers."""
 
 from __future__ import annotations
 
@@ -23,11 +24,22 @@ from .machine import Held, Machine
 from .sizes import Size, dim_size
 from .value import Value
 
-FAILURES = (evaluate.Unsupported, ValueError, TypeError, IndexError, KeyError, AssertionError, AttributeError, ArithmeticError)
+FAILURES = (
+    evaluate.Unsupported,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AssertionError,
+    AttributeError,
+    ArithmeticError,
+)
 _STANDARD = ("", "ai.onnx")
 
 Own = Callable[[gs.Node], Callable[[Machine, list[Any], Mapping[str, Any]], tuple[Any, ...]] | None]
-_NAMED = {(CONTRIB, op) for op, row in owned_by(Owner.ONNXRUNTIME).items() if "" in row.domains}  # they mean what the standard's do
+_NAMED = {
+    (CONTRIB, op) for op, row in owned_by(Owner.ONNXRUNTIME).items() if "" in row.domains
+}  # they mean what the standard's do
 
 
 def shape_of(graph: Graph, t: gs.Tensor) -> tuple[Size, ...]:
@@ -56,7 +68,9 @@ def run(m: Machine, region: Region, leaves: Mapping[int, Value]) -> Value:
     return y
 
 
-def run_nodes(m: Machine, graph: Graph, nodes: Sequence[gs.Node], env: MutableMapping[int, Any], own: Own | None = None) -> None:
+def run_nodes(
+    m: Machine, graph: Graph, nodes: Sequence[gs.Node], env: MutableMapping[int, Any], own: Own | None = None
+) -> None:
     """Evaluate nodes in topological order; ``env`` gets their outputs, by the ids of the tensors.
 
     ``own``: the meaning of a node that is none of the standard's, None where it is.
@@ -67,12 +81,16 @@ def run_nodes(m: Machine, graph: Graph, nodes: Sequence[gs.Node], env: MutableMa
         opset = max(graph.opset, NEWEST) if id(node) in graph._new else graph.opset
         try:
             meaning = own(node) if own is not None else None
-            found = meaning(m, inputs, graph.attrs(node)) if meaning is not None else _node(m, graph, node, inputs, opset)
+            found = (
+                meaning(m, inputs, graph.attrs(node)) if meaning is not None else _node(m, graph, node, inputs, opset)
+            )
         except NotProved as e:
             e.culprit = node.outputs[0].name if node.outputs else e.culprit
             raise
         except FAILURES as e:
-            raise NotProved(Why.OP, f"{node.op} can't be followed: {type(e).__name__}: {e}", node.outputs[0].name) from e
+            raise NotProved(
+                Why.OP, f"{node.op} can't be followed: {type(e).__name__}: {e}", node.outputs[0].name
+            ) from e
         env.update((id(t), v) for t, v in zip(node.outputs, found, strict=False) if v is not None)
 
 
@@ -129,7 +147,9 @@ def _node(m: Machine, graph: Graph, node: gs.Node, inputs: list[Any], opset: int
     return apply(m, node.op, node.domain or "", inputs, graph.attrs(node), opset, len(node.outputs))
 
 
-def apply(m: Machine, op: str, domain: str, inputs: list[Any], attrs: Mapping[str, Any], opset: int, outputs: int) -> tuple[Any, ...]:
+def apply(
+    m: Machine, op: str, domain: str, inputs: list[Any], attrs: Mapping[str, Any], opset: int, outputs: int
+) -> tuple[Any, ...]:
     """The outputs of one node.
 
     Raises:
@@ -154,7 +174,8 @@ def apply(m: Machine, op: str, domain: str, inputs: list[Any], attrs: Mapping[st
         return (array if array is None or array.dtype.kind in "iub" else m.constant(array),)
     if inputs and all(whole_numbers.is_whole(x) for x in inputs) and op not in ("Cast", "ConstantOfShape"):
         return tuple(
-            x if whole_numbers.is_whole(x) else m.constant(np.asarray(x)) for x in whole_numbers.apply(op, inputs, attrs, opset, outputs)
+            x if whole_numbers.is_whole(x) else m.constant(np.asarray(x))
+            for x in whole_numbers.apply(op, inputs, attrs, opset, outputs)
         )
     function = ops.TABLE.get(op) or norms.TABLE.get(op) or linear.TABLE.get(op) or LEMMAS.get(op)
     if function is None:
@@ -179,7 +200,10 @@ def _function(m: Machine, op: str, inputs: list[Any], attrs: Mapping[str, Any], 
     known: dict[str, Any] = dict(zip(function.input, inputs, strict=False))
     at = m.node
     for node in function.node:
-        given = {a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a) for a in node.attribute}
+        given = {
+            a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
+            for a in node.attribute
+        }
         m.node = at
         if node.op_type == "CastLike":
             known[node.output[0]] = known[node.input[0]]
@@ -187,6 +211,8 @@ def _function(m: Machine, op: str, inputs: list[Any], attrs: Mapping[str, Any], 
         if any(a.ref_attr_name == "epsilon" for a in node.attribute) and node.op_type == "Constant":
             known[node.output[0]] = m.epsilon(attrs["epsilon"])
             continue
-        found = apply(m, node.op_type, "", [known[n] if n else None for n in node.input], given, opset, len(node.output))
+        found = apply(
+            m, node.op_type, "", [known[n] if n else None for n in node.input], given, opset, len(node.output)
+        )
         known.update(zip(node.output, found, strict=False))
     return tuple(known[name] for name in function.output)

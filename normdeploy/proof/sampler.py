@@ -1,4 +1,5 @@
-"""What an evaluation begins with: leaves, constants and sizes at a few points of each axis, in the field and as floats."""
+"""What an evaluation begins with: leaves, constants and sizes at a few points of each axis, in the field and as
+floats."""
 
 from __future__ import annotations
 
@@ -24,36 +25,50 @@ from .sizes import Place, Size
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
 
 _LARGE = 2**12  # elements of a constant whose digest takes longer than what is done with it
-DRAWS = 4  # inputs that are looked at together; two fix a scale and shift, the others test it. In floats the last one is zero
+# inputs that are looked at together; two fix a scale and shift, the others test it. In floats the last one is zero
+DRAWS = 4
 
 
 @dataclass
 class Draws:
-    """What stays from one beginning of an evaluation to the next: random elements, and whose roots were seen to be none."""
+    """What stays from one beginning of an evaluation to the next: random elements, and whose roots were seen to be
+    none."""
 
     rng: random.Random
-    elements: dict[Any, Array] = field(default_factory=dict)  # by ("leaf" or "constant", …, atoms), ("weights", atom), …
+    elements: dict[Any, Array] = field(
+        default_factory=dict
+    )  # by ("leaf" or "constant", …, atoms), ("weights", atom), …
     symbols: dict[str, tuple[int, float]] = field(default_factory=dict)  # a symbol's value in the field and as a number
     weights: dict[Any, Array] = field(default_factory=dict)
-    seen: dict[int, Characters] = field(default_factory=dict)  # by the number of the radicand: which elements were no squares
+    seen: dict[int, Characters] = field(
+        default_factory=dict
+    )  # by the number of the radicand: which elements were no squares
     epsilons: dict[int, tuple[int, float]] = field(default_factory=dict)  # id of a node after -> its exact epsilon
-    opaque: dict[tuple[object, int], int] = field(default_factory=dict)  # (an unknown function, its argument) -> its value
+    opaque: dict[tuple[object, int], int] = field(
+        default_factory=dict
+    )  # (an unknown function, its argument) -> its value
     length: int = BITS  # of the prime, in bits
     redraws: int = 0  # how often elements were drawn again, for want of a root
     flipped: bool = False  # whether roots of constants that are no small fractions have the other sign
-    counts: frozenset[int] = frozenset()  # numbers of elements, of which constants are read as fractions; empty: none is
+    counts: frozenset[int] = (
+        frozenset()
+    )  # numbers of elements, of which constants are read as fractions; empty: none is
     read: dict[float, str] = field(default_factory=dict)  # constants that were read so, and as what
-    affine: list[Any] = field(default_factory=list)  # scales and shifts between both sides, of each result, at each choice of sizes
+    affine: list[Any] = field(
+        default_factory=list
+    )  # scales and shifts between both sides, of each result, at each choice of sizes
     held: dict[int, Held] = field(default_factory=dict)  # constants of the file, by the ids of their tensors
-    turn: int = 0  # of floats alone: which one place all taps of a convolution read (`proof.linear`); 0: places of their own
+    turn: int = (
+        0  # of floats alone: which one place all taps of a convolution read (`proof.linear`); 0: places of their own
+    )
 
 
 class Held:
     """A constant of the file, looked at once."""
 
     def __init__(self, array: Array, half: bool = False, rest: Array | None = None) -> None:
-        """``array`` + ``rest``: the elements, in float32 (not copied) or float64; a rest has no more than their last digits
-        (`graphs.unrounded`). ``half``: it was stored in float16."""
+        """``array`` + ``rest``: the elements, in float32 (not copied) or float64; a rest has no more than their last
+        digits (`graphs.unrounded`). ``half``: it was stored in float16."""
         self.half = half
         self.array = array = array if array.dtype == np.float32 else np.asarray(array, dtype=np.float64)
         self.rest = rest
@@ -88,7 +103,8 @@ class Held:
 
 
 def _bounds(array: Array) -> tuple[float, float]:
-    """The least and the largest element, both NaN where an element is. By pieces, which the second look finds in the processor's cache."""
+    """The least and the largest element, both NaN where an element is. By pieces, which the second look finds in the
+    processor's cache."""
     if not array.size:
         return 1.0, 1.0
     flat = array.reshape(-1)
@@ -97,7 +113,8 @@ def _bounds(array: Array) -> tuple[float, float]:
 
 
 def told_apart(constants: Iterable[Held]) -> None:
-    """Say of all large constants of a proof which have equal contents, without their digests, which take longer than all the rest."""
+    """Say of all large constants of a proof which have equal contents, without their digests, which take longer than
+    all the rest."""
     known: dict[int, list[Held]] = {}
     for constant in constants:
         size = constant.array.size
@@ -124,7 +141,8 @@ class Sampler:
         self.plan, self.draws, self.gf, self.real = plan, draws, gf, real
 
     def constant(self, held: Array | Held, narrow: bool = False) -> Value:
-        """A constant of the file: a number where all its elements are one, else elements of their own (any, in the field).
+        """A constant of the file: a number where all its elements are one, else elements of their own (any, in the
+        field).
 
         ``narrow``: float32 elements may stay such, for one who multiplies them by float64.
         """
@@ -152,14 +170,20 @@ class Sampler:
         if self.gf is not None:
             drawn = (("constant", held.content, tuple(atoms)), 0)
             a = self.elements(drawn[0], f.shape)
-        return Value(axes, a, f, sign=held.sign, below=held.below, degree=Degree.of(atoms), nonzero=held.nonzero, drawn=drawn)
+        return Value(
+            axes, a, f, sign=held.sign, below=held.below, degree=Degree.of(atoms), nonzero=held.nonzero, drawn=drawn
+        )
 
     def leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
         labels = itertools.count()
         axes: Axes = tuple(tuple(Place(a, (key, next(labels))) for a in self.plan.atoms(s)) for s in shape)
         counts = tuple(self.plan.count(a) for axis in axes for a in axis)
         f = reals(counts)
-        a = None if self.gf is None else self.elements(("leaf", key, tuple(x for axis in axes for x in axis)), (DRAWS, *counts))
+        a = (
+            None
+            if self.gf is None
+            else self.elements(("leaf", key, tuple(x for axis in axes for x in axis)), (DRAWS, *counts))
+        )
         return Value(axes, a, f.astype(self.real), data=True, degree=Degree.of(a for axis in axes for a in axis))
 
     def elements(self, key: Any, shape: tuple[int, ...]) -> Array:
@@ -200,7 +224,9 @@ class Sampler:
         if atom in self.plan.joins:
             return self._joined_places(atom)
         n, k = self.plan.places(atom), self.plan.count(atom)
-        return list(range(n)) if k == n else [round(i * (n - 1) / (k - 1)) for i in range(k)]  # more than n of an axis of any length
+        return (
+            list(range(n)) if k == n else [round(i * (n - 1) / (k - 1)) for i in range(k)]
+        )  # more than n of an axis of any length
 
     def _joined_places(self, atom: Size) -> list[int]:
         found, start = [], 0

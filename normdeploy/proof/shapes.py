@@ -1,8 +1,9 @@
-"""Shapes that onnx's inference does not find: those behind a Reshape, Expand or Slice whose operand is computed, and what follows.
+"""Shapes that onnx's inference does not find: those behind a Reshape, Expand or Slice whose operand is computed, and
+what follows.
 
-Operands are worked out for all sizes at once, as polynomials of the dims that the file leaves open (`whole_numbers`), and so is the shape
-that the node makes of them. What is stated holds at every size: a dim that Min, Max, Mod or a rest of a division decides stays unknown,
-and so does one that a Slice may cut short.
+Operands are worked out for all sizes at once, as polynomials of the dims that the file leaves open (`whole_numbers`),
+and so is the shape that the node makes of them. What is stated holds at every size: a dim that Min, Max, Mod or a rest
+of a division decides stays unknown, and so does one that a Slice may cut short.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def _open(dims: Dims | None) -> bool:
 
 
 def _better(graph: Graph, node: gs.Node, old: Dims | None, new: Dims) -> Dims:
-    """Each dim as ``new`` says it; where that says nothing, the name that inference made up: equal ones are equal sizes.
+    """Each dim as ``new`` says it; where that says nothing, the name that inference made up: equal ones are equal
+    sizes.
 
     A name that was made up before, for an input, says something: this dim is that one.
     """
@@ -110,7 +112,8 @@ def _dims(kind: onnx.TypeProto) -> Dims | None:
 
 
 def _whole_numbers(graph: Graph, node: gs.Node, known: dict[int, np.ndarray]) -> None:
-    """Let ``known`` hold what a node makes of sizes, by the ids of its outputs; nothing where that changes from size to size."""
+    """Let ``known`` hold what a node makes of sizes, by the ids of its outputs; nothing where that changes from size to
+    size."""
     if node.op in ("Shape", "Size"):
         shape = shape_of(graph, node.inputs[0])
         if shape is None:
@@ -272,7 +275,9 @@ def _joined(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int)
     if len(ranks) != 1:
         return None
     axis %= ranks.pop()
-    found: Shape = [next((s[i] for s in shapes if s[i].number is not None), shapes[0][i]) for i in range(len(shapes[0]))]
+    found: Shape = [
+        next((s[i] for s in shapes if s[i].number is not None), shapes[0][i]) for i in range(len(shapes[0]))
+    ]
     total = Size.of(0)
     for s in shapes:
         total = total + s[axis]
@@ -307,10 +312,18 @@ def _cut(size: Size, start: Size, end: Size, step: int) -> Size | None:
         n, first, last = (int(v) for v in numbers if v is not None)
         return Size.of(len(range(n)[first:last:step]))
     if step != 1:
-        return size if step == -1 and _is_last(size, start) and (numbers[2] is not None and numbers[2] <= -_END) else None
+        return (
+            size if step == -1 and _is_last(size, start) and (numbers[2] is not None and numbers[2] <= -_END) else None
+        )
     bounds = []
     for bound, number in ((start, numbers[1]), (end, numbers[2])):
-        at = size if number is not None and number >= _END else size + bound if number is not None and number < 0 else bound
+        at = (
+            size
+            if number is not None and number >= _END
+            else size + bound
+            if number is not None and number < 0
+            else bound
+        )
         if not at.not_negative or not (size - at).not_negative:
             return None
         bounds.append(at)

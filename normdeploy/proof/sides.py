@@ -29,10 +29,12 @@ Side = Callable[[Machine, Sequence[Value]], list[Value]]
 class Sides:
     """``before`` and ``after`` compute as many results of leaves of the given shapes.
 
-    ``at``: both sides in float64 at given sizes, each leaf full of a number or, where that is NaN, normal; None where it can't be said.
-    ``graph``, ``nodes``: where the nodes after stand, to look at their constants and epsilons. ``expressions``: of a fold.
-    ``held``: constants that were read, by the ids of their tensors: each is looked at once for all evaluations. ``named``: lengths of axes
-    that may stand for any.
+    ``at``: both sides in float64 at given sizes, each leaf full of a number or, where that is NaN, normal; None where
+    it can't be said.
+    ``graph``, ``nodes``: where the nodes after stand, to look at their constants and epsilons. ``expressions``: of a
+    fold.
+    ``held``: constants that were read, by the ids of their tensors: each is looked at once for all evaluations.
+    ``named``: lengths of axes that may stand for any.
     """
 
     shapes: tuple[tuple[Size, ...], ...]
@@ -56,7 +58,9 @@ class Sides:
         return list({id(t): t for n in self.nodes for t in n.inputs if isinstance(t, gs.Constant)}.values())
 
 
-def of_regions(before: Sequence[Region], after: Sequence[Region], expressions: Expressions | Branches | None = None) -> Sides:
+def of_regions(
+    before: Sequence[Region], after: Sequence[Region], expressions: Expressions | Branches | None = None
+) -> Sides:
     """Regions of one graph with the same leaves, one for each result."""
     first = before[0]
     graph = first.graph
@@ -77,7 +81,10 @@ def of_regions(before: Sequence[Region], after: Sequence[Region], expressions: E
             sized = [concrete(graph, t, sizes) for t in first.leaves]
             if any(s is None for s in sized):
                 return None
-            fed = [np.full(s or (), x) if x == x else rng.standard_normal(s or ()) for s, x in zip(sized, numbers, strict=True)]
+            fed = [
+                np.full(s or (), x) if x == x else rng.standard_normal(s or ())
+                for s, x in zip(sized, numbers, strict=True)
+            ]
             with evaluate.quiet():
                 old, new = ([region.bind(sizes).run(fed) for region in regions] for regions in (before, after))
                 return old, new

@@ -1,8 +1,8 @@
 """Sizes of tensors as polynomials of the dims that a file leaves open: what is proved of them holds for every size.
 
-A dim that is named is a symbol; one that is not known, or is written as something else than a polynomial, is a symbol of its own and
-equals nothing but itself. So is a size that is no polynomial, such as the length behind a convolution with strides: no name that a file may
-write is the symbol of one. Every symbol stands for a size of 1 or more.
+A dim that is named is a symbol; one that is not known, or is written as something else than a polynomial, is a symbol
+of its own and equals nothing but itself. So is a size that is no polynomial, such as the length behind a convolution
+with strides: no name that a file may write is the symbol of one. Every symbol stands for a size of 1 or more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Size:
 
     @staticmethod
     def unknown(of: str, *by: Any) -> Size:
-        """A size that is no polynomial: a function of ``by`` (numbers, texts and sizes), which says with ``of`` which one it is."""
+        """A size that is no polynomial: a function of ``by`` (numbers, texts and sizes), which says with ``of`` which
+        one it is."""
         return Size.symbol(f"{UNKNOWN}{of}{UNKNOWN}{tuple(n.terms if isinstance(n, Size) else n for n in by)!r}")
 
     @property
@@ -57,7 +58,8 @@ class Size:
         return self._least()[0]
 
     def _least(self) -> tuple[bool, int]:
-        """With every symbol written as 1 + t: whether no coefficient is negative, so that the least value is at t = 0; and that value."""
+        """With every symbol written as 1 + t: whether no coefficient is negative, so that the least value is at t = 0;
+        and that value."""
         if len(self.terms) <= 1:
             c = self.terms[0][1] if self.terms else 0
             return c >= 0, c
@@ -118,13 +120,14 @@ class Size:
     __rmul__ = __mul__
 
     def over(self, other: int | Size) -> Size | None:
-        """The exact quotient by a monomial or an equal polynomial; None where there is none that holds for every size."""
+        """The exact quotient by a monomial or an equal polynomial; None where there is none that holds for every
+        size."""
         other = Size.of(other)
         if self == other:
             return Size.of(1)
         if len(other.terms) != 1:
             return None
-        (monomial, factor) = other.terms[0]
+        monomial, factor = other.terms[0]
         terms: dict[Monomial, int] = {}
         for m, c in self.terms:
             rest = list(m)
@@ -146,7 +149,10 @@ class Size:
         return self._hash
 
     def __repr__(self) -> str:
-        return " + ".join("·".join((*([str(c)] if c != 1 or not m else []), *map(_shown, m))) for m, c in self.terms) or "0"
+        return (
+            " + ".join("·".join((*([str(c)] if c != 1 or not m else []), *map(_shown, m))) for m, c in self.terms)
+            or "0"
+        )
 
 
 def _shown(symbol: str) -> str:
@@ -173,7 +179,9 @@ def dim_size(dim: int | str | None, name: str) -> Size:
         return Size.of(dim)
     if dim is None:
         return Size.unknown(name)
-    if dim.startswith(UNKNOWN) or not dim.isascii() or "#" in dim or dim != dim.strip():  # Python reads names that differ there as one
+    if (
+        dim.startswith(UNKNOWN) or not dim.isascii() or "#" in dim or dim != dim.strip()
+    ):  # Python reads names that differ there as one
         return Size.unknown("a dim", dim)
     try:
         size = _parsed(ast.parse(dim, mode="eval").body)

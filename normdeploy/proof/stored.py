@@ -1,8 +1,9 @@
 """What a rewrite computed, and what stands in the file: each stored number is the exact one, rounded once.
 
-Where a rewrite computes gamma, beta or epsilon (γ·√((n−1)/n), ε·(n−1)/n, 1 + w), the field shows that before = A·after + B for each
-element, with A and B that don't depend on the input. Here the numbers are looked at: with the parameters as they were computed, in
-float64, A is one and B is zero; and each element that is stored lies within half an ulp of the computed one.
+Where a rewrite computes gamma, beta or epsilon (γ·√((n−1)/n), ε·(n−1)/n, 1 + w), the field shows that before = A·after
++ B for each element, with A and B that don't depend on the input. Here the numbers are looked at: with the parameters
+as they were computed, in float64, A is one and B is zero; and each element that is stored lies within half an ulp of
+the computed one.
 """
 
 from __future__ import annotations
@@ -28,11 +29,18 @@ from .value import Value
 
 _CLOSE = 2.0**-34  # of float64's evaluation of both sides; a half ulp of float32 is 2^-25 or more
 _CLOSER = 2.0**-46  # of long doubles, where a parameter is stored in float64
-_READ = 2.0**-21  # where constants before are roundings in float32: what is measured with them is off by a few of its ulp
+_READ = (
+    2.0**-21
+)  # where constants before are roundings in float32: what is measured with them is off by a few of its ulp
 _TERMS = 2.0**-40  # of the sum of the magnitudes of what is added up: float64 loses a few ulp of that for each term
 _SOLVED = 2.0**-40  # of an epsilon, a quotient of differences in float64
 _UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-_LEAST = {"float64": 2.0**-1075, "float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}  # half of the smallest subnormal
+_LEAST = {
+    "float64": 2.0**-1075,
+    "float32": 2.0**-150,
+    "float16": 2.0**-25,
+    "bfloat16": 2.0**-134,
+}  # half of the smallest subnormal
 
 
 class _Full(Plan):
@@ -48,19 +56,28 @@ class _Full(Plan):
 def check(sides: Sides, plan: Plan, epsilons: Mapping[int, float], read: bool) -> None:
     """Raises NotProved where a computed parameter is not what it should be.
 
-    ``epsilons``: by place among the nodes after. ``read``: constants before stand for fractions that they are roundings of.
+    ``epsilons``: by place among the nodes after. ``read``: constants before stand for fractions that they are roundings
+    of.
     """
     full = _full(plan)
     new = [c for c in sides.constants() if sides.graph is not None and id(c) in sides.graph.exact]
     held: dict[int, Held] = {}
     evaluated(sides, plan, [("zero", tuple((i, 0.0, -1) for i in range(len(sides.shapes))))], held=held)
-    full.laid = frozenset(a for h in held.values() if not h.uniform for n in h.array.shape for a in full.atoms(Size.of(n)))
+    full.laid = frozenset(
+        a for h in held.values() if not h.uniform for n in h.array.shape for a in full.atoms(Size.of(n))
+    )
     for place, exact in epsilons.items():
         node = sides.nodes[place]
-        _within_half_an_ulp(np.array(float(node.attrs["epsilon"])), np.array(exact), "float32", f"the epsilon of {node.op}", _SOLVED)
+        _within_half_an_ulp(
+            np.array(float(node.attrs["epsilon"])), np.array(exact), "float32", f"the epsilon of {node.op}", _SOLVED
+        )
     double = any(c.dtype == np.float64 for c in new)
     close = max(_CLOSER if double else _CLOSE, 2.0**-23 if epsilons else 0.0, _READ if read else 0.0)
-    looked: list[Pattern] = [("normal", ()), ("normal", ()), ("zero", tuple((i, 0.0, -1) for i in range(len(sides.shapes))))]
+    looked: list[Pattern] = [
+        ("normal", ()),
+        ("normal", ()),
+        ("zero", tuple((i, 0.0, -1) for i in range(len(sides.shapes)))),
+    ]
     for old, found in evaluated(sides, full, looked, np.longdouble if double else np.float64):
         finite = np.isfinite(old) & np.isfinite(found)
         dy, dz = old[1] - old[0], found[1] - found[0]
@@ -73,11 +90,14 @@ def check(sides: Sides, plan: Plan, epsilons: Mapping[int, float], read: bool) -
 
 
 def _full(plan: Plan) -> _Full:
-    return _Full(dict(plan.points), dict(plan.cuts), set(plan.summed), dict(plan.joins), plan.displaced, dict(plan.together))
+    return _Full(
+        dict(plan.points), dict(plan.cuts), set(plan.summed), dict(plan.joins), plan.displaced, dict(plan.together)
+    )
 
 
 def check_expressions(graph: Graph, e: Expressions | Branches, plan: Plan, held: dict[int, Held]) -> None:
-    """Raises NotProved where a constant of a fold is not the value of its expression. ``held``: constants that were read before."""
+    """Raises NotProved where a constant of a fold is not the value of its expression. ``held``: constants that were
+    read before."""
     new = e.constants()
     full = _full(plan)
     while True:
@@ -102,7 +122,9 @@ def check_expressions(graph: Graph, e: Expressions | Branches, plan: Plan, held:
         if not _near(found, graph, c, _laid_out(full, terms[id(c)], shape)):
             exact = np.concatenate([part for _, part in graph.exact.each(id(c))])
             worst = int(np.argmax(np.abs(found - exact)))
-            raise NotProved(Why.STORED, f"{c.name!r} holds {exact[worst]:.9g} where {found[worst]:.9g} is right", c.name)
+            raise NotProved(
+                Why.STORED, f"{c.name!r} holds {exact[worst]:.9g} where {found[worst]:.9g} is right", c.name
+            )
 
 
 def _near(found: np.ndarray, graph: Graph, c: gs.Constant, terms: np.ndarray) -> bool:
@@ -113,7 +135,9 @@ def _near(found: np.ndarray, graph: Graph, c: gs.Constant, terms: np.ndarray) ->
 
 def _laid_out(plan: Plan, v: Value, shape: tuple[int, ...]) -> np.ndarray:
     """The elements in row-major order."""
-    laid = np.broadcast_to(v.f, (1, *(plan.count(x) for x in v.atoms))).reshape(shape)  # which fails where they are too few or many
+    laid = np.broadcast_to(v.f, (1, *(plan.count(x) for x in v.atoms))).reshape(
+        shape
+    )  # which fails where they are too few or many
     return laid.reshape(-1)
 
 
@@ -132,7 +156,9 @@ def check_bytes(sides: Sides) -> None:
             continue
         computed = sides.graph.exact.shape(id(c))
         if tuple(c.shape) != computed:
-            raise NotProved(Why.STORED, f"{c.name!r} is stored in the shape {tuple(c.shape)}, computed in {computed}", c.name)
+            raise NotProved(
+                Why.STORED, f"{c.name!r} is stored in the shape {tuple(c.shape)}, computed in {computed}", c.name
+            )
         values = c.values.reshape(-1)
         for places, exact in sides.graph.exact.each(id(c)):
             if not _rounded_once(values[places], exact):
@@ -140,7 +166,8 @@ def check_bytes(sides: Sides) -> None:
 
 
 def _rounded_once(held: np.ndarray, exact: np.ndarray) -> bool:
-    """Whether ``held`` is what IEEE's rounding to nearest makes of ``exact``; ml_dtypes rounds to bfloat16 in two steps."""
+    """Whether ``held`` is what IEEE's rounding to nearest makes of ``exact``; ml_dtypes rounds to bfloat16 in two
+    steps."""
     if held.dtype not in (np.float16, np.float32, np.float64):
         return False
     with np.errstate(all="ignore"):
@@ -152,10 +179,13 @@ def _within_half_an_ulp(held: np.ndarray, exact: np.ndarray, dtype: str, name: s
     unit, least = _UNITS.get(dtype, 2.0**-24), _LEAST.get(dtype, 0.0)
     with np.errstate(all="ignore"):
         _, exponent = np.frexp(held)
-        half = np.maximum(np.ldexp(unit, exponent - 1), least)  # |held| lies in [2^(e−1), 2^e), where an ulp is 2·unit·2^(e−1)
+        half = np.maximum(
+            np.ldexp(unit, exponent - 1), least
+        )  # |held| lies in [2^(e−1), 2^e), where an ulp is 2·unit·2^(e−1)
         if not (np.abs(held - exact) <= half + off * np.abs(exact)).all():
             worst = int(np.argmax(np.abs(held - exact).reshape(-1)))
             raise NotProved(
                 Why.STORED,
-                f"{name} is stored as {held.reshape(-1)[worst]:.9g}, which is more than half an ulp from {exact.reshape(-1)[worst]:.9g}",
+                f"{name} is stored as {held.reshape(-1)[worst]:.9g}, which is more than half an ulp from"
+                f" {exact.reshape(-1)[worst]:.9g}",
             )

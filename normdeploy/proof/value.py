@@ -24,9 +24,11 @@ def axis_of(atom: Size) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """``a`` and ``f`` have one axis for the draws and one for each atom of ``axes``; length 1 where nothing varies along it.
+    """``a`` and ``f`` have one axis for the draws and one for each atom of ``axes``; length 1 where nothing varies
+    along it.
 
-    ``a`` is None where only floats are asked for. ``data``: depends on a leaf. ``size``: the polynomial that a scalar made of sizes is.
+    ``a`` is None where only floats are asked for. ``data``: depends on a leaf. ``size``: the polynomial that a scalar
+    made of sizes is.
     """
 
     axes: Axes
@@ -38,9 +40,13 @@ class Value:
     size: Size | None = None
     sized: bool = False  # depends on a symbol
     nonzero: bool = False  # no element is zero, at any place and any size
-    roots: frozenset[int] | None = None  # a product of roots of these radicands of this proof: zero at most where one of them is
+    roots: frozenset[int] | None = (
+        None  # a product of roots of these radicands of this proof: zero at most where one of them is
+    )
     sums: frozenset[Size] = frozenset()  # the atoms that it holds sums over
-    fixed: frozenset[Any] = frozenset()  # the axes (`axis_of`) along which a root or a divisor varies that holds sums: they are not summed
+    fixed: frozenset[Any] = (
+        frozenset()
+    )  # the axes (`axis_of`) along which a root or a divisor varies that holds sums: they are not summed
     drawn: tuple[Any, int] | None = None  # (key in `Draws.elements`, c): each element is one of those drawn, plus c
     below: int = NEGATIVE  # what structure says of the sign of -x, for x - (-epsilon)
 
@@ -87,7 +93,8 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Magnitude:
-    """|x| of what may be negative: no value of the field, only its square is one. ``floats``: its elements, without residues."""
+    """|x| of what may be negative: no value of the field, only its square is one. ``floats``: its elements, without
+    residues."""
 
     square: Value
     floats: Value

@@ -1,7 +1,8 @@
 """Ops on whole numbers: the shapes and axes of a region, worked out for all sizes at once.
 
-Where no open size is among them they are numpy's. Sizes are polynomials: they are added, multiplied, divided where that leaves no rest at
-any size, and moved about. Min, Max, Mod, comparisons and masks on sizes are refused: what they give changes from size to size.
+Where no open size is among them they are numpy's. Sizes are polynomials: they are added, multiplied, divided where that
+leaves no rest at any size, and moved about. Min, Max, Mod, comparisons and masks on sizes are refused: what they give
+changes from size to size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,20 @@ from .ops import Attrs, Inputs
 from .sizes import Size
 
 _MOVES = frozenset(
-    {"Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Split", "Transpose", "Flatten", "Expand", "Tile", "Identity"}
+    {
+        "Gather",
+        "Slice",
+        "Concat",
+        "Unsqueeze",
+        "Squeeze",
+        "Reshape",
+        "Split",
+        "Transpose",
+        "Flatten",
+        "Expand",
+        "Tile",
+        "Identity",
+    }
 )
 
 
@@ -29,7 +43,9 @@ def apply(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tu
     """The outputs of an op all of whose inputs are whole numbers."""
     arrays = [_plain(x) for x in inputs]
     if op in ("Expand", "Tile") and arrays[1].dtype == object:
-        raise NotProved(Why.SIZE, f"{op} of whole numbers to {', '.join(map(str, arrays[1].reshape(-1).tolist()))} places", op)
+        raise NotProved(
+            Why.SIZE, f"{op} of whole numbers to {', '.join(map(str, arrays[1].reshape(-1).tolist()))} places", op
+        )
     if not any(isinstance(x, np.ndarray) and x.dtype == object for x in arrays) or op in _MOVES:
         return tuple(_plain(x) for x in evaluate.apply(op, arrays, attrs, opset=opset, outputs=outputs))
     if op in _ARITHMETIC:
@@ -44,7 +60,9 @@ def apply(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tu
         start: Any = Size.of(1 if op == "ReduceProd" else 0)
         for n in arrays[0].reshape(-1).tolist():
             start = start * n if op == "ReduceProd" else start + n
-        return (_plain(np.array(start, dtype=object).reshape((1,) * (inputs[0].ndim if attrs.get("keepdims", 1) else 0))),)
+        return (
+            _plain(np.array(start, dtype=object).reshape((1,) * (inputs[0].ndim if attrs.get("keepdims", 1) else 0))),
+        )
     if op == "Equal":
         return (np.asarray(np.frompyfunc(_equal, 2, 1)(*arrays)).astype(bool),)
     if op == "Where" and arrays[0].dtype == bool:

@@ -13,7 +13,8 @@ def disagreement(found: Sequence[np.ndarray], reference: Sequence[np.ndarray], u
     """The largest error relative to the largest value of its output, and what is wrong, "" where nothing is.
 
     Args:
-        unit: the unit roundoff of the coarser of the types that the two were computed in; errors up to its square root are rounding.
+        unit: the unit roundoff of the coarser of the types that the two were computed in; errors up to its square root
+        are rounding.
     """
     if len(found) != len(reference):
         return float("inf"), f"{len(found)} outputs, {len(reference)} expected"
@@ -27,8 +28,13 @@ def disagreement(found: Sequence[np.ndarray], reference: Sequence[np.ndarray], u
             continue
         got, wanted = value.astype(np.float64), expected.astype(np.float64)
         finite = np.isfinite(wanted)
-        if not np.array_equal(np.isfinite(got), finite) or not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
-            return float("inf"), f"output {place} is not finite where it should be, or the other way round, or another infinity"
+        if not np.array_equal(np.isfinite(got), finite) or not np.array_equal(
+            got[~finite], wanted[~finite], equal_nan=True
+        ):
+            return (
+                float("inf"),
+                f"output {place} is not finite where it should be, or the other way round, or another infinity",
+            )
         largest = float(np.abs(wanted[finite]).max(initial=0.0))
         error = float(np.abs(got[finite] - wanted[finite]).max(initial=0.0)) / (largest or 1.0)
         worst = max(worst, error)

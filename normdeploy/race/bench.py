@@ -1,13 +1,16 @@
-"""The race: how long eager, torch.compile, onnxruntime and engines take for the same inputs, each shown to compute the same first.
+"""The race: how long eager, torch.compile, onnxruntime and engines take for the same inputs, each shown to compute the
+same first.
 
-Everything runs in one process, in turns (`normdeploy.race.timing`). Threads that wait for work by spinning would take the others' cores:
-onnxruntime's are told to stop between runs, and libgomp's, torch's, do so on their own within a few milliseconds (docs/bench.md has the
-figures). What is timed is the run alone: inputs are checked and bound once, and lie on the device that computes.
+Everything runs in one process, in turns (`normdeploy.race.timing`). Threads that wait for work by spinning would take
+the others' cores: onnxruntime's are told to stop between runs, and libgomp's, torch's, do so on their own within a few
+milliseconds (docs/bench.md has the figures). What is timed is the run alone: inputs are checked and bound once, and lie
+on the device that computes.
 
-The reference is the model in float64, or without a model the first file that runs. A contestant whose outputs are farther from it than the
-square root of the unit roundoff, relative to the largest value of the output (half of the type's digits), is not timed: its answer is
-wrong, not rounded. `verify` draws a narrower line. The type is the coarsest that is known to be computed in; of an engine and of
-onnxruntime on CUDA, which may take TF32 for float32, it is one of float16's precision.
+The reference is the model in float64, or without a model the first file that runs. A contestant whose outputs are
+farther from it than the square root of the unit roundoff, relative to the largest value of the output (half of the
+type's digits), is not timed: its answer is wrong, not rounded. `verify` draws a narrower line. The type is the coarsest
+that is known to be computed in; of an engine and of onnxruntime on CUDA, which may take TF32 for float32, it is one of
+float16's precision.
 """
 
 from __future__ import annotations
@@ -51,9 +54,10 @@ _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 class Entry:
     """One contestant; milliseconds.
 
-    ``ratio``: the median over the rounds of its time over that of the first entry (of the same norm) in the same round, ``interval`` its
-    95 % confidence interval. ``error``: the largest difference from the reference, relative to the largest value of the output; of a norm
-    (``bench_norms``) absolute, and ``far_error`` the same around an offset of 1000.
+    ``ratio``: the median over the rounds of its time over that of the first entry (of the same norm) in the same round,
+    ``interval`` its 95 % confidence interval. ``error``: the largest difference from the reference, relative to the
+    largest value of the output; of a norm (``bench_norms``) absolute, and ``far_error`` the same around an offset of
+    1000.
     """
 
     runtime: str
@@ -93,7 +97,8 @@ class Race(Shown):
 
 @dataclass
 class Contestant:
-    """``infer`` gives the outputs in their order, ``prepare`` the run that is timed; ``reason`` says why it is not timed."""
+    """``infer`` gives the outputs in their order, ``prepare`` the run that is timed; ``reason`` says why it is not
+    timed."""
 
     runtime: str
     file: str
@@ -121,7 +126,8 @@ def bench(
 
     Args:
         files: ONNX files and engines, told apart by their content.
-        inputs: name -> array; None: generated from the model, from what ``export`` recorded in a file, or from a file's shapes.
+        inputs: name -> array; None: generated from the model, from what ``export`` recorded in a file, or from a file's
+        shapes.
         sizes: of dynamic dims, by name, where inputs are generated; the usual ones of the others.
         threads: of torch and of onnxruntime on the CPU.
         rounds: that are counted.
@@ -142,7 +148,9 @@ def bench(
         if inputs is None:
             inputs, notes = inputs_of(model, files, contestants[0].specs, sizes or {}, seed)
         elif sizes:
-            raise InputError(f"sizes are for generated inputs, and inputs were given: {dict(sizes)}; leave one of them out")
+            raise InputError(
+                f"sizes are for generated inputs, and inputs were given: {dict(sizes)}; leave one of them out"
+            )
         reference = _reference(model, contestants, inputs)
         for i, contestant in enumerate(contestants):
             if progress is not None:
@@ -158,7 +166,17 @@ def bench(
     entries = [e if e.reason else timed(e, timing, next(places)) for e in entries]
     shapes = {name: tuple(array.shape) for name, array in inputs.items()}
     return Race(
-        threads, timing.warmup, rounds, seed, shapes, reference.judge, tuple(entries), tuple(not_run), before, machine().load, tuple(notes)
+        threads,
+        timing.warmup,
+        rounds,
+        seed,
+        shapes,
+        reference.judge,
+        tuple(entries),
+        tuple(not_run),
+        before,
+        machine().load,
+        tuple(notes),
     )
 
 
@@ -173,12 +191,18 @@ def timed(entry: Entry, timing: Timing, i: int, base: int = 0) -> Entry:
 # ------------------------------------------------------------------ contestants
 
 
-def _contestants(model: Model | None, files: Sequence[PathLike], threads: int, stack: ExitStack) -> tuple[list[Contestant], list[NotRun]]:
+def _contestants(
+    model: Model | None, files: Sequence[PathLike], threads: int, stack: ExitStack
+) -> tuple[list[Contestant], list[NotRun]]:
     found, not_run = list[Contestant](), list[NotRun]()
     if model is not None:
         for compiled in (False, True):
             runner = stack.enter_context(CodeRunner(model, compiled=compiled))
-            found.append(Contestant(runner.name, "", runner.infer, runner.prepare, _coarsest(spec.dtype for spec in model.inputs)))
+            found.append(
+                Contestant(
+                    runner.name, "", runner.infer, runner.prepare, _coarsest(spec.dtype for spec in model.inputs)
+                )
+            )
     cuda = no_cuda() if any(not is_engine(f) for f in files) else ""
 
     def enter(runtime: str, name: str, coarsest: str, file: PathLike, **options: Any) -> None:
@@ -214,13 +238,23 @@ def _of(runner: LiveRunner, runtime: str, file: str, coarsest: str) -> Contestan
     """A runner as it is given the inputs: floating ones in its own types, and on a GPU before the time runs."""
 
     def own(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        types = {spec.name: np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype) for spec in runner.inputs}
+        types = {
+            spec.name: np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
+            for spec in runner.inputs
+        }
         floats = {name for name, kind in types.items() if kind.name in UNITS}
         return {n: v.astype(types[n]) if n in floats and v.dtype.name in UNITS else v for n, v in feeds.items()}
 
     held = _coarsest(spec.dtype for spec in (*runner.inputs, *runner.outputs))
     worst = max(coarsest, held, key=UNITS.__getitem__)
-    return Contestant(runtime, file, lambda feeds: runner.infer(own(feeds)), lambda feeds: runner.prepare(own(feeds)), worst, runner.inputs)
+    return Contestant(
+        runtime,
+        file,
+        lambda feeds: runner.infer(own(feeds)),
+        lambda feeds: runner.prepare(own(feeds)),
+        worst,
+        runner.inputs,
+    )
 
 
 def _coarsest(types: Iterator[str] | Any) -> str:
@@ -249,7 +283,8 @@ def _ABSENT() -> object:
 
 @dataclass(frozen=True)
 class _Reference:
-    """The outputs that all are compared with, whose they are, and the unit roundoff of the type that they were computed in."""
+    """The outputs that all are compared with, whose they are, and the unit roundoff of the type that they were computed
+    in."""
 
     outputs: list[np.ndarray]
     judge: str
@@ -268,7 +303,9 @@ def _check(contestant: Contestant, inputs: Mapping[str, np.ndarray], reference: 
     """Run it once, compare, and make it ready; what can't run here, or is wrong, says why."""
     try:
         outputs = [*contestant.infer(inputs).values()]
-        contestant.error, wrong = disagreement(outputs, reference.outputs, max(reference.unit, UNITS[contestant.coarsest]))
+        contestant.error, wrong = disagreement(
+            outputs, reference.outputs, max(reference.unit, UNITS[contestant.coarsest])
+        )
         contestant.reason = f"its outputs are not those of {reference.judge}: {wrong}; not timed" if wrong else ""
         contestant.call = contestant.prepare(inputs)
     except RuntimeUnavailable as error:

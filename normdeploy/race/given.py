@@ -57,6 +57,11 @@ def inputs_of(
     dims = {d for spec in specs for d in spec.shape if isinstance(d, str)}
     ranges = [d for spec in recipes.values() for d in spec.shape if d.name is not None]
     known(sizes, dims | {d.name for d in ranges if d.name is not None}, ranges)
-    if unsaid := sorted({d for spec in specs if spec.name not in recipes for d in spec.shape if isinstance(d, str)} - set(sizes)):
-        raise InputError(f"nothing says how large {', '.join(unsaid)} may be; give sizes with --size, such as {unsaid[0]}=8, or --inputs")
+    if unsaid := sorted(
+        {d for spec in specs if spec.name not in recipes for d in spec.shape if isinstance(d, str)} - set(sizes)
+    ):
+        raise InputError(
+            f"nothing says how large {', '.join(unsaid)} may be; give sizes with --size, such as {unsaid[0]}=8, or"
+            " --inputs"
+        )
     return generated(specs, recipes, seed, 0, sizes)

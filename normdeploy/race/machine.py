@@ -23,7 +23,9 @@ class Machine:
 
     def __str__(self) -> str:
         busy = "" if self.load is None else f", load {self.load:.1f}"
-        return f"{self.cpu}, {self.cores} cores{busy}; " + ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{self.cpu}, {self.cores} cores{busy}; " + ", ".join(
+            f"{name} {version}" for name, version in self.versions.items()
+        )
 
 
 def machine() -> Machine:

@@ -1,16 +1,18 @@
-"""One norm in every form that a file can say it in, as small models of their own: what races against each other, and their float64.
+"""One norm in every form that a file can say it in, as small models of their own: what races against each other, and
+their float64.
 
     standard    the op itself; where the normalized axis is not the last, between transposes
     decomposed  the nodes that exporters write: mean, difference, square, mean, root, quotient, scale, shift
-    instance    GroupNorm: Reshape to (N, groups, rest), InstanceNormalization with scale 1 and shift 0, Reshape back, and scale and
-                shift as one BatchNormalization of mean 0 and variance 1
+    instance    GroupNorm: Reshape to (N, groups, rest), InstanceNormalization with scale 1 and shift 0, Reshape back,
+                and scale and shift as one BatchNormalization of mean 0 and variance 1
                 LayerNorm: Reshape to (N, rows, rest), InstanceNormalization, and so on
     layer       GroupNorm and InstanceNorm: the same with LayerNormalization over the last axis, its scale a single 1
     narrow      LayerNorm and RMSNorm: the op with a scale that is a single 1, then Mul and Add
-    sum         ResidualLayerNorm, LayerNorm of x + r: the sum written as Sum instead of Add, which onnxruntime joins with the norm
+    sum         ResidualLayerNorm, LayerNorm of x + r: the sum written as Sum instead of Add, which onnxruntime joins
+    with the norm
 
-GroupNorm is Wu and He, arXiv 1803.08494; InstanceNorm Ulyanov et al., arXiv 1607.08022; both are layer norms (Ba et al., arXiv 1607.06450)
-of the reshaped tensor. RMSNorm is Zhang and Sennrich, arXiv 1910.07467.
+GroupNorm is Wu and He, arXiv 1803.08494; InstanceNorm Ulyanov et al., arXiv 1607.08022; both are layer norms (Ba et
+al., arXiv 1607.06450) of the reshaped tensor. RMSNorm is Zhang and Sennrich, arXiv 1910.07467.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class NormCase:
     """A norm and the shape of its input.
 
     ``axis``: of LayerNorm and RMSNorm, from which on everything is normalized; ChannelLayerNorm and
-    BatchLayerNorm normalize axis 1 and axis 0 alone. ``groups``: of GroupNorm. ``dtype``: "float32", "float16" or "float64".
+    BatchLayerNorm normalize axis 1 and axis 0 alone. ``groups``: of GroupNorm. ``dtype``: "float32", "float16" or
+    "float64".
     """
 
     kind: str
@@ -49,8 +52,12 @@ class NormCase:
     dtype: str = "float32"
 
     def __str__(self) -> str:
-        by = {"GroupNorm": f", {self.groups} groups", **dict.fromkeys(_OF_ROWS, f", axis {self.axis}")}.get(self.kind, "")
-        return f"{self.kind} of {'×'.join(map(str, self.shape))}{by}{'' if self.dtype == 'float32' else f', {self.dtype}'}"
+        by = {"GroupNorm": f", {self.groups} groups", **dict.fromkeys(_OF_ROWS, f", axis {self.axis}")}.get(
+            self.kind, ""
+        )
+        return (
+            f"{self.kind} of {'×'.join(map(str, self.shape))}{by}{'' if self.dtype == 'float32' else f', {self.dtype}'}"
+        )
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -65,11 +72,15 @@ class NormCase:
         return ("standard", "decomposed", *more.get(self.kind, ()))
 
     def parameters(self) -> tuple[np.ndarray, np.ndarray]:
-        """Scale and shift, float64 numbers that the norm's type holds; of the normalized shape, or one for each channel as (C, 1, ...)."""
+        """Scale and shift, float64 numbers that the norm's type holds; of the normalized shape, or one for each channel
+        as (C, 1, ...)."""
         rank = len(self.shape)
         shape = self.shape[self.axis % rank :] if self.kind in _OF_ROWS else (self.shape[1], *(1,) * (rank - 2))
         rng = np.random.default_rng(0)
-        gamma, beta = rng.uniform(0.5, 1.5, shape), np.zeros(shape) if self.kind == "RMSNorm" else rng.standard_normal(shape)
+        gamma, beta = (
+            rng.uniform(0.5, 1.5, shape),
+            np.zeros(shape) if self.kind == "RMSNorm" else rng.standard_normal(shape),
+        )
         return gamma.astype(self.dtype).astype(np.float64), beta.astype(self.dtype).astype(np.float64)
 
     def feeds(self, offset: float = 0.0, seed: int = 1) -> dict[str, np.ndarray]:
@@ -87,12 +98,15 @@ class NormCase:
         return normal.reshape(x.shape) * gamma + beta
 
     def allowed(self, x: np.ndarray) -> float:
-        """The error of statistics that are right to a few units of the largest element, the result rounded once more (`rounding`)."""
+        """The error of statistics that are right to a few units of the largest element, the result rounded once more
+        (`rounding`)."""
         rows = self._rows(x)
         spread = np.square(rows if self.kind == "RMSNorm" else rows - rows.mean(axis=1, keepdims=True)).mean(axis=1)
         steep = float((1 + np.abs(rows).max(axis=1) / np.sqrt(spread + self.epsilon)).max())
         unit = float(np.finfo(self.dtype).eps) / 2
-        return 8 * unit * steep * float(np.abs(self.parameters()[0]).max()) + unit * float(np.abs(self.reference(x)).max())
+        return 8 * unit * steep * float(np.abs(self.parameters()[0]).max()) + unit * float(
+            np.abs(self.reference(x)).max()
+        )
 
     def _rows(self, x: np.ndarray) -> np.ndarray:
         """What is normalized, in float64 as a matrix, each row by itself."""
@@ -122,12 +136,17 @@ class NormCase:
         """
         if form not in self.forms:
             raise ValueError(f"{self.kind} has no form {form!r}; it has {', '.join(self.forms)}")
-        body = {"standard": self._standard, "decomposed": self._primitives, "narrow": self._narrow, "sum": self._sum}.get(
-            form, partial(self._regrouped, form)
-        )()
+        body = {
+            "standard": self._standard,
+            "decomposed": self._primitives,
+            "narrow": self._narrow,
+            "sum": self._sum,
+        }.get(form, partial(self._regrouped, form))()
         opset = _RMS_OPSET if self.kind == "RMSNorm" else _OPSET
         tensor = f"{_TYPES[self.dtype]}[{','.join(map(str, self.shape))}]"
-        proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> norm ({tensor} x) => ({tensor} y) {{ {body} }}')
+        proto = onnx.parser.parse_model(
+            f'<ir_version: 10, opset_import: ["": {opset}]> norm ({tensor} x) => ({tensor} y) {{ {body} }}'
+        )
         read = {name for node in proto.graph.node for name in node.input}
         constants = {name: value for name, value in self._constants().items() if name in read}
         proto.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
@@ -137,7 +156,13 @@ class NormCase:
         gamma, beta = (p.astype(self.dtype) for p in self.parameters())
         kind, rank = np.dtype(self.dtype), len(self.shape)
         regrouped = self.kind in ("GroupNorm", "InstanceNorm")
-        axes = [_ACROSS[self.kind]] if self.kind in _ACROSS else [-1] if regrouped else [*range(self.axis % rank - rank, 0)]
+        axes = (
+            [_ACROSS[self.kind]]
+            if self.kind in _ACROSS
+            else [-1]
+            if regrouped
+            else [*range(self.axis % rank - rank, 0)]
+        )
         return {
             "gamma": gamma,
             "beta": beta,
@@ -179,11 +204,15 @@ class NormCase:
 
     @staticmethod
     def _residual(op: str) -> str:
-        """x + x, the second x by way of a node that onnxruntime does not take away: its own kernel wants two tensors."""
+        """x + x, the second x by way of a node that onnxruntime does not take away: its own kernel wants two
+        tensors."""
         return f"again = Reshape(x, whole) t = {op}(x, again)"
 
     def _sum(self) -> str:
-        return f"{self._residual('Sum')} y = LayerNormalization <axis = {self.axis}, epsilon = {self.epsilon}> (t, gamma, beta)"
+        return (
+            f"{self._residual('Sum')} y = LayerNormalization <axis = {self.axis}, epsilon = {self.epsilon}> (t, gamma,"
+            " beta)"
+        )
 
     def _narrow(self) -> str:
         core = "RMSNormalization" if self.kind == "RMSNorm" else "LayerNormalization"
@@ -193,7 +222,10 @@ class NormCase:
     def _primitives(self) -> str:
         if self.kind == "RMSNorm":
             return "q = Mul(x, x) v = ReduceMean(q, axes) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, gamma)"
-        body = "u = ReduceMean({of}, axes) d = Sub({of}, u) q = Mul(d, d) v = ReduceMean(q, axes) e = Add(v, eps) r = Sqrt(e) n = Div(d, r)"
+        body = (
+            "u = ReduceMean({of}, axes) d = Sub({of}, u) q = Mul(d, d) v = ReduceMean(q, axes) e = Add(v, eps) r ="
+            " Sqrt(e) n = Div(d, r)"
+        )
         if self.kind in ("GroupNorm", "InstanceNorm"):
             body = f"g = Reshape(x, rows) {body.format(of='g')} w = Reshape(n, whole) s = Mul(w, gamma)"
         elif self.kind == "ResidualLayerNorm":

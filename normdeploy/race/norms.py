@@ -61,10 +61,12 @@ def bench_norms(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Race:
-    """Race the forms of each norm, one norm after the other, in onnxruntime on the CPU and, where it is and a GPU too, in TensorRT.
+    """Race the forms of each norm, one norm after the other, in onnxruntime on the CPU and, where it is and a GPU too,
+    in TensorRT.
 
     Args:
-        implementations: of `IMPLEMENTATIONS`; empty: all. "plugin" is our kernel in a TensorRT engine, beside TensorRT's own layer.
+        implementations: of `IMPLEMENTATIONS`; empty: all. "plugin" is our kernel in a TensorRT engine, beside
+        TensorRT's own layer.
 
     Raises:
         InputError: there is nothing to race, no such implementation, or it is none of these norms'.
@@ -93,7 +95,19 @@ def bench_norms(
         raise RuntimeUnavailable("nothing can be raced here: " + "; ".join(f"{n.runtime}: {n.reason}" for n in not_run))
     if not entries:
         raise InputError(f"none of {', '.join(shapes)} has the form {' or '.join(wanted)}")
-    return Race(threads, warmup, rounds, seed, shapes, "float64", tuple(entries), tuple(not_run), before, machine().load, tuple(notes))
+    return Race(
+        threads,
+        warmup,
+        rounds,
+        seed,
+        shapes,
+        "float64",
+        tuple(entries),
+        tuple(not_run),
+        before,
+        machine().load,
+        tuple(notes),
+    )
 
 
 def race_norms(
@@ -116,14 +130,24 @@ def race_norms(
     notes = list[str]()
     if kind is None:
         if len(sources) != 1:
-            raise InputError(f"{len(sources)} files were given; norms are raced of one ONNX file, or without any with --norms")
+            raise InputError(
+                f"{len(sources)} files were given; norms are raced of one ONNX file, or without any with --norms"
+            )
         cases, notes = norms_of(sources[0], sizes)
         if notes and not cases:
-            raise InputError("none of the file's norms can be raced: " + "; ".join(notes[:_SAID]) + ("; ..." if notes[_SAID:] else ""))
+            raise InputError(
+                "none of the file's norms can be raced: "
+                + "; ".join(notes[:_SAID])
+                + ("; ..." if notes[_SAID:] else "")
+            )
     elif sizes:
-        raise InputError(f"--norms races norms of fixed sizes, and sizes were given: {dict(sizes)}; leave one of them out")
+        raise InputError(
+            f"--norms races norms of fixed sizes, and sizes were given: {dict(sizes)}; leave one of them out"
+        )
     elif sources:
-        raise InputError(f"--norms races usual norms, and files were given: {list(map(str, sources))}; leave one of them out")
+        raise InputError(
+            f"--norms races usual norms, and files were given: {list(map(str, sources))}; leave one of them out"
+        )
     elif kind != "all" and kind not in USUAL:
         raise InputError(f"there is no kind of norm {kind!r}; there are {', '.join(USUAL)}, or all")
     else:
@@ -133,8 +157,11 @@ def race_norms(
     return replace(raced, notes=(*notes, *raced.notes))
 
 
-def norms_of(source: str | os.PathLike[str] | onnx.ModelProto, sizes: Mapping[str, int] | None = None) -> tuple[list[NormCase], list[str]]:
-    """The distinct norms of a file as ``optimize`` writes them, at the given sizes of dynamic dims, and notes on those left out.
+def norms_of(
+    source: str | os.PathLike[str] | onnx.ModelProto, sizes: Mapping[str, int] | None = None
+) -> tuple[list[NormCase], list[str]]:
+    """The distinct norms of a file as ``optimize`` writes them, at the given sizes of dynamic dims, and notes on those
+    left out.
 
     Those that differ in epsilon alone take the same time, and are one.
 
@@ -187,7 +214,13 @@ def _case(graph: Graph, node: gs.Node) -> NormCase | str:
 
 
 def _raced(
-    case: NormCase, wanted: Sequence[str], engines: bool, threads: int, rounds: int, seed: int, progress: Progress | None
+    case: NormCase,
+    wanted: Sequence[str],
+    engines: bool,
+    threads: int,
+    rounds: int,
+    seed: int,
+    progress: Progress | None,
 ) -> tuple[list[Entry], Timing | None]:
     """The entries of one norm, and their times; None where no form could be timed."""
     entries, running = list[Entry](), list[LiveRunner]()
@@ -221,7 +254,9 @@ def _file(case: NormCase, form: str, runtime: str, folder: Path) -> Path:
     write_bytes(path, case.model("standard" if form == PLUGIN else form).SerializeToString())
     if runtime != "TensorRT":
         return path
-    build(path, engine := folder / f"{form}.engine", runtime="tensorrt", norm_impl=PLUGIN if form == PLUGIN else "native")
+    build(
+        path, engine := folder / f"{form}.engine", runtime="tensorrt", norm_impl=PLUGIN if form == PLUGIN else "native"
+    )
     return engine
 
 

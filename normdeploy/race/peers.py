@@ -1,4 +1,5 @@
-"""What others would write of the same model, to be raced beside: the plain export, and what other optimizers make of it."""
+"""What others would write of the same model, to be raced beside: the plain export, and what other optimizers make of
+it."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def onnxsim(plain: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def ort_transformers(plain: onnx.ModelProto, kind: str = "bert") -> onnx.ModelProto:
-    """`onnxruntime.transformers.optimizer` without onnxruntime's own optimizer, which runs when the file is loaded; heads and width as it
-    finds them."""
+    """`onnxruntime.transformers.optimizer` without onnxruntime's own optimizer, which runs when the file is loaded;
+    heads and width as it finds them."""
     fusion = import_module("onnxruntime.transformers.optimizer")
     made: onnx.ModelProto = fusion.optimize_by_fusion(onnx.ModelProto.FromString(plain.SerializeToString()), kind).model
     return made
@@ -53,10 +54,14 @@ def check_peers(names: Sequence[str]) -> None:
             raise InputError(f"there is nothing called {name!r} to race against; there are {', '.join(PEERS)}")
         package = "" if name == PLAIN else _TOOLS[name][0].partition(".")[0]
         if package and find_spec(package) is None:
-            raise InputError(f"{name} is not installed; install it (pip install {package}), or leave it out of --against")
+            raise InputError(
+                f"{name} is not installed; install it (pip install {package}), or leave it out of --against"
+            )
 
 
-def written(names: Sequence[str], model: Model | None, files: Sequence[PathLike], folder: Path) -> tuple[list[Path], list[NotRun]]:
+def written(
+    names: Sequence[str], model: Model | None, files: Sequence[PathLike], folder: Path
+) -> tuple[list[Path], list[NotRun]]:
     """Files in ``folder``, one for each of ``names`` (`PEERS`), and what could not be written.
 
     The plain export is what ``torch.onnx.export`` writes of ``model``; without a model it is the first of ``files``.

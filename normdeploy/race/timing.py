@@ -1,8 +1,10 @@
-"""Timing whose ratios hold on a busy machine: every contestant in every round, in random order, compared within the round.
+"""Timing whose ratios hold on a busy machine: every contestant in every round, in random order, compared within the
+round.
 
-A round gives each contestant one turn: a call that is not counted (the others have had the caches since its last one), then as many calls
-as fit into a few milliseconds. What slows the machine down for longer than a round slows all of them, and a ratio is taken between the
-turns of one round, so that it cancels. The warm-up is made of such rounds too, and ends when no contestant gets faster or slower.
+A round gives each contestant one turn: a call that is not counted (the others have had the caches since its last one),
+then as many calls as fit into a few milliseconds. What slows the machine down for longer than a round slows all of
+them, and a ratio is taken between the turns of one round, so that it cancels. The warm-up is made of such rounds too,
+and ends when no contestant gets faster or slower.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ KEPT = 400  # samples that a report holds
 
 @dataclass(frozen=True)
 class Timing:
-    """Times in seconds. ``calls[i]`` are those of contestant i in the order made, ``turns[i]`` its median call of each round.
+    """Times in seconds. ``calls[i]`` are those of contestant i in the order made, ``turns[i]`` its median call of each
+    round.
 
-    ``warmup``: rounds that are not in them; ``unsteady``: the contestants whose times still moved after the longest warm-up.
+    ``warmup``: rounds that are not in them; ``unsteady``: the contestants whose times still moved after the longest
+    warm-up.
     """
 
     calls: tuple[tuple[float, ...], ...]
@@ -50,7 +54,8 @@ class Timing:
         return tuple(calls[n * len(calls) // KEPT] for n in range(KEPT)) if len(calls) > KEPT else calls
 
     def ratio(self, i: int, base: int = 0) -> tuple[float, float, float]:
-        """Contestant i's time over that of ``base`` in the same round: the median over the rounds, and its 95 % interval."""
+        """Contestant i's time over that of ``base`` in the same round: the median over the rounds, and its 95 %
+        interval."""
         ratios = [own / other for own, other in zip(self.turns[i], self.turns[base], strict=True)]
         return (statistics.median(ratios), *interval(ratios))
 
@@ -58,7 +63,8 @@ class Timing:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % confidence interval of the median, whatever the distribution: two of the values themselves.
 
-    How many of n values lie below the median is binomial(n, 1/2); of fewer than six values even the outermost two hold it less often.
+    How many of n values lie below the median is binomial(n, 1/2); of fewer than six values even the outermost two hold
+    it less often.
     Source: Conover, Practical Nonparametric Statistics, 3rd ed. 1999, section 3.2.
     """
     n, ordered = len(values), sorted(values)

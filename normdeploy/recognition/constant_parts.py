@@ -1,9 +1,10 @@
 """What constants alone feed: the parts of a graph that can be computed once, and the norms in them.
 
-Weight standardization (Qiao et al., 2019, arXiv:1903.10520), weight norm (Salimans and Kingma, 2016, arXiv:1602.07868), a norm of a learned
-constant (StyleGAN's first), a product of two weights. A part is followed through ops that float64 may compute in place of the file's own
-type: what is continuous, and what only moves numbers. Where a computed number meets a step (Round, Floor, a comparison, a Cast to a whole
-number or to a narrower type), its rounding may decide which way it falls, so the part ends before it.
+Weight standardization (Qiao et al., 2019, arXiv:1903.10520), weight norm (Salimans and Kingma, 2016, arXiv:1602.07868),
+a norm of a learned constant (StyleGAN's first), a product of two weights. A part is followed through ops that float64
+may compute in place of the file's own
+type: what is continuous, and what only moves numbers. Where a computed number meets a step (Round, Floor, a comparison,
+a Cast to a whole number or to a narrower type), its rounding may decide which way it falls, so the part ends before it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,29 @@ import onnx_graphsurgeon as gs
 from ..graphs.graph import Graph, value_inputs
 from .roots import NORMS, POINTWISE, REDUCTIONS, SCALES, VIEWS
 
-_MOVES = VIEWS | {"Concat", "Gather", "Slice", "Split", "Pad", "Tile", "ConstantOfShape", "Identity", "Dropout", "Constant"}
-_EXACT = _MOVES | {"Abs", "Neg", "Relu", "Max", "Min", "Clip", "ReduceMax", "ReduceMin", "Where"}  # of stored numbers they make such
+_MOVES = VIEWS | {
+    "Concat",
+    "Gather",
+    "Slice",
+    "Split",
+    "Pad",
+    "Tile",
+    "ConstantOfShape",
+    "Identity",
+    "Dropout",
+    "Constant",
+}
+_EXACT = _MOVES | {
+    "Abs",
+    "Neg",
+    "Relu",
+    "Max",
+    "Min",
+    "Clip",
+    "ReduceMax",
+    "ReduceMin",
+    "Where",
+}  # of stored numbers they make such
 _STEPS = frozenset(
     {
         *("Ceil", "Floor", "Round", "Sign", "Mod", "Range", "IsNaN"),
@@ -39,7 +61,8 @@ _FARTHEST = 64  # nodes walked above a root, and below it
 class Part:
     """Nodes that constants alone feed and that hang together, in topological order.
 
-    ``results``: their tensors that other nodes read. ``fixed``: those that are outputs of the graph. ``sources``: the stored constants.
+    ``results``: their tensors that other nodes read. ``fixed``: those that are outputs of the graph. ``sources``: the
+    stored constants.
     """
 
     nodes: tuple[gs.Node, ...]
@@ -48,7 +71,8 @@ class Part:
     sources: tuple[gs.Tensor, ...]
 
     def growth(self, graph: Graph, chosen: Container[int]) -> int:
-        """Bytes that the file gains where the results with the ids ``chosen`` are stored, and what nobody reads any more is left out."""
+        """Bytes that the file gains where the results with the ids ``chosen`` are stored, and what nobody reads any
+        more is left out."""
         stack = [t for t in self.results if id(t) not in chosen] + list(self.fixed)
         inside = {id(o): n for n in self.nodes for o in n.outputs}
         live: set[int] = set()
@@ -59,7 +83,9 @@ class Part:
                 stack += [t for t in node.inputs if id(t) not in chosen]
         gained = sum(nbytes(graph, t) for t in self.results if id(t) in chosen)
         own = {id(n) for n in self.nodes} - live
-        return gained - sum(nbytes(graph, s) for s in self.sources if all(id(r) in own for r in graph.every_consumer(s)))
+        return gained - sum(
+            nbytes(graph, s) for s in self.sources if all(id(r) in own for r in graph.every_consumer(s))
+        )
 
 
 @dataclass(frozen=True)
@@ -199,14 +225,19 @@ def nbytes(graph: Graph, t: gs.Tensor) -> int:
 
 
 def repeated_constants(graph: Graph) -> list[gs.Tensor]:
-    """The Expands and Tiles of a learned constant, along sizes that are open, that a norm normalizes: to it they are data."""
+    """The Expands and Tiles of a learned constant, along sizes that are open, that a norm normalizes: to it they are
+    data."""
     found: dict[int, gs.Tensor] = {}
     for node in graph.nodes:
         if not (node.op in NORMS or _is_root(graph, node)) or not node.inputs or not _open(graph, node.inputs[0]):
             continue
         nodes, reduced = _walk(graph, node)
         for above in nodes if reduced or node.op in NORMS else ():
-            if above.op in ("Expand", "Tile") and graph.is_constant(above.inputs[0]) and (elements(graph, above.inputs[0]) or 0) > 1:
+            if (
+                above.op in ("Expand", "Tile")
+                and graph.is_constant(above.inputs[0])
+                and (elements(graph, above.inputs[0]) or 0) > 1
+            ):
                 found[id(above)] = above.outputs[0]
     return list(found.values())
 

@@ -23,14 +23,17 @@ _FARTHEST = 64  # nodes shown of a norm, and looked at around a name
 _DULL = ("noop_with_empty_axes", "keepdims", "stash_type")  # attributes that say nothing of what is wrong
 _STARTS = "recognition starts from a square root over a reduction"
 _CAME = {
-    "ends": "recognition found a root over a reduction, but no two tensors around it that a norm could begin and end with",
+    "ends": (
+        "recognition found a root over a reduction, but no two tensors around it that a norm could begin and end with"
+    ),
     "values": "recognition evaluated what lies between the two ends, and its values are not those of a norm",
     "form": "recognition found a norm; what stands against it is the node that it would become",
 }
 
 
 def explain(proto: onnx.ModelProto, findings: Sequence[Finding], name: str) -> tuple[Explanation, ...]:
-    """Explain what bears ``name``: a tensor, a node or a module path, or a line of the report ("layers.{0..11}.norm", "(tensor)").
+    """Explain what bears ``name``: a tensor, a node or a module path, or a line of the report ("layers.{0..11}.norm",
+    "(tensor)").
 
     Raises:
         InputError: nothing bears it; the message says which names are near.
@@ -43,11 +46,19 @@ def explain(proto: onnx.ModelProto, findings: Sequence[Finding], name: str) -> t
     if found:
         return tuple(_explained(graphs.get(f.place), f, name) for f in found)
     for graph in graphs.values():
-        nodes = [n for n in graph.nodes if wanted(n.name) or any(wanted(o.name) for o in n.outputs) or _inside(graph.module(n), wanted)]
+        nodes = [
+            n
+            for n in graph.nodes
+            if wanted(n.name) or any(wanted(o.name) for o in n.outputs) or _inside(graph.module(n), wanted)
+        ]
         if nodes:
             return (Explanation(name, None, "", (), tuple(_around(graph, nodes, findings))),)
         if any(wanted(t.name) for t in (*graph.gs.inputs, *(i for n in graph.nodes for i in n.inputs))):
-            return (Explanation(name, None, "", (), (f"it is an input or a constant of the graph: {_STARTS}, which nodes compute",)),)
+            return (
+                Explanation(
+                    name, None, "", (), (f"it is an input or a constant of the graph: {_STARTS}, which nodes compute",)
+                ),
+            )
     raise InputError(_unknown(name, graphs.values(), findings))
 
 
@@ -58,7 +69,12 @@ def _pattern(name: str) -> Callable[[str], bool]:
 
 
 def _is_of(finding: Finding, wanted: Callable[[str], bool], outputs: Iterable[str]) -> bool:
-    own = {finding.tensor, *finding.tensors, *(a.tensor for a in finding.attempts), *(a.end for a in finding.attempts)} - {finding.input}
+    own = {
+        finding.tensor,
+        *finding.tensors,
+        *(a.tensor for a in finding.attempts),
+        *(a.end for a in finding.attempts),
+    } - {finding.input}
     return any(map(wanted, own)) or not own.isdisjoint(outputs) or _inside(finding.module, wanted)
 
 
@@ -78,7 +94,11 @@ def _explained(graph: Graph | None, finding: Finding, name: str) -> Explanation:
     said = [] if best is None else [_CAME[best.stage]]
     if best is not None and best.tensor not in {"", *(s.tensor for s in way)} and graph is not None:
         culprit = next((n for n in graph.nodes if any(o.name == best.tensor for o in n.outputs)), None)
-        said.append(f"the culprit: {best.tensor} = {_text(graph, culprit)}" if culprit is not None else f"the culprit: {best.tensor}")
+        said.append(
+            f"the culprit: {best.tensor} = {_text(graph, culprit)}"
+            if culprit is not None
+            else f"the culprit: {best.tensor}"
+        )
     others = [a for a in finding.attempts if a is not best and a.reason != finding.reason]
     said += _tried(others, "also tried")
     known = any(t.name == start for n in graph.nodes for t in n.inputs) if graph is not None else False
@@ -120,7 +140,9 @@ def _between(graph: Graph, made: Mapping[str, gs.Node], start: str, end: str) ->
     while stack and len(above) < 4 * _FARTHEST:
         node = stack.pop()
         above[id(node)] = node
-        stack += [p for t in node.inputs if t.name != start and (p := graph.producer(t)) is not None and id(p) not in above]
+        stack += [
+            p for t in node.inputs if t.name != start and (p := graph.producer(t)) is not None and id(p) not in above
+        ]
     needs = {start}
     nodes = []
     for node in sorted(above.values(), key=graph.order):
@@ -189,9 +211,16 @@ def _around(graph: Graph, nodes: Sequence[gs.Node], findings: Sequence[Finding])
         lines = [f"no norm was found at {nodes[0].outputs[0].name} = {_text(graph, nodes[0])}"]
     else:
         ops = Counter(n.op for n in nodes if not graph.is_shape_valued(n.outputs[0]))
-        lines = [f"no norm was found in its {len(nodes)} nodes: {', '.join(f'{op} ×{c}' if c > 1 else op for op, c in ops.items())}"]
+        lines = [
+            f"no norm was found in its {len(nodes)} nodes:"
+            f" {', '.join(f'{op} ×{c}' if c > 1 else op for op, c in ops.items())}"
+        ]
     if not roots:
-        there = f"; it has reductions ({_listed(reductions)}), but takes the root of none" if reductions else "; there is neither near it"
+        there = (
+            f"; it has reductions ({_listed(reductions)}), but takes the root of none"
+            if reductions
+            else "; there is neither near it"
+        )
         lines.append(f"{_STARTS}{there}")
     by_tensor = {t: f for f in findings if not f.place for t in (*f.tensors, f.tensor)}
     for root in [r for r in roots if r.outputs[0].name not in by_tensor][:3]:
@@ -242,7 +271,9 @@ def _unknown(name: str, graphs: Iterable[Graph], findings: Sequence[Finding]) ->
     known: dict[str, None] = {m: None for f in findings for m in (f.module, f.tensor) if m}
     for graph in graphs:
         for node in graph.nodes:
-            known.update(dict.fromkeys(n for n in (graph.module(node), node.name, *(o.name for o in node.outputs)) if n))
+            known.update(
+                dict.fromkeys(n for n in (graph.module(node), node.name, *(o.name for o in node.outputs)) if n)
+            )
     inside = [k for k in known if name and name.lower() in k.lower()]
     near = inside[:5] or difflib.get_close_matches(name, known, n=5, cutoff=0.5)
     said = f"no tensor, node or module of the model is called {name!r}"
@@ -250,4 +281,8 @@ def _unknown(name: str, graphs: Iterable[Graph], findings: Sequence[Finding]) ->
         return f"{said}; near it: {', '.join(near)}"
     listed = list(dict.fromkeys(f.module or f.tensor for f in findings))
     more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
-    return f"{said}; norms were found at {', '.join(listed[:5])}{more}" if listed else f"{said}, and no norm was found in it"
+    return (
+        f"{said}; norms were found at {', '.join(listed[:5])}{more}"
+        if listed
+        else f"{said}, and no norm was found in it"
+    )

@@ -1,7 +1,8 @@
 """Norms as facts: what recognition says of a square root in the graph.
 
-Structure proposes where a norm may begin and end (`recognition.roots`, `recognition.readings`), values say whether it is one and which
-(`normdeploy.recognition.probe`, `normdeploy.recognition.fitting`), and the passes say which of the readings is written as the fewest nodes.
+Structure proposes where a norm may begin and end (`recognition.roots`, `recognition.readings`), values say whether it
+is one and which (`normdeploy.recognition.probe`, `normdeploy.recognition.fitting`), and the passes say which of the
+readings is written as the fewest nodes.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ class Norm:
     epsilon: float
     gamma: Param | None  # None: one everywhere
     beta: Param | None  # None: zero everywhere
-    ddof: int = 0  # 1: the variance divides by n − 1, and n is dynamic (of a static n gamma and epsilon hold the factor)
+    ddof: int = (
+        0  # 1: the variance divides by n − 1, and n is dynamic (of a static n gamma and epsilon hold the factor)
+    )
     notes: tuple[str, ...] = ()  # what its user should know where it is fused
-    guessed: bool = False  # read like another norm, its constants taken from where that one has them: its certificate must tell
+    guessed: bool = (
+        False  # read like another norm, its constants taken from where that one has them: its certificate must tell
+    )
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -52,7 +57,8 @@ class Norm:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A root with its surroundings: where the norm around it may begin (nearest first) and end (in the graph's order)."""
+    """A root with its surroundings: where the norm around it may begin (nearest first) and end (in the graph's
+    order)."""
 
     root: gs.Node
     xs: tuple[gs.Tensor, ...]

@@ -1,5 +1,5 @@
-"""A region between two tensors as the norm that its values say it is: the fits at two sizes, and what they and the file's constants
-agree on."""
+"""A region between two tensors as the norm that its values say it is: the fits at two sizes, and what they and the
+file's constants agree on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):
             return NoMatch(
-                "data of its input's own shape enters it: a residual stream, no gamma or beta", region.y.name, clarity=Clarity.APART
+                "data of its input's own shape enters it: a residual stream, no gamma or beta",
+                region.y.name,
+                clarity=Clarity.APART,
             )
         like = graph.memo.get((template, size))
         found = fit(bound, size, others, like if isinstance(like, Fit) else None)
@@ -61,13 +63,16 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
 
 
 def _like(region: Region, other: Norm) -> Norm | None:
-    """``region`` as the norm that ``other`` is, whose region differs in larger constants only; None where their places can't be told."""
+    """``region`` as the norm that ``other`` is, whose region differs in larger constants only; None where their places
+    can't be told."""
     if len(region.leaves) > 1 or other.dtype.itemsize == 2:  # half precision may not hold a wider constant
         return None
     found: list[Param | None] = []
     for param in (other.gamma, other.beta):
         held = param.tensor if param is not None else None
-        place = next(((n, i) for n, node in enumerate(other.region.nodes) for i, t in enumerate(node.inputs) if t is held), None)
+        place = next(
+            ((n, i) for n, node in enumerate(other.region.nodes) for i, t in enumerate(node.inputs) if t is held), None
+        )
         if param is None or param.value is None or place is None:
             return None
         t = region.nodes[place[0]].inputs[place[1]]
@@ -87,7 +92,11 @@ def _group_is_dynamic(shape: Dims, found: Fit) -> bool:
 
 def _unbiased(a: Fit, b: Fit) -> Fit | None:
     """The fit with the variance that divides by n − 1, where that makes two sizes n agree in gamma and epsilon."""
-    if (a.axes, a.split, a.centered, a.outside) != (b.axes, b.split, b.centered, b.outside) or a.n == b.n or not a.centered:
+    if (
+        (a.axes, a.split, a.centered, a.outside) != (b.axes, b.split, b.centered, b.outside)
+        or a.n == b.n
+        or not a.centered
+    ):
         return None
     told = [
         replace(f, gamma=f.gamma * np.sqrt(k), epsilon=f.epsilon * (np.sqrt(k) if f.outside else k))
@@ -98,7 +107,8 @@ def _unbiased(a: Fit, b: Fit) -> Fit | None:
 
 
 def _as_written(graph: Graph, region: Region, found: Fit) -> Fit | None:
-    """Of epsilon outside the root over a static size: the fit with n − 1, where that is the epsilon that the file holds."""
+    """Of epsilon outside the root over a static size: the fit with n − 1, where that is the epsilon that the file
+    holds."""
     if not found.outside or not found.centered or found.n < 2:
         return None
     factor = np.sqrt(found.n / (found.n - 1))
@@ -114,7 +124,9 @@ def _differ_by_size(a: Fit, b: Fit) -> str:
     same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
     factor = float(np.median(np.abs(a.gamma))) / float(np.median(np.abs(b.gamma)) or 1.0)
     alike = (
-        np.allclose(a.gamma, b.gamma, rtol=1e-9) if a.gamma.shape == b.gamma.shape else abs(factor - 1) < 1e-9 or _varies(a) or _varies(b)
+        np.allclose(a.gamma, b.gamma, rtol=1e-9)
+        if a.gamma.shape == b.gamma.shape
+        else abs(factor - 1) < 1e-9 or _varies(a) or _varies(b)
     )
     return "" if same and alike else "its epsilon or gamma depends on a dynamic size"
 
@@ -136,7 +148,9 @@ def _norm(
         return beta
     if sum(p is not None and p.data for p in (gamma, beta)) != len(others):
         return NoMatch("data enters it in a way that is no plain scale or shift", region.y.name)
-    dynamic = [a for p in (gamma, beta) if p is not None and not p.data for a in p.varies if not isinstance(shape[a], int)]
+    dynamic = [
+        a for p in (gamma, beta) if p is not None and not p.data for a in p.varies if not isinstance(shape[a], int)
+    ]
     if dynamic:
         return NoMatch(f"its gamma or beta varies along the dynamic axis {dynamic[0]}", region.y.name)
     if dtype.itemsize == 2 and _holds_wider_constants(graph, region):
@@ -149,14 +163,26 @@ def _norm(
         return again
     region = again
     epsilon = epsilon_of(graph, region, found.epsilon)
-    return Norm(region, region.leaves[0], region.y, found, shape, dtype, epsilon, gamma, beta, ddof, _notes(graph, region, epsilon))
+    return Norm(
+        region,
+        region.leaves[0],
+        region.y,
+        found,
+        shape,
+        dtype,
+        epsilon,
+        gamma,
+        beta,
+        ddof,
+        _notes(graph, region, epsilon),
+    )
 
 
 def _notes(graph: Graph, region: Region, epsilon: float) -> tuple[str, ...]:
     """Of an epsilon that a Cast of the file makes zero: its author wrote it, and the node holds it."""
     return tuple(
-        f"its epsilon {number:.7g} becomes 0 where the file casts it to {kind}: the original may divide by zero on constant rows, "
-        f"the node computes with the {number:.7g} that was written"
+        f"its epsilon {number:.7g} becomes 0 where the file casts it to {kind}: the original may divide by zero on"
+        f" constant rows, the node computes with the {number:.7g} that was written"
         for number, kind in cast_to_zero(graph, region)
         if abs(number - epsilon) <= 1e-7 * epsilon
     )
@@ -170,4 +196,7 @@ def _held(value: np.ndarray, dtype: np.dtype) -> bool:
 def _holds_wider_constants(graph: Graph, region: Region) -> bool:
     """Whether gamma or beta may be of a wider type than x: then they must not be rounded to x's."""
     constants = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
-    return any((d := graph.dtype(t)) is not None and d.kind == "f" and d.itemsize > 2 and graph.value(t).size > 1 for t in constants)
+    return any(
+        (d := graph.dtype(t)) is not None and d.kind == "f" and d.itemsize > 2 and graph.value(t).size > 1
+        for t in constants
+    )

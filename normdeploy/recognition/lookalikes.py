@@ -2,7 +2,8 @@
 
     (x − mean)/var,   (x − mean)/mean|x − mean|,   (x − min)/(max − min),   x/mean(x²),   x/max|x|
 
-Recognition starts from a root over a reduction and never sees these. Sums of x itself (attention weights, softmax) are none of them.
+Recognition starts from a root over a reduction and never sees these. Sums of x itself (attention weights, softmax) are
+none of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _FARTHEST = 24  # nodes walked above a denominator, and above each of its reduct
 
 
 def lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list[Finding]:
-    """The divisions by a statistic in the main graph of ``proto`` that are in none of ``findings``, as refused findings."""
+    """The divisions by a statistic in the main graph of ``proto`` that are in none of ``findings``, as refused
+    findings."""
     graph = Graph(proto)
     taken = {t for f in findings if not f.place for t in (f.tensor, *f.tensors, *(a.end for a in f.attempts))}
     found = (_read(graph, n) for n in graph.nodes if n.op in ("Div", "Mul") and n.outputs[0].name not in taken)
@@ -39,7 +41,11 @@ def _read(graph: Graph, node: gs.Node) -> Finding | None:
         reason = _reason(graph, below.reductions, above, center)
         if reason and all(a.met for a in above):
             nodes = sorted({id(n): n for w in (below, *above) for n in w.nodes}.values(), key=graph.order)
-            nodes = [*(n for n in [graph.producer(numerator)] if center and n is not None and n not in nodes), *nodes, node]
+            nodes = [
+                *(n for n in [graph.producer(numerator)] if center and n is not None and n not in nodes),
+                *nodes,
+                node,
+            ]
             return Finding(
                 kind="lookalike",
                 status="refused",
@@ -119,7 +125,10 @@ def _reason(graph: Graph, reductions: Sequence[gs.Node], above: Sequence[_Walk],
         return "it divides by a range (largest minus smallest), no standard deviation"
     magnitudes = "ReduceL1" in ops or any(n.op == "Abs" for a in above for n in a.nodes)
     if magnitudes:
-        return f"it divides by {'the largest magnitude' if 'ReduceMax' in ops else 'a mean or sum of magnitudes'}, no standard deviation"
+        return (
+            f"it divides by {'the largest magnitude' if 'ReduceMax' in ops else 'a mean or sum of magnitudes'}, no"
+            " standard deviation"
+        )
     if "ReduceSumSquare" in ops or any(_squares(graph, n) for a in above for n in a.nodes):
         return f"it divides by {'a variance' if center else 'a mean or sum of squares'} whose root is not taken"
     return ""

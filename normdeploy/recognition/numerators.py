@@ -1,4 +1,5 @@
-"""What a deviation divides, where that is neither its input nor its input minus a mean: EvoNorm's x·sigmoid(v·x) (arXiv:2004.02967)."""
+"""What a deviation divides, where that is neither its input nor its input minus a mean: EvoNorm's x·sigmoid(v·x)
+(arXiv:2004.02967)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ def reason_of(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
         node = _stranger(graph, divided, x)
         if node is not None:
             name = f"{node.op} {node.name!r}" if node.name else node.op
-            return f"its deviation divides what {name} makes, where a norm divides its input, or that minus its mean (EvoNorm is such)"
+            return (
+                f"its deviation divides what {name} makes, where a norm divides its input, or that minus its mean"
+                " (EvoNorm is such)"
+            )
     return EVEN
 
 

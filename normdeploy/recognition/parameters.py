@@ -1,6 +1,8 @@
-"""Gamma, beta and epsilon of a fit as the file holds them: its own initializers where they are the measured values, or data.
+"""Gamma, beta and epsilon of a fit as the file holds them: its own initializers where they are the measured values, or
+data.
 
-A measured value is good to about 1e-13; where a constant of the file agrees with it, that constant is exact and keeps its name.
+A measured value is good to about 1e-13; where a constant of the file agrees with it, that constant is exact and keeps
+its name.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Param:
 def parameter(
     graph: Graph, region: Region, full: np.ndarray, others: Sequence[np.ndarray], neutral: float, vector: bool = False
 ) -> Param | NoMatch | None:
-    """Gamma or beta, measured as ``full`` while the other leaves held ``others``. ``vector``: data is wanted as one, where it is one."""
+    """Gamma or beta, measured as ``full`` while the other leaves held ``others``. ``vector``: data is wanted as one,
+    where it is one."""
     scale = np.abs(full).max()
     for leaf, values in zip(region.leaves[1:], others, strict=True):
         flat = np.sort(values, axis=None)
@@ -69,7 +72,7 @@ def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.nda
     t: gs.Tensor = leaf
     wanted = tuple(index.shape[a] for a in varies)
     while True:
-        size = tuple(d for d in (graph.shape(t) or ()) if d != 1)
+        size = tuple(d for d in graph.shape(t) or () if d != 1)
         if len(size) == len(wanted):
             return Param(None, _vector(graph, t) if vector else t, varies)
         node = graph.producer(t)
@@ -92,7 +95,11 @@ def _vector(graph: Graph, t: gs.Tensor) -> gs.Tensor:
 def snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int, ...]) -> Param:
     """The measured value, or the constant of the file that it is (up to a factor), which is exact."""
     for t in constants(graph, region):
-        if t.shape is None or int(np.prod(t.shape, dtype=int)) != reduced.size or (reduced.size == 1 and t.dtype.kind not in "fV"):
+        if (
+            t.shape is None
+            or int(np.prod(t.shape, dtype=int)) != reduced.size
+            or (reduced.size == 1 and t.dtype.kind not in "fV")
+        ):
             continue
         held = graph.value(t)
         if held.dtype.kind != "f" or not np.isfinite(held).all() or not held.any():
@@ -115,15 +122,23 @@ def epsilon_of(graph: Graph, region: Region, epsilon: float) -> float:
 def held_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None:
     """The number of the file that the measured epsilon is; None where there is no such number."""
     attributes = (graph.attrs(n).get("epsilon") for n in region.nodes if n.op in NORMS)
-    scalars = (graph.value(t) for t in constants(graph, region) if t.shape is not None and np.prod(t.shape, dtype=int) == 1)
+    scalars = (
+        graph.value(t) for t in constants(graph, region) if t.shape is not None and np.prod(t.shape, dtype=int) == 1
+    )
     numbers = (*(a for a in attributes if a is not None), *(v.item() for v in scalars if v.dtype.kind == "f"))
     return next((float(v) for v in numbers if abs(v - epsilon) <= 1e-7 * epsilon), None)
 
 
 def cast_to_zero(graph: Graph, region: Region) -> list[tuple[float, str]]:
-    """The numbers that Casts of the file make zero, which the evaluation in float64 does not show, and the types that they are cast to."""
+    """The numbers that Casts of the file make zero, which the evaluation in float64 does not show, and the types that
+    they are cast to."""
     found: dict[tuple[float, str], None] = {}
-    stack = [t for n in region.nodes for t in n.inputs if not isinstance(t, gs.Constant) and not t.is_empty() and graph.is_constant(t)]
+    stack = [
+        t
+        for n in region.nodes
+        for t in n.inputs
+        if not isinstance(t, gs.Constant) and not t.is_empty() and graph.is_constant(t)
+    ]
     while stack:
         t = stack.pop()
         node = graph.producer(t)

@@ -1,15 +1,17 @@
-"""What a region computes, found out by asking it: is y = γ·(x − mean)/sqrt(var + ε) + β, and with which groups, γ, β and ε?
+"""What a region computes, found out by asking it: is y = γ·(x − mean)/sqrt(var + ε) + β, and with which groups, γ, β
+and ε?
 
 Spelling does not matter here, only values. A region is evaluated in float64 on a few inputs:
 
-- y(x) and y(−x) at a large scale s, where ε vanishes: normalization is odd around β, so β = (y(s·z) + y(−s·z))/2, and the odd part is γ·ẑ;
+- y(x) and y(−x) at a large scale s, where ε vanishes: normalization is odd around β, so β = (y(s·z) + y(−s·z))/2, and
+  the odd part is γ·ẑ;
 - with one element of z changed: the elements of y that move are its group (they share its mean and variance);
 - with a constant added: nothing moves where the mean is subtracted (layer norm), everything where it is not (RMS norm);
 - at scales near sqrt(ε): the odd part shrinks by sqrt(s²v/(s²v + ε)), so ε = s²v(1/ρ² − 1).
 
-An unbiased variance needs no case of its own: for n elements (x − m)/sqrt(var·n/(n−1) + ε) is γ' = γ·sqrt((n−1)/n) and ε' = ε·(n−1)/n,
-which is what is measured. Every fit is checked on fresh inputs at several scales; what passes here is only a proposal all the same,
-decided by its certificate (`normdeploy.rewriting.certify`).
+An unbiased variance needs no case of its own: for n elements (x − m)/sqrt(var·n/(n−1) + ε) is γ' = γ·sqrt((n−1)/n) and
+ε' = ε·(n−1)/n, which is what is measured. Every fit is checked on fresh inputs at several scales; what passes here is
+only a proposal all the same, decided by its certificate (`normdeploy.rewriting.certify`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import numpy as np
 from ..evaluate import evaluate
 from .region import Bound, Clarity, EvaluationFailed, Kind, NoMatch
 
-# Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the scales.
+# Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the
+# scales.
 _TOLERANCE = 1e-9
 CLAMPED = "its denominator is clamped from below instead of having epsilon added"
 EVEN = "it is the same for x and −x: a deviation, and what it divides is no part of it"
@@ -32,7 +35,8 @@ _LARGE = 2.0**34  # about 1.7e10: an ε up to 0.1 is far below the tolerance the
 
 @dataclass(frozen=True)
 class Fit:
-    """A norm at concrete sizes: x̂ = (x − mean)/sqrt(var + epsilon) over ``axes`` (and over blocks of ``block`` along ``split``)."""
+    """A norm at concrete sizes: x̂ = (x − mean)/sqrt(var + epsilon) over ``axes`` (and over blocks of ``block`` along
+    ``split``)."""
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]  # normalized in full; axes of size 1 are never listed
@@ -43,7 +47,8 @@ class Fit:
     gamma: np.ndarray  # the shape of y
     beta: np.ndarray
     outside: bool = False  # x̂ = (x − mean)/(sqrt(var) + epsilon)
-    clamped: bool = False  # x̂ = x/max(‖x‖₂, epsilon), not of the mean: so gamma and epsilon of F.normalize are the same at every size
+    # x̂ = x/max(‖x‖₂, epsilon), not of the mean: so gamma and epsilon of F.normalize are the same at every size
+    clamped: bool = False
 
     @property
     def n(self) -> int:
@@ -109,10 +114,14 @@ class Fit:
         return view, (*(a if a < s else a + 1 for a in self.axes), s + 1)
 
 
-def fit(bound: Bound, shape: tuple[int, ...], others: Sequence[np.ndarray] = (), like: Fit | None = None) -> Fit | NoMatch:
-    """Ask the bound region whether it is a norm of its first leaf, x of ``shape``, while its other leaves hold ``others``.
+def fit(
+    bound: Bound, shape: tuple[int, ...], others: Sequence[np.ndarray] = (), like: Fit | None = None
+) -> Fit | NoMatch:
+    """Ask the bound region whether it is a norm of its first leaf, x of ``shape``, while its other leaves hold
+    ``others``.
 
-    ``like``: the answer of a region that differs from this one only in gamma and beta; these alone are measured where it is right.
+    ``like``: the answer of a region that differs from this one only in gamma and beta; these alone are measured where
+    it is right.
     """
     if 0 in shape or int(np.prod(shape, dtype=int)) < 2:
         return NoMatch(f"its input has the shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
@@ -184,7 +193,9 @@ def _refit(ask: _Asked, like: Fit) -> Fit | None:
     return None if _check(ask, found) else found
 
 
-def _groups(ask: _Asked, z: np.ndarray, up: np.ndarray, odd: np.ndarray) -> tuple[tuple[int, ...], int | None, int] | NoMatch:
+def _groups(
+    ask: _Asked, z: np.ndarray, up: np.ndarray, odd: np.ndarray
+) -> tuple[tuple[int, ...], int | None, int] | NoMatch:
     """Which elements share statistics: (axes in full, the axis in blocks or None, the size of a block)."""
     if (np.abs(odd) > 1e-9 * np.abs(odd).max()).all():
         extent = _moved_with_first(ask, z, up)
@@ -251,20 +262,29 @@ def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, 
 
 def _check(ask: _Asked, found: Fit) -> bool:
     """True where a fresh input, its groups at several scales, tells the region from the fit."""
-    root = found.epsilon if found.outside else found.epsilon / np.sqrt(found.n) if found.clamped else np.sqrt(found.epsilon)
+    root = (
+        found.epsilon
+        if found.outside
+        else found.epsilon / np.sqrt(found.n)
+        if found.clamped
+        else np.sqrt(found.epsilon)
+    )
     scales = [s for s in (0.6 * root, 1.0, 10 * root, _LARGE, 0.05 * root) if s]
     rows = found.rows(ask.draw())
     for start in range(0, len(scales), len(rows)):
         order = (start + np.arange(len(rows))) % len(scales)
         x = found.arrange(rows * np.array(scales)[order][:, None])
         expected, actual = found(x), ask(x)
-        if not (np.abs(actual - expected) <= _TOLERANCE * (np.abs(expected) + np.abs(found.gamma) + np.abs(found.beta))).all():
+        if not (
+            np.abs(actual - expected) <= _TOLERANCE * (np.abs(expected) + np.abs(found.gamma) + np.abs(found.beta))
+        ).all():
             return True
     return False
 
 
 def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
-    """Tell the usual lookalikes apart by what happens to the odd part as x shrinks. Epsilon outside the root is a fit of its own."""
+    """Tell the usual lookalikes apart by what happens to the odd part as x shrinks. Epsilon outside the root is a fit
+    of its own."""
     x = ask.draw()
     large = ask.odd(_LARGE * x)
     d, v = found.statistics(x)
@@ -273,11 +293,13 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
     if not np.allclose(large[sure], unit[sure], rtol=1e-6, atol=0):
         if np.allclose(_LARGE * ask.odd(x)[sure], large[sure], rtol=1e-3, atol=0):
             return NoMatch(
-                "its result grows with its input: not divided by its own deviation (global response normalization is such)",
+                "its result grows with its input: not divided by its own deviation (global response normalization is"
+                " such)",
                 clarity=Clarity.VAGUE,
             )
         return NoMatch(
-            "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no root)",
+            "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no"
+            " root)",
             clarity=Clarity.VAGUE,
         )
     deviation, scale = np.sqrt(v)[sure], 1e-2
@@ -311,7 +333,9 @@ def _clamped(ask: _Asked, found: Fit, x: np.ndarray, sure: np.ndarray) -> Fit | 
         epsilon = float(np.median(told))
         if not np.isfinite(told).all() or epsilon <= 0:
             return None
-        if np.ptp(told) <= 1e-9 * epsilon and epsilon > 2 * scale * float(np.sqrt(found.n * found.statistics(x)[1].max())):
+        if np.ptp(told) <= 1e-9 * epsilon and epsilon > 2 * scale * float(
+            np.sqrt(found.n * found.statistics(x)[1].max())
+        ):
             return None if found.centered else replace(found, gamma=gamma, epsilon=epsilon, clamped=True)
         scale *= 1e-2
     return None

@@ -1,4 +1,5 @@
-"""Where a norm around a square root may begin and end: ``readings`` tries the pairs, and says of each what is against it."""
+"""Where a norm around a square root may begin and end: ``readings`` tries the pairs, and says of each what is against
+it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def candidate(graph: Graph, root: gs.Node) -> Candidate | None:
 def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
     """The readings of the norm around a root, outermost first; between them why another candidate is none.
 
-    For each end the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of what is centered already.
+    For each end the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of what is centered
+    already.
     """
     for y in reversed(c.ys):
         for x in reversed(c.xs):
@@ -37,10 +39,15 @@ def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
             yield replace(reading, start=x.name, end=y.name)
     cast = narrowing(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
     if cast is not None:  # none begins behind it: it is no entry to a part in half precision
-        yield NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name)
+        yield NoMatch(
+            f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name
+        )
     default = next((t.name for n in c.passed for t in n.inputs if graph.is_default(t.name)), "")
     if default:
-        yield NoMatch(f"{default!r} is an initializer and a graph input too: a caller may replace it, so it is no constant", default)
+        yield NoMatch(
+            f"{default!r} is an initializer and a graph input too: a caller may replace it, so it is no constant",
+            default,
+        )
 
 
 def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMatch:
@@ -61,22 +68,31 @@ def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMa
             region = compile_region(graph, y, [x, *leaves], INSIDE)
         if isinstance(region, NoMatch):
             return replace(region, clarity=Clarity.APART)
-    if region.shape_leaves and not _same(graph, x, y):  # sizes can be chosen at which the two agree, though they are others
+    if region.shape_leaves and not _same(
+        graph, x, y
+    ):  # sizes can be chosen at which the two agree, though they are others
         return NoMatch(
-            f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}", y.name, clarity=Clarity.APART
+            f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}",
+            y.name,
+            clarity=Clarity.APART,
         )
     if not any(n.op in REDUCTIONS or n.op in NORMS for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
         return NoMatch("no mean is taken between them", y.name, clarity=Clarity.APART)
     cast = narrowing(graph, region.nodes, dtype)
     if cast is not None:
-        return NoMatch(f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name, region=region)
+        return NoMatch(
+            f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it",
+            cast.outputs[0].name,
+            region=region,
+        )
     if _norms_in_a_row(graph, region) > 1:  # their product is a norm too, but with an epsilon that nobody wrote
         return NoMatch("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
     return read_region(graph, region, shape, dtype)
 
 
 def _norms_in_a_row(graph: Graph, region: Region) -> int:
-    """The largest number of roots on one path through the region that each have a reduction of their own before them."""
+    """The largest number of roots on one path through the region that each have a reduction of their own before
+    them."""
     seen: dict[int, tuple[int, bool]] = {}  # tensor -> (roots so far, a reduction since the last one)
     for node in region.nodes:
         roots, fresh = max((seen.get(id(t), (0, False)) for t in value_inputs(node)), default=(0, False))

@@ -1,7 +1,8 @@
 """Pieces of a graph as functions: which nodes lie between two tensors, and what they compute in float64.
 
-``compile_region`` turns what lies between tensors into a ``Region``, which ``bind`` fixes to concrete sizes of the symbolic dims and
-``Bound.run`` evaluates, as often as one likes. Shape arithmetic is resolved once, at binding: it never counts as data.
+``compile_region`` turns what lies between tensors into a ``Region``, which ``bind`` fixes to concrete sizes of the
+symbolic dims and ``Bound.run`` evaluates, as often as one likes. Shape arithmetic is resolved once, at binding: it
+never counts as data.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class EvaluationFailed(Exception):
 
 @dataclass(frozen=True)
 class Region:
-    """The nodes that compute ``y`` from ``leaves`` (data) in topological order; ``symbols`` are the dims that must get a size."""
+    """The nodes that compute ``y`` from ``leaves`` (data) in topological order; ``symbols`` are the dims that must get
+    a size."""
 
     graph: Graph
     y: gs.Tensor
@@ -93,10 +95,11 @@ class Region:
 
     @cached_property
     def template(self) -> tuple[object, ...]:
-        """What two regions have in common that differ only in their larger constants: gamma and beta of norms of one kind.
+        """What two regions have in common that differ only in their larger constants: gamma and beta of norms of one
+        kind.
 
-        Ops, attributes, wiring, shapes and types of leaves, and the values of constants of up to `_SMALL` elements and of all that are
-        not floating (sizes, axes, masks).
+        Ops, attributes, wiring, shapes and types of leaves, and the values of constants of up to `_SMALL` elements and
+        of all that are not floating (sizes, axes, masks).
         """
         return self.template_of({})
 
@@ -107,8 +110,12 @@ class Region:
         def named(shape: Sequence[object] | None) -> tuple[object, ...] | None:
             return None if shape is None else tuple(names.get(n, n) if isinstance(n, int) else n for n in shape)
 
-        place: dict[int, object] = {id(t): ("leaf", i, named(graph.shape(t)), str(graph.dtype(t))) for i, t in enumerate(self.leaves)}
-        place |= {id(t): ("shape", i, named(graph.shape(t))) for i, t in enumerate(self.shape_leaves) if id(t) not in place}
+        place: dict[int, object] = {
+            id(t): ("leaf", i, named(graph.shape(t)), str(graph.dtype(t))) for i, t in enumerate(self.leaves)
+        }
+        place |= {
+            id(t): ("shape", i, named(graph.shape(t))) for i, t in enumerate(self.shape_leaves) if id(t) not in place
+        }
         steps: list[object] = []
         for n, node in enumerate(self.nodes):
             inputs = tuple(place.get(id(t)) or _constant(graph, t, named) for t in node.inputs)
@@ -126,7 +133,9 @@ def _attribute(value: object) -> object:
 
 def _constant(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], object]) -> object:
     """A constant's part in a template."""
-    if isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f":  # not to be read for this
+    if (
+        isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f"
+    ):  # not to be read for this
         return (named(t.shape), t.dtype.str, None)
     held = stored(t) if isinstance(t, gs.Constant) else graph.known(t)
     if held is None:
@@ -141,7 +150,11 @@ class Bound:
 
     def __init__(self, region: Region, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
-        self._y, self._leaves, self._nodes = region.y, region.leaves, region.nodes  # not the region, which holds this: weights would stay
+        self._y, self._leaves, self._nodes = (
+            region.y,
+            region.leaves,
+            region.nodes,
+        )  # not the region, which holds this: weights would stay
         graph = region.graph
         self._known: dict[int, Any] = {}
         self._steps: list[_Step] = []
@@ -157,7 +170,9 @@ class Bound:
                 if id(t) not in self._known and id(t) not in moving:
                     self._known[id(t)] = _attempt(graph.value, t)
             step = _Step(
-                graph.evaluator(node), tuple(None if t.is_empty() else id(t) for t in node.inputs), tuple(id(o) for o in node.outputs)
+                graph.evaluator(node),
+                tuple(None if t.is_empty() else id(t) for t in node.inputs),
+                tuple(id(o) for o in node.outputs),
             )
             if any(id(t) in moving for t in inputs):
                 moving.update(step.outputs)
@@ -251,7 +266,9 @@ def compile_region(
             if isinstance(compile_region(graph, source, leaves, ops, limit // 2), NoMatch):
                 shape = graph.shape(source)
                 if shape is None or any(d is None for d in shape):
-                    return NoMatch(f"depends on the shape of {source.name!r}, which the file does not state", source.name)
+                    return NoMatch(
+                        f"depends on the shape of {source.name!r}, which the file does not state", source.name
+                    )
                 shape_leaves[id(source)] = source
                 continue
         stack.extend((i, False) for i in value_inputs(node))
@@ -277,13 +294,16 @@ _HEAVY = 2**15  # static elements of x above which one open dim, its batch, is s
 
 
 def assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[str, int]]:
-    """Sizes to try for symbolic dims: small and distinct first (a swapped axis shows), then equal and rounder ones, which suit
-    modules that need a divisible or a larger size. None is 2: x̂ of two elements is ±1 and depends on neither.
+    """Sizes to try for symbolic dims: small and distinct first (a swapped axis shows), then equal and rounder ones,
+    which suit modules that need a divisible or a larger size. None is 2: x̂ of two elements is ±1 and depends on
+    neither.
 
     ``x``: the shape of what is drawn.
     """
     ordered = sorted(names)
-    first = [[9], [11]] if len(ordered) == 1 else [[3, 5, 4, 6, 7], [5, 7, 6, 4, 3]]  # some ten groups: one for each pattern
+    first = (
+        [[9], [11]] if len(ordered) == 1 else [[3, 5, 4, 6, 7], [5, 7, 6, 4, 3]]
+    )  # some ten groups: one for each pattern
     if len(ordered) == 1 and math.prod(n for n in x or () if isinstance(n, int)) > _HEAVY:
         first = [[3], [5], *first]
     tries = [*first, [4, 8, 6, 10, 12], [8], [6], [16], [4], [12], [32]]

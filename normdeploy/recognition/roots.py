@@ -1,4 +1,5 @@
-"""The square roots that a norm may stand around, and how far: where it could begin (``entries``) and end (``results``), by ops alone."""
+"""The square roots that a norm may stand around, and how far: where it could begin (``entries``) and end (``results``),
+by ops alone."""
 
 from __future__ import annotations
 
@@ -27,22 +28,33 @@ REDUCTIONS = frozenset(
         *("GlobalAveragePool", "Einsum"),
     }
 )
-OWN = frozenset(op for op, row in OURS.items() if not row.joined)  # those with neighbours are known by `rewriting.joining`
+OWN = frozenset(
+    op for op, row in OURS.items() if not row.joined
+)  # those with neighbours are known by `rewriting.joining`
 NORMS = frozenset(op for op, row in DEFAULT.items() if row.statistics is Statistics.INPUT) | OWN
-CLAMPS = frozenset({"Relu", "Clip", "Max", "Min"})  # of a variance that rounding may have made negative; behind a norm an activation
-EQUALITIES = frozenset({"Equal", "And", "Or", "Not"})  # Flax sets what is centered to zero where a row's least and largest are equal
-SCALES = frozenset(op for op, row in DEFAULT.items() if row.statistics is Statistics.CONSTANT)  # behind a norm: its gamma and beta
+CLAMPS = frozenset(
+    {"Relu", "Clip", "Max", "Min"}
+)  # of a variance that rounding may have made negative; behind a norm an activation
+EQUALITIES = frozenset(
+    {"Equal", "And", "Or", "Not"}
+)  # Flax sets what is centered to zero where a row's least and largest are equal
+SCALES = frozenset(
+    op for op, row in DEFAULT.items() if row.statistics is Statistics.CONSTANT
+)  # behind a norm: its gamma and beta
 INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES | SCALES  # what a norm is made of
 
 _UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
 _DOWNWARD = 48
-_NESTED = 4  # roots passed above a root with no reduction between: no norm has one, and a chain of thousands is not looked at from each
+# roots passed above a root with no reduction between: no norm has one, and a chain of thousands is not looked at from
+# each
+_NESTED = 4
 
 
 def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]]:
     """The tensors through which all data reaches ``root``, nearest first, and the nodes passed on the way.
 
-    These are the places where a norm's input can be. The walk ends at an op that no norm contains, and at the root of another norm.
+    These are the places where a norm's input can be. The walk ends at an op that no norm contains, and at the root of
+    another norm.
     """
     found: list[gs.Tensor] = []
     passed: list[gs.Node] = []
@@ -63,7 +75,9 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
         if not heap:
             found.append(t)
         node = graph.producer(t)
-        another = node is not None and is_root(graph, node) and (node.op in NORMS or any(n.op in REDUCTIONS for n in passed))
+        another = (
+            node is not None and is_root(graph, node) and (node.op in NORMS or any(n.op in REDUCTIONS for n in passed))
+        )
         if node is None or another or not _walkable(graph, node):
             break
         nested += is_root(graph, node)  # no reduction was passed, or it were another
@@ -77,7 +91,8 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
 def results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Tensor]:
     """The tensors below ``root`` that only pointwise ops and views separate from it, in topological order.
 
-    The walk does not pass where data of full shape that does not come from ``xs`` is mixed in: a residual stream ends a norm.
+    The walk does not pass where data of full shape that does not come from ``xs`` is mixed in: a residual stream ends a
+    norm.
     """
     heap = [(graph.order(root), id(root), root)]
     seen = {id(root)}
@@ -90,7 +105,9 @@ def results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Ten
         found[id(t)] = t
         statistic = bool(xs) and graph.shape(t) != graph.shape(xs[-1])
         for consumer in graph.consumers(t):
-            passable = statistic if consumer.op in CLAMPS else consumer.op in POINTWISE | VIEWS or _scales(graph, consumer)
+            passable = (
+                statistic if consumer.op in CLAMPS else consumer.op in POINTWISE | VIEWS or _scales(graph, consumer)
+            )
             if id(consumer) not in seen and passable and _standard(consumer):
                 seen.add(id(consumer))
                 heapq.heappush(heap, (graph.order(consumer), id(consumer), consumer))

@@ -1,7 +1,7 @@
 """Scales and shifts with constants: y = a·z + b, in whatever ops it is spelled, measured in float64.
 
-What an eval-mode BatchNorm computes, as a node or written by hand, with views around it or branches inside (y + y·(γ − 1)). The region is
-asked for b = f(0) and for a from f(s) − f(−s), and checked on a random input.
+What an eval-mode BatchNorm computes, as a node or written by hand, with views around it or branches inside (y + y·(γ −
+1)). The region is asked for b = f(0) and for a from f(s) − f(−s), and checked on a random input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _LONGEST = 24  # nodes in a scale and shift; BatchNorm by hand has about six
 
 @dataclass(frozen=True)
 class Affine:
-    """y = a·z + b with constants, elementwise; ``scale`` and ``shift`` have as many axes as y, 1 where they don't vary."""
+    """y = a·z + b with constants, elementwise; ``scale`` and ``shift`` have as many axes as y, 1 where they don't
+    vary."""
 
     region: Region
     z: gs.Tensor
@@ -44,7 +45,8 @@ class Affine:
 def affines(graph: Graph, start: gs.Node) -> Iterator[Affine] | NoMatch:
     """The scales and shifts that begin with ``start``, longest first; none where it begins none.
 
-    One counts if it normalizes or scales by more than one number: a lone bias is left to the linear op that it belongs to.
+    One counts if it normalizes or scales by more than one number: a lone bias is left to the linear op that it belongs
+    to.
     """
     nodes, ends = _spread(graph, start)
     for node in nodes:
@@ -53,10 +55,16 @@ def affines(graph: Graph, start: gs.Node) -> Iterator[Affine] | NoMatch:
             return NoMatch(reason, node.outputs[0].name)
     if not any(_scales(graph, n) for n in nodes):
         return iter(())
-    outside = next((i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0)  # these may have to stay before the scale
+    outside = next(
+        (i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0
+    )  # these may have to stay before the scale
     beginnings = [_data(graph, n)[0] for n in nodes[: outside + 1]]
     measured = (measure(graph, z, y) for z in beginnings for y in reversed(ends))
-    return (m for m in measured if isinstance(m, Affine) and (m.scale.size > 1 or (m.normalizes and _per_channel(graph, m.nodes))))
+    return (
+        m
+        for m in measured
+        if isinstance(m, Affine) and (m.scale.size > 1 or (m.normalizes and _per_channel(graph, m.nodes)))
+    )
 
 
 def _scales(graph: Graph, node: gs.Node) -> bool:
@@ -68,7 +76,8 @@ def _scales(graph: Graph, node: gs.Node) -> bool:
 
 
 def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor]]:
-    """The nodes from ``start`` on that read only z, constants and each other, and the tensors at which all of them have come together.
+    """The nodes from ``start`` on that read only z, constants and each other, and the tensors at which all of them have
+    come together.
 
     Empty where it begins further up.
     """
@@ -89,31 +98,39 @@ def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor
         readers = [r for t in waiting for r in graph.consumers(t) if id(r) not in done]
         if any(graph.is_output(t) for t in waiting) or not all(_is_step(graph, r, z) for r in readers):
             break
-        reader = min((r for r in readers if all(id(t) in inside for t in _data(graph, r))), key=graph.order, default=None)
+        reader = min(
+            (r for r in readers if all(id(t) in inside for t in _data(graph, r))), key=graph.order, default=None
+        )
         if reader is None:
             break
         nodes.append(reader)
         done.add(id(reader))
         inside.add(id(reader.outputs[0]))
-        waiting = [t for t in [*waiting, reader.outputs[0]] if t is reader.outputs[0] or any(id(r) not in done for r in graph.consumers(t))]
+        waiting = [
+            t
+            for t in [*waiting, reader.outputs[0]]
+            if t is reader.outputs[0] or any(id(r) not in done for r in graph.consumers(t))
+        ]
     return nodes, ends
 
 
 def _is_step(graph: Graph, node: gs.Node, z: gs.Tensor) -> bool:
-    """Rounding to a narrower type than z's is none: what stands behind it would have to be rounded too. A Sum of more than the longest
-    scale and shift can make is none either."""
+    """Rounding to a narrower type than z's is none: what stands behind it would have to be rounded too. A Sum of more
+    than the longest scale and shift can make is none either."""
     if node.op not in _STEPS or (node.domain or "") not in ("", "ai.onnx") or len(node.inputs) > _LONGEST:
         return False
     return narrowing(graph, [node], graph.dtype(z)) is None
 
 
 def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
-    """The inputs that are neither constants nor made of shapes alone (as the exporter's Expand of a one to the channels is)."""
+    """The inputs that are neither constants nor made of shapes alone (as the exporter's Expand of a one to the channels
+    is)."""
     return [t for t in value_inputs(node) if not graph.is_shape_valued(t)]
 
 
 def _per_channel(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
-    """Whether it is a BatchNormalization, or reads more than single numbers, even if they are all equal (one that was never trained)."""
+    """Whether it is a BatchNormalization, or reads more than single numbers, even if they are all equal (one that was
+    never trained)."""
     if any(n.op == "BatchNormalization" for n in nodes):  # of one channel too
         return True
     constants = [t for n in nodes for t in value_inputs(n) if graph.is_constant(t)]
@@ -130,7 +147,9 @@ def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
         return NoMatch(f"the type or shape of {z.name!r} is not known", z.name)
     dtype = dtypes[0]
     if dtype.name not in FLOATING or dtypes[-1] != dtype:
-        return NoMatch(f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name)
+        return NoMatch(
+            f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name
+        )
     for sizes in assignments(region.symbols, graph.shape(z)):
         size = concrete(graph, z, sizes)
         size = None if size is None else _narrowed(region, size)
@@ -149,7 +168,9 @@ def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
                     return NoMatch(f"it broadcasts {size} to {shift.shape}", y.name)
                 scale = _exact_scale(bound, size, _reduced(scale))
                 sample = np.random.default_rng(17).standard_normal(size)
-                if not np.allclose(bound.run([sample]), scale * sample + shift, rtol=1e-9, atol=1e-9 * float(np.abs(scale).max())):
+                if not np.allclose(
+                    bound.run([sample]), scale * sample + shift, rtol=1e-9, atol=1e-9 * float(np.abs(scale).max())
+                ):
                     return NoMatch("it is no scale and shift", y.name)
                 return Affine(region, z, y, scale, _reduced(shift), dtype, _normalizes(graph, region.nodes))
         except EvaluationFailed:
@@ -161,12 +182,15 @@ _FEW = 2  # places of an axis along which nothing varies
 
 
 def _narrowed(region: Region, size: tuple[int, ...]) -> tuple[int, ...]:
-    """``size`` of z with a few places alone along axes of which no op and no constant tells the places apart, as an image's are."""
+    """``size`` of z with a few places alone along axes of which no op and no constant tells the places apart, as an
+    image's are."""
     graph, rank = region.graph, len(size)
     constants = [t for n in region.nodes for t in value_inputs(n) if graph.is_constant(t)]
     if not all(n.op in _PLACEWISE for n in region.nodes if not graph.is_constant(n.outputs[0])):
         return size
-    vectors = {id(t) for n in region.nodes if n.op == "BatchNormalization" for t in n.inputs[1:]}  # along axis 1, not the last one
+    vectors = {
+        id(t) for n in region.nodes if n.op == "BatchNormalization" for t in n.inputs[1:]
+    }  # along axis 1, not the last one
     shapes = [np.shape(graph.value(t)) for t in constants if id(t) not in vectors]
     if any(len(s) > rank for s in shapes):
         return size
@@ -201,7 +225,11 @@ def _normalizes(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
         if node is None or id(node) in seen or not graph.is_constant(node.outputs[0]):
             continue
         seen.add(id(node))
-        if node.op in ("Sqrt", "Pow", "Reciprocal") and (root := graph.known(node.outputs[0])) is not None and root.size > 1:
+        if (
+            node.op in ("Sqrt", "Pow", "Reciprocal")
+            and (root := graph.known(node.outputs[0])) is not None
+            and root.size > 1
+        ):
             return True
         stack.extend(node.inputs)
     return False

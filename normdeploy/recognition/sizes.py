@@ -1,7 +1,9 @@
-"""The sizes at which a region is asked and judged: its symbolic dims get some, and so do large static dims that it treats place by place.
+"""The sizes at which a region is asked and judged: its symbolic dims get some, and so do large static dims that it
+treats place by place.
 
-A norm of (64, 256, 56, 56) over the channels is the same function at each of its 64 · 56 · 56 places, so a few of them show what it
-computes. An axis of x is loose, and gets two small sizes in turn like a dynamic one, where all of this holds:
+A norm of (64, 256, 56, 56) over the channels is the same function at each of its 64 · 56 · 56 places, so a few of them
+show what it computes. An axis of x is loose, and gets two small sizes in turn like a dynamic one, where all of this
+holds:
 
 - the region reads x alone and no shapes, so that nothing but its constants can know the static size;
 - it can be evaluated at a small size of that axis: no constant (gamma, the shape of a Reshape) holds the static one;
@@ -49,7 +51,8 @@ def bindings(region: Region, loose: tuple[int, ...] | None = None) -> Iterator[t
 
 
 def _wide_enough(region: Region, sizes: Mapping[str, int]) -> tuple[Mapping[str, int], tuple[int, ...] | None]:
-    """``sizes``, or larger ones where x has next to no places at them: a waveform of 5 samples leaves -1 behind two convolutions."""
+    """``sizes``, or larger ones where x has next to no places at them: a waveform of 5 samples leaves -1 behind two
+    convolutions."""
     dims = region.graph.shape(region.leaves[0]) or ()
     for factor in (1, 8, 64, 512):
         larger = {name: factor * n for name, n in sizes.items()}

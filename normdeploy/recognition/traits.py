@@ -1,4 +1,5 @@
-"""What is worth knowing of a norm beyond what fusing it takes: ddof, affine, type of statistics, its constants in half precision."""
+"""What is worth knowing of a norm beyond what fusing it takes: ddof, affine, type of statistics, its constants in half
+precision."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ from .sizes import bindings
 
 _BOUND = float(np.finfo(np.float32).max)  # what exporters write for "no bound", no number
 _LARGE = 2.0**34  # an epsilon is far below float64's precision there
-_STASHED = frozenset(op for op, row in DEFAULT.items() if "stash_type" in row.attributes)  # it is 1, float32, where a node does not say
+_STASHED = frozenset(
+    op for op, row in DEFAULT.items() if "stash_type" in row.attributes
+)  # it is 1, float32, where a node does not say
 
 
 class Traits(TypedDict, total=False):
@@ -52,9 +55,15 @@ def of_norm(graph: Graph, norm: Norm) -> Traits:
     """The traits of a norm."""
     found = of_region(graph, norm.region, norm.fit, norm.ddof)
     gamma = norm.gamma
-    if found["ddof"] and not norm.ddof and gamma is not None and gamma.value is not None:  # its factor sqrt((n - 1)/n) is the variance's
+    if (
+        found["ddof"] and not norm.ddof and gamma is not None and gamma.value is not None
+    ):  # its factor sqrt((n - 1)/n) is the variance's
         value = gamma.value / math.sqrt((norm.fit.n - 1) / norm.fit.n)
-        gamma = None if value.size == 1 and abs(value.item() - 1) < 1e-9 else snapped(graph, norm.region, value, gamma.varies)
+        gamma = (
+            None
+            if value.size == 1 and abs(value.item() - 1) < 1e-9
+            else snapped(graph, norm.region, value, gamma.varies)
+        )
     found["gamma"] = _parameter(graph, norm.region, gamma, scale=True)
     found["beta"] = _parameter(graph, norm.region, norm.beta, scale=False)
     return found
@@ -108,7 +117,10 @@ def of_joined(graph: Graph, node: gs.Node, epsilon: float) -> Traits:
     row, x = OURS[node.op], node.inputs[0]
     rank, modulated = len(graph.shape(x) or ()), "shift" in row.inputs
     channel = 1 if row.kind == "GroupNorm" else rank - 1
-    parameters = [Parameter(modulated, (0, channel) if modulated else (channel,), t.name) for t in node.inputs[row.inputs.index("scale") :]]
+    parameters = [
+        Parameter(modulated, (0, channel) if modulated else (channel,), t.name)
+        for t in node.inputs[row.inputs.index("scale") :]
+    ]
     gamma, beta = (*parameters, None)[:2]
     return Traits(
         input=x.name,
@@ -128,14 +140,17 @@ def _varying(values: np.ndarray) -> tuple[int, ...]:
 
 
 def _stated_channels(graph: Graph, chain: Affine) -> tuple[int, ...]:
-    """The axes along which the constants may vary, though their values are all the same (a BatchNorm that was never trained)."""
+    """The axes along which the constants may vary, though their values are all the same (a BatchNorm that was never
+    trained)."""
     if any(n.op in VIEWS for n in chain.nodes):
         return ()
     if any(n.op == "BatchNormalization" for n in chain.nodes):
         return (1,)
     rank = chain.scale.ndim
     shapes = [graph.value(t).shape for n in chain.nodes for t in n.inputs if graph.is_constant(t)]
-    return tuple(sorted({rank - len(shape) + a for shape in shapes for a, n in enumerate(shape) if n > 1 and len(shape) <= rank}))
+    return tuple(
+        sorted({rank - len(shape) + a for shape in shapes for a, n in enumerate(shape) if n > 1 and len(shape) <= rank})
+    )
 
 
 def _outputs(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
@@ -143,7 +158,8 @@ def _outputs(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
 
 
 def _ddof(graph: Graph, region: Region, fit: Fit) -> int | None:
-    """Ask what stands under the root, at a scale at which epsilon vanishes, how it compares with the biased variance."""
+    """Ask what stands under the root, at a scale at which epsilon vanishes, how it compares with the biased
+    variance."""
     if not fit.centered:
         return None
     for root in (n for n in region.nodes if is_root(graph, n)):
@@ -158,7 +174,9 @@ def _ddof(graph: Graph, region: Region, fit: Fit) -> int | None:
                 row = np.random.default_rng(23).standard_normal(here.n)
                 x = here.arrange(np.tile(_LARGE * row, (math.prod(size) // here.n, 1)))
                 others = [np.ones(concrete(graph, t, bound.sizes) or ()) for t in region.leaves[1:]]
-                ratio = float(np.median(bound.run([x, *others], wanted=root.inputs[0]))) / (_LARGE**2 * float(row.var()))
+                ratio = float(np.median(bound.run([x, *others], wanted=root.inputs[0]))) / (
+                    _LARGE**2 * float(row.var())
+                )
         except (EvaluationFailed, StopIteration, ValueError):
             continue
         for ddof in (0, 1):
@@ -189,7 +207,8 @@ def _parameter(graph: Graph, region: Region, param: Param | None, *, scale: bool
 
 
 def _one_plus(graph: Graph, tensors: Sequence[gs.Tensor], value: np.ndarray | None) -> str | None:
-    """The w of a gamma that is 1 + w, looked for behind views and Casts; ``value``: the gamma itself, where it is a constant."""
+    """The w of a gamma that is 1 + w, looked for behind views and Casts; ``value``: the gamma itself, where it is a
+    constant."""
     for t in tensors:
         node = graph.producer(t)
         while node is not None and node.op in VIEWS | {"Cast", "CastLike", "Identity"}:
@@ -220,7 +239,13 @@ _KINDS: tuple[tuple[Any, Any], ...] = (("float16", np.float16), ("bfloat16", ml_
 
 def _half_in(name: Any, kind: np.dtype, largest: dict[str, float], epsilon: float | None) -> Half:
     with evaluate.quiet():
-        overflow = tuple(sorted(tensor for tensor, value in largest.items() if np.isinf(np.float64(value).astype(kind).astype(np.float64))))
+        overflow = tuple(
+            sorted(
+                tensor
+                for tensor, value in largest.items()
+                if np.isinf(np.float64(value).astype(kind).astype(np.float64))
+            )
+        )
         if epsilon is None:
             return Half(name, None, "", overflow)
         stored = float(np.float64(epsilon).astype(kind).astype(np.float64))
@@ -228,7 +253,9 @@ def _half_in(name: Any, kind: np.dtype, largest: dict[str, float], epsilon: floa
         return Half(name, stored, "", (*overflow, "epsilon"))
     if epsilon and not stored:
         return Half(name, stored, "zero", overflow)
-    return Half(name, stored, "subnormal" if 0 < stored < float(ml_dtypes.finfo(kind).smallest_normal) else "", overflow)
+    return Half(
+        name, stored, "subnormal" if 0 < stored < float(ml_dtypes.finfo(kind).smallest_normal) else "", overflow
+    )
 
 
 def _largest(graph: Graph, nodes: Sequence[gs.Node]) -> Iterator[tuple[str, float]]:

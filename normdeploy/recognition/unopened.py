@@ -15,7 +15,8 @@ from .roots import NORMS, is_root
 
 
 def closed_norms(proto: onnx.ModelProto) -> Iterator[Finding]:
-    """A finding for each root over a reduction, and each norm node, in the functions of ``proto`` of which too little is known."""
+    """A finding for each root over a reduction, and each norm node, in the functions of ``proto`` of which too little
+    is known."""
     for function, reason in unopened(proto):
         yield from _inside(function.model, function.place, f"the function that it is in can't be opened: {reason}")
 

@@ -47,7 +47,10 @@ def _told(fault: Fault) -> Iterator[tuple[str, str]]:
     more = f" and {len(fault.nodes) - _MANY} more" if len(fault.nodes) > _MANY else ""
     yield "node", ", ".join(fault.nodes[:_MANY]) + more + (f" (the model's {fault.operator})" if fault.operator else "")
     off = fault.reason or f"off by {fault.error:.3g}"
-    yield "tensor", f"{fault.tensor}: {off} on right inputs, allowed {fault.allowed:.3g}, largest value {fault.scale:.3g}"
+    yield (
+        "tensor",
+        f"{fault.tensor}: {off} on right inputs, allowed {fault.allowed:.3g}, largest value {fault.scale:.3g}",
+    )
     yield "runtime", f"{fault.runtime}, {fault.case}"
     yield "cause", f"{fault.kind}: {fault.cause}"
     widened = fault.widened

@@ -13,7 +13,8 @@ DRIFT = ("runtime", "tensors", "the error grows most in", "relative to the large
 
 
 def outline(points: Sequence[Point]) -> list[tuple[str, ...]]:
-    """One row for each file and runtime under ("file", *DRIFT): where the relative error rises most above all before it."""
+    """One row for each file and runtime under ("file", *DRIFT): where the relative error rises most above all before
+    it."""
     runs: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         runs.setdefault((point.file, point.runtime), []).append(point)
@@ -27,5 +28,8 @@ def _outlined(runtime: str, run: Sequence[Point]) -> tuple[str, ...]:
         if relative - highest > after - before:
             steepest, before, after = point, highest, relative
         highest = max(highest, relative)
-    first = next((f"{p.module or p.tensor}: {p.reason or f'{p.error:.2e}, allowed {p.allowed:.2e}'}" for p in run if not p), "none")
+    first = next(
+        (f"{p.module or p.tensor}: {p.reason or f'{p.error:.2e}, allowed {p.allowed:.2e}'}" for p in run if not p),
+        "none",
+    )
     return runtime, str(len(run)), steepest.module or steepest.tensor, f"{before:.1e} to {after:.1e}", first

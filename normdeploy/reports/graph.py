@@ -1,4 +1,5 @@
-"""Pictures of norms as SVG, in the page's own colours: boxes and arrows, each node one row below the lowest of those that it reads."""
+"""Pictures of norms as SVG, in the page's own colours: boxes and arrows, each node one row below the lowest of those
+that it reads."""
 
 from __future__ import annotations
 
@@ -24,18 +25,23 @@ class Layout:
     gap: float = 3
 
     def places(self, rows: Sequence[int], left: float, top: float, columns: int) -> list[Place]:
-        """The centres of boxes that stand in ``rows``, each row in the middle of as many ``columns``; ``top``: the first row's centre."""
+        """The centres of boxes that stand in ``rows``, each row in the middle of as many ``columns``; ``top``: the
+        first row's centre."""
         seen: dict[int, int] = {}
         found = []
         for at in rows:
             seen[at] = seen.get(at, -1) + 1
             found.append(
-                (left + (columns - rows.count(at)) * self.across / 2 + self.across / 2 + seen[at] * self.across, top + at * self.down)
+                (
+                    left + (columns - rows.count(at)) * self.across / 2 + self.across / 2 + seen[at] * self.across,
+                    top + at * self.down,
+                )
             )
         return found
 
     def arrow(self, start: Place, end: Place, center: float, head: str) -> str:
-        """From the lower edge of a box to the upper edge of another; around the outside of the boxes in rows between."""
+        """From the lower edge of a box to the upper edge of another; around the outside of the boxes in rows
+        between."""
         (x, y), (to_x, to_y) = (start[0], start[1] + self.high / 2), (end[0], end[1] - self.high / 2 - self.gap)
         side = 0.0 if to_y - y < self.down else 1.0 if x + to_x > 2 * center else -1.0
         to_x += side * self.wide / 4
@@ -46,7 +52,10 @@ class Layout:
     def frame(self, kind: str, x: float, y: float, more: float = 0) -> str:
         """A box around a place, ``more`` wider than others."""
         wide = self.wide + more
-        return f'<rect class="{kind}" x="{x - wide / 2:g}" y="{y - self.high / 2:g}" width="{wide:g}" height="{self.high:g}" rx="6"/>'
+        return (
+            f'<rect class="{kind}" x="{x - wide / 2:g}" y="{y - self.high / 2:g}" width="{wide:g}"'
+            f' height="{self.high:g}" rx="6"/>'
+        )
 
 
 _PAGE = Layout()
@@ -60,7 +69,9 @@ def svg(boxes: Sequence[Mapping[str, Any]], head: str) -> str:
     columns = max(map(row.count, row), default=1)
     width, height = columns * _PAGE.across + 40, (max(row, default=0) + 1) * _PAGE.down
     place = _PAGE.places(row, 20, _PAGE.down / 2, columns)
-    arrows = [_PAGE.arrow(place[i], place[k], width / 2, head) for k, box in enumerate(boxes) for i in box["inputs"] if i < k]
+    arrows = [
+        _PAGE.arrow(place[i], place[k], width / 2, head) for k, box in enumerate(boxes) for i in box["inputs"] if i < k
+    ]
     marker = (
         f'<defs><marker id="{head}" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z"/></marker></defs>'

@@ -1,4 +1,5 @@
-"""Findings that the reader would call the same line, such as the norms of all layers, and how a line begins and is proved."""
+"""Findings that the reader would call the same line, such as the norms of all layers, and how a line begins and is
+proved."""
 
 from __future__ import annotations
 
@@ -33,7 +34,17 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
     """Findings by what the reader would call the same line, in the order of their first members."""
     alike: dict[tuple[Any, ...], list[Finding]] = {}
     for f in findings:
-        said = (f.kind, f.status, f.spelling, unnumbered(f.became), unnumbered(f.reason), f.notes, f.axes, f.epsilon, f.dtype)
+        said = (
+            f.kind,
+            f.status,
+            f.spelling,
+            unnumbered(f.became),
+            unnumbered(f.reason),
+            f.notes,
+            f.axes,
+            f.epsilon,
+            f.dtype,
+        )
         known = (f.ddof, f.outside, f.statistics, *(p and (p.data, p.axes, p.one_plus) for p in (f.gamma, f.beta)))
         half = tuple((h.vanishes, bool(h.overflow)) for h in f.half)
         failed = f.certificate is not None and not f.certificate
@@ -96,7 +107,9 @@ def where(group: Group) -> Text:
 
 
 def found(group: Group) -> Text:
-    return Text(group.first.kind, style="bold").append(f" {group.first.spelling}" if group.first.spelling else "", style="not bold dim")
+    return Text(group.first.kind, style="bold").append(
+        f" {group.first.spelling}" if group.first.spelling else "", style="not bold dim"
+    )
 
 
 def reason(group: Group) -> str:
@@ -117,7 +130,9 @@ def proof(group: Group) -> list[str]:
         return list(group.first.proved)
     worst = max(proofs, key=lambda c: math.inf if math.isnan(c.error) else c.error)
     said = {
-        "identity": _identity(worst, sum(c.cases for c in proofs), all(c.method == "exact" for c in proofs), min(c.bits for c in proofs))
+        "identity": _identity(
+            worst, sum(c.cases for c in proofs), all(c.method == "exact" for c in proofs), min(c.bits for c in proofs)
+        )
     }
     rounding = [c for c in proofs if c.rounding_after is not None and c.rounding_bound is not None]
     if rounding:

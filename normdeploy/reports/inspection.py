@@ -12,7 +12,13 @@ from rich.text import Text
 from ..records import Explanation, Finding, Half, Parameter, Summary, Support
 from .groups import COLOURS, Group, grouped, proof, reason, unnumbered, where
 
-_WOULD = {"fused": "would fuse it", "folded": "would fold it", "kept": "keeps it", "refused": "leaves it", "undone": "leaves it"}
+_WOULD = {
+    "fused": "would fuse it",
+    "folded": "would fold it",
+    "kept": "keeps it",
+    "refused": "leaves it",
+    "undone": "leaves it",
+}
 _FORMS = {"now": "now", "optimized": "then"}
 _SHOWN = 6  # ops or layer types that are named one by one
 
@@ -45,7 +51,9 @@ def _print_lines(console: Console, lines: Iterable[str]) -> None:
 def _print_way(console: Console, explanation: Explanation, several: bool) -> None:
     first = explanation.finding.tensor if explanation.finding is not None else ""
     if explanation.start:
-        console.print(Padding(Text(f"from {explanation.start}{f' (of {first})' if several else ''}:"), (0, 0, 0, 2), expand=False))
+        console.print(
+            Padding(Text(f"from {explanation.start}{f' (of {first})' if several else ''}:"), (0, 0, 0, 2), expand=False)
+        )
     table = Table.grid(padding=(0, 2))
     table.add_column(overflow="fold", max_width=max(12, console.width // 3))
     table.add_column(overflow="fold")
@@ -113,7 +121,11 @@ def _computed(group: Group) -> str:
 
 def _affine(finding: Finding) -> str:
     gamma, beta = finding.gamma, finding.beta
-    if gamma is not None and beta is not None and (gamma.data, gamma.axes, gamma.one_plus) == (beta.data, beta.axes, False):
+    if (
+        gamma is not None
+        and beta is not None
+        and (gamma.data, gamma.axes, gamma.one_plus) == (beta.data, beta.axes, False)
+    ):
         return _parameter("γ and β", gamma)
     said = [_parameter(name, p) for name, p in (("γ", gamma), ("β", beta)) if p is not None]
     if said:

@@ -1,8 +1,9 @@
 """The report as a page: one HTML file that holds everything, asks no network for anything and runs no script.
 
-It is made from the JSON document alone (``reports.report``), so a report that was kept can become a page later. All text in it comes
-from files that nobody vouches for: it is escaped, stripped of control characters and cut where it is long, and the page's own policy
-forbids the browser whatever else it might name. Tables are cut too, with a word on what is left out; no report makes a page of 2 MB.
+It is made from the JSON document alone (``reports.report``), so a report that was kept can become a page later. All
+text in it comes from files that nobody vouches for: it is escaped, stripped of control characters and cut where it is
+long, and the page's own policy forbids the browser whatever else it might name. Tables are cut too, with a word on what
+is left out; no report makes a page of 2 MB.
 """
 
 from __future__ import annotations
@@ -44,20 +45,25 @@ def require() -> None:
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise NormdeployError(f"--html needs {' and '.join(missing)}, not installed here: pip install jinja2 matplotlib")
+        raise NormdeployError(
+            f"--html needs {' and '.join(missing)}, not installed here: pip install jinja2 matplotlib"
+        )
 
 
 def page(document: Mapping[str, Any]) -> str:
     """The HTML page of a report.
 
     Args:
-        document: what ``Report.json`` wrote, parsed; of schema ``normdeploy/report/1``. Keys that it lacks are left out of the page.
+        document: what ``Report.json`` wrote, parsed; of schema ``normdeploy/report/1``. Keys that it lacks are left out
+        of the page.
 
     Raises:
         NormdeployError: the document has another schema, or a library of the extra ``report`` is missing.
     """
     if document.get("schema") != SCHEMA:
-        raise NormdeployError(f"this is no report that a page is made from: its schema is {document.get('schema')!r}, not {SCHEMA!r}")
+        raise NormdeployError(
+            f"this is no report that a page is made from: its schema is {document.get('schema')!r}, not {SCHEMA!r}"
+        )
     require()
     import jinja2
 
@@ -80,7 +86,9 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
     files = report.get("files") or {}
     held = report.get("environment") or {"normdeploy": report["normdeploy"]}
     return {
-        "report": dict.fromkeys(_OPTIONAL) | {"files": {}, "sizes": {}} | {k: v for k, v in report.items() if v is not None},
+        "report": (
+            dict.fromkeys(_OPTIONAL) | {"files": {}, "sizes": {}} | {k: v for k, v in report.items() if v is not None}
+        ),
         "subject": _subject(files) or report["verb"],
         "stats": _stats(report),
         "done": Cut.of([row for row in rows if row.status not in _LEFT]),
@@ -137,10 +145,15 @@ def _plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
         drawn.append(("certificates", plots.rounding(certificates)))
     if ops.get("before") and ops.get("after"):
         drawn.append(("ops", plots.ops(ops["before"], ops["after"])))
-    runs = _by((report.get("parity") or {}).get("drift") or (), lambda p: " · ".join(filter(None, (p["runtime"], p.get("file")))))
+    runs = _by(
+        (report.get("parity") or {}).get("drift") or (),
+        lambda p: " · ".join(filter(None, (p["runtime"], p.get("file")))),
+    )
     drawn += [("drift", plots.drift(name, points, i)) for i, (name, points) in enumerate(list(runs.items())[:_DRAWN])]
     races = _by([e for e in race["entries"] if not e.get("reason")], lambda e: e.get("norm") or "")
-    drawn += [("race", plots.race(norm, ran[:_ENTRIES], i)) for i, (norm, ran) in enumerate(list(races.items())[:_DRAWN])]
+    drawn += [
+        ("race", plots.race(norm, ran[:_ENTRIES], i)) for i, (norm, ran) in enumerate(list(races.items())[:_DRAWN])
+    ]
     kept: dict[str, list[Plot]] = {"certificates": [], "ops": [], "drift": [], "race": []}
     for section, plot in drawn:
         if plot is not None:
@@ -156,7 +169,9 @@ def _picture(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
     return {"name": name, "kind": picture["kind"], "status": picture["status"], "count": count, "forms": drawn}
 
 
-def _by(values: Iterable[Mapping[str, Any]], name: Callable[[Mapping[str, Any]], str]) -> dict[str, list[Mapping[str, Any]]]:
+def _by(
+    values: Iterable[Mapping[str, Any]], name: Callable[[Mapping[str, Any]], str]
+) -> dict[str, list[Mapping[str, Any]]]:
     """Name -> its values, in the order of the first ones."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for value in values:
@@ -175,7 +190,9 @@ def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     tones = {"fused": "good", "folded": "good", "reduced": "", "kept": "", "refused": "warn", "undone": "bad"}
     said = {"reduced": "reduced to a scale and shift", "refused": "left as they are", "kept": "kept, best already"}
     for status, tone in tones.items():
-        if count := sum(("reduced" if norm.get("remains") else norm["status"]) == status for norm in report.get("norms") or ()):
+        if count := sum(
+            ("reduced" if norm.get("remains") else norm["status"]) == status for norm in report.get("norms") or ()
+        ):
             stats.append((str(count), said.get(status, status), tone))
     if nodes := report.get("nodes"):
         stats.append((f"{nodes['before']} → {nodes['after']}", "nodes", ""))
@@ -183,7 +200,9 @@ def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         stats.append((str(report["opset"]), "opset", ""))
     if parity := report.get("parity"):
         verdict = ("verified", "good") if parity["ok"] else ("not verified", "bad")
-        stats.append((verdict[0], f"on {len(parity['cases'])} {'input' if len(parity['cases']) == 1 else 'inputs'}", verdict[1]))
+        stats.append(
+            (verdict[0], f"on {len(parity['cases'])} {'input' if len(parity['cases']) == 1 else 'inputs'}", verdict[1])
+        )
     if faults := (report.get("bisection") or {}).get("faults"):
         stats.append((str(len(faults)), "fault" if len(faults) == 1 else "faults", "bad"))
     if precision := report.get("precision"):
@@ -194,7 +213,13 @@ def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ran = [e for e in race["entries"] if not e.get("reason") and not e.get("norm")]
         best = min(ran, key=lambda e: float(e["median"]), default=None)
         if best is not None:
-            stats.append((f"{_num(best['median'])} ms", f"fastest: {' · '.join(filter(None, (best['runtime'], best.get('file'))))}", ""))
+            stats.append(
+                (
+                    f"{_num(best['median'])} ms",
+                    f"fastest: {' · '.join(filter(None, (best['runtime'], best.get('file'))))}",
+                    "",
+                )
+            )
     return stats
 
 
@@ -223,7 +248,9 @@ def _whole(text: str) -> Markup:
     from markupsafe import Markup, escape
 
     pieces = re.split(r"([^\s,()]{0,20}-\d[^\s,()]{0,9})", text)
-    return Markup("").join(Markup('<span class="whole">{}</span>').format(p) if i % 2 else escape(p) for i, p in enumerate(pieces))
+    return Markup("").join(
+        Markup('<span class="whole">{}</span>').format(p) if i % 2 else escape(p) for i, p in enumerate(pieces)
+    )
 
 
 def _size(count: int) -> str:

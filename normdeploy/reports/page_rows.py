@@ -50,12 +50,19 @@ def norms(told: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 
 def islands(told: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """``precision.islands`` of the JSON report; ``found`` is the kind of reason, ``became`` the largest magnitude seen."""
+    """``precision.islands`` of the JSON report; ``found`` is the kind of reason, ``became`` the largest magnitude
+    seen."""
     values = {i["tensor"]: float(i["value"]) for i in told if i["value"] is not None and i["kind"] == "range"}
     kept = [
-        Finding(i["op"], "kept", i["tensor"], i["module"], reason=i["reason"], spelling=i["kind"], tensors=tuple(i["nodes"])) for i in told
+        Finding(
+            i["op"], "kept", i["tensor"], i["module"], reason=i["reason"], spelling=i["kind"], tensors=tuple(i["nodes"])
+        )
+        for i in told
     ]
-    return [_row(group, max((values[f.tensor] for f in group.findings if f.tensor in values), default=None)) for group in grouped(kept)]
+    return [
+        _row(group, max((values[f.tensor] for f in group.findings if f.tensor in values), default=None))
+        for group in grouped(kept)
+    ]
 
 
 def _row(group: Group, seen: float | None = None) -> Row:
@@ -81,10 +88,20 @@ def _row(group: Group, seen: float | None = None) -> Row:
 def _finding(told: Mapping[str, Any]) -> Finding:
     """The record that the report was made from."""
     held = {f.name: _frozen(told[f.name]) for f in fields(Finding) if f.name in told}
-    kinds: Mapping[str, type] = {"certificate": Certificate, "gamma": Parameter, "beta": Parameter, "half": Half, "runtimes": Support}
+    kinds: Mapping[str, type] = {
+        "certificate": Certificate,
+        "gamma": Parameter,
+        "beta": Parameter,
+        "half": Half,
+        "runtimes": Support,
+    }
     for name in kinds.keys() & held.keys():
         value = told[name]
-        held[name] = tuple(_made(kinds[name], v) for v in value) if isinstance(value, list) else value and _made(kinds[name], value)
+        held[name] = (
+            tuple(_made(kinds[name], v) for v in value)
+            if isinstance(value, list)
+            else value and _made(kinds[name], value)
+        )
     return Finding(**held | {"attempts": ()})
 
 

@@ -15,7 +15,9 @@ _OPS = 12  # op types shown one by one
 _NAME = 28  # letters of a name
 _LEAST = 80  # bits (issue F)
 _CERTIFICATES = 10_000  # that are drawn; more would make the page large
-_FARTHEST = 3  # times the slowest median ends a race's axis at the latest, or a busy machine's outliers take all the room
+_FARTHEST = (
+    3  # times the slowest median ends a race's axis at the latest, or a busy machine's outliers take all the room
+)
 _POINTS = 1000  # of one runtime's drift
 
 
@@ -44,7 +46,8 @@ def identity(certificates: Sequence[Mapping[str, Any]]) -> Plot:
         in_order(axes, "norms with a certificate, in the graph's order", "relative error, float64")
         passed = sum(bool(c["identity"]) for c in certificates)
         said = (
-            f"{len(certificates)} certificates, {passed} passed; the largest error is {_most(errors)}, the least bound {min(bounds):.1e}."
+            f"{len(certificates)} certificates, {passed} passed; the largest error is {_most(errors)}, the least bound"
+            f" {min(bounds):.1e}."
         )
         caption = "Before and after are the same function: error in float64 against the bound."
         return Plot(caption + _left_out(shown, certificates), said, inline(figure, "identity"))
@@ -59,8 +62,13 @@ def proofs(certificates: Sequence[Mapping[str, Any]]) -> Plot:
         ticks(axes, [float(_LEAST)] * len(bits), INK, "least")
         dots(axes, bits, [b < _LEAST for b in bits], FIRST, "proof")
         in_order(axes, "norms with an exact proof, in the graph's order", "−log₂ of the error probability")
-        said = f"{len(certificates)} exact proofs; the probability that one of them is wrong is at most 2^-{int(min(bits))} each."
-        caption = "Before and after are the same function at every input and size: how unlikely it is that a proof is wrong."
+        said = (
+            f"{len(certificates)} exact proofs; the probability that one of them is wrong is at most"
+            f" 2^-{int(min(bits))} each."
+        )
+        caption = (
+            "Before and after are the same function at every input and size: how unlikely it is that a proof is wrong."
+        )
         return Plot(caption + _left_out(shown, certificates), said, inline(figure, "proofs"))
 
 
@@ -78,23 +86,50 @@ def rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:
         dots(axes, after, [not c["rounding_ok"] for c in shown], FIRST, "after", shift=0.16)
         in_order(axes, "norms that onnxruntime ran, in the graph's order", "largest |error|")
         failed = sum(not c["rounding_ok"] for c in ran)
-        said = f"{len(ran)} norms in onnxruntime: the largest error is {_most(before)} before and {_most(after)} after; {failed} exceed."
+        said = (
+            f"{len(ran)} norms in onnxruntime: the largest error is {_most(before)} before and {_most(after)} after;"
+            f" {failed} exceed."
+        )
         caption = "Rounding in onnxruntime, in the model's own type, against float64."
         return Plot(caption + _left_out(shown, ran), said, inline(figure, "rounding"))
 
 
 def ops(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
     """Nodes by op type; the types whose number changed most are named."""
-    names = sorted(before.keys() | after.keys(), key=lambda op: (-abs(before.get(op, 0) - after.get(op, 0)), -after.get(op, 0), op))
+    names = sorted(
+        before.keys() | after.keys(), key=lambda op: (-abs(before.get(op, 0) - after.get(op, 0)), -after.get(op, 0), op)
+    )
     rows = [(_short(op), before.get(op, 0), after.get(op, 0)) for op in names[:_OPS]]
     if rest := names[_OPS:]:
-        rows.append((f"{len(rest)} other types", sum(before.get(op, 0) for op in rest), sum(after.get(op, 0) for op in rest)))
+        rows.append(
+            (f"{len(rest)} other types", sum(before.get(op, 0) for op in rest), sum(after.get(op, 0) for op in rest))
+        )
     with drawn(0.7 + 0.3 * len(rows)) as (figure, axes):
         places = [-i for i in range(len(rows))]
-        axes.barh([p + 0.19 for p in places], [b for _, b, _ in rows], 0.34, color=SECOND, label=f"before: {sum(before.values())} nodes")
-        axes.barh([p - 0.19 for p in places], [a for _, _, a in rows], 0.34, color=FIRST, label=f"after: {sum(after.values())} nodes")
+        axes.barh(
+            [p + 0.19 for p in places],
+            [b for _, b, _ in rows],
+            0.34,
+            color=SECOND,
+            label=f"before: {sum(before.values())} nodes",
+        )
+        axes.barh(
+            [p - 0.19 for p in places],
+            [a for _, _, a in rows],
+            0.34,
+            color=FIRST,
+            label=f"after: {sum(after.values())} nodes",
+        )
         for place, (_, b, a) in zip(places, rows, strict=True):
-            axes.annotate(f"{b} → {a}", (max(a, b), place), (5, 0), textcoords="offset points", va="center", color=MUTED, fontsize=9)
+            axes.annotate(
+                f"{b} → {a}",
+                (max(a, b), place),
+                (5, 0),
+                textcoords="offset points",
+                va="center",
+                color=MUTED,
+                fontsize=9,
+            )
         axes.set_yticks(places, [name for name, _, _ in rows])
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.grid(False, axis="y")
@@ -117,18 +152,28 @@ def drift(runtime: str, points: Sequence[Mapping[str, Any]], place: int) -> Plot
         axes.plot(x, allowed, color=INK, linewidth=1, linestyle=(0, (4, 2)), label="allowed")
         axes.plot(x, [max(e, low) for e in eager], color=SECOND, linewidth=1.4, label="eager")
         axes.plot(x, [max(e, low) for e in error], color=FIRST, linewidth=1.4, label="this runtime")
-        dots(axes, error, [bool(p.get("reason")) or not e <= a for p, e, a in zip(shown, error, allowed, strict=True)], FIRST, "")
+        dots(
+            axes,
+            error,
+            [bool(p.get("reason")) or not e <= a for p, e, a in zip(shown, error, allowed, strict=True)],
+            FIRST,
+            "",
+        )
         in_order(axes, "boundaries of modules, from input to output", "largest |error|")
         first = next((p for p, w in zip(points, wrong, strict=True) if w), None)
         said = f"{len(points)} tensors in {runtime}: {sum(wrong)} exceed what is allowed"
-        said += f", the first is {_where(first)}." if first else f"; the last is off by {error[-1]:.1e}, allowed are {allowed[-1]:.1e}."
+        said += (
+            f", the first is {_where(first)}."
+            if first
+            else f"; the last is off by {error[-1]:.1e}, allowed are {allowed[-1]:.1e}."
+        )
         caption = f"Error by layer in {runtime}, against float64."
         return Plot(caption + _left_out(shown, points), said, inline(figure, f"drift{place}"))
 
 
 def race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
-    """Median latencies as bars, every sample a dot, the 95th percentile a line; milliseconds. ``norm``: the one that is raced, "" where
-    whole models are."""
+    """Median latencies as bars, every sample a dot, the 95th percentile a line; milliseconds. ``norm``: the one that is
+    raced, "" where whole models are."""
     with drawn(0.6 + 0.62 * len(entries)) as (figure, axes):
         right = min(max(number(e["p99"]) for e in entries) * 1.1, max(number(e["median"]) for e in entries) * _FARTHEST)
         for row, entry in enumerate(entries):
@@ -139,15 +184,21 @@ def race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
             lines = [t for t in (median, p95) if t <= right]
             segments(axes, lines, [-row - 0.27] * len(lines), lines, [-row + 0.27] * len(lines), INK, 1.2)
             said = f"{_short(_entry(entry), 48)}: {median:.3g} ms"
-            axes.annotate(said, (0, -row + 0.27), (2, 2), textcoords="offset points", va="bottom", fontsize=9, color=INK)
+            axes.annotate(
+                said, (0, -row + 0.27), (2, 2), textcoords="offset points", va="bottom", fontsize=9, color=INK
+            )
         axes.set_xlim(0, right)
         axes.set_ylim(-len(entries) + 0.6, 0.72)
         axes.yaxis.set_major_locator(NullLocator())
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("ms; lines at the median and at 95 %")
-        said = "; ".join(f"{_entry(e)}: median {number(e['median']):.3g} ms, 95 % below {number(e['p95']):.3g} ms" for e in entries)
+        said = "; ".join(
+            f"{_entry(e)}: median {number(e['median']):.3g} ms, 95 % below {number(e['p95']):.3g} ms" for e in entries
+        )
         outside = sum(number(t) > right for e in entries for t in e["samples"])
-        caption = f"{norm or 'Latency'}, each call a dot" + (f"; {outside} slower ones are not shown." if outside else ".")
+        caption = f"{norm or 'Latency'}, each call a dot" + (
+            f"; {outside} slower ones are not shown." if outside else "."
+        )
         return Plot(caption, said, inline(figure, f"race{place}"))
 
 

@@ -24,7 +24,15 @@ def show_precision(console: Console, account: Account) -> None:
         for column in ("module", "kept in float32", "because", "nodes"):
             table.add_column(column, overflow="fold")
         findings = [
-            Finding(i.op, "kept", i.tensor, i.module, reason=i.reason, spelling="" if i.kind == "norm" else i.kind, tensors=i.nodes)
+            Finding(
+                i.op,
+                "kept",
+                i.tensor,
+                i.module,
+                reason=i.reason,
+                spelling="" if i.kind == "norm" else i.kind,
+                tensors=i.nodes,
+            )
             for i in account.islands
         ]
         for group in grouped(findings):

@@ -28,10 +28,15 @@ def show_race(console: Console, race: Race) -> None:
             who = " · ".join(filter(None, (entry.norm, entry.runtime, entry.file, entry.form)))
             console.print(Text(f"not timed: {who}: {entry.reason}", style="red"))
     if not any(entry.norm for entry in race.entries):
-        console.print(Text("inputs: " + ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in race.shapes.items())))
+        console.print(
+            Text("inputs: " + ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in race.shapes.items()))
+        )
     threads = f"{race.threads} thread{'s' if race.threads > 1 else ''}"
     console.print(
-        Text(f"{threads}, {race.warmup} rounds of warm-up, {race.rounds} counted, seed {race.seed}; errors against {race.reference}")
+        Text(
+            f"{threads}, {race.warmup} rounds of warm-up, {race.rounds} counted, seed {race.seed}; errors against"
+            f" {race.reference}"
+        )
     )
     after = "" if race.load is None else f"; load {race.load:.1f} at the end"
     console.print(Text(f"{race.machine}{after}", style="dim"))
@@ -46,8 +51,18 @@ def _table(entries: Sequence[Entry], runtimes: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     what = "form" if any(entry.form for entry in entries) else "file"
     for column in (*(["runtime"] if runtimes else []), what):
-        table.add_column(column, overflow="fold", min_width=11 if column == "runtime" else None)  # a narrow terminal parts its words
-    for column in ("median\nms", "p95", "p99", "time,\nof the\nfirst", "95 %", "error", *(["around\n1000"] if far else [])):
+        table.add_column(
+            column, overflow="fold", min_width=11 if column == "runtime" else None
+        )  # a narrow terminal parts its words
+    for column in (
+        "median\nms",
+        "p95",
+        "p99",
+        "time,\nof the\nfirst",
+        "95 %",
+        "error",
+        *(["around\n1000"] if far else []),
+    ):
         table.add_column(column, no_wrap=True, justify="right")
     for entry in entries:
         table.add_row(*map(Text, _row(entry, runtimes, far)), style="red" if entry.reason else "")

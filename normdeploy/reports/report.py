@@ -1,7 +1,8 @@
 """What a verb did: tables for the terminal and the same as JSON.
 
-The JSON's schema is ``normdeploy/report/1``. A later version may add keys; one that changes or removes a key gets the next number.
-A number that is not finite is written as the string "nan", "inf" or "-inf"; what is not known or does not apply is null.
+The JSON's schema is ``normdeploy/report/1``. A later version may add keys; one that changes or removes a key gets the
+next number. A number that is not finite is written as the string "nan", "inf" or "-inf"; what is not known or does not
+apply is null.
 
     schema      "normdeploy/report/1"
     normdeploy  the version that wrote the report
@@ -13,65 +14,75 @@ A number that is not finite is written as the string "nan", "inf" or "-inf"; wha
     nodes       {"before", "after"}: number of nodes
     ops         {"before", "after"}: op type -> number of nodes in the main graph, the most frequent first
     norms       one object for each normalization of the model, in the graph's order:
-        kind, status ("fused" | "folded" | "kept" | "refused" | "undone"), module (qualified path), place (the body or function that it is
-        in, "" for the main graph), tensor, spelling (op types found), remains (the ops left of one that is folded), became, reason, axes,
-        epsilon, dtype, notes,
-        attempts (each reading that was given up: start, end, stage "ends" | "values" | "form", reason, tensor: the culprit),
-        proved (where it was seen: "identity", "onnxruntime run", ...), certificate: null, or identity, method ("exact" | "float64"),
-        of exact ones cases (points), bits (the error probability is 2^-bits or less), degree, gains (NaN where an infinite input gave a
-        number) and, of failures, why and culprit; of others error and bound (relative, float64), cases, worst; rounding_before,
-        rounding_after and rounding_bound (absolute, in onnxruntime, in the model's own type), rounding_ok,
-        note. The others are told by "inspect" alone:
-        input, shape (of the input: sizes, names, null), ddof (0 | 1 | null), epsilon_as_written (beside a variance of that ddof; epsilon
-        is that of the equal biased norm), outside (epsilon is added to the root), gamma and beta: null, or data (from an input of the
-        model), axes (of the norm's input, along which it varies), name, one_plus (it is 1 + w), statistics (the type in which the
-        reductions run, "constant" for BatchNorm), half: for "float16" and "bfloat16" dtype, epsilon (as it would be stored), vanishes
-        ("" | "subnormal" | "zero"), overflow (names of constants that become Inf), tensors (outputs of the nodes found), written (of
-        those that would take their place), runtimes: runtime (with its version), form ("now" | "optimized"), nodes (op types), verdict
-        ("kernel" | "function" | "layers" | "missing" | "unknown"), parts (the ops that onnxruntime runs after its own optimizations, the
-        types of TensorRT's layers that see data), reason
+        kind, status ("fused" | "folded" | "kept" | "refused" | "undone"), module (qualified path), place (the body or
+        function that it is in, "" for the main graph), tensor, spelling (op types found), remains (the ops left of one
+        that is folded), became, reason, axes, epsilon, dtype, notes,
+        attempts (each reading that was given up: start, end, stage "ends" | "values" | "form", reason, tensor: the
+        culprit), proved (where it was seen: "identity", "onnxruntime run", ...), certificate: null, or identity, method
+        ("exact" | "float64"), of exact ones cases (points), bits (the error probability is 2^-bits or less), degree,
+        gains (NaN where an infinite input gave a number) and, of failures, why and culprit; of others error and bound
+        (relative, float64), cases, worst; rounding_before, rounding_after and rounding_bound (absolute, in onnxruntime,
+        in the model's own type), rounding_ok, note. The others are told by "inspect" alone:
+        input, shape (of the input: sizes, names, null), ddof (0 | 1 | null), epsilon_as_written (beside a variance of
+        that ddof; epsilon is that of the equal biased norm), outside (epsilon is added to the root), gamma and beta:
+        null, or data (from an input of the model), axes (of the norm's input, along which it varies), name, one_plus
+        (it is 1 + w), statistics (the type in which the reductions run, "constant" for BatchNorm), half: for "float16"
+        and "bfloat16" dtype, epsilon (as it would be stored), vanishes ("" | "subnormal" | "zero"), overflow (names of
+        constants that become Inf), tensors (outputs of the nodes found), written (of those that would take their
+        place), runtimes: runtime (with its version), form ("now" | "optimized"), nodes (op types), verdict ("kernel" |
+        "function" | "layers" | "missing" | "unknown"), parts (the ops that onnxruntime runs after its own
+        optimizations, the types of TensorRT's layers that see data), reason
     explanations  one object for each norm that --explain NAME means, or for the place where there is none:
-        name, finding (its tensor, null where none), start, way (the nodes from there: tensor, text, mark), said (how far recognition came)
-    pictures    of "inspect" alone, one object for norms that look alike: kind, module (of the first), status, tensors (of the norms),
-        before and after (empty where it stays or is folded away): boxes, each with op ("" for a tensor at the edge), name (of that),
-        inputs (places of boxes before it), own (a node of the norm; else a neighbour)
-    engine      path, bytes, runtime, version (of the library), compute_capabilities (empty: every GPU that the library builds for),
-        profile (input -> [min, opt, max] shapes), layers, seconds, proved ("built only": nothing was run), norm_impl ("native" | "plugin" |
-        "auto"), norms (empty where the file was parsed as it is): node, module, op, form ("native node", "function body", "plugin RMSNorm",
-        or the nodes that took its place), reason, types (floating type -> number of layers, checked against the file's; {} where the file
-        was not made half precision here)
-    precision   null, or to ("fp16" | "bf16"), islands (what stayed float32: kind "norm" | "statistics" | "constant" | "range" |
-        "positions" | "logarithm" | "logits" | "no half form" | "control flow" | "as written", op, module, tensor, reason,
+        name, finding (its tensor, null where none), start, way (the nodes from there: tensor, text, mark), said (how
+        far recognition came)
+    pictures    of "inspect" alone, one object for norms that look alike: kind, module (of the first), status, tensors
+        (of the norms), before and after (empty where it stays or is folded away): boxes, each with op ("" for a tensor
+        at the edge), name (of that), inputs (places of boxes before it), own (a node of the norm; else a neighbour)
+    engine      path, bytes, runtime, version (of the library), compute_capabilities (empty: every GPU that the library
+        builds for), profile (input -> [min, opt, max] shapes), layers, seconds, proved ("built only": nothing was run),
+        norm_impl ("native" | "plugin" | "auto"), norms (empty where the file was parsed as it is): node, module, op,
+        form ("native node", "function body", "plugin RMSNorm", or the nodes that took its place), reason, types
+        (floating type -> number of layers, checked against the file's; {} where the file was not made half precision
+        here)
+    precision   null, or to ("fp16" | "bf16"), islands (what stayed float32: kind "norm" | "statistics" | "constant" |
+        "range" | "positions" | "logarithm" | "logits" | "no half form" | "control flow" | "as written", op, module,
+        tensor, reason,
         value: the largest magnitude seen or null,
-        nodes: their outputs), nodes (floating ones), kept (of them, in float32), casts (inserted), bytes (of the weights, before and
-        after), calibrated ("given" | "generated" | ""), samples, inputs and outputs (name -> type), notes. The certificates of norms
-        speak of the model before
-    parity      ok, rule (of the default: reference, multiple, most_ratio, most_runs), standard (by which rules the files are verified where
-        some were given, else ""), reference (what the files were compared with), up_to (input elements, null
-        where every size was run), cases (names), notes, seconds, not_run (runtime, reason, file: "" where it is so
-        for every file), results: output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict ("pass" | "fail"), case (the
-        worst), near_ties, reason, file (its name, the path where two have one name; "" of eager), precision ("" | "fp16" | "bf16": of
-        the eager run that it was judged by), culprit (onnxruntime's optimizers without which the file passes), decided_by ("default
-        rule", or the rules that were given), rules (each: rule, kind "tolerance" | "cosine" | ..., measured, wanted, verdict, case,
-        reason, accuracies ([the reference's, this one's] where labels were asked for, else []), samples (of these)), by_default ("pass" |
-        "fail" | "": the default rule's verdict, of which the numbers are), default_reason, account (rules and default rule in words),
-        and drift: null where it was not asked for, or the tensors that a file and the model share, in the file's order, one runtime after
-        the other: runtime, file, module, tensor, where ("out of MODULE" | "into MODULE" | "output NAME"), error (absolute, against
-        float64), eager (eager's), allowed, scale (the largest magnitude in float64), reason (of what no error can express)
-    bisection   null, or ok, notes, seconds, not_searched (runtime, reason, file: what is wrong and could not be looked into), and faults:
-        runtime, case (the input it was found on), module ("" where unknown), tensor, nodes ("op name" of each that it may be), operator
-        (the model's), wrong ("file": it computes something else than the model | "runtime": it computes otherwise than ONNX defines |
-        "between": small errors grow), error (of the tensor, on right inputs), allowed, scale (its largest right value), reason (what no
-        error can say), kind ("weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "hidden row" | "overflow" |
-        "underflow" | "factor" | "accuracy" | "optimizer" | "unknown"), cause, widened: mends (null where it can't be asked), nodes (in
-        the island of float32), error (of the output then, or null) and reason; output, output_error, output_allowed, output_reason (as
-        the file is), mended_error (with the tensor at its right value, null where that can't be run) and mended
-    race        null, or threads, warmup and rounds (counts), seed, shapes (input, or norm -> shape), reference (whose outputs the others
-        were compared with), machine (cpu, cores, load, system, versions: library -> version), load (of the machine afterwards), notes,
-        not_run (runtime, reason), and entries: runtime, file, form, norm ("" where whole models are raced), median, p95 and p99
-        (milliseconds), samples (at most 400 of the times, in ms, in the order run), ratio (median of this one's time over that of the
-        first entry, of the same norm, in the same round), interval (95 %, of the ratio), error (relative; of a norm absolute), far_error
-        (of a norm, around an offset of 1000), reason ("", or why it was not timed: then the times are null)
+        nodes: their outputs), nodes (floating ones), kept (of them, in float32), casts (inserted), bytes (of the
+        weights, before and after), calibrated ("given" | "generated" | ""), samples, inputs and outputs (name -> type),
+        notes. The certificates of norms speak of the model before
+    parity      ok, rule (of the default: reference, multiple, most_ratio, most_runs), standard (by which rules the
+        files are verified where some were given, else ""), reference (what the files were compared with), up_to (input
+        elements, null where every size was run), cases (names), notes, seconds, not_run (runtime, reason, file: ""
+        where it is so for every file), results: output, runtime, dtype, max_abs_error, max_rel_error, allowed, verdict
+        ("pass" | "fail"), case (the worst), near_ties, reason, file (its name, the path where two have one name; "" of
+        eager), precision ("" | "fp16" | "bf16": of the eager run that it was judged by), culprit (onnxruntime's
+        optimizers without which the file passes), decided_by ("default rule", or the rules that were given), rules
+        (each: rule, kind "tolerance" | "cosine" | ..., measured, wanted, verdict, case, reason, accuracies ([the
+        reference's, this one's] where labels were asked for, else []), samples (of these)), by_default ("pass" | "fail"
+        | "": the default rule's verdict, of which the numbers are), default_reason, account (rules and default rule in
+        words), and drift: null where it was not asked for, or the tensors that a file and the model share, in the
+        file's order, one runtime after
+        the other: runtime, file, module, tensor, where ("out of MODULE" | "into MODULE" | "output NAME"), error
+        (absolute, against float64), eager (eager's), allowed, scale (the largest magnitude in float64), reason (of what
+        no error can express)
+    bisection   null, or ok, notes, seconds, not_searched (runtime, reason, file: what is wrong and could not be looked
+        into), and faults: runtime, case (the input it was found on), module ("" where unknown), tensor, nodes ("op
+        name" of each that it may be), operator (the model's), wrong ("file": it computes something else than the model
+        | "runtime": it computes otherwise than ONNX defines |
+        "between": small errors grow), error (of the tensor, on right inputs), allowed, scale (its largest right value),
+        reason (what no error can say), kind ("weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" |
+        "hidden row" | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "unknown"), cause, widened:
+        mends (null where it can't be asked), nodes (in the island of float32), error (of the output then, or null) and
+        reason; output, output_error, output_allowed, output_reason (as the file is), mended_error (with the tensor at
+        its right value, null where that can't be run) and mended
+    race        null, or threads, warmup and rounds (counts), seed, shapes (input, or norm -> shape), reference (whose
+        outputs the others were compared with), machine (cpu, cores, load, system, versions: library -> version), load
+        (of the machine afterwards), notes, not_run (runtime, reason), and entries: runtime, file, form, norm ("" where
+        whole models are raced), median, p95 and p99 (milliseconds), samples (at most 400 of the times, in ms, in the
+        order run), ratio (median of this one's time over that of the first entry, of the same norm, in the same round),
+        interval (95 %, of the ratio), error (relative; of a norm absolute), far_error (of a norm, around an offset of
+        1000), reason ("", or why it was not timed: then the times are null)
     inference   null, or runner, inputs and outputs (name -> "dtype[shape]")
     environment what -> its version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...
     notes       what else the user should know, one string each
@@ -153,7 +164,9 @@ class Report:
             "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
             "bisection": None if self.bisection is None else self.bisection.to_json(),
             "race": None if self.race is None else vars(self.race),  # a race with a wrong answer is false
-            "inference": self.inference and {name: getattr(self.inference, name) for name in ("runner", "inputs", "outputs")},
+            "inference": (
+                self.inference and {name: getattr(self.inference, name) for name in ("runner", "inputs", "outputs")}
+            ),
             "environment": environment(),
             "notes": [*self.notes, *(summary.notes if summary else ())],
             "seconds": self.seconds,
@@ -197,7 +210,11 @@ def _explanation(explanation: Explanation) -> dict[str, Any]:
 def _size(path: str) -> int:
     """Bytes of a file and of the weights that `save_onnx` put beside it."""
     file = Path(path)
-    weights = siblings(file, rf"{re.escape(file.name)}\.[0-9a-f]{{16}}\.data") if file.is_file() and file.suffix == ".onnx" else ()
+    weights = (
+        siblings(file, rf"{re.escape(file.name)}\.[0-9a-f]{{16}}\.data")
+        if file.is_file() and file.suffix == ".onnx"
+        else ()
+    )
     return sum(f.stat().st_size for f in (file, *weights) if f.is_file())
 
 

@@ -27,7 +27,9 @@ def verdict_on_parts(result: Any) -> Text:
     notes = "".join(f"note: {printable(note)}\n" for note in result.notes)
     failing = [file for file, comparison in result.comparisons.items() if not comparison]
     count = len(result.comparisons)
-    said = f"{len(failing)} of {count} parts fail: {', '.join(failing)}" if failing else f"all {count} parts are verified"
+    said = (
+        f"{len(failing)} of {count} parts fail: {', '.join(failing)}" if failing else f"all {count} parts are verified"
+    )
     return Text(notes, style="yellow").append(said, style="red" if failing else "green")
 
 
@@ -40,7 +42,9 @@ def text(result: Any) -> str:
 
 def html(result: Any) -> str:
     """The same as a block of HTML with its colours; what files brought along is escaped."""
-    console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, record=True, color_system="standard", force_terminal=True)
+    console = Console(
+        file=io.StringIO(), width=_WIDTH, highlight=False, record=True, color_system="standard", force_terminal=True
+    )
     show(console, result)
     return console.export_html(inline_styles=True, code_format=_PRE)
 

@@ -1,7 +1,7 @@
 """Drawings of matplotlib as elements of a page: its colours, its fonts, and no ids that could meet others.
 
-They are drawn in colours that stand for the page's CSS variables, so that one drawing serves light and dark. Each is as wide as a phone; a
-wide screen shows it larger. The same numbers always give the same text.
+They are drawn in colours that stand for the page's CSS variables, so that one drawing serves light and dark. Each is as
+wide as a phone; a wide screen shows it larger. The same numbers always give the same text.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def drawn(height: float) -> Iterator[tuple[Figure, Axes]]:
 
 
 def log_scale(axes: Axes, values: Iterable[float]) -> float:
-    """A logarithmic y axis for ``values``; returns its lower end, where zeros are drawn. What is not finite is drawn at the upper."""
+    """A logarithmic y axis for ``values``; returns its lower end, where zeros are drawn. What is not finite is drawn at
+    the upper."""
     positive = [v for v in values if 0 < v < math.inf] or [1.0]
     low, high = min(positive) / 4, max(positive) * 4
     axes.set_yscale("log")
@@ -87,7 +88,15 @@ def in_order(axes: Axes, x: str, y: str) -> None:
 
 
 def legend(axes: Axes) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, borderpad=0, handlelength=1.2, columnspacing=1.2, fontsize=9)
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncols=3,
+        borderpad=0,
+        handlelength=1.2,
+        columnspacing=1.2,
+        fontsize=9,
+    )
 
 
 def ticks(axes: Axes, values: Sequence[float], colour: str, label: str) -> None:
@@ -100,7 +109,8 @@ def dots(axes: Axes, values: Sequence[float], bad: Sequence[bool], colour: str, 
     """A dot for each value; those that are ``bad`` stand out."""
     low, high = axes.get_ylim()
     placed = [
-        (i + shift, min(max(v, low), high) if math.isfinite(v) else high, b) for i, (v, b) in enumerate(zip(values, bad, strict=True), 1)
+        (i + shift, min(max(v, low), high) if math.isfinite(v) else high, b)
+        for i, (v, b) in enumerate(zip(values, bad, strict=True), 1)
     ]
     size = 4.5 if len(values) <= 100 else 2.5
     points_at(axes, [x for x, _, b in placed if not b], [y for _, y, b in placed if not b], colour, size, label)
@@ -163,7 +173,8 @@ def _own(key: str, value: str, name: str) -> str:
 
 
 def _brief(path: str) -> str:
-    """A path with two decimals, a hundredth of a point; dots and level lines, of which there may be thousands, in their shortest form."""
+    """A path with two decimals, a hundredth of a point; dots and level lines, of which there may be thousands, in their
+    shortest form."""
     path = " ".join(re.sub(r"(\.\d\d)\d+", r"\1", path).split())
     path = re.sub(r"M (\S+) (\S+) L \1 \2(?= M|$)", r"M\1 \2h0", path)
     return re.sub(r"M (\S+) (\S+) L (\S+) \2(?= M|$)", r"M\1 \2H\3", path)

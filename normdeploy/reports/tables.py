@@ -33,15 +33,21 @@ _WIDE = 100  # columns of a terminal, from which on the comparison's table fits 
 
 
 def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> None:
-    """The norms, what is left as it is with the reasons, and the totals; ``planned``: nothing was changed yet, and all is wanted."""
+    """The norms, what is left as it is with the reasons, and the totals; ``planned``: nothing was changed yet, and all
+    is wanted."""
     if planned:
         show_census(console, summary)
     else:
         _show_done(console, summary)
     counts = Counter("reduced" if f.remains else f.status for f in summary.findings)
-    said = ", ".join(f"{counts[status]} {_counted(summary, status)}" for status in _ORDER if counts[status]) or "no normalization found"
+    said = (
+        ", ".join(f"{counts[status]} {_counted(summary, status)}" for status in _ORDER if counts[status])
+        or "no normalization found"
+    )
     nodes = f"{summary.nodes_before} nodes{' now' if planned else ' before'}, {summary.nodes_after} after"
-    others = "".join(f"; {n} {word}{'s' * (n > 1)} as one node each" for word, ops in _OTHERS.items() if (n := _more(summary, ops)))
+    others = "".join(
+        f"; {n} {word}{'s' * (n > 1)} as one node each" for word, ops in _OTHERS.items() if (n := _more(summary, ops))
+    )
     console.print(f"{said}; {nodes}{others}; opset {summary.opset}")
 
 
@@ -55,7 +61,11 @@ def _counted(summary: Summary, status: str) -> str:
     if status != "reduced":
         return status
     left = Counter(f.remains for f in summary.findings if f.remains)
-    return "reduced to one scale and shift (left: " + ", ".join(f"{n} × {' and '.join(ops.split())}" for ops, n in left.items()) + ")"
+    return (
+        "reduced to one scale and shift (left: "
+        + ", ".join(f"{n} × {' and '.join(ops.split())}" for ops, n in left.items())
+        + ")"
+    )
 
 
 def _show_done(console: Console, summary: Summary) -> None:
@@ -83,7 +93,12 @@ def show_engine(console: Console, engine: Engine) -> None:
     for name, (low, best, high) in engine.profile.items():
         console.print(Text(f"  {name}: {_shape(low)} to {_shape(high)}, best at {_shape(best)}"))
     if engine.types:
-        console.print(Text("layers by type, as the file says: " + ", ".join(f"{count} {kind}" for kind, count in engine.types.items())))
+        console.print(
+            Text(
+                "layers by type, as the file says: "
+                + ", ".join(f"{count} {kind}" for kind, count in engine.types.items())
+            )
+        )
     console.print("proved: built only, not run")
 
 
@@ -96,7 +111,8 @@ def show_forms(console: Console, norms: Sequence[Implementation]) -> None:
 
 
 def show_parity(console: Console, parity: Comparison) -> None:
-    """One line for each output and runtime, why some fail, where the error grows, what was not run with the reason, and the verdict."""
+    """One line for each output and runtime, why some fail, where the error grows, what was not run with the reason, and
+    the verdict."""
     console.print(_results(parity, narrow=console.width < _WIDE))
     for result in parity.results:
         if result.reason or result.account:
@@ -152,10 +168,16 @@ def _on(parity: Comparison) -> str:
 def _results(parity: Comparison, narrow: bool) -> Table:
     """``narrow``: no word and no number is broken in 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
-    told = [i for i, column in enumerate(parity.columns) if not (narrow and "file" in parity.columns and column == "max rel error")]
+    told = [
+        i
+        for i, column in enumerate(parity.columns)
+        if not (narrow and "file" in parity.columns and column == "max rel error")
+    ]
     for column in (parity.columns[i] for i in told):
         fixed = column.endswith("error") or column in ("allowed", "verdict")
-        table.add_column(column.replace(" error", "\nerror") if narrow else column, overflow="fold", no_wrap=narrow and fixed)
+        table.add_column(
+            column.replace(" error", "\nerror") if narrow else column, overflow="fold", no_wrap=narrow and fixed
+        )
     bare = replace(parity, results=tuple(replace(result, reason="") for result in parity.results))
     for result, row in zip(parity.results, bare.rows(), strict=True):
         table.add_row(*(Text(row[i]) for i in told), style="" if result else "red")

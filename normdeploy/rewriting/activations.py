@@ -1,18 +1,19 @@
-"""The step that writes an activation spelled out in simple ops as the standard node that says it: GELU in both forms, SiLU, HardSwish,
-HardSigmoid, Tanh, Softsign.
+"""The step that writes an activation spelled out in simple ops as the standard node that says it: GELU in both forms,
+SiLU, HardSwish, HardSigmoid, Tanh, Softsign.
 
 **Which.** The normal form says (`normdeploy.proof.pointwise`): it is that of the standard op's definition
-(https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are no fractions: there a file's constant may lie
-a few roundings from them, and where the op holds a number in float32 it is the exact one, rounded once.
+(https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are no fractions: there a file's
+constant may lie a few roundings from them, and where the op holds a number in float32 it is the exact one, rounded
+once.
 
-**Nothing hidden.** Both sides give NaN and Inf for the same inputs, far, infinite and NaN ones among them. So e^x/(1 + e^x) stays, which is
-NaN where e^x overflows.
+**Nothing hidden.** Both sides give NaN and Inf for the same inputs, far, infinite and NaN ones among them. So e^x/(1 +
+e^x) stays, which is NaN where e^x overflows.
 
-**Where.** In a file whose opset has the op; where it has not, it stays as it is. onnxruntime's kernels of these ops take at most the time
-of what they replace (`benchmarks.activations`). Not among them are Mish and Softplus, whose kernel takes five times as long as Exp, Add and
-Log; Swish, as Sigmoid and Mul become a kernel for SiLU; and Sigmoid by itself, whose kernel is 0 below −18 or so: 1/(1 + e^−x) is not, and
-somebody may take its logarithm. SiLU shares that kernel: what lies below −18 is 0 where x/(1 + e^−x) is at most 3e-7 away from it, as in
-every SiLU that torch exports.
+**Where.** In a file whose opset has the op; where it has not, it stays as it is. onnxruntime's kernels of these ops
+take at most the time of what they replace (`benchmarks.activations`). Not among them are Mish and Softplus, whose
+kernel takes five times as long as Exp, Add and Log; Swish, as Sigmoid and Mul become a kernel for SiLU; and Sigmoid by
+itself, whose kernel is 0 below −18 or so: 1/(1 + e^−x) is not, and somebody may take its logarithm. SiLU shares that
+kernel: what lies below −18 is 0 where x/(1 + e^−x) is at most 3e-7 away from it, as in every SiLU that torch exports.
 """
 
 from __future__ import annotations
@@ -43,7 +44,28 @@ _TANH = (S + ONE.times(Fraction(-1))) * _FALLING  # of t/2
 _CLAMPS = ("Clip", "Min", "HardSigmoid")  # activations by themselves, where α and β are worked in
 _UP, _DOWN = 8, 12  # tensors that may be x, and y, of one node
 _FAR = 1e200  # e^x, and x³, have overflown
-_AT = (0.0, 0.5, -0.5, 1.0, -1.0, 2.5, -2.5, 4.0, -4.0, 9.0, -9.0, 800.0, -800.0, 1e5, -1e5, _FAR, -_FAR, np.inf, -np.inf, np.nan)
+_AT = (
+    0.0,
+    0.5,
+    -0.5,
+    1.0,
+    -1.0,
+    2.5,
+    -2.5,
+    4.0,
+    -4.0,
+    9.0,
+    -9.0,
+    800.0,
+    -800.0,
+    1e5,
+    -1e5,
+    _FAR,
+    -_FAR,
+    np.inf,
+    -np.inf,
+    np.nan,
+)
 _BOUND = 1e-6  # of |x|, or of 1 where that is more: what float32 constants come to
 
 
@@ -64,7 +86,9 @@ class Standard:
 
 def standard(form: Form) -> Standard | None:
     """The standard op whose definition has this normal form."""
-    find = {"Erf": _erf, "Tanh": _tanh, "Sigmoid": _sigmoid, "Exp": _exponential, "Abs": _absolute, "Clip": _clip}[form.atom]
+    find = {"Erf": _erf, "Tanh": _tanh, "Sigmoid": _sigmoid, "Exp": _exponential, "Abs": _absolute, "Clip": _clip}[
+        form.atom
+    ]
     return find(form.argument, form.value)
 
 
@@ -132,9 +156,14 @@ def _near(number: Fraction, wanted: Fraction) -> bool:
 
 
 def write(work: Work, node: gs.Node) -> None:
-    """Write the activation that ``node`` is the heart of as its standard node; what becomes of it is no finding, for it is no norm."""
+    """Write the activation that ``node`` is the heart of as its standard node; what becomes of it is no finding, for it
+    is no norm."""
     graph = work.graph
-    if node.op not in (*ATOMS, *_CLAMPS) or (node.domain or "") not in STANDARD or graph.dtype(node.outputs[0]) != np.float32:
+    if (
+        node.op not in (*ATOMS, *_CLAMPS)
+        or (node.domain or "") not in STANDARD
+        or graph.dtype(node.outputs[0]) != np.float32
+    ):
         return
     best: tuple[int, gs.Tensor, list[gs.Node], Standard] | None = None
     for x, y, form in _forms(graph, node):
@@ -142,7 +171,11 @@ def write(work: Work, node: gs.Node) -> None:
         if found is None or not _vanishes(graph, form, y) or graph.opset < found.opset:
             continue
         saved = len(form.nodes) - found.nodes
-        if saved > (best[0] if best else 0) and (nodes := _nodes(graph, found, x, y)) is not None and _alike(graph, x, y, nodes):
+        if (
+            saved > (best[0] if best else 0)
+            and (nodes := _nodes(graph, found, x, y)) is not None
+            and _alike(graph, x, y, nodes)
+        ):
             best = (saved, y, nodes, found)
     if best is None:
         return
@@ -207,7 +240,9 @@ def _vanishes(graph: Graph, form: Form, y: gs.Tensor) -> bool:
     """Whether nothing else reads what lies between."""
     inside = {id(n) for n in form.nodes}
     between = [n.outputs[0] for n in form.nodes if n.outputs[0] is not y]
-    return not any(graph.is_output(t) or any(id(reader) not in inside for reader in graph.every_consumer(t)) for t in between)
+    return not any(
+        graph.is_output(t) or any(id(reader) not in inside for reader in graph.every_consumer(t)) for t in between
+    )
 
 
 def _nodes(graph: Graph, found: Standard, x: gs.Tensor, y: gs.Tensor) -> list[gs.Node] | None:
@@ -228,7 +263,8 @@ def _nodes(graph: Graph, found: Standard, x: gs.Tensor, y: gs.Tensor) -> list[gs
 
 
 def _alike(graph: Graph, x: gs.Tensor, y: gs.Tensor, nodes: list[gs.Node]) -> bool:
-    """Whether both sides are NaN, Inf and numbers at the same inputs, and the numbers the same, as float64 evaluates them."""
+    """Whether both sides are NaN, Inf and numbers at the same inputs, and the numbers the same, as float64 evaluates
+    them."""
     before = compile_region(graph, y, [x])
     after = NoMatch("") if isinstance(before, NoMatch) else compile_region(graph, nodes[-1].outputs[0], [x])
     if isinstance(before, NoMatch) or isinstance(after, NoMatch):
@@ -241,7 +277,11 @@ def _alike(graph: Graph, x: gs.Tensor, y: gs.Tensor, nodes: list[gs.Node]) -> bo
     except EvaluationFailed:
         return False
     numbers = np.isfinite(old)
-    if old.shape != new.shape or (numbers != np.isfinite(new)).any() or not np.array_equal(np.isnan(old), np.isnan(new)):
+    if (
+        old.shape != new.shape
+        or (numbers != np.isfinite(new)).any()
+        or not np.array_equal(np.isnan(old), np.isnan(new))
+    ):
         return False
     differences = np.abs(old[numbers] - new[numbers]) / np.maximum(1.0, np.abs(at.reshape(old.shape)[numbers]))
     return bool((differences <= _BOUND).all())

@@ -2,18 +2,18 @@
 
     softmax(c·(a·q)·(b·k)ᵀ + mask)·v   becomes   Attention(q, k, v, mask), scale = a·b·c
 
-The scale is the exact product, rounded once: torch scales q and k by d^-¼ each, whose float32 squared is no float32's 1/√d. Where that is
-computed from the shape of q, as torch's exporter writes it, it becomes a constant first: evaluated in float64 and rounded once, as what
-constants alone feed (`normdeploy.rewriting.constants`). Where keys and values are repeated for groups of heads (grouped-query attention)
-the node reads them once.
+The scale is the exact product, rounded once: torch scales q and k by d^-¼ each, whose float32 squared is no float32's
+1/√d. Where that is computed from the shape of q, as torch's exporter writes it, it becomes a constant first: evaluated
+in float64 and rounded once, as what constants alone feed (`normdeploy.rewriting.constants`). Where keys and values are
+repeated for groups of heads (grouped-query attention) the node reads them once.
 
-It is made for onnxruntime's CPU provider alone (1.31.1). What it is worth in whole models `benchmarks.whole_models` measures; the outputs
-are bit-equal without a mask. Swin's attentions of windows stay as they are.
+It is made for onnxruntime's CPU provider alone (1.31.1). What it is worth in whole models `benchmarks.whole_models`
+measures; the outputs are bit-equal without a mask. Swin's attentions of windows stay as they are.
 
-**Masks.** ONNX makes zeros of a row that a mask of −Inf hides whole, where Softmax makes NaN. onnxruntime's kernel does so too where the
-mask is the lowest float32 throughout, where Softmax makes the mean of all values. So a mask has to be shown to have no such row
-(`normdeploy.rewriting.mask_rows`), or what is made of it has to be multiplied by zero behind the node. The kernel wants a mask's last two
-dims in full, as `normdeploy.mends` says.
+**Masks.** ONNX makes zeros of a row that a mask of −Inf hides whole, where Softmax makes NaN. onnxruntime's kernel does
+so too where the mask is the lowest float32 throughout, where Softmax makes the mean of all values. So a mask has to be
+shown to have no such row (`normdeploy.rewriting.mask_rows`), or what is made of it has to be multiplied by zero behind
+the node. The kernel wants a mask's last two dims in full, as `normdeploy.mends` says.
 """
 
 from __future__ import annotations
@@ -57,9 +57,12 @@ class _Keys:
 
 
 def attend(work: Work, node: gs.Node) -> None:
-    """Write the attention whose Softmax is ``node`` as one node; what becomes of it is no finding, for it is no norm."""
+    """Write the attention whose Softmax is ``node`` as one node; what becomes of it is no finding, for it is no
+    norm."""
     graph = work.graph
-    found = _scores(graph, node) if _op(node) == "Softmax" and graph.opset >= 13 and work.wanted.limit >= OPSET else None
+    found = (
+        _scores(graph, node) if _op(node) == "Softmax" and graph.opset >= 13 and work.wanted.limit >= OPSET else None
+    )
     product = _only_reader(graph, node.outputs[0]) if found is not None else None
     if found is None or product is None or _op(product) != "MatMul" or product.inputs[0] is not node.outputs[0]:
         return
@@ -98,10 +101,16 @@ def _replace(work: Work, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
 
 
 def _scores(graph: Graph, softmax: gs.Node) -> tuple[gs.Node, gs.Tensor | None, Fraction] | None:
-    """The MatMul before a softmax over the last of four axes, the mask that is added and the scale behind the product."""
+    """The MatMul before a softmax over the last of four axes, the mask that is added and the scale behind the
+    product."""
     (scores,) = softmax.inputs
     shape, dtype = graph.shape(scores), graph.dtype(scores)
-    if shape is None or len(shape) != _RANK or dtype != np.float32 or graph.attrs(softmax).get("axis", -1) not in (-1, _RANK - 1):
+    if (
+        shape is None
+        or len(shape) != _RANK
+        or dtype != np.float32
+        or graph.attrs(softmax).get("axis", -1) not in (-1, _RANK - 1)
+    ):
         return None
     if not _only(graph, scores):
         return None
@@ -111,7 +120,9 @@ def _scores(graph: Graph, softmax: gs.Node) -> tuple[gs.Node, gs.Tensor | None, 
     return _product(graph, add.inputs[0], add.inputs[1]) or _product(graph, add.inputs[1], add.inputs[0])
 
 
-def _product(graph: Graph, scores: gs.Tensor, mask: gs.Tensor | None) -> tuple[gs.Node, gs.Tensor | None, Fraction] | None:
+def _product(
+    graph: Graph, scores: gs.Tensor, mask: gs.Tensor | None
+) -> tuple[gs.Node, gs.Tensor | None, Fraction] | None:
     t, scale = _scaled(graph, scores)
     matmul = _maker(graph, t)
     if matmul is None or _op(matmul) != "MatMul" or not _only(graph, scores) or not _only(graph, t):
@@ -136,7 +147,8 @@ def _scaled(graph: Graph, t: gs.Tensor) -> tuple[gs.Tensor, Fraction]:
 
 
 def _number(graph: Graph, t: gs.Tensor) -> Fraction | None:
-    """The one number, and not zero, that a constant holds. One that is computed from sizes which the file states becomes a constant."""
+    """The one number, and not zero, that a constant holds. One that is computed from sizes which the file states
+    becomes a constant."""
     if not graph.is_constant(t):
         if not graph.is_shape_valued(t) or graph.dtype(t) != np.float32:
             return None
@@ -165,7 +177,8 @@ def _of_sizes(graph: Graph, t: gs.Tensor) -> np.ndarray | None:
 
 
 def _keys(graph: Graph, turned: gs.Tensor, v: gs.Tensor) -> Iterator[_Keys]:
-    """What the keys and values may be, [B, H, D, T] and [B, H, T, D] as the products have them: before they are repeated, first."""
+    """What the keys and values may be, [B, H, D, T] and [B, H, T, D] as the products have them: before they are
+    repeated, first."""
     t, scale = _scaled(graph, turned)
     node = _maker(graph, t)
     if node is None:
@@ -174,7 +187,9 @@ def _keys(graph: Graph, turned: gs.Tensor, v: gs.Tensor) -> Iterator[_Keys]:
     k, order = node.inputs[0], None
     if _op(node) == "Transpose" and len(perm) == _RANK:
         order = (*perm[:2], perm[3], perm[2])
-    elif _op(node) == "Reshape" and (flat := _maker(graph, k)) is not None and _op(flat) == "Transpose":  # as torch's exporter writes it
+    elif (
+        _op(node) == "Reshape" and (flat := _maker(graph, k)) is not None and _op(flat) == "Transpose"
+    ):  # as torch's exporter writes it
         made = _maker(graph, flat.inputs[0])
         if made is None or _op(made) != "Reshape":
             return
@@ -208,7 +223,9 @@ def _fits(graph: Graph, q: gs.Tensor, keys: _Keys) -> bool:
     return all(len(graph.shape(t) or ()) == _RANK and graph.dtype(t) == np.float32 for t in (q, keys.k, keys.v))
 
 
-def _written(work: Work, q: gs.Tensor, keys: _Keys, mask: gs.Tensor | None, scale: Fraction, y: gs.Tensor) -> list[gs.Node]:
+def _written(
+    work: Work, q: gs.Tensor, keys: _Keys, mask: gs.Tensor | None, scale: Fraction, y: gs.Tensor
+) -> list[gs.Node]:
     graph, nodes, k = work.graph, list[gs.Node](), keys.k
     if keys.perm is not None:
         nodes.append(graph.node("Transpose", [k], k, {"perm": list(keys.perm)}))
@@ -224,7 +241,8 @@ def _written(work: Work, q: gs.Tensor, keys: _Keys, mask: gs.Tensor | None, scal
 
 
 def _full(work: Work, q: gs.Tensor, k: gs.Tensor, keys: _Keys, mask: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
-    """The mask with its last two dims in full, and the nodes that are new for it; of one mask the same for all attentions."""
+    """The mask with its last two dims in full, and the nodes that are new for it; of one mask the same for all
+    attentions."""
     graph = work.graph
     shape, rows = graph.shape(keys.k) or (), (graph.shape(q) or ())[2]
     columns = shape[keys.perm[2] if keys.perm is not None else 2]

@@ -1,4 +1,5 @@
-"""The step that merges parallel branches of one input into one convolution, where a batch norm is in one of them (`passes.branches`)."""
+"""The step that merges parallel branches of one input into one convolution, where a batch norm is in one of them
+(`passes.branches`)."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def merge(work: Work, node: gs.Node) -> Finding | None:
         _left(work, places, f"it can't be proved: {certificate.note}")
         return None
     tried, dtype = trials.fold_case(rewrite, form.windows), graph.dtype(form.old)
-    trial = rounding.fold_trial(graph, tried[0], rewrite, dtype, tried[1], len(work.trials)) if tried is not None else None
+    trial = (
+        rounding.fold_trial(graph, tried[0], rewrite, dtype, tried[1], len(work.trials)) if tried is not None else None
+    )
     if trial is not None:
         work.trials.append((places[0], trial))
     for place in places:
@@ -83,7 +86,9 @@ def _left(work: Work, places: list[int], reason: str) -> None:
     for place in places:
         if work.findings[place].remains:
             was = work.findings[place]
-            work.findings[place] = replace(was, reason="; ".join(filter(None, (was.reason, f"its branch is not merged: {reason}"))))
+            work.findings[place] = replace(
+                was, reason="; ".join(filter(None, (was.reason, f"its branch is not merged: {reason}")))
+            )
 
 
 def _behind(work: Work, t: gs.Tensor) -> Finding | None:
@@ -99,14 +104,15 @@ def _behind(work: Work, t: gs.Tensor) -> Finding | None:
 
 
 def _priced(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Fold | NoMatch:
-    """``form`` where it costs no accuracy by the rule of `conditioning`, on inputs that the scale and shift state, or normal ones."""
+    """``form`` where it costs no accuracy by the rule of `conditioning`, on inputs that the scale and shift state, or
+    normal ones."""
     with evaluate.quiet():
         loss = _loss(graph, parts, form)
     if loss is None:
         return form
     said = (
-        f"merged it would lose accuracy: in channel {loss.channel} the error grows from {loss.before:.2g} to {loss.after:.2g}, "
-        f"and {TIMES} times the error before and {ULPS} ulp are allowed"
+        f"merged it would lose accuracy: in channel {loss.channel} the error grows from {loss.before:.2g} to"
+        f" {loss.after:.2g}, and {TIMES} times the error before and {ULPS} ulp are allowed"
     )
     return Costly(said, form.old.name)
 
@@ -124,11 +130,15 @@ def _loss(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Loss | None:
         safe = np.where(chain.scale != 0, chain.scale, 1.0)
         mean, spread = -chain.shift / safe, np.abs(np.where(chain.scale != 0, 1 / safe, 1.0))
     weights = [_laid(part, frame, at.at) for part, at in zip(parts, _in_order(parts, e), strict=True)]
-    cancels = np.sum([np.abs(v).sum(axis=(1, 2)) for v in weights], axis=0) / (np.abs(w).reshape(len(w), -1).sum(axis=1) + 1e-300)
+    cancels = np.sum([np.abs(v).sum(axis=(1, 2)) for v in weights], axis=0) / (
+        np.abs(w).reshape(len(w), -1).sum(axis=1) + 1e-300
+    )
     exact, before, after, channels = [], [], [], []
     for o in chosen_rows(cancels, _ROWS):
         own = np.arange(inputs) + o // per * inputs
-        z = rounded(mean[own, None] + spread[own, None] * normal(_DRAWS * inputs * taps).reshape(_DRAWS, inputs, taps), dtype)
+        z = rounded(
+            mean[own, None] + spread[own, None] * normal(_DRAWS * inputs * taps).reshape(_DRAWS, inputs, taps), dtype
+        )
         total, told = np.zeros(_DRAWS), np.zeros(_DRAWS)
         for part, laid in zip(parts, weights, strict=True):
             if part.linear is not None:
@@ -146,7 +156,14 @@ def _loss(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Loss | None:
             total, told = rounded(total + part.sign * y, dtype), told + part.sign * true
         exact.append(told)
         before.append(total)
-        after.append(summed(frame, (z * rounded(w[o].reshape(inputs, taps), dtype)).reshape(_DRAWS, -1), rounded(bias[o], dtype), dtype))
+        after.append(
+            summed(
+                frame,
+                (z * rounded(w[o].reshape(inputs, taps), dtype)).reshape(_DRAWS, -1),
+                rounded(bias[o], dtype),
+                dtype,
+            )
+        )
         channels.append(int(o))
     return worst(np.array(exact).T, np.array(before).T, np.array(after).T, dtype, np.array(channels), frame.said)
 

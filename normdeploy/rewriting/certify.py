@@ -1,7 +1,8 @@
 """Certificates: the proof that stands behind each rewrite (`normdeploy.proof`, docs/certificates.md).
 
-The reference is the BEFORE subgraph itself, never the recognised fact: a norm that was misread would certify itself. Norms that differ in
-the elements of their gammas and betas alone share one identity; what each of them stores is looked at by itself.
+The reference is the BEFORE subgraph itself, never the recognised fact: a norm that was misread would certify itself.
+Norms that differ in the elements of their gammas and betas alone share one identity; what each of them stores is looked
+at by itself.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def rewrite_of(graph: Graph, before: Region, nodes: Sequence[gs.Node]) -> Rewrit
     return after if isinstance(after, NoMatch) else Rewrite(before, after)
 
 
-def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Expressions | Branches | None = None) -> Certificate:
+def certified(
+    memo: Memo, rewrites: Sequence[Rewrite], expressions: Expressions | Branches | None = None
+) -> Certificate:
     """The certificate of a rewrite; of several results at once where ``rewrites`` are several, of the same leaves.
 
     ``memo``: what was proved of others in this graph. ``expressions``: what the constants of a fold are made of.
@@ -90,12 +93,24 @@ def _bare(error: NotProved) -> NotProved:
 def unproved(finding: Finding, certificate: Certificate) -> Finding:
     """A finding whose rewrite is not made.
 
-    It is refused where the nodes before are no algebra, or of unknown sizes: nobody can say what they are at every input. Where the two
-    differ it is undone.
+    It is refused where the nodes before are no algebra, or of unknown sizes: nobody can say what they are at every
+    input. Where the two differ it is undone.
     """
     if certificate.why in NOT_KNOWN:
-        return replace(finding, status="refused", reason=f"it can't be proved: {certificate.note}", became="", certificate=certificate)
-    return replace(finding, status="undone", reason=f"its certificate failed: {certificate.note}", became="", certificate=certificate)
+        return replace(
+            finding,
+            status="refused",
+            reason=f"it can't be proved: {certificate.note}",
+            became="",
+            certificate=certificate,
+        )
+    return replace(
+        finding,
+        status="undone",
+        reason=f"its certificate failed: {certificate.note}",
+        became="",
+        certificate=certificate,
+    )
 
 
 def _read(graph: Graph, constants: Sequence[tuple[gs.Node, int]]) -> dict[int, Held]:
@@ -117,10 +132,16 @@ def _lengths(
     found, taps = dict[int, None](), set[int]()
     for t in leaves:
         found |= dict.fromkeys(n for n in graph.shape(t) or () if isinstance(n, int))
-        taps |= {number for n in graph.shape(t) or () if isinstance(n, str) and (number := dim_size(n, "").number) is not None}
+        taps |= {
+            number
+            for n in graph.shape(t) or ()
+            if isinstance(n, str) and (number := dim_size(n, "").number) is not None
+        }
     for node, i in constants:
         constant = held.get(id(node.inputs[i]))
-        if constant is None:  # whole numbers: lengths that a Reshape names, or what may become a tensor of so many places
+        if (
+            constant is None
+        ):  # whole numbers: lengths that a Reshape names, or what may become a tensor of so many places
             known = graph.known(node.inputs[i])
             taps |= set() if known is None else {*known.shape, *known.reshape(-1)[:_NAMED].tolist()}
         else:
@@ -131,8 +152,8 @@ def _lengths(
 
 
 def _told(graph: Graph, constants: Sequence[tuple[gs.Node, int]], held: Mapping[int, Held]) -> tuple[object, ...]:
-    """What a proof may ask of the constants besides what the regions' templates hold: equal for rewrites that differ in the elements of
-    their larger constants alone, and in these alike."""
+    """What a proof may ask of the constants besides what the regions' templates hold: equal for rewrites that differ in
+    the elements of their larger constants alone, and in these alike."""
     classes: dict[object, int] = {}
     told: list[object] = []
     for node, i in constants:

@@ -1,20 +1,25 @@
-"""Whether a fold costs accuracy: both sides in the model's own type, on the inputs that the statistics themselves state.
+"""Whether a fold costs accuracy: both sides in the model's own type, on the inputs that the statistics themselves
+state.
 
-A fold is the same function, but not always as accurate. (z − mean)/std is exact to an ulp even where mean/std is 1e6; folded into the
-linear op behind it, W·(z/std) and W·(mean/std) are large, each is rounded, and they cancel. The rule (issue F): for each channel
+A fold is the same function, but not always as accurate. (z − mean)/std is exact to an ulp even where mean/std is 1e6;
+folded into the linear op behind it, W·(z/std) and W·(mean/std) are large, each is rounded, and they cancel. The rule
+(issue F): for each channel
 
-    error after ≤ 4 · error before + 4 ulp        (of the channel's largest result; errors are the largest over the inputs drawn)
+    error after ≤ 4 · error before + 4 ulp        (of the channel's largest result; errors are the largest over the
+    inputs drawn)
 
-Inputs: z of a BatchNormalization is drawn from N(running mean, running variance) of its channel, that of a scale a and shift b by hand from
-N(−b/a, 1/a²), where the result is of the size of one. Where the linear op stands before, its input x is drawn so that its result
-has that distribution: x ~ N(μ, s²·I) with s = σ/|w| and μ = w·(m − c)/|w|², the shortest one.
+Inputs: z of a BatchNormalization is drawn from N(running mean, running variance) of its channel, that of a scale a and
+shift b by hand from N(−b/a, 1/a²), where the result is of the size of one. Where the linear op stands before, its input
+x is drawn so that its result has that distribution: x ~ N(μ, s²·I) with s = σ/|w| and μ = w·(m − c)/|w|², the shortest
+one.
 
-Arithmetic: each node's result is rounded to its type; a linear op sums in float32, as kernels do for half precision too. A
-BatchNormalization is what runtimes make of it, γ/sqrt(var + ε) · z + (β − mean·γ/sqrt(var + ε)). float64 models are
-rounded to float32, on constants that are not rounded: the ratio of the errors does not depend on the unit.
+Arithmetic: each node's result is rounded to its type; a linear op sums in float32, as kernels do for half precision
+too. A BatchNormalization is what runtimes make of it, γ/sqrt(var + ε) · z + (β − mean·γ/sqrt(var + ε)). float64 models
+are rounded to float32, on constants that are not rounded: the ratio of the errors does not depend on the unit.
 
-Nothing here depends on the sizes of the model's tensors: of a convolution one window is evaluated, without strides and dilations, of at
-most `_ROWS` output channels (those in which most cancels, and some between) over at most `rows.TAPS` products each.
+Nothing here depends on the sizes of the model's tensors: of a convolution one window is evaluated, without strides and
+dilations, of at most `_ROWS` output channels (those in which most cancels, and some between) over at most `rows.TAPS`
+products each.
 """
 
 from __future__ import annotations
@@ -59,8 +64,9 @@ def priced(graph: Graph, chain: Affine, form: Fold | NoMatch) -> Fold | NoMatch:
         return form
     into = f"folded into {worst.said}, it" if worst.said else "as one scale and shift, it"
     said = (
-        f"{into} would lose accuracy: in channel {worst.channel} the error in {chain.dtype.name} grows from {worst.before:.2g} to "
-        f"{worst.after:.2g} at the inputs that its statistics state, and {TIMES} times the error before and {ULPS} ulp are allowed"
+        f"{into} would lose accuracy: in channel {worst.channel} the error in {chain.dtype.name} grows from"
+        f" {worst.before:.2g} to {worst.after:.2g} at the inputs that its statistics state, and {TIMES} times the error"
+        f" before and {ULPS} ulp are allowed"
     )
     return Costly(said, chain.y.name)
 
@@ -85,7 +91,8 @@ class Loss:
 
 @dataclass(frozen=True)
 class _Stated:
-    """A scale and shift over the channels that a fold deals with: how it is computed, and what z it says that it gets."""
+    """A scale and shift over the channels that a fold deals with: how it is computed, and what z it says that it
+    gets."""
 
     run: Chain
     mean: np.ndarray
@@ -93,7 +100,8 @@ class _Stated:
 
 
 def _stated(graph: Graph, chain: Affine, a: np.ndarray, b: np.ndarray, axis: int | None, channels: int) -> _Stated:
-    """``axis``: of z, on which the channels stand; None where views lie between, and a and b are all that is known of them."""
+    """``axis``: of z, on which the channels stand; None where views lie between, and a and b are all that is known of
+    them."""
     batched = next((n for n in chain.nodes if n.op == "BatchNormalization"), None)
     run = _by_nodes(graph, chain, axis, channels) if axis is not None else None
     if batched is not None and batched.inputs[0] is chain.z and axis == 1:
@@ -106,8 +114,13 @@ def _stated(graph: Graph, chain: Affine, a: np.ndarray, b: np.ndarray, axis: int
 
 
 def scaled(chain: Affine, a: np.ndarray, b: np.ndarray, shifted: bool) -> Chain:
-    """What is taken for a chain that can't be evaluated alone: a·z + b if ``shifted``, else (z + b/a)·a, its most accurate form."""
-    stored = rounded(a, chain.dtype), rounded(b, chain.dtype), rounded(np.where(a != 0, b / np.where(a != 0, a, 1), 0), chain.dtype)
+    """What is taken for a chain that can't be evaluated alone: a·z + b if ``shifted``, else (z + b/a)·a, its most
+    accurate form."""
+    stored = (
+        rounded(a, chain.dtype),
+        rounded(b, chain.dtype),
+        rounded(np.where(a != 0, b / np.where(a != 0, a, 1), 0), chain.dtype),
+    )
 
     def run(z: np.ndarray, rounding: bool) -> np.ndarray:
         if not rounding:
@@ -150,7 +163,10 @@ def _nodes(graph: Graph, chain: Affine, z: np.ndarray, rounding: bool) -> np.nda
     """The chain's result for z, each node's rounded to its type if ``rounding``."""
     values: dict[int, Any] = {id(chain.z): z}
     for node in chain.region.nodes:
-        inputs = [None if t.is_empty() else values[id(t)] if id(t) in values else _constant(graph, chain, t, rounding) for t in node.inputs]
+        inputs = [
+            None if t.is_empty() else values[id(t)] if id(t) in values else _constant(graph, chain, t, rounding)
+            for t in node.inputs
+        ]
         if node.op == "BatchNormalization":
             made: tuple[Any, ...] = (_batch_norm(graph, chain, node, inputs, rounding),)
         else:
@@ -218,7 +234,9 @@ def _before(chain: Affine, share: Share, stated: _Stated) -> Loss | None:
     own = slice(share.start, share.start + len(share.scale))
     mean, spread = stated.mean[own], stated.spread[own]
     bias = np.broadcast_to(linear.c, (linear.channels,))
-    cancels = (np.abs(share.scale * mean) + np.abs(share.shift)) / (np.abs(share.scale) * spread + np.abs(share.scale * mean + share.shift))
+    cancels = (np.abs(share.scale * mean) + np.abs(share.shift)) / (
+        np.abs(share.scale) * spread + np.abs(share.scale * mean + share.shift)
+    )
     table = table_of(linear)
     rows = [row_of(linear, table, int(r)) for r in chosen_rows(np.nan_to_num(np.resize(cancels, len(table))), _ROWS)]
     exact, before, after = (np.tile(stated.mean, (_DRAWS, 1)) for _ in range(3))
@@ -242,7 +260,13 @@ def _before(chain: Affine, share: Share, stated: _Stated) -> Loss | None:
 
 
 def _of(
-    stated: _Stated, exact: np.ndarray, before: np.ndarray, after: np.ndarray, dtype: np.dtype, share: Share, channels: np.ndarray
+    stated: _Stated,
+    exact: np.ndarray,
+    before: np.ndarray,
+    after: np.ndarray,
+    dtype: np.dtype,
+    share: Share,
+    channels: np.ndarray,
 ) -> Loss | None:
     cut = share.start + channels
     y = [stated.run(exact, False), stated.run(before, True), after]
@@ -280,11 +304,15 @@ def _behind(chain: Affine, share: Share, stated: _Stated) -> Loss | None:
 
 def summed(linear: Linear, products: np.ndarray, bias: np.ndarray | float, dtype: np.dtype) -> np.ndarray:
     """The sum of each row in float32, whatever the type, and the bias; that of a MatMul is an Add of its own."""
-    total = np.ascontiguousarray(products, dtype=np.float32).sum(axis=1, dtype=np.float32).astype(np.float64)  # pairwise
+    total = (
+        np.ascontiguousarray(products, dtype=np.float32).sum(axis=1, dtype=np.float32).astype(np.float64)
+    )  # pairwise
     return rounded((rounded(total, dtype) if linear.node.op == "MatMul" else total) + bias, dtype)
 
 
-def worst(exact: np.ndarray, before: np.ndarray, after: np.ndarray, dtype: np.dtype, channels: np.ndarray, said: str) -> Loss | None:
+def worst(
+    exact: np.ndarray, before: np.ndarray, after: np.ndarray, dtype: np.dtype, channels: np.ndarray, said: str
+) -> Loss | None:
     """The channel that breaks the rule most, None where none does. All are (draws, channels)."""
     valid = np.isfinite(exact) & np.isfinite(before)
     was = np.where(valid, np.abs(before - exact), 0.0).max(axis=0, initial=0.0)

@@ -1,8 +1,10 @@
-"""The step that computes once what constants alone feed (`normdeploy.recognition.constant_parts`), and says what became of norms in it.
+"""The step that computes once what constants alone feed (`normdeploy.recognition.constant_parts`), and says what became
+of norms in it.
 
-Each result is evaluated in float64 and rounded once to the type that the file gives it; where a part only moves numbers they stay bit for
-bit. The file never grows by it but for a few small constants: what is stored instead is counted against the weights that nobody reads any
-more, a result that would cost more stays, and so do the nodes that make it; of these the inputs are asked next.
+Each result is evaluated in float64 and rounded once to the type that the file gives it; where a part only moves numbers
+they stay bit for bit. The file never grows by it but for a few small constants: what is stored instead is counted
+against the weights that nobody reads any more, a result that would cost more stays, and so do the nodes that make it;
+of these the inputs are asked next.
 """
 
 from __future__ import annotations
@@ -42,8 +44,12 @@ def settle(work: Work, norms: Sequence[ConstantNorm]) -> None:
             left -= max(0, part.growth(graph, {id(t) for t, _ in values}))
             for t, value in values:
                 readers = {id(n) for n in graph.every_consumer(t)}
-                graph.settle(t, value)  # what was proved of a node that reads it holds for the number as well: it is sealed anew
-                work.sealed = [pair for n, seal in work.sealed for pair in (seals(graph, [n]) if id(n) in readers else [(n, seal)])]
+                graph.settle(
+                    t, value
+                )  # what was proved of a node that reads it holds for the number as well: it is sealed anew
+                work.sealed = [
+                    pair for n, seal in work.sealed for pair in (seals(graph, [n]) if id(n) in readers else [(n, seal)])
+                ]
             if values:
                 _take_down(work, part)
         if not again:
@@ -85,8 +91,11 @@ def _chosen(work: Work, part: Part, left: int, reasons: dict[int, str]) -> list[
     return list(chosen.values())
 
 
-def _values(work: Work, part: Part, chosen: Sequence[gs.Tensor], reasons: dict[int, str]) -> list[tuple[gs.Tensor, np.ndarray]]:
-    """What is stored for each result, in its own type; those that can't be computed are left out and their nodes get a reason."""
+def _values(
+    work: Work, part: Part, chosen: Sequence[gs.Tensor], reasons: dict[int, str]
+) -> list[tuple[gs.Tensor, np.ndarray]]:
+    """What is stored for each result, in its own type; those that can't be computed are left out and their nodes get a
+    reason."""
     graph = work.graph
     found: list[tuple[gs.Tensor, np.ndarray]] = []
     for t in chosen:
@@ -96,7 +105,9 @@ def _values(work: Work, part: Part, chosen: Sequence[gs.Tensor], reasons: dict[i
             with evaluate.quiet():
                 exact = graph.value(t)
                 stored = exact.astype(dtype) if dtype is not None else None
-                fits = stored is not None and (stored.dtype.kind in "iub" or bool(np.isfinite(stored.astype(np.float64)).all()))
+                fits = stored is not None and (
+                    stored.dtype.kind in "iub" or bool(np.isfinite(stored.astype(np.float64)).all())
+                )
         except evaluate.Unsupported as e:
             reasons[id(node)] = f"constants alone feed it, but it can't be computed: {e}"
             continue
@@ -142,7 +153,12 @@ def _reason(graph: Graph, node: gs.Node, reasons: dict[int, str]) -> str:
         top = stack.pop(0)
         if id(top) in reasons:
             return reasons[id(top)]
-        new = [r for t in top.outputs for r in graph.every_consumer(t) if id(r) not in seen and graph.is_constant(r.outputs[0])]
+        new = [
+            r
+            for t in top.outputs
+            for r in graph.every_consumer(t)
+            if id(r) not in seen and graph.is_constant(r.outputs[0])
+        ]
         seen.update(map(id, new))
         stack += new
     return "constants alone feed it, but a step or a narrower type behind it depends on how it is rounded"

@@ -44,14 +44,17 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
         if isinstance(alone, NoMatch):
             return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=alone.reason)
         return None
-    why = next((r.reason for r in refusals if r.kind is not Kind.NO_LINEAR_OP), "no linear op stands before or behind it")
+    why = next(
+        (r.reason for r in refusals if r.kind is not Kind.NO_LINEAR_OP), "no linear op stands before or behind it"
+    )
     why = costly.reason if costly is not None else why
     # Sub, Div, Mul, Add by vectors are what other optimizers leave of a BatchNorm by hand: its root is folded already
     return _alone(work, longest, why) if longest.normalizes or len(longest.nodes) > 2 or costly is not None else None
 
 
 def _alone(work: Work, chain: Affine, why: str) -> Finding | None:
-    """What no linear op takes whole: its scale alone if one can, else one scale and shift, in no more nodes than before."""
+    """What no linear op takes whole: its scale alone if one can, else one scale and shift, in no more nodes than
+    before."""
     graph = work.graph
     made = priced(graph, chain, batch.scale_into_next(graph, chain))
     if isinstance(made, batch.Fold):
@@ -59,13 +62,21 @@ def _alone(work: Work, chain: Affine, why: str) -> Finding | None:
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
     steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]  # torch's cat of one tensor is an Identity
     lone = len(steps) == 1 and steps[0].op == "BatchNormalization"
-    done = batch.is_neutral(graph, steps[0]) if lone else len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes)
+    done = (
+        batch.is_neutral(graph, steps[0])
+        if lone
+        else len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes)
+    )
     if plain and done and lone and _carries(graph, steps[0]):
         return None
     if plain and done:
         return _chain_finding(work, chain, "kept", reason=f"it is one scale and shift already; {why}")
     made = priced(graph, chain, batch.neutral(graph, chain, steps[0]) if lone else batch.scale_and_shift(graph, chain))
-    return _replace(work, chain, made, why) if isinstance(made, batch.Fold) else _chain_finding(work, chain, "refused", reason=made.reason)
+    return (
+        _replace(work, chain, made, why)
+        if isinstance(made, batch.Fold)
+        else _chain_finding(work, chain, "refused", reason=made.reason)
+    )
 
 
 def _carries(graph: Graph, node: gs.Node) -> bool:
@@ -86,10 +97,19 @@ def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
     if not certificate:
         return certify.unproved(_chain_finding(work, chain, "undone"), certificate)
     tried = trials.fold_case(rewrite, form.windows)
-    trial = rounding.fold_trial(graph, tried[0], rewrite, chain.dtype, tried[1], len(work.trials)) if tried is not None else None
+    trial = (
+        rounding.fold_trial(graph, tried[0], rewrite, chain.dtype, tried[1], len(work.trials))
+        if tried is not None
+        else None
+    )
     if trial is not None:
         work.trials.append((len(work.findings), trial))
-    finding = replace(_chain_finding(work, chain, "folded", reason=why), became=form.became, certificate=certificate, proved=("identity",))
+    finding = replace(
+        _chain_finding(work, chain, "folded", reason=why),
+        became=form.became,
+        certificate=certificate,
+        proved=("identity",),
+    )
     finding = replace(finding, remains=" ".join(form.remains))
     work.sealed += seals(graph, form.nodes)
     for old, nodes in form.edits:

@@ -35,8 +35,11 @@ def fuse(work: Work, root: gs.Node) -> Finding | None:
     return None if around is None else _fuse(work, root, around)
 
 
-def _fuse(work: Work, root: gs.Node, around: Candidate, within: Norm | None = None, tries: int = _TRIES) -> Finding | None:
-    """``within``: a wider reading whose certificate failed. Another kind of norm inside it is none that anybody meant."""
+def _fuse(
+    work: Work, root: gs.Node, around: Candidate, within: Norm | None = None, tries: int = _TRIES
+) -> Finding | None:
+    """``within``: a wider reading whose certificate failed. Another kind of norm inside it is none that anybody
+    meant."""
     graph = work.graph
     best, refusals = _best(work, around)
     if best is None:
@@ -50,7 +53,9 @@ def _fuse(work: Work, root: gs.Node, around: Candidate, within: Norm | None = No
     if within is not None and norm.kind != within.kind:
         return None
     if root.op in NORMS and form.core == root.op and len(_data_nodes(graph, norm)) <= len(form.nodes):
-        return _finding(work, norm, "kept", reason=f"it is one {'' if root.domain == DOMAIN else 'standard '}node already")
+        return _finding(
+            work, norm, "kept", reason=f"it is one {'' if root.domain == DOMAIN else 'standard '}node already"
+        )
     finding = _replace(work, norm, form)
     if finding.status != "fused" and norm.guessed:
         graph.memo.pop(norm.region.template, None)
@@ -64,37 +69,50 @@ def _fuse(work: Work, root: gs.Node, around: Candidate, within: Norm | None = No
     return _wider(work, finding, form) if within is not None and finding.status == "fused" else finding
 
 
-def _smaller(graph: Graph, root: gs.Node, around: Candidate, norm: Norm, certificate: Certificate | None) -> list[Candidate]:
-    """What is left of a candidate without what could not be proved: a scale and a shift before the norm, an activation behind it."""
+def _smaller(
+    graph: Graph, root: gs.Node, around: Candidate, norm: Norm, certificate: Certificate | None
+) -> list[Candidate]:
+    """What is left of a candidate without what could not be proved: a scale and a shift before the norm, an activation
+    behind it."""
     xs = around.xs[: next(i for i, x in enumerate(around.xs) if x is norm.x)]
     ys = around.ys[: next(i for i, y in enumerate(around.ys) if y is norm.y)]
-    culprit = next((n for n in norm.region.nodes if certificate is not None and n.outputs[0].name == certificate.culprit), None)
+    culprit = next(
+        (n for n in norm.region.nodes if certificate is not None and n.outputs[0].name == certificate.culprit), None
+    )
     if culprit is not None and graph.order(culprit) < graph.order(root):
         at = graph.order(culprit)
         xs = tuple(x for x in xs if (node := graph.producer(x)) is not None and graph.order(node) >= at)
         return [replace(around, xs=xs)] if xs else []
     if culprit is not None and culprit is not root:
-        ys = tuple(y for y in ys if (node := graph.producer(y)) is not None and graph.order(node) < graph.order(culprit))
+        ys = tuple(
+            y for y in ys if (node := graph.producer(y)) is not None and graph.order(node) < graph.order(culprit)
+        )
         return [replace(around, ys=ys)] if ys else []
     return ([replace(around, xs=xs)] if xs else []) + ([replace(around, ys=ys)] if ys else [])
 
 
 def _wider(work: Work, finding: Finding, form: Form) -> Finding:
-    """The norm just written together with what lies before it, where that is one node too: in two steps it may be proved."""
+    """The norm just written together with what lies before it, where that is one node too: in two steps it may be
+    proved."""
     node = next(n for n in form.nodes if n.op == form.core)
     around = candidate(work.graph, node)
     found = _fuse(work, node, around) if around is not None else None
     if found is None or found.status != "fused":
         return finding
     spelling = found.spelling.replace(form.core, finding.spelling)
-    return replace(found, spelling=spelling, notes=(*finding.notes, *found.notes), certificate=both(finding.certificate, found.certificate))
+    return replace(
+        found,
+        spelling=spelling,
+        notes=(*finding.notes, *found.notes),
+        certificate=both(finding.certificate, found.certificate),
+    )
 
 
 def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list[_Refusal]]:
     """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost.
 
-    For a runtime whose forms were measured, of equals the outermost: a part of the norm has a form of its own, but not the one measured.
-    Of "any" runtime these are the group norms.
+    For a runtime whose forms were measured, of equals the outermost: a part of the norm has a form of its own, but not
+    the one measured. Of "any" runtime these are the group norms.
     """
     found: list[tuple[int, Norm, Form]] = []
     refusals: list[_Refusal] = []
@@ -115,13 +133,16 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
             break
     if not found:
         return None, refusals
-    outermost = measured(work.wanted.forms) and (work.wanted.forms != ANY or any(norm.kind == "GroupNorm" for _, norm, _ in found))
+    outermost = measured(work.wanted.forms) and (
+        work.wanted.forms != ANY or any(norm.kind == "GroupNorm" for _, norm, _ in found)
+    )
     _, norm, form = min(found, key=lambda f: (f[0], 0 if outermost else len(f[2].nodes)))
     return (norm, form), refusals
 
 
 def _used_inside(graph: Graph, norm: Norm, around: Candidate) -> Candidate | None:
-    """The candidate cut back to an inner tensor of x's shape that others read too: it may be the norm that they share."""
+    """The candidate cut back to an inner tensor of x's shape that others read too: it may be the norm that they
+    share."""
     inside = {id(n) for n in norm.region.nodes}
     for i, y in enumerate(around.ys):
         if y is norm.y:
@@ -148,10 +169,17 @@ def _replace(work: Work, norm: Norm, form: Form) -> Finding:
     likes.append(len(work.findings))
     if len(likes) <= rounding.OF_A_KIND:
         case = trials.norm_case(norm, rewrite)
-        trial = rounding.norm_trial(graph, norm, case, rewrite, form.opset, len(work.trials)) if case is not None else None
+        trial = (
+            rounding.norm_trial(graph, norm, case, rewrite, form.opset, len(work.trials)) if case is not None else None
+        )
         if trial is not None:
             work.trials.append((len(work.findings), trial))
-    finding = replace(_finding(work, norm, "fused", form), certificate=certificate, proved=("identity",), notes=(*form.notes, *norm.notes))
+    finding = replace(
+        _finding(work, norm, "fused", form),
+        certificate=certificate,
+        proved=("identity",),
+        notes=(*form.notes, *norm.notes),
+    )
     work.sealed += seals(graph, form.nodes)
     graph.replace(norm.y, form.nodes, norm.shape, origin=_heart(graph, norm))
     if work.wanted.census:
@@ -161,7 +189,8 @@ def _replace(work: Work, norm: Norm, form: Form) -> Finding:
 
 
 def _heart(graph: Graph, norm: Norm) -> gs.Node | None:
-    """The root, whose module is the norm's: its ends may lie in the module around it (a modulation by data, a Dropout)."""
+    """The root, whose module is the norm's: its ends may lie in the module around it (a modulation by data, a
+    Dropout)."""
     roots = [n for n in norm.region.nodes if is_root(graph, n) and graph.module(n)]
     return roots[-1] if roots else graph.producer(norm.y)
 
@@ -212,7 +241,11 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
         attempts=attempts,
     )
     region = best.region or next((r.region for r, _ in refusals if r.region is not None), None)
-    return replace(found, **traits.of_region(work.graph, region, fit)) if work.wanted.census and region is not None else found
+    return (
+        replace(found, **traits.of_region(work.graph, region, fit))
+        if work.wanted.census and region is not None
+        else found
+    )
 
 
 def _attempt(refusal: NoMatch, norm: Norm | None) -> Attempt:

@@ -1,8 +1,9 @@
 """The step that writes a linear layer, MatMul and Add of a bias, as Gemm over rows, where the runtime runs that faster.
 
-onnxruntime (1.31, CPU) adds the bias of a Gemm while it multiplies, but behind a MatMul of rank 3 goes through the product once more, and
-joins the two for inputs of rank 2 alone. The Reshapes copy nothing; those that meet are one, and vanish between two layers
-(`normdeploy.graphs.movement`). What that is worth in whole models `benchmarks.whole_models` measures.
+onnxruntime (1.31, CPU) adds the bias of a Gemm while it multiplies, but behind a MatMul of rank 3 goes through the
+product once more, and joins the two for inputs of rank 2 alone. The Reshapes copy nothing; those that meet are one, and
+vanish between two layers (`normdeploy.graphs.movement`). What that is worth in whole models `benchmarks.whole_models`
+measures.
 """
 
 from __future__ import annotations
@@ -61,7 +62,13 @@ def _layer(graph: Graph, node: gs.Node) -> _Layer | None:
         return None
     (x, weight), (product,) = node.inputs, node.outputs
     shape, dtype = graph.shape(x), graph.dtype(x)
-    if dtype != np.float32 or shape is None or len(shape) < 3 or not isinstance(weight, gs.Constant) or len(weight.shape) != 2:
+    if (
+        dtype != np.float32
+        or shape is None
+        or len(shape) < 3
+        or not isinstance(weight, gs.Constant)
+        or len(weight.shape) != 2
+    ):
         return None
     readers = graph.consumers(product)
     if graph.is_constant(x) or graph.is_output(product) or len(readers) != 1:
@@ -91,11 +98,17 @@ def _key(graph: Graph, layer: _Layer) -> tuple[object, ...]:
 
 
 def _shape(work: Work, layer: _Layer) -> tuple[gs.Tensor, list[gs.Node]]:
-    """The shape of the result, and the nodes that work it out where the file leaves more than one dim open: once for all of one shape."""
+    """The shape of the result, and the nodes that work it out where the file leaves more than one dim open: once for
+    all of one shape."""
     graph, key = work.graph, _key(work.graph, layer)
     _, *dims = key
     if sum(not isinstance(n, int) for n in dims) <= 1:
-        return graph.constant(f"{layer.y.name}_shape", np.array([n if isinstance(n, int) else -1 for n in dims]), np.int64), []
+        return (
+            graph.constant(
+                f"{layer.y.name}_shape", np.array([n if isinstance(n, int) else -1 for n in dims]), np.int64
+            ),
+            [],
+        )
     known = work.shared.get(key)
     if None not in dims and known is not None and (maker := graph.producer(known)) is not None and graph.alive(maker):
         return known, []

@@ -1,4 +1,5 @@
-"""The input on which onnxruntime is asked about a norm that was joined with its neighbours, and the error that is expected there."""
+"""The input on which onnxruntime is asked about a norm that was joined with its neighbours, and the error that is
+expected there."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _BATCH = 8  # a static batch up to this is taken as it is: a Reshape may hold it
 
 @dataclass(frozen=True)
 class Grouping:
-    """What is normalized over: the last axis, or of (N, C, …) one of ``groups`` parts of the channels and all places."""
+    """What is normalized over: the last axis, or of (N, C, …) one of ``groups`` parts of the channels and all
+    places."""
 
     epsilon: float
     centered: bool = True
@@ -29,7 +31,9 @@ class Grouping:
     added: bool = False  # x is the sum of the first two leaves
 
     def fit(self, size: tuple[int, ...]) -> Fit:
-        axes, split, block = (tuple(range(2, len(size))), 1, size[1] // self.groups) if self.groups else ((len(size) - 1,), None, 1)
+        axes, split, block = (
+            (tuple(range(2, len(size))), 1, size[1] // self.groups) if self.groups else ((len(size) - 1,), None, 1)
+        )
         return Fit(size, axes, split, block, self.centered, self.epsilon, np.ones(()), np.zeros(()))
 
 
@@ -62,8 +66,11 @@ def _size(shape: Dims, grouping: Grouping) -> tuple[int, ...]:
     return tuple(size)
 
 
-def trial(case: Case, rewrite: Rewrite, grouping: Grouping, scale: np.ndarray | None, opset: int, n: int) -> Trial | None:
-    """The first output's rewrite for onnxruntime; what is expected of it is what `normdeploy.rewriting.rounding` expects of a norm.
+def trial(
+    case: Case, rewrite: Rewrite, grouping: Grouping, scale: np.ndarray | None, opset: int, n: int
+) -> Trial | None:
+    """The first output's rewrite for onnxruntime; what is expected of it is what `normdeploy.rewriting.rounding`
+    expects of a norm.
 
     ``scale``: where it is constant; 1 + s of the second leaf where not. ``n``: makes names that no other trial has.
     """

@@ -1,10 +1,11 @@
 """The step that joins a norm's node with its neighbours into one op of this project's own (``--fuse portable``).
 
-    Add, then a norm over the last axis       AddLayerNorm, AddRMSNorm   (the sum stays an output: residual streams read it)
-    LayerNormalization by 1 + s and t, data   ModulatedLayerNorm         (DiT, Peebles and Xie 2022)
+    Add, then a norm over the last axis       AddLayerNorm, AddRMSNorm   (the sum stays an output: residual streams read
+    it) LayerNormalization by 1 + s and t, data   ModulatedLayerNorm         (DiT, Peebles and Xie 2022)
     GroupNormalization, then SiLU             GroupNormSiLU              (Sigmoid and Mul, or Swish)
 
-The norms are single nodes by now, in one spelling, so that their neighbours are found by structure; the certificate is by values as ever.
+The norms are single nodes by now, in one spelling, so that their neighbours are found by structure; the certificate is
+by values as ever.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from .work import Work
 
 @dataclass(frozen=True)
 class Join:
-    """An op of ours and what it takes the place of: ``old`` are the tensors that its outputs shall be, the norm's result first."""
+    """An op of ours and what it takes the place of: ``old`` are the tensors that its outputs shall be, the norm's
+    result first."""
 
     op: str
     norm: gs.Tensor  # the result of the norm's own node
@@ -49,7 +51,8 @@ class Join:
 
 
 def join(work: Work, node: gs.Node) -> Finding | None:
-    """Join the norm of ``node`` with its neighbours; a finding where it can't be (its certificate failed), or was already."""
+    """Join the norm of ``node`` with its neighbours; a finding where it can't be (its certificate failed), or was
+    already."""
     if node.domain == DOMAIN and node.op in JOINED and not lacking(node.op, [t.name for t in node.inputs], node.attrs):
         return _finding(work, node, node.outputs[0], work.graph.attrs(node))
     for propose in (_modulated, _added, _activated):
@@ -66,7 +69,12 @@ def _added(graph: Graph, node: gs.Node) -> Join | None:
     """A norm of a sum of two tensors of one shape."""
     row = _row_norm(graph, node)
     add = graph.producer(node.inputs[0]) if row is not None else None
-    if row is None or add is None or not _is(add, "Add", "Sum") or not all(graph.is_constant(t) for t in node.inputs[1:]):
+    if (
+        row is None
+        or add is None
+        or not _is(add, "Add", "Sum")
+        or not all(graph.is_constant(t) for t in node.inputs[1:])
+    ):
         return None
     if len(add.inputs) != 2:
         return None
@@ -74,10 +82,22 @@ def _added(graph: Graph, node: gs.Node) -> Join | None:
     shapes = [graph.shape(t) for t in (*add.inputs, total)]
     if any(graph.is_constant(t) for t in add.inputs) or len(set(shapes)) > 1:
         return None
-    op, parameters = ("AddLayerNorm", _scale_and_bias(graph, node)) if row.centered else ("AddRMSNorm", node.inputs[1:2])
+    op, parameters = (
+        ("AddLayerNorm", _scale_and_bias(graph, node)) if row.centered else ("AddRMSNorm", node.inputs[1:2])
+    )
     attrs = {"epsilon": row.epsilon, "stash_type": row.stash}
     y, leaves = node.outputs[0], tuple(add.inputs)
-    return Join(op, y, (y, total), leaves, (*leaves, *parameters), attrs, Grouping(row.epsilon, row.centered, added=True), node.op, add.op)
+    return Join(
+        op,
+        y,
+        (y, total),
+        leaves,
+        (*leaves, *parameters),
+        attrs,
+        Grouping(row.epsilon, row.centered, added=True),
+        node.op,
+        add.op,
+    )
 
 
 def _modulated(graph: Graph, node: gs.Node) -> Join | None:
@@ -97,22 +117,57 @@ def _modulated(graph: Graph, node: gs.Node) -> Join | None:
     plain, s, views = found
     attrs = {"epsilon": row.epsilon, "stash_type": row.stash}
     y = node.outputs[0]
-    return Join("ModulatedLayerNorm", y, (y,), (x, plain, shift), (x, s, shift), attrs, Grouping(row.epsilon), node.op, "Add", views=views)
+    return Join(
+        "ModulatedLayerNorm",
+        y,
+        (y,),
+        (x, plain, shift),
+        (x, s, shift),
+        attrs,
+        Grouping(row.epsilon),
+        node.op,
+        "Add",
+        views=views,
+    )
 
 
 def _activated(graph: Graph, node: gs.Node) -> Join | None:
     """A GroupNormalization by channel that nothing but SiLU reads."""
-    if not _is(node, "GroupNormalization") or graph.is_output(node.outputs[0]) or not all(graph.is_constant(t) for t in node.inputs[1:]):
+    if (
+        not _is(node, "GroupNormalization")
+        or graph.is_output(node.outputs[0])
+        or not all(graph.is_constant(t) for t in node.inputs[1:])
+    ):
         return None
     x, scale, bias = node.inputs
     shape, attrs, y = graph.shape(x), graph.attrs(node), node.outputs[0]
     end = _silu(graph, y)
-    if end is None or shape is None or len(shape) < 3 or not isinstance(shape[1], int) or graph.shape(scale) != (shape[1],):
+    if (
+        end is None
+        or shape is None
+        or len(shape) < 3
+        or not isinstance(shape[1], int)
+        or graph.shape(scale) != (shape[1],)
+    ):
         return None
     epsilon, groups = float(attrs.get("epsilon", 1e-5)), int(attrs["num_groups"])
-    given: dict[str, float | int] = {"epsilon": epsilon, "num_groups": groups, "stash_type": int(attrs.get("stash_type", 1))}
+    given: dict[str, float | int] = {
+        "epsilon": epsilon,
+        "num_groups": groups,
+        "stash_type": int(attrs.get("stash_type", 1)),
+    }
     behind = "Swish" if len(graph.consumers(y)) == 1 else "Sigmoid Mul"
-    return Join("GroupNormSiLU", y, (end,), (x,), (x, scale, bias), given, Grouping(epsilon, groups=groups), node.op, behind=behind)
+    return Join(
+        "GroupNormSiLU",
+        y,
+        (end,),
+        (x,),
+        (x, scale, bias),
+        given,
+        Grouping(epsilon, groups=groups),
+        node.op,
+        behind=behind,
+    )
 
 
 def _silu(graph: Graph, y: gs.Tensor) -> gs.Tensor | None:
@@ -162,7 +217,10 @@ def _scale_and_bias(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
     scale, *rest = node.inputs[1:3]
     if rest and not rest[0].is_empty():
         return [scale, rest[0]]
-    return [scale, graph.constant(f"{node.outputs[0].name}_bias", np.zeros_like(graph.value(scale)), graph.dtype(scale))]
+    return [
+        scale,
+        graph.constant(f"{node.outputs[0].name}_bias", np.zeros_like(graph.value(scale)), graph.dtype(scale)),
+    ]
 
 
 def _less_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tuple[gs.Node, ...]] | None:
@@ -174,7 +232,9 @@ def _less_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tup
         node = graph.producer(node.inputs[0])
     if node is None or not _is(node, "Add"):
         return None
-    ones = [t for t in node.inputs if (held := graph.known(t)) is not None and held.size == 1 and float(held.flat[0]) == 1.0]
+    ones = [
+        t for t in node.inputs if (held := graph.known(t)) is not None and held.size == 1 and float(held.flat[0]) == 1.0
+    ]
     others = [t for t in node.inputs if not any(t is one for one in ones)]
     if len(ones) != 1 or graph.shape(others[0]) != graph.shape(node.outputs[0]):
         return None
@@ -218,7 +278,9 @@ def _replace(work: Work, found: Join) -> Finding | None:
         scale = graph.known(found.inputs[len(found.leaves)]) if len(found.leaves) < 3 else None
         case = join_trials.case(pairs[0], found.grouping)
         n = len(work.trials)
-        trial = join_trials.trial(case, pairs[0], found.grouping, scale, oldest(found.op), n) if case is not None else None
+        trial = (
+            join_trials.trial(case, pairs[0], found.grouping, scale, oldest(found.op), n) if case is not None else None
+        )
         work.trials += [(place, trial)] if trial is not None else []
     work.sealed += seals(graph, (*found.views, node))
     if len(found.old) > 1:  # it stands where the Add stood: others may read the sum before the norm does

@@ -1,7 +1,8 @@
-"""Which rows an additive mask may hide whole, as the nodes that make it say: where Attention and Softmax part (`rewriting.attention`).
+"""Which rows an additive mask may hide whole, as the nodes that make it say: where Attention and Softmax part
+(`rewriting.attention`).
 
-Numbers are followed as intervals through the few ops that masks are made with. An integer or a bool has bounds by its type; an input of
-floats has none, and may be −Inf.
+Numbers are followed as intervals through the few ops that masks are made with. An integer or a bool has bounds by its
+type; an input of floats has none, and may be −Inf.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ Bounds = tuple[float, float]
 def may_be_hidden(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool:
     """Whether a row of ``mask`` may be −Inf throughout, or the lowest float32 where ``y``, what is made of it, counts.
 
-    It does not count where it is multiplied by zero in such rows: by Cast(ReduceMax(mask) > c), as `normdeploy.masked_rows` writes it.
+    It does not count where it is multiplied by zero in such rows: by Cast(ReduceMax(mask) > c), as
+    `normdeploy.masked_rows` writes it.
     """
     if graph.is_constant(mask):
         known = graph.known(mask)
-        return known is None or not known.size or not bool((known.max(axis=-1) > LOWEST).all() and (known < np.inf).all())
+        return (
+            known is None or not known.size or not bool((known.max(axis=-1) > LOWEST).all() and (known < np.inf).all())
+        )
     found = bounds(graph, mask)
     return found is None or (found[0] <= _FAR and not _zeroed(graph, mask, y))
 
@@ -42,7 +46,9 @@ def bounds(graph: Graph, t: gs.Tensor, deep: int = 0) -> Bounds | None:
     if node.op in _MOVES:
         return bounds(graph, node.inputs[0], deep + 1)
     if node.op == "Cast":
-        return _of_type(graph, node.inputs[0]) or (bounds(graph, node.inputs[0], deep + 1) if _floating(graph, t) else None)
+        return _of_type(graph, node.inputs[0]) or (
+            bounds(graph, node.inputs[0], deep + 1) if _floating(graph, t) else None
+        )
     if node.op not in ("Where", "Concat", "Add", "Sub", "Mul", "Neg") or not _floating(graph, t):
         return _of_type(graph, t)
     each = [bounds(graph, i, deep + 1) for i in (node.inputs[1:] if node.op == "Where" else node.inputs)]

@@ -1,7 +1,8 @@
-"""A model as a session of onnxruntime whose parameters, inputs and reductions can be perturbed, to see what rounding may do to its results.
+"""A model as a session of onnxruntime whose parameters, inputs and reductions can be perturbed, to see what rounding
+may do to its results.
 
-The reductions, because nothing else moves x − mean off zero in a constant row, which is then divided by the root of epsilon alone (an
-instance norm of one place, say).
+The reductions, because nothing else moves x − mean off zero in a constant row, which is then divided by the root of
+epsilon alone (an instance norm of one place, say).
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ PATIENCE = 20.0  # seconds after which a run of the model before is ended, and f
 class Model:
     """A session without optimizations.
 
-    ``other``: a model whose large weights are taken where this one has the same, so that they are held once. ``floating``: the element
-    types of its floating tensors where it is to be perturbed: small parameters become inputs, and each reduction's result is multiplied
-    by an input that is 1.
+    ``other``: a model whose large weights are taken where this one has the same, so that they are held once.
+    ``floating``: the element types of its floating tensors where it is to be perturbed: small parameters become inputs,
+    and each reduction's result is multiplied by an input that is 1.
     """
 
     def __init__(
@@ -64,17 +65,28 @@ class Model:
         self.outputs = [o.name for o in self._session.get_outputs()]
 
     def run(
-        self, feeds: Mapping[str, np.ndarray], rng: np.random.Generator | None = None, by: float = 0.0, patience: float = PATIENCE
+        self,
+        feeds: Mapping[str, np.ndarray],
+        rng: np.random.Generator | None = None,
+        by: float = 0.0,
+        patience: float = PATIENCE,
     ) -> list[Any]:
         given = {name: feeds[name] for name in self._inputs} | self._parameters
-        values = {name: equal.computable(_moved(value, rng, by) if rng is not None else value) for name, value in given.items()}
+        values = {
+            name: equal.computable(_moved(value, rng, by) if rng is not None else value)
+            for name, value in given.items()
+        }
         fed = self._fed | {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in values.items()}
         options = ort.RunOptions()
-        watch = threading.Timer(patience, lambda: setattr(options, "terminate", True))  # a loop in a stranger's file may never end
+        watch = threading.Timer(
+            patience, lambda: setattr(options, "terminate", True)
+        )  # a loop in a stranger's file may never end
         watch.daemon = True
         watch.start()
         try:
-            return [v.numpy() if v.is_tensor() else v for v in self._session.run_with_ort_values(self.outputs, fed, options)]
+            return [
+                v.numpy() if v.is_tensor() else v for v in self._session.run_with_ort_values(self.outputs, fed, options)
+            ]
         finally:
             watch.cancel()
 
@@ -90,7 +102,8 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def _as_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Turn the floating parameters of arithmetic, but for large ones, into inputs; their values, where ``light`` holds them."""
+    """Turn the floating parameters of arithmetic, but for large ones, into inputs; their values, where ``light`` holds
+    them."""
     readers: dict[str, set[str]] = {}
     for body in bodies(light):
         for node in body.node:
@@ -100,7 +113,12 @@ def _as_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
     found = {}
     for tensor in list(light.graph.initializer):
         floating = tensor.data_type in FLOATING and tensor.data_type != onnx.TensorProto.BFLOAT16
-        if floating and tensor.name not in named and readers.get(tensor.name, {""}) <= _ARITHMETIC and math.prod(tensor.dims) <= _LARGE:
+        if (
+            floating
+            and tensor.name not in named
+            and readers.get(tensor.name, {""}) <= _ARITHMETIC
+            and math.prod(tensor.dims) <= _LARGE
+        ):
             external = tensor.data_location == onnx.TensorProto.EXTERNAL
             found[tensor.name] = np.zeros(0) if external else onnx.numpy_helper.to_array(tensor)
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

@@ -1,8 +1,9 @@
 """The step that writes the sum before a layer norm as Sum instead of Add, where the runtime runs the two faster apart.
 
-onnxruntime (1.31) joins Add and LayerNormalization into SkipLayerNormalization where both summands have one shape of rank 3 and the norm
-alone reads the sum. Its CPU kernel goes through the rows one by one and computes E[x²] − E[x]²: at 1×64×384 it takes several times as long
-as both ops apart, and loses more digits where the mean is large. It does not know Sum, which adds the same two numbers.
+onnxruntime (1.31) joins Add and LayerNormalization into SkipLayerNormalization where both summands have one shape of
+rank 3 and the norm alone reads the sum. Its CPU kernel goes through the rows one by one and computes E[x²] − E[x]²: at
+1×64×384 it takes several times as long as both ops apart, and loses more digits where the mean is large. It does not
+know Sum, which adds the same two numbers.
 
 Which is faster was measured (`normdeploy.passes.norm_forms`, kind ResidualLayerNorm).
 """
@@ -30,7 +31,13 @@ def part(work: Work, node: gs.Node) -> None:
         return
     total = node.inputs[0]
     add, dtype = graph.producer(total), graph.dtype(total)
-    if add is None or add.op != "Add" or (add.domain or "") not in ("", "ai.onnx") or dtype is None or graph.is_output(total):
+    if (
+        add is None
+        or add.op != "Add"
+        or (add.domain or "") not in ("", "ai.onnx")
+        or dtype is None
+        or graph.is_output(total)
+    ):
         return
     shapes = [graph.shape(t) for t in (total, *add.inputs)]
     if shapes[0] is None or len(shapes[0]) != 3 or shapes != shapes[:1] * 3 or len(graph.consumers(total)) != 1:

@@ -1,7 +1,7 @@
 """The driver: recognise a norm, write it, certify it, keep or undo.
 
-Norms first, in topological order; then BatchNorm and other scales and shifts are folded into their neighbours; then, where own ops are
-asked for, norms are joined with theirs. Each rewrite is certified
+Norms first, in topological order; then BatchNorm and other scales and shifts are folded into their neighbours; then,
+where own ops are asked for, norms are joined with theirs. Each rewrite is certified
 before it is made, so "undo" is not to do it: a graph is never in a state that nobody proved.
 """
 
@@ -65,14 +65,17 @@ def optimize(
 
     Args:
         proto: the model, weights included; it is not changed.
-        runtime: which of equal standard forms to write: "any" (one standard node for each norm but group norms) or the name of a runtime;
-            "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most accurate (`normdeploy.passes.norm_forms`).
-        fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies (`graphs.functions`) where no
-            standard one says a norm.
+        runtime: which of equal standard forms to write: "any" (one standard node for each norm but group norms) or the
+            name of a runtime; "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most
+            accurate (`normdeploy.passes.norm_forms`).
+        fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies
+            (`graphs.functions`) where no standard one says a norm.
         strict: a failed certificate is an error.
         progress: called with (stage, done, total).
-        census: let each finding hold all that there is to know of its norm (`normdeploy.recognition.traits`), which takes some more time.
-        weights: those that ``proto`` refers to (`storage.weights.lifted`), as the result then does; None: both hold their own.
+        census: let each finding hold all that there is to know of its norm (`normdeploy.recognition.traits`), which
+        takes some more time.
+        weights: those that ``proto`` refers to (`storage.weights.lifted`), as the result then does; None: both hold
+        their own.
 
     Returns:
         The new model (the opset raised where a norm's node needs it) and the account of what became of each norm.
@@ -89,23 +92,31 @@ def optimize(
     return (out if weights is not None else filled(out)), summary
 
 
-def optimized(proto: onnx.ModelProto, wanted: Wanted, strict: bool = False) -> tuple[onnx.ModelProto, Summary, list[tuple[Step, Finding]]]:
-    """As `optimize`, and with every step that changed the graph, so that a caller may ask for the same without some of them.
+def optimized(
+    proto: onnx.ModelProto, wanted: Wanted, strict: bool = False
+) -> tuple[onnx.ModelProto, Summary, list[tuple[Step, Finding]]]:
+    """As `optimize`, and with every step that changed the graph, so that a caller may ask for the same without some of
+    them.
 
-    Where onnxruntime can't run what a step wrote, or with a gross error (`normdeploy.rewriting.rounding`), all is done again without it.
+    Where onnxruntime can't run what a step wrote, or with a gross error (`normdeploy.rewriting.rounding`), all is done
+    again without it.
     """
     with _uncollected():
         for attempt in range(_ATTEMPTS):
             work, out = _attempt(proto, wanted)
             if not work.gross or attempt == _ATTEMPTS - 1:
                 break
-            again = work.gross if attempt < _ATTEMPTS - 2 else {step: _untaken(f) for step, f in work.taken} | work.gross
+            again = (
+                work.gross if attempt < _ATTEMPTS - 2 else {step: _untaken(f) for step, f in work.taken} | work.gross
+            )
             wanted = replace(wanted, undone={**wanted.undone, **again})
     require_sealed(out, work.seals)
     if strict:
         require_kept(work.findings)
     ops, left, found = op_counts(proto), op_counts(out), tuple(work.findings)
-    summary = Summary(found, sum(ops.values()), len(out.graph.node), _opset(out), work.seconds, ops_before=ops, ops_after=left)
+    summary = Summary(
+        found, sum(ops.values()), len(out.graph.node), _opset(out), work.seconds, ops_before=ops, ops_after=left
+    )
     return out, summary, work.taken
 
 
@@ -114,22 +125,30 @@ def require_kept(findings: Sequence[Finding]) -> None:
     failed = [f for f in findings if f.status == "undone"]
     if failed:
         raise CertificateError(
-            f"{len(failed)} of {len(findings)} rewrites failed their certificates, "
-            f"the first {failed[0].tensor!r}: {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
+            f"{len(failed)} of {len(findings)} rewrites failed their certificates, the first {failed[0].tensor!r}:"
+            f" {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
         )
 
 
 def require_exact(findings: Sequence[Finding]) -> None:
-    """Raises CertificateError where a rewrite rests on inputs alone, or makes NaN of what was a number at an infinite input:
-    ``--strict-proof``."""
+    """Raises CertificateError where a rewrite rests on inputs alone, or makes NaN of what was a number at an infinite
+    input: ``--strict-proof``."""
     for f in findings:
-        if f.status in ("fused", "folded") and f.certificate is not None and (f.certificate.method != "exact" or f.certificate.gains):
+        if (
+            f.status in ("fused", "folded")
+            and f.certificate is not None
+            and (f.certificate.method != "exact" or f.certificate.gains)
+        ):
             why = f.certificate.note or "its certificate rests on inputs alone"
-            raise CertificateError(f"the rewrite of {f.tensor!r} ({f.became}) is not proved as --strict-proof asks: {why}")
+            raise CertificateError(
+                f"the rewrite of {f.tensor!r} ({f.became}) is not proved as --strict-proof asks: {why}"
+            )
 
 
 _ROUNDING = "rounding"  # the stage in which onnxruntime runs both sides of each rewrite
-_WAITING = 2**23  # bytes that trials may take until they are run: a session for some tens of them costs little more than one for all
+_WAITING = (
+    2**23
+)  # bytes that trials may take until they are run: a session for some tens of them costs little more than one for all
 _ATTEMPTS = 8  # the last but one leaves out all that was done; models with several kinds of norms need two or three
 
 
@@ -140,7 +159,8 @@ def _untaken(finding: Finding) -> Finding:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without Python's cycle collector, which would walk through the whole graph again and again: a seventh of the time."""
+    """Without Python's cycle collector, which would walk through the whole graph again and again: a seventh of the
+    time."""
     if not gc.isenabled():
         yield
         return
@@ -157,7 +177,9 @@ def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelPr
     proto, shadows = apart(proto)
     proto, foreign = standardized(opened(proto, wanted.fuse))
     work, out = _file(proto, wanted)
-    if needs_conversion(out, work.opset):  # an old file: its own ops have to be converted first, and the norms are looked for again
+    if needs_conversion(
+        out, work.opset
+    ):  # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = converted(proto, work.opset)
         if isinstance(newer, str):
             work, out = _file(proto, replace(wanted, limit=work.graph.opset, unraised=newer))
@@ -170,15 +192,22 @@ def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelPr
     name = shadows.written(out) or (shadows.standard if _opset(out) != _opset(source) else "")
     if not name:
         return work, shadows.restored(out)
-    said = f"the file has a function {name!r}, and a file with the rewrite would take it for ONNX's op, or ONNX's op for it; rename it"
-    work.findings = [replace(f, status="refused", reason=said, became="", written=()) if _written(f) else f for f in work.findings]
+    said = (
+        f"the file has a function {name!r}, and a file with the rewrite would take it for ONNX's op, or ONNX's op for"
+        " it; rename it"
+    )
+    work.findings = [
+        replace(f, status="refused", reason=said, became="", written=()) if _written(f) else f for f in work.findings
+    ]
     work.taken, work.gross, work.seals = [], {}, []
     return work, copied(source)
 
 
 def _written(finding: Finding) -> bool:
     """Whether something was written for a norm: its node, or standard nodes in the place of a foreign one."""
-    return bool(finding.status in ("fused", "folded") or finding.became or (finding.status == "refused" and finding.certificate))
+    return bool(
+        finding.status in ("fused", "folded") or finding.became or (finding.status == "refused" and finding.certificate)
+    )
 
 
 def op_counts(proto: onnx.ModelProto) -> dict[str, int]:
@@ -214,7 +243,9 @@ def _inside(work: Work, nested: Nested, taken: Collection[str]) -> None:
     work.taken += inner.taken
     work.gross |= inner.gross
     work.seals += inner.seals if any(f.status in ("fused", "folded") for f in inner.findings) else []
-    work.findings += [replace(f, place=f"{nested.place}, {f.place}" if f.place else nested.place) for f in inner.findings]
+    work.findings += [
+        replace(f, place=f"{nested.place}, {f.place}" if f.place else nested.place) for f in inner.findings
+    ]
 
 
 def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> Work:
@@ -226,7 +257,12 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     surroundings: dict[str, Callable[[Work, gs.Node], Finding | None]]
     surroundings = {"neighbours": join} if wanted.fuse == "portable" else {"residuals": part, "linears": by_rows}
     steps = {"norms": fuse_norm, activations.STAGE: activations.write, "scales": fold, "branches": merge} | surroundings
-    if wanted.attentions and wanted.runtime == "onnxruntime" and not wanted.place and not needs_conversion(proto, attention.OPSET):
+    if (
+        wanted.attentions
+        and wanted.runtime == "onnxruntime"
+        and not wanted.place
+        and not needs_conversion(proto, attention.OPSET)
+    ):
         steps[attention.STAGE] = attention.attend
     for stage, step in steps.items():
         began, ran = time.perf_counter(), work.seconds.get(_ROUNDING, 0.0)
@@ -237,7 +273,12 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     work.seconds[constants.STAGE] = time.perf_counter() - began
     work.seals = [seal for node, seal in work.sealed if work.graph.alive(node)]
     _rounding(work)
-    work.taken = [(s, work.findings[i]) for i, steps in work.steps.items() if work.findings[i].status in ("fused", "folded") for s in steps]
+    work.taken = [
+        (s, work.findings[i])
+        for i, steps in work.steps.items()
+        if work.findings[i].status in ("fused", "folded")
+        for s in steps
+    ]
     work.taken += work.settled
     work.seconds["passes"] = time.perf_counter() - start
     return work
@@ -257,7 +298,9 @@ def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None
             try:
                 finding = step(work, node)
             except evaluate.Unsupported as error:  # a constant that would take too long; nothing was edited yet
-                finding = Finding("unknown", "refused", node.outputs[0].name, work.graph.module(node), reason=str(error))
+                finding = Finding(
+                    "unknown", "refused", node.outputs[0].name, work.graph.module(node), reason=str(error)
+                )
             work.tried += [work.step] * (len(work.trials) - len(work.tried))
             if len(work.trials) >= rounding.BATCH or sum(t.nbytes for _, t in work.trials) > _WAITING:
                 _try(work)
@@ -285,7 +328,8 @@ def _try(work: Work) -> None:
 
 
 def _rounding(work: Work) -> None:
-    """Complete the certificates with what onnxruntime made of both sides of every rewrite; take down what turns out to be gross."""
+    """Complete the certificates with what onnxruntime made of both sides of every rewrite; take down what turns out to
+    be gross."""
     if work.wanted.progress is not None and work.trials:
         work.wanted.progress(_ROUNDING, len(work.verdicts), len(work.verdicts) + len(work.trials))
     _try(work)
@@ -301,13 +345,19 @@ def _rounding(work: Work) -> None:
             found, most = certificate.rounding_after, certificate.rounding_bound
             said = f"onnxruntime's kernel is inaccurate here: error {found:.2g}, expected at most {most:.2g}"
             better = best(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
-            hint = "; --runtime onnxruntime writes another form" if better and not work.wanted.runtime.startswith("onnxruntime") else ""
+            hint = (
+                "; --runtime onnxruntime writes another form"
+                if better and not work.wanted.runtime.startswith("onnxruntime")
+                else ""
+            )
             notes = (*notes, said + hint)
         work.findings[place] = replace(finding, certificate=certificate, notes=notes, proved=proved)
         if verdict.gross and decides:
             work.gross[step] = undone(work.findings[place], verdict.gross)
     for likes in work.kinds.values():
-        bad = next((work.gross[s] for i in likes[: rounding.OF_A_KIND] for s in work.steps.get(i, ()) if s in work.gross), None)
+        bad = next(
+            (work.gross[s] for i in likes[: rounding.OF_A_KIND] for s in work.steps.get(i, ()) if s in work.gross), None
+        )
         for place in likes[rounding.OF_A_KIND :]:
             work.findings[place] = rounding.like(work.findings[place], work.findings[likes[0]])
             if bad is not None:

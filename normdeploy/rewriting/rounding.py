@@ -4,15 +4,17 @@ A group's error after the rewrite is expected to stay below
 
     max(2 · error before, 8u · (1 + max|x|/σ) · max|γ| + u · max|y| + 2⁻²⁵ · ε/(σ² + ε) · max|y|)
 
-u the type's unit roundoff (2⁻⁵³, 2⁻²⁴, 2⁻¹¹, 2⁻⁸): the statistics are accurate to a few u of the largest element, the result is rounded
-once more, and epsilon is a float32 attribute (half an ulp of it changes the root by 2⁻²⁵·ε/(σ² + ε) of itself: float64 alone notices).
+u the type's unit roundoff (2⁻⁵³, 2⁻²⁴, 2⁻¹¹, 2⁻⁸): the statistics are accurate to a few u of the largest element, the
+result is rounded once more, and epsilon is a float32 attribute (half an ulp of it changes the root by 2⁻²⁵·ε/(σ² + ε)
+of itself: float64 alone notices).
 
-The verdict decides where it is gross: where onnxruntime runs the nodes before and has no kernel for those after, or where these answer
-NaN or Inf, or err by more than `GROSS` times what is allowed, at ordinary inputs (`ORDINARY`). Anything less is told in a note: at an
-offset of 1e3, say, GroupNormalization computes E[x²] − E[x]² and loses most digits, in every file that holds one.
+The verdict decides where it is gross: where onnxruntime runs the nodes before and has no kernel for those after, or
+where these answer NaN or Inf, or err by more than `GROSS` times what is allowed, at ordinary inputs (`ORDINARY`).
+Anything less is told in a note: at an offset of 1e3, say, GroupNormalization computes E[x²] − E[x]² and loses most
+digits, in every file that holds one.
 
-Sessions hold up to 64 rewrites: making one costs more than running it, and grows faster than its graph. Large weights are inputs, which
-onnxruntime takes where they lie.
+Sessions hold up to 64 rewrites: making one costs more than running it, and grows faster than its graph. Large weights
+are inputs, which onnxruntime takes where they lie.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Trial:
-    """A rewrite waiting for its rounding verdict: both sides, the float64 reference, and the error that is expected in each row."""
+    """A rewrite waiting for its rounding verdict: both sides, the float64 reference, and the error that is expected in
+    each row."""
 
     before: Piece
     after: Piece
@@ -82,7 +85,8 @@ class Verdict:
 def bound(x: np.ndarray, y: np.ndarray, epsilon: float, centered: bool, gamma: float, unit: float) -> np.ndarray:
     """The error that a norm's rounding may make in each row (the module's formula, without the error before).
 
-    ``x``: rows of its input; ``y``: those of its result, in float64; ``gamma``: the largest; ``unit``: the unit roundoff of its type.
+    ``x``: rows of its input; ``y``: those of its result, in float64; ``gamma``: the largest; ``unit``: the unit
+    roundoff of its type.
     """
     spread = np.square(x - x.mean(axis=1, keepdims=True) if centered else x).mean(axis=1)
     scale = 1 + np.abs(x).max(axis=1) / np.sqrt(spread + epsilon + 1e-300)
@@ -91,7 +95,8 @@ def bound(x: np.ndarray, y: np.ndarray, epsilon: float, centered: bool, gamma: f
 
 
 def norm_trial(graph: Graph, norm: Norm, case: Case, rewrite: Rewrite, opset: int, number: int) -> Trial | None:
-    """Take down both sides of a norm's rewrite before the graph is changed; None where there is no float64 reference."""
+    """Take down both sides of a norm's rewrite before the graph is changed; None where there is no float64
+    reference."""
     layout = norm.fit.resized(case.leaves[0].shape)
     x = layout.rows(case.leaves[0])
 
@@ -105,7 +110,9 @@ def norm_trial(graph: Graph, norm: Norm, case: Case, rewrite: Rewrite, opset: in
 
 def fold_trial(graph: Graph, case: Case, rewrite: Rewrite, dtype: np.dtype, terms: float, number: int) -> Trial | None:
     """The same for a fold; ``terms`` is the largest sum of magnitudes that an output element adds up."""
-    return trial(graph, case, rewrite, dtype, 1, number, lambda v: v.reshape(1, -1), lambda _, unit: np.array([8 * unit * terms]))
+    return trial(
+        graph, case, rewrite, dtype, 1, number, lambda v: v.reshape(1, -1), lambda _, unit: np.array([8 * unit * terms])
+    )
 
 
 def trial(
@@ -118,7 +125,8 @@ def trial(
     rows: Callable[[np.ndarray], np.ndarray],
     expected: Callable[[np.ndarray, float], np.ndarray],
 ) -> Trial | None:
-    """Both sides of a rewrite on one case; ``expected`` gives the error allowed in each row from (reference, unit roundoff)."""
+    """Both sides of a rewrite on one case; ``expected`` gives the error allowed in each row from (reference, unit
+    roundoff)."""
     stored = tuple(v.astype(dtype) for v in case.leaves)
     try:
         with evaluate.quiet():
@@ -131,15 +139,22 @@ def trial(
         for side, region, version in (("b", rewrite.before, graph.opset), ("a", rewrite.after, max(graph.opset, opset)))
     ]
     ordinary = np.resize([name in ORDINARY for name in case.names], len(rows(reference)))
-    return Trial(sides[0], sides[1], reference, rows, allowed, ordinary, reference.nbytes + sum(v.nbytes for v in stored))
+    return Trial(
+        sides[0], sides[1], reference, rows, allowed, ordinary, reference.nbytes + sum(v.nbytes for v in stored)
+    )
 
 
-def piece(graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dict[str, int], opset: int, prefix: str) -> Piece:
+def piece(
+    graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dict[str, int], opset: int, prefix: str
+) -> Piece:
     """A region as a graph of its own: leaves and large weights become inputs, other constants initializers."""
     initializers: dict[str, onnx.TensorProto] = {}
     inputs = {prefix + t.name: v for t, v in zip(region.leaves, leaves, strict=True)}
     for t in region.shape_leaves:
-        inputs.setdefault(prefix + t.name, np.broadcast_to(np.zeros((), graph.dtype(t) or np.float32), concrete(graph, t, sizes) or ()))
+        inputs.setdefault(
+            prefix + t.name,
+            np.broadcast_to(np.zeros((), graph.dtype(t) or np.float32), concrete(graph, t, sizes) or ()),
+        )
     nodes = []
     made = {id(o) for n in region.nodes for o in n.outputs}
     for node in region.nodes:
@@ -153,13 +168,16 @@ def piece(graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dic
                 elif id(t) in valued and graph.is_constant(t):
                     initializers[proto.input[i]] = _stored(graph, t, prefix)
                 else:  # CastLike's second input: only its type matters
-                    initializers[proto.input[i]] = onnx.numpy_helper.from_array(np.zeros(1, graph.dtype(t) or np.float32), proto.input[i])
+                    initializers[proto.input[i]] = onnx.numpy_helper.from_array(
+                        np.zeros(1, graph.dtype(t) or np.float32), proto.input[i]
+                    )
         for i, t in enumerate(node.outputs):
             proto.output[i] = prefix + t.name if t.name else ""
         proto.name = ""
         nodes.append(proto)
     infos = tuple(
-        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for name, v in inputs.items()
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for name, v in inputs.items()
     )
     return Piece(tuple(nodes), tuple(initializers.values()), infos, inputs, prefix + region.y.name, opset)
 
@@ -182,11 +200,16 @@ def _stored(graph: Graph, t: gs.Tensor, prefix: str) -> onnx.TensorProto:
 
 
 def like(finding: Finding, first: Finding) -> Finding:
-    """A finding whose nodes were not run, since it differs from another in gamma and beta only: what was seen of that one is told."""
+    """A finding whose nodes were not run, since it differs from another in gamma and beta only: what was seen of that
+    one is told."""
     assert finding.certificate is not None
     assert first.certificate is not None
     ran = first.certificate
-    told = f"onnxruntime ran {first.tensor!r}, which differs in gamma and beta only" if ran.rounding_after is not None else ran.note
+    told = (
+        f"onnxruntime ran {first.tensor!r}, which differs in gamma and beta only"
+        if ran.rounding_after is not None
+        else ran.note
+    )
     certificate = replace(
         finding.certificate,
         rounding_before=ran.rounding_before,
@@ -224,7 +247,8 @@ def _joined(*notes: str) -> str:
 
 
 def _run(pieces: Sequence[Piece]) -> list[np.ndarray | str]:
-    """The outputs of the pieces in one session; where that fails, each by itself, and its error where it fails again."""
+    """The outputs of the pieces in one session; where that fails, each by itself, and its error where it fails
+    again."""
     try:
         return list(_session(pieces))
     except Exception as e:
@@ -254,13 +278,16 @@ def _session(pieces: Sequence[Piece]) -> list[Any]:
 
 
 def _values(feeds: dict[str, np.ndarray]) -> dict[str, Any]:
-    """bfloat16 goes in by its ONNX type: numpy has none of its own. Arrays of which the shape alone is read share their elements."""
+    """bfloat16 goes in by its ONNX type: numpy has none of its own. Arrays of which the shape alone is read share their
+    elements."""
     room = np.zeros(max((v.nbytes for v in feeds.values() if _stands_in(v)), default=0), np.uint8)
     laid = {k: room[: v.nbytes].view(v.dtype).reshape(v.shape) if _stands_in(v) else v for k, v in feeds.items()}
     return {
-        k: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(v.view(np.uint16), onnx.TensorProto.BFLOAT16)
-        if v.dtype.name == "bfloat16"
-        else v
+        k: (
+            ort.OrtValue.ortvalue_from_numpy_with_onnx_type(v.view(np.uint16), onnx.TensorProto.BFLOAT16)
+            if v.dtype.name == "bfloat16"
+            else v
+        )
         for k, v in laid.items()
     }
 
@@ -290,8 +317,8 @@ def _judge(t: Trial, before: Any, after: Any) -> Verdict:
         if (t.ordinary & (excess > GROSS)).any():
             at = int(np.argmax(np.where(t.ordinary, excess, 0.0)))
             gross = (
-                f"its error in onnxruntime is {now[at]:.2g} at ordinary inputs, where that of the nodes before is {was[at]:.2g} and "
-                f"{GROSS} times {allowed[at]:.2g} are allowed"
+                f"its error in onnxruntime is {now[at]:.2g} at ordinary inputs, where that of the nodes before is"
+                f" {was[at]:.2g} and {GROSS} times {allowed[at]:.2g} are allowed"
             )
     return Verdict(float(was[worst]), float(now[worst]), float(allowed[worst]), notes[0] if notes else "", gross)
 

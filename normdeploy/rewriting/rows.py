@@ -21,7 +21,8 @@ class Row:
 
 
 def table_of(linear: Linear) -> np.ndarray:
-    """The weight as (rows, inputs of a group, places of the window); rows are output channels, those of each matrix of a MatMul by several.
+    """The weight as (rows, inputs of a group, places of the window); rows are output channels, those of each matrix of
+    a MatMul by several.
 
     Of a transposed convolution each place of the window is an output of its own without strides: the largest is taken.
     """
@@ -50,7 +51,12 @@ def row_of(linear: Linear, table: np.ndarray, r: int) -> Row:
 
 def _first(linear: Linear, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The first input channel that each row reads."""
-    return rows % linear.channels // max(1, linear.channels // linear.groups) * (table.shape[1] if linear.groups > 1 else 0)
+    return (
+        rows
+        % linear.channels
+        // max(1, linear.channels // linear.groups)
+        * (table.shape[1] if linear.groups > 1 else 0)
+    )
 
 
 def cancelling(linear: Linear, table: np.ndarray, large: np.ndarray, small: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
-"""What was proved is what stands in the file: each node that a rewrite wrote, with its attributes and the bytes of its constants.
+"""What was proved is what stands in the file: each node that a rewrite wrote, with its attributes and the bytes of its
+constants.
 
-A certificate speaks of nodes as they were when it was given. A seal is taken of them then, and looked for in the file at the end: an
-epsilon that was changed since, or an array stored in another order, is found there.
+A certificate speaks of nodes as they were when it was given. A seal is taken of them then, and looked for in the file
+at the end: an epsilon that was changed since, or an array stored in another order, is found there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ..storage.held import array
 
 
 class Seal(NamedTuple):
-    """Of one node: ``kind`` is its op with the types and shapes of its constants, so that other nodes' weights need not be read."""
+    """Of one node: ``kind`` is its op with the types and shapes of its constants, so that other nodes' weights need not
+    be read."""
 
     tensor: str  # which it makes
     kind: str
@@ -48,15 +50,17 @@ def require_sealed(proto: onnx.ModelProto, wanted: Sequence[Seal]) -> None:
         return
     defaults = {i.name for i in proto.graph.input} if proto.ir_version >= 4 else set()  # which a caller may replace
     kinds = {seal.kind for seal in wanted}
-    there = Counter(_digests(proto.graph.node, {t.name: t for t in proto.graph.initializer if t.name not in defaults}, kinds))
+    there = Counter(
+        _digests(proto.graph.node, {t.name: t for t in proto.graph.initializer if t.name not in defaults}, kinds)
+    )
     for function in proto.functions:
         there.update(_digests(function.node, {}, kinds))
     for seal in wanted:
         there[seal.digest] -= 1  # of two that are the same both have to be there
         if there[seal.digest] < 0:
             raise ExportError(
-                f"the node that makes {seal.tensor!r} is not in the file as it was proved: its attributes or constants have changed since. "
-                "This is a mistake of normdeploy's; please report it"
+                f"the node that makes {seal.tensor!r} is not in the file as it was proved: its attributes or constants"
+                " have changed since. This is a mistake of normdeploy's; please report it"
             )
 
 
@@ -72,7 +76,9 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return next((a.t for a in node.attribute if a.name == "value"), None) if node.op_type == "Constant" else None
 
 
-def _digests(nodes: Iterable[onnx.NodeProto], around: Mapping[str, onnx.TensorProto], kinds: Collection[str]) -> Iterator[bytes]:
+def _digests(
+    nodes: Iterable[onnx.NodeProto], around: Mapping[str, onnx.TensorProto], kinds: Collection[str]
+) -> Iterator[bytes]:
     held = dict(around)
     for node in nodes:
         if (tensor := _constant(node)) is not None:
@@ -86,7 +92,10 @@ def _digests(nodes: Iterable[onnx.NodeProto], around: Mapping[str, onnx.TensorPr
 
 
 def _kind(node: onnx.NodeProto, held: Mapping[str, onnx.TensorProto]) -> str:
-    given = [f"{t.data_type}{list(t.dims)}" if (t := held.get(name)) is not None else "-" if name else "" for name in node.input]
+    given = [
+        f"{t.data_type}{list(t.dims)}" if (t := held.get(name)) is not None else "-" if name else ""
+        for name in node.input
+    ]
     return f"{node.domain.replace('ai.onnx', '')}.{node.op_type}({', '.join(given)})"
 
 

@@ -1,13 +1,14 @@
 """Two models side by side in onnxruntime, its optimizer off: whether they differ by more than rounding explains.
 
-They run at each dynamic dim's minimum, an odd size between and its maximum, on random inputs that the model takes. What rounding
-explains the model before says itself: its inputs, parameters and the results of its reductions are perturbed by up to 8u at random (u the
-unit roundoff of the coarsest type in it), and with d the largest change in an element's row (the last axis) and y the row's largest element
+They run at each dynamic dim's minimum, an odd size between and its maximum, on random inputs that the model takes. What
+rounding explains the model before says itself: its inputs, parameters and the results of its reductions are perturbed
+by up to 8u at random (u the unit roundoff of the coarsest type in it), and with d the largest change in an element's
+row (the last axis) and y the row's largest element
 
     |after − before| ≤ 4 · d + 6 · √N · u · |y|       N nodes; the second term as in `normdeploy.graphs.equal`
 
-Integers and the like may differ where they do so under perturbation. What is not finite before is not finite after, and the other way
-round. A difference is confirmed with more perturbations before it is believed.
+Integers and the like may differ where they do so under perturbation. What is not finite before is not finite after, and
+the other way round. A difference is confirmed with more perturbations before it is believed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Difference:
 
 
 def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
-    """What a file alone says of its inputs: of integers nothing, and 0 and 1 are taken; a dynamic dim is taken at `_BARE`."""
+    """What a file alone says of its inputs: of integers nothing, and 0 and 1 are taken; a dynamic dim is taken at
+    `_BARE`."""
     specs = []
     for held in stated_inputs(proto.graph):
         if held.dtype in ("", STRING):
@@ -110,7 +112,8 @@ def _beyond(shapes: Mapping[str, Dims], sizes: Mapping[str, int]) -> str | None:
 
 
 def _seconds(paces: Sequence[tuple[int, float]], elements: int) -> float:
-    """What a run will take, going by the first and the last: at most in proportion to that, and what does not grow is not multiplied."""
+    """What a run will take, going by the first and the last: at most in proportion to that, and what does not grow is
+    not multiplied."""
     if not paces:
         return 0.0
     (few, short), (many, long) = paces[0], paces[-1]
@@ -205,14 +208,18 @@ class Reference:
         try:
             model = Model(after, self._model)
         except Exception as e:
-            return Difference(f"onnxruntime can't load the result, and loads the model before: {short(e)}", self._seen[0].sizes, True)
+            return Difference(
+                f"onnxruntime can't load the result, and loads the model before: {short(e)}", self._seen[0].sizes, True
+            )
         for seen in self._seen:
             if only is not None and seen.sizes != only:
                 continue
             try:
                 found = self._at(seen, model)
             except MemoryError:  # of numpy, which computes in float64: the models themselves ran
-                self._note(f"the whole model was not compared at {_said(seen.sizes)}: there is not enough memory for it")
+                self._note(
+                    f"the whole model was not compared at {_said(seen.sizes)}: there is not enough memory for it"
+                )
                 continue
             if found is not None:
                 return found
@@ -226,7 +233,10 @@ class Reference:
         try:
             outputs = model.run(seen.feeds, patience=4 * PATIENCE)
         except Exception as e:
-            said = f"at {_said(seen.sizes)} the result does not run in onnxruntime, where the model before does: {short(e)}"
+            said = (
+                f"at {_said(seen.sizes)} the result does not run in onnxruntime, where the model before does:"
+                f" {short(e)}"
+            )
             return Difference(said, seen.sizes, True)
         for draws in _PERTURBED:
             self._perturb(seen, draws)
@@ -240,7 +250,11 @@ class Reference:
             outputs = self._model.run(seen.feeds, np.random.default_rng([99, number]), _UNITS * self._unit)
             for i, (old, new) in enumerate(zip(seen.outputs, outputs, strict=True)):
                 if (moved := seen.moved[i]) is not None:
-                    seen.moved[i] = np.maximum(moved, _apart(old, new)) if old.shape == np.shape(new) else np.full(old.shape, np.inf)
+                    seen.moved[i] = (
+                        np.maximum(moved, _apart(old, new))
+                        if old.shape == np.shape(new)
+                        else np.full(old.shape, np.inf)
+                    )
         seen.draws = max(seen.draws, draws)
 
     def _compared(self, seen: _Seen, outputs: Sequence[Any]) -> str:
@@ -248,16 +262,25 @@ class Reference:
             if moved is None:
                 continue
             if old.shape != np.shape(new) or old.dtype != new.dtype:
-                return f"the output {name!r} is {new.dtype}{list(np.shape(new))}, where the model before makes {old.dtype}{list(old.shape)}"
+                return (
+                    f"the output {name!r} is {new.dtype}{list(np.shape(new))}, where the model before makes"
+                    f" {old.dtype}{list(old.shape)}"
+                )
             apart = _apart(old, new)
             bound = 4 * _row_largest(moved)
             if old.dtype.kind == "f":
-                bound = bound + self._relative * _row_largest(np.nan_to_num(np.abs(old.astype(np.float64)), nan=0.0, posinf=0.0))
+                bound = bound + self._relative * _row_largest(
+                    np.nan_to_num(np.abs(old.astype(np.float64)), nan=0.0, posinf=0.0)
+                )
             beyond = (apart > bound) & np.isfinite(bound)
             if beyond.any():
                 at = np.unravel_index(int(np.argmax(np.where(beyond, apart, 0.0))), apart.shape) if apart.ndim else ()
                 place = f" at {[int(i) for i in at]}" if at else ""
-                explained = f", and rounding explains {float(np.broadcast_to(bound, apart.shape)[at]):.2g}" if old.dtype.kind == "f" else ""
+                explained = (
+                    f", and rounding explains {float(np.broadcast_to(bound, apart.shape)[at]):.2g}"
+                    if old.dtype.kind == "f"
+                    else ""
+                )
                 return f"the output {name!r} is {new[at]}{place}, where it was {old[at]} before{explained}"
         return ""
 
@@ -278,7 +301,8 @@ def _still(value: Any) -> np.ndarray | None:
 
 
 def _apart(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """|old − new| of each element; infinite where one alone is not finite, or where they are no floats and not equal."""
+    """|old − new| of each element; infinite where one alone is not finite, or where they are no floats and not
+    equal."""
     if old.dtype.kind != "f":
         return np.where(old == new, 0.0, np.inf)
     with np.errstate(all="ignore"):

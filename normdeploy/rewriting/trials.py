@@ -1,6 +1,8 @@
-"""Inputs on which onnxruntime is asked what a rewrite costs in accuracy: one case a rewrite, every pattern of the battery in some group.
+"""Inputs on which onnxruntime is asked what a rewrite costs in accuracy: one case a rewrite, every pattern of the
+battery in some group.
 
-What is proved does not rest on them (`normdeploy.proof`); they are chosen to show cancellation, small variances and large numbers.
+What is proved does not rest on them (`normdeploy.proof`); they are chosen to show cancellation, small variances and
+large numbers.
 """
 
 from __future__ import annotations
@@ -34,11 +36,15 @@ Pattern = Callable[[np.random.Generator, int, float], np.ndarray]
 # The battery: a name and what it makes of (generator, elements of the group, epsilon), each with its reason.
 PATTERNS: dict[str, Pattern] = {
     "normal": lambda rng, n, e: rng.standard_normal(n),
-    "constant": lambda rng, n, e: np.full(n, 0.5),  # x̂ is zero but for a lost epsilon (a power of two: its mean is exact)
+    "constant": lambda rng, n, e: np.full(
+        n, 0.5
+    ),  # x̂ is zero but for a lost epsilon (a power of two: its mean is exact)
     "zero": lambda rng, n, e: np.zeros(n),  # 0/0 where epsilon did not survive
     "offset 1e3": lambda rng, n, e: 1e3 + rng.standard_normal(n),  # cancellation
     "scale 1e-4": lambda rng, n, e: 1e-4 * rng.standard_normal(n),  # the usual epsilons dominate
-    "scale of epsilon": lambda rng, n, e: np.sqrt(e or 1e-12) * rng.standard_normal(n),  # and here this one counts, whatever it is
+    "scale of epsilon": lambda rng, n, e: (
+        np.sqrt(e or 1e-12) * rng.standard_normal(n)
+    ),  # and here this one counts, whatever it is
     "one-hot": lambda rng, n, e: np.eye(1, n, int(rng.integers(n)))[0],  # ddof
     "large 3e4": lambda rng, n, e: 3e4 * rng.uniform(-1, 1, n),  # near the limit of half precision
     "skewed": lambda rng, n, e: rng.standard_normal(n) ** 3 + np.arange(n) / n,
@@ -59,13 +65,17 @@ def _norm_case(norm: Norm, rewrite: Rewrite, loose: tuple[int, ...]) -> Case | N
             layout = norm.fit.resized(size)
             if len(bound.sizes) > 1 or loose:  # the sizes may not suit each other
                 with evaluate.quiet():
-                    others = [np.zeros(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]]
+                    others = [
+                        np.zeros(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]
+                    ]
                     bound.run([np.zeros(size), *others])
                     after.run([np.zeros(size), *others])
         except (EvaluationFailed, ValueError):
             continue
         x, names = battery(size, layout.axes, layout.split, layout.block, norm.epsilon)[0]
-        others = [rng.standard_normal(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]]
+        others = [
+            rng.standard_normal(concrete(norm.region.graph, t, bound.sizes) or ()) for t in norm.region.leaves[1:]
+        ]
         return Case((x, *others), names, bound)
     return None
 
@@ -74,7 +84,8 @@ def _norm_case(norm: Norm, rewrite: Rewrite, loose: tuple[int, ...]) -> Case | N
 def battery(
     shape: tuple[int, ...], axes: tuple[int, ...], split: int | None, block: int, epsilon: float
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
-    """Every pattern in some group, for all norms that group alike: inputs of the shape, and the patterns of their groups."""
+    """Every pattern in some group, for all norms that group alike: inputs of the shape, and the patterns of their
+    groups."""
     rng = np.random.default_rng(11)
     layout = Fit(shape, axes, split, block, True, epsilon, np.ones(()), np.zeros(()))
     order, groups = list(PATTERNS), math.prod(shape) // layout.n
@@ -88,9 +99,11 @@ def battery(
 
 
 def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tuple[Case, float] | None:
-    """A normal input for a fold, and the largest sum of magnitudes that an output adds up; None where none is affordable.
+    """A normal input for a fold, and the largest sum of magnitudes that an output adds up; None where none is
+    affordable.
 
-    ``windows``: for each leaf a shape that shows everything at less cost (a convolution's window); the file's own sizes are the fallback.
+    ``windows``: for each leaf a shape that shows everything at less cost (a convolution's window); the file's own sizes
+    are the fallback.
     """
     graph, leaves = rewrite.before.graph, rewrite.before.leaves
     rng = np.random.default_rng(13)

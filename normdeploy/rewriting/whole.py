@@ -1,7 +1,9 @@
-"""The whole model before and after: what a certificate of each rewrite can't see shows here, and the rewrite to blame is taken back.
+"""The whole model before and after: what a certificate of each rewrite can't see shows here, and the rewrite to blame
+is taken back.
 
-The two are compared once (`normdeploy.rewriting.side_by_side`). Where they differ, the model is made again with fewer and fewer of the
-steps, which finds the one with which the difference begins; it is left out, and the search goes on until there is none.
+The two are compared once (`normdeploy.rewriting.side_by_side`). Where they differ, the model is made again with fewer
+and fewer of the steps, which finds the one with which the difference begins; it is left out, and the search goes on
+until there is none.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ def settled(
     strict: bool = False,
     loads: bool = True,
 ) -> tuple[Made, list[str], bool]:
-    """``made``, or what ``make`` makes without the steps that are to blame for a difference; what there is to note; and whether the result
-    ran in onnxruntime.
+    """``made``, or what ``make`` makes without the steps that are to blame for a difference; what there is to note; and
+    whether the result ran in onnxruntime.
 
     Args:
         before: the model; not changed.
@@ -72,7 +74,9 @@ def settled(
     while found is not None:
         steps = {step: finding for step, finding in made[2] if step not in left}
         if not steps:
-            raise ExportError(f"{found.said}; none of the rewrites is to blame: this is a mistake of normdeploy's, please report it")
+            raise ExportError(
+                f"{found.said}; none of the rewrites is to blame: this is a mistake of normdeploy's, please report it"
+            )
         blamed = _blamed(reference, make, left, steps, found) if len(left) < _SEARCHES else list(steps)
         left |= {step: undone(steps[step], f"{found.said}; without it that is not so") for step in blamed}
         made = make(left)
@@ -88,7 +92,9 @@ def settled(
     return (tidied, *made[1:]), reference.notes, True
 
 
-def _blamed(reference: Reference, make: Make, left: Mapping[Step, Finding], steps: Mapping[Step, Finding], found: Difference) -> list[Step]:
+def _blamed(
+    reference: Reference, make: Make, left: Mapping[Step, Finding], steps: Mapping[Step, Finding], found: Difference
+) -> list[Step]:
     """The step with which the first ``k`` of ``steps`` begin to differ; all where leaving out all does not help."""
     order = list(steps)
 

@@ -34,16 +34,23 @@ class Wanted:
     fuse: str = "standard"  # "portable": this project's own ops where no standard one says a norm
     limit: int = NEWEST  # the highest opset that the result may have
     unraised: str = ""  # why the file's own can't be raised
-    attentions: bool = True  # whether an attention may become one node, where the runtime runs that faster: not before half precision
+    attentions: bool = (
+        True  # whether an attention may become one node, where the runtime runs that faster: not before half precision
+    )
     census: bool = False  # whether findings shall hold all that there is to know of a norm
     progress: Progress | None = None  # called with (stage, done, total)
-    weights: Weights | None = field(default=None, compare=False)  # what keeps large weights that are made, to which the result refers
+    weights: Weights | None = field(
+        default=None, compare=False
+    )  # what keeps large weights that are made, to which the result refers
     place: str = ""  # of the graph dealt with: the body or function, "" for the main graph
-    undone: Mapping[Step, Finding] = field(default_factory=dict)  # steps that are not to be taken again, and what is told of them
+    undone: Mapping[Step, Finding] = field(
+        default_factory=dict
+    )  # steps that are not to be taken again, and what is told of them
 
     @property
     def forms(self) -> str:
-        """The runtime whose measured forms are written; "" are single nodes, which the ops of ``--fuse portable`` are joined of."""
+        """The runtime whose measured forms are written; "" are single nodes, which the ops of ``--fuse portable`` are
+        joined of."""
         return "" if self.runtime == "any" and self.fuse == "portable" else self.runtime
 
 
@@ -55,20 +62,34 @@ class Work:
     wanted: Wanted
     seconds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    trials: list[tuple[int, Trial]] = field(default_factory=list)  # (place of the finding, what onnxruntime shall run), until it has
-    kinds: dict[object, list[int]] = field(default_factory=dict)  # places of findings that differ in gamma and beta only
+    trials: list[tuple[int, Trial]] = field(
+        default_factory=list
+    )  # (place of the finding, what onnxruntime shall run), until it has
+    kinds: dict[object, list[int]] = field(
+        default_factory=dict
+    )  # places of findings that differ in gamma and beta only
     step: Step | None = None  # the one under way
     steps: dict[int, list[Step]] = field(default_factory=dict)  # place of the finding -> the steps that made it
     tried: list[Step] = field(default_factory=list)  # of each of these
     verdicts: list[tuple[int, Step, Verdict]] = field(default_factory=list)  # of the trials that were run
-    taken: list[tuple[Step, Finding]] = field(default_factory=list)  # every step that changed the graph, those in bodies included
-    settled: list[tuple[Step, Finding]] = field(default_factory=list)  # what was computed once, and attentions: steps that are no norm's
-    gross: dict[Step, Finding] = field(default_factory=dict)  # those whose result onnxruntime can't run, or not well enough
+    taken: list[tuple[Step, Finding]] = field(
+        default_factory=list
+    )  # every step that changed the graph, those in bodies included
+    settled: list[tuple[Step, Finding]] = field(
+        default_factory=list
+    )  # what was computed once, and attentions: steps that are no norm's
+    gross: dict[Step, Finding] = field(
+        default_factory=dict
+    )  # those whose result onnxruntime can't run, or not well enough
     proofs: dict[object, Identity | NotProved] = field(default_factory=dict)  # of rewrites that others may be like
     sealed: list[tuple[gs.Node, Seal]] = field(default_factory=list)  # nodes as they were proved
     seals: list[Seal] = field(default_factory=list)  # of those that are left at the end, in bodies too
-    merged: dict[str, list[int]] = field(default_factory=dict)  # result of a merged branch -> places of the findings in it
-    shared: dict[tuple[object, ...], gs.Tensor] = field(default_factory=dict)  # what steps wrote once, for all that read the same
+    merged: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # result of a merged branch -> places of the findings in it
+    shared: dict[tuple[object, ...], gs.Tensor] = field(
+        default_factory=dict
+    )  # what steps wrote once, for all that read the same
     opset: int = 0  # the opset that the nodes written so far need
     _places: dict[str, int] = field(default_factory=dict)
     _placed: int = 0

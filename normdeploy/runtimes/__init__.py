@@ -16,8 +16,8 @@ RunResult = dict[str, np.ndarray]
 class Runner(Protocol):
     """Holds a model ready to run; leaving the context frees it.
 
-    ``infer`` takes one array for each input, in the input's own dtype, and changes none of them; every call begins from the same
-    state. It raises InputError where names, dtypes or shapes do not fit.
+    ``infer`` takes one array for each input, in the input's own dtype, and changes none of them; every call begins from
+    the same state. It raises InputError where names, dtypes or shapes do not fit.
     """
 
     @property
@@ -28,4 +28,6 @@ class Runner(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

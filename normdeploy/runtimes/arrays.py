@@ -1,4 +1,5 @@
-"""numpy ↔ torch, bfloat16 included (numpy knows it through ml_dtypes, torch.from_numpy does not), and the check of what is fed."""
+"""numpy ↔ torch, bfloat16 included (numpy knows it through ml_dtypes, torch.from_numpy does not), and the check of what
+is fed."""
 
 from __future__ import annotations
 
@@ -57,8 +58,14 @@ def check_feeds(runner: str, feeds: Mapping[str, np.ndarray], inputs: Sequence[I
     for spec in inputs:
         array = feeds[spec.name]
         if array.dtype.name != spec.dtype:
-            raise InputError(f"{runner}: input {spec.name!r} is {spec.dtype}, it was given {array.dtype.name}; convert it")
-        fits = len(array.shape) == len(spec.shape) and all(d.dynamic or d.opt == n for d, n in zip(spec.shape, array.shape, strict=True))
+            raise InputError(
+                f"{runner}: input {spec.name!r} is {spec.dtype}, it was given {array.dtype.name}; convert it"
+            )
+        fits = len(array.shape) == len(spec.shape) and all(
+            d.dynamic or d.opt == n for d, n in zip(spec.shape, array.shape, strict=True)
+        )
         if not fits:
             shape = ", ".join(d.name or str(d.opt) for d in spec.shape)
-            raise InputError(f"{runner}: input {spec.name!r} has shape [{shape}], it was given {list(array.shape)}; reshape it")
+            raise InputError(
+                f"{runner}: input {spec.name!r} has shape [{shape}], it was given {list(array.shape)}; reshape it"
+            )

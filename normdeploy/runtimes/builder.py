@@ -1,8 +1,9 @@
-"""The process in which an engine is built: ``python -m normdeploy.runtimes.builder``, called by ``normdeploy.engines.build``.
+"""The process in which an engine is built: ``python -m normdeploy.runtimes.builder``, called by
+``normdeploy.engines.build``.
 
-It takes a request as JSON on standard input and answers with one JSON object a line on standard output: {"progress": [done, total]},
-then {"built": {...}} or {"refused": kind, ...}. Everything that the libraries print goes to standard error, which is the log: some of
-their failures abort the process, and the log is then all that tells why.
+It takes a request as JSON on standard input and answers with one JSON object a line on standard output: {"progress":
+[done, total]}, then {"built": {...}} or {"refused": kind, ...}. Everything that the libraries print goes to standard
+error, which is the log: some of their failures abort the process, and the log is then all that tells why.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
         return {"refused": "parser", "errors": [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)]}
     if network.num_layers == 0:
         return {"refused": "empty"}
-    plugins = sum(network.get_layer(i).type == trt.LayerType.PLUGIN_V3 for i in range(network.num_layers)) if request.get("plugins") else 0
+    plugins = (
+        sum(network.get_layer(i).type == trt.LayerType.PLUGIN_V3 for i in range(network.num_layers))
+        if request.get("plugins")
+        else 0
+    )
     if plugins != request.get("plugins", 0):  # the parser prefers a function, or an op of its own, of the same name
         return {"refused": "plugin layers", "found": plugins, "written": request["plugins"]}
     types = check(trt, network, request["precision"], request["types"]) if request.get("precision") else Types()
@@ -72,7 +77,8 @@ def _register() -> str:
 
 
 def _network_for_plugins(trt: Any, logger: Any) -> tuple[Any, Any]:
-    """An empty network, strongly typed, that takes kernels compiled ahead of time; the flags' values differ between TensorRT 10 and 11."""
+    """An empty network, strongly typed, that takes kernels compiled ahead of time; the flags' values differ between
+    TensorRT 10 and 11."""
     builder, known = trt.Builder(logger), trt.NetworkDefinitionCreationFlag.__members__
     names = [name for name in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS") if name in known]
     return builder, builder.create_network(sum(1 << int(known[name]) for name in names))

@@ -1,4 +1,5 @@
-"""The exported graph as torch runs it in a program: its Python code, operator by operator, or compiled by ``torch.compile``."""
+"""The exported graph as torch runs it in a program: its Python code, operator by operator, or compiled by
+``torch.compile``."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .eager import EagerRunner, _without_amx
 
 
 class CodeRunner(EagerRunner):
-    """``model`` on the CPU in its own type, to be timed: what looks at each node before it runs takes longer than a small node.
+    """``model`` on the CPU in its own type, to be timed: what looks at each node before it runs takes longer than a
+    small node.
 
     Args:
         compiled: by ``torch.compile`` with its default backend, at the first call.
@@ -37,14 +39,19 @@ class CodeRunner(EagerRunner):
         run = self.prepare(feeds)
         try:
             return self._named(run())
-        except Exception as error:  # inductor's and dynamo's errors share no base class, and operators raise what they like
+        except (
+            Exception
+        ) as error:  # inductor's and dynamo's errors share no base class, and operators raise what they like
             said = " ".join(str(error).split())[:300] or type(error).__name__
             if self._compiled:
                 raise RuntimeUnavailable(f"torch.compile can't compile the model here: {said}") from error
-            raise InputError(f"the model does not run on these inputs: {said}; give sizes and values that it takes") from error
+            raise InputError(
+                f"the model does not run on these inputs: {said}; give sizes and values that it takes"
+            ) from error
 
     def prepare(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], Sequence[Any]]:
-        """The run alone, inputs and parameters at hand. Where the graph writes to its parameters, every call copies them first.
+        """The run alone, inputs and parameters at hand. Where the graph writes to its parameters, every call copies
+        them first.
 
         Raises:
             InputError: the feeds do not fit the model's inputs.

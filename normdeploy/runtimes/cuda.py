@@ -16,8 +16,8 @@ class Cuda:
 
     Args:
         index: which GPU.
-        stream: a handle as an int, a torch or cupy stream, or what speaks ``__cuda_stream__``; None makes one that waits for the
-            caller's current stream, and that stream then waits for it, as with any operation of torch.
+        stream: a handle as an int, a torch or cupy stream, or what speaks ``__cuda_stream__``; None makes one that
+            waits for the caller's current stream, and that stream then waits for it, as with any operation of torch.
 
     Raises:
         RuntimeUnavailable: this torch has no CUDA, or there is no such GPU.
@@ -27,13 +27,16 @@ class Cuda:
     def __init__(self, index: int, stream: Any = None) -> None:
         if not torch.cuda.is_available():
             raise RuntimeUnavailable(
-                f"torch {torch.__version__} can't use a GPU here, and memory on it comes from torch; install it with CUDA"
+                f"torch {torch.__version__} can't use a GPU here, and memory on it comes from torch; install it with"
+                " CUDA"
             )
         if index >= torch.cuda.device_count():
             raise RuntimeUnavailable(f"there is no GPU {index}; torch sees {torch.cuda.device_count()}")
         self.device = torch.device("cuda", index)
         self._own = stream is None
-        self._stream = torch.cuda.Stream(self.device) if self._own else torch.cuda.ExternalStream(handle_of(stream), self.device)
+        self._stream = (
+            torch.cuda.Stream(self.device) if self._own else torch.cuda.ExternalStream(handle_of(stream), self.device)
+        )
 
     @property
     def handle(self) -> int:
@@ -82,4 +85,6 @@ def handle_of(stream: Any) -> int:
     for attribute in ("cuda_stream", "ptr"):
         if isinstance(handle := getattr(stream, attribute, None), int):
             return handle
-    raise InputError(f"the stream is a {type(stream).__name__}; give a CUDA stream of torch or cupy, or its handle as an int")
+    raise InputError(
+        f"the stream is a {type(stream).__name__}; give a CUDA stream of torch or cupy, or its handle as an int"
+    )

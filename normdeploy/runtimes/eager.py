@@ -1,7 +1,7 @@
 """The exported graph run by torch: in the model's own type, and in float64 as the reference of every comparison.
 
-``program.module()`` is not used: it would run the guards that a file brings along, and its own ``.double()`` leaves every dtype that
-is written in the graph as it was (LLaMA's norm upcasts to float32 inside: 1.5e-7 off).
+``program.module()`` is not used: it would run the guards that a file brings along, and its own ``.double()`` leaves
+every dtype that is written in the graph as it was (LLaMA's norm upcasts to float32 inside: 1.5e-7 off).
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class _TorchRunner:
             if spec.kind == InputKind.USER_INPUT:
                 arguments.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors))
             else:
-                value = lifted[spec.arg.name]  # as it was loaded, whatever the graph does to it: every call begins from the same state
+                value = lifted[
+                    spec.arg.name
+                ]  # as it was loaded, whatever the graph does to it: every call begins from the same state
                 arguments.append(value.clone() if self._mutates and isinstance(value, torch.Tensor) else value)
         return arguments
 
@@ -69,7 +71,9 @@ class _TorchRunner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._lifted = {}
 
 
@@ -80,7 +84,9 @@ class EagerRunner(_TorchRunner):
 
     def __init__(self, model: Model) -> None:
         super().__init__(model, model.program.graph_module, _lifted(model.program))
-        self._bfloat16 = any(_is_bfloat16(node.meta.get("val")) for graph in _graphs(self._graph) for node in graph.nodes)
+        self._bfloat16 = any(
+            _is_bfloat16(node.meta.get("val")) for graph in _graphs(self._graph) for node in graph.nodes
+        )
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
         """
@@ -92,15 +98,19 @@ class EagerRunner(_TorchRunner):
             with _without_amx() if self._bfloat16 else nullcontext():
                 return self._call(inputs, self._lifted)
         except _Failed as failed:
-            raise InputError(f"the model does not run on these inputs: {failed}; give sizes and values that it takes") from failed
+            raise InputError(
+                f"the model does not run on these inputs: {failed}; give sizes and values that it takes"
+            ) from failed
 
 
 class HalfRunner(_TorchRunner):
-    """``model`` run by torch on the CPU with float32 set to ``half`` (float16 or bfloat16) in parameters, inputs and the whole graph.
+    """``model`` run by torch on the CPU with float32 set to ``half`` (float16 or bfloat16) in parameters, inputs and
+    the whole graph.
 
-    What eager makes of the model in half precision: the measure for a file in it. Inputs are given in the model's own types and rounded;
-    floating outputs come in ``half``. An operator that has no kernel for it is run in float32 and its result rounded. An upcast to float32
-    that is written in the model is half too: in a graph that was traced in float32 it can't be told from a cast back.
+    What eager makes of the model in half precision: the measure for a file in it. Inputs are given in the model's own
+    types and rounded; floating outputs come in ``half``. An operator that has no kernel for it is run in float32 and
+    its result rounded. An upcast to float32 that is written in the model is half too: in a graph that was traced in
+    float32 it can't be told from a cast back.
     """
 
     name = EagerRunner.name
@@ -125,10 +135,11 @@ class HalfRunner(_TorchRunner):
 
 
 class Float64Runner(_TorchRunner):
-    """The reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set to float64.
+    """The reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set to
+    float64.
 
-    Inputs are upcast, so they keep the values that the model in its own type gets. Outputs that are floating come as float64.
-    ``model`` itself is not changed; its parameters are upcast where they are used, one at a time.
+    Inputs are upcast, so they keep the values that the model in its own type gets. Outputs that are floating come as
+    float64. ``model`` itself is not changed; its parameters are upcast where they are used, one at a time.
 
     Raises:
         NormdeployError: the graph reads the bits of a floating tensor, which float64 has others of.
@@ -147,11 +158,14 @@ class Float64Runner(_TorchRunner):
             InputError: the feeds do not fit the model's inputs.
             NormdeployError: an operator does not run in float64.
         """
-        lifted = {n: Narrow(v) if isinstance(v, torch.Tensor) and not self._mutates else v for n, v in self._lifted.items()}
+        lifted = {
+            n: Narrow(v) if isinstance(v, torch.Tensor) and not self._mutates else v for n, v in self._lifted.items()
+        }
         return self._widely([widen(tensor) for tensor in self._inputs(feeds)], lifted)
 
     def perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
-        """The same with every parameter, buffer, constant and input off by up to ``unit``, relative: what changes is ill-conditioned."""
+        """The same with every parameter, buffer, constant and input off by up to ``unit``, relative: what changes is
+        ill-conditioned."""
         rng = torch.Generator().manual_seed(seed)
 
         def shifted(value: Any) -> Any:
@@ -168,8 +182,8 @@ class Float64Runner(_TorchRunner):
                 return self._call(inputs, lifted)
         except _Failed as failed:
             raise NormdeployError(
-                f"the float64 reference can't be run: {failed}; where the model itself runs on these inputs, the operator has no float64 "
-                "form and there is nothing to compare with"
+                f"the float64 reference can't be run: {failed}; where the model itself runs on these inputs, the"
+                " operator has no float64 form and there is nothing to compare with"
             ) from failed
 
 
@@ -202,7 +216,11 @@ class _Rounding(_Interpreter):
         try:
             return super().call_function(target, args, kwargs)
         except (RuntimeError, NotImplementedError):
-            halves = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dtype in HALVES.values()}
+            halves = {
+                t.dtype
+                for t in tree_leaves((args, kwargs))
+                if isinstance(t, torch.Tensor) and t.dtype in HALVES.values()
+            }
             if not halves:
                 raise
             half = halves.pop()
@@ -249,7 +267,8 @@ def _is_bfloat16(value: Any) -> bool:
 
 @contextmanager
 def _without_amx() -> Iterator[None]:
-    """Keeps oneDNN out: for bfloat16 it takes AMX instructions, which kill the process in virtual machines that only announce them."""
+    """Keeps oneDNN out: for bfloat16 it takes AMX instructions, which kill the process in virtual machines that only
+    announce them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a setting that ``flags`` touches besides
         with torch.backends.mkldnn.flags(enabled=False):

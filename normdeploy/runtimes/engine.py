@@ -37,7 +37,8 @@ class EngineRunner(LiveRunner):
         device: which GPU.
         stream: the CUDA stream to run on (see ``Cuda``).
         profile: the optimization profile; None takes the first that holds the shapes, at each call.
-        cuda_graph: replay a recorded CUDA graph. TensorRT's is recorded again where shapes or profile change; TensorRT-RTX keeps its own.
+        cuda_graph: replay a recorded CUDA graph. TensorRT's is recorded again where shapes or profile change;
+        TensorRT-RTX keeps its own.
 
     Raises:
         RuntimeUnavailable: the package, the GPU or a CUDA library is not there.
@@ -45,7 +46,9 @@ class EngineRunner(LiveRunner):
         NormdeployError: the engine is not one for this GPU and this version.
     """
 
-    def __init__(self, path: str | os.PathLike[str], device: int, stream: Any, profile: int | None, cuda_graph: bool) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], device: int, stream: Any, profile: int | None, cuda_graph: bool
+    ) -> None:
         super().__init__()
         self.runtime = runtime_of(Path(path))
         self.name = f"{TITLES[self.runtime]} ({os.path.basename(path)})"
@@ -59,8 +62,8 @@ class EngineRunner(LiveRunner):
             self._engine = self._loader.deserialize_cuda_engine(Path(path).read_bytes())
             if self._engine is None:
                 raise NormdeployError(
-                    f"{os.path.basename(path)} can't be loaded on this GPU: {self._log.taken()}; build it with this version of "
-                    f"{TITLES[self.runtime]} for this GPU's compute capability"
+                    f"{os.path.basename(path)} can't be loaded on this GPU: {self._log.taken()}; build it with this"
+                    f" version of {TITLES[self.runtime]} for this GPU's compute capability"
                 )
             count = self._engine.num_optimization_profiles
             if profile is not None and not 0 <= profile < count:
@@ -84,7 +87,10 @@ class EngineRunner(LiveRunner):
         engine = self._engine
         dtype = _TYPES.get(engine.get_tensor_dtype(name).name)
         if dtype is None:
-            raise InputError(f"{self.name}: {name!r} is {engine.get_tensor_dtype(name).name}, which numpy and torch arrays can't hold")
+            raise InputError(
+                f"{self.name}: {name!r} is {engine.get_tensor_dtype(name).name}, which numpy and torch arrays can't"
+                " hold"
+            )
         shape = tuple(None if n < 0 else int(n) for n in engine.get_tensor_shape(name))
         profiles = ()
         if ranged and None in shape:
@@ -104,7 +110,10 @@ class EngineRunner(LiveRunner):
         profile = chosen(self.name, tensors, self.inputs, self._engine.num_optimization_profiles, self._named)
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu" and tensor.device != device:
-                raise InputError(f"{self.name} runs on {device}, input {name!r} lies on {tensor.device}; move it, or choose the device")
+                raise InputError(
+                    f"{self.name} runs on {device}, input {name!r} lies on {tensor.device}; move it, or choose the"
+                    " device"
+                )
         stays = any(tensor.device == device for tensor in tensors.values())
         with self._cuda.running():
             found = self._recorded(profile, tensors) if self._records else self._once(profile, tensors)
@@ -143,12 +152,15 @@ class EngineRunner(LiveRunner):
         return self._graph[1](tensors)
 
     def _prepare(self, profile: int, held: dict[str, torch.Tensor]) -> Callable[[], dict[str, torch.Tensor]]:
-        """Profile, shapes and addresses, in the order in which each needs the one before; what comes out is known after the run."""
+        """Profile, shapes and addresses, in the order in which each needs the one before; what comes out is known after
+        the run."""
         context = self._context
         if context.active_optimization_profile != profile:
             self._must(context.set_optimization_profile_async(profile, self._cuda.handle), f"profile {profile}")
         for name, tensor in held.items():
-            self._must(context.set_input_shape(name, tuple(tensor.shape)), f"input {name!r} of shape {list(tensor.shape)}")
+            self._must(
+                context.set_input_shape(name, tuple(tensor.shape)), f"input {name!r} of shape {list(tensor.shape)}"
+            )
             self._must(context.set_tensor_address(name, _address(tensor)), f"the memory of input {name!r}")
         try:
             unknown = context.infer_shapes()
@@ -163,11 +175,18 @@ class EngineRunner(LiveRunner):
             where = torch.device("cpu") if spec.name in self._host else self._cuda.device
             if any(n < 0 for n in shape):
                 allocators[spec.name] = _allocator(self._library, where, dtype)
-                self._must(context.set_output_allocator(spec.name, allocators[spec.name]), f"the allocator of output {spec.name!r}")
+                self._must(
+                    context.set_output_allocator(spec.name, allocators[spec.name]),
+                    f"the allocator of output {spec.name!r}",
+                )
             else:
-                memory = torch.empty(max(1, math.prod(shape)), dtype=dtype, device=where)  # TensorRT takes no null address
+                memory = torch.empty(
+                    max(1, math.prod(shape)), dtype=dtype, device=where
+                )  # TensorRT takes no null address
                 fixed[spec.name] = memory[: math.prod(shape)].view(shape)
-                self._must(context.set_tensor_address(spec.name, memory.data_ptr()), f"the memory of output {spec.name!r}")
+                self._must(
+                    context.set_tensor_address(spec.name, memory.data_ptr()), f"the memory of output {spec.name!r}"
+                )
         return lambda: {s.name: fixed[s.name] if s.name in fixed else allocators[s.name].tensor() for s in self.outputs}
 
     def _execute(self) -> None:
@@ -191,7 +210,8 @@ class _Graph:
         device = runner._cuda.device
         if runner._host:
             raise InputError(
-                f"{runner.name}: {sorted(runner._host)} lie on the CPU, which a CUDA graph can't read; open it without cuda_graph"
+                f"{runner.name}: {sorted(runner._host)} lie on the CPU, which a CUDA graph can't read; open it without"
+                " cuda_graph"
             )
         self._inputs = {n: torch.empty(t.shape, dtype=t.dtype, device=device).copy_(t) for n, t in tensors.items()}
         collect = runner._prepare(profile, self._inputs)
@@ -199,7 +219,10 @@ class _Graph:
         runner._cuda.synchronize()
         self._outputs = collect()
         if dynamic := [s.name for s in runner.outputs if -1 in tuple(runner._context.get_tensor_shape(s.name))]:
-            raise InputError(f"{runner.name}: the shapes of {dynamic} depend on values, and a CUDA graph has fixed ones; open it without")
+            raise InputError(
+                f"{runner.name}: the shapes of {dynamic} depend on values, and a CUDA graph has fixed ones; open it"
+                " without"
+            )
         self._replay = runner._cuda.captured(runner._execute)
 
     def __call__(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -210,7 +233,9 @@ class _Graph:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() or torch.empty(1, device=tensor.device).data_ptr()  # of no elements: never read, but not null
+    return (
+        tensor.data_ptr() or torch.empty(1, device=tensor.device).data_ptr()
+    )  # of no elements: never read, but not null
 
 
 def _allocator(library: Any, device: torch.device, dtype: torch.dtype) -> Any:

@@ -1,5 +1,5 @@
-"""A file's nodes in float64, any part of them, with anything in their way replaced: what ``bisect`` asks its questions of, and the
-reference of ``verify`` where that is an ONNX file."""
+"""A file's nodes in float64, any part of them, with anything in their way replaced: what ``bisect`` asks its questions
+of, and the reference of ``verify`` where that is an ONNX file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class NotEvaluated(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """Nodes that take the place of others, and what becomes of single inputs on their way into a node: (place, index) -> function."""
+    """Nodes that take the place of others, and what becomes of single inputs on their way into a node: (place, index)
+    -> function."""
 
     nodes: Mapping[int, onnx.NodeProto] = field(default_factory=dict)
     inputs: Mapping[tuple[int, int], Callable[[Array], Array]] = field(default_factory=dict)
@@ -71,7 +72,9 @@ class Exact:
     def reads(self, node: onnx.NodeProto) -> list[str]:
         """Names of tensors of the main graph, those that the node's bodies see among them."""
         outer = self.makers.keys() | self.weights.keys() | self.inputs if node.attribute else ()
-        return list(dict.fromkeys([*filter(None, node.input), *sorted(name for name in captured(node) if name in outer)]))
+        return list(
+            dict.fromkeys([*filter(None, node.input), *sorted(name for name in captured(node) if name in outer)])
+        )
 
     def before(self, ends: Iterable[str], stops: Collection[str] = ()) -> list[int]:
         """The places of the nodes that ``ends`` are computed by from ``stops``, in order."""
@@ -86,7 +89,8 @@ class Exact:
         return sorted(found)
 
     def run(self, places: Sequence[int], known: Values, change: Change | None = None) -> dict[str, Array]:
-        """Values in float64 (integers as they are) of everything that ``places`` write, and ``known``, which is not computed anew.
+        """Values in float64 (integers as they are) of everything that ``places`` write, and ``known``, which is not
+        computed anew.
 
         Raises:
             NotEvaluated: something that is read can't be computed.
@@ -131,10 +135,21 @@ class Exact:
                 return (np.asarray(inputs[0]).astype(kind),)
             attrs = {a.name: _plain(onnx.helper.get_attribute_value(a)) for a in node.attribute}
             domain = "" if node.domain == "ai.onnx" else node.domain
-            return evaluate.apply(node.op_type, inputs, attrs, opset=opset_of(self.proto), domain=domain, outputs=len(node.output))
+            return evaluate.apply(
+                node.op_type, inputs, attrs, opset=opset_of(self.proto), domain=domain, outputs=len(node.output)
+            )
         except evaluate.Unsupported:
             return self._by_runtime(node, inputs, found)
-        except (ValueError, TypeError, IndexError, ZeroDivisionError, KeyError, AssertionError, MemoryError, AttributeError) as error:
+        except (
+            ValueError,
+            TypeError,
+            IndexError,
+            ZeroDivisionError,
+            KeyError,
+            AssertionError,
+            MemoryError,
+            AttributeError,
+        ) as error:
             raise NotEvaluated(f"{node.op_type} {node.name!r}: {type(error).__name__}: {error}") from error
 
     def _by_runtime(self, node: onnx.NodeProto, inputs: Sequence[Array | None], found: Values) -> list[Array | None]:
@@ -149,7 +164,9 @@ class Exact:
                 ran = runner.infer({name: feeds[name] for name in feeds if name not in self.constants})
         except (GraphError, InputError, RuntimeUnavailable, RuntimeError) as error:  # the last of a sequence
             raise NotEvaluated(f"{node.op_type} {node.name!r} has no float64 form, and alone: {error}") from error
-        return [(ran[name] if ran[name].dtype == object else widen(ran[name])) if name else None for name in node.output]
+        return [
+            (ran[name] if ran[name].dtype == object else widen(ran[name])) if name else None for name in node.output
+        ]
 
     def rounded(self, name: str, value: Array) -> Array:
         """``value`` in the type that ``name`` has in the file."""
@@ -167,8 +184,8 @@ def _plain(value: Any) -> Any:
 def cut(exact: Exact, nodes: Sequence[onnx.NodeProto], ends: Sequence[str], given: Values) -> onnx.ModelProto:
     """``nodes`` of a file as a model of their own that returns ``ends``.
 
-    ``given``: in the file's types, what they read and do not write. Constants among it become initializers, the rest inputs of
-    these very shapes. Weights and the functions that are called come along.
+    ``given``: in the file's types, what they read and do not write. Constants among it become initializers, the rest
+    inputs of these very shapes. Weights and the functions that are called come along.
     """
     model = onnx.ModelProto(ir_version=exact.proto.ir_version, opset_import=exact.proto.opset_import)
     model.producer_name = "normdeploy bisect"
@@ -186,7 +203,9 @@ def cut(exact: Exact, nodes: Sequence[onnx.NodeProto], ends: Sequence[str], give
     for name in ends:
         dtype = exact.types.get(name)
         graph.output.append(
-            onnx.ValueInfoProto(name=name) if dtype is None else onnx.helper.make_tensor_value_info(name, _kind(dtype), None)
+            onnx.ValueInfoProto(name=name)
+            if dtype is None
+            else onnx.helper.make_tensor_value_info(name, _kind(dtype), None)
         )
     model.functions.extend(_called(exact.proto, nodes))
     return model
@@ -214,7 +233,8 @@ def _called(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onn
 def island(proto: onnx.ModelProto, places: Collection[int], types: Mapping[str, np.dtype]) -> onnx.ModelProto:
     """A copy in which the nodes at ``places`` compute in float32 what they computed in half precision, between Casts.
 
-    What one of them gives another stays float32; what others read, and outputs of the graph, has its own type as before.
+    What one of them gives another stays float32; what others read, and outputs of the graph, has its own type as
+    before.
 
     Raises:
         GraphError: one of them has a body that holds half precision.

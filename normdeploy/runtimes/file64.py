@@ -1,7 +1,8 @@
-"""An ONNX file as the reference of a comparison: every node in float64, and with the roundings of the file's own types put back at random.
+"""An ONNX file as the reference of a comparison: every node in float64, and with the roundings of the file's own types
+put back at random.
 
-The same as ``eager.Float64Runner`` and ``rounding.RoundedRunner`` are for a PyTorch model. A node that the evaluator does not know is run
-by onnxruntime in the file's own type.
+The same as ``eager.Float64Runner`` and ``rounding.RoundedRunner`` are for a PyTorch model. A node that the evaluator
+does not know is run by onnxruntime in the file's own type.
 """
 
 from __future__ import annotations
@@ -29,19 +30,22 @@ from .rounding import FLOAT32, lost_along, of_a_sum, off_statistics, op_names
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
 
 
-# as in `rounding`: what rounds nothing; what rounds once; of what the largest value is 1, or as large as the operand, in roundings
-_EXACT = op_names(
-    """
-    Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Concat Split Slice Gather GatherElements GatherND ScatterND
-    ScatterElements Pad Relu Neg Abs Max Min Clip Where Sign Floor Ceil Round MaxPool GlobalMaxPool ReduceMax ReduceMin Dropout Constant
+# as in `rounding`: what rounds nothing; what rounds once; of what the largest value is 1, or as large as the operand,
+# in roundings
+_EXACT = op_names("""
+    Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Concat Split Slice Gather GatherElements GatherND
+    ScatterND
+    ScatterElements Pad Relu Neg Abs Max Min Clip Where Sign Floor Ceil Round MaxPool GlobalMaxPool ReduceMax ReduceMin
+    Dropout Constant
     ConstantOfShape DepthToSpace SpaceToDepth Trilu Compress OneHot EyeLike ReverseSequence
     SplitToSequence ConcatFromSequence SequenceAt SequenceConstruct
-    """
-)
+    """)
 _ONE_ROUNDING = op_names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
 _AS_ONE = op_names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
 _AS_OPERAND = op_names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
-_CENTERED = frozenset(op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT and row.centered and row.rescaled)
+_CENTERED = frozenset(
+    op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT and row.centered and row.rescaled
+)
 _SEQUENCES = op_names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSequence")
 _FIRST_ALONE = op_names("Pow Resize Upsample CumSum")
 _ORDERS = op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
@@ -66,7 +70,11 @@ class File64Runner:
         types = {name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
         self._exact = Exact(proto, types)
         self._outputs = [v.name for v in proto.graph.output]
-        self._places = [p for p in self._exact.before(self._outputs) if not set(self._exact.nodes[p].output) <= self._exact.constants]
+        self._places = [
+            p
+            for p in self._exact.before(self._outputs)
+            if not set(self._exact.nodes[p].output) <= self._exact.constants
+        ]
         reads = {p: self._exact.reads(self._exact.nodes[p]) for p in self._places}
         self._last = {name: p for p, names in reads.items() for name in names}
         floats = [t for t in (types.get(n) for n in self._touched(reads.values())) if t is not None and _is_floating(t)]
@@ -83,11 +91,13 @@ class File64Runner:
             InputError: inputs are missing or unknown.
             NormdeployError: a node can't be computed.
         """
-        return self._run(feeds, lambda name, value: value, lambda node, inputs: inputs, lambda node, inputs, name, value: value)
+        return self._run(
+            feeds, lambda name, value: value, lambda node, inputs: inputs, lambda node, inputs, name, value: value
+        )
 
     def perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
-        """The same with every input and weight off by up to ``unit``, relative: what changes is ill-conditioned. Single numbers stay: an
-        epsilon or exponent is what it is."""
+        """The same with every input and weight off by up to ``unit``, relative: what changes is ill-conditioned. Single
+        numbers stay: an epsilon or exponent is what it is."""
         rng = np.random.default_rng(seed)
 
         def off(value: Any) -> Any:
@@ -95,19 +105,23 @@ class File64Runner:
 
         def read(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
             constant = [name in self._exact.constants for name in node.input]
-            return [off(v) if c and self._moves(node, i, v) else v for i, (v, c) in enumerate(zip(inputs, constant, strict=True))]
+            return [
+                off(v) if c and self._moves(node, i, v) else v
+                for i, (v, c) in enumerate(zip(inputs, constant, strict=True))
+            ]
 
         return self._run(feeds, lambda name, value: off(value), read, lambda node, inputs, name, value: value)
 
     def _moves(self, node: onnx.NodeProto, place: int, value: Any, most: float = float("inf")) -> bool:
-        """Whether an input may be disturbed: not an exponent, the scales of a Resize or the end of a Range, which say what is computed; of
-        constants those of several elements, ``most`` at the most."""
+        """Whether an input may be disturbed: not an exponent, the scales of a Resize or the end of a Range, which say
+        what is computed; of constants those of several elements, ``most`` at the most."""
         if node.op_type == "Range" or (place and node.op_type in _FIRST_ALONE):
             return False
         return node.input[place] not in self._exact.constants or 1 < np.size(value) <= most
 
     def rounded(self, feeds: Mapping[str, np.ndarray], seed: int, half: torch.dtype | None = None) -> RunResult:
-        """One run with random roundings, other ones for each ``seed``; ``half``: of that type where the file has a wider one."""
+        """One run with random roundings, other ones for each ``seed``; ``half``: of that type where the file has a
+        wider one."""
         noise = _Noise(np.random.default_rng(seed), self._exact.types, _HALVES.get(half) if half is not None else None)
 
         def read(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
@@ -120,7 +134,8 @@ class File64Runner:
         return self._run(feeds, lambda name, value: value, read, noise.written)
 
     def in_half(self, feeds: Mapping[str, np.ndarray], half: torch.dtype | None) -> RunResult:
-        """Each result rounded to its own type, or to ``half`` where that is wider: what a correct runtime makes of it node by node.
+        """Each result rounded to its own type, or to ``half`` where that is wider: what a correct runtime makes of it
+        node by node.
 
         Outputs come in these types.
         """
@@ -171,7 +186,9 @@ class File64Runner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
 
@@ -192,7 +209,11 @@ class _Noise:
         if not _wide(value):
             return value
         drawn = self._rng.uniform(-1, 1, value.shape)
-        return value + np.nan_to_num(unit * drawn * (np.abs(value) + extra), nan=0.0, posinf=0.0, neginf=0.0) + apart * drawn
+        return (
+            value
+            + np.nan_to_num(unit * drawn * (np.abs(value) + extra), nan=0.0, posinf=0.0, neginf=0.0)
+            + apart * drawn
+        )
 
     def written(self, node: onnx.NodeProto, inputs: list[Any], name: str, value: Array) -> Array:
         unit = self.unit(name, node)
@@ -214,7 +235,8 @@ class _Noise:
         return np.asarray(self.lost(value, unit, extra=extra))
 
     def _off_mean(self, node: onnx.NodeProto, inputs: list[Any], value: Array, unit: float) -> Array:
-        """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie apart."""
+        """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie
+        apart."""
         x, scale = inputs[0], inputs[1]
         if not x.size:
             return np.zeros_like(value)
@@ -236,14 +258,19 @@ def _reduced(node: onnx.NodeProto, inputs: list[Any]) -> list[int]:
     """The axes of a reduction; none where all are."""
     if node.op_type == "GlobalAveragePool":
         return list(range(2, inputs[0].ndim))
-    given = inputs[1] if len(inputs) > 1 and inputs[1] is not None else next((a.ints for a in node.attribute if a.name == "axes"), ())
+    given = (
+        inputs[1]
+        if len(inputs) > 1 and inputs[1] is not None
+        else next((a.ints for a in node.attribute if a.name == "axes"), ())
+    )
     return [int(a) for a in np.asarray(given).reshape(-1)]
 
 
 def _summed(node: onnx.NodeProto, lost: Array, axis: int) -> Array:
     """What a CumSum's partial sums lose for all that follow, the last first where it is ``reverse``.
 
-    ``exclusive`` changes nothing: each result is a partial sum then too, one element later, and the first is 0 and loses nothing.
+    ``exclusive`` changes nothing: each result is a partial sum then too, one element later, and the first is 0 and
+    loses nothing.
     """
     if any(a.name == "reverse" and a.i for a in node.attribute):
         return np.asarray(np.flip(np.cumsum(np.flip(lost, axis), axis=axis), axis))

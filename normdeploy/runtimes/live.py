@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class LiveRunner:
     """What ``normdeploy.open_runner`` gives: a model that stays loaded until the context is left.
 
-    ``inputs`` and ``outputs`` say what it takes and gives. Calls from several threads wait for each other; open a runner for each
-    thread to run them side by side.
+    ``inputs`` and ``outputs`` say what it takes and gives. Calls from several threads wait for each other; open a
+    runner for each thread to run them side by side.
     """
 
     name: str
@@ -35,15 +35,18 @@ class LiveRunner:
         """Run the model once.
 
         Args:
-            feeds: input name -> numpy array, torch tensor, or array that speaks DLPack or __cuda_array_interface__. Nothing is
-                converted, and nothing copied where it lies on the runner's device and is contiguous; none is changed.
+            feeds: input name -> numpy array, torch tensor, or array that speaks DLPack or __cuda_array_interface__.
+                Nothing is converted, and nothing copied where it lies on the runner's device and is contiguous; none is
+                changed.
 
         Returns:
-            output name -> numpy array where every input is one, else torch tensor: on the runner's device where an input lies there,
-            else on the CPU. bfloat16 in numpy is ``ml_dtypes.bfloat16``. Later calls leave these alone.
+            output name -> numpy array where every input is one, else torch tensor: on the runner's device where an
+            input lies there, else on the CPU. bfloat16 in numpy is ``ml_dtypes.bfloat16``. Later calls leave these
+            alone.
 
         Raises:
-            InputError: names, dtypes, ranks or shapes do not fit, before anything runs; or the runtime fails on these inputs.
+            InputError: names, dtypes, ranks or shapes do not fit, before anything runs; or the runtime fails on these
+                inputs.
             NormdeployError: the runner is closed.
         """
         with self._lock:
@@ -53,7 +56,8 @@ class LiveRunner:
             return given_as(feeds, self._run(checked(self.name, feeds, self.inputs)))
 
     def prepare(self, feeds: Mapping[str, Any]) -> Callable[[], None]:
-        """The run alone, of inputs that are checked and bound once: what is timed. It ends when the outputs stand on the runner's device.
+        """The run alone, of inputs that are checked and bound once: what is timed. It ends when the outputs stand on
+        the runner's device.
 
         Raises:
             InputError: as ``infer``.
@@ -94,5 +98,7 @@ class LiveRunner:
             self._entered = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -30,7 +30,8 @@ class OrtRunner:
     """An ONNX file or model in onnxruntime.
 
     Args:
-        source: a path (needed where the weights are external or above 2 GB), or a model with its weights inside, or its bytes.
+        source: a path (needed where the weights are external or above 2 GB), or a model with its weights inside, or its
+        bytes.
         optimize: onnxruntime's own optimizer: all of it, or none.
         provider: "cpu" or "cuda"; on CUDA without TF32, whose products have float16's precision.
         disabled: names of optimizers that are left out.
@@ -38,7 +39,8 @@ class OrtRunner:
 
     Raises:
         GraphError: onnxruntime refuses the model.
-        RuntimeUnavailable: it has no kernel for one of the model's operators in its type, or the provider does not work here.
+        RuntimeUnavailable: it has no kernel for one of the model's operators in its type, or the provider does not work
+        here.
     """
 
     def __init__(
@@ -55,15 +57,21 @@ class OrtRunner:
         self.name = title(provider, optimize=optimize)
         options = ort.SessionOptions()
         options.log_severity_level = _SILENT
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # its idle threads would take torch's time
+        options.add_session_config_entry(
+            "session.intra_op.allow_spinning", "0"
+        )  # its idle threads would take torch's time
         level = ort.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         if disabled:
             options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(disabled))
         if saved is not None:
             options.optimized_model_filepath = os.fspath(saved)
-            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{saved.name}.data")
-            options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _ALL_WEIGHTS)
+            options.add_session_config_entry(
+                "session.optimized_model_external_initializers_file_name", f"{saved.name}.data"
+            )
+            options.add_session_config_entry(
+                "session.optimized_model_external_initializers_min_size_in_bytes", _ALL_WEIGHTS
+            )
         settings: dict[str, Any] = {"use_tf32": "0"} if provider == "cuda" else {}
         try:
             self._session = ort.InferenceSession(_model(source), options, providers=[(PROVIDERS[provider], settings)])
@@ -86,7 +94,9 @@ class OrtRunner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         del self._session
 
 
@@ -122,7 +132,9 @@ def no_cuda() -> str:
         return reason
     ort.set_default_logger_severity(_SILENT)  # it complains on the terminal and falls back to the CPU
     try:
-        identity = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Identity(x) }')
+        identity = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Identity(x) }'
+        )
         session = ort.InferenceSession(identity.SerializeToString(), providers=[PROVIDERS["cuda"]])
     except Exception as error:
         return short(error)
@@ -143,7 +155,9 @@ def _model(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> str | by
     try:
         return source.SerializeToString()
     except (EncodeError, ValueError) as error:
-        raise GraphError("the model is above 2 GB, which onnxruntime takes by path only; save it and give the path") from error
+        raise GraphError(
+            "the model is above 2 GB, which onnxruntime takes by path only; save it and give the path"
+        ) from error
 
 
 def _to_ort(array: np.ndarray) -> ort.OrtValue:

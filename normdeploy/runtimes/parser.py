@@ -1,8 +1,9 @@
-"""The process that shows models to TensorRT's parser: ``python -m normdeploy.runtimes.parser``, called by ``normdeploy.kernels``.
+"""The process that shows models to TensorRT's parser: ``python -m normdeploy.runtimes.parser``, called by
+``normdeploy.kernels``.
 
-It takes {"runtime": ..., "models": [base64, ...]} as JSON on standard input and answers with one JSON object a line on standard output:
-{"version": ...}, then for each model {"layers": [...]} or {"refused": reason}. Where the parser takes the process down, the answers so far
-are there. Nothing is built: it needs no GPU.
+It takes {"runtime": ..., "models": [base64, ...]} as JSON on standard input and answers with one JSON object a line on
+standard output: {"version": ...}, then for each model {"layers": [...]} or {"refused": reason}. Where the parser takes
+the process down, the answers so far are there. Nothing is built: it needs no GPU.
 """
 
 from __future__ import annotations

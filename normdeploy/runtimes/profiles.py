@@ -30,14 +30,15 @@ class GraphInput:
 def profile(inputs: Sequence[GraphInput], recorded: Sequence[InputSpec], given: Given = ()) -> dict[str, Shapes]:
     """The shapes of every dynamic input, {} where all inputs are static.
 
-    A range comes from the first that has it: ``given`` by input, ``given`` by dim, the ranges ``recorded`` at export. A dim's name
-    means one size everywhere, so a range given with one input holds for the others too.
+    A range comes from the first that has it: ``given`` by input, ``given`` by dim, the ranges ``recorded`` at export. A
+    dim's name means one size everywhere, so a range given with one input holds for the others too.
 
     Args:
         given: input or dim name -> (min, opt, max), of shapes or of sizes, or such texts as "ids=1x8:8x128:64x512".
 
     Raises:
-        InputError: a range can't be read, belongs to no input or dim, contradicts the input or another range, or is missing.
+        InputError: a range can't be read, belongs to no input or dim, contradicts the input or another range, or is
+            missing.
     """
     shapes, ranges = _sorted(inputs, parse(given))
     for item in inputs:
@@ -47,7 +48,11 @@ def profile(inputs: Sequence[GraphInput], recorded: Sequence[InputSpec], given: 
                 if isinstance(dim, str):
                     _state(ranges, dim, tuple(s[axis] for s in shapes[item.name]), item)  # type: ignore[arg-type]
     specs = {spec.name: spec for spec in recorded}
-    return {item.name: _shapes(item, shapes, ranges, specs) for item in inputs if any(not isinstance(d, int) for d in item.dims)}
+    return {
+        item.name: _shapes(item, shapes, ranges, specs)
+        for item in inputs
+        if any(not isinstance(d, int) for d in item.dims)
+    }
 
 
 def parse(given: Given) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -74,7 +79,9 @@ def _triple(name: str, values: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, 
         raise InputError(f"the profile of {name!r} has {len(values)} parts instead of min, opt and max; {_HOW}")
     low, best, high = values
     if not len(low) == len(best) == len(high):
-        raise InputError(f"the profile of {name!r} mixes ranks: {_said(values)}; give min, opt and max the same number of sizes")
+        raise InputError(
+            f"the profile of {name!r} mixes ranks: {_said(values)}; give min, opt and max the same number of sizes"
+        )
     if not all(1 <= a <= b <= c for a, b, c in zip(low, best, high, strict=True)):
         raise InputError(f"the profile of {name!r} is {_said(values)}, but every size must have 1 <= min <= opt <= max")
     return values
@@ -110,13 +117,16 @@ def _sorted(
 
 def _check(item: GraphInput, shapes: Shapes) -> None:
     if len(shapes[0]) != len(item.dims):
-        raise InputError(f"the profile of {item.name!r} is {_said(shapes)}, of rank {len(shapes[0])}, but {item} has rank {len(item.dims)}")
+        raise InputError(
+            f"the profile of {item.name!r} is {_said(shapes)}, of rank {len(shapes[0])}, but {item} has rank"
+            f" {len(item.dims)}"
+        )
     for axis, dim in enumerate(item.dims):
         sizes = tuple(shape[axis] for shape in shapes)
         if isinstance(dim, int) and set(sizes) != {dim}:
             raise InputError(
-                f"the profile of {item.name!r} is {_said(shapes)}, but dim {axis} of {item} is fixed at {dim}; give {dim} there, or "
-                "export the model with that dim dynamic"
+                f"the profile of {item.name!r} is {_said(shapes)}, but dim {axis} of {item} is fixed at {dim}; give"
+                f" {dim} there, or export the model with that dim dynamic"
             )
 
 
@@ -124,11 +134,17 @@ def _state(ranges: dict[str, tuple[Range, str]], dim: str, sizes: Range, item: G
     known, source = ranges.setdefault(dim, (sizes, f"the profile of input {item.name!r}"))
     if known != sizes:
         one, other = ":".join(map(str, known)), ":".join(map(str, sizes))
-        raise InputError(f"the dim {dim!r} is {one} by {source}, but {other} by the profile of input {item.name!r}; one dim has one range")
+        raise InputError(
+            f"the dim {dim!r} is {one} by {source}, but {other} by the profile of input {item.name!r}; one dim has one"
+            " range"
+        )
 
 
 def _shapes(
-    item: GraphInput, shapes: Mapping[str, Shapes], ranges: Mapping[str, tuple[Range, str]], recorded: Mapping[str, InputSpec]
+    item: GraphInput,
+    shapes: Mapping[str, Shapes],
+    ranges: Mapping[str, tuple[Range, str]],
+    recorded: Mapping[str, InputSpec],
 ) -> Shapes:
     if item.name in shapes:
         return shapes[item.name]
@@ -143,6 +159,8 @@ def _shapes(
             found.append((spec.shape[axis].min, spec.shape[axis].opt, spec.shape[axis].max))
         else:
             known = f"dim {dim!r}" if dim is not None else f"dim {axis}"
-            raise InputError(f"{known} of input {item} is dynamic, and nothing says which sizes it takes; give a profile: {_HOW}")
+            raise InputError(
+                f"{known} of input {item} is dynamic, and nothing says which sizes it takes; give a profile: {_HOW}"
+            )
     low, best, high = zip(*found, strict=True)
     return low, best, high

@@ -1,13 +1,16 @@
-"""The float64 reference with the roundings of the model's own type put back at random: how far may a correct evaluation be off, where?
+"""The float64 reference with the roundings of the model's own type put back at random: how far may a correct evaluation
+be off, where?
 
-Every result that a type of unit roundoff u rounds is disturbed: r + u·ξ·(|r| + a), with ξ uniform in [−1, 1] for each element anew. What
-makes several roundings inside (sums, products of matrices, norms, transcendental functions) also has its operands disturbed, x·(1 + u·ξ);
-large parameters, as weight matrices are, stay as they are: the other operand's roundings stand for theirs.
-a is 0, but for functions whose common formulas lose relative accuracy: a sigmoid near 0 is as exact as 1, a gelu of x as x (issue F).
+Every result that a type of unit roundoff u rounds is disturbed: r + u·ξ·(|r| + a), with ξ uniform in [−1, 1] for each
+element anew. What makes several roundings inside (sums, products of matrices, norms, transcendental functions) also has
+its operands disturbed, x·(1 + u·ξ); large parameters, as weight matrices are, stay as they are: the other operand's
+roundings stand for theirs. a is 0, but for functions whose common formulas lose relative accuracy: a sigmoid near 0 is
+as exact as 1, a gelu of x as x (issue F).
 
-A float32 kernel adds up a row in a few running sums. Where its elements are alike (a zero image behind a convolution with a bias) these
-lose digits step by step in one direction, n·u instead of √n·u in the worst case (Higham, Accuracy and Stability of Numerical Algorithms,
-2002, section 4.2). That hangs on the data, so it is computed: `lost_in_lanes` adds the row up as such a kernel does.
+A float32 kernel adds up a row in a few running sums. Where its elements are alike (a zero image behind a convolution
+with a bias) these lose digits step by step in one direction, n·u instead of √n·u in the worst case (Higham, Accuracy
+and Stability of Numerical Algorithms, 2002, section 4.2). That hangs on the data, so it is computed: `lost_in_lanes`
+adds the row up as such a kernel does.
 """
 
 from __future__ import annotations
@@ -31,8 +34,7 @@ def op_names(text: str) -> frozenset[str]:
 
 
 # moves, choices among the operands, and changes of sign round nothing
-_EXACT = op_names(
-    """
+_EXACT = op_names("""
     view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute
     movedim t mT numpy_T contiguous clone alias detach flatten unflatten repeat repeat_interleave to _to_copy type_as
     lift_fresh_copy lift_fresh flip roll split split_with_sizes chunk unbind view_as cat stack concat where
@@ -42,16 +44,14 @@ _EXACT = op_names(
     ones_like full_like empty empty_like new_zeros new_ones new_full scalar_tensor tril triu diagonal unfold im2col
     pixel_shuffle pixel_unshuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d eye arange one_hot isnan eq
     ne lt le gt ge logical_not
-    """
-)
+    """)
 _ONE_ROUNDING = op_names("add sub rsub mul div true_divide reciprocal sqrt square leaky_relu prelu threshold")
 # absolute accuracy: of these the largest value is 1
-_AS_ONE = op_names(
-    """
-    sigmoid hardsigmoid softplus elu selu celu expm1 log1p log_sigmoid log_softmax _log_softmax sin cos erf erfc tanh atan lstm gru
+_AS_ONE = op_names("""
+    sigmoid hardsigmoid softplus elu selu celu expm1 log1p log_sigmoid log_softmax _log_softmax sin cos erf erfc tanh
+    atan lstm gru
     rnn_tanh
-    """
-)
+    """)
 # and of these the operand
 _AS_OPERAND = op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
 # of equal values the order is anybody's choice, so they are drawn apart
@@ -71,7 +71,8 @@ class RoundedRunner(Float64Runner):
         """One run with random roundings, other ones for each ``seed``.
 
         Args:
-            half: the type whose roundings are meant where the model has float32, for files in half precision; None: the model's own.
+            half: the type whose roundings are meant where the model has float32, for files in half precision; None: the
+            model's own.
 
         Raises:
             InputError, NormdeployError: as ``infer``.
@@ -94,7 +95,11 @@ class _Rounded(Widening):
         schema = getattr(n.target, "_schema", None)
         # what writes into its operand has no value of its own
         self._op = "" if schema is None or schema.is_mutable else schema.name.partition("::")[2].removesuffix("_copy")
-        value = n.args[0].meta.get("val") if self._op in _ORDERS and isinstance(n.args[0], torch.fx.Node) else n.meta.get("val")
+        value = (
+            n.args[0].meta.get("val")
+            if self._op in _ORDERS and isinstance(n.args[0], torch.fx.Node)
+            else n.meta.get("val")
+        )
         self._unit = 0.0 if self._op in _EXACT else self._unit_of(value)
         return super().run_node(n)
 
@@ -128,13 +133,16 @@ class _Rounded(Widening):
             pooled = list(range(-int(self._op[-2]), 0)) if "pool" in self._op else []  # the dims of an image, "…2d"
             if self._unit == FLOAT32 and _floating(args[0]) and all(result.shape[a] == 1 for a in pooled):
                 axes = pooled or (args[1] if len(args) > 1 and args[1] is not None else ())
-                lost = lost_along(args[0].detach().numpy(), [axes] if isinstance(axes, int) else list(axes), self._op != "sum")
+                lost = lost_along(
+                    args[0].detach().numpy(), [axes] if isinstance(axes, int) else list(axes), self._op != "sum"
+                )
                 result = result + torch.from_numpy(lost).reshape(result.shape) * self._drawn(result)
         extra = (args[0].abs() if self._op in _AS_OPERAND else 0.0) + (1.0 if self._op in _AS_ONE else 0.0)
         return tree_map(lambda v: v + self._lost(v.abs() + extra) if _floating(v) else v, result)
 
     def _off_mean(self, args: Any, result: torch.Tensor) -> torch.Tensor:
-        """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie apart."""
+        """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie
+        apart."""
         x, second = args[0], args[1]
         if self._op == "layer_norm":
             rows = x.reshape(*x.shape[: x.dim() - len(second)], -1)
@@ -150,11 +158,16 @@ class _Rounded(Widening):
         epsilon = floats[-1] if floats else 1e-5
         off, scaled = (torch.from_numpy(v) for v in off_statistics(rows.detach().numpy(), epsilon, self._unit))
         centered = rows - rows.mean(-1, keepdim=True)
-        away = (off * self._drawn(off) + centered * scaled * self._drawn(scaled)).nan_to_num_(0.0, 0.0, 0.0).reshape(result.shape)
+        away = (
+            (off * self._drawn(off) + centered * scaled * self._drawn(scaled))
+            .nan_to_num_(0.0, 0.0, 0.0)
+            .reshape(result.shape)
+        )
         return away if weight is None else away * weight
 
     def _lost(self, value: torch.Tensor) -> torch.Tensor:
-        """u·ξ·value, ξ in [−1, 1] for each element; nothing where it is not finite, whose rounding would be another number."""
+        """u·ξ·value, ξ in [−1, 1] for each element; nothing where it is not finite, whose rounding would be another
+        number."""
         return self._drawn(value).mul_(self._unit).mul_(value).nan_to_num_(0.0, 0.0, 0.0)
 
     def _drawn(self, value: torch.Tensor) -> torch.Tensor:
@@ -165,17 +178,20 @@ class _Rounded(Widening):
         every = values if isinstance(values, list | tuple) else [values]
         kinds = [v.dtype for v in every if _floating(v)]
         wide = (torch.float32, torch.float64)
-        return max((torch.finfo(self._half if self._half is not None and k in wide else k).eps / 2 for k in kinds), default=0.0)
+        return max(
+            (torch.finfo(self._half if self._half is not None and k in wide else k).eps / 2 for k in kinds), default=0.0
+        )
 
 
 def of_a_sum(terms: float) -> float:
-    """Roundings of a sum, in units of the result: of n terms of one size, added one after another, √n/3 (root mean square)."""
+    """Roundings of a sum, in units of the result: of n terms of one size, added one after another, √n/3 (root mean
+    square)."""
     return float(max(1.0, terms**0.5 / 3))
 
 
 def lost_in_lanes(rows: np.ndarray) -> np.ndarray:
-    """What the float32 sum over the last axis is off by, (…, n) -> (…, 1): in `LANES` running sums, as kernels for vectors of 256 bits
-    have them (onnxruntime's InstanceNormalization loses just as much)."""
+    """What the float32 sum over the last axis is off by, (…, n) -> (…, 1): in `LANES` running sums, as kernels for
+    vectors of 256 bits have them (onnxruntime's InstanceNormalization loses just as much)."""
     n = rows.shape[-1]
     with np.errstate(all="ignore"):
         padded = np.zeros((*rows.shape[:-1], -(-n // LANES) * LANES), np.float32)
@@ -187,7 +203,8 @@ def lost_in_lanes(rows: np.ndarray) -> np.ndarray:
 
 
 def lost_along(x: np.ndarray, axes: Sequence[int], mean: bool) -> np.ndarray:
-    """`lost_in_lanes` of a sum or mean over ``axes`` (none: all), one number for each result, in the order of the other axes."""
+    """`lost_in_lanes` of a sum or mean over ``axes`` (none: all), one number for each result, in the order of the other
+    axes."""
     over = sorted({a % x.ndim for a in axes} or range(x.ndim)) if x.ndim else []
     kept = [a for a in range(x.ndim) if a not in over]
     rows = x.transpose([*kept, *over]).reshape(*(x.shape[a] for a in kept), -1)
@@ -195,7 +212,8 @@ def lost_along(x: np.ndarray, axes: Sequence[int], mean: bool) -> np.ndarray:
 
 
 def off_statistics(rows: np.ndarray, epsilon: float, unit: float) -> tuple[np.ndarray, np.ndarray]:
-    """What a row's normalized elements may be off by, all alike and in proportion to x − mean, for statistics in the type of ``unit``."""
+    """What a row's normalized elements may be off by, all alike and in proportion to x − mean, for statistics in the
+    type of ``unit``."""
     n = rows.shape[-1]
     with np.errstate(all="ignore"):
         mean, variance = rows.mean(-1, keepdims=True), rows.var(-1, keepdims=True)

@@ -25,7 +25,8 @@ _ERRORS_ONLY = 4  # onnxruntime's severity
 _NO_GRAPH = "-1"  # its gpu_graph_id of a run that neither records nor replays
 _TYPES = {"float": "float32", "double": "float64"}
 _ELEMENTS: dict[str, int] = {
-    name: onnx.TensorProto.BFLOAT16 if name == "bfloat16" else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in DTYPES
+    name: onnx.TensorProto.BFLOAT16 if name == "bfloat16" else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name))
+    for name in DTYPES
 }
 
 
@@ -37,8 +38,10 @@ class SessionRunner(LiveRunner):
         provider: "cpu" or "cuda".
         device: which GPU.
         stream: the CUDA stream to run on (see ``Cuda``).
-        cuda_graph: record the run as a CUDA graph, one for each combination of input shapes, kept until the runner is closed.
-        threads: of one operator on the CPU, which do not spin between runs; 0: onnxruntime's choice, a thread for each core.
+        cuda_graph: record the run as a CUDA graph, one for each combination of input shapes, kept until the runner is
+        closed.
+        threads: of one operator on the CPU, which do not spin between runs; 0: onnxruntime's choice, a thread for each
+        core.
 
     Raises:
         GraphError: onnxruntime refuses the file.
@@ -46,7 +49,9 @@ class SessionRunner(LiveRunner):
         InputError: the model takes or gives what is no tensor of numbers.
     """
 
-    def __init__(self, path: str | os.PathLike[str], provider: str, device: int, stream: Any, cuda_graph: bool, threads: int = 0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], provider: str, device: int, stream: Any, cuda_graph: bool, threads: int = 0
+    ) -> None:
         super().__init__()
         self.name = f"onnxruntime{' CUDA' if provider == 'cuda' else ''} ({os.path.basename(path)})"
         if provider == "cuda" and (reason := no_cuda()):
@@ -56,26 +61,35 @@ class SessionRunner(LiveRunner):
         self._graphs: dict[tuple[torch.Size, ...], _Graph] | None = {} if cuda_graph else None
         settings: dict[str, str] = {}
         if self._cuda is not None:
-            settings = {"device_id": str(device), "user_compute_stream": str(self._cuda.handle), "enable_cuda_graph": str(int(cuda_graph))}
+            settings = {
+                "device_id": str(device),
+                "user_compute_stream": str(self._cuda.handle),
+                "enable_cuda_graph": str(int(cuda_graph)),
+            }
         options = ort.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
         options.intra_op_num_threads = threads
         if threads:
-            options.add_session_config_entry("session.force_spinning_stop", "1")  # between runs they would take the cores of others
+            options.add_session_config_entry(
+                "session.force_spinning_stop", "1"
+            )  # between runs they would take the cores of others
         try:
             self._session = ort.InferenceSession(os.fspath(path), options, providers=[(PROVIDERS[provider], settings)])
         except Exception as error:  # onnxruntime's exceptions share no base class
             kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
             raise kind(f"{self.name} can't load the model: {short(error)}") from error
         self.inputs = tuple(self._spec(value) for value in self._session.get_inputs())
-        self.outputs = tuple({value.name: self._spec(value) for value in self._session.get_outputs()}.values())  # a file may say one twice
+        self.outputs = tuple(
+            {value.name: self._spec(value) for value in self._session.get_outputs()}.values()
+        )  # a file may say one twice
 
     def _spec(self, value: Any) -> TensorSpec:
         inner = value.type.removeprefix("tensor(").removesuffix(")")
         dtype = _TYPES.get(inner, inner)
         if dtype not in DTYPES:
             raise InputError(
-                f"{self.name}: {value.name!r} is {value.type}, and only tensors of {', '.join(DTYPES)} can be given or returned"
+                f"{self.name}: {value.name!r} is {value.type}, and only tensors of {', '.join(DTYPES)} can be given or"
+                " returned"
             )
         return TensorSpec(value.name, dtype, tuple(d if isinstance(d, int) else d or None for d in value.shape))
 
@@ -84,14 +98,17 @@ class SessionRunner(LiveRunner):
             if tensor.device.type != "cpu" and (self._cuda is None or tensor.device != self._cuda.device):
                 own = "the CPU" if self._cuda is None else str(self._cuda.device)
                 raise InputError(
-                    f"{self.name} runs on {own}, input {name!r} lies on {tensor.device}; move it, or choose provider and device"
+                    f"{self.name} runs on {own}, input {name!r} lies on {tensor.device}; move it, or choose provider"
+                    " and device"
                 )
         if self._cuda is None:
             return self._bound(tensors, "cpu")
         stays = any(tensor.is_cuda for tensor in tensors.values())
         with self._cuda.running():
             graphs = self._graphs
-            found = self._bound(tensors, "cuda" if stays else "cpu") if graphs is None else self._replayed(tensors, graphs)
+            found = (
+                self._bound(tensors, "cuda" if stays else "cpu") if graphs is None else self._replayed(tensors, graphs)
+            )
             self._cuda.share([*tensors.values(), *found.values()])
             return found if stays else {name: tensor.cpu() for name, tensor in found.items()}
 
@@ -129,20 +146,33 @@ class SessionRunner(LiveRunner):
         for spec in self.inputs:
             self._bind(binding.bind_input, spec, held[spec.name])
         for spec in self.outputs:
-            binding.bind_output(spec.name, where, (self._cuda.device.index or 0) if where == "cuda" and self._cuda else 0)
+            binding.bind_output(
+                spec.name, where, (self._cuda.device.index or 0) if where == "cuda" and self._cuda else 0
+            )
         return binding
 
-    def _replayed(self, tensors: dict[str, torch.Tensor], graphs: dict[tuple[torch.Size, ...], _Graph]) -> dict[str, torch.Tensor]:
+    def _replayed(
+        self, tensors: dict[str, torch.Tensor], graphs: dict[tuple[torch.Size, ...], _Graph]
+    ) -> dict[str, torch.Tensor]:
         """A run in the fixed buffers that a graph needs; the outputs are copied out of them on the GPU."""
         assert self._cuda is not None
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in graphs:
             sample = {name: tensor.to(self._cuda.device, copy=True).contiguous() for name, tensor in tensors.items()}
-            graphs[key] = _Graph(self, len(graphs), sample, self._bound(sample, "cuda"))  # the first run gives the outputs' shapes
+            graphs[key] = _Graph(
+                self, len(graphs), sample, self._bound(sample, "cuda")
+            )  # the first run gives the outputs' shapes
         return graphs[key](tensors)
 
     def _bind(self, bind: Callable[..., None], spec: TensorSpec, tensor: torch.Tensor) -> None:
-        bind(spec.name, tensor.device.type, tensor.device.index or 0, _ELEMENTS[spec.dtype], list(tensor.shape), tensor.data_ptr())
+        bind(
+            spec.name,
+            tensor.device.type,
+            tensor.device.index or 0,
+            _ELEMENTS[spec.dtype],
+            list(tensor.shape),
+            tensor.data_ptr(),
+        )
 
     def _execute(self, binding: ort.IOBinding, graph: str) -> None:
         try:
@@ -166,7 +196,9 @@ class SessionRunner(LiveRunner):
 class _Graph:
     """One recorded combination of shapes: its buffers, and the binding of them."""
 
-    def __init__(self, runner: SessionRunner, number: int, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, runner: SessionRunner, number: int, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]
+    ) -> None:
         import torch
 
         self._runner, self._number = runner, str(number + 1)
@@ -200,5 +232,7 @@ def _over(array: np.ndarray) -> ort.OrtValue:
 def _tensor(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:
     import torch
 
-    found = torch.from_dlpack(value._ortvalue)  # the wrapper's own __dlpack__ does not take the arguments that torch gives
+    found = torch.from_dlpack(
+        value._ortvalue
+    )  # the wrapper's own __dlpack__ does not take the arguments that torch gives
     return found.view(torch.bool) if spec.dtype == "bool" else found  # onnxruntime says uint8 there

@@ -1,4 +1,5 @@
-"""What a runner takes and gives: the account of its inputs and outputs, and any array as a torch tensor over the same memory."""
+"""What a runner takes and gives: the account of its inputs and outputs, and any array as a torch tensor over the same
+memory."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ DTYPES = (
 class TensorSpec:
     """An input or output: its name, dtype (numpy's name, or "bfloat16") and shape.
 
-    A dim of ``shape`` is its size, its name, or None where it is dynamic and the file keeps no name (engines keep none). ``profiles``
-    holds the (min, opt, max) shapes of each optimization profile of an engine's input; it is empty otherwise.
+    A dim of ``shape`` is its size, its name, or None where it is dynamic and the file keeps no name (engines keep
+    none). ``profiles`` holds the (min, opt, max) shapes of each optimization profile of an engine's input; it is empty
+    otherwise.
     """
 
     name: str
@@ -46,7 +48,8 @@ class TensorSpec:
 
 
 def as_tensor(name: str, value: Any) -> torch.Tensor:
-    """``value`` as a tensor over the same memory: a torch tensor, a numpy array, or what speaks DLPack or __cuda_array_interface__.
+    """``value`` as a tensor over the same memory: a torch tensor, a numpy array, or what speaks DLPack or
+    __cuda_array_interface__.
 
     A copy is made only of numpy arrays that torch can't view: big-endian ones, and those with negative strides.
 
@@ -66,7 +69,10 @@ def as_tensor(name: str, value: Any) -> torch.Tensor:
             return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise InputError(f"input {name!r} can't be taken: {error}; give a numpy array or a torch tensor") from error
-    raise InputError(f"input {name!r} is a {type(value).__name__}; give a numpy array, a torch tensor, or an array that speaks DLPack")
+    raise InputError(
+        f"input {name!r} is a {type(value).__name__}; give a numpy array, a torch tensor, or an array that speaks"
+        " DLPack"
+    )
 
 
 class _Writable:
@@ -81,7 +87,9 @@ def _over(array: np.ndarray) -> torch.Tensor:
     import torch
 
     bfloat16 = array.dtype == ml_dtypes.bfloat16
-    plain = np.asarray(array.view(np.int16) if bfloat16 else array, dtype=None if bfloat16 else array.dtype.newbyteorder("="))
+    plain = np.asarray(
+        array.view(np.int16) if bfloat16 else array, dtype=None if bfloat16 else array.dtype.newbyteorder("=")
+    )
     if any(stride < 0 for stride in plain.strides):
         plain = np.ascontiguousarray(plain)
     tensor = torch.from_numpy(plain if plain.flags.writeable else np.asarray(_Writable(plain)))
@@ -101,11 +109,14 @@ def checked(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) 
     """The feeds as tensors over the same memory, in the order of ``specs``.
 
     Raises:
-        InputError: names, dtypes, ranks or static sizes differ from those of ``specs``, or two inputs give one named dim two sizes.
+        InputError: names, dtypes, ranks or static sizes differ from those of ``specs``, or two inputs give one named
+            dim two sizes.
     """
     check_names(runner, feeds, [spec.name for spec in specs])
     tensors = {spec.name: as_tensor(spec.name, feeds[spec.name]) for spec in specs}
-    _require_fit(runner, specs, {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()})
+    _require_fit(
+        runner, specs, {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
+    )
     return tensors
 
 
@@ -115,7 +126,8 @@ def are_arrays(feeds: Mapping[str, Any]) -> bool:
 
 
 def checked_arrays(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """``checked`` for numpy arrays, without torch. A copy is made of those that are not contiguous or in another order of bytes.
+    """``checked`` for numpy arrays, without torch. A copy is made of those that are not contiguous or in another order
+    of bytes.
 
     Raises:
         InputError: as ``checked``.
@@ -126,7 +138,10 @@ def checked_arrays(runner: str, feeds: Mapping[str, Any], specs: Sequence[Tensor
         kind = given[strange].dtype
         raise InputError(f"input {strange!r} can't be taken: it is an array of {kind}; give one of {', '.join(DTYPES)}")
     _require_fit(runner, specs, {name: (array.dtype.name, list(array.shape)) for name, array in given.items()})
-    return {name: np.asarray(a, a.dtype if a.dtype.isnative else a.dtype.newbyteorder("="), order="C") for name, a in given.items()}
+    return {
+        name: np.asarray(a, a.dtype if a.dtype.isnative else a.dtype.newbyteorder("="), order="C")
+        for name, a in given.items()
+    }
 
 
 def _require_fit(runner: str, specs: Sequence[TensorSpec], given: Mapping[str, tuple[str, list[int]]]) -> None:
@@ -135,16 +150,21 @@ def _require_fit(runner: str, specs: Sequence[TensorSpec], given: Mapping[str, t
         dtype, shape = given[spec.name]
         if dtype != spec.dtype:
             raise InputError(f"{runner}: input {spec.name!r} is {spec.dtype}, it was given {dtype}; convert it")
-        if len(shape) != len(spec.shape) or any(isinstance(d, int) and d != n for d, n in zip(spec.shape, shape, strict=True)):
+        if len(shape) != len(spec.shape) or any(
+            isinstance(d, int) and d != n for d, n in zip(spec.shape, shape, strict=True)
+        ):
             raise InputError(f"{runner}: the input is {spec}, it was given the shape {shape}; reshape it")
         for dim, size in zip(spec.shape, shape, strict=True):
             if isinstance(dim, str) and (first := known.setdefault(dim, (size, spec.name)))[0] != size:
                 raise InputError(
-                    f"{runner}: the dim {dim!r} is {first[0]} in input {first[1]!r}, but {size} in input {spec.name!r}; give both one size"
+                    f"{runner}: the dim {dim!r} is {first[0]} in input {first[1]!r}, but {size} in input {spec.name!r};"
+                    " give both one size"
                 )
 
 
-def chosen(runner: str, tensors: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec], count: int, named: int | None) -> int:
+def chosen(
+    runner: str, tensors: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec], count: int, named: int | None
+) -> int:
     """The profile that is named, else the first of ``count`` that holds every shape.
 
     Raises:
@@ -159,9 +179,12 @@ def chosen(runner: str, tensors: Mapping[str, torch.Tensor], specs: Sequence[Ten
         for spec in wrong:
             low, _, high = spec.profiles[profile]
             outside.append(
-                f"input {spec.name!r} has shape {list(tensors[spec.name].shape)}, profile {profile} takes {list(low)} to {list(high)}"
+                f"input {spec.name!r} has shape {list(tensors[spec.name].shape)}, profile {profile} takes {list(low)}"
+                f" to {list(high)}"
             )
-    raise InputError(f"{runner}: {'; '.join(outside)}; change the shape, or build the engine with a profile that holds it")
+    raise InputError(
+        f"{runner}: {'; '.join(outside)}; change the shape, or build the engine with a profile that holds it"
+    )
 
 
 def given_as(feeds: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -75,7 +75,9 @@ class TrtRunner:
 
     def types(self) -> dict[str, np.dtype]:
         """Of the inputs."""
-        return {name: _numpy(self._runner.engine.get_tensor_dtype(name).name) for name in self._runner.get_input_metadata()}
+        return {
+            name: _numpy(self._runner.engine.get_tensor_dtype(name).name) for name in self._runner.get_input_metadata()
+        }
 
     def floats(self) -> set[str]:
         """The floating types of inputs and outputs: "float32", "float16", "bfloat16"."""
@@ -98,7 +100,9 @@ class TrtRunner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._runner.deactivate()
 
 
@@ -108,7 +112,8 @@ def _numpy(kind: str) -> np.dtype:
 
 
 class _Log(logging.Handler):
-    """Collects what Polygraphy and TensorRT say of errors, which would go to the terminal and is not in the exceptions."""
+    """Collects what Polygraphy and TensorRT say of errors, which would go to the terminal and is not in the
+    exceptions."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -155,7 +160,9 @@ def runtime_of(engine: Path) -> str:
     with engine.open("rb") as file:
         magic = file.read(4)
     if magic[1:] != _RTX_MAGIC[1:]:
-        raise InputError(f"{engine.name} is no TensorRT engine: it begins with {magic!r}; make one with `normdeploy build`")
+        raise InputError(
+            f"{engine.name} is no TensorRT engine: it begins with {magic!r}; make one with `normdeploy build`"
+        )
     return "tensorrt-rtx" if magic == _RTX_MAGIC else "tensorrt"
 
 
@@ -200,6 +207,7 @@ def select(runtime: str) -> Any:
     if rtx != config.USE_TENSORRT_RTX:
         other = "TensorRT" if rtx else "TensorRT-RTX"
         raise RuntimeUnavailable(
-            f"{TITLES[runtime]} can't be used in a process that has been using {other} through Polygraphy; start another"
+            f"{TITLES[runtime]} can't be used in a process that has been using {other} through Polygraphy; start"
+            " another"
         )
     return importlib.import_module(PACKAGES[runtime])

@@ -1,8 +1,9 @@
-"""Is a network what was asked for? The element types that TensorRT's parser gave each tensor, against those that the ONNX file states.
+"""Is a network what was asked for? The element types that TensorRT's parser gave each tensor, against those that the
+ONNX file states.
 
-Runs in the builder's process, on the network as parsed: no GPU is needed. A strongly typed network keeps these types in the engine; one
-that is not may be built in other ones, which is refused. An engine of the wrong precision is right in its numbers and wrong in its speed
-and memory, so nothing but a look at the types shows it.
+Runs in the builder's process, on the network as parsed: no GPU is needed. A strongly typed network keeps these types in
+the engine; one that is not may be built in other ones, which is refused. An engine of the wrong precision is right in
+its numbers and wrong in its speed and memory, so nothing but a look at the types shows it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _HEAVY = frozenset({"CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY", "EINSUM",
 class Types:
     """What a network computes in; true where it is what was asked.
 
-    ``layers``: floating type -> number of layers that give it; ``heavy`` the same of matrix products and convolutions; ``wrong`` says
-    what is not as asked, one line each.
+    ``layers``: floating type -> number of layers that give it; ``heavy`` the same of matrix products and convolutions;
+    ``wrong`` says what is not as asked, one line each.
     """
 
     layers: dict[str, int] = field(default_factory=dict)
@@ -40,8 +41,8 @@ def check(trt: Any, network: Any, precision: str, stated: Mapping[str, str]) -> 
         trt: the module, tensorrt or tensorrt_rtx.
         network: its INetworkDefinition.
         precision: "fp16" or "bf16".
-        stated: tensor -> type ("float16", ...) by the file, its inputs, outputs and inner tensors. The parser keeps most names; tensors
-            that the network does not have under the same name are not compared.
+        stated: tensor -> type ("float16", ...) by the file, its inputs, outputs and inner tensors. The parser keeps
+            most names; tensors that the network does not have under the same name are not compared.
     """
     wrong: list[str] = []
     if not _strong(trt, network):
@@ -68,12 +69,17 @@ def check(trt: Any, network: Any, precision: str, stated: Mapping[str, str]) -> 
 
 
 def _differing(what: str, tensors: list[Any], stated: Mapping[str, str]) -> list[str]:
-    found = [(t.name, FLOATS.get(t.dtype.name, t.dtype.name)) for t in tensors if t.name in stated and stated[t.name] in FLOATS.values()]
+    found = [
+        (t.name, FLOATS.get(t.dtype.name, t.dtype.name))
+        for t in tensors
+        if t.name in stated and stated[t.name] in FLOATS.values()
+    ]
     return [f"{what} {name!r} is {kind}, the file says {stated[name]}" for name, kind in found if kind != stated[name]]
 
 
 def _strong(trt: Any, network: Any) -> bool:
-    """TensorRT 11 and TensorRT-RTX, which have lost the builder flags that weakly typed networks need, know no other networks."""
+    """TensorRT 11 and TensorRT-RTX, which have lost the builder flags that weakly typed networks need, know no other
+    networks."""
     if not hasattr(trt.BuilderFlag, "FP16"):
         return True
     return bool(network.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

@@ -1,7 +1,9 @@
-"""A torch.fx graph with every floating dtype set to another: to float64 (complex to complex128), or float32 to half precision.
+"""A torch.fx graph with every floating dtype set to another: to float64 (complex to complex128), or float32 to half
+precision.
 
-The new type is written into the dtype arguments of the nodes, so upcasts inside a half-precision model, ``arange`` and ``full``, the dtype
-of a softmax and the bodies of control flow are all reached. Numbers stay as they are: float16's lowest value in a mask is still that.
+The new type is written into the dtype arguments of the nodes, so upcasts inside a half-precision model, ``arange`` and
+``full``, the dtype of a softmax and the bodies of control flow are all reached. Numbers stay as they are: float16's
+lowest value in a mask is still that.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from torch.fx.node import map_aggregate
 from ..errors import NormdeployError
 
 _aten = torch.ops.aten
-_ALIASING_CASTS = {"aten::to", "aten::type_as", "prims::convert_element_type"}  # return their input itself where the dtype is right
+_ALIASING_CASTS = {
+    "aten::to",
+    "aten::type_as",
+    "prims::convert_element_type",
+}  # return their input itself where the dtype is right
 _T = TypeVar("_T")
 Kind = Callable[[torch.dtype], torch.dtype]  # the type that takes the place of one
 
@@ -60,8 +66,8 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
         return
     if node.target is _aten.view.dtype and _dtype(node) != _dtype(node.args[0]):
         raise NormdeployError(
-            f"it can't be run in {kind(torch.float32)}: node {node.name!r} reads the bits of a {_dtype(node.args[0])} tensor as "
-            f"{_dtype(node)}, and they are others there; compute it without .view(dtype)"
+            f"it can't be run in {kind(torch.float32)}: node {node.name!r} reads the bits of a {_dtype(node.args[0])}"
+            f" tensor as {_dtype(node)}, and they are others there; compute it without .view(dtype)"
         )
     narrow = _dtype(node)
     node.args = map_aggregate(node.args, partial(_argument, kind))  # type: ignore[assignment]
@@ -77,7 +83,8 @@ def _argument(kind: Kind, value: Any) -> Any:
 
 
 def _copy_result(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """A cast that copied has become one that returns its input: copy, lest an in-place operator after it reach the input."""
+    """A cast that copied has become one that returns its input: copy, lest an in-place operator after it reach the
+    input."""
     with graph.inserting_after(node):
         clone = graph.call_function(_aten.clone.default, (node,))
     clone.meta = dict(node.meta)

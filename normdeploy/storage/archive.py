@@ -17,12 +17,14 @@ LIMIT = 8 * 2**30  # bytes of all arrays together; a zip of a few kilobytes can 
 
 
 def read_npz(path: str | os.PathLike[str], *, limit: int = LIMIT) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file. Nothing in it is executed; what all claim to hold is compared with ``limit`` before any is read.
+    """The arrays of an .npz file. Nothing in it is executed; what all claim to hold is compared with ``limit`` before
+    any is read.
 
     bfloat16, which .npy files can't name, comes as numpy writes it: two-byte voids ("V2").
 
     Raises:
-        InputError: there is no such file, it is no .npz of plain arrays, or it is larger than ``limit`` bytes when unpacked.
+        InputError: there is no such file, it is no .npz of plain arrays, or it is larger than ``limit`` bytes when
+            unpacked.
     """
     label = repr(os.fspath(path))
     if not os.path.isfile(path):
@@ -33,13 +35,18 @@ def read_npz(path: str | os.PathLike[str], *, limit: int = LIMIT) -> dict[str, n
             _bounded(label, members, limit)
             return {m.filename.removesuffix(".npy"): _array(archive, m) for m in members}
     except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{label} is no .npz file of arrays ({error}); write it with numpy.savez(file, name=array)") from error
+        raise InputError(
+            f"{label} is no .npz file of arrays ({error}); write it with numpy.savez(file, name=array)"
+        ) from error
 
 
 def _bounded(label: str, members: list[zipfile.ZipInfo], limit: int) -> None:
     total = sum(m.file_size for m in members)
     if total > limit:
-        raise InputError(f"{label} unpacks to {total} bytes, more than the {limit} that are read; give smaller arrays, or use open_runner")
+        raise InputError(
+            f"{label} unpacks to {total} bytes, more than the {limit} that are read; give smaller arrays, or use"
+            " open_runner"
+        )
     names = [m.filename for m in members]
     if twice := sorted({n for n in names if names.count(n) > 1}):
         raise InputError(f"{label} holds {twice} twice; write each array once")

@@ -1,8 +1,8 @@
 """Replacing files so that nothing half-written ever stands under its final name.
 
-An output is written under a temporary name in its own folder (a rename is atomic only within one file system), flushed to the
-disk and renamed. The temporary is locked while its writer lives, so that what a killed run left behind is told from what another
-process is writing now, and removed.
+An output is written under a temporary name in its own folder (a rename is atomic only within one file system), flushed
+to the disk and renamed. The temporary is locked while its writer lives, so that what a killed run left behind is told
+from what another process is writing now, and removed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside ``path``; what the block writes there replaces ``path`` if the block ends without an exception.
+    """A temporary path beside ``path``; what the block writes there replaces ``path`` if the block ends without an
+    exception.
 
-    On any exception, Ctrl-C and SIGTERM included, ``path`` is what it was before and the temporary is gone. A symbolic link is
-    followed, the permissions of a file that is replaced are kept.
+    On any exception, Ctrl-C and SIGTERM included, ``path`` is what it was before and the temporary is gone. A symbolic
+    link is followed, the permissions of a file that is replaced are kept.
 
     Raises:
         NormdeployError: the folder is missing or can't be written to, ``path`` is no regular file, or the disk is full.
@@ -57,7 +58,9 @@ def writable(path: str | os.PathLike[str]) -> Path:
     target = Path(os.path.realpath(path))
     try:
         if not target.parent.is_dir():
-            raise NormdeployError(f"can't write {str(path)!r}: there is no folder {target.parent.name!r}; make it first")
+            raise NormdeployError(
+                f"can't write {str(path)!r}: there is no folder {target.parent.name!r}; make it first"
+            )
         if target.exists() and not target.is_file():
             raise NormdeployError(f"can't write {str(path)!r}: it exists and is not a regular file; give another name")
     except OSError as error:  # the name is too long
@@ -72,7 +75,9 @@ def temporary(target: Path) -> Iterator[Path]:
     try:
         handle, path = _create(target)
     except OSError as error:
-        raise NormdeployError(f"can't write {target.name!r} to the folder {str(target.parent)!r}: {error.strerror}") from error
+        raise NormdeployError(
+            f"can't write {target.name!r} to the folder {str(target.parent)!r}: {error.strerror}"
+        ) from error
     _unfinished.add(path)
     try:
         with _sigterm_unwinds():
@@ -82,8 +87,8 @@ def temporary(target: Path) -> Iterator[Path]:
             raise
         free = shutil.disk_usage(target.parent).free
         raise NormdeployError(
-            f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free in its folder); make room or choose "
-            "another folder. What stood there before is untouched"
+            f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free in its folder); make room or"
+            " choose another folder. What stood there before is untouched"
         ) from error
     finally:
         path.unlink(missing_ok=True)
@@ -141,7 +146,9 @@ def _lock(handle: int, *, wait: bool = True) -> bool:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One writer at a time in ``folder``, for the moment of the renames."""
-    if sys.platform == "win32" or Path(os.path.realpath(folder)) in _unfinished:  # a new folder of ours is locked as long as it is written
+    if (
+        sys.platform == "win32" or Path(os.path.realpath(folder)) in _unfinished
+    ):  # a new folder of ours is locked as long as it is written
         yield
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -36,19 +36,23 @@ def sha256(path: str | os.PathLike[str]) -> str:
 def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external: bool = False) -> None:
     """Write ``proto``, which is not changed, to ``path``.
 
-    Where it is too long for protobuf (2 GB), or with ``external``, its weights go to ``<name>.<hash>.data`` in the same folder. The
-    name comes from the content, so the old model and its old weights stay valid until the new model is renamed into place, the last
-    step but one; weights that no model refers to any more are removed then.
+    Where it is too long for protobuf (2 GB), or with ``external``, its weights go to ``<name>.<hash>.data`` in the same
+    folder. The name comes from the content, so the old model and its old weights stay valid until the new model is
+    renamed into place, the last step but one; weights that no model refers to any more are removed then.
 
     Raises:
-        GraphError: more than 2 GB would remain without the weights, or a weight lies in an external file that was not loaded.
+        GraphError: more than 2 GB would remain without the weights, or a weight lies in an external file that was not
+            loaded.
         NormdeployError: as ``atomic``.
     """
     target = writable(path)
-    foreign = next((t.name for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL and held(t) is None), None)
+    foreign = next(
+        (t.name for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL and held(t) is None), None
+    )
     if foreign is not None:
         raise GraphError(
-            f"the weight {foreign!r} lies in an external file and was not loaded; load the model with its external data before saving it"
+            f"the weight {foreign!r} lies in an external file and was not loaded; load the model with its external data"
+            " before saving it"
         )
     light, weights = detached(proto)
     filled(light)  # what lies in bodies is no initializer of the graph
@@ -56,7 +60,8 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
         rest = light.ByteSize()
     except EncodeError as error:
         raise GraphError(
-            f"{target.name} is longer than 2 GB even without its weights, which protobuf can't hold; make its constants initializers"
+            f"{target.name} is longer than 2 GB even without its weights, which protobuf can't hold; make its constants"
+            " initializers"
         ) from error
     with temporary(target) as model, temporary(target) as data:
         location = None
@@ -90,12 +95,12 @@ def check_end(path: str | os.PathLike[str]) -> None:
 
 
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
-    """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid order are put into one,
-    and a size of -1 is an open one (`opened_sizes`).
+    """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid
+    order are put into one, and a size of -1 is an open one (`opened_sizes`).
 
     Raises:
-        GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, or its external data is missing,
-            too short or outside the model's folder.
+        GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, or its external data
+            is missing, too short or outside the model's folder.
     """
     source = Path(path)
     if not source.is_file():
@@ -106,7 +111,8 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
         raise GraphError(f"the path {str(path)!r} is no text in UTF-8, and onnx opens no other; rename it") from error
     if (size := source.stat().st_size) > PROTOBUF_LIMIT:
         raise GraphError(
-            f"{source.name} has {size} bytes, but an ONNX file ends at {PROTOBUF_LIMIT}; larger models keep their weights in external data"
+            f"{source.name} has {size} bytes, but an ONNX file ends at {PROTOBUF_LIMIT}; larger models keep their"
+            " weights in external data"
         )
     proto = onnx.ModelProto()
     try:
@@ -148,8 +154,9 @@ def _why(error: Exception) -> str:
 def _for_the_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:
     """A copy for the checker, None where the file itself will do: its nodes stand in order, and it knows them all.
 
-    Norms that other tools left in ONNX's own domain, which the checker refuses (`strays`), are in a domain of their own here. The weights
-    outside the file, whose places `_place` has checked, are empty, for the checker looks for them in the working directory.
+    Norms that other tools left in ONNX's own domain, which the checker refuses (`strays`), are in a domain of their own
+    here. The weights outside the file, whose places `_place` has checked, are empty, for the checker looks for them in
+    the working directory.
     """
 
     def foreign(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -184,12 +191,17 @@ def bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionPr
 def opened_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto``, or where it states a negative size a copy that leaves that dim open.
 
-    PaddlePaddle's older writers put -1 for a dynamic size, and onnxruntime and TensorRT read it so; ONNX itself has no size below 0.
+    PaddlePaddle's older writers put -1 for a dynamic size, and onnxruntime and TensorRT read it so; ONNX itself has no
+    size below 0.
     """
 
     def negative(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
         for body in bodies(model):
-            stated = body.value_info if isinstance(body, onnx.FunctionProto) else (*body.input, *body.output, *body.value_info)
+            stated = (
+                body.value_info
+                if isinstance(body, onnx.FunctionProto)
+                else (*body.input, *body.output, *body.value_info)
+            )
             yield from (d for v in stated for d in v.type.tensor_type.shape.dim if d.dim_value < 0)
 
     if next(negative(proto), None) is None:
@@ -236,13 +248,16 @@ def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
         raise GraphError(f"the weight {tensor.name!r} has a broken reference to {location!r}: {error}") from error
     if not location or os.path.isabs(location) or ".." in Path(location).parts or not file.is_relative_to(root):
         raise GraphError(
-            f"the weight {tensor.name!r} refers to {location!r}, which is outside the model's folder; only files beside the model are read"
+            f"the weight {tensor.name!r} refers to {location!r}, which is outside the model's folder; only files beside"
+            " the model are read"
         )
     if size is None:
-        raise GraphError(f"the weight {tensor.name!r} lies in {location!r}, which is not in the model's folder; copy it there")
+        raise GraphError(
+            f"the weight {tensor.name!r} lies in {location!r}, which is not in the model's folder; copy it there"
+        )
     if length != needed or min(length, offset) < 0 or offset + length > size:
         raise GraphError(
-            f"the weight {tensor.name!r} needs {needed} bytes and refers to {length} bytes at {offset} of {location!r}, which has {size}; "
-            "the file was cut short or is another one"
+            f"the weight {tensor.name!r} needs {needed} bytes and refers to {length} bytes at {offset} of {location!r},"
+            f" which has {size}; the file was cut short or is another one"
         )
     return file, offset, length

@@ -24,8 +24,9 @@ _HERE = -100  # AT_FDCWD
 def atomic_folder(target: Path) -> Iterator[Path]:
     """A new folder beside ``target``, which takes its place if the block ends without an exception; else it is gone.
 
-    What stood there is removed once it is replaced. On Linux the two are exchanged in one step; elsewhere, or on a file system that
-    can't, the old one is renamed first, and back where the new one can't be. What killed runs left behind is removed.
+    What stood there is removed once it is replaced. On Linux the two are exchanged in one step; elsewhere, or on a file
+    system that can't, the old one is renamed first, and back where the new one can't be. What killed runs left behind
+    is removed.
 
     Raises:
         NormdeployError: the folder around it is missing or can't be written to, or the disk is full.
@@ -50,11 +51,13 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         if error.errno in _FULL:
             free = shutil.disk_usage(target.parent).free
             raise NormdeployError(
-                f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free there); make room or choose another folder. "
-                "What stood there before is untouched"
+                f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free there); make room or"
+                " choose another folder. What stood there before is untouched"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise NormdeployError(f"can't write {target.name!r} to the folder {str(target.parent)!r}: {error.strerror}") from error
+            raise NormdeployError(
+                f"can't write {target.name!r} to the folder {str(target.parent)!r}: {error.strerror}"
+            ) from error
         raise
     finally:
         _unfinished.discard(fresh)
@@ -71,9 +74,13 @@ def vacant(folder: str | os.PathLike[str]) -> Path:
     """
     target = Path(os.path.realpath(folder))
     if not target.parent.is_dir():
-        raise NormdeployError(f"can't write {os.fspath(folder)!r}: there is no folder {target.parent.name!r}; make it first")
+        raise NormdeployError(
+            f"can't write {os.fspath(folder)!r}: there is no folder {target.parent.name!r}; make it first"
+        )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise NormdeployError(f"can't write {os.fspath(folder)!r}: it is there already and not an empty folder; give another name")
+        raise NormdeployError(
+            f"can't write {os.fspath(folder)!r}: it is there already and not an empty folder; give another name"
+        )
     return target
 
 

@@ -1,8 +1,8 @@
 """Large weights that a model refers to and does not hold: arrays of this process, which all of its copies share.
 
-A protobuf copies a weight each time that it is read, and each time that a message is put together from others. So while a model is
-rewritten, its large floating weights are arrays, of which the initializers name the key. Whoever makes a model so keeps its `Weights`: with
-them the arrays are gone. A key is random, so that no file can name one.
+A protobuf copies a weight each time that it is read, and each time that a message is put together from others. So while
+a model is rewritten, its large floating weights are arrays, of which the initializers name the key. Whoever makes a
+model so keeps its `Weights`: with them the arrays are gone. A key is random, so that no file can name one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ Weights = dict[str, np.ndarray]
 
 
 def refer(tensor: onnx.TensorProto, array: np.ndarray, weights: Weights) -> None:
-    """Let ``tensor``, whose name, type and dims are set, refer to ``array``, which ``weights`` keeps and nobody may write to any more."""
-    kept = np.ascontiguousarray(array).reshape(tuple(tensor.dims)).view()  # a view of our own, so that the flag is its own, too
+    """Let ``tensor``, whose name, type and dims are set, refer to ``array``, which ``weights`` keeps and nobody may
+    write to any more."""
+    kept = (
+        np.ascontiguousarray(array).reshape(tuple(tensor.dims)).view()
+    )  # a view of our own, so that the flag is its own, too
     kept.flags.writeable = False
     key = str(next(_numbers))
     _arrays[key] = weights[key] = kept
@@ -57,7 +60,9 @@ def held(tensor: onnx.TensorProto) -> np.ndarray | None:
         return None
     found = _arrays.get(key)
     if found is None:
-        raise GraphError(f"the weight {tensor.name!r} is held no more: keep the weights of a model as long as the model")
+        raise GraphError(
+            f"the weight {tensor.name!r} is held no more: keep the weights of a model as long as the model"
+        )
     return found
 
 

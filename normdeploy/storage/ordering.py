@@ -1,6 +1,7 @@
 """Nodes in topological order, as ONNX asks for: some tools write them otherwise.
 
-onnxruntime's float16 converter appends its Casts at the end of the list, for one, and onnxruntime itself runs such a file.
+onnxruntime's float16 converter appends its Casts at the end of the list, for one, and onnxruntime itself runs such a
+file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from .protos import copied, graphs, subgraphs
 
 
 def ordered(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` with the nodes of its graph, of the bodies and of the functions in order: itself where they are, else a copy.
+    """``proto`` with the nodes of its graph, of the bodies and of the functions in order: itself where they are, else a
+    copy.
 
     Raises:
         GraphError: nodes form a circle.
@@ -27,7 +29,8 @@ def ordered(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def sort(proto: onnx.ModelProto) -> bool:
-    """Put the nodes of ``proto`` in order, in place: each before its readers, and otherwise as they stood. True where one moved.
+    """Put the nodes of ``proto`` in order, in place: each before its readers, and otherwise as they stood. True where
+    one moved.
 
     Raises:
         GraphError: nodes form a circle.
@@ -51,8 +54,13 @@ def _holders(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.Function
 
 
 def _order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] | None:
-    """The places of the nodes in an order in which each stands behind those that it reads; None where they stand so already."""
-    given = set(holder.input) if isinstance(holder, onnx.FunctionProto) else {t.name for t in (*holder.input, *holder.initializer)}
+    """The places of the nodes in an order in which each stands behind those that it reads; None where they stand so
+    already."""
+    given = (
+        set(holder.input)
+        if isinstance(holder, onnx.FunctionProto)
+        else {t.name for t in (*holder.input, *holder.initializer)}
+    )
     made: dict[str, int] = {}
     for i, node in enumerate(holder.node):
         for name in node.output:
@@ -65,7 +73,8 @@ def _order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] | None:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node reads, those that its bodies take from outside among them: they may call their own as others are called."""
+    """The names that a node reads, those that its bodies take from outside among them: they may call their own as
+    others are called."""
     yield from node.input
     for attribute in node.attribute:
         for body in graphs(attribute):

@@ -32,8 +32,8 @@ def standard_opset(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.Operator
 
 
 def nodes_of(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
-    """Every node of the graph, its bodies and the file's functions (this project's own are written anew for each opset), and the opset
-    that it is written in."""
+    """Every node of the graph, its bodies and the file's functions (this project's own are written anew for each
+    opset), and the opset that it is written in."""
     found: list[tuple[onnx.NodeProto, int]] = []
     for holder, nodes in ((proto, proto.graph.node), *((f, f.node) for f in proto.functions if f.domain != DOMAIN)):
         entry = standard_opset(holder)

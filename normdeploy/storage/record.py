@@ -1,8 +1,10 @@
-"""What an exported file says about its own making: the model, its inputs and the flags, as one JSON value in the file's metadata.
+"""What an exported file says about its own making: the model, its inputs and the flags, as one JSON value in the file's
+metadata.
 
-With it ``verify model.pt model.onnx`` needs no flag repeated. It is plain text that anybody can write, and the same for everybody who
-exports the same model: no key, no folder and no date is in it. So what runs no code is followed whoever wrote it (``DATA``), and what
-may run code (``CODE``) only where somebody who is trusted has signed the record (`normdeploy.storage.signing`), outside of the file.
+With it ``verify model.pt model.onnx`` needs no flag repeated. It is plain text that anybody can write, and the same for
+everybody who exports the same model: no key, no folder and no date is in it. So what runs no code is followed whoever
+wrote it (``DATA``), and what may run code (``CODE``) only where somebody who is trusted has signed the record
+(`normdeploy.storage.signing`), outside of the file.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ _OLDER = 1  # {"record": ..., "hmac": ...}: the same content, signed in its own 
 _PROPERTY = "normdeploy"
 
 DATA = ("key", "inputs", "dims", "eval", "task", "part")  # flags of loading that run no code
-CODE = ("model", "model_args", "imports")  # what is imported, and what it is called with; ``trust`` stands with the export's flags
+CODE = (
+    "model",
+    "model_args",
+    "imports",
+)  # what is imported, and what it is called with; ``trust`` stands with the export's flags
 _LONGEST = 4096  # characters of one text that is followed
 
 
@@ -33,7 +39,8 @@ def record(proto: onnx.ModelProto, model: Signature, flags: Mapping[str, Any]) -
     """Write into ``proto``'s metadata how it came about.
 
     Args:
-        flags: the export's own flags, JSON values. Absolute paths, here and in ``model.recorded``, are cut to their last part.
+        flags: the export's own flags, JSON values. Absolute paths, here and in ``model.recorded``, are cut to their
+        last part.
     """
     content = {
         "schema": SCHEMA,
@@ -51,7 +58,8 @@ def record(proto: onnx.ModelProto, model: Signature, flags: Mapping[str, Any]) -
 
 
 def amend(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[str, Any] | None = None) -> None:
-    """Bring the record of a file up to what became of it; one without a record, of another tool, gets one that tells its inputs alone.
+    """Bring the record of a file up to what became of it; one without a record, of another tool, gets one that tells
+    its inputs alone.
 
     Args:
         inputs: as the file takes them now.
@@ -60,7 +68,11 @@ def amend(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[st
     content = content_of(proto)
     if not content:
         if inputs:
-            record(proto, Signature(inputs=tuple(inputs), outputs=tuple(o.name for o in proto.graph.output), kind="onnx"), flags or {})
+            record(
+                proto,
+                Signature(inputs=tuple(inputs), outputs=tuple(o.name for o in proto.graph.output), kind="onnx"),
+                flags or {},
+            )
         return
     content["schema"] = SCHEMA
     content["inputs"] = [dataclasses.asdict(spec) for spec in inputs]
@@ -72,8 +84,9 @@ def amend(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[st
 def recorded(proto: onnx.ModelProto) -> dict[str, Any]:
     """What ``record`` wrote, {} where nothing was.
 
-    ``inputs`` are InputSpecs; ``load`` and ``export`` the flags. Whoever wrote the file may have written anything here: of ``load``, what
-    ``CODE`` names, and the ``trust`` of ``export``, are not to be followed for that alone (`normdeploy.sources.remembered`).
+    ``inputs`` are InputSpecs; ``load`` and ``export`` the flags. Whoever wrote the file may have written anything here:
+    of ``load``, what ``CODE`` names, and the ``trust`` of ``export``, are not to be followed for that alone
+    (`normdeploy.sources.remembered`).
 
     Raises:
         GraphError: the record is malformed, or of a schema that this version does not know.
@@ -110,7 +123,8 @@ def content_of(proto: onnx.ModelProto) -> dict[str, Any]:
         raise _malformed(error) from error
     if schema not in (SCHEMA, _OLDER):
         raise GraphError(
-            f"the file's record of its export has schema {schema!r}, this version reads {SCHEMA}; export again, or give the flags"
+            f"the file's record of its export has schema {schema!r}, this version reads {SCHEMA}; export again, or give"
+            " the flags"
         )
     return content
 
@@ -121,11 +135,15 @@ def runs_code(found: Mapping[str, Any]) -> bool:
 
 
 def _malformed(error: Exception) -> GraphError:
-    return GraphError(f"the file's record of its export is malformed ({type(error).__name__}: {error}); export again, or give the flags")
+    return GraphError(
+        f"the file's record of its export is malformed ({type(error).__name__}: {error}); export again, or give the"
+        " flags"
+    )
 
 
 def _check_flags(load: Mapping[str, Any]) -> None:
-    """The flags have the types that the loader takes, and are no texts without end: some are followed whoever wrote them."""
+    """The flags have the types that the loader takes, and are no texts without end: some are followed whoever wrote
+    them."""
     for name in ("inputs", "dims", "imports"):
         texts = load.get(name, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) and len(text) <= _LONGEST for text in texts):

@@ -1,13 +1,17 @@
 """Who vouches for the record of a file, where following it would run code.
 
-A signature is a small JSON document: HMAC-SHA256 over the record and over the hashes of the user's own modules that were imported for
-it. It is never in the file's own bytes, which are the same whoever exports them. There are two keys, and a place for each:
+A signature is a small JSON document: HMAC-SHA256 over the record and over the hashes of the user's own modules that
+were imported for it. It is never in the file's own bytes, which are the same whoever exports them. There are two keys,
+and a place for each:
 
-- the user's own, made at the first need, never to leave the machine; its signatures lie in the user's state folder, by the record's hash;
-- a team's, the file that the environment variable ``NORMDEPLOY_KEY`` names; its signature lies beside the file, as ``m.onnx.sig``.
+- the user's own, made at the first need, never to leave the machine; its signatures lie in the user's state folder, by
+  the record's hash;
+- a team's, the file that the environment variable ``NORMDEPLOY_KEY`` names; its signature lies beside the file, as
+  ``m.onnx.sig``.
 
-A signature says: with these flags, on the model file of this hash, these modules were run by somebody who holds the key. So a genuine
-signature that is put beside another record, another model file or a changed module vouches for nothing.
+A signature says: with these flags, on the model file of this hash, these modules were run by somebody who holds the
+key. So a genuine signature that is put beside another record, another model file or a changed module vouches for
+nothing.
 """
 
 from __future__ import annotations
@@ -33,13 +37,16 @@ _MOST = 1 << 20  # bytes of a signature or a team's key that are read
 _SIGNATURE = 1  # the schema of the document
 
 
-def sign(content: Mapping[str, Any], path: str | os.PathLike[str] | None = None, code: Mapping[str, str] | None = None) -> None:
+def sign(
+    content: Mapping[str, Any], path: str | os.PathLike[str] | None = None, code: Mapping[str, str] | None = None
+) -> None:
     """Vouch for a record: in this user's store and, with a team's key, beside the file at ``path``.
 
     Where there is no place for the user's key or store nothing is kept there: flags have then to be given again.
 
     Args:
-        code: the modules that it imports, as ``vouched`` gave them; None: those of the working directory that this process has imported.
+        code: the modules that it imports, as ``vouched`` gave them; None: those of the working directory that this
+        process has imported.
 
     Raises:
         InputError: the team's key can't be used.
@@ -56,7 +63,8 @@ def sign(content: Mapping[str, Any], path: str | os.PathLike[str] | None = None,
 
 
 def vouched(content: Mapping[str, Any], path: str | os.PathLike[str] | None) -> tuple[dict[str, str] | None, str]:
-    """The modules that the record's code consists of, path within the working directory -> SHA-256; or None, and why nobody vouches for it.
+    """The modules that the record's code consists of, path within the working directory -> SHA-256; or None, and why
+    nobody vouches for it.
 
     Raises:
         InputError: a team's signature is there, and the team's key can't be used.
@@ -71,8 +79,14 @@ def vouched(content: Mapping[str, Any], path: str | os.PathLike[str] | None) -> 
     if signature is None or path is None:
         return None, "it was exported on another machine or by another user, and no signature of a team lies beside it"
     if theirs is None:
-        return None, f"{beside(path).name!r} beside it is signed by another user or a team whose key {TEAM_KEY} does not name"
-    return None, f"{beside(path).name!r} beside it is of another record, or signed with another key than {TEAM_KEY} names"
+        return (
+            None,
+            f"{beside(path).name!r} beside it is signed by another user or a team whose key {TEAM_KEY} does not name",
+        )
+    return (
+        None,
+        f"{beside(path).name!r} beside it is of another record, or signed with another key than {TEAM_KEY} names",
+    )
 
 
 def changed(code: Mapping[str, str]) -> str:
@@ -102,7 +116,8 @@ def check(path: str | os.PathLike[str] | None) -> None:
 
 
 def code_of(folder: Path) -> dict[str, str]:
-    """The modules of this process that were imported from ``folder`` itself: path within it -> SHA-256 of the source."""
+    """The modules of this process that were imported from ``folder`` itself: path within it -> SHA-256 of the
+    source."""
     found: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -117,11 +132,18 @@ def code_of(folder: Path) -> dict[str, str]:
 
 
 def _document(key: bytes, content: Mapping[str, Any], code: Mapping[str, str]) -> bytes:
-    return json.dumps({"normdeploy_signature": _SIGNATURE, "code": code, "hmac": _hmac(key, content, code)}, indent=1).encode() + b"\n"
+    return (
+        json.dumps(
+            {"normdeploy_signature": _SIGNATURE, "code": code, "hmac": _hmac(key, content, code)}, indent=1
+        ).encode()
+        + b"\n"
+    )
 
 
 def _hmac(key: bytes, content: Mapping[str, Any], code: Mapping[str, str]) -> str:
-    return hmac.new(key, b"normdeploy signature 1\n" + _canonical({"record": content, "code": code}), hashlib.sha256).hexdigest()
+    return hmac.new(
+        key, b"normdeploy signature 1\n" + _canonical({"record": content, "code": code}), hashlib.sha256
+    ).hexdigest()
 
 
 def _canonical(value: Any) -> bytes:
@@ -171,16 +193,19 @@ def team_key() -> bytes | None:
             status = os.fstat(file.fileno())
             key = file.read(_MOST).strip() if stat.S_ISREG(status.st_mode) else b""
     except OSError as error:
-        raise InputError(f"the team's key {name!r} ({TEAM_KEY}) can't be read: {error.strerror}; name another file, or unset it") from error
+        raise InputError(
+            f"the team's key {name!r} ({TEAM_KEY}) can't be read: {error.strerror}; name another file, or unset it"
+        ) from error
     if not _private(status):
         mode = stat.S_IMODE(status.st_mode)
         raise InputError(
-            f"the team's key {name!r} ({TEAM_KEY}) can be read or changed by others (mode {mode:o}, owner {status.st_uid}), who could sign "
-            "code for you to run; take a copy that is yours alone, of mode 600"
+            f"the team's key {name!r} ({TEAM_KEY}) can be read or changed by others (mode {mode:o}, owner"
+            f" {status.st_uid}), who could sign code for you to run; take a copy that is yours alone, of mode 600"
         )
     if len(key) < _KEY_BYTES:
         raise InputError(
-            f"the team's key {name!r} ({TEAM_KEY}) has {len(key)} bytes, and {_KEY_BYTES} are the least; make one with openssl rand -hex 32"
+            f"the team's key {name!r} ({TEAM_KEY}) has {len(key)} bytes, and {_KEY_BYTES} are the least; make one with"
+            " openssl rand -hex 32"
         )
     return key
 
@@ -191,7 +216,9 @@ def _private(status: os.stat_result) -> bool:
 
 def _state() -> Path:
     base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "normdeploy"  # a relative one is to be ignored
+    return (
+        Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
+    ) / "normdeploy"  # a relative one is to be ignored
 
 
 def _stored(content: Mapping[str, Any]) -> Path:
@@ -199,7 +226,8 @@ def _stored(content: Mapping[str, Any]) -> Path:
 
 
 def _own_key(*, create: bool) -> bytes | None:
-    """This user's key; None where there is none (and none could be made): a record is then not signed, or not known to be."""
+    """This user's key; None where there is none (and none could be made): a record is then not signed, or not known to
+    be."""
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
         folder = _state()
         path = folder / "key"

@@ -1,7 +1,9 @@
-"""Norms in ONNX's own domain that ONNX does not know there, or not any more: what other tools leave behind, and is read all the same.
+"""Norms in ONNX's own domain that ONNX does not know there, or not any more: what other tools leave behind, and is read
+all the same.
 
-onnxruntime's optimizer leaves LayerNormalization below opset 17 and SimplifiedLayerNormalization, TensorRT's converters leave plugins, and
-opset 18 had a GroupNormalization that was deprecated at birth. What they mean, `normdeploy.foreign.ops` says.
+onnxruntime's optimizer leaves LayerNormalization below opset 17 and SimplifiedLayerNormalization, TensorRT's converters
+leave plugins, and opset 18 had a GroupNormalization that was deprecated at birth. What they mean,
+`normdeploy.foreign.ops` says.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 from ..norms.ops import STANDARD, Owner, owned_by
 
 _OLD, _PLUGINS = owned_by(Owner.ONNX_18), owned_by(Owner.TENSORRT)
-_ADDED = {op for op, row in owned_by(Owner.ONNXRUNTIME).items() if "" in row.domains}  # by onnxruntime, where ONNX has none of that name
+_ADDED = {
+    op for op, row in owned_by(Owner.ONNXRUNTIME).items() if "" in row.domains
+}  # by onnxruntime, where ONNX has none of that name
 
 
 def is_stray(op: str, opset: int) -> bool:

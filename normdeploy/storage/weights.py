@@ -19,12 +19,17 @@ _ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the fil
 
 
 def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """A copy whose initializers of at least ``smallest`` bytes are references without a location, and those initializers.
+    """A copy whose initializers of at least ``smallest`` bytes are references without a location, and those
+    initializers.
 
     The copy costs no more than the nodes do; the initializers are the ones of ``proto``, by name, not copies.
     """
     initializers = proto.graph.initializer
-    large = {t.name: t for t in initializers if (t.HasField("raw_data") and nbytes(t) >= smallest) or held.held(t) is not None}
+    large = {
+        t.name: t
+        for t in initializers
+        if (t.HasField("raw_data") and nbytes(t) >= smallest) or held.held(t) is not None
+    }
     graph = onnx.GraphProto(**_fields(proto.graph, "initializer"))
     for tensor in initializers:
         if tensor.name in large:
@@ -39,15 +44,17 @@ def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelPr
 
 
 def lifted(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, held.Weights]:
-    """A copy that refers to the large weights of the main graph, and these (`normdeploy.storage.held`). What ``proto`` takes is given back
-    with it: a protobuf keeps the memory of what is cleared."""
+    """A copy that refers to the large weights of the main graph, and these (`normdeploy.storage.held`). What ``proto``
+    takes is given back with it: a protobuf keeps the memory of what is cleared."""
     light, large = detached(proto, held.SMALLEST)
     weights: held.Weights = {}
     for tensor in light.graph.initializer:
         whole = large.get(tensor.name)
         if whole is None:
             continue
-        if held.held(whole) is None and held.holdable(onnx.helper.tensor_dtype_to_np_dtype(whole.data_type), tuple(whole.dims)):
+        if held.held(whole) is None and held.holdable(
+            onnx.helper.tensor_dtype_to_np_dtype(whole.data_type), tuple(whole.dims)
+        ):
             held.refer(tensor, onnx.numpy_helper.to_array(whole), weights)
         else:
             tensor.CopyFrom(whole)
@@ -73,7 +80,8 @@ def nbytes(tensor: onnx.TensorProto) -> int:
 
 @cache
 def element_bits(data_type: int) -> int:
-    """Bits of one element as ``raw_data`` holds it, below 8 where several share a byte; 8 of a string, which ``raw_data`` never holds.
+    """Bits of one element as ``raw_data`` holds it, below 8 where several share a byte; 8 of a string, which
+    ``raw_data`` never holds.
 
     onnx_ir tells them too, and imports sympy: 0.4 s before a file is opened.
     """
@@ -91,12 +99,16 @@ def raw(tensor: onnx.TensorProto) -> bytes | memoryview:
         return array.reshape(-1).view(np.uint8).data
     data = tensor.raw_data
     if len(data) != nbytes(tensor):
-        raise GraphError(f"the weight {tensor.name!r} of shape {list(tensor.dims)} needs {nbytes(tensor)} bytes and holds {len(data)}")
+        raise GraphError(
+            f"the weight {tensor.name!r} of shape {list(tensor.dims)} needs {nbytes(tensor)} bytes and holds"
+            f" {len(data)}"
+        )
     return data
 
 
 def write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], temporary: Path) -> None:
-    """Write what ``SerializeToString`` of the whole would give, but for the order of fields, without ever holding the whole.
+    """Write what ``SerializeToString`` of the whole would give, but for the order of fields, without ever holding the
+    whole.
 
     The wire format is protobuf's: each embedded message stands behind its field's tag and its length.
     """
@@ -122,7 +134,9 @@ def write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
                 file.write(raw(weight))
 
 
-def _embedded(message: type[onnx.ModelProto | onnx.GraphProto | onnx.TensorProto], field: str, content: bytes, follows: int = 0) -> bytes:
+def _embedded(
+    message: type[onnx.ModelProto | onnx.GraphProto | onnx.TensorProto], field: str, content: bytes, follows: int = 0
+) -> bytes:
     """``content`` as the beginning of a length-delimited field, of which ``follows`` bytes come later."""
     tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
     return bytes([tag]) + _varint(len(content) + follows) + content

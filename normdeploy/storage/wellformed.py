@@ -1,4 +1,5 @@
-"""What ONNX's checker lets pass and nothing behind it could read: refused by name when a file is opened, before anything is computed."""
+"""What ONNX's checker lets pass and nothing behind it could read: refused by name when a file is opened, before
+anything is computed."""
 
 from __future__ import annotations
 
@@ -25,8 +26,11 @@ _MOST_SPARSE = 2**28  # elements of a sparse tensor, which is made dense
 Function = tuple[str, str, str]  # domain, name, overload
 
 
-def require(proto: onnx.ModelProto, bodies: Sequence[onnx.GraphProto | onnx.FunctionProto], tensors: Iterable[onnx.TensorProto]) -> None:
-    """Texts are UTF-8, types exist, tensors hold what their shape says, functions neither call themselves nor multiply without end.
+def require(
+    proto: onnx.ModelProto, bodies: Sequence[onnx.GraphProto | onnx.FunctionProto], tensors: Iterable[onnx.TensorProto]
+) -> None:
+    """Texts are UTF-8, types exist, tensors hold what their shape says, functions neither call themselves nor multiply
+    without end.
 
     ``bodies``, ``tensors``: all that the model holds. Of tensors outside the file the data is not looked at.
 
@@ -37,9 +41,13 @@ def require(proto: onnx.ModelProto, bodies: Sequence[onnx.GraphProto | onnx.Func
     for tensor in tensors:
         _require_tensor(tensor)
     for holder in (proto, *proto.functions):
-        stated = {(o.domain if o.domain != "ai.onnx" else "", o.version) for o in holder.opset_import}  # onnx.compose says the same twice
+        stated = {
+            (o.domain if o.domain != "ai.onnx" else "", o.version) for o in holder.opset_import
+        }  # onnx.compose says the same twice
         domains = [domain for domain, _ in stated]
-        if (low := next((o.version for o in holder.opset_import if o.domain in ("", "ai.onnx") and o.version < 1), None)) is not None:
+        if (
+            low := next((o.version for o in holder.opset_import if o.domain in ("", "ai.onnx") and o.version < 1), None)
+        ) is not None:
             raise GraphError(f"the file states opset {low}; the first is 1")
         if (twice := next((d for d in domains if domains.count(d) > 1), None)) is not None:
             raise GraphError(f"the domain {twice!r} has two opsets; which of them counts depends on the reader")
@@ -48,13 +56,16 @@ def require(proto: onnx.ModelProto, bodies: Sequence[onnx.GraphProto | onnx.Func
     for sparse in proto.graph.sparse_initializer:
         if min(sparse.dims, default=0) < 0 or math.prod(sparse.dims) > _MOST_SPARSE:
             shape = list(sparse.dims)
-            raise GraphError(f"the sparse weight {sparse.values.name!r} has the shape {shape}; at most {_MOST_SPARSE} elements are read")
+            raise GraphError(
+                f"the sparse weight {sparse.values.name!r} has the shape {shape}; at most {_MOST_SPARSE} elements are"
+                " read"
+            )
     require_end(proto)
 
 
 def require_end(proto: onnx.ModelProto) -> None:
-    """What would keep a runtime busy for hours before its first result is said by the file itself: how often functions are called, and how
-    many rounds Loops make. What depends on data is not seen.
+    """What would keep a runtime busy for hours before its first result is said by the file itself: how often functions
+    are called, and how many rounds Loops make. What depends on data is not seen.
 
     Raises:
         GraphError: a function calls itself, the calls are too many, or a Loop has no end.
@@ -80,7 +91,10 @@ def _require_texts(proto: onnx.ModelProto) -> None:
                     stack.extend([value] if isinstance(value, Message) else value)
         if (wrong := next((text for text in texts if isinstance(text, bytes)), None)) is not None:
             kind = message.DESCRIPTOR.name.removesuffix("Proto")
-            raise GraphError(f"a text in a {kind} of the file is not UTF-8, as ONNX asks for, but {wrong[:40]!r}; the file is damaged")
+            raise GraphError(
+                f"a text in a {kind} of the file is not UTF-8, as ONNX asks for, but {wrong[:40]!r}; the file is"
+                " damaged"
+            )
 
 
 def _require_tensor(tensor: onnx.TensorProto) -> None:
@@ -89,7 +103,9 @@ def _require_tensor(tensor: onnx.TensorProto) -> None:
         raise GraphError(f"{said} is of the type {tensor.data_type}, which ONNX does not have; the file is damaged")
     if min(tensor.dims, default=0) < 0 or len(tensor.dims) > _MOST_RANK:
         shape = list(tensor.dims)[: _MOST_RANK + 1]
-        raise GraphError(f"{said} has the shape {shape}; sizes are not negative, and there are at most {_MOST_RANK} of them")
+        raise GraphError(
+            f"{said} has the shape {shape}; sizes are not negative, and there are at most {_MOST_RANK} of them"
+        )
     if tensor.HasField("segment"):
         raise GraphError(f"{said} is one segment of a tensor, which no runtime reads; write it whole")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -98,19 +114,27 @@ def _require_tensor(tensor: onnx.TensorProto) -> None:
     if tensor.HasField("raw_data"):
         needed, held = math.ceil(elements * bits / 8), len(tensor.raw_data)
         if tensor.data_type == onnx.TensorProto.STRING or held != needed:
-            raise GraphError(f"{said} of shape {list(tensor.dims)} needs {needed} bytes and holds {held}; the file is damaged")
+            raise GraphError(
+                f"{said} of shape {list(tensor.dims)} needs {needed} bytes and holds {held}; the file is damaged"
+            )
         return
     needed = math.ceil(elements * min(bits, 8) / 8) * (2 if tensor.data_type in _WIDE else 1)
     held = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
     if held != needed:
-        raise GraphError(f"{said} of shape {list(tensor.dims)} needs {needed} numbers and holds {held}; the file is damaged")
+        raise GraphError(
+            f"{said} of shape {list(tensor.dims)} needs {needed} numbers and holds {held}; the file is damaged"
+        )
 
 
 def _require_types(body: onnx.GraphProto | onnx.FunctionProto) -> None:
-    for value in (*body.input, *body.output, *body.value_info) if isinstance(body, onnx.GraphProto) else body.value_info:
+    for value in (
+        (*body.input, *body.output, *body.value_info) if isinstance(body, onnx.GraphProto) else body.value_info
+    ):
         kind = value.type.tensor_type
         if kind.elem_type not in _TYPES | {onnx.TensorProto.UNDEFINED}:
-            raise GraphError(f"{value.name!r} is of the type {kind.elem_type}, which ONNX does not have; the file is damaged")
+            raise GraphError(
+                f"{value.name!r} is of the type {kind.elem_type}, which ONNX does not have; the file is damaged"
+            )
         if len(kind.shape.dim) > _MOST_RANK:
             raise GraphError(f"{value.name!r} has {len(kind.shape.dim)} dims; at most {_MOST_RANK} are read")
     for node in body.node:
@@ -143,25 +167,35 @@ def _require_calls(proto: onnx.ModelProto) -> None:
                 open_.discard(key)
                 path.pop()
             elif following in open_:
-                raise GraphError(f"the function {following[1]!r} calls itself by way of {key[1]!r}, which ONNX forbids: it has no end")
+                raise GraphError(
+                    f"the function {following[1]!r} calls itself by way of {key[1]!r}, which ONNX forbids: it has"
+                    " no end"
+                )
             else:
                 open_.add(following)
                 path.append((following, iter(called[following])))
     total = sum(done[key] for key in _calls(proto.graph, functions))
     if total > _MOST_NODES:
         said = str(total) if total < _COUNTED else f"more than {_COUNTED}"
-        raise GraphError(f"the calls of the file's functions are {said} nodes when written out; at most {_MOST_NODES} are read")
+        raise GraphError(
+            f"the calls of the file's functions are {said} nodes when written out; at most {_MOST_NODES} are read"
+        )
 
 
 def _require_arity(body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]) -> None:
     for node in _nodes(body):
         f = functions.get((node.domain, node.op_type, node.overload))
         if f is not None and (len(node.input) > len(f.input) or len(node.output) > len(f.output)):
-            given, wanted = f"{len(node.input)} inputs and {len(node.output)} outputs", f"{len(f.input)} and {len(f.output)}"
+            given, wanted = (
+                f"{len(node.input)} inputs and {len(node.output)} outputs",
+                f"{len(f.input)} and {len(f.output)}",
+            )
             raise GraphError(f"{node.op_type} {node.name!r} calls the file's function with {given}, which has {wanted}")
 
 
-def _calls(body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]) -> Iterator[Function]:
+def _calls(
+    body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]
+) -> Iterator[Function]:
     keys = ((node.domain, node.op_type, node.overload) for node in _nodes(body))
     return (key for key in keys if key in functions)
 
@@ -174,15 +208,27 @@ def _nodes(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProt
 
 
 def _scalars(holder: onnx.GraphProto | onnx.FunctionProto) -> dict[str, int]:
-    """The single integers and truth values among the constants of a graph and the bodies in it, but for those that a caller may replace."""
+    """The single integers and truth values among the constants of a graph and the bodies in it, but for those that a
+    caller may replace."""
     bodies = [holder, *(body for node in holder.node for body in subgraphs(node))]
     found = {t.name: t for body in bodies if isinstance(body, onnx.GraphProto) for t in body.initializer}
-    found |= {n.output[0]: a.t for body in bodies for n in body.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"}
+    found |= {
+        n.output[0]: a.t
+        for body in bodies
+        for n in body.node
+        if n.op_type == "Constant"
+        for a in n.attribute
+        if a.name == "value"
+    }
     for value in holder.input if isinstance(holder, onnx.GraphProto) else ():
         found.pop(value.name, None)
     kinds = (onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
     single = {name: t for name, t in found.items() if t.data_type in kinds and math.prod(t.dims) == 1}
-    return {name: int(onnx.numpy_helper.to_array(t).item()) for name, t in single.items() if t.data_location != onnx.TensorProto.EXTERNAL}
+    return {
+        name: int(onnx.numpy_helper.to_array(t).item())
+        for name, t in single.items()
+        if t.data_location != onnx.TensorProto.EXTERNAL
+    }
 
 
 def _require_rounds(body: onnx.GraphProto | onnx.FunctionProto, known: dict[str, int], around: int) -> None:
@@ -192,7 +238,9 @@ def _require_rounds(body: onnx.GraphProto | onnx.FunctionProto, known: dict[str,
         if rounds > _MOST_ROUNDS:
             said = "without end" if rounds >= _ENDLESS else f"{rounds} rounds"
             loop = f"the Loop {node.name or node.output[0]!r}"
-            raise GraphError(f"{loop} runs {said}, and nothing in it ends it earlier; at most {_MOST_ROUNDS} rounds are run")
+            raise GraphError(
+                f"{loop} runs {said}, and nothing in it ends it earlier; at most {_MOST_ROUNDS} rounds are run"
+            )
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 _require_rounds(inner, known, rounds if node.op_type == "Loop" else 0)

@@ -30,32 +30,48 @@ from .options import (
 
 def bench(
     sources: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE...", help="A model, ONNX files and engines, told apart by their content.")
+        list[Path] | None,
+        typer.Argument(metavar="FILE...", help="A model, ONNX files and engines, told apart by their content."),
     ] = None,
     size: Annotated[
-        list[str] | None, typer.Option("--size", metavar="NAME=SIZE", help="Of a dynamic dim in the race, such as batch=8. Repeatable.")
+        list[str] | None,
+        typer.Option("--size", metavar="NAME=SIZE", help="Of a dynamic dim in the race, such as batch=8. Repeatable."),
     ] = None,
     inputs: Annotated[
         Path | None, typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; without it some are generated.")
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Of torch and of onnxruntime on the CPU.")] = 1,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="In each of them every contestant has its turn.")] = 100,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of generated inputs, and of the order in each round.")] = 0,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="In each of them every contestant has its turn.")
+    ] = 100,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of generated inputs, and of the order in each round.")
+    ] = 0,
     norm_impl: Annotated[
         str | None,
         typer.Option(
             "--norm-impl",
             metavar="FORMS",
-            help="Race each norm of one ONNX file by itself in these forms, by comma: standard, decomposed, instance, layer, narrow, "
-            "plugin; or all.",
+            help=(
+                "Race each norm of one ONNX file by itself in these forms, by comma: standard, decomposed, instance,"
+                " layer, narrow, "
+                "plugin; or all."
+            ),
         ),
     ] = None,
     norms: Annotated[
-        str | None, typer.Option("--norms", metavar="KIND", help="Race usual norms of this kind, such as GroupNorm, in all forms; or all.")
+        str | None,
+        typer.Option(
+            "--norms", metavar="KIND", help="Race usual norms of this kind, such as GroupNorm, in all forms; or all."
+        ),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="NAMES", help="Race others' files too, by comma: plain, onnxslim, onnxsim, ort-transformers."),
+        typer.Option(
+            "--against",
+            metavar="NAMES",
+            help="Race others' files too, by comma: plain, onnxslim, onnxsim, ort-transformers.",
+        ),
     ] = None,
     model: Factory = None,
     model_arg: FactoryArgs = None,
@@ -71,9 +87,11 @@ def bench(
     html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Race a model in eager and torch.compile, ONNX files and engines, in turns; exit code 1 where one gives a wrong answer.
+    """Race a model in eager and torch.compile, ONNX files and engines, in turns; exit code 1 where one gives a wrong
+    answer.
 
-    Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
+    Options that were given to export need not be given again; those that run code only where you or your team signed
+    them (docs/teams.md).
     """
     from ..reports.report import Report
 

@@ -35,13 +35,26 @@ def bisect(
     onnx: OnnxFile,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Write the smallest failing model, its inputs and a script; a new folder."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Write the smallest failing model, its inputs and a script; a new folder.",
+        ),
     ] = None,
-    engine: Annotated[list[Path] | None, typer.Option("--engine", help="Compare an engine too, at its outputs only. Repeatable.")] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")] = 3,
+    engine: Annotated[
+        list[Path] | None, typer.Option("--engine", help="Compare an engine too, at its outputs only. Repeatable.")
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")
+    ] = 3,
     given: Annotated[
         list[Path] | None,
-        typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; only these are run instead of generated ones. Repeatable."),
+        typer.Option(
+            "--inputs",
+            metavar="IN.npz",
+            help="Arrays by name; only these are run instead of generated ones. Repeatable.",
+        ),
     ] = None,
     model: Factory = None,
     model_arg: FactoryArgs = None,
@@ -57,9 +70,11 @@ def bisect(
     html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the first tensor that leaves the bound of verify, the node that makes it so, and why; exit code 1 where there is one.
+    """Find the first tensor that leaves the bound of verify, the node that makes it so, and why; exit code 1 where
+    there is one.
 
-    Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
+    Options that were given to export need not be given again; those that run code only where you or your team signed
+    them (docs/teams.md).
     """
     from ..reports.report import Report
 
@@ -67,7 +82,14 @@ def bisect(
     check_report(report, html, (source, onnx, *(engine or ()), *(given or ()), *([output] if output else ())))
     with bars(quiet) as progress:
         found = normdeploy.bisect(
-            source, onnx, output=output, engines=engine or (), seeds=seeds, feeds=given or None, progress=progress, **loading
+            source,
+            onnx,
+            output=output,
+            engines=engine or (),
+            seeds=seeds,
+            feeds=given or None,
+            progress=progress,
+            **loading,
         )
     files = {"model": str(source), "onnx": str(onnx)} | ({"engines": ", ".join(map(str, engine))} if engine else {})
     if found.reproduction is not None and output is not None:

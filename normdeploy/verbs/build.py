@@ -33,12 +33,18 @@ def build(
     output: Output,
     runtime: Annotated[
         EngineRuntime,
-        typer.Option("--runtime", metavar="RUNTIME", help="The library that builds and will run the engine: tensorrt-rtx or tensorrt."),
+        typer.Option(
+            "--runtime",
+            metavar="RUNTIME",
+            help="The library that builds and will run the engine: tensorrt-rtx or tensorrt.",
+        ),
     ] = EngineRuntime.tensorrt_rtx,
     compute_capability: Annotated[
         list[str] | None,
         typer.Option(
-            Spread.option, metavar="X.Y ...", help="The GPUs to build for (TensorRT-RTX), such as 8.6 8.9 12.0; all where not given."
+            Spread.option,
+            metavar="X.Y ...",
+            help="The GPUs to build for (TensorRT-RTX), such as 8.6 8.9 12.0; all where not given.",
         ),
     ] = None,
     profile: Annotated[

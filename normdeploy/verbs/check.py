@@ -45,20 +45,30 @@ class Format(StrEnum):
 
 
 def check(
-    sources: Annotated[list[Path], typer.Argument(metavar="FILE...", help="ONNX files, folders of them, or what export takes.")],
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="ONNX files, folders of them, or what export takes.")
+    ],
     fail_on: Annotated[
         str,
         typer.Option(
             "--fail-on",
             metavar="RULES",
-            help="Which findings fail the check, by comma: decomposed, unfolded, train-mode, eps-lost, fp16-overflow, wrong-form, "
-            "missing-kernel, refused; or all, or none.",
+            help=(
+                "Which findings fail the check, by comma: decomposed, unfolded, train-mode, eps-lost, fp16-overflow,"
+                " wrong-form, "
+                "missing-kernel, refused; or all, or none."
+            ),
         ),
     ] = "decomposed,train-mode,eps-lost",
-    form: Annotated[Format, typer.Option("--format", help="Of the file, or of what is printed where none is given.")] = Format.text,
+    form: Annotated[
+        Format, typer.Option("--format", help="Of the file, or of what is printed where none is given.")
+    ] = Format.text,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the findings to this file.")] = None,
     baseline: Annotated[
-        Path | None, typer.Option("--baseline", metavar="OLD", help="JSON or SARIF of an earlier check; what it holds does not fail again.")
+        Path | None,
+        typer.Option(
+            "--baseline", metavar="OLD", help="JSON or SARIF of an earlier check; what it holds does not fail again."
+        ),
     ] = None,
     precision: Annotated[
         str | None,
@@ -66,7 +76,10 @@ def check(
             "--precision",
             parser=half,
             metavar="fp16|bf16",
-            help="Judge epsilons as though the file computed in half precision (float16 and bfloat16 are understood too).",
+            help=(
+                "Judge epsilons as though the file computed in half precision (float16 and bfloat16 are understood"
+                " too)."
+            ),
         ),
     ] = None,
     runtime: RuntimeOption = Runtime.any,
@@ -83,7 +96,8 @@ def check(
     part: PartOption = None,
     quiet: Quiet = False,
 ) -> None:
-    """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be read."""
+    """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be
+    read."""
     from ..arguments import check_output
     from ..guard.check import onnx_files
     from ..guard.sarif import sarif
@@ -96,7 +110,14 @@ def check(
     with bars(quiet) as progress:
         rules = [name.strip() for name in fail_on.split(",") if name.strip() != "none"]
         result = normdeploy.check(
-            sources, fail_on=rules, runtime=runtime, fuse=fuse, precision=precision or None, baseline=baseline, progress=progress, **loading
+            sources,
+            fail_on=rules,
+            runtime=runtime,
+            fuse=fuse,
+            precision=precision or None,
+            baseline=baseline,
+            progress=progress,
+            **loading,
         )
     text = {Format.text: told, Format.json: lambda r: r.json(), Format.sarif: sarif}[form](result)
     text = text.encode(errors="replace").decode()  # a file's name may be no text

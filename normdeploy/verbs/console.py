@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 
 
 def check_report(file: Path | None, html: Path | None = None, used: Iterable[Path] = ()) -> None:
-    """Before any work: report and page can be written, and replace nothing of ``used``, what the verb reads and writes, or in it."""
+    """Before any work: report and page can be written, and replace nothing of ``used``, what the verb reads and writes,
+    or in it."""
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
         if path is None:
             continue
         target = os.fspath(writable(path))
-        replaced = taken.get(target) or (path if os.path.exists(target) and any(target.startswith(f"{t}{os.sep}") for t in taken) else None)
+        replaced = taken.get(target) or (
+            path if os.path.exists(target) and any(target.startswith(f"{t}{os.sep}") for t in taken) else None
+        )
         if replaced is not None:
             raise NormdeployError(f"the report {str(path)!r} would replace {str(replaced)!r}; give it another name")
         taken[target] = path
@@ -41,7 +44,8 @@ def check_report(file: Path | None, html: Path | None = None, used: Iterable[Pat
 
 
 def of_file(report: Path | None, file: str) -> Path | None:
-    """Where the report of one of several files goes: ``out.json`` is ``out.encoder_model.json`` for encoder_model.onnx."""
+    """Where the report of one of several files goes: ``out.json`` is ``out.encoder_model.json`` for
+    encoder_model.onnx."""
     return None if report is None else report.with_name(f"{report.stem}.{Path(file).stem}{report.suffix}")
 
 
@@ -82,7 +86,9 @@ def bars(quiet: bool) -> Iterator[Progress | None]:
     if quiet or not console.is_terminal:
         yield None
         return
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True) as shown:
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
+    ) as shown:
         task = shown.add_task("")
 
         def show(stage: str, done: int, total: int) -> None:

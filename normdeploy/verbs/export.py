@@ -60,7 +60,9 @@ def export(
     eval_mode: Eval = False,
     task: TaskOption = None,
     part: EveryPart = None,
-    opset: Annotated[int | None, typer.Option("--opset", help="18 to 25; without it 21, raised only where a norm needs it.")] = None,
+    opset: Annotated[
+        int | None, typer.Option("--opset", help="18 to 25; without it 21, raised only where a norm needs it.")
+    ] = None,
     runtime: RuntimeOption = Runtime.any,
     provider: ProviderOption = "cpu",
     fuse: FuseOption = Fuse.standard,
@@ -77,22 +79,40 @@ def export(
     """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
     options: dict[str, Any] = {
-        **{"opset": opset, "runtime": runtime, "provider": provider, "fuse": fuse, "strict": strict, "strict_proof": strict_proof},
+        **{
+            "opset": opset,
+            "runtime": runtime,
+            "provider": provider,
+            "fuse": fuse,
+            "strict": strict,
+            "strict_proof": strict_proof,
+        },
         **{"precision": precision or None, "keep_io": keep_io, "compare_limit": compare_limit},
     }
     if part == "all":
         if calibrate:
-            raise InputError("--calibrate holds the inputs of one part, and all are exported; leave it out, or export that part alone")
+            raise InputError(
+                "--calibrate holds the inputs of one part, and all are exported; leave it out, or export that part"
+                " alone"
+            )
         _export_parts(source, output, report, html, quiet, options, loading)
         return
     check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:
-        result = normdeploy.export(source, output=output, calibrate=calibrate or (), progress=progress, **options, **loading)
+        result = normdeploy.export(
+            source, output=output, calibrate=calibrate or (), progress=progress, **options, **loading
+        )
     tell(_account(source, output, result), report, quiet, html)
 
 
 def _export_parts(
-    source: Path, output: Path, report: Path | None, html: Path | None, quiet: bool, options: dict[str, Any], loading: Loading
+    source: Path,
+    output: Path,
+    report: Path | None,
+    html: Path | None,
+    quiet: bool,
+    options: dict[str, Any],
+    loading: Loading,
 ) -> None:
     """A folder of all parts; tables, report and page of each by itself."""
     from ..loading.tasks import PART_FILES
@@ -114,4 +134,6 @@ def _account(source: Path, output: Path, result: ExportResult) -> Report:
     from ..reports.report import Report
 
     files = {"source": str(source), "output": str(output)}
-    return Report("export", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds)
+    return Report(
+        "export", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds
+    )

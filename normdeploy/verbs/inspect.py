@@ -47,13 +47,15 @@ def inspect(
     runtime: RuntimeOption = Runtime.any,
     fuse: FuseOption = Fuse.standard,
     explain: Annotated[
-        str | None, typer.Option("--explain", metavar="NAME", help="Say why this tensor, node or module path was fused or not.")
+        str | None,
+        typer.Option("--explain", metavar="NAME", help="Say why this tensor, node or module path was fused or not."),
     ] = None,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it; changes nothing."""
+    """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it;
+    changes nothing."""
     from ..reports.report import Report
 
     loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)

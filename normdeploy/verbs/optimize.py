@@ -70,5 +70,7 @@ def optimize(
             progress=progress,
         )
     files = {"source": str(source), "output": str(output)}
-    account = Report("optimize", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds)
+    account = Report(
+        "optimize", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds
+    )
     tell(account, report, quiet, html)

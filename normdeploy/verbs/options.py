@@ -34,7 +34,11 @@ class Fuse(StrEnum):
 
 
 ModelFile = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model file (.pt, .pt2, .safetensors ...), a Hugging Face folder or its name on the Hub.")
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model file (.pt, .pt2, .safetensors ...), a Hugging Face folder or its name on the Hub.",
+    ),
 ]
 
 
@@ -62,18 +66,28 @@ class NormImpl(StrEnum):
 
 
 OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")
+]
 RuntimeOption = Annotated[
     Runtime,
     typer.Option(
         "--runtime",
         metavar="RUNTIME",
-        help="Choose between equal standard forms for this runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx.",
+        help=(
+            "Choose between equal standard forms for this runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or"
+            " tensorrt-rtx."
+        ),
     ),
 ]
-ProviderOption = Annotated[str, typer.Option("--provider", help="cpu or cuda: for --runtime onnxruntime, where the file will run.")]
+ProviderOption = Annotated[
+    str, typer.Option("--provider", help="cpu or cuda: for --runtime onnxruntime, where the file will run.")
+]
 FuseOption = Annotated[
-    Fuse, typer.Option("--fuse", help="portable: our own ops, with bodies that run anywhere, for norms that no standard op says.")
+    Fuse,
+    typer.Option(
+        "--fuse", help="portable: our own ops, with bodies that run anywhere, for norms that no standard op says."
+    ),
 ]
 PrecisionOption = Annotated[
     str | None,
@@ -81,64 +95,106 @@ PrecisionOption = Annotated[
         "--precision",
         parser=precision,
         metavar="fp16|bf16",
-        help="Compute in half precision (float16 and bfloat16 are understood too), but for what it can't hold; float32 without it.",
+        help=(
+            "Compute in half precision (float16 and bfloat16 are understood too), but for what it can't hold; float32"
+            " without it."
+        ),
     ),
 ]
 Calibrate = Annotated[
     list[Path] | None,
-    typer.Option("--calibrate", metavar="IN.npz", help="Inputs, by name, to see what half precision can't hold. Repeatable."),
+    typer.Option(
+        "--calibrate", metavar="IN.npz", help="Inputs, by name, to see what half precision can't hold. Repeatable."
+    ),
 ]
 KeepIO = Annotated[bool, typer.Option("--keep-io", help="With --precision: inputs and outputs stay float32.")]
 CompareLimit = Annotated[
     int,
-    typer.Option("--compare-limit", min=0, metavar="BYTES", help="Compare the whole model before and after up to these bytes of weights."),
+    typer.Option(
+        "--compare-limit",
+        min=0,
+        metavar="BYTES",
+        help="Compare the whole model before and after up to these bytes of weights.",
+    ),
 ]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="A rewrite that fails its certificate is an error; without it, the rewrite is undone.")
+    bool,
+    typer.Option(
+        "--strict", help="A rewrite that fails its certificate is an error; without it, the rewrite is undone."
+    ),
 ]
 StrictProof = Annotated[
-    bool, typer.Option("--strict-proof", help="A rewrite whose certificate is not exact is an error, or that makes NaN of a number at Inf.")
+    bool,
+    typer.Option(
+        "--strict-proof",
+        help="A rewrite whose certificate is not exact is an error, or that makes NaN of a number at Inf.",
+    ),
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE.json", help="Write the report as JSON too.")]
 HtmlFile = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE.html", help="Write the report as a page too: one file that needs no network.")
+    Path | None,
+    typer.Option("--html", metavar="FILE.html", help="Write the report as a page too: one file that needs no network."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress bars; errors are still printed.")]
 
 Factory = Annotated[
     str | None,
     typer.Option(
-        "--model", metavar="MODULE:FACTORY", help="Makes the model that a file of weights is put into, such as mypackage.nets:Encoder."
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="Makes the model that a file of weights is put into, such as mypackage.nets:Encoder.",
     ),
 ]
 FactoryArgs = Annotated[
     list[str] | None,
-    typer.Option("--model-arg", metavar="NAME=VALUE", help="An argument of the factory, as a Python literal or text. Repeatable."),
+    typer.Option(
+        "--model-arg", metavar="NAME=VALUE", help="An argument of the factory, as a Python literal or text. Repeatable."
+    ),
 ]
 Key = Annotated[str | None, typer.Option("--key", help="Which entry of a checkpoint holds the weights.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Run code that the file brings along (a pickled module, for example).")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run code that the file brings along (a pickled module, for example).")
+]
 Imports = Annotated[
-    list[str] | None, typer.Option("--import", metavar="MODULE", help="Import first, to register operators or output classes. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--import", metavar="MODULE", help="Import first, to register operators or output classes. Repeatable."
+    ),
 ]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="SPEC", help=r'An input, such as "ids:int64\[n,s]{0:30522}": dtype, shape, values. Repeatable.'),
+    typer.Option(
+        "--input",
+        metavar="SPEC",
+        help=r'An input, such as "ids:int64\[n,s]{0:30522}": dtype, shape, values. Repeatable.',
+    ),
 ]
-Dims = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=MIN:OPT:MAX", help="The range of a dynamic dim. Repeatable.")]
+Dims = Annotated[
+    list[str] | None, typer.Option("--dim", metavar="NAME=MIN:OPT:MAX", help="The range of a dynamic dim. Repeatable.")
+]
 Eval = Annotated[bool, typer.Option("--eval", help="Put the model in eval mode where it is not.")]
 
 TaskOption = Annotated[
     str | None,
-    typer.Option("--task", help="Of a Hugging Face folder: what it is for, such as feature-extraction or text-generation-with-past."),
+    typer.Option(
+        "--task",
+        help="Of a Hugging Face folder: what it is for, such as feature-extraction or text-generation-with-past.",
+    ),
 ]
 PartOption = Annotated[
-    str | None, typer.Option("--part", help="Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past; else the whole.")
+    str | None,
+    typer.Option(
+        "--part", help="Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past; else the whole."
+    ),
 ]
 EveryPart = Annotated[
     str | None,
     typer.Option(
         "--part",
-        help="Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past, or all, a folder of these; else the whole.",
+        help=(
+            "Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past, or all, a folder of these; else"
+            " the whole."
+        ),
     ),
 ]
 

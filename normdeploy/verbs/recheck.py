@@ -18,12 +18,16 @@ from .options import Quiet, ReportFile
 def recheck(
     bundle: Annotated[Path, typer.Argument(metavar="DIR", help="What `normdeploy package` wrote.")],
     onnx: Annotated[
-        Path | None, typer.Option("--onnx", metavar="FILE", help="A newer ONNX file of the same model, run in place of the bundle's.")
+        Path | None,
+        typer.Option(
+            "--onnx", metavar="FILE", help="A newer ONNX file of the same model, run in place of the bundle's."
+        ),
     ] = None,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got worse."""
+    """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got
+    worse."""
     from ..reports.bundles import show_recheck
     from ..reports.report import plain
 

@@ -14,16 +14,24 @@ from .options import Output, Quiet, ReportFile
 
 
 def run(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file or an engine, told apart by their content.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="An ONNX file or an engine, told apart by their content.")
+    ],
     output: Output,
     inputs: Annotated[
         Path | None, typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; without it some are generated.")
     ] = None,
-    provider: Annotated[str | None, typer.Option("--provider", help="cpu or cuda, for an ONNX file; an engine runs on a GPU.")] = None,
+    provider: Annotated[
+        str | None, typer.Option("--provider", help="cpu or cuda, for an ONNX file; an engine runs on a GPU.")
+    ] = None,
     device: Annotated[int, typer.Option("--device", min=0, help="Which GPU.")] = 0,
     profile_index: Annotated[
         int | None,
-        typer.Option("--profile-index", min=0, help="Which profile of an engine, from 0 on; without it the first that holds the shapes."),
+        typer.Option(
+            "--profile-index",
+            min=0,
+            help="Which profile of an engine, from 0 on; without it the first that holds the shapes.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the generated inputs.")] = 0,
     report: ReportFile = None,
@@ -33,6 +41,8 @@ def run(
     from ..reports.report import Report
 
     check_report(report, used=[source, output, *([inputs] if inputs else ())])
-    done = normdeploy.run(source, inputs, output, provider=provider, device=device, profile_index=profile_index, seed=seed)
+    done = normdeploy.run(
+        source, inputs, output, provider=provider, device=device, profile_index=profile_index, seed=seed
+    )
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)

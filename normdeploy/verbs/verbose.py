@@ -14,7 +14,12 @@ from ..log import watch
 Verbose = Annotated[
     int,
     typer.Option(
-        "--verbose", "-v", count=True, metavar="", show_default=False, help="Log to standard error what is done; -vv: each attempt too."
+        "--verbose",
+        "-v",
+        count=True,
+        metavar="",
+        show_default=False,
+        help="Log to standard error what is done; -vv: each attempt too.",
     ),
 ]
 

@@ -37,13 +37,24 @@ if TYPE_CHECKING:
 def verify(
     source: Annotated[
         Path,
-        typer.Argument(metavar="MODEL", help="A model file, a Hugging Face folder, or an ONNX file to compare the others with."),
+        typer.Argument(
+            metavar="MODEL", help="A model file, a Hugging Face folder, or an ONNX file to compare the others with."
+        ),
     ],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="ONNX files and engines, or one folder of all parts of a model.")],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")] = 3,
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="ONNX files and engines, or one folder of all parts of a model."),
+    ],
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")
+    ] = 3,
     given: Annotated[
         list[Path] | None,
-        typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; only these are run instead of generated ones. Repeatable."),
+        typer.Option(
+            "--inputs",
+            metavar="IN.npz",
+            help="Arrays by name; only these are run instead of generated ones. Repeatable.",
+        ),
     ] = None,
     max_elements: Annotated[
         int | None,
@@ -57,7 +68,9 @@ def verify(
     tolerance: Annotated[
         list[str] | None,
         typer.Option(
-            "--tolerance", metavar=r"\[OUT=]ABS:REL", help="|error| ≤ ABS + REL·|reference| decides on an output, or on all. Repeatable."
+            "--tolerance",
+            metavar=r"\[OUT=]ABS:REL",
+            help="|error| ≤ ABS + REL·|reference| decides on an output, or on all. Repeatable.",
         ),
     ] = None,
     metric: Annotated[
@@ -65,10 +78,15 @@ def verify(
         typer.Option(
             "--metric",
             metavar=r"'\[OUT=]NAME>=X'",
-            help="cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X. Repeatable.",
+            help=(
+                "cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X."
+                " Repeatable."
+            ),
         ),
     ] = None,
-    policy: Annotated[Path | None, typer.Option("--policy", metavar="VERIFY.toml", help="A file of tolerances, metrics and names.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", metavar="VERIFY.toml", help="A file of tolerances, metrics and names.")
+    ] = None,
     also_default: Annotated[
         bool, typer.Option("--also-default", help="The default rule must hold beside the tolerances and metrics given.")
     ] = False,
@@ -82,14 +100,23 @@ def verify(
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option("--labels", metavar="NAME", help="The dataset's array or column of right classes, for accuracy_drop."),
+        typer.Option(
+            "--labels", metavar="NAME", help="The dataset's array or column of right classes, for accuracy_drop."
+        ),
     ] = None,
     map_: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="THEIRS=OURS", help="An input or output of a file is the model's of another name. Repeatable."),
+        typer.Option(
+            "--map",
+            metavar="THEIRS=OURS",
+            help="An input or output of a file is the model's of another name. Repeatable.",
+        ),
     ] = None,
     drift: Annotated[
-        bool, typer.Option("--drift", help="Also compare inner tensors of ONNX files with the model's: where does the error grow?")
+        bool,
+        typer.Option(
+            "--drift", help="Also compare inner tensors of ONNX files with the model's: where does the error grow?"
+        ),
     ] = False,
     model: Factory = None,
     model_arg: FactoryArgs = None,
@@ -105,10 +132,12 @@ def verify(
     html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is worse than rounding.
+    """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is
+    worse than rounding.
 
     Tolerances and metrics that are given decide in the place of that rule, which is told beside them.
-    Options that were given to export need not be given again; those that run code only where you or your team signed them (docs/teams.md).
+    Options that were given to export need not be given again; those that run code only where you or your team signed
+    them (docs/teams.md).
     """
     from ..reports.report import Report
 
@@ -136,7 +165,9 @@ def verify(
             **rules,
             **loading,
         )
-    tell(Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), report, quiet, html)
+    tell(
+        Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), report, quiet, html
+    )
     if not parity:
         if quiet:
             _say_failures(parity)
@@ -161,14 +192,24 @@ def _only_folder(files: list[Path], of_one: list[str]) -> Path:
     """
     folder = next(file for file in files if file.is_dir())
     if len(files) > 1:
-        raise InputError(f"the folder of parts {str(folder)!r} is given with {len(files) - 1} more; verify it alone, or give files")
+        raise InputError(
+            f"the folder of parts {str(folder)!r} is given with {len(files) - 1} more; verify it alone, or give files"
+        )
     if of_one:
-        raise InputError(f"{of_one[0]} is for one file, and {str(folder)!r} is a folder of parts; leave it out, or give a file in it")
+        raise InputError(
+            f"{of_one[0]} is for one file, and {str(folder)!r} is a folder of parts; leave it out, or give a file in it"
+        )
     return folder
 
 
 def _verify_parts(
-    source: Path, folder: Path, report: Path | None, html: Path | None, quiet: bool, rules: dict[str, Any], loading: Loading
+    source: Path,
+    folder: Path,
+    report: Path | None,
+    html: Path | None,
+    quiet: bool,
+    rules: dict[str, Any],
+    loading: Loading,
 ) -> None:
     """Every part by itself, and one verdict."""
     from ..loading.tasks import PART_FILES

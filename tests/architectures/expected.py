@@ -6,7 +6,17 @@ from benchmarks.architectures.catalogue import ARCHITECTURES, Architecture
 
 TESTED = (
     *("BERT", "DeBERTa v1", "Llama", "Gemma 2", "Cohere", "T5", "ConvNeXt V2", "LeViT", "Wav2Vec2 (group norm)"),
-    *("Wav2Vec2 (layer norm)", "Mamba", "UNet2D", "UNet2D, conditioned", "VAE decoder", "DiT", "DenseNet", "RepVGG", "ResNet, frozen"),
+    *(
+        "Wav2Vec2 (layer norm)",
+        "Mamba",
+        "UNet2D",
+        "UNet2D, conditioned",
+        "VAE decoder",
+        "DiT",
+        "DenseNet",
+        "RepVGG",
+        "ResNet, frozen",
+    ),
 )
 
 
@@ -15,8 +25,8 @@ def tested() -> list[Architecture]:
     return [a for a in ARCHITECTURES if a.name in TESTED]
 
 
-# What ``--fuse portable`` writes: a norm behind every residual sum of blocks, every GroupNorm that SiLU follows, DiT's modulated norms, the
-# norms over channels that need Transposes as standard nodes.
+# What ``--fuse portable`` writes: a norm behind every residual sum of blocks, every GroupNorm that SiLU follows, DiT's
+# modulated norms, the norms over channels that need Transposes as standard nodes.
 JOINED: dict[str, dict[str, int]] = {
     "BERT": {"AddLayerNorm": 4},
     "DeBERTa v1": {"AddLayerNorm": 4},

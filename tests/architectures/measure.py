@@ -1,4 +1,5 @@
-"""One architecture through everything: the pipeline from the module, the exporter's own file through the passes, parity, an engine."""
+"""One architecture through everything: the pipeline from the module, the exporter's own file through the passes,
+parity, an engine."""
 
 from __future__ import annotations
 
@@ -61,7 +62,11 @@ class Result:
     @property
     def accounted(self) -> int:
         """Norms that are one node, folded, or kept with a reason."""
-        return sum(n for what, n in self.norms.items() if not what.endswith(("refused", "undone")) and not what.startswith("scale"))
+        return sum(
+            n
+            for what, n in self.norms.items()
+            if not what.endswith(("refused", "undone")) and not what.startswith("scale")
+        )
 
 
 @dataclass
@@ -174,7 +179,14 @@ def _fill(result: Result, proto: onnx.ModelProto, findings: tuple[Finding, ...])
     result.own = dict(sorted(Counter(n.op_type for n in proto.graph.node if n.domain == DOMAIN).items()))
     result.left = decomposed(proto)
     result.refused = [
-        {"kind": f.kind, "status": f.status, "module": f.module, "tensor": f.tensor, "became": f.became, "reason": f.reason}
+        {
+            "kind": f.kind,
+            "status": f.status,
+            "module": f.module,
+            "tensor": f.tensor,
+            "became": f.became,
+            "reason": f.reason,
+        }
         for f in findings
         if f.reason and not f.reason.startswith("it is one standard node already")
     ]
@@ -185,7 +197,8 @@ def _fill(result: Result, proto: onnx.ModelProto, findings: tuple[Finding, ...])
 
 
 def _parity(result: Result, model: Model, path: Path) -> None:
-    """`verify`: two seeds at the usual batch, others at 1 and 3, small inputs and zeros, by the rule of normdeploy.parity.compare."""
+    """`verify`: two seeds at the usual batch, others at 1 and 3, small inputs and zeros, by the rule of
+    normdeploy.parity.compare."""
     try:
         result.parity = _worst(model, path)
     except errors.NormdeployError as error:
@@ -205,7 +218,8 @@ def _worst(model: Model, path: Path) -> list[dict[str, Any]]:
 
 
 def _excuse(row: Row, model: Model, folder: Path) -> None:
-    """Whose doing a failed parity is: the same for the exporter's raw file, and for the form with the smallest errors."""
+    """Whose doing a failed parity is: the same for the exporter's raw file, and for the form with the smallest
+    errors."""
     raw = to_onnx(model)
     paths = {"untouched": folder / "untouched.onnx", "other form": folder / "other_form.onnx"}
     save_onnx(raw, paths["untouched"])

@@ -1,4 +1,5 @@
-"""No decomposed norm is left that is expressible, nothing is worse than the exporter's own file, parity at two batch sizes and more."""
+"""No decomposed norm is left that is expressible, nothing is worse than the exporter's own file, parity at two batch
+sizes and more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the kernels are tried on: op, shape, data; and how far float32 arithmetic may be from the float64 reference, with the reason."""
+"""What the kernels are tried on: op, shape, data; and how far float32 arithmetic may be from the float64 reference,
+with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ U = UNIT["fp32"]
 
 @dataclass(frozen=True)
 class Case:
-    """``data``: normal; offset (1e4 ± 1); constant (each row one value); outlier (one element of 1e3 in each row, the first)."""
+    """``data``: normal; offset (1e4 ± 1); constant (each row one value); outlier (one element of 1e3 in each row, the
+    first)."""
 
     op: str
     shape: tuple[int, ...]
@@ -26,7 +28,13 @@ class Case:
     tile: tuple[int, int, int, bool] | None = None
 
     def __str__(self) -> str:
-        parts = [self.op, "x".join(map(str, self.shape)), self.dtype + self.parameters, self.data, *map(str, self.attributes.values())]
+        parts = [
+            self.op,
+            "x".join(map(str, self.shape)),
+            self.dtype + self.parameters,
+            self.data,
+            *map(str, self.attributes.values()),
+        ]
         return "-".join(parts + (["tile" + "x".join(map(str, self.tile))] if self.tile else []))
 
     def dtypes(self) -> list[str]:
@@ -65,7 +73,13 @@ class Case:
 
         a = self.attributes
         stored = quantize(x, self.dtype)
-        return reference(stored, axis=a.get("axis", 1), groups=a.get("num_groups", 1), splits=3, channels_last=a.get("channels_last", 0))
+        return reference(
+            stored,
+            axis=a.get("axis", 1),
+            groups=a.get("num_groups", 1),
+            splits=3,
+            channels_last=a.get("channels_last", 0),
+        )
 
     def _parameter_shape(self) -> tuple[int, ...]:
         if self.op in ("LayerNorm", "LayerNormApply", "RMSNorm", "StdNorm"):
@@ -76,7 +90,8 @@ class Case:
         return (self.shape[-1 if last else 1],)
 
 
-# 1: one element; 7: below every vector; 1000: vectors but no power of 2; 1001: no vectors; 4096: a power of 2; the last two: looped
+# 1: one element; 7: below every vector; 1000: vectors but no power of 2; 1001: no vectors; 4096: a power of 2; the last
+# two: looped
 ROWS = (1, 7, 1000, 1001, 4096, 65_536, 200_000)
 EPS = {"epsilon": 1e-5}
 # every op over rows, with the dims that stand before the row and its attributes
@@ -93,7 +108,8 @@ ROW_OPS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 
 
 def sweep(dtypes: int = 1) -> list[Case]:
-    """Every op over rows at every length, in that many of the types: where it is one, each op meets each type at some length."""
+    """Every op over rows at every length, in that many of the types: where it is one, each op meets each type at some
+    length."""
     names = tuple(UNIT)
     return [
         Case(op, (*before, n), attributes, dtype := names[(i + j + k) % 3], "offset" if dtype == "fp32" else "normal")
@@ -111,7 +127,8 @@ def quantize(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def by_rows(case: Case, x: np.ndarray) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """x as (rows, n), a row being what one mean is taken over, and the way back from (rows, 1) or (rows, n) to x's shape."""
+    """x as (rows, n), a row being what one mean is taken over, and the way back from (rows, 1) or (rows, n) to x's
+    shape."""
     last = case.attributes.get("channels_last")
     if "GroupNorm" in case.op:
         first = np.moveaxis(x, -1, 1) if last else x
@@ -136,7 +153,9 @@ def affine_of(case: Case, stored: dict[str, np.ndarray], shape: tuple[int, ...])
     beta = stored.get("beta", np.zeros(1))
     if case.op in ("LayerNorm", "LayerNormApply", "RMSNorm", "StdNorm"):
         gamma, beta = (p.reshape(shape[case.attributes["axis"] :]) if p.size > 1 else p for p in (gamma, beta))
-    if case.op in ("InstanceNorm", "ChannelLayerNorm") or ("GroupNorm" in case.op and not case.attributes["channels_last"]):
+    if case.op in ("InstanceNorm", "ChannelLayerNorm") or (
+        "GroupNorm" in case.op and not case.attributes["channels_last"]
+    ):
         per_channel = (-1,) + (1,) * (len(shape) - 2)
         gamma, beta = gamma.reshape(per_channel), beta.reshape(per_channel)
     return np.abs(gamma), np.abs(beta)
@@ -145,12 +164,13 @@ def affine_of(case: Case, stored: dict[str, np.ndarray], shape: tuple[int, ...])
 def allowed(case: Case, stored: list[np.ndarray], y: np.ndarray, out_dtype: str, store_ulps: float = 1.0) -> np.ndarray:
     """How far each element of an output may be from its float64 reference ``y``.
 
-    A norm in float32, u = 2⁻²⁴. A sum of n terms in pairs adds a·u of their magnitudes, a = log₂ n; one after another (what numpy,
-    and so the interpreter, does over the channels of NCHW) a = √n, as roundings are as often up as down (Higham, Mary 2019).
-    The mean is a float32 number, so it is off by u·max|x|, as is each x − mean that is not exact, and by a·u·mean|x − first| from its sum:
-    both over σ in units of x̂. Root, quotient and M2 (positive terms) are relative: (8 + a)·u·|x̂|.
-    The affine rounds three times; SiLU's slope is below 1.1 and its exp adds 6u of a value. Storing rounds once more:
-    ``store_ulps`` · u_out·|y| (Triton's interpreter truncates to bfloat16: 2), and the smallest number where y is that small.
+    A norm in float32, u = 2⁻²⁴. A sum of n terms in pairs adds a·u of their magnitudes, a = log₂ n; one after another
+    (what numpy, and so the interpreter, does over the channels of NCHW) a = √n, as roundings are as often up as down
+    (Higham, Mary 2019). The mean is a float32 number, so it is off by u·max|x|, as is each x − mean that is not exact,
+    and by a·u·mean|x − first| from its sum: both over σ in units of x̂. Root, quotient and M2 (positive terms) are
+    relative: (8 + a)·u·|x̂|. The affine rounds three times; SiLU's slope is below 1.1 and its exp adds 6u of a value.
+    Storing rounds once more: ``store_ulps`` · u_out·|y| (Triton's interpreter truncates to bfloat16: 2), and the
+    smallest number where y is that small.
     """
     names = dict(zip(case._op.inputs, stored, strict=True))
     x = names["x"] + names.get("residual", 0.0)
@@ -177,7 +197,8 @@ def allowed(case: Case, stored: list[np.ndarray], y: np.ndarray, out_dtype: str,
 
 
 def judge(case: Case, stored: list[np.ndarray], outputs: list[np.ndarray], said: str = "") -> None:
-    """Every element within its bound, a NaN or an infinity where the reference has one. ``said`` is added to what is wrong."""
+    """Every element within its bound, a NaN or an infinity where the reference has one. ``said`` is added to what is
+    wrong."""
     op = case._op
     if not outputs[0].size:
         return
@@ -205,10 +226,16 @@ def judge(case: Case, stored: list[np.ndarray], outputs: list[np.ndarray], said:
 
 # ops whose bounds are of their own, which `judge` knows
 MORE = [
-    *(Case("ScaleShift", s, {"axis": a, "activation": f}, "fp16") for s, a in (((3, 5, 9, 7), 1), ((5, 40), 1)) for f in ("relu", "silu")),
+    *(
+        Case("ScaleShift", s, {"axis": a, "activation": f}, "fp16")
+        for s, a in (((3, 5, 9, 7), 1), ((5, 40), 1))
+        for f in ("relu", "silu")
+    ),
     Case("ScaleShift", (2, 3, 5000), {"axis": 1, "activation": "none"}),
     Case("NormStatistics", (2, 9000), {"axis": -1, "groups": 1, "splits": 4, "channels_last": 0}),
-    Case("NormStatistics", (2, 1000), {"axis": -1, "groups": 1, "splits": 4, "channels_last": 0}),  # three of the four parts are empty
+    Case(
+        "NormStatistics", (2, 1000), {"axis": -1, "groups": 1, "splits": 4, "channels_last": 0}
+    ),  # three of the four parts are empty
     Case("NormStatistics", (2, 12, 33, 31), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 0}, "fp16"),
     Case("NormStatistics", (2, 33, 65, 12), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 1}, "bf16"),
 ]
@@ -217,15 +244,22 @@ UNUSUAL = (*ROW_OPS, "GroupNorm", "ChannelLayerNorm")
 
 
 def unusual(op: str, looped: bool, seed: int = 0) -> tuple[Case, list[np.ndarray]]:
-    """Rows of NaN, of infinities, of large, tiny and negative zero elements beside usual ones, several of them in one program."""
-    before, attributes = ROW_OPS.get(op, ((2,), EPS | ({"num_groups": 2, "channels_last": 0} if op == "GroupNorm" else {})))
-    shape = {"GroupNorm": (4, 2, 40), "ChannelLayerNorm": (1, 40, 8), "ModulatedLayerNorm": (2, 4, 40)}.get(op, (*before[:-1], 8, 40))
+    """Rows of NaN, of infinities, of large, tiny and negative zero elements beside usual ones, several of them in one
+    program."""
+    before, attributes = ROW_OPS.get(
+        op, ((2,), EPS | ({"num_groups": 2, "channels_last": 0} if op == "GroupNorm" else {}))
+    )
+    shape = {"GroupNorm": (4, 2, 40), "ChannelLayerNorm": (1, 40, 8), "ModulatedLayerNorm": (2, 4, 40)}.get(
+        op, (*before[:-1], 8, 40)
+    )
     case = Case(op, shape, attributes, "fp16", tile=(4, 16, 1, True) if looped and op != "LayerNormApply" else None)
     arrays = case.arrays(seed)
     rows = arrays[0].swapaxes(1, 2)[0] if op == "ChannelLayerNorm" else arrays[0].reshape(8, 40)
     rows[1, 5], rows[2, 0], rows[3, 39], rows[4, 7] = np.nan, np.nan, np.inf, -np.inf
     rows[5], rows[6], rows[7] = 65504 * np.sign(rows[5]), 2.0**-24, -0.0
-    arrays[1:] = [np.zeros(shape) if name == "residual" else a for name, a in zip(case._op.inputs[1:], arrays[1:], strict=True)]
+    arrays[1:] = [
+        np.zeros(shape) if name == "residual" else a for name, a in zip(case._op.inputs[1:], arrays[1:], strict=True)
+    ]
     if "statistics" in case._op.inputs:
         with np.errstate(all="ignore"):
             arrays[1] = case._statistics(arrays[0])

@@ -1,4 +1,5 @@
-"""The interpreter's process: TRITON_INTERPRET is set there alone, so that this process can compile the same kernels ahead of time."""
+"""The interpreter's process: TRITON_INTERPRET is set there alone, so that this process can compile the same kernels
+ahead of time."""
 
 from __future__ import annotations
 
@@ -35,8 +36,14 @@ def interpreter() -> Iterator[Callable[..., Any]]:
     import numpy
     import triton
 
-    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
-        pytest.skip(f"Triton {triton.__version__}'s interpreter breaks with NumPy {numpy.__version__}: triton>=3.7 or numpy<2.4 is needed")
+    if (
+        tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+        and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0"
+    ):
+        pytest.skip(
+            f"Triton {triton.__version__}'s interpreter breaks with NumPy {numpy.__version__}: triton>=3.7 or numpy<2.4"
+            " is needed"
+        )
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _interpret) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
@@ -48,7 +55,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cache(kernels: Path) -> Iterator[Path]:
-    """Kernels are kept in a folder of this run's own, so that each is compiled and not found, but once for all tests."""
+    """Kernels are kept in a folder of this run's own, so that each is compiled and not found, but once for all
+    tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NORMDEPLOY_CACHE", str(kernels))
         patch.setenv("TRITON_CACHE_DIR", str(kernels / "triton"))

@@ -1,4 +1,5 @@
-"""An op as TensorRT would launch it, in the emulator: each input and output a buffer of its own, so that one byte beside it is found."""
+"""An op as TensorRT would launch it, in the emulator: each input and output a buffer of its own, so that one byte
+beside it is found."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def run(
     change: Callable[[str], str] = lambda ptx: ptx,
     dynamic: bool = False,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The inputs as they were stored and the outputs, in float64. Raises Fault, also where a byte of an output was not written.
+    """The inputs as they were stored and the outputs, in float64. Raises Fault, also where a byte of an output was not
+    written.
 
     ``change``: what is done to the PTX before, to see that it is found. ``dynamic``: compiled with no size known.
     """
@@ -53,7 +55,11 @@ def run(
     for buffer in buffers[len(stored) :]:
         buffer.written = np.zeros(len(buffer.data), np.uint8)
     pointers = [b.base for b in buffers]
-    arguments = [*pointers[: len(stored)], *(launch.scalars[name] for name in kernel.arguments), *pointers[len(stored) :]]
+    arguments = [
+        *pointers[: len(stored)],
+        *(launch.scalars[name] for name in kernel.arguments),
+        *pointers[len(stored) :],
+    ]
     emulator.run(change(kernel.ptx), arguments, range(launch.grid), emulator.Memory(buffers), kernel.shared)
     for buffer in buffers[len(stored) :]:
         assert buffer.written is not None
@@ -63,7 +69,8 @@ def run(
 
 
 def run_last(case: Case, kept: int, seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The last ``kept`` places along the first dim alone, of tensors whose other pages are never touched and so take no memory.
+    """The last ``kept`` places along the first dim alone, of tensors whose other pages are never touched and so take no
+    memory.
 
     Gives the inputs at those places, and the outputs there.
     """
@@ -88,14 +95,22 @@ def run_last(case: Case, kept: int, seed: int = 0) -> tuple[list[np.ndarray], li
         data = np.zeros(own, np.uint8) if held is None else held.reshape(-1).view(np.uint8)
         # the buffer holds the end of the tensor alone: what lies before it is a fault
         buffers.append(
-            emulator.Buffer(GAP * (i + 1) + size * tensor.shape[0] - own, data, np.zeros(own, np.uint8) if held is None else None)
+            emulator.Buffer(
+                GAP * (i + 1) + size * tensor.shape[0] - own, data, np.zeros(own, np.uint8) if held is None else None
+            )
         )
         if held is None:
             made.append(data.view(storage(tensor.dtype)).reshape(-1, *tensor.shape[1:]))
     pointers = [GAP * (i + 1) for i in range(len(buffers))]
-    arguments = [*pointers[: len(stored)], *(launch.scalars[name] for name in kernel.arguments), *pointers[len(stored) :]]
+    arguments = [
+        *pointers[: len(stored)],
+        *(launch.scalars[name] for name in kernel.arguments),
+        *pointers[len(stored) :],
+    ]
     blocks, rest = divmod(launch.grid, times)
     assert not rest
-    emulator.run(kernel.ptx, arguments, range(launch.grid - blocks, launch.grid), emulator.Memory(buffers), kernel.shared)
+    emulator.run(
+        kernel.ptx, arguments, range(launch.grid - blocks, launch.grid), emulator.Memory(buffers), kernel.shared
+    )
     assert all(b.written is None or b.written.all() for b in buffers)
     return [s.astype(np.float64) for s in stored], [m.astype(np.float64) for m in made]

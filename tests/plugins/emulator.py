@@ -1,14 +1,15 @@
-"""Runs PTX on the CPU, one block after the other: what the GPU would be given, with the checks that a GPU does not make.
+"""Runs PTX on the CPU, one block after the other: what the GPU would be given, with the checks that a GPU does not
+make.
 
-Triton's interpreter runs a kernel's source tile by tile. This runs what was compiled of it: threads, vectors, masks as predicates,
-shuffles, reductions through shared memory. The threads of a block go in lock step, apart after a branch that
-not all take; `Fault` is raised where
+Triton's interpreter runs a kernel's source tile by tile. This runs what was compiled of it: threads, vectors, masks as
+predicates, shuffles, reductions through shared memory. The threads of a block go in lock step, apart after a branch
+that not all take; `Fault` is raised where
 
 - an address is outside every buffer, or not aligned to the width of its access,
 - an input is written, an output read, or one byte of an output written twice with different values,
 - a barrier or a shuffle is not reached by all threads of a block,
-- a byte of shared memory is used by two threads, one of them writing, with no barrier between (so no order of warps can matter); two may
-  write the same.
+- a byte of shared memory is used by two threads, one of them writing, with no barrier between (so no order of warps can
+  matter); two may write the same.
 
 Only the instructions that our kernels compile to are known (``instructions.py``); another one is a KeyError here.
 """
@@ -55,7 +56,8 @@ class Memory:
 
 
 def run(ptx: str, arguments: Sequence[int], blocks: Sequence[int], memory: Memory, shared: int, seed: int = 0) -> None:
-    """The blocks with these numbers (``ctaid.x``); ``shared``: bytes of shared memory. ``arguments``: addresses and int32 numbers."""
+    """The blocks with these numbers (``ctaid.x``); ``shared``: bytes of shared memory. ``arguments``: addresses and
+    int32 numbers."""
     program = parse(ptx)
     assert len(arguments) == len(program.parameters)
     rng = np.random.default_rng(seed)
@@ -65,7 +67,9 @@ def run(ptx: str, arguments: Sequence[int], blocks: Sequence[int], memory: Memor
 
 
 class Block(Arithmetic):
-    def __init__(self, program: Program, arguments: dict[str, int], number: int, memory: Memory, shared: int, rng: Any) -> None:
+    def __init__(
+        self, program: Program, arguments: dict[str, int], number: int, memory: Memory, shared: int, rng: Any
+    ) -> None:
         self.program, self.arguments, self.memory, self.rng = program, arguments, memory, rng
         self.thread = np.arange(program.threads, dtype=np.uint32)
         self.special = {"%tid.x": self.thread, "%ctaid.x": np.full_like(self.thread, number)}
@@ -114,7 +118,9 @@ class Block(Arithmetic):
             held = self.special[operand]
         elif operand.startswith("%"):
             if operand not in self.registers:  # the unused half of a pair may have no value: then it is any
-                bits = self.rng.integers(0, 2 if dtype is TYPES["pred"] else 256, (self.program.threads, dtype.itemsize), np.uint8)
+                bits = self.rng.integers(
+                    0, 2 if dtype is TYPES["pred"] else 256, (self.program.threads, dtype.itemsize), np.uint8
+                )
                 return bits.view(dtype)[:, 0]
             held = self.registers[operand]
         elif operand.startswith("{"):
@@ -132,7 +138,11 @@ class Block(Arithmetic):
         """``value`` into a register of the same width, or into the parts of a vector, lowest first."""
         if operand.startswith("{"):
             parts = [p.strip() for p in operand.strip("{} ").split(",")]
-            bits = np.ascontiguousarray(value).view(np.dtype(f"u{value.dtype.itemsize // len(parts)}")).reshape(len(value), len(parts))
+            bits = (
+                np.ascontiguousarray(value)
+                .view(np.dtype(f"u{value.dtype.itemsize // len(parts)}"))
+                .reshape(len(value), len(parts))
+            )
             for part, column in zip(parts, bits.T, strict=True):
                 if part != "_":
                     self.write(part, np.ascontiguousarray(column), guard)
@@ -141,12 +151,15 @@ class Block(Arithmetic):
         value = np.broadcast_to(value, guard.shape)
         bits = value if value.dtype == bank else np.ascontiguousarray(value).view(bank)
         held = self.registers.get(operand)
-        self.registers[operand] = bits.copy() if guard.all() else np.where(guard, bits, 0 if held is None else held).astype(bank)
+        self.registers[operand] = (
+            bits.copy() if guard.all() else np.where(guard, bits, 0 if held is None else held).astype(bank)
+        )
 
     # ------------------------------------------------------------------ memory
 
     def barrier(self) -> None:
-        """From here on, nobody has used shared memory: the thread that wrote or read each byte; -1 for none, -2 for several."""
+        """From here on, nobody has used shared memory: the thread that wrote or read each byte; -1 for none, -2 for
+        several."""
         self.writer = np.full(len(self.shared), -1)
         self.reader = np.full(len(self.shared), -1)
 
@@ -195,8 +208,8 @@ class Block(Arithmetic):
         np.add.at(buffer.written, index, 1)
 
     def matrices(self, instruction: Instruction, guard: Array) -> None:
-        """8 × 8 matrices of 16 bits: thread 8i + r of a warp has the address of row r of the i-th, and thread 4r + w elements 2w and 2w + 1
-        of row r of each, or (``trans``) of column r."""
+        """8 × 8 matrices of 16 bits: thread 8i + r of a warp has the address of row r of the i-th, and thread 4r + w
+        elements 2w and 2w + 1 of row r of each, or (``trans``) of column r."""
         write = instruction.parts[0] == "stmatrix"
         address, registers = instruction.operands if write else instruction.operands[::-1]
         rows = self.address(address).reshape(-1, 32)

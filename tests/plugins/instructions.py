@@ -15,7 +15,9 @@ import ml_dtypes
 import numpy as np
 
 Array = np.ndarray
-TYPES: dict[str, Any] = {f"{k}{b}": np.dtype(f"{'i' if k == 's' else 'u'}{b // 8}") for k in "sub" for b in (16, 32, 64)}
+TYPES: dict[str, Any] = {
+    f"{k}{b}": np.dtype(f"{'i' if k == 's' else 'u'}{b // 8}") for k in "sub" for b in (16, 32, 64)
+}
 TYPES |= {"f32": np.dtype(np.float32), "pred": np.dtype(bool)}
 HALVES: dict[str, Any] = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 BANKS = {"%p": np.dtype(bool), "%rs": np.dtype("u2"), "%r": np.dtype("u4"), "%rd": np.dtype("u8")}
@@ -26,7 +28,8 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
-    # of numbers; a NaN is dropped where the other is none, but for .NaN (PTX ISA, "Floating Point Instructions: min" and "max")
+    # of numbers; a NaN is dropped where the other is none, but for .NaN (PTX ISA, "Floating Point Instructions: min"
+    # and "max")
     "min": np.fmin,
     "max": np.fmax,
     "min.NaN": np.minimum,
@@ -81,7 +84,9 @@ def parse(ptx: str) -> Program:
         if match:
             guard, opcode, rest = match.groups()
             instructions.append(Instruction(guard, tuple(opcode.split(".")), tuple(_OPERAND.findall(rest))))
-    return Program(tuple(instructions), labels, tuple(re.findall(r"(\w+_param_\d+)", head.group(1))), int(threads.group(1)))
+    return Program(
+        tuple(instructions), labels, tuple(re.findall(r"(\w+_param_\d+)", head.group(1))), int(threads.group(1))
+    )
 
 
 class Arithmetic:
@@ -114,17 +119,26 @@ class Arithmetic:
     def plain(self, parts: tuple[str, ...], sources: tuple[str, ...], kind: Any) -> Array:
         name = parts[0]
         if name == "selp":
-            return np.where(self.read(sources[2], np.dtype(bool)), self.read(sources[0], kind), self.read(sources[1], kind))
+            return np.where(
+                self.read(sources[2], np.dtype(bool)), self.read(sources[0], kind), self.read(sources[1], kind)
+            )
         if name in ("shl", "shr"):
             by = self.read(sources[1], np.dtype("u4")).astype(kind)
-            return np.left_shift(self.read(sources[0], kind), by) if name == "shl" else np.right_shift(self.read(sources[0], kind), by)
+            return (
+                np.left_shift(self.read(sources[0], kind), by)
+                if name == "shl"
+                else np.right_shift(self.read(sources[0], kind), by)
+            )
         if name == "shfl":
             other = self.read(sources[1], np.dtype("u4"))
             lane = self.thread ^ other if parts[2] == "bfly" else self.thread & ~np.uint32(31) | other & np.uint32(31)
             return self.read(sources[0], kind)[lane]
         if name in ("mul", "mad") and parts[1] in ("wide", "hi"):
             if kind.itemsize == 8:
-                exact = [int(x) * int(y) >> 64 for x, y in zip(self.read(sources[0], kind), self.read(sources[1], kind), strict=True)]
+                exact = [
+                    int(x) * int(y) >> 64
+                    for x, y in zip(self.read(sources[0], kind), self.read(sources[1], kind), strict=True)
+                ]
                 return np.array(exact, kind)
             wide = np.dtype(f"{kind.kind}{2 * kind.itemsize}")
             result = self.read(sources[0], kind).astype(wide) * self.read(sources[1], kind).astype(wide)
@@ -160,13 +174,16 @@ class Arithmetic:
         return (unary[name] if name in unary else binary(parts))(*a)
 
     def small(self, parts: tuple[str, ...], sources: tuple[str, ...]) -> Array:
-        """Two float32 at once, half precision by ones and twos, and (``add.rn.f32.bf16``) half precision with a float32."""
+        """Two float32 at once, half precision by ones and twos, and (``add.rn.f32.bf16``) half precision with a
+        float32."""
         kind = parts[-1].removesuffix("x2")
         dtype = HALVES.get(kind, TYPES["f32"])
         operation = {"fma": lambda a, b, c: a * b + c}.get(parts[0]) or binary(parts)
         if parts[-2] == "f32":
             kinds = [dtype] * (len(sources) - 1) + [TYPES["f32"]]
-            return operation(*(self.read(s, k).astype(np.float64) for s, k in zip(sources, kinds, strict=True))).astype(np.float32)
+            return operation(*(self.read(s, k).astype(np.float64) for s, k in zip(sources, kinds, strict=True))).astype(
+                np.float32
+            )
         wide = np.dtype(f"u{dtype.itemsize * (2 if parts[-1].endswith('x2') else 1)}")
         values = [self.read(s, wide).view(dtype).astype(np.float64) for s in sources]
         return np.ascontiguousarray(operation(*values).astype(dtype)).view(wide)

@@ -1,4 +1,5 @@
-"""Runs kernels in Triton's interpreter on the CPU: in a process of its own, as TRITON_INTERPRET has to be set before triton is imported.
+"""Runs kernels in Triton's interpreter on the CPU: in a process of its own, as TRITON_INTERPRET has to be set before
+triton is imported.
 
 Everything here runs in that process (see ``conftest.py``); numpy arrays go in and come out.
 """
@@ -59,6 +60,16 @@ def write_outside() -> None:
     x = torch.randn(3, 64)
     buffer = torch.full((2 * GUARD + 2 * 64,), float("nan"))
     layer_norm_kernel[(1,)](
-        x, torch.ones(64), torch.zeros(64), 3, 64, buffer[GUARD : GUARD + 2 * 64], EPSILON=1e-5, DDOF=0, ROWS=4, BLOCK=64, LOOP=False
+        x,
+        torch.ones(64),
+        torch.zeros(64),
+        3,
+        64,
+        buffer[GUARD : GUARD + 2 * 64],
+        EPSILON=1e-5,
+        DDOF=0,
+        ROWS=4,
+        BLOCK=64,
+        LOOP=False,
     )
     assert torch.cat((buffer[:GUARD], buffer[-GUARD:])).isnan().all(), "wrote outside its output"

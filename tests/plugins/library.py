@@ -1,8 +1,10 @@
-"""A stand-in for TensorRT's library as far as a build goes: its ONNX importer's choice for each node, and an engine that holds the kernels.
+"""A stand-in for TensorRT's library as far as a build goes: its ONNX importer's choice for each node, and an engine
+that holds the kernels.
 
-The importer (onnx-tensorrt, 10.9 and newer) takes a node for the first of: an op of its own, by the op type alone; a local function, by its
-name alone; a plugin of that name in ``plugin_namespace``, with the attributes that its creator names. Plugins go through the real
-``tensorrt.plugin`` (`standin.Build`). ``install`` makes what is imported as ``tensorrt`` of it.
+The importer (onnx-tensorrt, 10.9 and newer) takes a node for the first of: an op of its own, by the op type alone; a
+local function, by its name alone; a plugin of that name in ``plugin_namespace``, with the attributes that its creator
+names. Plugins go through the real ``tensorrt.plugin`` (`standin.Build`). ``install`` makes what is imported as
+``tensorrt`` of it.
 """
 
 from __future__ import annotations
@@ -55,13 +57,19 @@ class Network:
                 self.layers.append(Layer(LayerType.PLUGIN_V3, node, plugin := _plugin(node, types)))
                 types.update((name, _type(plugin, i)) for i, name in enumerate(node.output))
             elif onnx.defs.has(node.op_type):
-                self.layers.append(Layer(LayerType.NORMALIZATION if "Normalization" in node.op_type else LayerType.OTHER, node))
+                self.layers.append(
+                    Layer(LayerType.NORMALIZATION if "Normalization" in node.op_type else LayerType.OTHER, node)
+                )
                 schema = onnx.defs.get_schema(node.op_type, model.opset_import[0].version)
                 read = {i: types[i] for i in node.input}
                 held = {i: data[i] for i in node.input if i in data}
-                types |= onnx.shape_inference.infer_node_outputs(schema, node, read, held, opset_imports=list(model.opset_import))
+                types |= onnx.shape_inference.infer_node_outputs(
+                    schema, node, read, held, opset_imports=list(model.opset_import)
+                )
             else:
-                raise ValueError(f"Plugin not found, are the plugin name, version, and namespace correct? {node.op_type}")
+                raise ValueError(
+                    f"Plugin not found, are the plugin name, version, and namespace correct? {node.op_type}"
+                )
 
 
 def _plugin(node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> standin.Build:
@@ -71,14 +79,17 @@ def _plugin(node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> standin.B
         raise ValueError(f"Plugin not found: {node.op_type}, {marks}")
     shapes = [[d.dim_param or d.dim_value for d in types[i].tensor_type.shape.dim] for i in node.input]
     kinds = [TYPES[types[i].tensor_type.elem_type] for i in node.input]
-    plugin = standin.Build(node.op_type, shapes, kinds, {k: v.decode() if isinstance(v, bytes) else v for k, v in given.items()})
+    plugin = standin.Build(
+        node.op_type, shapes, kinds, {k: v.decode() if isinstance(v, bytes) else v for k, v in given.items()}
+    )
     if tuple(plugin.types + plugin.output_types) not in plugin.combinations:
         raise ValueError(f"{node.op_type} takes no such types: {plugin.types}, {plugin.output_types}")
     return plugin
 
 
 def _type(plugin: standin.Build, output: int) -> onnx.TypeProto:
-    """Of one output; a size that is not constant has its place's name if the first input has it, which is enough for one more node."""
+    """Of one output; a size that is not constant has its place's name if the first input has it, which is enough for
+    one more node."""
     names = {kind: number for number, kind in TYPES.items()}
     kind = {v: k for k, v in standin._NAMES.items()}[plugin.output_types[output]]
     dims = [d.constant if d.constant is not None else plugin.named.get(id(d), "n") for d in plugin.outputs[output]]
@@ -89,7 +100,8 @@ def _type(plugin: standin.Build, output: int) -> onnx.TypeProto:
 
 
 def install(version: str = "11.4.0.106") -> None:
-    """Put a ``tensorrt`` into sys.modules that builds "engines" of what its importer reads; the real ``tensorrt.plugin`` is in it."""
+    """Put a ``tensorrt`` into sys.modules that builds "engines" of what its importer reads; the real
+    ``tensorrt.plugin`` is in it."""
     folder = standin.plugin_folder()
     assert folder is not None, "tensorrt.plugin is not here (pip install --no-deps tensorrt-cu13-bindings)"
     standin.install(folder)

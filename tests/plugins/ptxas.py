@@ -27,7 +27,14 @@ def assemble(compiled: Compiled, capability: tuple[int, int]) -> Resources:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(compiled.ptx)
-        command = [tool.path, "-v", f"--gpu-name=sm_{architecture}", str(source), "-o", str(source.with_suffix(".cubin"))]
+        command = [
+            tool.path,
+            "-v",
+            f"--gpu-name=sm_{architecture}",
+            str(source),
+            "-o",
+            str(source.with_suffix(".cubin")),
+        ]
         told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     registers = re.search(r"Used (\d+) registers", told)
     spills = re.findall(r"(\d+) bytes spill", told)

@@ -1,7 +1,8 @@
-"""A stand-in for the compiled half of ``tensorrt``, enough to run the real ``tensorrt.plugin`` (pure Python, in the bindings' wheel).
+"""A stand-in for the compiled half of ``tensorrt``, enough to run the real ``tensorrt.plugin`` (pure Python, in the
+bindings' wheel).
 
-``install`` puts both into sys.modules; ``Build`` takes a plugin through the calls that TensorRT's builder makes, with symbolic
-sizes that can be evaluated for any shape afterwards.
+``install`` puts both into sys.modules; ``Build`` takes a plugin through the calls that TensorRT's builder makes, with
+symbolic sizes that can be evaluated for any shape afterwards.
 """
 
 from __future__ import annotations
@@ -117,7 +118,14 @@ class Registry:
 def module() -> types.ModuleType:
     trt = types.ModuleType("tensorrt")
     registry = Registry()
-    empty = ("ITensor", "IPluginV3", "IPluginV3QuickCore", "IPluginV3QuickBuild", "IPluginV3QuickRuntime", "IPluginV3QuickAOTBuild")
+    empty = (
+        "ITensor",
+        "IPluginV3",
+        "IPluginV3QuickCore",
+        "IPluginV3QuickBuild",
+        "IPluginV3QuickRuntime",
+        "IPluginV3QuickAOTBuild",
+    )
     for name in (*empty, "IPluginCreatorV3Quick", "ISymExpr"):
         setattr(trt, name, type(name, (), {}))
 
@@ -142,7 +150,9 @@ def module() -> types.ModuleType:
         "PluginFieldType": enum.Enum("PluginFieldType", "INT8 INT16 INT32 INT64 FLOAT16 FLOAT32 FLOAT64 CHAR UNKNOWN"),
         "PluginArgType": enum.Enum("PluginArgType", "INT"),
         "PluginArgDataType": enum.Enum("PluginArgDataType", "INT8 INT16 INT32"),
-        "QuickPluginCreationRequest": enum.Enum("QuickPluginCreationRequest", "PREFER_JIT PREFER_AOT STRICT_JIT STRICT_AOT"),
+        "QuickPluginCreationRequest": enum.Enum(
+            "QuickPluginCreationRequest", "PREFER_JIT PREFER_AOT STRICT_JIT STRICT_AOT"
+        ),
         "TensorRTPhase": enum.Enum("TensorRTPhase", "BUILD RUNTIME"),
         "get_plugin_registry": lambda: registry,
         "float32": DataType.FLOAT,
@@ -154,7 +164,8 @@ def module() -> types.ModuleType:
 
 
 def plugin_folder() -> Path | None:
-    """Where the wheel tensorrt-cu13-bindings has ``tensorrt.plugin``; its compiled half, which wants libnvinfer, is never imported."""
+    """Where the wheel tensorrt-cu13-bindings has ``tensorrt.plugin``; its compiled half, which wants libnvinfer, is
+    never imported."""
     spec = importlib.util.find_spec("tensorrt_bindings")
     folder = Path(spec.origin).parent / "plugin" if spec and spec.origin else None
     return folder if folder and folder.is_dir() else None
@@ -164,7 +175,9 @@ def install(folder: Path) -> types.ModuleType:
     """Put the stand-in and the real ``tensorrt.plugin`` into sys.modules; gives ``tensorrt.plugin``."""
     sys.modules["tensorrt"] = trt = module()
     trt.__path__ = []  # type: ignore[attr-defined]
-    spec = importlib.util.spec_from_file_location("tensorrt.plugin", folder / "__init__.py", submodule_search_locations=[str(folder)])
+    spec = importlib.util.spec_from_file_location(
+        "tensorrt.plugin", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None
     assert spec.loader is not None
     sys.modules["tensorrt.plugin"] = plugin = importlib.util.module_from_spec(spec)
@@ -206,25 +219,33 @@ class Arguments:
 
 
 class Build:
-    """One plugin on its way through the builder. ``shapes``: ints, or names of dynamic sizes; ``types``: fp32, fp16 or bf16."""
+    """One plugin on its way through the builder. ``shapes``: ints, or names of dynamic sizes; ``types``: fp32, fp16 or
+    bf16."""
 
-    def __init__(self, name: str, shapes: Sequence[Sequence[int | str]], types: Sequence[str], attributes: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, shapes: Sequence[Sequence[int | str]], types: Sequence[str], attributes: dict[str, Any]
+    ) -> None:
         trt: Any = sys.modules["tensorrt"]
         creator = trt.get_plugin_registry().get_creator(name, "1", "normdeploy")
         # the parser walks over the creator's fields, so that attributes come in the order in which they were registered
         order = [f.name for f in creator.field_names]
         fields = [
-            PluginField(name, _data(attributes[name])) for name in sorted(attributes, key=lambda n: order.index(n) if n in order else 99)
+            PluginField(name, _data(attributes[name]))
+            for name in sorted(attributes, key=lambda n: order.index(n) if n in order else 99)
         ]
         request = trt.QuickPluginCreationRequest.STRICT_AOT
         self.plugin = creator.create_plugin(name, "normdeploy", fields, trt.TensorRTPhase.BUILD, request)
         self.types = [_NAMES[t] for t in types]
         self.output_types = self.plugin.get_output_data_types(self.types, [len(s) for s in shapes])
         self.inputs = [[self._dim(d) for d in shape] for shape in shapes]
-        self.named = {id(d): n for dims, shape in zip(self.inputs, shapes, strict=True) for d, n in zip(dims, shape, strict=True)}
+        self.named = {
+            id(d): n for dims, shape in zip(self.inputs, shapes, strict=True) for d, n in zip(dims, shape, strict=True)
+        }
         self.outputs = self.plugin.get_output_shapes(self.inputs, [], Builder())
         self.described = [
-            DynamicPluginTensorDesc(PluginTensorDesc(Dims(-1 if d.constant is None else d.constant for d in dims), kind))
+            DynamicPluginTensorDesc(
+                PluginTensorDesc(Dims(-1 if d.constant is None else d.constant for d in dims), kind)
+            )
             for dims, kind in zip([*self.inputs, *self.outputs], [*self.types, *self.output_types], strict=True)
         ]
         formats = self.plugin.get_supported_format_combinations(self.described, len(shapes))

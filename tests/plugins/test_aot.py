@@ -1,4 +1,5 @@
-"""Ahead-of-time compilation, without a GPU: the PTX is portable, wide where it can be, and what ptxas makes of it spills nothing."""
+"""Ahead-of-time compilation, without a GPU: the PTX is portable, wide where it can be, and what ptxas makes of it
+spills nothing."""
 
 from __future__ import annotations
 
@@ -74,8 +75,12 @@ WIDE = [(name, *USUAL[name]) for name in USUAL if name not in ("GroupNormSiLU", 
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-@pytest.mark.parametrize(("name", "shape", "attributes"), WIDE, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else None)
-def test_every_op_is_written_by_128_bits(name: str, shape: tuple[int, ...], attributes: dict[str, Any], dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shape", "attributes"), WIDE, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else None
+)
+def test_every_op_is_written_by_128_bits(
+    name: str, shape: tuple[int, ...], attributes: dict[str, Any], dtype: str
+) -> None:
     kernel = compiled(name, shape, attributes, dtype)
     stores = accesses(kernel.ptx, "st")
     assert set(stores) == {"v4.b32"}
@@ -95,9 +100,19 @@ def test_statistics_are_read_by_128_bits(dtype: str) -> None:
         assert sum(loads.values()) == loads["v4.b32"] + 1, name  # the row's first element
 
 
-# n -> the most registers that the default tactic of LayerNorm may use (fp16, fp32) on sm_90, where 65,536 / (threads · registers) blocks
-# fit on a multiprocessor, so that a rise here costs occupancy; they are allotted by eights. With Triton 3.6 and 3.7
-REGISTERS = {64: (48, 48), 768: (48, 48), 1024: (48, 48), 2048: (48, 48), 4096: (48, 48), 8192: (56, 56), 16384: (48, 48), 65_536: (64, 88)}
+# n -> the most registers that the default tactic of LayerNorm may use (fp16, fp32) on sm_90, where 65,536 / (threads ·
+# registers) blocks fit on a multiprocessor, so that a rise here costs occupancy; they are allotted by eights. With
+# Triton 3.6 and 3.7
+REGISTERS = {
+    64: (48, 48),
+    768: (48, 48),
+    1024: (48, 48),
+    2048: (48, 48),
+    4096: (48, 48),
+    8192: (56, 56),
+    16384: (48, 48),
+    65_536: (64, 88),
+}
 
 
 @pytest.mark.parametrize("n", REGISTERS)
@@ -186,7 +201,9 @@ def test_dynamic_sizes_are_arguments() -> None:
         ("ScaleShift", (2**16, 2**15, 2), {"axis": 1, "activation": "none"}, "rows is 2147483648"),
     ],
 )
-def test_sizes_above_int32_are_refused(name: str, shape: tuple[int, ...], attributes: dict[str, Any], message: str) -> None:
+def test_sizes_above_int32_are_refused(
+    name: str, shape: tuple[int, ...], attributes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         compiled(name, shape, attributes, "fp16")
 

@@ -1,4 +1,5 @@
-"""What was compiled, run in the emulator: no access beside a buffer, no race, each output byte written, and the reference's numbers."""
+"""What was compiled, run in the emulator: no access beside a buffer, no race, each output byte written, and the
+reference's numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def test_ops_with_bounds_of_their_own(case: Case) -> None:
 
 @pytest.mark.parametrize("name", USUAL)
 def test_each_architecture(name: str) -> None:
-    """The kernels that test_aot assembles, on a smaller batch: 7.5 has no instructions for bfloat16, 10.0 has some for pairs of float32."""
+    """The kernels that test_aot assembles, on a smaller batch: 7.5 has no instructions for bfloat16, 10.0 has some for
+    pairs of float32."""
     shape, attributes = USUAL[name]
     case = Case(name, (1, 3, *shape[2:]) if len(shape) == 3 else (1, *shape[1:]), attributes, "bf16")
     different = {re.sub(r"\.target.*", "", compiled(name, shape, attributes, "bf16", c).ptx): c for c in CAPABILITIES}
@@ -46,16 +48,25 @@ DYNAMIC = [
         Case(
             op,
             shape,
-            EPS | {"num_groups": 2} | ({"activation": "silu"} if op == "GroupNormApply" else {}) | {"channels_last": last},
+            EPS
+            | {"num_groups": 2}
+            | ({"activation": "silu"} if op == "GroupNormApply" else {})
+            | {"channels_last": last},
             "fp16",
         )
         for op in ("GroupNorm", "GroupNormApply")
         for shape, last in (((2, 12, 7, 9), 0), ((2, 7, 9, 12), 1), ((2, 4, 33, 65), 0), ((2, 33, 65, 4), 1))
     ),
     *(Case("ChannelLayerNorm", shape, EPS, "fp16") for shape in ((2, 96, 7, 9), (2, 8, 0), (0, 8, 5), (1, 300, 3))),
-    *(Case("ScaleShift", shape, {"axis": 1, "activation": "relu"}, "fp16") for shape in ((2, 3, 7, 9), (2, 3, 0), (2, 0, 5), (0, 3, 5))),
+    *(
+        Case("ScaleShift", shape, {"axis": 1, "activation": "relu"}, "fp16")
+        for shape in ((2, 3, 7, 9), (2, 3, 0), (2, 0, 5), (0, 3, 5))
+    ),
     *(Case(op, (*before, 0), a, "fp16") for op, (before, a) in ROW_OPS.items()),
-    *(Case("GroupNorm", shape, EPS | {"num_groups": 2, "channels_last": last}, "fp16") for shape, last in (((2, 4, 0), 0), ((2, 0, 4), 1))),
+    *(
+        Case("GroupNorm", shape, EPS | {"num_groups": 2, "channels_last": last}, "fp16")
+        for shape, last in (((2, 4, 0), 0), ((2, 0, 4), 1))
+    ),
     Case("ModulatedLayerNorm", (2, 0, 64), EPS, "fp16"),
     Case("NormStatistics", (2, 33, 65, 12), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 1}, "fp16"),
     Case("NormStatistics", (2, 12, 33, 31), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 0}, "fp16"),
@@ -71,7 +82,8 @@ def test_sizes_known_when_it_runs_alone(case: Case) -> None:
 @pytest.mark.parametrize("op", UNUSUAL)
 @pytest.mark.parametrize("looped", [False, True])
 def test_what_is_no_number_stays_in_its_row(op: str, looped: bool) -> None:
-    """Rows of NaN, of infinities, of large, tiny and negative zero elements beside usual ones, several of them in one program."""
+    """Rows of NaN, of infinities, of large, tiny and negative zero elements beside usual ones, several of them in one
+    program."""
     case, arrays = unusual(op, looped)
     judge(case, *run(case, arrays))
 
@@ -122,7 +134,11 @@ def test_min_and_max_drop_a_nan_unless_told(instruction: str, bits: int) -> None
 @pytest.mark.parametrize(
     ("shape", "statistics", "apply"),
     [
-        ((2, 70_000), {"axis": -1, "groups": 1}, Case("LayerNormApply", (2, 70_000), EPS | {"axis": -1}, "fp32", "offset")),
+        (
+            (2, 70_000),
+            {"axis": -1, "groups": 1},
+            Case("LayerNormApply", (2, 70_000), EPS | {"axis": -1}, "fp32", "offset"),
+        ),
         *(
             (
                 shape,
@@ -135,7 +151,8 @@ def test_min_and_max_drop_a_nan_unless_told(instruction: str, bits: int) -> None
     ids=["rows", "NCHW", "NHWC"],
 )
 def test_two_launches(shape: tuple[int, ...], statistics: dict[str, int], apply: Case) -> None:
-    """64 parts of each row by the first kernel, given to the second: merging them must not round 64 times at the mean's size."""
+    """64 parts of each row by the first kernel, given to the second: merging them must not round 64 times at the mean's
+    size."""
     arrays, last = apply.arrays(), {"channels_last": apply.attributes.get("channels_last", 0)}
     _, (made,) = run(Case("NormStatistics", shape, statistics | last | {"splits": 64}), arrays[:1])
     arrays[1] = made
@@ -145,7 +162,9 @@ def test_two_launches(shape: tuple[int, ...], statistics: dict[str, int], apply:
 @pytest.mark.parametrize("op", ["LayerNorm", "LayerNormApply", "NormStatistics"])
 def test_a_large_mean_with_lanes_and_parts_of_no_element(op: str) -> None:
     """(mean − 0)² is infinite in float32: what no element has must not bring it in."""
-    attributes = {"NormStatistics": {"axis": -1, "groups": 1, "splits": 4, "channels_last": 0}}.get(op, ROW_OPS["LayerNorm"][1])
+    attributes = {"NormStatistics": {"axis": -1, "groups": 1, "splits": 4, "channels_last": 0}}.get(
+        op, ROW_OPS["LayerNorm"][1]
+    )
     attributes = {"epsilon": 1e-5, "axis": -1} if op == "LayerNormApply" else attributes
     case = Case(op, (2, 1000), attributes, "fp32", tile=(2, 2048, 4, True) if op == "LayerNorm" else None)
     arrays = [np.full(a.shape, 2.0**66) if i == 0 else a for i, a in enumerate(case.arrays())]
@@ -165,7 +184,10 @@ FAR = [
     Case("InstanceNorm", (2**22, 4, 256), EPS, "fp16"),
     Case("ChannelLayerNorm", (2**20, 64, 64), EPS, "fp16"),
     Case("ChannelLayerNorm", (2**15, 2**12, 32), EPS, "fp16"),
-    *(Case(op, (2**20, 8, 512), EPS | {"num_groups": 2, "channels_last": 0}, "fp16") for op in ("GroupNorm", "GroupNormSiLU")),
+    *(
+        Case(op, (2**20, 8, 512), EPS | {"num_groups": 2, "channels_last": 0}, "fp16")
+        for op in ("GroupNorm", "GroupNormSiLU")
+    ),
     Case("GroupNorm", (2**17, 8, 4096), EPS | {"num_groups": 1, "channels_last": 0}, "fp16"),
     Case("GroupNormSiLU", (2**20, 512, 8), EPS | {"num_groups": 2, "channels_last": 1}, "fp16"),
     Case("GroupNormSiLU", (2**17, 4096, 8), EPS | {"num_groups": 1, "channels_last": 1}, "fp16"),
@@ -174,7 +196,9 @@ FAR = [
     Case("NormStatistics", (2**18, 16_384), {"axis": -1, "groups": 1, "splits": 2, "channels_last": 0}, "fp16"),
     Case("NormStatistics", (2**18, 2048, 8), {"axis": 1, "groups": 2, "splits": 2, "channels_last": 1}, "fp16"),
     *(
-        Case("GroupNormApply", (2**18, *s), EPS | {"num_groups": 2, "channels_last": last, "activation": "none"}, "fp16")
+        Case(
+            "GroupNormApply", (2**18, *s), EPS | {"num_groups": 2, "channels_last": last, "activation": "none"}, "fp16"
+        )
         for s, last in (((4, 4096), 0), ((4096, 4), 1))
     ),
 ]
@@ -184,7 +208,11 @@ FAR = [
 def test_offsets_beyond_2_to_the_31(case: Case) -> None:
     assert np.prod(case.shape, dtype=object) >= 2**32
     op = BY_NAME[case.op]
-    rows = op.tiles([Tensor(case.shape, case.dtype)], case.attributes)[0].rows if case.op in (*ROW_OPS, "ScaleShift") else 1
+    rows = (
+        op.tiles([Tensor(case.shape, case.dtype)], case.attributes)[0].rows
+        if case.op in (*ROW_OPS, "ScaleShift")
+        else 1
+    )
     kept = max(1, rows // (4 if len(case.shape) == 3 and case.op != "ModulatedLayerNorm" else 1))
     judge(Case(case.op, (kept, *case.shape[1:]), case.attributes, case.dtype), *run_last(case, kept))
 

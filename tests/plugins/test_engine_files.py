@@ -1,4 +1,5 @@
-"""Files as ``build --norm-impl plugin`` hands them to TensorRT, through the real ``tensorrt.plugin``; the whole build over a stand-in."""
+"""Files as ``build --norm-impl plugin`` hands them to TensorRT, through the real ``tensorrt.plugin``; the whole build
+over a stand-in."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from . import library, standin
 FOLDER = standin.plugin_folder()
 pytestmark = [
     pytest.mark.usefixtures("cache"),
-    pytest.mark.skipif(FOLDER is None, reason="tensorrt.plugin is not here (pip install --no-deps tensorrt-cu13-bindings)"),
+    pytest.mark.skipif(
+        FOLDER is None, reason="tensorrt.plugin is not here (pip install --no-deps tensorrt-cu13-bindings)"
+    ),
 ]
 
 
@@ -56,21 +59,25 @@ def read(proto: onnx.ModelProto, sizes: dict[str, int] | None = None) -> list[li
 @pytest.mark.parametrize("dtype", ["float", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_importer_makes_plugins_of_the_nodes(name: str, dtype: str, static: bool) -> None:
-    """Names, attributes, types and tactics of the very nodes that were written; outputs have the shape that the file states."""
+    """Names, attributes, types and tactics of the very nodes that were written; outputs have the shape that the file
+    states."""
     model = MODELS[name]
     layers = read(model.portable(dtype, static=static), SIZES)
     found = [layer for layer in layers if layer.plugin]
     assert tuple(layer.node.op_type for layer in found) == model.plugins
     last = found[-1].plugin
     assert last is not None
-    shapes = [[SIZES.get(d, d) if not d.isdigit() else int(d) for d in dims.split(",")] for dims in model.outputs.values()]
+    shapes = [
+        [SIZES.get(d, d) if not d.isdigit() else int(d) for d in dims.split(",")] for dims in model.outputs.values()
+    ]
     assert [list(shape) for shape in last.output_shapes(SIZES)][: len(shapes)] == shapes
     assert last.tactics
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_launched(name: str) -> None:
-    """The kernel of the first tactic, compiled, with its grid and arguments for two sets of sizes: those of the op at these sizes."""
+    """The kernel of the first tactic, compiled, with its grid and arguments for two sets of sizes: those of the op at
+    these sizes."""
     for layer in (layer for layer in read(MODELS[name].portable("float16"), SIZES) if layer.plugin):
         assert layer.plugin is not None
         op = BY_NAME[layer.node.op_type]
@@ -115,7 +122,9 @@ def engine_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_the_worker_registers_the_plugins_and_the_engine_holds_their_kernels(engine_builder: Path, external: bool) -> None:
+def test_the_worker_registers_the_plugins_and_the_engine_holds_their_kernels(
+    engine_builder: Path, external: bool
+) -> None:
     name = "Add, RMSNormalization"
     source, target = engine_builder / "m.onnx", engine_builder / "m.engine"
     save_onnx(MODELS[name].proto("float16", static=True), source, external=external)
@@ -159,6 +168,8 @@ def test_native_files_are_parsed_as_they_are(engine_builder: Path) -> None:
     name = "LayerNormalization"
     save_onnx(MODELS[name].proto("float16", static=True), engine_builder / "m.onnx")
     for norm_impl in ("native", "auto"):
-        engine = normdeploy.build(engine_builder / "m.onnx", engine_builder / "m.engine", runtime="tensorrt", norm_impl=norm_impl)
+        engine = normdeploy.build(
+            engine_builder / "m.onnx", engine_builder / "m.engine", runtime="tensorrt", norm_impl=norm_impl
+        )
         assert [n.form for n in engine.norms] == ["native node"] * (norm_impl == "auto")
         assert json.loads(engine.path.read_bytes()[4:]) == {"flags": ["STRONGLY_TYPED"], "kernels": []}

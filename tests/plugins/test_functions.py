@@ -17,7 +17,9 @@ rng = np.random.default_rng(0)
 
 def body(name: str, inputs: list[np.ndarray], attributes: dict[str, Any], outputs: int = 1) -> list[np.ndarray]:
     """What the function's nodes give in float64."""
-    return [np.asarray(y) for y in evaluate.OPS[functions.DOMAIN, name](inputs, attributes | {"stash_type": 1}, 18, outputs)]
+    return [
+        np.asarray(y) for y in evaluate.OPS[functions.DOMAIN, name](inputs, attributes | {"stash_type": 1}, 18, outputs)
+    ]
 
 
 def agree(made: Any, expected: list[np.ndarray]) -> None:

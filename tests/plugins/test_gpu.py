@@ -1,4 +1,5 @@
-"""On a GPU: what TensorRT would be given, launched by the driver API on fresh random inputs, against the float64 reference.
+"""On a GPU: what TensorRT would be given, launched by the driver API on fresh random inputs, against the float64
+reference.
 
 `make test-gpu`; without a GPU all of this is skipped. Outputs are poisoned with NaN and lie between guard zones.
 """
@@ -16,8 +17,12 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    pytest.skip("no GPU here: the kernels were not launched (run `make test-gpu` where there is one)", allow_module_level=True)
-pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed: the kernels can't be launched", exc_type=ImportError)
+    pytest.skip(
+        "no GPU here: the kernels were not launched (run `make test-gpu` where there is one)", allow_module_level=True
+    )
+pytest.importorskip(
+    "cuda.bindings.driver", reason="cuda-bindings is not installed: the kernels can't be launched", exc_type=ImportError
+)
 
 from normdeploy_plugins._aot import compile_launch
 from normdeploy_plugins._launch import Tensor, Tile
@@ -52,13 +57,19 @@ def tiles_of(case: Case, arrays: list[np.ndarray]) -> list[Tile]:
 def on_gpu(case: Case, arrays: list[np.ndarray], tile: Tile) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """One tactic of an op: the inputs as they were stored and the outputs, in float64."""
     op = BY_NAME[case.op]
-    stored = [torch.from_numpy(np.ascontiguousarray(a)).to(torch_dtype(d)).cuda() for a, d in zip(arrays, case.dtypes(), strict=True)]
+    stored = [
+        torch.from_numpy(np.ascontiguousarray(a)).to(torch_dtype(d)).cuda()
+        for a, d in zip(arrays, case.dtypes(), strict=True)
+    ]
     tensors = [Tensor(tuple(a.shape), d) for a, d in zip(arrays, case.dtypes(), strict=True)]
     results = op.output_tensors(tensors, case.attributes)
     launch = op.launch(tensors, case.attributes, tile)
     compiled = compile_launch(op, launch, tensors, results, CAPABILITY)
     kernel = Kernel.load(compiled.name, compiled.ptx.encode(), compiled.warps * 32, compiled.shared)
-    buffers = [torch.full((int(np.prod(r.shape)) + 2 * GUARD,), torch.nan, dtype=torch_dtype(r.dtype), device="cuda") for r in results]
+    buffers = [
+        torch.full((int(np.prod(r.shape)) + 2 * GUARD,), torch.nan, dtype=torch_dtype(r.dtype), device="cuda")
+        for r in results
+    ]
     outputs = [b[GUARD : b.numel() - GUARD].view(r.shape) for b, r in zip(buffers, results, strict=True)]
     extra = [launch.scalars[name] for name in compiled.arguments]
     pointers = [b.data_ptr() + GUARD * b.element_size() for b in buffers]
@@ -79,7 +90,9 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("case", list({str(case): case for case in (*CASES, *sweep(), *MORE, *LARGE)}.values()), ids=str)
+@pytest.mark.parametrize(
+    "case", list({str(case): case for case in (*CASES, *sweep(), *MORE, *LARGE)}.values()), ids=str
+)
 def test_every_tactic_against_reference(case: Case) -> None:
     arrays = case.arrays(SEED)
     for tile in tiles_of(case, arrays):
@@ -106,7 +119,8 @@ def two_launches(first: Case, second: Case) -> None:
 def test_a_long_row_in_two_launches() -> None:
     shape, long = (2, 200_000), {"axis": -1, "groups": 1, "splits": 16, "channels_last": 0}
     two_launches(
-        Case("NormStatistics", shape, long, data="offset"), Case("LayerNormApply", shape, {"epsilon": 1e-5, "axis": -1}, data="offset")
+        Case("NormStatistics", shape, long, data="offset"),
+        Case("LayerNormApply", shape, {"epsilon": 1e-5, "axis": -1}, data="offset"),
     )
 
 
@@ -136,7 +150,8 @@ def test_more_than_2_to_the_31_elements() -> None:
 @pytest.mark.parametrize("op", sorted(SHAPES))
 @pytest.mark.parametrize("runtime", ["onnxruntime", "tensorrt-rtx"])
 def test_function_bodies_on_other_runtimes(op: str, runtime: str, tmp_path: Path) -> None:
-    """What runs where our kernels can't: a model of one call, on this GPU; skipped in the runtime's own words where it does not work."""
+    """What runs where our kernels can't: a model of one call, on this GPU; skipped in the runtime's own words where it
+    does not work."""
     model, arrays, _ = call(op, SHAPES[op], np.float16, 21)
     feeds = dict(zip((i.name for i in model.graph.input), arrays, strict=True))
     try:
@@ -158,14 +173,18 @@ def test_function_bodies_on_other_runtimes(op: str, runtime: str, tmp_path: Path
 
 def test_tensorrt_itself() -> None:
     """The full TensorRT, where it is installed: an engine with a plugin of ours, run and compared."""
-    trt: Any = pytest.importorskip("tensorrt", reason="the full TensorRT is not installed: no engine was built", exc_type=ImportError)
+    trt: Any = pytest.importorskip(
+        "tensorrt", reason="the full TensorRT is not installed: no engine was built", exc_type=ImportError
+    )
     import tensorrt.plugin as trtp
     from normdeploy_plugins import qdp
 
     qdp.register()
     logger = trt.Logger(trt.Logger.WARNING)
     builder = trt.Builder(logger)
-    known = trt.NetworkDefinitionCreationFlag.__members__  # TensorRT 11 has strongly typed networks alone, and no flag for it
+    known = (
+        trt.NetworkDefinitionCreationFlag.__members__
+    )  # TensorRT 11 has strongly typed networks alone, and no flag for it
     flags = sum(1 << int(known[name]) for name in ("PREFER_AOT_PYTHON_PLUGINS", "STRONGLY_TYPED") if name in known)
     network = builder.create_network(flags)
     names, shapes = ("x", "residual", "gamma", "beta"), ((4, 77, 768), (4, 77, 768), (768,), (768,))
@@ -174,7 +193,9 @@ def test_tensorrt_itself() -> None:
     for i, name in enumerate(("y", "sum")):
         layer.get_output(i).name = name
         network.mark_output(layer.get_output(i))
-    engine = trt.Runtime(logger).deserialize_cuda_engine(builder.build_serialized_network(network, builder.create_builder_config()))
+    engine = trt.Runtime(logger).deserialize_cuda_engine(
+        builder.build_serialized_network(network, builder.create_builder_config())
+    )
     context = engine.create_execution_context()
     held = {n: torch.randn(s, device="cuda", dtype=torch.float16) for n, s in zip(names, shapes, strict=True)}
     held |= {n: torch.full(shapes[0], torch.nan, device="cuda", dtype=torch.float16) for n in ("y", "sum")}

@@ -1,4 +1,5 @@
-"""Every kernel, run by Triton's interpreter, against its float64 reference; every element within a bound (``cases.allowed``)."""
+"""Every kernel, run by Triton's interpreter, against its float64 reference; every element within a bound
+(``cases.allowed``)."""
 
 from __future__ import annotations
 
@@ -17,10 +18,13 @@ LN, APPLY = EPS | {"axis": -1, "ddof": 0}, EPS | {"axis": -1}
 RMS, ADD_RMS = EPS | {"axis": -1, "offset": 0.0}, EPS | {"offset": 0.0}
 NCHW, NHWC = {"channels_last": 0}, {"channels_last": 1}
 
-# 1: one element; 7: below every vector; 1000: vectors but no power of 2; 1001: no vectors; 4096: a power of 2; 65,536 and 200,000: looped
+# 1: one element; 7: below every vector; 1000: vectors but no power of 2; 1001: no vectors; 4096: a power of 2; 65,536
+# and 200,000: looped
 ROWS = (1, 7, 1000, 1001, 4096, 65_536)
 CASES = [
-    Case("LayerNorm", (3, n), LN, dtype, data) for n in ROWS for dtype, data in (("fp32", "offset"), ("fp16", "normal"), ("bf16", "normal"))
+    Case("LayerNorm", (3, n), LN, dtype, data)
+    for n in ROWS
+    for dtype, data in (("fp32", "offset"), ("fp16", "normal"), ("bf16", "normal"))
 ]
 CASES += [
     Case(op, (2, n), a, "fp32", "offset")
@@ -56,14 +60,26 @@ CASES += [
     Case("ModulatedLayerNorm", (3, 5, 1152), EPS, "fp32", "offset"),
     Case("ModulatedLayerNorm", (2, 3, 20_000), EPS, "bf16"),
     Case("ModulatedLayerNorm", (2, 0, 64), EPS, "fp16"),
-    *(Case("StdNorm", (5, n), {"epsilon": 1e-6, "axis": -1, "ddof": ddof}, "fp32") for n in (2, 7, 512, 20_000) for ddof in (0, 1)),
+    *(
+        Case("StdNorm", (5, n), {"epsilon": 1e-6, "axis": -1, "ddof": ddof}, "fp32")
+        for n in (2, 7, 512, 20_000)
+        for ddof in (0, 1)
+    ),
     Case("StdNorm", (5, 512), {"epsilon": 1e-6, "axis": -1, "ddof": 1}, "fp16", "constant"),
-    *(Case("ChannelLayerNorm", shape, EPS, dtype) for shape in ((2, 96, 14, 14), (1, 768, 7, 7), (2, 5, 3)) for dtype in ("fp32", "fp16")),
+    *(
+        Case("ChannelLayerNorm", shape, EPS, dtype)
+        for shape in ((2, 96, 14, 14), (1, 768, 7, 7), (2, 5, 3))
+        for dtype in ("fp32", "fp16")
+    ),
     Case("ChannelLayerNorm", (2, 300, 5, 5), EPS, "fp32", "offset", tile=(64, 16, 4, True)),
     Case("ChannelLayerNorm", (2, 64, 5, 5), EPS, "bf16", "constant"),
     Case("ChannelLayerNorm", (1, 20_000, 9), EPS, "fp32", "offset"),
     Case("ChannelLayerNorm", (2, 8, 0), EPS),
-    *(Case("InstanceNorm", shape, EPS, dtype) for shape in ((2, 3, 28, 28), (2, 5, 7), (1, 3, 4, 5, 6)) for dtype in ("fp32", "fp16")),
+    *(
+        Case("InstanceNorm", shape, EPS, dtype)
+        for shape in ((2, 3, 28, 28), (2, 5, 7), (1, 3, 4, 5, 6))
+        for dtype in ("fp32", "fp16")
+    ),
     Case("InstanceNorm", (1, 2, 160, 160), EPS, "fp32", "offset"),
     Case("InstanceNorm", (2, 3, 1), EPS, "bf16"),
     *(
@@ -137,7 +153,9 @@ def test_one_element_and_ddof_1_is_not_a_number(interpreter: Callable[..., Any],
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])
-@pytest.mark.parametrize(("shape", "axis"), [((3, 5, 40, 41), 1), ((7, 1000), 1), ((2, 9, 3), -1), ((0, 4, 4), 1), ((2, 3, 70_000), 1)])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3, 5, 40, 41), 1), ((7, 1000), 1), ((2, 9, 3), -1), ((0, 4, 4), 1), ((2, 3, 70_000), 1)]
+)
 def test_scale_and_shift(interpreter: Callable[..., Any], shape: tuple[int, ...], axis: int, activation: str) -> None:
     case = Case("ScaleShift", shape, {"axis": axis, "activation": activation})
     (x, scale, shift), outputs, expected = run(interpreter, case)
@@ -159,7 +177,8 @@ def test_statistics(interpreter: Callable[..., Any], shape: tuple[int, ...], att
     _, outputs, expected = run(interpreter, case)
     mean, m2 = outputs[0][..., 0], outputs[0][..., 1]
     assert (np.abs(mean - expected[0][..., 0]) <= 4 * 2.0**-24 * 1e4).all()
-    # M2 of ± 1: a mean that is off by δ adds n·δ², which is far below the rounding of the n squares of numbers off by u·1e4
+    # M2 of ± 1: a mean that is off by δ adds n·δ², which is far below the rounding of the n squares of numbers off by
+    # u·1e4
     assert (np.abs(m2 - expected[0][..., 1]) <= 1e-3 * expected[0][..., 1]).all()
 
 

@@ -1,4 +1,5 @@
-"""The plugins through the real ``tensorrt.plugin``, over a stand-in for TensorRT's compiled half: signatures, types, tactics, launches."""
+"""The plugins through the real ``tensorrt.plugin``, over a stand-in for TensorRT's compiled half: signatures, types,
+tactics, launches."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from .usual import EPS, GROUPS, LN, USUAL, tensors
 FOLDER = standin.plugin_folder()
 pytestmark = [
     pytest.mark.usefixtures("cache"),
-    pytest.mark.skipif(FOLDER is None, reason="tensorrt.plugin is not here (pip install --no-deps tensorrt-cu13-bindings)"),
+    pytest.mark.skipif(
+        FOLDER is None, reason="tensorrt.plugin is not here (pip install --no-deps tensorrt-cu13-bindings)"
+    ),
 ]
 
 
@@ -46,7 +49,10 @@ def build(name: str, dtype: str, batch: int | str) -> standin.Build:
     shape, attributes = USUAL[name]
     inputs = tensors(BY_NAME[name], shape, attributes, dtype)
     samples = {"x", "residual"} | ({"scale", "shift"} if name == "ModulatedLayerNorm" else set())
-    shapes = [(batch, *t.shape[1:]) if given in samples else t.shape for given, t in zip(BY_NAME[name].inputs, inputs, strict=True)]
+    shapes = [
+        (batch, *t.shape[1:]) if given in samples else t.shape
+        for given, t in zip(BY_NAME[name].inputs, inputs, strict=True)
+    ]
     return standin.Build(name, shapes, [t.dtype for t in inputs], attributes)
 
 
@@ -85,7 +91,9 @@ def test_no_tactic_is_the_first() -> None:
     assert plugin.launch(0, {}) == plugin.launch(1, {}) != plugin.launch(plugin.tactics[-1], {})
 
 
-@pytest.mark.parametrize("name", ["LayerNorm", "GroupNormSiLU", "NormStatistics", "ScaleShift", "ChannelLayerNorm", "InstanceNorm"])
+@pytest.mark.parametrize(
+    "name", ["LayerNorm", "GroupNormSiLU", "NormStatistics", "ScaleShift", "ChannelLayerNorm", "InstanceNorm"]
+)
 def test_dynamic_sizes(name: str) -> None:
     """All sizes but the channels of images dynamic: one kernel for all of them, which takes them as arguments."""
     op, (_, attributes) = BY_NAME[name], USUAL[name]
@@ -123,10 +131,14 @@ def test_types() -> None:
 
 
 def test_bad_attributes_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="ScaleShift: activation is 'gelu'; it has to be one of 'none', 'relu', 'silu'"):
+    with pytest.raises(
+        ValueError, match="ScaleShift: activation is 'gelu'; it has to be one of 'none', 'relu', 'silu'"
+    ):
         standin.Build("ScaleShift", [(2, 8), (8,), (8,)], ["fp16"] * 3, {"axis": 1, "activation": "gelu"})
     with pytest.raises(ValueError, match="320 channels do not divide into 33 groups"):
-        standin.Build("GroupNorm", [(2, 320, 8, 8), (320,), (320,)], ["fp16"] * 3, GROUPS | {"num_groups": 33}).launch(1, {})
+        standin.Build("GroupNorm", [(2, 320, 8, 8), (320,), (320,)], ["fp16"] * 3, GROUPS | {"num_groups": 33}).launch(
+            1, {}
+        )
 
 
 def test_the_validators_are_real(trtp: Any) -> None:

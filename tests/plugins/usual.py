@@ -32,7 +32,9 @@ USUAL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 
 
 def tensors(op: Op, shape: tuple[int, ...], attributes: dict[str, Any], dtype: str) -> list[Tensor]:
-    channel = shape[-1] if len(shape) == 2 or attributes.get("channels_last") or attributes.get("axis") == -1 else shape[1]
+    channel = (
+        shape[-1] if len(shape) == 2 or attributes.get("channels_last") or attributes.get("axis") == -1 else shape[1]
+    )
     small = {
         "scale": (shape[0], 1, shape[-1]),
         "shift": (shape[0], 1, shape[-1]),
@@ -47,7 +49,12 @@ def tensors(op: Op, shape: tuple[int, ...], attributes: dict[str, Any], dtype: s
 
 
 def compiled(
-    name: str, shape: tuple[int, ...], attributes: dict[str, Any], dtype: str, capability: tuple[int, int] = (9, 0), tactic: int = 0
+    name: str,
+    shape: tuple[int, ...],
+    attributes: dict[str, Any],
+    dtype: str,
+    capability: tuple[int, int] = (9, 0),
+    tactic: int = 0,
 ) -> Compiled:
     op = BY_NAME[name]
     inputs = tensors(op, shape, attributes, dtype)

@@ -24,14 +24,19 @@ class _Every(Plan):
         return atom.number
 
 
-def evaluated(definition: Callable[[Machine, list[Value]], Any], arrays: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+def evaluated(
+    definition: Callable[[Machine, list[Value]], Any], arrays: Sequence[np.ndarray]
+) -> list[np.ndarray | None]:
     """The outputs of ``definition`` of the given leaves."""
     plan = _Every()
     while True:
         m = Machine(plan, Draws(random.Random(1)), None)
         try:
             with evaluate.quiet():
-                leaves = [m.leaf(i, [Size.of(n) for n in a.shape], lambda counts, a=a: a.reshape(1, *counts)) for i, a in enumerate(arrays)]
+                leaves = [
+                    m.leaf(i, [Size.of(n) for n in a.shape], lambda counts, a=a: a.reshape(1, *counts))
+                    for i, a in enumerate(arrays)
+                ]
                 found = definition(m, leaves)
         except Restart:
             continue

@@ -27,8 +27,11 @@ BY_HAND = """
 NODE = "after = LayerNormalization <axis = -1, epsilon = 1e-5> (x, gamma, beta)"
 
 
-def graph_of(body: str, shape: str = "B, S, 16", leaves: Sequence[str] = (), opset: int = 21, **constants: object) -> Graph:
-    """A graph that computes ``before`` and ``after`` from x and ``leaves`` ("name: dims"); ``constants``: arrays by name.
+def graph_of(
+    body: str, shape: str = "B, S, 16", leaves: Sequence[str] = (), opset: int = 21, **constants: object
+) -> Graph:
+    """A graph that computes ``before`` and ``after`` from x and ``leaves`` ("name: dims"); ``constants``: arrays by
+    name.
 
     There are gamma and beta of 16 elements, last (axis −1), and eps (1e-5).
     """
@@ -49,7 +52,9 @@ def graph_of(body: str, shape: str = "B, S, 16", leaves: Sequence[str] = (), ops
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")
     used = {i for n in model.graph.node for i in n.input}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in held.items() if name in used)
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name) for name, array in held.items() if name in used
+    )
     return Graph(model)
 
 

@@ -24,12 +24,18 @@ SQUARES = {"16, 16": "1, 0", "n, n": "1, 0", "N, 16, 16": "0, 2, 1", "b, n, n": 
 @pytest.mark.parametrize("shape", SQUARES)
 def test_a_nan_off_the_diagonal_of_a_square_is_seen(shape: str) -> None:
     """x + (xᵀ − xᵀ): a NaN at [0, 1] makes one at [1, 0], and one on the diagonal shows nothing."""
-    refused(f"t = Transpose<perm = [{SQUARES[shape]}]>(x) z = Sub(t, t) before = Add(x, z) after = Identity(x)", Why.HIDDEN, shape=shape)
+    refused(
+        f"t = Transpose<perm = [{SQUARES[shape]}]>(x) z = Sub(t, t) before = Add(x, z) after = Identity(x)",
+        Why.HIDDEN,
+        shape=shape,
+    )
 
 
 def test_a_norm_beside_a_transposed_difference_stays() -> None:
-    parts = """t = Transpose<perm = [0, 2, 1]>(x) z = Sub(t, t) u = ReduceMean(x, last) e0 = Sub(x, u) d = Add(e0, z) q = Mul(d, d)
-        v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e) n = Div(d, r) after = Mul(n, gamma) before = Identity(after)"""
+    parts = """t = Transpose<perm = [0, 2, 1]>(x) z = Sub(t, t) u = ReduceMean(x, last) e0 = Sub(x, u) d = Add(e0, z) q
+    = Mul(d, d)
+        v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e) n = Div(d, r) after = Mul(n, gamma)
+        before = Identity(after)"""
     proto = graph_of(parts, shape="N, 16, 16").proto
     out, _ = optimize(proto)
     x = np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)
@@ -67,9 +73,12 @@ def test_what_takes_the_same_ways_is_proved() -> None:
 
 
 def test_a_radicand_that_is_a_square_in_one_part_alone_is_seen() -> None:
-    """√4W + 2√W is 4√W, and zero in the field where 2 is no square; the other part of the Concat has squares and others."""
-    body = """xx = Mul(x, x) X = Add(xx, one) yy = Mul(y, y) Y = Add(yy, one) zz = Mul(z, z) Z = Add(zz, one) X4 = Mul(X, four)
-        W1 = Concat<axis = 1>(X, Y) W2 = Concat<axis = 1>(X4, Z) r1 = Sqrt(W1) r2 = Sqrt(W2) t1 = Mul(r1, two) D = Add(r2, t1)
+    """√4W + 2√W is 4√W, and zero in the field where 2 is no square; the other part of the Concat has squares and
+    others."""
+    body = """xx = Mul(x, x) X = Add(xx, one) yy = Mul(y, y) Y = Add(yy, one) zz = Mul(z, z) Z = Add(zz, one) X4 =
+    Mul(X, four)
+        W1 = Concat<axis = 1>(X, Y) W2 = Concat<axis = 1>(X4, Z) r1 = Sqrt(W1) r2 = Sqrt(W2) t1 = Mul(r1, two)
+        D = Add(r2, t1)
         y0 = Sub(y, y) mask = Concat<axis = 1>(x, y0) E = Mul(D, mask) F = Mul(E, tiny) S = Concat<axis = 1>(x, y)
         Q = Concat<axis = 1>(x, z) after = Add(S, Q) before = Add(after, F)"""
     numbers = {"one": np.float32(1), "four": np.float32(4), "two": np.float32(2), "tiny": np.float32(2**-24)}
@@ -82,7 +91,8 @@ def test_an_epsilon_that_is_a_mean_of_constants_is_none(epsilon: float) -> None:
     """x/√(mean(x² + g²)): the made-up weights of the places that are looked at decided which epsilon it was."""
     g = np.linspace(0, 1, 64).astype(np.float32) ** 4 * 2e-4
     body = f"""xx = Mul(x, x) s = Add(xx, gg) v = ReduceMean<keepdims = 1>(s, last) r = Sqrt(v) b0 = Div(x, r)
-        a0 = RMSNormalization<axis = -1, epsilon = {epsilon!r}>(x, ones) h = ReduceMean<keepdims = 1>(x, last) h2 = Mul(h, h)
+        a0 = RMSNormalization<axis = -1, epsilon = {epsilon!r}>(x, ones) h = ReduceMean<keepdims = 1>(x, last)
+        h2 = Mul(h, h)
         h4 = Mul(h2, h2) h8 = Mul(h4, h4) h9 = Add(h8, one) before = Mul(b0, h9) after = Mul(a0, h9)"""
     numbers = {"gg": (g * g).astype(np.float32), "one": np.float32(1), "ones": np.ones(64, np.float32)}
     refused(body, Why.DIFFERS, shape="3, 64", opset=23, **numbers)
@@ -91,12 +101,18 @@ def test_an_epsilon_that_is_a_mean_of_constants_is_none(epsilon: float) -> None:
 @pytest.mark.parametrize(
     ("body", "first", "second"),
     [
-        ("y# = Mul(x, x) s# = Sub(y#, g#) before# = Abs(s#) after# = Identity(s#) ", -np.arange(1.0, 9.0), np.arange(8.0) - 3.5),
+        (
+            "y# = Mul(x, x) s# = Sub(y#, g#) before# = Abs(s#) after# = Identity(s#) ",
+            -np.arange(1.0, 9.0),
+            np.arange(8.0) - 3.5,
+        ),
         ("y# = Mul(x, g#) before# = Div(y#, g#) after# = Identity(x) ", np.arange(8.0) - 3.5, np.arange(8.0) - 3.0),
     ],
     ids=["sign", "zero"],
 )
-def test_what_was_proved_of_one_constant_is_not_taken_over_for_one_of_another_sign(body: str, first: object, second: object) -> None:
+def test_what_was_proved_of_one_constant_is_not_taken_over_for_one_of_another_sign(
+    body: str, first: object, second: object
+) -> None:
     both = body.replace("#", "1") + body.replace("#", "2")
     named = "before = Add(before1, before2) after = Add(after1, after2)"
     graph = graph_of(both + named, shape="N, 8", g1=first, g2=second)
@@ -143,7 +159,9 @@ def test_every_size_at_which_a_divisor_is_zero_is_looked_at(case: str) -> None:
 
 
 def test_a_divisor_of_two_sizes_that_may_be_equal_is_refused() -> None:
-    body = dim(0, "n") + dim(1, "k") + "p = Sub(n, k) y = Mul(x, p) before = Div(y, p) i = Reciprocal(p) after = Mul(y, i)"
+    body = (
+        dim(0, "n") + dim(1, "k") + "p = Sub(n, k) y = Mul(x, p) before = Div(y, p) i = Reciprocal(p) after = Mul(y, i)"
+    )
     refused(body, Why.SIZE, shape="n, k, 4")
 
 
@@ -164,7 +182,8 @@ def test_classes_of_places() -> None:
 
 def test_a_square_image_is_normalized_over_any_of_its_axes() -> None:
     """Where three axes are equally long, each may be the one that gamma lies along: told apart, none takes a minute."""
-    body = """u = ReduceMean(x, rows) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, rows) e = Add(v, eps) r = Sqrt(e) before = Div(d, r)
+    body = """u = ReduceMean(x, rows) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, rows) e = Add(v, eps) r = Sqrt(e)
+    before = Div(d, r)
         t = Transpose<perm = [0, 1, 3, 2]>(x) n = LayerNormalization<axis = -1, epsilon = 1e-5>(t, ones)
         after = Transpose<perm = [0, 1, 3, 2]>(n)"""
     assert proved(body, shape="N, 16, 16, 16", rows=np.array([-2]), ones=np.ones(16, np.float32)).points < 20_000
@@ -174,9 +193,13 @@ SIGNS = {
     "Max with a size": "before = Max(v, n1) after = Identity(v)",
     "Relu of a multiple by a size": "t = Mul(v, n1) before = Relu(t) after = Identity(t)",
     "root of a size": "s = Sqrt(n1) a = Add(v, s) before = Sub(a, s) after = Identity(v)",
-    "root of a multiple by a size": "t = Mul(v, n1) r = Sqrt(t) s = Sqrt(v) a = Add(s, r) before = Sub(a, r) after = Identity(s)",
+    "root of a multiple by a size": (
+        "t = Mul(v, n1) r = Sqrt(t) s = Sqrt(v) a = Add(s, r) before = Sub(a, r) after = Identity(s)"
+    ),
     "Relu of a multiple by a sum": "t = Mul(v, total) before = Relu(t) after = Identity(t)",
-    "root of a multiple by a sum": "t = Mul(v, total) r = Sqrt(t) s = Sqrt(v) a = Add(s, r) before = Sub(a, r) after = Identity(s)",
+    "root of a multiple by a sum": (
+        "t = Mul(v, total) r = Sqrt(t) s = Sqrt(v) a = Add(s, r) before = Sub(a, r) after = Identity(s)"
+    ),
 }
 
 
@@ -185,7 +208,8 @@ def test_a_sign_is_not_read_off_one_size_or_some_places(case: str) -> None:
     """n − 5 is positive at 7; of g the places that are looked at are, and its sum is not."""
     g = np.full(64, -1.0)
     g[[0, 21, 42, 63]] = 5.0
-    body = f"""{dim(0, "n")} n1 = Sub(n, five) total = ReduceSum<keepdims = 0>(g, first) q = Mul(x, x) u = ReduceMean(q, last)
+    body = f"""{dim(0, "n")} n1 = Sub(n, five) total = ReduceSum<keepdims = 0>(g, first) q = Mul(x, x) u = ReduceMean(q,
+    last)
         v = Add(u, eps) {SIGNS[case]}"""
     refused(body, Why.OP, Why.SIGN, shape="n, 8", g=g, first=np.array([0]), five=np.float32(5))
 
@@ -193,7 +217,8 @@ def test_a_sign_is_not_read_off_one_size_or_some_places(case: str) -> None:
 @pytest.mark.parametrize("scale", ["Mul(x, n)", "Div(x, n)"])
 def test_a_scale_that_depends_on_a_size_is_not_folded(scale: str) -> None:
     rng = np.random.default_rng(0)
-    body = f"""{dim(0, "n")} c = Conv(x, w) b = BatchNormalization(c, s, s, s, s) t = {scale.replace("x", "b")} before = Identity(t)
+    body = f"""{dim(0, "n")} c = Conv(x, w) b = BatchNormalization(c, s, s, s, s) t = {scale.replace("x", "b")} before =
+    Identity(t)
         after = Identity(before)"""
     graph = graph_of(body, shape="n, 3, 5, 5", w=rng.standard_normal((4, 3, 1, 1)), s=rng.uniform(0.5, 1.5, 4))
     out, _ = optimize(graph.proto)
@@ -205,8 +230,10 @@ def test_a_scale_that_depends_on_a_size_is_not_folded(scale: str) -> None:
 
 def test_two_divisors_that_are_zero_at_once_are_looked_at() -> None:
     """1/(n − 2) and 1/(k − 5), each of which alone hides nothing."""
-    body = f"""{dim(0, "n")} {dim(1, "k")} a = Sub(n, two) b = Sub(k, five) i = Div(unit, a) j = Div(unit, b) p = Mul(i, j) q = Mul(p, p)
-        v = Add(q, unit) xi = Mul(x, i) xj = Mul(xi, j) y = Mul(xj, a) z = Mul(y, b) before = Div(x, v) w = Div(z, v) after = Identity(w)"""
+    body = f"""{dim(0, "n")} {dim(1, "k")} a = Sub(n, two) b = Sub(k, five) i = Div(unit, a) j = Div(unit, b) p = Mul(i,
+    j) q = Mul(p, p)
+        v = Add(q, unit) xi = Mul(x, i) xj = Mul(xi, j) y = Mul(xj, a) z = Mul(y, b) before = Div(x, v) w = Div(z, v)
+        after = Identity(w)"""
     refused(body, Why.HIDDEN, Why.SIZE, shape="n, k, 4", unit=np.float32(1), two=np.float32(2), five=np.float32(5))
 
 
@@ -219,7 +246,10 @@ def test_dims_whose_names_python_reads_as_one_are_two() -> None:
 def test_what_was_proved_of_large_constants_that_are_equal_is_not_taken_over_for_different_ones() -> None:
     rng = np.random.default_rng(0)
     w, v = rng.standard_normal((2, 260, 260))
-    body = "".join(f"p{i} = MatMul(x, a{i}) q{i} = MatMul(x, b{i}) before{i} = Sub(p{i}, q{i}) after{i} = Sub(p{i}, p{i}) " for i in "12")
+    body = "".join(
+        f"p{i} = MatMul(x, a{i}) q{i} = MatMul(x, b{i}) before{i} = Sub(p{i}, q{i}) after{i} = Sub(p{i}, p{i}) "
+        for i in "12"
+    )
     named = "before = Add(before1, before2) after = Add(after1, after2)"
     graph = graph_of(body + named, shape="N, 260", a1=w, b1=w, a2=w, b2=v)
     tensors = {t.name: t for n in graph.nodes for t in (*n.inputs, *n.outputs)}

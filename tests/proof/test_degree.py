@@ -1,4 +1,5 @@
-"""How many points an identity needs, by atom: the lemma of few points, and that with one point fewer a false identity gets through."""
+"""How many points an identity needs, by atom: the lemma of few points, and that with one point fewer a false identity
+gets through."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def test_a_plan_takes_as_many_points_as_each_atom_needs() -> None:
 
 
 def test_where_axes_are_joined_each_factor_counts_for_all_atoms() -> None:
-    """A place of a part is one of the whole as well. An axis that is cut is two axes everywhere, so each counts for itself."""
+    """A place of a part is one of the whole as well. An axis that is cut is two axes everywhere, so each counts for
+    itself."""
     plan = Plan()
     plan.summed |= {C, Size.of(40)}
     plan.cuts[Size.of(360)] = (Size.of(40), S)
@@ -90,8 +92,8 @@ def test_a_tensor_of_an_axis_and_one_that_it_is_joined_of() -> None:
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
 def test_the_lemma_is_sharp(degree: int) -> None:
-    """A sum over d-tuples of places of what vanishes where two of them agree is zero on d − 1 points, with any values and weights, and
-    not on d: an identity of degree d is not shown by fewer than d points."""
+    """A sum over d-tuples of places of what vanishes where two of them agree is zero on d − 1 points, with any values
+    and weights, and not on d: an identity of degree d is not shown by fewer than d points."""
     rng = np.random.default_rng(degree)
 
     def value(points: int) -> float:
@@ -115,7 +117,9 @@ def test_places_of_the_result_are_parameters_where_sums_are_counted() -> None:
     degrees = y.against(ZERO)
     assert (named(degrees, C, by_sums=False), named(degrees, C, by_sums=True)) == (4, 1)
     assert named(degrees, S, by_sums=True) == 0
-    assert named(y.opaque().against(ZERO), C, by_sums=False) == 4  # an unknown function of it is no polynomial in its sums
+    assert (
+        named(y.opaque().against(ZERO), C, by_sums=False) == 4
+    )  # an unknown function of it is no polynomial in its sums
 
 
 def test_a_sum_that_no_factor_speaks_of_is_none() -> None:
@@ -124,16 +128,27 @@ def test_a_sum_that_no_factor_speaks_of_is_none() -> None:
     assert named(total, C, by_sums=True) == 1
 
 
-GROUPS = """r = Reshape(x, grouped) n = InstanceNormalization <epsilon = 1e-5> (r, ones, zeros) b = Reshape(n, whole) before = Mul(b, scale)
+GROUPS = """r = Reshape(x, grouped) n = InstanceNormalization <epsilon = 1e-5> (r, ones, zeros) b = Reshape(n, whole)
+before = Mul(b, scale)
     m = GroupNormalization <epsilon = 1e-5, num_groups = 32> (x, unit, none) after = Mul(m, scale)"""
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 64), (64, 32, 32), (128, 64, 64)])
 def test_axes_that_are_equally_long_by_chance_are_told_apart(shape: tuple[int, ...]) -> None:
-    """A GroupNorm as torch writes it, its Reshape back to numbers: with one atom for channels, rows and columns it takes 200,000 points."""
+    """A GroupNorm as torch writes it, its Reshape back to numbers: with one atom for channels, rows and columns it
+    takes 200,000 points."""
     channels = shape[0]
-    constants = {"grouped": np.array([0, 32, -1]), "whole": np.array([-1, *shape]), "ones": np.ones(32), "zeros": np.zeros(32)}
-    affine = {"unit": np.ones(channels), "none": np.zeros(channels), "scale": np.linspace(0.5, 1.5, channels).reshape(-1, 1, 1)}
+    constants = {
+        "grouped": np.array([0, 32, -1]),
+        "whole": np.array([-1, *shape]),
+        "ones": np.ones(32),
+        "zeros": np.zeros(32),
+    }
+    affine = {
+        "unit": np.ones(channels),
+        "none": np.zeros(channels),
+        "scale": np.linspace(0.5, 1.5, channels).reshape(-1, 1, 1),
+    }
     found = proved(GROUPS, shape="B, " + ", ".join(map(str, shape)), **constants, **affine)
     assert found.points < 20000
 

@@ -29,7 +29,8 @@ def variance(clamp: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "clamp", ["Identity(v0)", "Relu(v0)", "Max(v0, zero)", "Max(zero, v0)", "Clip(v0, zero)", "Abs(v0)", "Max(v0, below)"]
+    "clamp",
+    ["Identity(v0)", "Relu(v0)", "Max(v0, zero)", "Max(zero, v0)", "Clip(v0, zero)", "Abs(v0)", "Max(v0, below)"],
 )
 def test_a_clamp_does_nothing_to_a_variance(clamp: str) -> None:
     proved(variance(clamp), zero=0.0, below=-1.0)
@@ -47,7 +48,9 @@ def test_a_root_that_is_clamped_above_zero_stays_that() -> None:
     """F.normalize: max(‖x‖, c) is one function of ‖x‖, however that is spelled."""
     squared = "s = Mul(x, x) t = ReduceSum(s, last) r = Sqrt(t) k = Clip(r, low) after = Div(x, k)"
     proved(f"{LENGTH} {squared}", low=1e-12)
-    proved(f"{LENGTH} after = normdeploy.L2Norm <axes = [-1], epsilon = 0.25, stash_type = 1> (x, one)", low=0.25, one=1.0)
+    proved(
+        f"{LENGTH} after = normdeploy.L2Norm <axes = [-1], epsilon = 0.25, stash_type = 1> (x, one)", low=0.25, one=1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,27 +75,44 @@ def test_a_clamp_of_what_may_be_negative_is_refused() -> None:
 
 
 def test_the_square_of_an_absolute_value_is_the_square() -> None:
-    for body in ("a = Abs(x) before = Mul(a, a)", "a = Abs(x) before = Pow(a, two)", "b = Abs(x) a = Cast<to = 11>(b) before = Mul(a, a)"):
+    for body in (
+        "a = Abs(x) before = Mul(a, a)",
+        "a = Abs(x) before = Pow(a, two)",
+        "b = Abs(x) a = Cast<to = 11>(b) before = Mul(a, a)",
+    ):
         proved(f"{body} after = Mul(x, x)", two=2.0)
     proved("a = Abs(x) before = ReduceSumSquare(a, last) s = Mul(x, x) after = ReduceSum(s, last)")
 
 
 @pytest.mark.parametrize(
-    "body", ["before = Abs(x)", "a = Abs(x) before = Mul(a, x)", "a = Abs(x) before = Pow(a, three)", "a = Abs(x) before = Add(a, x)"]
+    "body",
+    [
+        "before = Abs(x)",
+        "a = Abs(x) before = Mul(a, x)",
+        "a = Abs(x) before = Pow(a, three)",
+        "a = Abs(x) before = Add(a, x)",
+    ],
 )
 def test_an_absolute_value_by_itself_is_refused(body: str) -> None:
     refused(f"{body} after = Identity(x)", Why.OP, three=3.0)
 
 
 def test_an_exponential_of_a_logarithm_is_a_power() -> None:
-    by_log = BY_HAND.replace("r = Sqrt(e)", "l = Log(e) h = Mul(l, half) r = Exp(h)").replace("n = Div(d, r)", "n = Mul(d, r)")
+    by_log = BY_HAND.replace("r = Sqrt(e)", "l = Log(e) h = Mul(l, half) r = Exp(h)").replace(
+        "n = Div(d, r)", "n = Mul(d, r)"
+    )
     proved(by_log + NODE, half=-0.5)
     proved(by_log.replace("h = Mul(l, half)", "h0 = Div(l, two) h = Neg(h0)") + NODE, two=2.0)
 
 
 def test_a_logarithm_otherwise_is_refused() -> None:
     by_log = BY_HAND.replace("n = Div(d, r)", "n = Mul(d, r)")
-    for made in ("l = Log(e) h = Mul(l, gamma) r = Exp(h)", "l = Log(e) h = Add(l, half) r = Exp(h)", "r = Exp(e)", "r = Log(e)"):
+    for made in (
+        "l = Log(e) h = Mul(l, gamma) r = Exp(h)",
+        "l = Log(e) h = Add(l, half) r = Exp(h)",
+        "r = Exp(e)",
+        "r = Log(e)",
+    ):
         refused(by_log.replace("r = Sqrt(e)", made) + NODE, Why.OP, half=-0.5)
     refused("l = Log(x) h = Mul(l, two) before = Exp(h) after = Mul(x, x)", Why.OP, two=2.0)  # NaN where x is negative
 
@@ -100,7 +120,10 @@ def test_a_logarithm_otherwise_is_refused() -> None:
 def test_a_pole_times_zero_is_refused() -> None:
     """x + 0·log|x + 12| is NaN at −12: no algebra lets a logarithm or an absolute value through."""
     refused(
-        "a = Add(x, twelve) m = Abs(a) l = Log(m) z = Mul(l, zero) before = Add(x, z) after = Identity(x)", Why.OP, twelve=12.0, zero=0.0
+        "a = Add(x, twelve) m = Abs(a) l = Log(m) z = Mul(l, zero) before = Add(x, z) after = Identity(x)",
+        Why.OP,
+        twelve=12.0,
+        zero=0.0,
     )
 
 
@@ -117,7 +140,9 @@ def test_unknown_functions_otherwise_are_refused() -> None:
     head = BY_HAND.replace("before", "y") + " s = Sigmoid(y) before = Mul(y, s) " + NODE.replace("after", "z")
     refused(head + " t = Tanh(z) after = Mul(t, z)", Why.DIFFERS)
     refused(head + " w = Neg(z) t = Sigmoid(w) after = Mul(t, z)", Why.DIFFERS)
-    refused("s = Sigmoid(x) t = Neg(x) u = Sigmoid(t) before = Add(s, u) after = Div(x, x)", Why.DIFFERS, Why.SIGN)  # 1, but nobody says so
+    refused(
+        "s = Sigmoid(x) t = Neg(x) u = Sigmoid(t) before = Add(s, u) after = Div(x, x)", Why.DIFFERS, Why.SIGN
+    )  # 1, but nobody says so
 
 
 FLAX = """
@@ -167,7 +192,8 @@ def test_casts_of_elements_to_whole_numbers_are_refused() -> None:
 
 
 def test_numbers_that_are_roundings_are_read_as_what_they_are() -> None:
-    """Σx · float32(1/16·3/3) is exact for 16; for 24 elements 1/24 is rounded, and the certificate says how it was read."""
+    """Σx · float32(1/16·3/3) is exact for 16; for 24 elements 1/24 is rounded, and the certificate says how it was
+    read."""
     by_constant = """
         s = ReduceSum(x, last)
         u = Mul(s, part)
@@ -181,6 +207,18 @@ def test_numbers_that_are_roundings_are_read_as_what_they_are() -> None:
         after = LayerNormalization <axis = -1, epsilon = 1e-5> (x, one)"""
     found = proved(by_constant, shape="B, S, 24", part=np.float32(1 / 24), one=np.ones(24))
     assert [fraction for _, fraction in found.read] == ["1/24"]
-    refused(by_constant, Why.DIFFERS, Why.SIGN, Why.LIMIT, shape="B, S, 24", part=np.float32(1 / 24 + 1e-6), one=np.ones(24))
-    assert judged("before = Mul(x, third) after = Div(x, three)", shape="B, S, 24", third=np.float32(1 / 3), three=3.0) is not None
-    refused("before = Mul(x, third) after = Div(x, three)", Why.DIFFERS, Why.STORED, shape="B, S, 24", third=np.float32(0.3333), three=3.0)
+    refused(
+        by_constant, Why.DIFFERS, Why.SIGN, Why.LIMIT, shape="B, S, 24", part=np.float32(1 / 24 + 1e-6), one=np.ones(24)
+    )
+    assert (
+        judged("before = Mul(x, third) after = Div(x, three)", shape="B, S, 24", third=np.float32(1 / 3), three=3.0)
+        is not None
+    )
+    refused(
+        "before = Mul(x, third) after = Div(x, three)",
+        Why.DIFFERS,
+        Why.STORED,
+        shape="B, S, 24",
+        third=np.float32(0.3333),
+        three=3.0,
+    )

@@ -1,4 +1,5 @@
-"""What is proved for axes of any length is proved once for all of them, and taken over for nothing that depends on a length."""
+"""What is proved for axes of any length is proved once for all of them, and taken over for nothing that depends on a
+length."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def proved(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def model(nodes: list[onnx.NodeProto], held: Held, shape: Sequence[int | str], out: str) -> onnx.ModelProto:
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
     outputs = [helper.make_tensor_value_info(out, TensorProto.FLOAT, None)]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(v.astype(np.float32), k) for k, v in held])
+    graph = helper.make_graph(
+        nodes, "g", inputs, outputs, [numpy_helper.from_array(v.astype(np.float32), k) for k, v in held]
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
@@ -86,7 +89,10 @@ def test_strided_folds_of_all_widths_and_images_have_one_proof(proved: dict[str,
 def test_lengths_that_a_reshape_names_keep_no_other_from_being_any(proved: dict[str, int]) -> None:
     rng, held, nodes, at = np.random.default_rng(0), list[tuple[str, np.ndarray]](), list[onnx.NodeProto](), "x"
     for i, (c, o) in enumerate(itertools.pairwise([20, 24, 40, 32])):
-        held += [(f"w{i}", rng.standard_normal((c, o)) / np.sqrt(c)), *((f"{name}{i}", rng.uniform(0.5, 1.5, o)) for name in "gbmv")]
+        held += [
+            (f"w{i}", rng.standard_normal((c, o)) / np.sqrt(c)),
+            *((f"{name}{i}", rng.uniform(0.5, 1.5, o)) for name in "gbmv"),
+        ]
         nodes.append(helper.make_node("MatMul", [at, f"w{i}"], [f"p{i}"]))
         nodes.append(helper.make_node("Transpose", [f"p{i}"], [f"t{i}"], perm=[0, 2, 1]))
         nodes.append(helper.make_node("Reshape", [f"t{i}", "image"], [f"i{i}"]))
@@ -103,9 +109,15 @@ def test_lengths_that_a_reshape_names_keep_no_other_from_being_any(proved: dict[
 
 @pytest.mark.parametrize("places", [32, 48])
 def test_groups_as_many_as_rows_are_told_apart_from_these(places: int) -> None:
-    """32 groups of an image of 32×32 take no more points than of one of 48×48: 1,152; one for each group and row would be 11,616."""
+    """32 groups of an image of 32×32 take no more points than of one of 48×48: 1,152; one for each group and row would
+    be 11,616."""
     rng = np.random.default_rng(0)
-    held = [("one", np.ones(32)), ("none", np.zeros(32)), ("g", rng.standard_normal((64, 1, 1))), ("b", rng.standard_normal((64, 1, 1)))]
+    held = [
+        ("one", np.ones(32)),
+        ("none", np.zeros(32)),
+        ("g", rng.standard_normal((64, 1, 1))),
+        ("b", rng.standard_normal((64, 1, 1))),
+    ]
     nodes = [
         helper.make_node("Reshape", ["x", "groups"], ["r"]),
         helper.make_node("InstanceNormalization", ["r", "one", "none"], ["i"]),
@@ -129,7 +141,10 @@ def test_equal_lengths_are_other_templates_than_different_ones(proved: dict[str,
 def test_a_kernel_has_no_length_that_may_be_any(proved: dict[str, int]) -> None:
     rng = np.random.default_rng(0)
     held = [("w", rng.standard_normal((16, 1, 9, 9)) / 9)] + [(name, rng.uniform(0.5, 1.5, 16)) for name in "gbmv"]
-    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], group=16), helper.make_node("BatchNormalization", ["c", *"gbmv"], ["y"])]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], group=16),
+        helper.make_node("BatchNormalization", ["c", *"gbmv"], ["y"]),
+    ]
     out, _ = checked(model(nodes, held, ["n", 16, 20, 20], "y"), (2, 16, 20, 20))
     assert [n.op_type for n in out.graph.node] == ["Conv"]
 
@@ -159,7 +174,10 @@ def layer_norms(widths: Sequence[int], counts: Sequence[int], ddof: int = 0) -> 
         ]
         if i + 1 < len(widths):
             held.append((p + "k", rng.standard_normal((width, widths[i + 1]))))
-            nodes += [helper.make_node("Relu", [at], [p + "a"]), helper.make_node("MatMul", [p + "a", p + "k"], [at := p + "o"])]
+            nodes += [
+                helper.make_node("Relu", [at], [p + "a"]),
+                helper.make_node("MatMul", [p + "a", p + "k"], [at := p + "o"]),
+            ]
     made = model(nodes, held, ["n", widths[0]], at)
     made.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
     return made
@@ -180,7 +198,8 @@ def test_parameters_that_depend_on_a_length_are_those_of_each(proved: dict[str, 
 
 
 def test_without_such_lengths_the_own_ones_are_asked(proved: dict[str, int]) -> None:
-    """An unbiased variance over an open axis divides by its length less one: nothing is proved of that for any length."""
+    """An unbiased variance over an open axis divides by its length less one: nothing is proved of that for any
+    length."""
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["u"], axes=[-1]),
         helper.make_node("Sub", ["x", "u"], ["d"]),

@@ -25,7 +25,9 @@ AFTER = {
     "zero where x = 7.25": "at = Equal(x, seven) after = Where(at, zero, norm)",
     "zero where x > 1e5": "at = Greater(x, large) after = Where(at, zero, norm)",
     "zero where 0 < x < 1e-9": "a = Greater(x, zero) b = Less(x, small) at = And(a, b) after = Where(at, zero, norm)",
-    "zero where the whole row is negative": "top = ReduceMax(x, last) at = Less(top, zero) after = Where(at, zero, norm)",
+    "zero where the whole row is negative": (
+        "top = ReduceMax(x, last) at = Less(top, zero) after = Where(at, zero, norm)"
+    ),
     "NaN becomes 0": "at = IsNaN(norm) after = Where(at, zero, norm)",
     "clipped at -25": "after = Clip(norm, low)",
     "clipped at 5e4 and -5e4": "after = Clip(norm, lowest, highest)",
@@ -55,7 +57,10 @@ SIZES = {
 def test_wrong_at_some_sizes_is_refused(name: str) -> None:
     dim, test = SIZES[name]
     start = 0 if dim == "B" else 1
-    body = f"{BY_HAND} {OF_NODE} many = Shape <start = {start}, end = {start + 1}> (x) {test} after = Where(big, zero, norm)"
+    body = (
+        f"{BY_HAND} {OF_NODE} many = Shape <start = {start}, end = {start + 1}> (x) {test} after = Where(big, zero,"
+        " norm)"
+    )
     refused(body, *ANY, seven=np.array([7]), three=np.array([3]), one=np.array([1]), twelve=np.array([12]), zero=0.0)
 
 
@@ -94,7 +99,9 @@ def test_a_clamped_size_as_the_divisor_is_refused() -> None:
 def test_wrong_beyond_row_100_of_a_static_axis_is_refused() -> None:
     weight = np.ones((200, 1))
     weight[100:] = 1.001
-    refused(BY_HAND + OF_NODE + " after = Mul(norm, weight)", Why.DIFFERS, Why.STORED, shape="B, 200, 16", weight=weight)
+    refused(
+        BY_HAND + OF_NODE + " after = Mul(norm, weight)", Why.DIFFERS, Why.STORED, shape="B, 200, 16", weight=weight
+    )
 
 
 def test_the_smallest_of_channels_spread_over_1e10_counts() -> None:
@@ -111,10 +118,15 @@ def test_the_smallest_of_channels_spread_over_1e10_counts() -> None:
 WRONG_NODES = {
     "another epsilon": NODE.replace("1e-5", "1.0001e-5"),
     "epsilon one ulp off": NODE.replace("1e-5", str(float(np.nextafter(np.float32(1e-5), np.float32(1))))),
-    "another axis": "t = Transpose <perm = [0, 2, 1]> (x) m = LayerNormalization <axis = -1, epsilon = 1e-5> (t, unit)"
-    " a = Transpose <perm = [0, 2, 1]> (m) b = Mul(a, gamma) after = Add(b, beta)",
+    "another axis": (
+        "t = Transpose <perm = [0, 2, 1]> (x) m = LayerNormalization <axis = -1, epsilon = 1e-5> (t, unit)"
+        " a = Transpose <perm = [0, 2, 1]> (m) b = Mul(a, gamma) after = Add(b, beta)"
+    ),
     "gamma in another order": NODE.replace("gamma", "turned"),
-    "no mean": "s = Mul(x, x) m = ReduceMean(s, last) w = Add(m, eps) z = Sqrt(w) y = Div(x, z) p = Mul(y, gamma) after = Add(p, beta)",
+    "no mean": (
+        "s = Mul(x, x) m = ReduceMean(s, last) w = Add(m, eps) z = Sqrt(w) y = Div(x, z) p = Mul(y, gamma) after ="
+        " Add(p, beta)"
+    ),
     "negative": "m = LayerNormalization <axis = -1, epsilon = 1e-5> (x, gamma, beta) after = Neg(m)",
     "without beta": "after = LayerNormalization <axis = -1, epsilon = 1e-5> (x, gamma)",
 }
@@ -123,4 +135,12 @@ WRONG_NODES = {
 @pytest.mark.parametrize("name", WRONG_NODES)
 def test_another_norm_is_refused(name: str) -> None:
     turned = np.random.default_rng(3).uniform(0.5, 1.5, 16).astype(np.float32)[::-1].copy()
-    refused(BY_HAND + WRONG_NODES[name], Why.DIFFERS, Why.STORED, Why.LIMIT, shape="B, 16, 16", turned=turned, unit=np.ones(16))
+    refused(
+        BY_HAND + WRONG_NODES[name],
+        Why.DIFFERS,
+        Why.STORED,
+        Why.LIMIT,
+        shape="B, 16, 16",
+        turned=turned,
+        unit=np.ones(16),
+    )

@@ -31,7 +31,10 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, tuple[Any, ...]]]] = {
     "GroupNormSiLU": ([(2, 4, 3, 4), (4,), (4,)], {"num_groups": (1, 2)} | LAST | EPSILONS),
     "ScaleShift": ([(2, 4, 3, 4), (4,), (4, 1, 1)], {"axis": (1, -3, -1), "activation": ACTIVATIONS}),
     "LayerNormApply": ([X, (0,), ROW, ROW], {"axis": (-1,)} | EPSILONS),
-    "GroupNormApply": ([(2, 4, 3, 4), (0,), (4,), (4,)], {"num_groups": (2,), "activation": ("none", "silu")} | LAST | EPSILONS),
+    "GroupNormApply": (
+        [(2, 4, 3, 4), (0,), (4,), (4,)],
+        {"num_groups": (2,), "activation": ("none", "silu")} | LAST | EPSILONS,
+    ),
 }
 
 
@@ -56,7 +59,9 @@ def test_the_meaning_is_the_reference(name: str) -> None:
             if not name.endswith("Apply"):
                 return TABLE[name](m, leaves, attrs)
             groups = {"axis": 1, "groups": attrs.get("num_groups", 1), "channels_last": attrs.get("channels_last", 0)}
-            (statistics,) = TABLE["NormStatistics"](m, leaves[:1], {**groups, **({"axis": -1} if "axis" in attrs else {})})
+            (statistics,) = TABLE["NormStatistics"](
+                m, leaves[:1], {**groups, **({"axis": -1} if "axis" in attrs else {})}
+            )
             return TABLE[name](m, [leaves[0], statistics, *leaves[1:]], attrs)
 
         found = evaluated(definition, [a for a in arrays if a.size])

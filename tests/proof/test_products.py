@@ -1,4 +1,5 @@
-"""Products of matrices in the field, by digits in float64: equal to Python's integers, and for convolutions in little memory."""
+"""Products of matrices in the field, by digits in float64: equal to Python's integers, and for convolutions in little
+memory."""
 
 from __future__ import annotations
 
@@ -75,8 +76,17 @@ def test_inner_is_the_total_of_the_product(sizes: tuple[int, int, int]) -> None:
     still = plan.atoms(Size.of(9))
     a, b, c = (plan.count(atoms[0]) for atoms in (rows, inner, columns))
     p = field(0).p
-    x = Value((rows, inner, (), still), elements((4, a, b, 1), p, 5), np.random.default_rng(2).standard_normal((4, a, b, 1)), True)
-    y = Value(((), inner, columns, still), elements((1, b, c, 1), p, 6), np.random.default_rng(3).standard_normal((1, b, c, 1)))
+    x = Value(
+        (rows, inner, (), still),
+        elements((4, a, b, 1), p, 5),
+        np.random.default_rng(2).standard_normal((4, a, b, 1)),
+        True,
+    )
+    y = Value(
+        ((), inner, columns, still),
+        elements((1, b, c, 1), p, 6),
+        np.random.default_rng(3).standard_normal((1, b, c, 1)),
+    )
     found, wanted = m.inner(x, y, [1, 3]), m.total(m.mul(x, y), [1, 3])
     assert found.axes == wanted.axes
     assert (found.a == wanted.a).all()
@@ -86,7 +96,8 @@ def test_inner_is_the_total_of_the_product(sizes: tuple[int, int, int]) -> None:
 
 
 def test_a_convolution_of_as_many_channels_as_it_takes_is_proved_in_little_memory() -> None:
-    """ResNet's blocks: the products of all weights and places at once were 5 million integers, 400 MB and 7 s for each kind of block."""
+    """ResNet's blocks: the products of all weights and places at once were 5 million integers, 400 MB and 7 s for each
+    kind of block."""
     net = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64))
     net[1].running_mean.normal_()
     net[1].running_var.uniform_(0.5, 2)

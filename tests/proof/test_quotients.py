@@ -1,5 +1,5 @@
-"""Sums over places each of which is divided by statistics of its own: refused where places are sampled, in either order of the
-operands, and counted with all their denominators where none is left out."""
+"""Sums over places each of which is divided by statistics of its own: refused where places are sampled, in either order
+of the operands, and counted with all their denominators where none is left out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def asked(body: str, shape: str = "C", other: str = "C, T") -> object:
         "i = Reciprocal(r) z = MatMul(x, i)",
         "i = Reciprocal(r) z = MatMul(i, x)",
         "i = Sqrt(r) z = MatMul(x, i)",
-        "t = Reciprocal(r) u = Unsqueeze(t, last) v = Unsqueeze(x, last) c = Concat<axis=1>(u, v) z = ReduceSum<keepdims=0>(c, first)",
+        (
+            "t = Reciprocal(r) u = Unsqueeze(t, last) v = Unsqueeze(x, last) c = Concat<axis=1>(u, v) z ="
+            " ReduceSum<keepdims=0>(c, first)"
+        ),
     ],
 )
 def test_either_order_is_refused(body: str) -> None:
@@ -59,7 +62,10 @@ def test_parts_of_a_concat_are_divided_by_their_own() -> None:
     parts = ", ".join(f"u{i}" for i in range(6))
     columns = " ".join(f"u{i} = Unsqueeze(i{i}, last)" for i in range(6))
     with pytest.raises(NotProved, match="statistics of their own"):
-        asked(f"r0 = Identity(r) {ones} {columns} c = Concat<axis=1>({parts}) w = ReduceSum<keepdims=0>(c, last) z = Mul(w, x)")
+        asked(
+            f"r0 = Identity(r) {ones} {columns} c = Concat<axis=1>({parts}) w = ReduceSum<keepdims=0>(c, last) z ="
+            " Mul(w, x)"
+        )
 
 
 def test_few_static_rows_are_added_up_with_all_their_denominators() -> None:
@@ -78,7 +84,8 @@ def test_a_sum_of_quotients_has_the_product_of_their_denominators() -> None:
 @pytest.mark.parametrize("parts", ["u, v", "v, u"])
 def test_parts_of_a_concat_are_told_by_either_name(parts: str) -> None:
     body = (
-        f"t = Reciprocal(r) u = Unsqueeze(t, last) v = Unsqueeze(x, last) c = Concat<axis=1>({parts}) z = ReduceSum<keepdims=0>(c, first)"
+        f"t = Reciprocal(r) u = Unsqueeze(t, last) v = Unsqueeze(x, last) c = Concat<axis=1>({parts}) z ="
+        " ReduceSum<keepdims=0>(c, first)"
     )
     with pytest.raises(NotProved) as refusal:
         asked(body)

@@ -25,7 +25,8 @@ def test_another_leaf_whose_axes_are_as_long_does_not_undo_them() -> None:
     """The groups of x are as many as its places along another axis, and so are those of the skip that is added."""
     body = """
         s = Add(x, skip) h = Add(s, bias) t = Transpose <perm = [0, 2, 1]> (h) r = Reshape(t, groups)
-        u = ReduceMean(r, last) d = Sub(r, u) q = Mul(d, d) v = ReduceMean(q, last) e = Add(v, eps) f = Sqrt(e) before = Div(d, f)
+        u = ReduceMean(r, last) d = Sub(r, u) q = Mul(d, d) v = ReduceMean(q, last) e = Add(v, eps) f = Sqrt(e)
+        before = Div(d, f)
         after = LayerNormalization <axis = -1, epsilon = 1e-5> (r, one)"""
     constants = {"bias": BIAS[:8], "groups": np.array([2, 4, -1]), "one": np.ones(8)}
     for _ in range(5):
@@ -37,8 +38,8 @@ def test_a_bias_that_is_lost_is_refused() -> None:
 
 
 def test_an_element_under_a_root_is_drawn_as_a_square(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where 64 elements plus an epsilon need a root each, half have none: drawn one after the other until all do, that takes seven draws.
-    And floats alone show before what is summed over."""
+    """Where 64 elements plus an epsilon need a root each, half have none: drawn one after the other until all do, that
+    takes seven draws. And floats alone show before what is summed over."""
     begun = []
     once = prove._once
     monkeypatch.setattr(prove, "_once", lambda m, sides: (begun.append(m.plan.learning), once(m, sides))[1])

@@ -1,4 +1,5 @@
-"""Rewrites that a review found proved and that are another function: at borders, where a NaN was, at a size where a divisor is zero."""
+"""Rewrites that a review found proved and that are another function: at borders, where a NaN was, at a size where a
+divisor is zero."""
 
 from __future__ import annotations
 
@@ -22,8 +23,11 @@ RNG = np.random.default_rng(0)
 
 @pytest.mark.parametrize("batch", ["1", "N"])
 @pytest.mark.parametrize("zero", [False, True], ids=["full", "first taps zero"])
-def test_a_shift_before_padding_is_not_the_same_at_static_sizes(batch: str, zero: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recognition misreads the padding; the border's outputs differ, and where the first tap is zero not at the first place."""
+def test_a_shift_before_padding_is_not_the_same_at_static_sizes(
+    batch: str, zero: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recognition misreads the padding; the border's outputs differ, and where the first tap is zero not at the first
+    place."""
     monkeypatch.setattr(Linear, "pads", lambda self: False)
     proto = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["" : 21]> net (float[{batch}, 3, 8, 8] x) => (float[{batch}, 4, 8, 8] y)
@@ -32,7 +36,13 @@ def test_a_shift_before_padding_is_not_the_same_at_static_sizes(batch: str, zero
     w = RNG.standard_normal((4, 3, 3, 3))
     if zero:
         w[:, :, 0] = w[:, :, :, 0] = 0
-    held = {"s": RNG.uniform(0.5, 2, 3), "c": RNG.standard_normal(3), "m": RNG.standard_normal(3), "v": RNG.uniform(0.5, 2, 3), "w": w}
+    held = {
+        "s": RNG.uniform(0.5, 2, 3),
+        "c": RNG.standard_normal(3),
+        "m": RNG.standard_normal(3),
+        "v": RNG.uniform(0.5, 2, 3),
+        "w": w,
+    }
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(a.astype(np.float32), n) for n, a in held.items())
     out, summary = optimize(proto)
     assert [n.op_type for n in out.graph.node] == ["BatchNormalization", "Conv"]
@@ -44,17 +54,24 @@ def test_a_shift_before_padding_is_not_the_same_at_static_sizes(batch: str, zero
 @pytest.mark.parametrize("shape", ["N, 3, H", "N, 3, 9"])
 def test_a_nan_behind_two_convolutions_is_seen(attrs: str, shape: str) -> None:
     """Of another input, whose convolutions cancel."""
-    body = "".join(f"d{i} = Conv{attrs}({'x' if i == 0 else 'd0'}, w) e{i} = Conv{attrs}({'z' if i == 0 else 'e0'}, w) " for i in range(2))
+    body = "".join(
+        f"d{i} = Conv{attrs}({'x' if i == 0 else 'd0'}, w) e{i} = Conv{attrs}({'z' if i == 0 else 'e0'}, w) "
+        for i in range(2)
+    )
     cancelled = "q = Sub(e1, e1) before = Add(d1, q) after = Identity(d1)"
     refused(body + cancelled, Why.HIDDEN, shape=shape, leaves=[f"z: {shape}"], w=RNG.standard_normal((3, 3, 1)))
 
 
 def divided(number: str, *why: Why, middle: float, leaf: str = "") -> None:
-    """x/v beside x/n₁·n₁/v, v = (1/n₁)² + 1, n₁ = ``number`` − ``middle``: where n₁ is zero the first is 0, the second NaN."""
-    body = f"""sh = Shape <start = 0, end = 1> (x) n2 = {number} nf = Cast <to = 1> (n2) n1 = Sub(nf, c) r = Div(unit, n1) rr = Mul(r, r)
+    """x/v beside x/n₁·n₁/v, v = (1/n₁)² + 1, n₁ = ``number`` − ``middle``: where n₁ is zero the first is 0, the second
+    NaN."""
+    body = f"""sh = Shape <start = 0, end = 1> (x) n2 = {number} nf = Cast <to = 1> (n2) n1 = Sub(nf, c) r = Div(unit,
+    n1) rr = Mul(r, r)
         v = Add(rr, unit) xz = {"Mul(x, z)" if leaf else "Identity(x)"}
         before = Div(xz, v) xs = Div(xz, n1) xt = Mul(xs, n1) after = Div(xt, v)"""
-    graph = graph_of(body, shape="n, 4", leaves=["z: h, 1, 4"] if leaf else [], c=np.float32(middle), unit=np.float32(1))
+    graph = graph_of(
+        body, shape="n, 4", leaves=["z: h, 1, 4"] if leaf else [], c=np.float32(middle), unit=np.float32(1)
+    )
     if leaf:
         for value in graph.proto.graph.input:
             if value.name == "z":
@@ -98,10 +115,15 @@ def named(body: str, names: dict[str, str], shape: str, leaf: str) -> None:
         prove(of_regions([before], [after]))
 
 
-@pytest.mark.parametrize("name", ["convolution of H by -2 in strides of 2", "convolution of H in strides of 2", repr(Size.unknown("x", 2))])
+@pytest.mark.parametrize(
+    "name", ["convolution of H by -2 in strides of 2", "convolution of H in strides of 2", repr(Size.unknown("x", 2))]
+)
 def test_no_dim_is_called_what_a_convolution_makes(name: str) -> None:
     """Behind strides a length is no polynomial; its symbol must be no name that a file can write."""
-    length = "c = Conv<strides=[2]>(x, w) n = Shape<start=2,end=3>(c) f = Cast<to=1>(n) m = Shape<start=0,end=1>(y) g = Cast<to=1>(m)"
+    length = (
+        "c = Conv<strides=[2]>(x, w) n = Shape<start=2,end=3>(c) f = Cast<to=1>(n) m = Shape<start=0,end=1>(y) g ="
+        " Cast<to=1>(m)"
+    )
     named(f"{length} before = Mul(y, f) after = Mul(y, g)", {"Q": name}, "1, 3, H", "y: Q")
 
 

@@ -14,7 +14,8 @@ from normdeploy.errors import ExportError
 from normdeploy.graphs.graph import Graph
 from normdeploy.rewriting.rewrite import optimize
 
-NORM = """u = ReduceMean(t, last) d = Sub(t, u) q = Mul(d, d) v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e) n = Div(d, r)
+NORM = """u = ReduceMean(t, last) d = Sub(t, u) q = Mul(d, d) v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e) n =
+Div(d, r)
     g = Mul(n, gamma) y = Add(g, beta)"""
 
 
@@ -25,10 +26,14 @@ def constants() -> dict[str, np.ndarray]:
 
 
 def model(body: str, shape: str, names: tuple[str, ...]) -> onnx.ModelProto:
-    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> net (float[{shape}] t) => (float[{shape}] y) {{ {body} }}')
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> net (float[{shape}] t) => (float[{shape}] y) {{ {body} }}'
+    )
     for name, value in constants().items():
         if name in names:
-            proto.graph.initializer.append(numpy_helper.from_array(value if name == "last" else value.astype(np.float32), name))
+            proto.graph.initializer.append(
+                numpy_helper.from_array(value if name == "last" else value.astype(np.float32), name)
+            )
     return proto
 
 
@@ -97,7 +102,10 @@ EDITS = [
 
 @pytest.mark.parametrize(("make", "op", "edit"), EDITS)
 def test_a_node_that_changes_after_its_proof_is_found(
-    make: Callable[[], onnx.ModelProto], op: str, edit: Callable[[onnx.GraphProto, onnx.NodeProto], None], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], onnx.ModelProto],
+    op: str,
+    edit: Callable[[onnx.GraphProto, onnx.NodeProto], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right, changed = Graph.to_proto, []
 

@@ -1,4 +1,5 @@
-"""What may be divided by: V + ε is not zero where ε is positive, however it is written. No root is near that would say it too."""
+"""What may be divided by: V + ε is not zero where ε is positive, however it is written. No root is near that would say
+it too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is stored is what is proved: mistakes that are planted between the proof's expressions and the bytes of the file."""
+"""What is stored is what is proved: mistakes that are planted between the proof's expressions and the bytes of the
+file."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from normdeploy.rewriting.rewrite import optimize
 from .support import proved, refused
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>'
-UNBIASED = "u{i} = ReduceMean(t{i}, last) d{i} = Sub(t{i}, u{i}) q{i} = Mul(d{i}, d{i}) s{i} = ReduceSum(q{i}, last) v{i} = Div(s{i}, less)"
+UNBIASED = (
+    "u{i} = ReduceMean(t{i}, last) d{i} = Sub(t{i}, u{i}) q{i} = Mul(d{i}, d{i}) s{i} = ReduceSum(q{i}, last) v{i} ="
+    " Div(s{i}, less)"
+)
 NORM = UNBIASED + " e{i} = Add(v{i}, eps) r{i} = Sqrt(e{i}) n{i} = Div(d{i}, r{i}) t{j} = Mul(n{i}, gamma{i})"
 
 
@@ -37,11 +41,18 @@ def norms(count: int) -> onnx.ModelProto:
 
 def convolution(channels: int = 6, spread: float = 0.0) -> onnx.ModelProto:
     """A convolution and a BatchNormalization, whose scales are spread over ``spread`` powers of ten."""
-    text = f"{HEAD} g (float[N, 3, H, W] x) => (float[N, {channels}, P, Q] y) {{ h = Conv(x, w) y = BatchNormalization(h, s, b, m, v) }}"
+    text = (
+        f"{HEAD} g (float[N, 3, H, W] x) => (float[N, {channels}, P, Q] y) {{ h = Conv(x, w) y = BatchNormalization(h,"
+        " s, b, m, v) }"
+    )
     model = onnx.parser.parse_model(text)
     rng = np.random.default_rng(6)
     held = {"w": rng.standard_normal((channels, 3, 3, 3)), "s": np.logspace(-spread / 2, spread / 2, channels)}
-    held |= {"b": rng.standard_normal(channels), "m": rng.standard_normal(channels), "v": rng.uniform(0.5, 1.5, channels)}
+    held |= {
+        "b": rng.standard_normal(channels),
+        "m": rng.standard_normal(channels),
+        "v": rng.uniform(0.5, 1.5, channels),
+    }
     model.graph.initializer.extend(onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in held.items())
     return model
 
@@ -107,7 +118,9 @@ PLANTED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_folded_weight_that_is_wrong_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Linear.scaled_output
-    monkeypatch.setattr(Linear, "scaled_output", lambda self, a, b: (PLANTED[name](real(self, a, b)[0]), real(self, a, b)[1]))
+    monkeypatch.setattr(
+        Linear, "scaled_output", lambda self, a, b: (PLANTED[name](real(self, a, b)[0]), real(self, a, b)[1])
+    )
     found = only(convolution(spread=10))
     assert found.status == "undone"
     assert found.certificate is not None
@@ -157,8 +170,18 @@ WRONG_CONVOLUTIONS = {
 @pytest.mark.parametrize("name", WRONG_CONVOLUTIONS)
 def test_another_convolution_is_refused(name: str) -> None:
     rng = np.random.default_rng(8)
-    constants = {"w": rng.standard_normal((6, 3, 3, 3)), "few": rng.standard_normal((6, 1, 3, 3)), "whole": np.array([0, 0, 0, 0])}
-    constants |= {"zeros": np.array([0]), "five": np.array([5]), "two": np.array([2]), "lowest": np.array(-5e4), "highest": np.array(5e4)}
+    constants = {
+        "w": rng.standard_normal((6, 3, 3, 3)),
+        "few": rng.standard_normal((6, 1, 3, 3)),
+        "whole": np.array([0, 0, 0, 0]),
+    }
+    constants |= {
+        "zeros": np.array([0]),
+        "five": np.array([5]),
+        "two": np.array([2]),
+        "lowest": np.array(-5e4),
+        "highest": np.array(5e4),
+    }
     body = f"before = Conv <pads = [1, 1, 1, 1]> (x, w) {WRONG_CONVOLUTIONS[name]}"
     refused(body, Why.OP, Why.SIZE, Why.DIFFERS, Why.LAYOUT, shape="N, 3, H, W", **constants)
 
@@ -185,10 +208,13 @@ FACTORED = float(np.float32(0.3)) / float(np.float32(0.77))
 
 @pytest.mark.parametrize("inverse", ["a = Reciprocal(e) r = Sqrt(a)", "a = Sqrt(e) r = Reciprocal(a)"])
 @pytest.mark.parametrize(("epsilon", "right"), [(FACTORED, True), (FACTORED * (1 + 2.0**-23), False), (0.3, False)])
-def test_an_epsilon_of_a_scaled_variance_is_half_an_ulp_from_the_exact_one(inverse: str, epsilon: float, right: bool) -> None:
+def test_an_epsilon_of_a_scaled_variance_is_half_an_ulp_from_the_exact_one(
+    inverse: str, epsilon: float, right: bool
+) -> None:
     """d·√(1/(f·v + e)) is the norm with gamma/√f and e/f, which no float32 is."""
     gamma = np.linspace(0.5, 1.5, 16)
-    body = f"""u = ReduceMean(x, last) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, last) fv = Mul(v, f) e = Add(fv, eps) {inverse}
+    body = f"""u = ReduceMean(x, last) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, last) fv = Mul(v, f) e = Add(fv,
+    eps) {inverse}
         n = Mul(d, r) g = Mul(n, gamma) before = Add(g, beta)
         after = LayerNormalization <axis = -1, epsilon = {epsilon!r}> (x, wide, beta)"""
     held = {"gamma": gamma, "eps": 0.3, "f": 0.77, "wide": gamma.astype(np.float32) / np.sqrt(float(np.float32(0.77)))}
@@ -199,8 +225,10 @@ def test_an_epsilon_of_a_scaled_variance_is_half_an_ulp_from_the_exact_one(inver
 
 
 def test_many_roots_are_looked_at_in_a_larger_field() -> None:
-    """A channel axis and three of places of one length, too short to be told apart: each place has a root of its own."""
-    body = """u = ReduceMean(x, one) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, one) e = Add(v, eps) r = Sqrt(e) before = Div(d, r)
+    """A channel axis and three of places of one length, too short to be told apart: each place has a root of its
+    own."""
+    body = """u = ReduceMean(x, one) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, one) e = Add(v, eps) r = Sqrt(e)
+    before = Div(d, r)
         t = Transpose <perm = [0, 2, 3, 4, 1]> (x) n = LayerNormalization <axis = -1, epsilon = 1e-5> (t, wide)
         after = Transpose <perm = [0, 4, 1, 2, 3]> (n)"""
     found = proved(body, shape="3, 4, 4, 4, 4", one=np.array([1]), eps=1e-5, wide=np.ones(4))

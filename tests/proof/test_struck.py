@@ -118,7 +118,9 @@ def test_an_epsilon_that_floats_do_not_show(far: float, epsilon: str) -> None:
 def test_a_high_degree_inside_of_an_unknown_function() -> None:
     """The orthogonal polynomial of degree 5 of a row's elements is zero at each of them where they are five."""
     body = "u = ReduceMean(x, last) p1 = Sub(x, u) s1 = Mul(p1, p1) n1 = ReduceMean(s1, last) "
-    body += "t1 = Mul(x, p1) c1 = Mul(t1, p1) a1 = ReduceMean(c1, last) y1 = Mul(n1, t1) z1 = Mul(a1, p1) o1 = Sub(y1, z1) "
+    body += (
+        "t1 = Mul(x, p1) c1 = Mul(t1, p1) a1 = ReduceMean(c1, last) y1 = Mul(n1, t1) z1 = Mul(a1, p1) o1 = Sub(y1, z1) "
+    )
     body += "b1 = Mul(n1, n1) p2 = Sub(o1, b1) "
     for k in range(2, 5):
         body += f"""s{k} = Mul(p{k}, p{k}) n{k} = ReduceMean(s{k}, last) t{k} = Mul(x, p{k})
@@ -132,13 +134,15 @@ def test_a_high_degree_inside_of_an_unknown_function() -> None:
 @pytest.mark.parametrize("shape", ["S", "5"])
 def test_three_axes_of_one_size(shape: str) -> None:
     """(a − b)(b − c)(c − a) is zero wherever two of three places are one, which is everywhere among two points."""
-    body = """a = Unsqueeze(x, a01) b = Unsqueeze(x, a02) c = Unsqueeze(x, a12) p = Sub(a, b) q = Sub(b, c) r = Sub(c, a)
+    body = """a = Unsqueeze(x, a01) b = Unsqueeze(x, a02) c = Unsqueeze(x, a12) p = Sub(a, b) q = Sub(b, c) r = Sub(c,
+    a)
         pq = Mul(p, q) before = Mul(pq, r) z = Mul(before, zero) after = Identity(z)"""
     struck(body, shape=shape, a01=np.array([0, 1]), a02=np.array([0, 2]), a12=np.array([1, 2]), zero=0.0)
 
 
 def test_a_guard_laid_over_another_axis() -> None:
-    body = """u = ReduceMean(x, last) d = Sub(x, u) mx = ReduceMax <keepdims = 0> (x, last) mn = ReduceMin <keepdims = 0> (x, last)
+    body = """u = ReduceMean(x, last) d = Sub(x, u) mx = ReduceMax <keepdims = 0> (x, last) mn = ReduceMin <keepdims =
+    0> (x, last)
         e = Equal(mx, mn) before = Where(e, zero, d) after = Identity(d)"""
     struck(body, shape="S, S", zero=0.0)
 
@@ -163,7 +167,8 @@ def test_another_dilation() -> None:
 
 
 def test_three_taps_of_two_points() -> None:
-    """det(Σ_t k_j[t]·x_t^i) is det k times Vandermonde's determinant of three neighbours, zero where two of them are one."""
+    """det(Σ_t k_j[t]·x_t^i) is det k times Vandermonde's determinant of three neighbours, zero where two of them are
+    one."""
     body, terms = "x2 = Mul(x, x) x3 = Mul(x2, x) ", {1: [], -1: []}
     for i, name in enumerate(["x", "x2", "x3"]):
         body += "".join(f"y{j}{i} = Conv({name}, k{j}) " for j in range(3))
@@ -171,7 +176,10 @@ def test_three_taps_of_two_points() -> None:
         sign = round(np.linalg.det(np.eye(3)[list(order)]))
         body += f"s{n} = Mul(y0{order[0]}, y1{order[1]}) t{n} = Mul(s{n}, y2{order[2]}) "
         terms[sign].append(f"t{n}")
-    body += f"p = Sum({', '.join(terms[1])}) m = Sum({', '.join(terms[-1])}) e = Sub(p, m) before = Add(e, y00) after = Identity(y00)"
+    body += (
+        f"p = Sum({', '.join(terms[1])}) m = Sum({', '.join(terms[-1])}) e = Sub(p, m) before = Add(e, y00) after ="
+        " Identity(y00)"
+    )
     kernels = np.random.default_rng(5).standard_normal((3, 1, 1, 3))
     struck(body, shape="B, 1, S", k0=kernels[0], k1=kernels[1], k2=kernels[2])
 
@@ -219,7 +227,8 @@ def test_a_pole_at_a_size() -> None:
     """Both divide by S − 1; at S = 1 one is 0/0, the other x/Inf."""
     body = (
         COUNT
-        + """m = Sub(f, one) q = Mul(x, x) v = ReduceMean(q, last) e = Add(v, one) w = Div(e, m) r = Sqrt(w) a = Div(x, r)
+        + """m = Sub(f, one) q = Mul(x, x) v = ReduceMean(q, last) e = Add(v, one) w = Div(e, m) r = Sqrt(w) a = Div(x,
+        r)
         after = Div(a, r) b = Mul(x, m) b1 = Div(b, m) b2 = Mul(b1, m) before = Div(b2, e)"""
     )
     struck(body, one=1.0)
@@ -230,7 +239,11 @@ def test_a_pole_at_a_size() -> None:
 
 @pytest.mark.parametrize("op", ["Add", "Mul"])
 def test_a_norm_of_a_vector_and_data(op: str) -> None:
-    body = f"w = {op}(x, c) " + BY_HAND.replace("(x,", "(w,") + " after = LayerNormalization <epsilon = 1e-5> (w, gamma, beta)"
+    body = (
+        f"w = {op}(x, c) "
+        + BY_HAND.replace("(x,", "(w,")
+        + " after = LayerNormalization <epsilon = 1e-5> (w, gamma, beta)"
+    )
     proved(body, c=RAMP)
 
 
@@ -251,13 +264,17 @@ def test_front_door_what_a_guard_chooses() -> None:
     body = "u = ReduceMean(x, last) d0 = Sub(x, u) " + ROWS
     body += "d = Where(e, z, d0) q = Mul(d, d) v = ReduceMean(q, last) w = Add(v, eps) r = Sqrt(w) out = Div(d, r)"
     x = np.full((2, 5, 16), 0.5, np.float32)
-    a, b = optimized(body, x, "B, S, 16", last=np.array([-1]), z=at_1(1e-3, 0.0).astype(np.float32), eps=np.float32(1e-5))
+    a, b = optimized(
+        body, x, "B, S, 16", last=np.array([-1]), z=at_1(1e-3, 0.0).astype(np.float32), eps=np.float32(1e-5)
+    )
     assert np.abs(a - b).max() < 1e-6
 
 
 def test_front_door_a_size_that_does_not_fit() -> None:
-    body = """t = Transpose <perm = [0, 2, 1]> (x) n = Shape <start = 1, end = 2> (x) k = Cast <to = 3> (n) f = Cast <to = 1> (k)
-        s = ReduceSum(t, last) u = Div(s, f) d = Sub(t, u) q = Mul(d, d) s2 = ReduceSum(q, last) v = Div(s2, f) e = Add(v, eps)
+    body = """t = Transpose <perm = [0, 2, 1]> (x) n = Shape <start = 1, end = 2> (x) k = Cast <to = 3> (n) f = Cast <to
+    = 1> (k)
+        s = ReduceSum(t, last) u = Div(s, f) d = Sub(t, u) q = Mul(d, d) s2 = ReduceSum(q, last) v = Div(s2, f)
+        e = Add(v, eps)
         r = Sqrt(e) o = Div(d, r) out = Transpose <perm = [0, 2, 1]> (o)"""
     x = np.random.default_rng(1).standard_normal((2, 300, 16)).astype(np.float32)
     a, b = optimized(body, x, "B, S, 16", last=np.array([-1]), eps=np.float32(1e-5))

@@ -1,8 +1,9 @@
-"""What a line of the catalogue is, and how a model is made from it: from its configuration alone, nothing is downloaded, random weights.
+"""What a line of the catalogue is, and how a model is made from it: from its configuration alone, nothing is
+downloaded, random weights.
 
-Every parameter and running statistic that the library starts at one number (gamma at 1, beta at 0, a variance at 1) gets random values:
-a gamma that is lost, or a mean taken for another, shows then. The libraries are imported inside the builders, so that the catalogue can
-be read where they are missing.
+Every parameter and running statistic that the library starts at one number (gamma at 1, beta at 0, a variance at 1)
+gets random values: a gamma that is lost, or a mean taken for another, shows then. The libraries are imported inside the
+builders, so that the catalogue can be read where they are missing.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ _KEPT: list[torch.library.Library] = []  # what is declared lives as long as its
 class Architecture:
     """One model: how it is built, and what it is given.
 
-    ``inputs`` are as normdeploy's ``--input``. ``left`` maps a part of a reason to how many findings are refused with it: those that no
-    standard node can hold, or that have no linear op to fold into. Everything else must be one node, or gone.
+    ``inputs`` are as normdeploy's ``--input``. ``left`` maps a part of a reason to how many findings are refused with
+    it: those that no standard node can hold, or that have no linear op to fold into. Everything else must be one node,
+    or gone.
     """
 
     name: str
@@ -42,7 +44,8 @@ class Architecture:
 
 
 def declare_torchvision() -> None:
-    """Its wheels are built for one torch; beside another (here the CPU's) the ops of its missing library have to be declared first."""
+    """Its wheels are built for one torch; beside another (here the CPU's) the ops of its missing library have to be
+    declared first."""
     if not _KEPT:
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
@@ -52,7 +55,8 @@ def declare_torchvision() -> None:
 
 
 def randomised(module: nn.Module, seed: int = 0) -> nn.Module:
-    """``module`` in eval mode; what is one number everywhere is drawn: zeros from N(0, 0.2²), another c from U(c/2, 3c/2)."""
+    """``module`` in eval mode; what is one number everywhere is drawn: zeros from N(0, 0.2²), another c from U(c/2,
+    3c/2)."""
     generator = torch.Generator().manual_seed(seed)
     frozen = ("running_mean", "running_var", "weight", "bias")  # statistics, and the buffers of a frozen BatchNorm
     buffers = [b for name, b in module.named_buffers() if name.rpartition(".")[2] in frozen]
@@ -74,10 +78,12 @@ def made(architecture: Architecture) -> nn.Module:
     return randomised(architecture.build())
 
 
-# ------------------------------------------------------------------ one function for each library: a line of the catalogue
+# ------------------------------------------------------------------ one function for each library: a line of the catalo
 
 
-def transformers(name: str, model: str, inputs: tuple[str, ...], *, left: Mapping[str, int] | None = None, **settings: Any) -> Architecture:
+def transformers(
+    name: str, model: str, inputs: tuple[str, ...], *, left: Mapping[str, int] | None = None, **settings: Any
+) -> Architecture:
     """A class of transformers, its config's class being the one that it names."""
 
     def build() -> nn.Module:
@@ -102,9 +108,16 @@ class Method(nn.Module):
 
 
 def diffusers(
-    name: str, model: str, inputs: tuple[str, ...], *, method: str = "", left: Mapping[str, int] | None = None, **settings: Any
+    name: str,
+    model: str,
+    inputs: tuple[str, ...],
+    *,
+    method: str = "",
+    left: Mapping[str, int] | None = None,
+    **settings: Any,
 ) -> Architecture:
-    """A class of diffusers with the arguments of its constructor; with ``method`` that method of it, whose input is ``x``."""
+    """A class of diffusers with the arguments of its constructor; with ``method`` that method of it, whose input is
+    ``x``."""
 
     def build() -> nn.Module:
         import diffusers
@@ -121,7 +134,9 @@ def _named(path: str) -> Callable[..., nn.Module]:
     return found
 
 
-def timm(name: str, model: str, size: int = 64, *, left: Mapping[str, int] | None = None, **settings: Any) -> Architecture:
+def timm(
+    name: str, model: str, size: int = 64, *, left: Mapping[str, int] | None = None, **settings: Any
+) -> Architecture:
     """A model of timm by its name, or a class of timm.models ("convmixer.ConvMixer"), on images of one size."""
 
     def build() -> nn.Module:
@@ -135,7 +150,12 @@ def timm(name: str, model: str, size: int = 64, *, left: Mapping[str, int] | Non
 
 
 def torchvision(
-    name: str, model: str, shape: tuple[int, ...] = (3, 64, 64), *, left: Mapping[str, int] | None = None, **settings: Any
+    name: str,
+    model: str,
+    shape: tuple[int, ...] = (3, 64, 64),
+    *,
+    left: Mapping[str, int] | None = None,
+    **settings: Any,
 ) -> Architecture:
     """A function or class of torchvision.models with its arguments."""
 

@@ -60,7 +60,9 @@ TIMM = (
     timm("ECA-ResNet", "ecaresnet26t", layers=(1, 1, 1, 1), channels=_SLIM),
     timm("ResNetV2, weight standardization", "resnetv2_50", layers=(1, 1, 1, 1), channels=(64, 64, 128, 128)),
     timm("NF-ResNet", "nf_resnet26", depths=(1, 1, 1, 1), channels=(32, 64, 64, 128)),
-    timm("DPN", "dpn.DPN", num_init_features=16, k_r=32, groups=8, k_sec=(1, 1, 1, 1), inc_sec=(8, 8, 8, 8), small=True),
+    timm(
+        "DPN", "dpn.DPN", num_init_features=16, k_r=32, groups=8, k_sec=(1, 1, 1, 1), inc_sec=(8, 8, 8, 8), small=True
+    ),
     timm("DLA", "dla46_c"),
     timm("VoVNet", "ese_vovnet19b_slim_dw"),
     timm("ReXNet", "rexnet_100", width_mult=0.5),
@@ -71,7 +73,14 @@ TIMM = (
     timm("ResMLP", "resmlp_12_224", img_size=64),
     timm("Swin V2 (timm)", "swinv2_tiny_window8_256", 32, **_SMALL_SWIN),
     timm("PVT V2", "pvt_v2_b0", depths=(1, 1, 1, 1)),
-    timm("Twins", "twins_svt_small", depths=(1, 1, 1, 1), embed_dims=(16, 32, 48, 64), num_heads=(1, 2, 3, 4), img_size=64),
+    timm(
+        "Twins",
+        "twins_svt_small",
+        depths=(1, 1, 1, 1),
+        embed_dims=(16, 32, 48, 64),
+        num_heads=(1, 2, 3, 4),
+        img_size=64,
+    ),
     timm("CaiT", "cait_xxs24_224", 32, depth=2, embed_dim=32, num_heads=4, img_size=32),
     timm("XCiT", "xcit_nano_12_p16_224", depth=2, embed_dim=32, num_heads=4, img_size=64),
     timm("DaViT", "davit_tiny", depths=(1, 1), embed_dims=(16, 32), num_heads=(2, 4)),

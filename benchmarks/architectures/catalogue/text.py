@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from .building import transformers
 
-_ENCODER = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+_ENCODER = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _PLACES = {"max_position_embeddings": 64}
 _DECODER = {**_ENCODER, "num_key_value_heads": 2, "head_dim": 8, "use_cache": False, **_PLACES}
@@ -15,15 +21,32 @@ _T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, 
 _T5_EAGER = {**_T5, "decoder_start_token_id": 0, "attn_implementation": "eager"}
 _BART = {
     **{"vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4},
-    **{"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "use_cache": False, "decoder_start_token_id": 2},
+    **{
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "use_cache": False,
+        "decoder_start_token_id": 2,
+    },
     **_SPECIAL,
 }
-_DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0, "max_position_embeddings": 32}
+_DEBERTA = {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "type_vocab_size": 0,
+    "max_position_embeddings": 32,
+}
 _DISTIL = {"vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, **_PLACES}
 _MOBILE = {"intermediate_size": 32, "intra_bottleneck_size": 16, "embedding_size": 16, "num_feedforward_networks": 2}
 _XLNET = {"vocab_size": 64, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}
 _MODERN = {**_SPECIAL, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8}
-_RWKV = {"vocab_size": 64, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+_RWKV = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "attention_hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+}
 _MAMBA = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "use_cache": False}
 _WINDOW = {"sliding_window": 8}
 
@@ -33,7 +56,9 @@ _MASKED = (*_IDS, "attention_mask:int64[batch,sequence]{1:2}")
 _PAIR = (*_FIXED, "decoder_input_ids:int64[batch,5]{0:64}")
 
 ENCODERS = (
-    transformers("BERT", "BertModel", (*_FIXED, "attention_mask:int64[batch,12]{1:2}"), **_ENCODER, max_position_embeddings=32),
+    transformers(
+        "BERT", "BertModel", (*_FIXED, "attention_mask:int64[batch,12]{1:2}"), **_ENCODER, max_position_embeddings=32
+    ),
     transformers("DeBERTa v1", "DebertaModel", _FIXED, **_ENCODER, **_DEBERTA),
     transformers("DeBERTa v2", "DebertaV2Model", _MASKED, **_ENCODER, **_DEBERTA),
     transformers("RoBERTa", "RobertaModel", _MASKED, **_ENCODER, **_PLACES),
@@ -44,13 +69,26 @@ ENCODERS = (
     transformers("ModernBERT", "ModernBertForMaskedLM", _MASKED, **_ENCODER, **_MODERN),
     transformers("MobileBERT", "MobileBertModel", _FIXED, **{**_ENCODER, **_MOBILE}, **_PLACES),
     transformers("SqueezeBERT", "SqueezeBertModel", _IDS, **_ENCODER, embedding_size=32, **_PLACES),
-    transformers("ConvBERT", "ConvBertModel", _IDS, **_ENCODER, embedding_size=32, head_ratio=2, conv_kernel_size=3, **_PLACES),
+    transformers(
+        "ConvBERT", "ConvBertModel", _IDS, **_ENCODER, embedding_size=32, head_ratio=2, conv_kernel_size=3, **_PLACES
+    ),
     transformers("RoFormer", "RoFormerModel", _IDS, **_ENCODER, embedding_size=32, **_PLACES),
-    transformers("ESM", "EsmModel", _IDS, **_ENCODER, **_PLACES, position_embedding_type="rotary", pad_token_id=1, mask_token_id=32),
+    transformers(
+        "ESM",
+        "EsmModel",
+        _IDS,
+        **_ENCODER,
+        **_PLACES,
+        position_embedding_type="rotary",
+        pad_token_id=1,
+        mask_token_id=32,
+    ),
     transformers("LayoutLM", "LayoutLMModel", _IDS, **_ENCODER, **_PLACES, max_2d_position_embeddings=32),
     transformers("Megatron-BERT", "MegatronBertModel", _MASKED, **_ENCODER, **_PLACES),
     transformers("XLNet", "XLNetModel", _FIXED, **_XLNET),
-    transformers("Nyströmformer", "NystromformerModel", _FIXED, **_ENCODER, **_PLACES, num_landmarks=4, segment_means_seq_len=12),
+    transformers(
+        "Nyströmformer", "NystromformerModel", _FIXED, **_ENCODER, **_PLACES, num_landmarks=4, segment_means_seq_len=12
+    ),
     transformers("EuroBERT", "EuroBertModel", _IDS, **{**_DECODER, **_SPECIAL}),
 )
 DECODERS = (
@@ -75,14 +113,29 @@ DECODERS = (
     transformers("GPT-2", "GPT2LMHeadModel", _MASKED, **_GPT),
     transformers("GPT-NeoX", "GPTNeoXModel", _IDS, **_PLAIN),
     transformers("GPT-J", "GPTJModel", _IDS, **_GPT, rotary_dim=4),
-    transformers("GPT-Neo", "GPTNeoModel", _IDS, **_PLAIN, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]),
+    transformers(
+        "GPT-Neo", "GPTNeoModel", _IDS, **_PLAIN, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+    ),
     transformers("OPT", "OPTModel", _IDS, **_PLAIN, ffn_dim=48, word_embed_proj_dim=32),
     transformers("BLOOM", "BloomModel", _IDS, vocab_size=64, hidden_size=32, n_layer=2, n_head=4, use_cache=False),
     transformers("Falcon", "FalconModel", _IDS, **_PLAIN, new_decoder_architecture=True, num_kv_heads=2),
-    transformers("MPT", "MptModel", _IDS, vocab_size=64, d_model=32, n_layers=2, n_heads=4, max_seq_len=64, use_cache=False),
+    transformers(
+        "MPT", "MptModel", _IDS, vocab_size=64, d_model=32, n_layers=2, n_heads=4, max_seq_len=64, use_cache=False
+    ),
     transformers("Mixtral", "MixtralModel", _IDS, **_DECODER, num_local_experts=4, num_experts_per_tok=2),
     transformers("Mamba", "MambaModel", ("input_ids:int64[batch,6]{0:64}",), **_MAMBA, state_size=8),
-    transformers("Mamba 2", "Mamba2Model", _FIXED, **_MAMBA, state_size=8, num_heads=8, head_dim=8, n_groups=2, expand=2, chunk_size=4),
+    transformers(
+        "Mamba 2",
+        "Mamba2Model",
+        _FIXED,
+        **_MAMBA,
+        state_size=8,
+        num_heads=8,
+        head_dim=8,
+        n_groups=2,
+        expand=2,
+        chunk_size=4,
+    ),
     transformers("Falcon Mamba", "FalconMambaModel", ("input_ids:int64[batch,6]{0:64}",), **_MAMBA, state_size=8),
     transformers("RWKV", "RwkvModel", ("input_ids:int64[batch,6]{0:64}",), **_RWKV, context_length=16, use_cache=False),
 )

@@ -1,4 +1,5 @@
-"""Where a writer puts its ONNX files: one archive for each exporter, with a line about each file (what ``benchmarks.corpus.entry`` reads).
+"""Where a writer puts its ONNX files: one archive for each exporter, with a line about each file (what
+``benchmarks.corpus.entry`` reads).
 
 Runs in the exporters' own environments: it imports onnx alone.
 """

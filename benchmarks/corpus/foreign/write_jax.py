@@ -71,7 +71,13 @@ def norms() -> list[tuple[str, Shape, Expect, Callable[[Any], Any], str]]:
     dense = nnx.Sequential(nnx.Linear(16, 6, rngs=rngs), nnx.BatchNorm(6, use_running_average=True, rngs=rngs))
     return [
         ("nnx LayerNorm", LAST, (LN,), randomised(nnx.LayerNorm(16, rngs=rngs)), "float32"),
-        ("nnx LayerNorm, slow variance", LAST, (LN,), randomised(nnx.LayerNorm(16, use_fast_variance=False, rngs=rngs)), "float32"),
+        (
+            "nnx LayerNorm, slow variance",
+            LAST,
+            (LN,),
+            randomised(nnx.LayerNorm(16, use_fast_variance=False, rngs=rngs)),
+            "float32",
+        ),
         ("nnx LayerNorm, no bias", LAST, (LN,), randomised(nnx.LayerNorm(16, use_bias=False, rngs=rngs)), "float32"),
         ("nnx RMSNorm", LAST, (RMS,), randomised(nnx.RMSNorm(16, rngs=rngs)), "float32"),
         ("nnx GroupNorm", IMAGE, (GN,), randomised(nnx.GroupNorm(8, num_groups=2, rngs=rngs)), "float32"),
@@ -79,7 +85,13 @@ def norms() -> list[tuple[str, Shape, Expect, Callable[[Any], Any], str]]:
         ("nnx InstanceNorm", IMAGE, (IN,), randomised(nnx.InstanceNorm(8, rngs=rngs)), "float32"),
         ("nnx Conv BatchNorm", IMAGE, (FOLDED,), randomised(conv), "float32"),
         ("nnx Linear BatchNorm", LAST, (FOLDED,), randomised(dense), "float32"),
-        ("nnx BatchNorm", IMAGE, (FOLDED,), randomised(nnx.BatchNorm(8, use_running_average=True, rngs=rngs)), "float32"),
+        (
+            "nnx BatchNorm",
+            IMAGE,
+            (FOLDED,),
+            randomised(nnx.BatchNorm(8, use_running_average=True, rngs=rngs)),
+            "float32",
+        ),
         ("haiku", LAST, (LN,), haiku, "float32"),
         ("fast variance", LAST, (LN,), fast, "float32"),
         ("power", LAST, (LN,), power, "float32"),
@@ -88,14 +100,24 @@ def norms() -> list[tuple[str, Shape, Expect, Callable[[Any], Any], str]]:
         ("gemma", LAST, (RMS,), gemma, "float32"),
         ("gemma", LAST, (RMS,), gemma, "float16"),
         ("std plus epsilon", LAST, (), outside, "float32"),
-        ("unit length, clamped", LAST, (), lambda x: x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-6), "float32"),
+        (
+            "unit length, clamped",
+            LAST,
+            (),
+            lambda x: x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-6),
+            "float32",
+        ),
     ]
 
 
 def main(folder: str) -> None:
     saver = Saver(folder, "jax2onnx")
     for name, shape, expect, function, dtype in norms():
-        for opset, sizes in ((18, shape), (20, (2, *shape[1:])), (23, shape)):  # at 17 it writes ReduceMean as opset 18 has it
+        for opset, sizes in (
+            (18, shape),
+            (20, (2, *shape[1:])),
+            (23, shape),
+        ):  # at 17 it writes ReduceMean as opset 18 has it
             given = jax.ShapeDtypeStruct(sizes, dtype) if None not in sizes else ["B", *sizes[1:]]
             if dtype != "float32" and None in sizes:  # a shape alone means float32
                 continue

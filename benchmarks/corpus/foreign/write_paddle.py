@@ -1,5 +1,5 @@
-"""Norms of PaddlePaddle as paddle2onnx writes them, with and without its constant folding (Polygraphy's). Needs paddlepaddle, paddle2onnx,
-packaging and polygraphy, in an environment of their own:
+"""Norms of PaddlePaddle as paddle2onnx writes them, with and without its constant folding (Polygraphy's). Needs
+paddlepaddle, paddle2onnx, packaging and polygraphy, in an environment of their own:
 
     python benchmarks/corpus/foreign/write_paddle.py FOLDER
 """
@@ -58,7 +58,9 @@ def rms(x: Any) -> Any:
 
 def randomised(layer: Any) -> Any:
     state = layer.state_dict()
-    layer.set_state_dict({name: paddle.to_tensor(rng.uniform(0.5, 1.5, v.shape).astype(np.float32)) for name, v in state.items()})
+    layer.set_state_dict(
+        {name: paddle.to_tensor(rng.uniform(0.5, 1.5, v.shape).astype(np.float32)) for name, v in state.items()}
+    )
     layer.eval()
     return layer
 
@@ -69,9 +71,19 @@ def norms() -> list[tuple[str, Shape, Expect, Any]]:
         ("GroupNorm", IMAGE, (GN,), nn.GroupNorm(2, 8)),
         ("InstanceNorm2D", IMAGE, (IN,), nn.InstanceNorm2D(8)),
         ("Conv2D BatchNorm2D", IMAGE, (FOLDED,), nn.Sequential(nn.Conv2D(8, 4, 3), nn.BatchNorm2D(4))),
-        ("Conv2D no bias BatchNorm2D", IMAGE, (FOLDED,), nn.Sequential(nn.Conv2D(8, 4, 3, bias_attr=False), nn.BatchNorm2D(4))),
+        (
+            "Conv2D no bias BatchNorm2D",
+            IMAGE,
+            (FOLDED,),
+            nn.Sequential(nn.Conv2D(8, 4, 3, bias_attr=False), nn.BatchNorm2D(4)),
+        ),
         ("depthwise BatchNorm2D", IMAGE, (FOLDED,), nn.Sequential(nn.Conv2D(8, 8, 3, groups=8), nn.BatchNorm2D(8))),
-        ("Conv2DTranspose BatchNorm2D", IMAGE, (FOLDED,), nn.Sequential(nn.Conv2DTranspose(8, 4, 3), nn.BatchNorm2D(4))),
+        (
+            "Conv2DTranspose BatchNorm2D",
+            IMAGE,
+            (FOLDED,),
+            nn.Sequential(nn.Conv2DTranspose(8, 4, 3), nn.BatchNorm2D(4)),
+        ),
         ("Linear BatchNorm1D", (None, 16), (FOLDED,), nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1D(8))),
         ("BatchNorm2D", IMAGE, (BN,), nn.BatchNorm2D(8)),
         ("by hand", LAST, (LN,), Affine(standardized(-1, 1e-6), 16)),
@@ -79,7 +91,12 @@ def norms() -> list[tuple[str, Shape, Expect, Any]]:
         ("by hand, channels", IMAGE, (LN,), Affine(standardized(1, 1e-6), 8, 1, 1)),
         ("by hand, instance", IMAGE, (IN,), Affine(standardized([2, 3], 1e-5), 8, 1, 1)),
         ("by hand, groups", IMAGE, (GN,), Affine(grouped, 8, 1, 1)),
-        ("var", LAST, (LN,), Affine(lambda x: centred(x) / paddle.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5), 16)),
+        (
+            "var",
+            LAST,
+            (LN,),
+            Affine(lambda x: centred(x) / paddle.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5), 16),
+        ),
         ("var, unbiased", LAST, (LN,), Affine(lambda x: centred(x) / paddle.sqrt(x.var(-1, keepdim=True) + 1e-5), 16)),
         ("rms", LAST, (RMS,), Affine(rms, 16)),
         ("std plus epsilon", LAST, (), Affine(lambda x: centred(x) / (x.std(-1, keepdim=True) + 1e-3), 16)),

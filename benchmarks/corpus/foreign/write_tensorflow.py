@@ -1,4 +1,5 @@
-"""Norms of Keras and TensorFlow as tf2onnx writes them. Needs tensorflow-cpu and tf2onnx, in an environment of their own:
+"""Norms of Keras and TensorFlow as tf2onnx writes them. Needs tensorflow-cpu and tf2onnx, in an environment of their
+own:
 
 python benchmarks/corpus/foreign/write_tensorflow.py FOLDER
 """
@@ -57,7 +58,11 @@ def by_hand(x: Any) -> Any:
 
 
 def with_std(x: Any) -> Any:
-    return (x - tf.reduce_mean(x, -1, keepdims=True)) / tf.sqrt(tf.math.reduce_std(x, -1, keepdims=True) ** 2 + 1e-6) * gamma
+    return (
+        (x - tf.reduce_mean(x, -1, keepdims=True))
+        / tf.sqrt(tf.math.reduce_std(x, -1, keepdims=True) ** 2 + 1e-6)
+        * gamma
+    )
 
 
 def in_half(x: Any) -> Any:
@@ -75,15 +80,51 @@ def norms() -> list[tuple[str, Shape, Expect, Function, str]]:
     conv = {"padding": "same", "use_bias": False}
     return [
         ("keras LayerNormalization", LAST, (LN,), built(layers.LayerNormalization(), LAST), "float32"),
-        ("keras LayerNormalization, two axes", SMALL, (LN,), built(layers.LayerNormalization(axis=[1, 2]), SMALL), "float32"),
-        ("keras LayerNormalization, channels first", SMALL, (LN,), built(layers.LayerNormalization(axis=1), SMALL), "float32"),
-        ("keras LayerNormalization, no affine", LAST, (LN,), built(layers.LayerNormalization(center=False, scale=False), LAST), "float32"),
-        ("keras LayerNormalization, no beta", LAST, (LN,), built(layers.LayerNormalization(center=False), LAST), "float32"),
+        (
+            "keras LayerNormalization, two axes",
+            SMALL,
+            (LN,),
+            built(layers.LayerNormalization(axis=[1, 2]), SMALL),
+            "float32",
+        ),
+        (
+            "keras LayerNormalization, channels first",
+            SMALL,
+            (LN,),
+            built(layers.LayerNormalization(axis=1), SMALL),
+            "float32",
+        ),
+        (
+            "keras LayerNormalization, no affine",
+            LAST,
+            (LN,),
+            built(layers.LayerNormalization(center=False, scale=False), LAST),
+            "float32",
+        ),
+        (
+            "keras LayerNormalization, no beta",
+            LAST,
+            (LN,),
+            built(layers.LayerNormalization(center=False), LAST),
+            "float32",
+        ),
         ("keras RMSNormalization", LAST, (RMS,), built(layers.RMSNormalization(), LAST), "float32"),
         ("keras GroupNormalization", IMAGE, (GN,), built(layers.GroupNormalization(2), IMAGE), "float32"),
         ("keras GroupNormalization, one group", IMAGE, (LN,), built(layers.GroupNormalization(1), IMAGE), "float32"),
-        ("keras GroupNormalization, as many as channels", IMAGE, (f"{IN}|{GN}",), built(layers.GroupNormalization(-1), IMAGE), "float32"),
-        ("keras Conv2D BatchNormalization", IMAGE, (FOLDED,), stacked(IMAGE, layers.Conv2D(4, 3), layers.BatchNormalization()), "float32"),
+        (
+            "keras GroupNormalization, as many as channels",
+            IMAGE,
+            (f"{IN}|{GN}",),
+            built(layers.GroupNormalization(-1), IMAGE),
+            "float32",
+        ),
+        (
+            "keras Conv2D BatchNormalization",
+            IMAGE,
+            (FOLDED,),
+            stacked(IMAGE, layers.Conv2D(4, 3), layers.BatchNormalization()),
+            "float32",
+        ),
         (
             "keras DepthwiseConv2D BatchNormalization",
             IMAGE,
@@ -98,14 +139,32 @@ def norms() -> list[tuple[str, Shape, Expect, Function, str]]:
             stacked(IMAGE, layers.Conv2DTranspose(4, 3, strides=2), layers.BatchNormalization()),
             "float32",
         ),
-        ("keras Conv1D BatchNormalization", LAST, (FOLDED,), stacked(LAST, layers.Conv1D(4, 3), layers.BatchNormalization()), "float32"),
-        ("keras Dense BatchNormalization", LAST, (FOLDED,), stacked(LAST, layers.Dense(6), layers.BatchNormalization()), "float32"),
+        (
+            "keras Conv1D BatchNormalization",
+            LAST,
+            (FOLDED,),
+            stacked(LAST, layers.Conv1D(4, 3), layers.BatchNormalization()),
+            "float32",
+        ),
+        (
+            "keras Dense BatchNormalization",
+            LAST,
+            (FOLDED,),
+            stacked(LAST, layers.Dense(6), layers.BatchNormalization()),
+            "float32",
+        ),
         ("keras BatchNormalization alone", IMAGE, (FOLDED,), built(layers.BatchNormalization(), IMAGE), "float32"),
         ("moments", LAST, (LN,), moments([-1], gamma, beta, 1e-6), "float32"),
         ("moments, no offset", LAST, (LN,), moments([-1], gamma, None), "float32"),
         ("moments, no scale", LAST, (LN,), moments([-1], None, beta), "float32"),
         ("moments of an image", IMAGE, (IN,), moments([1, 2], channel, shift), "float32"),
-        ("moments, frozen", IMAGE, (FOLDED,), lambda x: tf.nn.batch_normalization(x, *frozen, shift, channel, 1e-3), "float32"),
+        (
+            "moments, frozen",
+            IMAGE,
+            (FOLDED,),
+            lambda x: tf.nn.batch_normalization(x, *frozen, shift, channel, 1e-3),
+            "float32",
+        ),
         ("squared_difference", LAST, (LN,), by_hand, "float32"),
         ("reduce_std", LAST, (LN,), with_std, "float32"),
         ("t5", LAST, (RMS,), t5, "float32"),
@@ -115,7 +174,10 @@ def norms() -> list[tuple[str, Shape, Expect, Function, str]]:
             "normalized by the largest",
             LAST,
             (),
-            lambda x: (x - tf.reduce_mean(x, -1, keepdims=True)) / tf.sqrt(tf.reduce_max(tf.square(x), -1, keepdims=True) + 1e-6),
+            lambda x: (
+                (x - tf.reduce_mean(x, -1, keepdims=True))
+                / tf.sqrt(tf.reduce_max(tf.square(x), -1, keepdims=True) + 1e-6)
+            ),
             "float32",
         ),
     ]

@@ -1,4 +1,5 @@
-"""What ops outside of algebra do nothing, and why: a lemma a file, with its statement, its proof, and a test that breaks it.
+"""What ops outside of algebra do nothing, and why: a lemma a file, with its statement, its proof, and a test that
+breaks it.
 
 `TABLE` holds the ops that a lemma lets in. Where the premise of a lemma is not met, the op is refused by its name.
 """

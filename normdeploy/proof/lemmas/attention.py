@@ -1,17 +1,19 @@
 """A softmax is one function of its row, whatever it is; an Attention node is the products around it.
 
-**Lemma.** Let B = F(softmax(x_B)) and A = G(softmax(x_A)) with F and G of the language. If x_B = x_A, and F(p) = G(p) for every array p of
-their shape, then B = A, at every size.
+**Lemma.** Let B = F(softmax(x_B)) and A = G(softmax(x_A)) with F and G of the language. If x_B = x_A, and F(p) = G(p)
+for every array p of their shape, then B = A, at every size.
 
-**Proof.** Specialisation, to p = softmax(x_B) = softmax(x_A). In the field an element of p is a random one for each pair of a row of x and
-an element of it, the same for the same pair along the same atoms; so it is a leaf to F and G, which holds no sums, along rows that are
-told apart. Arguments that are different functions are different residues but for the error probability that is counted anyway, and enough
-points are asked for that x_B = x_A holds at every size (`congruence` says the same of functions of one number).
+**Proof.** Specialisation, to p = softmax(x_B) = softmax(x_A). In the field an element of p is a random one for each
+pair of a row of x and an element of it, the same for the same pair along the same atoms; so it is a leaf to F and G,
+which holds no sums, along rows that are told apart. Arguments that are different functions are different residues but
+for the error probability that is counted anyway, and enough points are asked for that x_B = x_A holds at every size
+(`congruence` says the same of functions of one number).
 
-**Attention** is softmax(scale·q·kᵀ + mask)·v (https://onnx.ai/onnx/operators/onnx__Attention.html), with one head of k and v for so many
-consecutive ones of q. Of a row whose mask is −Inf throughout it makes zeros, where Softmax makes NaN: so it is in the floats, and who
-writes the node has to know that the mask has no such row. A scale that a rewrite computed is its exact self in the field, and stored as
-that, rounded once. `tests/test_attention.py` has other scales, axes, masks and heads.
+**Attention** is softmax(scale·q·kᵀ + mask)·v (https://onnx.ai/onnx/operators/onnx__Attention.html), with one head of k
+and v for so many consecutive ones of q. Of a row whose mask is −Inf throughout it makes zeros, where Softmax makes NaN:
+so it is in the floats, and who writes the node has to know that the mask has no such row. A scale that a rewrite
+computed is its exact self in the field, and stored as that, rounded once. `tests/test_attention.py` has other scales,
+axes, masks and heads.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Rounded(float):
 
 
 def softmax(m: Machine, x: Value, axis: int) -> Value:
-    """Softmax along an axis: as a function of the row and the element that is not looked into, and in floats as it is."""
+    """Softmax along an axis: as a function of the row and the element that is not looked into, and in floats as it
+    is."""
     slots = tuple(x.slots(axis))
     made = None
     if m.gf is not None and x.a is not None:
@@ -116,7 +119,10 @@ def _scale(scale: float) -> Fraction:
         return Fraction(scale)
     half = Fraction(float(np.spacing(np.float32(abs(scale))))) / 2
     if abs(Fraction(float(scale)) - scale.exact) > half:
-        said = f"the scale of Attention is stored as {float(scale):.9g}, which is more than half an ulp from {float(scale.exact):.9g}"
+        said = (
+            f"the scale of Attention is stored as {float(scale):.9g}, which is more than half an ulp from"
+            f" {float(scale.exact):.9g}"
+        )
         raise NotProved(Why.STORED, said, "Attention")
     return scale.exact
 

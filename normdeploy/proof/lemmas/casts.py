@@ -1,8 +1,9 @@
 """A Cast between floating types does nothing to the function, as the rounding of its type is judged apart.
 
-**Statement.** A region is the function that its ops say, without the rounding of their types; a Cast to a floating type is the identity
-there. Recognition lets no Cast to a narrower type than the input's stand in the middle of a norm. A Cast of a size to a floating type is
-the size as a number. A Cast of elements to whole numbers or to bool is refused. `tests/proof/test_lemmas.py` casts to bool.
+**Statement.** A region is the function that its ops say, without the rounding of their types; a Cast to a floating type
+is the identity there. Recognition lets no Cast to a narrower type than the input's stand in the middle of a norm. A
+Cast of a size to a floating type is the size as a number. A Cast of elements to whole numbers or to bool is refused.
+`tests/proof/test_lemmas.py` casts to bool.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def to_type(m: Machine, x: Any, floating: bool, whole: np.dtype[Any] | None) -> 
             return x
         if isinstance(x, Value) and whole is not None and not x.data and x.size is not None and not any(x.axes):
             _require_fits(x.size, whole)
-            return np.array(x.size if x.size.number is None else x.size.number, dtype=object).reshape((1,) * len(x.axes))
+            return np.array(x.size if x.size.number is None else x.size.number, dtype=object).reshape(
+                (1,) * len(x.axes)
+            )
         raise NotProved(Why.OP, "a Cast to whole numbers or bool is no algebra", "Cast")
     if floating:
         array = np.asarray(x)
@@ -47,7 +50,8 @@ def to_type(m: Machine, x: Any, floating: bool, whole: np.dtype[Any] | None) -> 
 
 
 def _require_fits(n: Size, whole: np.dtype[Any]) -> None:
-    """A size that is open fits into 32 bits with a sign; what is cut off by a shorter type changes from size to size."""
+    """A size that is open fits into 32 bits with a sign; what is cut off by a shorter type changes from size to
+    size."""
     limits = np.iinfo(whole)
     fits = limits.min <= n.number <= limits.max if n.number is not None else limits.min < 0 and limits.bits >= 32
     if not fits:

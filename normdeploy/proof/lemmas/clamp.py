@@ -2,14 +2,15 @@
 
 **Lemma.** Let t(x) ≥ 0 for every real input x and c ≤ 0. Then max(t, c) = t.
 
-**Premise.** t ≥ 0 is known by structure (squares, their sums and products, non-negative constants), or because t = r·V or t = r·(V + ε)
-holds in the field with r > 0, where V is the sum of squares of a norm that stands after the rewrite (E[x²] − E[x]² is one). An upper
-limit is
+**Premise.** t ≥ 0 is known by structure (squares, their sums and products, non-negative constants), or because t = r·V
+or t = r·(V + ε) holds in the field with r > 0, where V is the sum of squares of a norm that stands after the rewrite
+(E[x²] − E[x]² is one). An upper limit is
 refused: a variance has none.
 
-**Lemma.** Clip(t, c) of one number c > 0 is a function of t that is positive everywhere. So of a root t it may stand inside a region
-where it stands in the same place after the rewrite (`congruence`: the same c, the same t), and what divides by it divides by no zero.
-`tests/proof/test_lemmas.py` clamps at 1e-12, from above, and clamps what may be negative.
+**Lemma.** Clip(t, c) of one number c > 0 is a function of t that is positive everywhere. So of a root t it may stand
+inside a region where it stands in the same place after the rewrite (`congruence`: the same c, the same t), and what
+divides by it divides by no zero. `tests/proof/test_lemmas.py` clamps at 1e-12, from above, and clamps what may be
+negative.
 """
 
 from __future__ import annotations
@@ -41,7 +42,14 @@ def not_negative(m: Machine, t: Value) -> bool:
 
 def clamped(m: Machine, op: str, t: Value, low: Value) -> Value:
     """max(t, low) where that is t."""
-    if op == "Clip" and t.roots is not None and not low.data and not low.sized and low.f.size == 1 and (low.f > 0).all():
+    if (
+        op == "Clip"
+        and t.roots is not None
+        and not low.data
+        and not low.sized
+        and low.f.size == 1
+        and (low.f > 0).all()
+    ):
         c = float(low.f.reshape(-1)[0])
         made = unknown(m, f"{op} from {c!r}", t, lambda x: np.maximum(x, c))
         made.sign, made.nonzero = POSITIVE, True

@@ -1,10 +1,12 @@
 """Equal arguments have equal results.
 
-**Lemma.** If B and A are the same function of x and of unknown functions σ, whatever these are, they are the same for the σ at hand.
+**Lemma.** If B and A are the same function of x and of unknown functions σ, whatever these are, they are the same for
+the σ at hand.
 
-**Proof.** Specialisation. In the field σ takes a random value for each argument, the same for the same argument; two arguments that are
-different functions are different residues but for the error probability that is counted anyway. So a Sigmoid may stand inside a region
-where it stands in the same place after the rewrite. `tests/proof/test_lemmas.py` has another function, and another argument, after it.
+**Proof.** Specialisation. In the field σ takes a random value for each argument, the same for the same argument; two
+arguments that are different functions are different residues but for the error probability that is counted anyway. So a
+Sigmoid may stand inside a region where it stands in the same place after the rewrite. `tests/proof/test_lemmas.py` has
+another function, and another argument, after it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ def unknown(m: Machine, name: str, x: Value, real: Any) -> Value:
     """σ(x) of a function of one number that is not looked into."""
     made = None
     if m.gf is not None and x.a is not None:
-        m.plan.need(times(x.degree.larger(), 2))  # σ hides how high the degree of its argument is from what is compared in the end
+        m.plan.need(
+            times(x.degree.larger(), 2)
+        )  # σ hides how high the degree of its argument is from what is compared in the end
         table, p = m.draws.opaque, m.gf.p
         made = np.empty(x.a.shape, dtype=object)
         made.reshape(-1)[:] = [table.setdefault((name, v), m.draws.rng.randrange(p)) for v in x.a.reshape(-1).tolist()]
@@ -51,4 +55,7 @@ def _swish(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -
     return m.mul(x, _unary("Sigmoid")(m, [m.mul(m.number(float(attrs.get("alpha", 1.0))), x)], {}, opset, outputs))
 
 
-TABLE: dict[str, Op] = {**{name: _unary(name) for name in ("Sigmoid", "Tanh", "Erf", "Softplus", "HardSigmoid", "Gelu")}, "Swish": _swish}
+TABLE: dict[str, Op] = {
+    **{name: _unary(name) for name in ("Sigmoid", "Tanh", "Erf", "Softplus", "HardSigmoid", "Gelu")},
+    "Swish": _swish,
+}

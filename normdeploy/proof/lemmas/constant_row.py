@@ -1,9 +1,11 @@
 """What is centered is zero on a constant row: Flax's guard says what holds anyway.
 
-**Lemma.** Let c(x) imply min x = max x over some axes, and d = r·(x − mean x) over these axes. Then Where(c, 0, d) = d at every real x.
+**Lemma.** Let c(x) imply min x = max x over some axes, and d = r·(x − mean x) over these axes. Then Where(c, 0, d) = d
+at every real x.
 
-**Proof.** Where c is false, d is taken. Where it is true, the row is constant, x − mean x is zero, and so is d. Further conditions joined
-by And do no harm. `tests/proof/test_lemmas.py` has another number than 0, other axes, Or for And, and another condition.
+**Proof.** Where c is false, d is taken. Where it is true, the row is constant, x − mean x is zero, and so is d. Further
+conditions joined by And do no harm. `tests/proof/test_lemmas.py` has another number than 0, other axes, Or for And, and
+another condition.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Truth:
 def _extremum(of: str, reduce: Any) -> Op:
     def run(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Extremum:
         x = lifted(m, inputs[0])
-        given = attrs.get("axes") if len(inputs) < 2 or inputs[1] is None else np.asarray(inputs[1]).reshape(-1).tolist()
+        given = (
+            attrs.get("axes") if len(inputs) < 2 or inputs[1] is None else np.asarray(inputs[1]).reshape(-1).tolist()
+        )
         axes = tuple(axes_of(x, given))
         slots = tuple(s for i in axes for s in x.slots(i))
         kept = tuple(() if i in axes else axis for i, axis in enumerate(x.axes))
@@ -70,8 +74,16 @@ def _truth(m: Machine, f: Any, *inputs: Any, rows: tuple[Row, ...] = ()) -> Trut
 def _equal(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Truth:
     a, b = inputs
     rows: tuple[Row, ...] = ()
-    if isinstance(a, Extremum) and isinstance(b, Extremum) and a.of != b.of and a.row[0] is b.row[0] and a.row[1] == b.row[1]:
-        kept = all(len(e.value.axes) == len(e.row[0].axes) for e in (a, b))  # else it lies over other rows than those it speaks of
+    if (
+        isinstance(a, Extremum)
+        and isinstance(b, Extremum)
+        and a.of != b.of
+        and a.row[0] is b.row[0]
+        and a.row[1] == b.row[1]
+    ):
+        kept = all(
+            len(e.value.axes) == len(e.row[0].axes) for e in (a, b)
+        )  # else it lies over other rows than those it speaks of
         rows = (a.row,) if kept else ()
     return _truth(m, np.equal, a, b, rows=rows)
 
