@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from .choices import TENSORRT
 from .errors import ExportError, GraphError
 from .graphs import equal
 from .graphs.protos import inferred, module
@@ -76,7 +77,7 @@ def require(proto: onnx.ModelProto, samples: Sequence[Feeds], runtime: str, eage
     found = trouble(proto, samples)
     if found is None:
         return []
-    if runtime.startswith("tensorrt") or found.foreign:
+    if runtime in TENSORRT or found.foreign:
         return [f"the file was not run: {found.said}"]
     if found.loads and all(eager(feeds) for feeds in samples):
         return []  # the samples are to blame: that nothing was compared is noted already
@@ -91,7 +92,7 @@ def require_as_before(proto: onnx.ModelProto, before: Callable[[], onnx.ModelPro
     Raises:
         GraphError: onnxruntime does not load ``proto``, which was made of a file that it loads.
     """
-    found = None if runtime.startswith("tensorrt") else trouble(proto)
+    found = None if runtime in TENSORRT else trouble(proto)
     if found is not None and trouble(before()) is None:
         raise GraphError(
             f"onnxruntime loads the file given and not what was made of it, so nothing is written: {found.said}; please"

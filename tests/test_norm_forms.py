@@ -88,20 +88,20 @@ def test_the_table_is_whole() -> None:
 
 def test_the_fastest_of_the_accurate_is_best() -> None:
     def row(form: str, time: float, excess: float) -> Row:
-        return Row("here", "GroupNorm", "float32", form, time, excess)
+        return Row("onnxruntime", "GroupNorm", "float32", form, time, excess)
 
     rows = [row("standard", 0.1, 1.01), row("instance", 0.7, 1.0), row("layer", 0.9, 0.1)]
     forms = ("standard", "instance", "layer")
-    assert best("GroupNorm", "here", "float32", forms, rows) == "instance"
-    assert best("GroupNorm", "here", "float32", ("standard", "layer"), rows) == "layer"
-    assert best("GroupNorm", "here", "float32", ("standard",), rows) == "standard"
+    assert best("GroupNorm", "onnxruntime", "float32", forms, rows) == "instance"
+    assert best("GroupNorm", "onnxruntime", "float32", ("standard", "layer"), rows) == "layer"
+    assert best("GroupNorm", "onnxruntime", "float32", ("standard",), rows) == "standard"
     for runtime, kind, dtype in (
         ("there", "GroupNorm", "float32"),
-        ("here", "LayerNorm", "float32"),
-        ("here", "GroupNorm", "float16"),
+        ("onnxruntime", "LayerNorm", "float32"),
+        ("onnxruntime", "GroupNorm", "float16"),
     ):
         assert best(kind, runtime, dtype, forms, rows) == "standard"
-    assert best("GroupNorm", "here-accurate", "float32", forms, rows) == "layer"
+    assert best("GroupNorm", "onnxruntime-accurate", "float32", forms, rows) == "layer"
 
 
 def test_accuracy_before_speed() -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from ..choices import CUDA, ONNXRUNTIME, TENSORRT
 from ..errors import InputError
 from ..log import log
-from ..passes.norm_forms import CUDA
 from ..precision.calibrate import given
 from ..records import Finding
 from ..rewriting import rewrite, whole
@@ -66,7 +66,7 @@ def target_of(runtime: str, provider: str) -> str:
     """
     if provider != "cuda":
         return runtime
-    if not runtime.startswith("onnxruntime"):
+    if runtime not in ONNXRUNTIME:
         raise InputError(
             f"provider 'cuda' is one of onnxruntime's, and the runtime is {runtime!r}; give runtime onnxruntime with it"
         )
@@ -93,6 +93,4 @@ def compared(
     def make(undone: Mapping[Step, Finding]) -> whole.Made:
         return rewrite.optimized(model, replace(wanted, progress=None, undone=undone))
 
-    return whole.settled(
-        model, inputs, make, made, tidy, strict=strict, loads=not wanted.runtime.startswith("tensorrt")
-    )
+    return whole.settled(model, inputs, make, made, tidy, strict=strict, loads=wanted.runtime not in TENSORRT)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from .. import runnable
 from ..arguments import Loading, check_output, prepared
+from ..choices import TENSORRT
 from ..exporter import record, to_light
 from ..graphs import simplify
 from ..log import norms
@@ -134,7 +135,7 @@ def export(
                 filled(proto), precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress
             )
             signature = replace(signature, inputs=half.recast(signature.inputs, account))
-            if ran and not runtime.startswith("tensorrt"):
+            if ran and runtime not in TENSORRT:
                 runnable.require_half(proto, _samples(signature), precision)
         summary = replace(summary, opset=half.opset_of(proto))
     flags = {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)}

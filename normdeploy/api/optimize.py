@@ -12,6 +12,7 @@ import onnx
 
 from .. import ranges, runnable
 from ..arguments import Onnx, check_output, prepared
+from ..choices import TENSORRT
 from ..errors import GraphError
 from ..graphs import simplify as cleaner
 from ..log import norms
@@ -125,7 +126,7 @@ def optimize(
             proto, account = half.converted(
                 filled(proto), precision, samples, inputs=inputs, keep_io=keep_io, progress=progress
             )
-            if ran and not runtime.startswith("tensorrt"):
+            if ran and runtime not in TENSORRT:
                 runnable.require_half(proto, [], precision)
         inputs = half.recast(inputs, account)
         ops = rewrite.op_counts(proto)

@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 import onnx
 
 from ..arguments import Onnx, prepared
+from ..choices import TENSORRT
 from ..errors import BuildError, GraphError, InputError, RuntimeUnavailable
 from ..model import InputSpec
 from ..precision import precision
@@ -177,7 +178,7 @@ def _with_norms(
 def _regrouped(proto: onnx.ModelProto) -> bool:
     """Whether this project wrote group norms as onnxruntime runs them best (`passes.group`); TensorRT has a layer for
     the whole norm."""
-    if str(recorded(proto).get("export", {}).get("runtime", "tensorrt")).startswith("tensorrt"):
+    if recorded(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
         return False
     reshaped = {n.output[0] for n in proto.graph.node if n.op_type == "Reshape"}
     return any(n.op_type == "InstanceNormalization" and n.input[0] in reshaped for n in proto.graph.node)

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import onnx
 
+from ..choices import ACCURATE, USUAL
 from ..graphs.protos import module
-from ..passes.norm_forms import ACCURATE
 from ..records import Finding
 from ..runtimes.trt import TITLES
 from ..storage.files import bodies, tensors
@@ -150,7 +150,7 @@ def _kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[
     file."""
     bad = ("missing",) if runtime == "any" else ("missing", "function")
     form = "now" if deployed or not f.written else "optimized"
-    runtime = runtime.removesuffix(ACCURATE)
+    runtime = USUAL if runtime == ACCURATE else runtime
     title = TITLES.get(runtime, runtime)
     for s in f.runtimes:
         asked = runtime == "any" or s.runtime.split()[0] == title

@@ -4,8 +4,8 @@
 that runs (`normdeploy.race.norm_cases`): ``time`` over that of the decomposed form (geometric mean over the sizes
 measured), and ``excess``, the largest error against float64 over what is allowed, which is the rule of certificates
 (`normdeploy.rewriting.rounding`): twice the error of the nodes that exporters write, or what statistics with a few
-units of the largest element cost. The best form is the fastest of those whose excess is at most 1; for a runtime's name
-with ``-accurate`` behind it, the one of least excess.
+units of the largest element cost. The best form is the fastest of those whose excess is at most 1; for
+"onnxruntime-accurate" the one of least excess.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-ACCURATE = "-accurate"
-ANY, USUAL = "any", "onnxruntime"
+from ..choices import ACCURATE, ANY, CUDA, TENSORRT, USUAL
+
 _SINGLE = frozenset(
     {"standard", "narrow", "sum"}
 )  # what "any" writes of all but group norms: one node, in which readers find the norm
@@ -50,10 +50,8 @@ def measured(runtime: str) -> bool:
 def _of(runtime: str) -> str:
     """The runtime of which the rows are: "any" takes onnxruntime's, which TensorRT runs as well (``build`` writes its
     own of them)."""
-    return USUAL if runtime == ANY else runtime.removesuffix(ACCURATE)
+    return USUAL if runtime in (ANY, ACCURATE) else runtime
 
-
-CUDA = "onnxruntime-cuda"  # what ``--runtime onnxruntime --provider cuda`` stands for
 
 # Not measured, for want of a GPU: what onnxruntime's list of kernels (docs/OperatorKernels.md) and its CUDA fusions
 # say. It has kernels for LayerNormalization and InstanceNormalization there; an Add before a layer norm becomes
@@ -93,7 +91,7 @@ def best(
 
     ``rows``: another table than the measured one. ``epsilon``: of a norm whose rows may have one place.
     """
-    if not runtime.startswith("tensorrt"):  # which has no float64 at all
+    if runtime not in TENSORRT:  # which have no float64 at all
         among = [form for form in among if (dtype, kind, form) not in _WITHOUT] or among
         among = [form for form in among if epsilon >= _SMALL or (kind, form) not in _CANCELS] or among
     if runtime == CUDA:
@@ -103,4 +101,4 @@ def best(
     key = (_of(runtime), kind, dtype)
     own = [r for r in (table() if rows is None else rows) if (r.runtime, r.kind, r.dtype) == key]
     sound = [r for r in own if r.form in among and r.excess <= 1]
-    return min(sound, key=lambda r: r.excess if runtime.endswith(ACCURATE) else r.time).form if sound else among[0]
+    return min(sound, key=lambda r: r.excess if runtime == ACCURATE else r.time).form if sound else among[0]

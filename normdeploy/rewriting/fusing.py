@@ -7,11 +7,12 @@ from typing import Literal
 
 import onnx_graphsurgeon as gs
 
+from ..choices import ANY
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
 from ..passes import write
 from ..passes.form import Form
-from ..passes.norm_forms import ANY, measured
+from ..passes.norm_forms import measured
 from ..recognition import traits
 from ..recognition.facts import Candidate, Norm
 from ..recognition.numerators import reason_of

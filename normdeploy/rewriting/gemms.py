@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..choices import USUAL
 from ..graphs.graph import Graph
-from ..passes.norm_forms import USUAL
 from ..recognition.region import NoMatch, compile_region
 from ..records import Finding
 from . import certify

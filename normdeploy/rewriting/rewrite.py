@@ -17,7 +17,7 @@ from dataclasses import replace
 import onnx
 import onnx_graphsurgeon as gs
 
-from ..choices import FUSES, RUNTIMES
+from ..choices import FUSES, ONNXRUNTIME, RUNTIMES, TENSORRT
 from ..errors import CertificateError
 from ..evaluate import evaluate
 from ..foreign.account import accounted
@@ -333,7 +333,7 @@ def _rounding(work: Work) -> None:
     if work.wanted.progress is not None and work.trials:
         work.wanted.progress(_ROUNDING, len(work.verdicts), len(work.verdicts) + len(work.trials))
     _try(work)
-    decides = not work.wanted.runtime.startswith("tensorrt")  # another runtime than the one asked for does not
+    decides = work.wanted.runtime not in TENSORRT  # another runtime than the one asked for does not
     for place, step, verdict in work.verdicts:
         finding = work.findings[place]
         assert finding.certificate is not None
@@ -347,7 +347,7 @@ def _rounding(work: Work) -> None:
             better = best(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
             hint = (
                 "; --runtime onnxruntime writes another form"
-                if better and not work.wanted.runtime.startswith("onnxruntime")
+                if better and work.wanted.runtime not in ONNXRUNTIME
                 else ""
             )
             notes = (*notes, said + hint)
