@@ -1,5 +1,4 @@
-"""The norm census: every normalization of a file, what ``optimize`` would make of it, and what the runtimes make of
-both."""
+"""The norm census: every norm of a file, what ``optimize`` would write for it, and how each runtime takes both."""
 
 from __future__ import annotations
 

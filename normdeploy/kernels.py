@@ -1,5 +1,5 @@
-"""What runtimes make of a norm: they are shown it as a small model (`normdeploy.graphs.cuts`) and asked, never looked
-up in a list of ours.
+"""Asks runtimes how they take a norm: each gets it as a small model (`normdeploy.graphs.cuts`). Nothing is looked up in
+a list of ours.
 
 onnxruntime makes a session of it and says which ops it will run, before and after its own optimizations; TensorRT's
 parser makes a network of it, in a process of its own, since some of its failures abort the process.

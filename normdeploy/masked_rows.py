@@ -1,4 +1,4 @@
-"""Rows of an attention that a mask hides whole: the exporter's form of them, mended.
+"""Mends the exporter's form of attention rows that a mask hides whole.
 
 torch's scaled_dot_product_attention gives 0 in a row whose mask has no True. The exporter (onnxscript's translation for
 a bool mask) writes the mask as m = Where(mask, 0, lowest), the lowest number of the type, and guards the softmax

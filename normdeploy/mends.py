@@ -1,5 +1,4 @@
-"""What torch's exporter writes that onnxruntime does not run, or answers otherwise: mended in its graph, each for a
-named op.
+"""Mends what torch's exporter writes and onnxruntime does not run, or answers otherwise. Each mend is for a named op.
 
 - Conv: torch_lib gives a 3-D convolution without bias zeros of shape (channels, 2). A bias of zeros is none.
 - Attention (opset 23): ONNX lets the mask broadcast to (batch, heads, queries, keys); onnxruntime wants its last two

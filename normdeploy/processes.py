@@ -1,4 +1,4 @@
-"""Processes of this package's own: the libraries that may abort run in them."""
+"""Starts processes of this package. Libraries that may abort run in them."""
 
 from __future__ import annotations
 

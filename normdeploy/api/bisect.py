@@ -1,4 +1,4 @@
-"""Where parity fails: the first wrong tensor, its node, the cause."""
+"""Finds why parity fails: the first wrong tensor, its node, the cause."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..parity.cases import read
 from ..parity.compare import Inputs
 from ..sources import loaded_as_recorded, remembered_by_any
-from ..storage.folder import vacant
+from ..storage.folder import require_empty_dir
 from ..types import PathLike, Progress
 from .common import Stages
 
@@ -51,7 +51,7 @@ def bisect(
     """
     stage = Stages(progress)
     if output is not None:
-        vacant(output)
+        require_empty_dir(output)
     own, file = None if feeds is None else read(feeds), cast("PathLike", onnx_path)
     if not file:
         raise InputError("no ONNX file was given to look into; give it behind the model")

@@ -29,7 +29,7 @@ from ..parity.compare import Comparison
 from ..parity.policy import Thresholds, Tolerances
 from ..results import ExportResult, Origin
 from ..shown import Shown
-from ..storage.folder import atomic_folder, vacant
+from ..storage.folder import atomic_folder, require_empty_dir
 from ..types import PathLike, Progress
 from .export import export
 from .verify import verify
@@ -217,7 +217,7 @@ def _new_folder(output: PathLike) -> Path:
             f" {'a' if path.is_file() else 'named like a'} file; give a new folder, such as"
             f" {os.fspath(path.with_suffix(''))}-onnx, or one part with --part"
         )
-    return vacant(output)
+    return require_empty_dir(output)
 
 
 def _of(part: str, progress: Progress | None) -> Progress | None:

@@ -1,4 +1,4 @@
-"""Is it the same model? Files beside a PyTorch model, or an ONNX one, in float64."""
+"""Compares files with a PyTorch model, or with an ONNX one, in float64."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from ..types import Progress
 from . import cause as bisect_cause
 from . import runtime as bisect_runtime
 from .cause import Cause
-from .lab import Bench, FirstWrong, felt, in_order, rounded_inputs, worse
+from .lab import Bench, FirstWrong, in_order, output_changed, rounded_inputs, worse
 from .match import Program, Search, Spot
 from .reproduce import Reproduction
 from .runtime import HALVES, Units, Widened, Wrong
@@ -136,7 +136,7 @@ class Hunt:
                 self._first.drop(trace.wrong)  # no pair: what was taken for the right value is another tensor's
                 continue
             self._first.forget()
-            if felt(before, self._value, point.allowed):
+            if output_changed(before, self._value, point.allowed):
                 found.append(
                     self._kept(
                         trace, replace(fault, mended=bool(after), mended_error=None if after.reason else after.error)

@@ -210,7 +210,7 @@ def rounded_inputs(feeds: Mapping[str, Array], half: np.dtype | None) -> dict[st
     return {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
 
 
-def felt(before: Array | None, after: Array | None, allowed: float) -> bool:
+def output_changed(before: Array | None, after: Array | None, allowed: float) -> bool:
     """Whether the output has changed by more than it may be off by."""
     if before is None or after is None:
         return True

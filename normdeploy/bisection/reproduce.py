@@ -15,7 +15,7 @@ import onnx
 
 from ..runtimes.exact import Array, Exact, cut
 from ..storage.archive import write_npz
-from ..storage.folder import atomic_folder, vacant
+from ..storage.folder import atomic_folder, require_empty_dir
 
 _INLINE = 1 << 30  # bytes of weights that go into the model's own file
 
@@ -104,7 +104,7 @@ class Reproduction:
         Raises:
             NormdeployError: the folder holds something, or can't be written.
         """
-        target = vacant(folder)
+        target = require_empty_dir(folder)
         with atomic_folder(target) as made:
             self._fill(made)
         return target

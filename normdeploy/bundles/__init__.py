@@ -1,2 +1,2 @@
-"""The evidence bundle: a Triton model repository with report, samples and hashes, and asking it again after an
-update."""
+"""The evidence bundle: a Triton model repository with report, samples and hashes. ``package`` writes it, ``recheck``
+verifies it again after an update."""

@@ -1,4 +1,4 @@
-"""What ``recheck`` tells: one thing of a bundle that is not as it was."""
+"""What ``recheck`` reports: one difference between a bundle and its manifest."""
 
 from __future__ import annotations
 

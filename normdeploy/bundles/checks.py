@@ -1,4 +1,4 @@
-"""Everything about a bundle that is found out, or refused, before a byte of it is written."""
+"""Checks everything that goes into a bundle before a byte of it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evidence bundle: a model repository for Triton Inference Server, and beside it what shows that its models are
+"""Writes the evidence bundle: a model repository for Triton Inference Server, and the evidence that its models are
 right.
 
 <output>/

@@ -1,4 +1,4 @@
-"""The model's files put into a bundle, under names that are ours.
+"""Copies a model's files into a bundle, under fixed names.
 
 ONNX files and engines are hard links where the file system allows it, else copies. Weights outside the ONNX file are
 copied, once: onnx's checker refuses weights with several links, those of the user's own file too ("potential hardlink

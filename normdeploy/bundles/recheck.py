@@ -1,4 +1,4 @@
-"""A bundle asked again: what has changed since it was made, and whether anything got worse.
+"""Re-verifies a bundle: compares it with its manifest, runs its samples again and flags regressions.
 
 Worse is: a file that differs from its hash, is missing or does not belong there; a configuration that can't be read or
 does not fit the model; an output that passed and fails now, or whose runtime can't be run any more; a norm that is

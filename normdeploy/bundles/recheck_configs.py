@@ -1,4 +1,4 @@
-"""The configurations of a bundle, held against its model."""
+"""Checks that the configurations of a bundle fit its model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a file answers without its PyTorch model: onnxruntime as ONNX says, and how far that moves when the data are off
-by a rounding."""
+"""The reference where there is no PyTorch model: onnxruntime with its optimizer off, and how far its outputs move when
+the inputs are off by one rounding."""
 
 from __future__ import annotations
 

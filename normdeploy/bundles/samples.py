@@ -1,5 +1,4 @@
-"""Sample inputs, the outputs that are expected of them, and how far a runtime may be off: evidence that can be asked
-again later.
+"""Sample inputs, their expected outputs, and the error that each runtime is allowed. A bundle keeps them.
 
 Where the PyTorch model is given, the expected outputs are its answers in float64, rounded to the model's type, and an
 output may be off by what ``normdeploy.parity.compare`` allows, plus the half ulp of that rounding:

@@ -1,4 +1,4 @@
-"""Other words for norms that a TensorRT can't read, or reads wrongly."""
+"""Equal forms for norm nodes that some version of TensorRT can't parse, or parses wrongly."""
 
 from __future__ import annotations
 

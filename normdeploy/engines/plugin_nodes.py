@@ -1,5 +1,4 @@
-"""What plugin nodes are written with: a kernel's attributes, its parameters, and what has to be known of the graph for
-both.
+"""Writes a plugin node: the kernel's attributes and parameters, and what must be known of the graph for both.
 
 A plugin has no defaults and no broadcasting: every attribute is written, gamma and beta are written out to one value
 for each element of a row (of a channel), in the data's type or, beside half precision, in float32.

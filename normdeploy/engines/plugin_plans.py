@@ -1,5 +1,5 @@
-"""A norm's node as a plugin node: which kernel says it, or why none does. Nothing here is proved:
-`engines.plugin_proof` does that."""
+"""Maps a norm's node to a plugin node, or says why no kernel takes it. `engines.plugin_proof` proves what is planned
+here."""
 
 from __future__ import annotations
 

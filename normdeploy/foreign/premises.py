@@ -1,5 +1,4 @@
-"""Of which sizes the inputs of a foreign node are: as the file states them, and where it does not, as the op's
-definition asks.
+"""The sizes of a foreign node's inputs: as the file states them, else as the op's definition demands.
 
 An op's owner defines it for inputs whose shapes fit each other: gamma is as long as the axis that it lies along, the
 groups divide the channels, a second summand is of the first one's shape or broadcast to it. What a certificate says

@@ -1,5 +1,5 @@
-"""Functions of a file that bear the name of an op that means something already: for the passes they get names that mean
-nothing.
+"""Model-local functions that are named like a known op. They are renamed while the passes run, so that nothing takes
+one for the op.
 
 onnx.proto leaves it to each runtime which of the two counts, "in case of any conflicts" between a model-local function
 and an op of that domain and name. onnxruntime 1.31 runs its kernel where it has one (com.microsoft.Gelu, every standard

@@ -1,5 +1,4 @@
-"""A sequence into which anything can be inserted anywhere, and in which of two items it is known at once which comes
-first.
+"""A sequence with insertion anywhere, which tells at once which of two items comes first.
 
 Each item has a label, a whole number that grows along the sequence. Where two neighbours leave no room between their
 labels, those of a few items behind are spread anew: as many as it takes for the j-th of them to be more than j² away,

@@ -1,4 +1,4 @@
-"""What a file alone says of its inputs."""
+"""What a file alone states about its inputs."""
 
 from __future__ import annotations
 

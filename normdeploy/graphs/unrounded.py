@@ -1,5 +1,5 @@
-"""What constants were before they were rounded to the model's type, in a third of the memory that float64 takes beside
-them."""
+"""Keeps the exact values of constants that were rounded to the model's type, in a third of the memory that float64
+takes beside them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The result of a check as SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format), which code hosts show
-beside a change.
+"""The result of a check as SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format), which code hosts show in a
+review.
 
 A graph has no lines. Where a finding is stands in its logical locations: the module path, the node, the tensor. GitHub
 shows no result without a line, and tells old from new by the fingerprint ``primaryLocationLineHash`` alone: each result

@@ -1,4 +1,4 @@
-"""An ExportedProgram from a file: without trust from a copy that can't run code."""
+"""Loads an ExportedProgram from a file. A file that is not trusted is loaded from a copy that can't run code."""
 
 from __future__ import annotations
 

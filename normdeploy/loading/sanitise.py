@@ -1,4 +1,4 @@
-"""A copy of an ExportedProgram's archive that can't run code when torch loads it.
+"""Writes a copy of an ExportedProgram's archive that can't run code when torch loads it.
 
 ``torch.export.load`` runs what a crafted file wants in many places: it unpickles ``data/sample_inputs/model.pt``,
 weights marked ``use_pickle``, TorchBind and opaque constants; evaluates every ``expr_str`` (``sympy.sympify``);

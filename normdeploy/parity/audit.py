@@ -1,4 +1,4 @@
-"""Are a file's weights the model's? Each floating initializer beside the parameters, buffers and constants of the model
+"""Compares a file's weights with the model's: each floating initializer with the parameters, buffers and constants
 (issue F).
 
 A weight is the model's where it is bit for bit one of its tensors, cast to the file's type, in another shape or with

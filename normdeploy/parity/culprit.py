@@ -1,4 +1,4 @@
-"""Which of onnxruntime's optimizers breaks a file that is right without them.
+"""Finds which optimizer of onnxruntime breaks a file that is right without them.
 
 onnxruntime's log tells which of them changed the graph. The fewest that have to be disabled for the file to pass are
 found by halves (QuickXplain: Junker, AAAI 2004), about 2·log2(n) sessions for one culprit among n.

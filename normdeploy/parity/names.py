@@ -1,5 +1,4 @@
-"""Which input and output of a file is which of the model: by name, as the user says (``verify --map``), or by their
-order.
+"""Matches the inputs and outputs of a file with the model's: by name, as the user says (``verify --map``), or by order.
 
 Names that both have are each other's. Where they share none, and what is not mapped is as many in the file as in the
 model, it is matched by order if each pair fits in kind (floating, integer, bool), rank and static sizes; that is told.

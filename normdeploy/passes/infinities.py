@@ -1,5 +1,5 @@
-"""Whether a merge of branches hides a NaN: an infinite input makes (+Inf) + (−Inf) of two branches, and one infinity of
-the merged weight.
+"""Tells whether a merge of branches hides a NaN: an infinite input gives (+Inf) + (−Inf) of two branches, and one
+infinity of the merged weight.
 
 A NaN and an infinity count alike, but only as long as nothing makes a number of the infinity: Relu(NaN) is NaN, and
 Relu(−Inf) is 0. So what stands behind the sum is followed to the results, with three statements about the elements that

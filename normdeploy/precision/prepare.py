@@ -1,5 +1,4 @@
-"""What half precision needs of a file before: constants as initializers, no functions of others, an opset that has the
-type."""
+"""Prepares a file for half precision: constants as initializers, no functions of others, an opset that has the type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants that are roundings: 1/n as a float32 is no 1/n, but was written for it.
+"""Constants that are roundings: a float32 near 1/n is not 1/n, but was written for it.
 
 Where a norm divides by n through a constant, or takes an unbiased variance through n/(n − 1), the file holds a rounded
 number, and what the file computes is a norm up to that rounding alone. Such a constant is read as the fraction, or the

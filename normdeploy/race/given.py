@@ -1,4 +1,4 @@
-"""What the user gave for a race, held against what there is; and the inputs where none were given."""
+"""Checks what the user gave for a race, and makes inputs where none were given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a time was measured on: the machine, how busy it was, and the versions."""
+"""Describes what a time was measured on: the machine, its load, and the versions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One norm in every form that a file can say it in, as small models of their own: what races against each other, and
-their float64.
+"""One norm in every form that a file can hold, as small models to race against each other, with the float64 result.
 
     standard    the op itself; where the normalized axis is not the last, between transposes
     decomposed  the nodes that exporters write: mean, difference, square, mean, root, quotient, scale, shift

@@ -1,4 +1,4 @@
-"""Norms against themselves: each one of a file, or some usual ones, in all its forms (`normdeploy.race.norm_cases`)."""
+"""Races norms: each one of a file, or some usual ones, in all its forms (`normdeploy.race.norm_cases`)."""
 
 from __future__ import annotations
 

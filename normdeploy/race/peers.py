@@ -1,5 +1,4 @@
-"""What others would write of the same model, to be raced beside: the plain export, and what other optimizers make of
-it."""
+"""Files that other tools write of the same model, raced beside ours: plain export, and other optimizers' results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What divides by a statistic of its own input without a square root: no norm, but somebody may have meant one.
+"""Finds what divides by a statistic of its own input without a square root: no norm, but somebody may have meant one.
 
     (x − mean)/var,   (x − mean)/mean|x − mean|,   (x − min)/(max − min),   x/mean(x²),   x/max|x|
 

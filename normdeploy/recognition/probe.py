@@ -1,5 +1,4 @@
-"""What a region computes, found out by asking it: is y = γ·(x − mean)/sqrt(var + ε) + β, and with which groups, γ, β
-and ε?
+"""Measures what a region computes: is y = γ·(x − mean)/sqrt(var + ε) + β, and with which groups, γ, β and ε?
 
 Spelling does not matter here, only values. A region is evaluated in float64 on a few inputs:
 

@@ -1,4 +1,4 @@
-"""What looks like a norm in functions that can't be opened: told, not left alone without a word."""
+"""Reports nodes that look like norms inside functions that can't be opened."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Findings that the reader would call the same line, such as the norms of all layers, and how a line begins and is
-proved."""
+"""Groups findings that would give the same line, such as the norms of all layers; how a line begins and is proved."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The driver: recognise a norm, write it, certify it, keep or undo.
 
 Norms first, in topological order; then BatchNorm and other scales and shifts are folded into their neighbours; then,
-where own ops are asked for, norms are joined with theirs. Each rewrite is certified
-before it is made, so "undo" is not to do it: a graph is never in a state that nobody proved.
+where own ops are asked for, norms are joined with theirs. A rewrite is certified before it is made. A failed one is
+never applied.
 """
 
 from __future__ import annotations

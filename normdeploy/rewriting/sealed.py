@@ -1,4 +1,4 @@
-"""What was proved is what stands in the file: each node that a rewrite wrote, with its attributes and the bytes of its
+"""Checks that the file holds what was proved: each node that a rewrite wrote, with its attributes and the bytes of its
 constants.
 
 A certificate speaks of nodes as they were when it was given. A seal is taken of them then, and looked for in the file

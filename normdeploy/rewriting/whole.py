@@ -1,5 +1,5 @@
-"""The whole model before and after: what a certificate of each rewrite can't see shows here, and the rewrite to blame
-is taken back.
+"""Compares the whole model before and after, which shows what no single certificate can, and takes back the rewrite
+that is to blame.
 
 The two are compared once (`normdeploy.rewriting.side_by_side`). Where they differ, the model is made again with fewer
 and fewer of the steps, which finds the one with which the difference begins; it is left out, and the search goes on

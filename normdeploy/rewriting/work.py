@@ -1,4 +1,4 @@
-"""What one pass over a graph collects, shared by the steps that fuse and fold."""
+"""What one pass over a graph collects; the steps share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a runner for inference: open, entered at most once, closed, one call at a time."""
+"""The lifecycle of a runner: open, entered at most once, closed; one call at a time."""
 
 from __future__ import annotations
 

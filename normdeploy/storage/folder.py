@@ -66,7 +66,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             os.close(handle)
 
 
-def vacant(folder: str | os.PathLike[str]) -> Path:
+def require_empty_dir(folder: str | os.PathLike[str]) -> Path:
     """Where the folder is to stand.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Nodes in topological order, as ONNX asks for: some tools write them otherwise.
+"""Puts nodes into the topological order that ONNX demands; some tools write another.
 
 onnxruntime's float16 converter appends its Casts at the end of the list, for one, and onnxruntime itself runs such a
 file.

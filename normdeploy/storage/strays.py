@@ -1,5 +1,5 @@
-"""Norms in ONNX's own domain that ONNX does not know there, or not any more: what other tools leave behind, and is read
-all the same.
+"""Norm nodes in ONNX's own domain that the standard does not define, or no longer defines. Other tools write them; they
+are read.
 
 onnxruntime's optimizer leaves LayerNormalization below opset 17 and SimplifiedLayerNormalization, TensorRT's converters
 leave plugins, and opset 18 had a GroupNormalization that was deprecated at birth. What they mean,

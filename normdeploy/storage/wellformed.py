@@ -1,5 +1,5 @@
-"""What ONNX's checker lets pass and nothing behind it could read: refused by name when a file is opened, before
-anything is computed."""
+"""Refuses, by name, files that ONNX's checker accepts and that nothing after it could read. Runs when a file is
+opened."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def verify(
     quiet: Quiet = False,
 ) -> None:
     """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is
-    worse than rounding.
+    off by more than rounding explains.
 
     Tolerances and metrics that are given decide in the place of that rule, which is told beside them.
     Options that were given to export need not be given again; those that run code only where you or your team signed

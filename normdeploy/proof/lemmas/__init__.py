@@ -1,5 +1,4 @@
-"""What ops outside of algebra do nothing, and why: a lemma a file, with its statement, its proof, and a test that
-breaks it.
+"""Lemmas on ops outside of algebra: a file each, with its statement, its proof, and a test that breaks it.
 
 `TABLE` holds the ops that a lemma lets in. Where the premise of a lemma is not met, the op is refused by its name.
 """
