@@ -27,7 +27,7 @@ import onnx
 from .. import extensions
 from ..extensions import Extension
 from . import bodies
-from .op import DOMAIN, NormOp, Owner, Version
+from .op import DOMAIN, NormOp, Owner
 from .ops import OURS, ROWS
 
 if TYPE_CHECKING:
@@ -48,15 +48,14 @@ class GuestPlugin:
     """The op's kernel in TensorRT: a plugin that the package registers there.
 
     The plugin node has the op's inputs, in their order, and its attributes. That the kernel computes what the body
-    says is the package's claim: a certificate speaks of the body, and ``build`` says so in its account.
+    says is the package's claim, which nothing here proves: ``build`` says so in its account, and ``verify`` runs it.
 
     Attributes:
         name: of the plugin, as its creator registers it.
         namespace: of the plugin.
         version: of the plugin.
-        register: called without arguments before TensorRT parses the file; it may raise.
-        attributes: more of them, which the creator asks for, name -> int, float or str.
-        tensorrt: the first version of TensorRT that takes it.
+        register: called without arguments, in the process that builds, before TensorRT parses the file.
+        attributes: more of them, which the creator asks for: pairs of a name and an int, float or str.
     """
 
     name: str
@@ -64,7 +63,6 @@ class GuestPlugin:
     version: str = "1"
     register: Callable[[], object] | None = None
     attributes: tuple[tuple[str, int | float | str], ...] = ()
-    tensorrt: Version = (10, 0)
 
 
 @dataclass(frozen=True)
@@ -130,6 +128,14 @@ def belongs(domain: str | None, op: str) -> bool:
 def guest(domain: str | None, op: str) -> Guest | None:
     """As `row`, with what the package says beside it."""
     return _of_domain(domain).get(op) if domain and not _is_taken(domain) else None
+
+
+def of_plugin(domain: str | None, name: str) -> Guest | None:
+    """The norm op of a package whose kernel is a plugin of that name, in the domain in which its node is written."""
+    if not domain or _is_taken(domain):
+        return None
+    held = (g for g in _of_domain(domain).values() if g.norm.plugin is not None and g.norm.plugin.name == name)
+    return next(held, None)
 
 
 def every() -> tuple[Guest, ...]:
