@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 import onnx
 
 from ..arguments import Onnx, prepared
-from ..errors import BuildError, GraphError, InputError, RuntimeUnavailable
+from ..errors import BuildError, ExtensionError, GraphError, InputError, RuntimeUnavailable
 from ..model import InputSpec
 from ..precision import precision
 from ..rewriting import rewrite

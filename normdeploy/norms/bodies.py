@@ -43,7 +43,10 @@ def body(row: NormOp, opset: int) -> onnx.FunctionProto:
             f"{head} {row.op} {listed}({inputs}) => ({outputs}) {{ {_reduced(row.body, opset)} }}"
         )
     for node in function.node:
-        node.ClearField("domain")  # the parser writes the default one, other tools leave it out
+        if node.domain == "ai.onnx":
+            node.domain = ""
+        if not node.domain:
+            node.ClearField("domain")  # the parser writes the default one, other tools leave it out
     return function
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
+from ..norms import guests
 from ..norms.guests import own
 from ..passes import write
 from ..passes.form import Form
@@ -32,7 +33,9 @@ _Refusal = tuple[NoMatch, Norm | None]  # the norm, where it was one and only it
 def fuse(work: Work, root: gs.Node) -> Finding | None:
     """Deal with the norm around one root."""
     around = candidate(work.graph, root) if is_root(work.graph, root) else None
-    return None if around is None else _fuse(work, root, around)
+    found = None if around is None else _fuse(work, root, around)
+    brought = guests.row(root.domain, root.op)
+    return replace(found, kind=brought.kind) if found and brought and found.status == "kept" else found
 
 
 def _fuse(
@@ -52,10 +55,10 @@ def _fuse(
             norm, form = inner
     if within is not None and norm.kind != within.kind:
         return None
-    if is_norm(root) and form.core == root.op and len(_data_nodes(graph, norm)) <= len(form.nodes):
+    brought = work.wanted.fuse == "portable" and guests.row(root.domain, root.op) is not None
+    if is_norm(root) and (form.core == root.op or brought) and len(_data_nodes(graph, norm)) <= len(form.nodes):
         standard = "standard " if own(root.domain, root.op) is None else ""
-        kept = _finding(work, norm, "kept", reason=f"it is one {standard}node already")
-        return replace(kept, kind=form.kind or kept.kind)
+        return _finding(work, norm, "kept", reason=f"it is one {standard}node already")
     finding = _replace(work, norm, form)
     if finding.status != "fused" and norm.guessed:
         graph.memo.pop(norm.region.template, None)
