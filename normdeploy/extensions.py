@@ -12,9 +12,9 @@ option), and all of the norms where ``fuse="portable"`` asks for every form ther
 ``-v`` names it. Nothing is imported at ``import normdeploy``.
 
 ``--no-extensions``, the environment variable NORMDEPLOY_NO_EXTENSIONS, or in Python `disabled` let a verb work as
-though none were installed. Nothing is registered anywhere, so two calls of one process, one with and one without, do not
-see each other. A folder of ``sys.path`` is looked through once: what is installed into it later is found by the next
-process.
+though none were installed. Nothing is registered anywhere, so two calls of one process, one with and one without, do
+not see each other. A folder of ``sys.path`` is looked through once: what is installed into it later is found by the
+next process.
 """
 
 from __future__ import annotations

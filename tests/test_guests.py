@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx.reference
 import pytest
 import torch
@@ -25,10 +26,12 @@ from normdeploy import cli, extensions
 from normdeploy.engines.implement import implemented, packages
 from normdeploy.errors import ExtensionError, InputError
 from normdeploy.evaluate import evaluate
+from normdeploy.graphs.graph import Graph
 from normdeploy.guard.sarif import sarif
 from normdeploy.norms import bodies, guests
 from normdeploy.norms.ops import OURS, ROWS, Owner
 from normdeploy.passes.form import GuestWriter
+from normdeploy.storage.protos import nodes_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "tests" / "guests" / "clamped_scale_norm"
@@ -537,3 +540,22 @@ def test_the_row_of_a_package_is_none_of_the_table(package: Path) -> None:
     assert guests.own("", "LayerNormalization") is None
     assert guests.row("other", "ClampedScaleNorm") is None
     assert issubclass(GuestWriter, object)
+
+
+def test_its_function_is_written_anew_and_no_node_of_the_files_own(written: tuple[Path, Any], package: Path) -> None:
+    model = onnx.load(written[0])
+    assert [n.op_type for n, _ in nodes_of(model)] == [op for _, op in NODES]
+    with extensions.disabled():
+        assert len(nodes_of(model)) > len(NODES)
+
+
+def test_its_row_tells_shape_and_type_where_inference_stops(package: Path) -> None:
+    """A node without its function: onnx's inference knows nothing of it."""
+    text = (
+        '<ir_version: 10, opset_import: ["": 21, "guests": 1]> net (float16[N,8] x, float[1] g) => (y)'
+        " { z = guests.ClampedScaleNorm <epsilon = 0.5> (x, g) y = guests.Other (z, g) }"
+    )
+    graph = Graph(onnx.parser.parse_model(text))
+    (first,), (second,) = (n.outputs for n in graph.nodes)
+    assert (graph.shape(first), graph.dtype(first)) == (("N", 8), np.float16)
+    assert (graph.shape(second), graph.dtype(second)) == (None, None)
