@@ -191,6 +191,8 @@ def test_half_precision_keeps_it_in_float32(package: Path) -> None:
     named = [n for n in result.proto.graph.node if n.domain]
     assert len(named) == 2
     assert {kinds.get(n.input[0], onnx.TensorProto.FLOAT) for n in named} == {onnx.TensorProto.FLOAT}
+    assert result.precision is not None
+    assert [(i.kind, i.op) for i in result.precision.islands] == [("norm", "ClampedScaleNorm")] * 2
     assert normdeploy.verify(result, seeds=1)
 
 
