@@ -64,7 +64,10 @@ _LEAST = {
     "compare_limit": 0,
 }
 _SEVERAL = frozenset(
-    {"sources", "files", "engines", "calibrate", "compute_capabilities", "profiles", "fail_on", "dims", "imports"}
+    {
+        *("sources", "files", "engines", "runners", "calibrate", "compute_capabilities", "profiles", "fail_on"),
+        *("dims", "imports"),
+    }
 )
 _FLAGS = frozenset({"strict", "strict_proof", "keep_io", "drift", "trust", "eval", "replace", "also_default"})
 _LOADING = frozenset(Loading.__annotations__)

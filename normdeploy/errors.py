@@ -41,6 +41,11 @@ class BuildError(NormdeployError):
     """No engine could be built from the file."""
 
 
+class ExtensionError(NormdeployError):
+    """What an installed package brings (`normdeploy.extensions`) is broken or breaks its contract; names the
+    package."""
+
+
 class RuntimeUnavailable(NormdeployError):
     """A package or a device that a verb needs is not there; the message says which extra to install."""
 

@@ -17,6 +17,7 @@ from .choices import PROVIDERS
 from .errors import GraphError, InputError
 from .model import Dim, InputSpec
 from .runtimes.arrays import to_numpy
+from .runtimes.guests import GuestRunner, required
 from .runtimes.session import SessionRunner
 from .runtimes.trt import is_engine
 from .shown import Shown
@@ -56,6 +57,7 @@ def open_runner(
     stream: Any = None,
     cuda_graph: bool = False,
     threads: int = 0,
+    runner: str | None = None,
 ) -> LiveRunner:
     """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
 
@@ -68,6 +70,8 @@ def open_runner(
         stream: the CUDA stream to run on: a torch or cupy stream, its handle, or what speaks ``__cuda_stream__``.
         cuda_graph: record the run as a CUDA graph and replay it.
         threads: of one operator in onnxruntime on the CPU; 0 takes one for each core.
+        runner: a runtime that an installed package brings (`normdeploy.runtimes.guests`), by its name, in the place of
+            onnxruntime.
 
     Raises:
         InputError: there is no such file, it is neither kind, or the options do not fit it.
@@ -80,6 +84,8 @@ def open_runner(
         raise InputError(f"there is no provider {provider!r}; choose one of {', '.join(PROVIDERS)}")
     if device < 0:
         raise InputError(f"the device is {device}; GPUs are counted from 0")
+    if runner is not None:
+        return _guest(path, runner, provider is not None or stream is not None or cuda_graph or device or threads)
     if is_engine(path):
         if provider == "cpu":
             raise InputError(
@@ -101,6 +107,19 @@ def open_runner(
     return SessionRunner(path, provider or "cpu", device, stream, cuda_graph, threads)
 
 
+def _guest(path: PathLike, runner: str, said: object) -> LiveRunner:
+    required(runner)
+    if is_engine(path):
+        raise InputError(f"{os.fspath(path)!r} is an engine, which TensorRT runs; leave the runner {runner!r} out")
+    if said:
+        raise InputError(
+            f"provider, device, stream, cuda_graph and threads are onnxruntime's and TensorRT's, and the runner is"
+            f" {runner!r}; leave them out"
+        )
+    check_end(path)
+    return GuestRunner(runner, path)
+
+
 @prepared(onnx="source")
 def run(
     source: Onnx,
@@ -111,6 +130,7 @@ def run(
     device: int = 0,
     profile_index: int | None = None,
     seed: int = 0,
+    runner: str | None = None,
 ) -> Inference:
     """Run an ONNX file or an engine once.
 
@@ -121,6 +141,7 @@ def run(
         output: an .npz file for the outputs; generated inputs go to ``<its stem>.inputs.npz`` beside it.
         provider, device, profile_index: as for ``open_runner``.
         seed: of the generated inputs.
+        runner: as for ``open_runner``.
 
     Raises:
         InputError: the inputs do not fit, or can't be generated.
@@ -131,21 +152,21 @@ def run(
     for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
         _apart(writable(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)])
     start, notes = time.perf_counter(), list[str]()
-    with open_runner(source, provider=provider, device=device, profile_index=profile_index) as runner:
+    with open_runner(source, provider=provider, device=device, profile_index=profile_index, runner=runner) as opened:
         loaded = time.perf_counter()
         if inputs is None:
-            feeds, notes = generated(runner.inputs, recorded_inputs(source), seed, profile_index or 0)
+            feeds, notes = generated(opened.inputs, recorded_inputs(source), seed, profile_index or 0)
         else:
-            feeds = dict(inputs) if isinstance(inputs, Mapping) else _bfloat16(read_npz(inputs), runner.inputs)
+            feeds = dict(inputs) if isinstance(inputs, Mapping) else _bfloat16(read_npz(inputs), opened.inputs)
         ready = time.perf_counter()
-        outputs = runner.infer(feeds)
+        outputs = opened.infer(feeds)
         done = time.perf_counter()
     if output is not None:
         if inputs is None and beside is not None:
             write_npz(beside, feeds)
         write_npz(output, {name: _host(value) for name, value in outputs.items()})
     seconds = {"load": loaded - start, "run": done - ready}
-    return Inference(runner.name, _said(feeds), _said(outputs), outputs, tuple(notes), seconds)
+    return Inference(opened.name, _said(feeds), _said(outputs), outputs, tuple(notes), seconds)
 
 
 def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:

@@ -9,24 +9,21 @@ A package that brings operators of the namespace ``acme`` (``torch.ops.acme.*``)
 TABLE maps operators, ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions (one, or several of which
 the first that fits is taken); or it is a function without parameters that returns such a mapping.
 
-An entry point is code that whoever installed the package has put into this Python: nothing here makes it safer or less
-safe. It is run only for a model that holds operators of the namespace by which it is called, never because of what a
-model file says elsewhere; ``-v`` names it. A file can't bring one along.
+It is found and trusted as `normdeploy.extensions` says: its code is run only for a model that holds operators of the
+namespace by which it is called, never because of what a model file says elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
 
+from . import extensions
 from .errors import InputError
-from .log import log
 from .repeats import TRANSLATIONS
 
-GROUP = "normdeploy.translations"
 _TORCHS = frozenset(
     {"aten", "prim", "prims", "higher_order"}
 )  # an installed package does not change what torch's own operators mean
@@ -39,12 +36,13 @@ def translations(program: torch.export.ExportedProgram, given: Table | None) -> 
     ``given``, the last of which counts.
 
     Raises:
-        InputError: a key is no operator of torch's, a value no function, or a package's table can't be had.
+        InputError: a key is no operator of torch's, or a value no function.
+        ExtensionError: a package's table can't be had.
     """
     wanted = sorted(_namespaces(program) - _TORCHS)
     table: dict[Any, Any] = dict(TRANSLATIONS)
-    for point in (p for p in entry_points(group=GROUP) if p.name in wanted):
-        table |= _checked(_installed(point), f"the table of {point.value}")
+    for extension in (e for e in extensions.installed(extensions.TRANSLATIONS) if e.name in wanted):
+        table |= _checked(_installed(extension), f"the table of {extension.value}")
     return table | _checked(given or {}, "custom_translation_table")
 
 
@@ -54,22 +52,12 @@ def _namespaces(program: torch.export.ExportedProgram) -> set[str]:
     return {target.namespace for target in targets if isinstance(target, torch._ops.OpOverload)}
 
 
-def _installed(point: EntryPoint) -> Table:
-    owner = point.dist.name if point.dist is not None else "an installed package"
-    log.info("operators of %s are translated by %s of %s, whose code is run", point.name, point.value, owner)
-    try:
-        table = point.load()
-        table = table() if callable(table) and not isinstance(table, Mapping) else table
-    except Exception as error:  # the package's own code
-        raise InputError(
-            f"{owner} names {point.value!r} for the operators of {point.name!r}, and it fails: {type(error).__name__}:"
-            f" {error}; mend or remove the package"
-        ) from error
+def _installed(extension: extensions.Extension) -> Table:
+    table = extension.load()
+    if callable(table) and not isinstance(table, Mapping):
+        table = extension.run("fails", table)
     if not isinstance(table, Mapping):
-        raise InputError(
-            f"{point.value!r} of {owner} is a {type(table).__name__}, not a mapping of operators to onnxscript"
-            " functions"
-        )
+        raise extension.error(f"is a {type(table).__name__}, not a mapping of operators to onnxscript functions")
     return table
 
 

@@ -15,7 +15,9 @@ from normdeploy.engines.build import build
 from normdeploy.errors import GraphError
 from normdeploy.evaluate import evaluate
 from normdeploy.graphs import functions
-from normdeploy.graphs.calls import _ours, attach
+from normdeploy.graphs.calls import _meant, attach
+from normdeploy.norms import bodies
+from normdeploy.norms.ops import NormOp
 from normdeploy.rewriting.rewrite import optimize
 from normdeploy.runtimes.trt import missing
 
@@ -215,18 +217,18 @@ def test_a_row_of_one_element_has_no_unbiased_variance() -> None:
 
 
 def test_a_body_with_another_epsilon_fails_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = functions.body
+    real = bodies.body
 
-    def wrong(op: str, opset: int) -> onnx.FunctionProto:
+    def wrong(row: NormOp, opset: int) -> onnx.FunctionProto:
         changed = onnx.FunctionProto()
-        changed.CopyFrom(real(op, opset))
+        changed.CopyFrom(real(row, opset))
         for node in changed.node:
             if node.output[0] == "small":
                 node.op_type = "Neg"
                 del node.attribute[:]
         return changed
 
-    monkeypatch.setattr(functions, "body", wrong)
+    monkeypatch.setattr(bodies, "body", wrong)
     _, summary = optimize(NETS["std + eps"], fuse="portable")
     assert [f.status for f in summary.findings] == ["undone"]
 
@@ -421,18 +423,18 @@ def test_a_function_is_ours_by_what_it_computes(op: str) -> None:
         node.name, node.domain = f"node_{i}", "ai.onnx" if i % 2 else ""
         node.input[:], node.output[:] = [new.get(t, t) for t in node.input], [new.get(t, t) for t in node.output]
     written.input[0] = "input"
-    assert _ours(written)
+    assert _meant(written)
     for i, node in enumerate(written.node):
         for place in range(len(node.input)):
             wrong = onnx.FunctionProto()
             wrong.CopyFrom(written)
             wrong.node[i].input[place] = "scale" if node.input[place] != "scale" else "input"
-            assert not _ours(wrong)
+            assert not _meant(wrong)
         for attribute in node.attribute:
             wrong = onnx.FunctionProto()
             wrong.CopyFrom(written)
             next(a for a in wrong.node[i].attribute if a.name == attribute.name).ref_attr_name = "stash"
-            assert not _ours(wrong)
+            assert not _meant(wrong)
 
 
 def test_the_way_back_keeps_epsilon_as_its_author_wrote_it() -> None:

@@ -17,6 +17,8 @@ from normdeploy.engines.build import build
 from normdeploy.evaluate import evaluate
 from normdeploy.graphs import functions
 from normdeploy.graphs.calls import attach
+from normdeploy.norms import bodies
+from normdeploy.norms.ops import NormOp
 from normdeploy.rewriting.rewrite import optimize
 from normdeploy.runtimes.trt import missing
 
@@ -282,19 +284,19 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_wrong_body_fails_its_certificate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     op, output, wrong, inputs = FAULTS[name]
-    real = functions.body
+    real = bodies.body
 
-    def changed(asked: str, opset: int) -> onnx.FunctionProto:
+    def changed(asked: NormOp, opset: int) -> onnx.FunctionProto:
         function = onnx.FunctionProto()
         function.CopyFrom(real(asked, opset))
-        for node in function.node if asked == op else ():
+        for node in function.node if asked.op == op else ():
             if node.output[0] == output:
                 if node.op_type != wrong:
                     del node.attribute[:]
                 node.op_type, node.input[:] = wrong, inputs
         return function
 
-    monkeypatch.setattr(functions, "body", changed)
+    monkeypatch.setattr(bodies, "body", changed)
     given = next(case for case in JOINED.values() if case[0] == op)
     before = net(*given[1:])
     out, summary = optimize(before, fuse="portable")

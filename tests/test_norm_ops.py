@@ -164,7 +164,7 @@ def test_the_census_tells_the_type_of_the_statistics(op: str) -> None:
 
 @pytest.mark.parametrize("op", OURS)
 def test_a_body_reads_what_its_row_says(op: str) -> None:
-    assert functions._BODIES.keys() == OURS.keys()
+    assert not [row.op for row in ROWS if bool(row.body) != (row.owner is Owner.OURS)]
     row = OURS[op]
     body = functions.body(op, row.since)
     assert set(row.inputs) <= {i for n in body.node for i in n.input}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import torch
 from onnxscript import opset18 as op
 
 import normdeploy
-from normdeploy import translations
-from normdeploy.errors import ExportError, InputError
+from normdeploy import extensions
+from normdeploy.errors import ExportError, ExtensionError, InputError
 
 
 @torch.library.custom_op("normdeploy_tests::center", mutates_args=())
@@ -83,7 +82,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str)
     metadata = folder / f"{module}-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(f"[{translations.GROUP}]\n{name} = {module}:table\n")
+    (metadata / "entry_points.txt").write_text(f"[{extensions.TRANSLATIONS}]\n{name} = {module}:table\n")
     monkeypatch.syspath_prepend(str(folder))
 
 
@@ -106,10 +105,9 @@ def test_an_installed_package_is_asked_for_its_own_operators_alone(
 def test_a_package_that_is_broken_is_named(
     code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "broken_translations.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "broken_translations", raising=False)
-    point = EntryPoint("normdeploy_tests", "broken_translations:table", translations.GROUP)
-    monkeypatch.setattr(translations, "entry_points", lambda group: [point])
-    with pytest.raises(InputError, match=said):
+    install(tmp_path, monkeypatch, "normdeploy_tests", code)
+    monkeypatch.delitem(sys.modules, "translations_of_normdeploy_tests", raising=False)
+    with pytest.raises(ExtensionError, match=f"'translations_of_normdeploy_tests' .*{said}"):
+        normdeploy.export(Net().eval(), X)
+    with extensions.disabled(), pytest.raises(ExportError, match=r"normdeploy_tests.center"):
         normdeploy.export(Net().eval(), X)

@@ -42,6 +42,7 @@ def bench(
     norm_impl: str | Sequence[str] = (),
     norms: str | None = None,
     against: str | Sequence[str] = (),
+    runners: Sequence[str] = (),
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Race:
@@ -62,6 +63,8 @@ def bench(
         norms: race usual norms of this kind, or "all"; no file is needed then.
         against: what others write of the same model, raced too: "plain", "onnxslim", "onnxsim", "ort-transformers"
         (``race.peers``).
+        runners: runtimes that installed packages bring (`normdeploy.runtimes.guests`), by name, in which ONNX files are
+            run too.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: as for ``export``.
 
@@ -75,6 +78,8 @@ def bench(
             raise InputError(
                 "norms are raced by themselves, and others' files are of whole models; leave --against out"
             )
+        if runners:
+            raise InputError("norms are raced by themselves, in onnxruntime; leave --runner out")
         if feeds is not None:
             raise InputError("norms are raced on inputs of their own, and inputs were given; leave one of them out")
         _no_model(loading)
@@ -117,6 +122,7 @@ def bench(
             threads=threads,
             rounds=rounds,
             seed=seed,
+            runners=runners,
             progress=progress,
         )
     return replace(race, not_run=(*failed, *race.not_run), notes=(*notes, *race.notes))

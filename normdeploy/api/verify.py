@@ -17,6 +17,7 @@ from ..parity.dataset import open_dataset
 from ..parity.names import pairs_of
 from ..parity.policy import Thresholds, Tolerances, policy_of
 from ..parity.policy_file import PolicyFile, read_policy
+from ..runtimes.guests import required
 from ..sources import original
 from ..types import PathLike, Progress
 from .common import Stages
@@ -45,6 +46,7 @@ def verify(
     dataset: PathLike | None = None,
     labels: str | None = None,
     map: Sequence[str] | Mapping[str, str] = (),
+    runners: Sequence[str] = (),
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Comparison:
@@ -81,6 +83,8 @@ def verify(
         labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and
         "accuracy5_drop".
         map: an input or output of a file -> the model's, where names differ and their order does not tell.
+        runners: runtimes that installed packages bring (`normdeploy.runtimes.guests`), by name, in which ONNX files are
+            run too.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: as for ``export``.
 
@@ -91,6 +95,8 @@ def verify(
     every = [*cast("Sequence[PathLike]", files), *engines]  # models in memory have become files
     said = PolicyFile() if policy is None else read_policy(policy)
     rules = policy_of(tolerance, metric).over(said.policy).requiring(also_default)
+    for name in runners:
+        required(name)
     most = said.most if max_elements is None else max_elements
     own = None if feeds is None else read(feeds)
     if labels is not None and dataset is None:
@@ -112,6 +118,7 @@ def verify(
             policy=rules,
             names=[*said.names.items(), *pairs_of(map)],
             dataset=() if dataset is None else open_dataset(dataset, model, column),
+            runners=runners,
             progress=progress,
         )
     return replace(comparison, notes=(*notes, *comparison.notes))

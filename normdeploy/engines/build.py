@@ -17,7 +17,7 @@ import onnx
 
 from ..arguments import Onnx, prepared
 from ..choices import TENSORRT
-from ..errors import BuildError, GraphError, InputError, RuntimeUnavailable
+from ..errors import BuildError, ExtensionError, GraphError, InputError, RuntimeUnavailable
 from ..model import InputSpec
 from ..precision import precision
 from ..rewriting import rewrite
@@ -113,12 +113,15 @@ def build(
     with atomic(target) as written, tempfile.TemporaryFile() as log, _parsed(source, changed, target) as path:
         request: dict[str, Any] = {"runtime": runtime, "onnx": str(path), "engine": str(written)}
         request |= {"capabilities": wanted, "profile": shapes, "plugins": implement.plugins(proto)}
+        request |= {"packages": implement.packages(proto)}
         request |= precision.request(proto)
         end = worker.run(request, log, progress or (lambda stage, done, total: None), timeout)
         built = end.answer.get("built") if end.status == 0 else None
         if built is None:
             if "unknown" in end.answer:
                 raise InputError(reasons.unknown(end.answer, runtime))
+            if end.answer.get("refused") == "packages":
+                raise ExtensionError(end.answer["reason"])
             if end.answer.get("refused") == "plugins":
                 raise RuntimeUnavailable(
                     f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install triton, and "

@@ -23,9 +23,11 @@ import onnx_graphsurgeon as gs
 
 from ..errors import InputError, RuntimeUnavailable
 from ..foreign.shadows import apart
-from ..graphs.functions import OPS, VERSION, body, oldest
 from ..graphs.graph import Graph
 from ..graphs.protos import module
+from ..norms import guests
+from ..norms.bodies import VERSION, body
+from ..norms.guests import own
 from ..norms.ops import DOMAIN, OURS, STANDARD, NormOp, Version
 from ..proof.shapes import complete
 from ..storage.protos import subgraphs
@@ -139,8 +141,13 @@ def implemented(
 
 
 def plugins(proto: onnx.ModelProto) -> int:
-    """How many plugin nodes of ours ``proto`` has."""
+    """How many plugin nodes of ours and of installed packages ``proto`` has."""
     return sum(_is_plugin(n) for n in proto.graph.node)
+
+
+def packages(proto: onnx.ModelProto) -> list[tuple[str, str]]:
+    """The domain and name of each plugin of an installed package in ``proto``, which registers it."""
+    return sorted({(n.domain, n.op_type) for n in proto.graph.node if n.domain != DOMAIN and _is_plugin(n)})
 
 
 def _kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[str, Any], str]:
@@ -167,8 +174,9 @@ def _kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[st
 def _implement(
     p: Planner, node: gs.Node, norm_impl: str, runtime: str, version: Version, lacking: str
 ) -> Implementation | None:
-    op = said(node)
-    row = TABLE.get(op)
+    brought = guests.row(node.domain, node.op)
+    op = said(node) if brought is None else brought.name
+    row = brought or TABLE.get(op)
     if row is None:
         found = scaled_and_shifted(p, node) if norm_impl == "plugin" else None
         return _made(p, found, node, "Mul and Add") if found is not None and proved(p.graph, found) else None
@@ -189,7 +197,7 @@ def _implement(
         if found is not None:
             return _made(p, found, node, op, "; ".join(filter(None, (reason, wrong))))
         reason = "; ".join(filter(None, (reason, wrong, why)))
-    return _account(p, node, op, "function body" if node.domain == DOMAIN else "native node", reason)
+    return _account(p, node, op, "function body" if own(node.domain, node.op) is not None else "native node", reason)
 
 
 def _misread(op: str, opset: int, groups: int, runtime: str, version: Version) -> str:
@@ -237,11 +245,13 @@ def _account(p: Planner, node: gs.Node, op: str, form: str, reason: str) -> Impl
 def _elsewhere(proto: onnx.ModelProto) -> Iterator[Implementation]:
     """The norms in bodies and functions, which are left as they are."""
     bodies = [(n, "a body of If, Loop or Scan") for node in proto.graph.node for g in subgraphs(node) for n in g.node]
-    inside = [(n, f"the function {f.domain}.{f.name}") for f in proto.functions if f.domain != DOMAIN for n in f.node]
+    others = [f for f in proto.functions if not guests.belongs(f.domain, f.name)]
+    inside = [(n, f"the function {f.domain}.{f.name}") for f in others for n in f.node]
     for node, place in (*bodies, *inside):
-        op = f"{node.domain}.{node.op_type}" if node.domain == DOMAIN else node.op_type
-        if op in TABLE and node.domain in ("", "ai.onnx", DOMAIN):
-            form = "function body" if node.domain == DOMAIN else "native node"
+        brought = own(node.domain, node.op_type)
+        op = node.op_type if brought is None else brought.name
+        if guests.row(node.domain, node.op_type) or (op in TABLE and node.domain in ("", "ai.onnx", DOMAIN)):
+            form = "native node" if brought is None else "function body"
             yield Implementation(
                 node.name or node.output[0], module(node), op, form, f"it is in {place}, which is left as it is"
             )
@@ -258,11 +268,12 @@ def _with_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     nodes = [n for holder in (proto.graph, *proto.functions) for node in holder.node for n in (node, *_inner(node))]
     calls = [n for n in nodes if not _is_plugin(n)]
-    called = {n.op_type for n in calls if n.domain == DOMAIN}
-    kept = [f for f in proto.functions if f.domain != DOMAIN or f.name in called]
-    held = {f.name for f in kept if f.domain == DOMAIN}
+    called = {(n.domain, n.op_type) for n in calls if guests.belongs(n.domain, n.op_type)}
+    kept = [f for f in proto.functions if not guests.belongs(f.domain, f.name) or (f.domain, f.name) in called]
+    held = {(f.domain, f.name) for f in kept}
     opset = _opset(proto)
-    kept += [body(op, opset) for op in sorted((called & OPS) - held) if opset >= oldest(op)]
+    rows = [own(*op) for op in sorted(called - held)]
+    kept += [body(row, opset) for row in rows if row is not None and opset >= row.since]
     taken = {n.op_type for n in nodes if _is_plugin(n)}
     functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in kept]
     for function in functions:
@@ -278,8 +289,9 @@ def _with_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     proto.functions.extend(functions)
     if functions:
         proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS)
-    if any(n.domain == DOMAIN for n in nodes) and not any(o.domain == DOMAIN for o in proto.opset_import):
-        proto.opset_import.add(domain=DOMAIN, version=VERSION)
+    domains = {n.domain for n in nodes if n.domain == DOMAIN or _is_plugin(n) or guests.belongs(n.domain, n.op_type)}
+    for domain in sorted(domains - {o.domain for o in proto.opset_import}):
+        proto.opset_import.add(domain=domain, version=VERSION)
     return proto
 
 
@@ -288,7 +300,9 @@ def _inner(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def _is_plugin(node: onnx.NodeProto) -> bool:
-    return node.domain == DOMAIN and any(a.name == "plugin_namespace" for a in node.attribute)
+    if not any(a.name == "plugin_namespace" for a in node.attribute):
+        return False
+    return node.domain == DOMAIN or guests.of_plugin(node.domain, node.op_type) is not None
 
 
 def _groups(node: onnx.NodeProto) -> int:

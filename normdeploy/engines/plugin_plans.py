@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..norms import guests
 from ..norms.ops import DOMAIN, OURS, STANDARD
 from .plugin_nodes import Kept, Plan, Planner
 
@@ -28,7 +29,22 @@ def plan(p: Planner, node: gs.Node) -> Plan:
     Raises:
         Kept: no kernel takes it.
     """
-    return _PLANS[said(node)](p, node)
+    return _PLANS[said(node)](p, node) if node.domain in (None, "", "ai.onnx", DOMAIN) else _guest(p, node)
+
+
+def _guest(p: Planner, node: gs.Node) -> Plan:
+    """An op of an installed package, by the plugin that it brings."""
+    guest = guests.guest(node.domain, node.op)
+    if guest is None or guest.norm.plugin is None:
+        raise Kept("the package that brings it has no kernel for it")
+    plugin, attributes = guest.norm.plugin, p.graph.attrs(node)
+    x, y = node.inputs[0], node.outputs[0]
+    written = {name: attributes[name] for name in guest.row.attributes} | dict(plugin.attributes)
+    parsed = {"plugin_namespace": plugin.namespace, "plugin_version": plugin.version}
+    new = p.graph.node(plugin.name, node.inputs, y, written | parsed, node.domain)
+    data = tuple(t for t in node.inputs[1:] if not p.graph.is_constant(t))
+    told = f"plugin {plugin.name} of the package {guest.row.package}, taken to compute what the body says"
+    return Plan((node,), (y,), (x, *data), (new,), p.shape(x), (), told)
 
 
 # ------------------------------------------------------------------ over trailing dims

@@ -2,7 +2,8 @@
 (`normdeploy.proof`).
 
 A plugin node means what `normdeploy.proof.plugins` says of its kernel, with the attributes as TensorRT's parser will
-read them off the node and the parameters that go with it.
+read them off the node and the parameters that go with it. One of an installed package is taken to mean what the body of
+its op says.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
+from ..norms import guests
 from ..proof.certificate import certificate_of
 from ..proof.errors import NotProved
 from ..proof.machine import Machine
 from ..proof.nodes import leaky
 from ..proof.plugins import TABLE, activated
 from ..proof.prove import prove
-from ..proof.run import run_nodes, shape_of
+from ..proof.run import apply, run_nodes, shape_of
 from ..proof.sides import Side, Sides
 from ..proof.sizes import Size, dim_size
 from ..proof.value import Value
@@ -104,6 +106,9 @@ def _meaning(
     if is_plugin(node):
         definition = TABLE[node.op]
         return lambda m, inputs, attrs: definition(m, inputs, {**attrs, **other})
+    if "plugin_namespace" in node.attrs and (guest := guests.of_plugin(node.domain, node.op)) is not None:
+        row = guest.row
+        return lambda m, inputs, attrs: apply(m, row.op, row.domains[0], inputs, attrs, row.since, 1)
     if node.op == "Relu" and not node.domain:
         return lambda m, inputs, attrs: (leaky(m, inputs[0], 0.0),)
     return None

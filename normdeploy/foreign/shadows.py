@@ -17,14 +17,15 @@ from dataclasses import dataclass
 import onnx
 
 from ..evaluate import evaluate
-from ..graphs.functions import DOMAIN
+from ..norms.guests import belongs
+from ..norms.ops import OURS
 from ..proof.foreign import TABLE
 from ..storage.protos import copied, subgraphs
 
 STANDARD = ("", "ai.onnx")  # two names of one domain
 _OWNED = (*STANDARD, "com.microsoft")  # whose every name has an owner
 _MEANT = frozenset(
-    op for _, op in (*evaluate.OPS, *TABLE)
+    {op for _, op in (*evaluate.OPS, *TABLE)} | OURS.keys()
 )  # some tables go by the name alone, so the domain doesn't matter
 
 Key = tuple[str, str, str]  # domain, name, overload
@@ -69,9 +70,10 @@ def key(named: onnx.NodeProto | onnx.FunctionProto) -> Key:
 def shadowing(function: onnx.FunctionProto) -> bool:
     """Whether a function's name may be read as that of an op.
 
-    Those of our own domain are judged by their bodies (`graphs.calls`), but for overloads, which we never write.
+    Those of our own domain and of packages' ops are judged by their bodies (`graphs.calls`), but for overloads, which
+    we never write.
     """
-    if function.domain == DOMAIN:
+    if belongs(function.domain, function.name):
         return bool(function.overload)
     return function.domain in _OWNED or function.name in _MEANT or onnx.defs.has(function.name, domain="")
 

@@ -12,7 +12,7 @@ from ..graphs.dims import invented
 from ..graphs.nested import info
 from ..graphs.protos import inferred
 from ..norms.ops import Owner, owned_by
-from ..recognition.roots import NORMS
+from ..recognition.roots import is_norm
 from .ops import op_of
 from .write import Types, Writer
 
@@ -40,7 +40,7 @@ def types_of(proto: onnx.ModelProto, opset: int) -> Types:
         strange = node.domain not in OWN_DOMAINS and (node.domain, node.op_type) not in functions
         if (standard is None and (strange or not lost.isdisjoint(node.input))) or standard == []:
             lost.update(o for o in node.output if o not in said)
-        elif standard is not None or node.op_type in NORMS:
+        elif standard is not None or is_norm(node):
             stream.update(o for n in standard or [node] for o in n.output)
         nodes += [node] if standard is None else standard
     return inferred(proto, nodes)

@@ -1,7 +1,7 @@
-"""This project's own ops in a file: which of them are to be believed, and the functions that go with those that are
-written.
+"""Ops whose function body travels in the file, ours and packages', in a file: which of them are to be believed, and the
+functions that go with those that are written.
 
-A function of one of our names with another body means what its body says: it is never taken for ours.
+A function of such a name with another body means what its body says: it is never taken for the op.
 """
 
 from __future__ import annotations
@@ -13,59 +13,68 @@ import onnx
 import onnx.inliner
 
 from ..errors import GraphError
+from ..norms.bodies import VERSION, body, lacking
+from ..norms.guests import belongs, own
+from ..norms.op import DOMAIN, NormOp
 from ..storage.protos import copy_field, subgraphs
-from .functions import DOMAIN, OPS, VERSION, body, lacking, oldest
 
 _IR_OF_FUNCTIONS = 8  # the first IR version in which a model may hold functions
 
+Op = tuple[str, str]  # domain, name
+
 
 def imports(proto: onnx.ModelProto) -> bool:
-    """Whether ``proto`` may have nodes of our domain."""
-    return any(o.domain == DOMAIN for o in proto.opset_import)
+    """Whether ``proto`` may have nodes of ours, or has such of a package's."""
+    return any(o.domain == DOMAIN for o in proto.opset_import) or bool(_calls(proto))
 
 
 def opened(proto: onnx.ModelProto, fuse: str) -> onnx.ModelProto:
-    """``proto`` ready for the passes: of the functions in our domain those written out in place that are not asked for
-    or not ours.
+    """``proto`` ready for the passes: of the functions of our ops and packages' those written out in place that are not
+    asked for or not theirs.
 
     Raises:
         GraphError: a node lacks what the function that it calls asks for.
     """
     if not imports(proto):
         return proto
-    held = {f.name for f in proto.functions if f.domain == DOMAIN}
-    others = {f.name for f in proto.functions if f.domain == DOMAIN and not _ours(f)}
+    held = {(f.domain, f.name) for f in proto.functions if belongs(f.domain, f.name)}
+    others = {(f.domain, f.name) for f in proto.functions if belongs(f.domain, f.name) and not _meant(f)}
     calls = _calls(proto)
     for node in calls:
-        if node.op_type in held - others and not _whole(node):
+        if (node.domain, node.op_type) in held - others and not _whole(node):
             raise GraphError(f"{_missing(node)}; the file is no valid ONNX, and nothing can run it")
     if fuse == "portable":
         return _inlined(proto, others, ()) if others else proto
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
-    bodies = [body(op, opset) for op in sorted(_complete(calls) - held) if opset >= oldest(op)]
-    closed = held | {f.name for f in bodies}
+    bodies = _bodies(_complete(calls), opset, held)
+    closed = held | {(f.domain, f.name) for f in bodies}
     return _inlined(proto, closed, bodies) if closed else proto
 
 
 def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Give ``proto``, in place, the functions of our ops that it uses, written for ``opset``, and no other of our
-    domain."""
+    """Give ``proto``, in place, the functions of our ops and packages' that it uses, written for ``opset``, and no
+    other of them."""
     calls = _calls(proto)
-    others = [f for f in proto.functions if f.domain != DOMAIN]
+    others = [f for f in proto.functions if not belongs(f.domain, f.name)]
     if calls or len(others) < len(proto.functions):
-        own = [body(op, opset) for op in sorted(_complete(calls)) if opset >= oldest(op)]
+        written = _bodies(_complete(calls), opset)
         del proto.functions[:]
-        proto.functions.extend([*others, *own])
-        proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS) if own else proto.ir_version
-    for holder, needed in (
-        (proto, bool(calls)),
-        *((f, any(n.domain == DOMAIN for n in _nodes(f.node))) for f in proto.functions),
-    ):
+        proto.functions.extend([*others, *written])
+        proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS) if written else proto.ir_version
+    for holder, nodes in ((proto, calls), *((f, [*_nodes(f.node)]) for f in proto.functions)):
+        needed = sorted({n.domain for n in nodes if belongs(n.domain, n.op_type)})
         kept = [o for o in holder.opset_import if o.domain != DOMAIN]
-        if needed or len(kept) < len(holder.opset_import):
+        new = [domain for domain in needed if domain not in {o.domain for o in kept}]
+        if new or len(kept) < len(holder.opset_import):
             del holder.opset_import[:]
-            holder.opset_import.extend([*kept, *([onnx.helper.make_opsetid(DOMAIN, VERSION)] if needed else [])])
+            holder.opset_import.extend([*kept, *(onnx.helper.make_opsetid(domain, VERSION) for domain in new)])
     return proto
+
+
+def _bodies(ops: Iterable[Op], opset: int, held: Collection[Op] = ()) -> list[onnx.FunctionProto]:
+    """The functions of those ops that have one at that opset, but for those ``held`` already."""
+    rows = [(op, own(*op)) for op in sorted({*ops} - {*held})]
+    return [body(row, opset) for _, row in rows if row is not None and opset >= row.since]
 
 
 def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -76,36 +85,45 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def _calls(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes of our domain, outside its functions."""
-    holders = [proto.graph.node, *(f.node for f in proto.functions if f.domain != DOMAIN)]
-    return [node for held in holders for node in _nodes(held) if node.domain == DOMAIN]
+    """The nodes of our domain and packages' ops, outside their functions."""
+    holders = [proto.graph.node, *(f.node for f in proto.functions if not belongs(f.domain, f.name))]
+    return [node for held in holders for node in _nodes(held) if belongs(node.domain, node.op_type)]
 
 
-def _complete(calls: Sequence[onnx.NodeProto]) -> set[str]:
-    """Our ops among ``calls`` that get all that they ask for each time: others may bear their names."""
-    return {n.op_type for n in calls if n.op_type in OPS} - {n.op_type for n in calls if not _whole(n)}
+def _complete(calls: Sequence[onnx.NodeProto]) -> set[Op]:
+    """The ops among ``calls`` that get all that they ask for each time: others may bear their names."""
+    whole = {(n.domain, n.op_type) for n in calls if _row(n) is not None}
+    return whole - {(n.domain, n.op_type) for n in calls if not _whole(n)}
+
+
+def _row(node: onnx.NodeProto) -> NormOp | None:
+    return own(node.domain, node.op_type)
 
 
 def _whole(node: onnx.NodeProto) -> bool:
-    return node.op_type in OPS and not _missing(node)
+    return _row(node) is not None and not _missing(node)
 
 
 def _missing(node: onnx.NodeProto) -> str:
-    """What a node of ours lacks."""
+    """What a node of such an op lacks."""
+    row = _row(node)
+    assert row is not None
     given = {a.name: None if a.ref_attr_name else onnx.helper.get_attribute_value(a) for a in node.attribute}
-    lacks = lacking(node.op_type, node.input, given)
+    lacks = lacking(row, node.input, given)
     return (
-        f"the node {node.name or node.output[0]!r} ({DOMAIN}.{node.op_type}) lacks {' and '.join(lacks)}"
+        f"the node {node.name or node.output[0]!r} ({node.domain}.{node.op_type}) lacks {' and '.join(lacks)}"
         if lacks
         else ""
     )
 
 
-def _ours(function: onnx.FunctionProto) -> bool:
+def _meant(function: onnx.FunctionProto) -> bool:
+    """Whether a function of the file is the one of the op that bears its name."""
     opset = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if function.name not in OPS or opset < oldest(function.name) or function.attribute_proto:
+    row = own(function.domain, function.name)
+    if row is None or opset < row.since or function.attribute_proto:
         return False
-    return _meaning(function) == _meaning(body(function.name, opset))
+    return _meaning(function) == _meaning(body(row, opset))
 
 
 def _meaning(function: onnx.FunctionProto) -> list[object]:
@@ -123,19 +141,21 @@ def _meaning(function: onnx.FunctionProto) -> list[object]:
     return [*steps, [numbers.get(o) for o in function.output]]
 
 
-def _inlined(proto: onnx.ModelProto, ops: Collection[str], bodies: Iterable[onnx.FunctionProto]) -> onnx.ModelProto:
-    """``proto`` with the functions of our domain of these names, its own and ``bodies``, written out in place."""
+def _inlined(proto: onnx.ModelProto, ops: Collection[Op], bodies: Iterable[onnx.FunctionProto]) -> onnx.ModelProto:
+    """``proto`` with the functions of these ops, its own and ``bodies``, written out in place."""
     made = {o: n for n in _calls(proto) for o in n.output}
     skeleton = _without_weights(proto)
     skeleton.functions.extend(bodies)
     defaults = {
-        (f.name, f.overload): f.attribute_proto for f in skeleton.functions if f.domain == DOMAIN and f.attribute_proto
+        (f.domain, f.name, f.overload): f.attribute_proto
+        for f in skeleton.functions
+        if belongs(f.domain, f.name) and f.attribute_proto
     }
     for node in _nodes((*skeleton.graph.node, *(n for f in skeleton.functions for n in f.node))) if defaults else ():
-        if node.domain == DOMAIN:  # the inliner doesn't know of defaults
-            given = {a.name for a in node.attribute}
-            node.attribute.extend(a for a in defaults.get((node.op_type, node.overload), ()) if a.name not in given)
-    result = onnx.inliner.inline_selected_functions(skeleton, [(DOMAIN, op) for op in sorted(ops)], exclude=False)
+        if belongs(node.domain, node.op_type):  # the inliner doesn't know of defaults
+            given, held = {a.name for a in node.attribute}, defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(a for a in held if a.name not in given)
+    result = onnx.inliner.inline_selected_functions(skeleton, sorted(ops), exclude=False)
     for node in _nodes(result.graph.node):
         call = next((made[o] for o in node.output if o in made), None)
         if call is not None:

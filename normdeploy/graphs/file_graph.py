@@ -11,6 +11,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
+from ..norms import guests
+from ..norms.op import NormOp
 from ..norms.ops import DEFAULT, DOMAIN, OURS, STANDARD
 from .dims import Dims, invented
 from .links import Links
@@ -340,19 +342,25 @@ def _unsaid(dim: int | str | None) -> bool:
 def _keeps_shape(node: gs.Node, t: gs.Tensor) -> bool:
     """Whether ``t``, a result of ``node``, has its largest input's shape. In a domain of somebody else the ops' names
     mean nothing."""
-    if (node.domain or "") not in ("", "ai.onnx", DOMAIN):
+    norm = _norm(node)
+    if norm is None and (node.domain or "") not in ("", "ai.onnx", DOMAIN):
         return False
-    norm = _NORMS.get(node.op)
     return (
         node.op in _ELEMENTWISE if norm is None else any(i in norm.alike for i, o in enumerate(node.outputs) if o is t)
     )
+
+
+def _norm(node: gs.Node) -> NormOp | None:
+    """The row of a norm's node, None of others."""
+    here = (node.domain or "") in ("", "ai.onnx", DOMAIN)
+    return _NORMS.get(node.op) if here else guests.row(node.domain, node.op)
 
 
 def _typed_by(node: gs.Node, t: gs.Tensor) -> gs.Tensor | None:
     """The input whose type ``t``, a result of ``node``, has; None where nobody knows."""
     if node.op in ("Cast", "CastLike") or not _keeps_shape(node, t):
         return None
-    norm = _NORMS.get(node.op)
+    norm = _norm(node)
     place = 0 if norm is None else norm.inputs.index(norm.typed_by)
     return node.inputs[place] if place < len(node.inputs) else None
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from ..norms.guests import belongs
 from ..storage.protos import graphs, subgraphs
-from .functions import DOMAIN
 from .nested import Nested, Type, Types, info
 from .protos import called, inferred
 
@@ -45,7 +45,7 @@ def unopened(proto: onnx.ModelProto) -> Iterator[tuple[Nested, str]]:
 
 def _called(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.ModelProto | str]]:
     """Each function that is called, as a model or with the reason why it can't be one."""
-    held = {(f.domain, f.name, f.overload): f for f in proto.functions if f.domain != DOMAIN}
+    held = {(f.domain, f.name, f.overload): f for f in proto.functions if not belongs(f.domain, f.name)}
     if not held:
         return
     sites: dict[Key, _Sites] = {}

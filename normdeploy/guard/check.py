@@ -27,13 +27,14 @@ from typing import Any, Unpack, cast
 
 from ..arguments import Loading, Onnx, prepared
 from ..census import census
-from ..errors import InputError, NormdeployError
+from ..errors import ExtensionError, InputError, NormdeployError
 from ..shown import Shown
 from ..sources import opened
 from ..storage.files import bodies
 from ..types import PathLike, Progress
 from ..version import __version__
-from .rules import IDS, RULES, Problem, constants, of_norm, training
+from .guests import Brought, brought
+from .rules import RULES, Problem, Rule, constants, of_norm, training
 
 SCHEMA = "normdeploy/check/1"
 FINGERPRINT = "normdeploy/v1"  # its key in SARIF; another recipe is another key
@@ -59,6 +60,7 @@ class Check(Shown):
     files: tuple[Checked, ...]
     fail_on: tuple[str, ...]
     baseline: bool = False
+    rules: tuple[Rule, ...] = RULES  # ours, and then those of installed packages
 
     def __bool__(self) -> bool:
         return not any(f.error or any(p.level == "error" for p in f.findings) for f in self.files)
@@ -89,7 +91,7 @@ def check(
         sources: ONNX files, or what ``export`` takes; one or several, models in memory too. Of a folder every .onnx
             file in it, at any depth; one that holds none is taken as a model (a Hugging Face folder).
         fail_on: the rules that make the result false, "all" among them for every one; one text may hold several, by
-        comma.
+            comma. Rules of installed packages (`normdeploy.guard.guests`) are named like ours.
         runtime, fuse: as for ``optimize``; with a runtime other than "any" only what that one makes of the norms
         counts.
         precision: "fp16" or "bf16": judge epsilons as though the file computed in it.
@@ -100,21 +102,27 @@ def check(
     Raises:
         InputError: there is no such rule, or the baseline can't be read. A file that can't be read is a part of the
             result.
+        ExtensionError: a package's rule is broken.
     """
-    unknown = [name for name in fail_on if name not in (*IDS, "all")]
+    others = brought()
+    rules = (*RULES, *(other.rule for other in others))
+    ids = tuple(rule.id for rule in rules)
+    unknown = [name for name in fail_on if name not in (*ids, "all")]
     if unknown:
-        raise InputError(f"there is no rule {unknown[0]!r}; choose from {', '.join(IDS)}, or all")
-    failing = IDS if "all" in fail_on else tuple(dict.fromkeys(fail_on))
+        raise InputError(f"there is no rule {unknown[0]!r}; choose from {', '.join(ids)}, or all")
+    failing = ids if "all" in fail_on else tuple(dict.fromkeys(fail_on))
     left = _known(baseline)
     files = []
     for source in dict.fromkeys(f for s in cast("Sequence[PathLike]", sources) for f in onnx_files(os.fspath(s))):
         try:
-            found, notes = _of_file(source, runtime, fuse, precision, progress, loading)
+            found, notes = _of_file(source, runtime, fuse, precision, progress, loading, others)
+        except ExtensionError:  # of no file's doing
+            raise
         except NormdeployError as error:
             files.append(Checked(source, error=str(error)))
             continue
-        files.append(Checked(source, tuple(_judged(source, found, failing, left)), tuple(notes)))
-    return Check(tuple(files), failing, baseline is not None)
+        files.append(Checked(source, tuple(_judged(source, found, failing, left, rules)), tuple(notes)))
+    return Check(tuple(files), failing, baseline is not None, rules)
 
 
 def onnx_files(source: str) -> list[str]:
@@ -135,7 +143,13 @@ def onnx_files(source: str) -> list[str]:
 
 
 def _of_file(
-    source: str, runtime: str, fuse: str, precision: str | None, progress: Progress | None, loading: Loading
+    source: str,
+    runtime: str,
+    fuse: str,
+    precision: str | None,
+    progress: Progress | None,
+    loading: Loading,
+    others: Sequence[Brought] = (),
 ) -> tuple[list[Problem], Sequence[str]]:
     proto, weights, deployed = opened(source, loading=loading, progress=progress)
     summary = census(proto, runtime=runtime, fuse=fuse, progress=progress, chains=deployed)
@@ -148,6 +162,7 @@ def _of_file(
             found += of_norm(finding, deployed, runtime, precision)
     told = {name for f in summary.findings for h in f.half if h.dtype == "float16" for name in h.overflow}
     found += constants(proto, told)
+    found += [problem for other in others for problem in other.problems(proto)]
     del weights  # which had to live until here
     return [
         replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in found
@@ -157,8 +172,10 @@ def _of_file(
 # ------------------------------------------------------------------ fingerprints and the baseline
 
 
-def _judged(source: str, found: Sequence[Problem], fail_on: Sequence[str], left: Counter[str]) -> Iterator[Problem]:
-    levels = {rule.id: rule.level for rule in RULES}
+def _judged(
+    source: str, found: Sequence[Problem], fail_on: Sequence[str], left: Counter[str], rules: Sequence[Rule]
+) -> Iterator[Problem]:
+    levels = {rule.id: rule.level for rule in rules}
     seen: Counter[tuple[str, ...]] = Counter()
     for p in found:
         key = (p.rule, Path(source).name, p.kind, p.place, p.module or re.sub(r"\d+", "", p.node or p.tensor))

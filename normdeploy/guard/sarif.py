@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from ..version import __version__
 from .check import FINGERPRINT, Check, Checked
-from .rules import RULES, Problem
+from .rules import Problem
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
@@ -31,7 +31,7 @@ def sarif(result: Check) -> str:
             "help": {"text": rule.help.replace("`", ""), "markdown": rule.help},
             "defaultConfiguration": {"level": "error" if rule.id in result.fail_on else rule.level},
         }
-        for rule in RULES
+        for rule in result.rules
     ]
     broken = [
         {"level": "error", "message": {"text": f.error}, "locations": [{"physicalLocation": _physical(f)}]}
@@ -52,24 +52,24 @@ def sarif(result: Check) -> str:
             }
         ],
         "artifacts": [{"location": _location(f.file), "roles": ["analysisTarget"]} for f in result.files],
-        "results": [_result(f, p, result.baseline) for f in result.files for p in f.findings],
+        "results": [_result(f, p, result) for f in result.files for p in f.findings],
     }
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _result(checked: Checked, p: Problem, baseline: bool) -> dict[str, Any]:
+def _result(checked: Checked, p: Problem, result: Check) -> dict[str, Any]:
     names = (("function", p.place), ("module", p.module), ("node", p.node), ("tensor", p.tensor))
     logical = [{"kind": kind, "name": name, "fullyQualifiedName": name} for kind, name in names if name]
     at = {"physicalLocation": _physical(checked)} | ({"logicalLocations": logical} if logical else {})
     said = {
         "ruleId": p.rule,
-        "ruleIndex": [rule.id for rule in RULES].index(p.rule),
+        "ruleIndex": [rule.id for rule in result.rules].index(p.rule),
         "level": p.level,
         "message": {"text": f"{p.name}: {p.message}" if p.name else p.message},
         "locations": [at],
         "partialFingerprints": {FINGERPRINT: p.fingerprint, "primaryLocationLineHash": p.fingerprint},
     }
-    return said | ({"baselineState": "unchanged" if p.known else "new"} if baseline else {})
+    return said | ({"baselineState": "unchanged" if p.known else "new"} if result.baseline else {})
 
 
 def _physical(checked: Checked) -> dict[str, Any]:

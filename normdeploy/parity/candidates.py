@@ -18,6 +18,8 @@ from ..model import Signature
 from ..precision.precision import asked
 from ..precision.stepwise import stepwise
 from ..runtimes import Runner, RunResult
+from ..runtimes.guests import GuestRunner, required
+from ..runtimes.guests import title as title_of_guest
 from ..runtimes.ort import OrtRunner, no_cuda, title
 from ..runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ..storage.files import load_onnx
@@ -236,8 +238,8 @@ class Candidate:
         return next((short for short, name in FLOATS.items() if name in stated), usual)
 
 
-def candidates_of(found: Sequence[Subject]) -> tuple[list[Candidate], list[NotRun]]:
-    """Every runtime of this machine for every file, and what can't be run."""
+def candidates_of(found: Sequence[Subject], runners: Sequence[str] = ()) -> tuple[list[Candidate], list[NotRun]]:
+    """Every runtime of this machine for every file, and what can't be run. ``runners``: those of packages, by name."""
     candidates, not_run = list[Candidate](), list[NotRun]()
     files = [s for s in found if not s.runtime]
     reason = no_cuda() if files else ""
@@ -246,6 +248,9 @@ def candidates_of(found: Sequence[Subject]) -> tuple[list[Candidate], list[NotRu
     for subject in files:
         for provider in ("cpu",) if reason else ("cpu", "cuda"):
             candidates += [_onnxruntime(subject, provider, optimize) for optimize in (False, True)]
+        for name in dict.fromkeys(runners):
+            make = partial(GuestRunner, name, subject.path)
+            candidates.append(Candidate(title_of_guest(required(name)), make, subject, types=subject.types))
         if subject.precision:
             wide = {n: np.dtype(np.float32) if t.kind in "fV" else t for n, t in subject.types.items()}
             candidates.append(Candidate(STEPWISE, partial(_stepwise, subject.path), subject, types=wide))

@@ -161,6 +161,7 @@ def verify(
     policy: Policy | None = None,
     names: Map | None = (),
     dataset: Sequence[Case] = (),
+    runners: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare what the runtimes make of ``files`` with ``model`` in float64.
@@ -182,6 +183,7 @@ def verify(
         names: a file's name of an input or output -> the model's, or texts such as "theirs=ours"; None: all must be the
             model's, and are not matched by their order either.
         dataset: samples on which metrics are measured, and tolerances too.
+        runners: runtimes that installed packages bring, by name, in which ONNX files are run too.
         progress: called with (stage, done, total).
 
     Raises:
@@ -222,7 +224,7 @@ def verify(
     cases = (*_unpromised(model, plan.cases), *dataset)
     if not plan.cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
-    candidates, not_run = candidates_of(found)
+    candidates, not_run = candidates_of(found, runners)
     trials = _tried(model, candidates, _usual(found), cases, rules, tell)
     results = _ordered(model, trials, candidates)
     not_run += [NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
-from ..passes import group, instance, layer, mean_variance, portable
+from ..passes import group, guests, instance, layer, mean_variance, portable
 from ..recognition.facts import Norm
 from ..recognition.parameters import held_epsilon
 from ..recognition.probe import CLAMPED
@@ -27,8 +27,12 @@ PASSES = (instance.form, group.form, layer.form)
 
 
 def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> Form | NoMatch:
-    """The first form that can hold the norm, or why the last one could not. ``fuse``: "portable" allows this project's
-    own ops."""
+    """The first form that can hold the norm, or why the last one could not. ``fuse``: "portable" allows the ops of
+    installed packages, which are asked first, and this project's own.
+
+    Raises:
+        ExtensionError: a package's form breaks its contract.
+    """
     if abs(float(np.float32(norm.epsilon)) - norm.epsilon) > _HALF_ULP * norm.epsilon:
         return NoMatch(
             f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name
@@ -42,6 +46,8 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
         return NoMatch(
             f"the number {held!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
         )
+    if fuse == "portable" and (brought := guests.form(graph, norm)) is not None:
+        return brought
     if norm.fit.clamped and (not own or fuse != "portable"):
         return NoMatch(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
     if fuse == "portable" and (norm.fit.clamped or own in ("RMSNorm", "ChannelLayerNorm")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
-from ..norms.ops import STANDARD
+from ..norms.ops import STANDARD, NormOp
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
+from ..recognition.region import NoMatch
 from .norm_forms import best
 
 SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/passes/norm_forms.json)"
@@ -30,6 +31,8 @@ class Form:
     notes: tuple[str, ...] = ()
     opset: int = 1  # the lowest opset that has these nodes
     core: str = ""  # the norm's own op
+    package: str = ""  # that brought the form
+    kind: str = ""  # as reports call the norm, where that is not what recognition calls it
 
 
 class Writer:
@@ -107,6 +110,43 @@ class Writer:
         words = said + (f" with {' '.join(extra)} around it" if extra else "")
         notes = ("the output depends on the batch",) if 0 in self.norm.axes and len(self.norm.shape) > 1 else ()
         return Form(tuple(self.nodes), words, notes, opset or STANDARD[core].opset(self.norm.dtype.name), core)
+
+
+class GuestWriter(Writer):
+    """What the form of an installed package's norm op writes with (`normdeploy.norms.guests`)."""
+
+    def __init__(self, graph: Graph, norm: Norm, row: NormOp) -> None:
+        super().__init__(graph, norm)
+        self.row = row
+
+    def op(self, *parameters: gs.Tensor, **attributes: Any) -> None:
+        """The package's op on what was strung together so far, x at first; ``parameters``: its other inputs.
+
+        Raises:
+            ValueError: the inputs or attributes are not those of the op.
+        """
+        row = self.row
+        if len(parameters) != len(row.inputs) - 1 or {*attributes} != {*row.attributes}:
+            wanted = f"{row.name}({', '.join(row.inputs)}) with the attributes {', '.join(row.attributes) or 'none'}"
+            raise ValueError(
+                f"{wanted} is written with {len(parameters) + 1} inputs and {', '.join(attributes) or 'none'}"
+            )
+        self.then(row.op, *parameters, domain=row.domains[0], **{name: attributes[name] for name in row.attributes})
+
+    def done(self) -> Form:
+        """What was strung together, as a form."""
+        row = self.row
+        attributes: dict[str, Any] = next(
+            (n.attrs for n in self.nodes if (n.domain, n.op) == (row.domains[0], row.op)), {}
+        )
+        listed = [f"{name}={written(v) if isinstance(v, float) else v}" for name, v in attributes.items()]
+        return replace(
+            self.form(row.op, f"{row.name}({', '.join(listed)})", row.since), package=row.package, kind=row.kind
+        )
+
+    def refuse(self, reason: str) -> NoMatch:
+        """Why the norm is none of the op."""
+        return NoMatch(reason, self.norm.y.name)
 
 
 def trailing(norm: Norm) -> int | None:

@@ -15,7 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from ..norms.ops import DEFAULT, DOMAIN
+from ..norms.guests import belongs
+from ..norms.ops import DEFAULT
 from ..storage.protos import graphs
 from .floating import View
 from .retype import Format, values
@@ -75,7 +76,7 @@ def _by_kind(view: View, node: onnx.NodeProto) -> Reason | None:
     made = node.output[0]
     if any(graphs(a) for a in node.attribute):
         return "control flow", made, "a body of control flow is left in float32 as a whole", None
-    if node.op_type in DEFAULT or node.domain == DOMAIN:
+    if node.op_type in DEFAULT or belongs(node.domain, node.op_type):
         return "norm", node.input[0], "its statistics are float32", None
     if node.op_type in REDUCTIONS:
         return (

@@ -8,9 +8,9 @@ from onnx import TensorProto
 
 from ..errors import GraphError
 from ..foreign.shadows import STANDARD, shadowing
-from ..graphs.functions import DOMAIN
 from ..graphs.opsets import needs_conversion, renumbered
 from ..graphs.protos import IR_OF_CONSTANTS, inferred
+from ..norms.guests import belongs
 from ..storage.protos import copied
 from .keeping import allowed_types
 from .retype import Format, lifted
@@ -34,7 +34,7 @@ def prepared(proto: onnx.ModelProto, form: Format) -> tuple[onnx.ModelProto, lis
             " its own"
         )
     notes: list[str] = []
-    foreign = [(f.domain, f.name) for f in proto.functions if f.domain != DOMAIN]
+    foreign = [(f.domain, f.name) for f in proto.functions if not belongs(f.domain, f.name)]
     proto = onnx.inliner.inline_selected_functions(proto, foreign) if foreign else copied(proto)
     if proto.ir_version < IR_OF_CONSTANTS:  # which lists the weights as inputs, none of which may be replaced
         weights = {t.name for t in proto.graph.initializer}

@@ -11,10 +11,11 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
-from ..graphs import functions
 from ..graphs.file_graph import NEWEST
 from ..graphs.graph import Graph
-from ..norms.ops import CONTRIB, Owner, owned_by
+from ..norms import bodies
+from ..norms.guests import own
+from ..norms.ops import CONTRIB, NormOp, Owner, owned_by
 from ..recognition.region import Region
 from . import linear, norms, ops, whole_numbers
 from .errors import NotProved, Why
@@ -155,8 +156,8 @@ def apply(
     Raises:
         NotProved: the op is outside of the language, or a premise does not hold.
     """
-    if domain == functions.DOMAIN and op in functions.OPS:
-        return _function(m, op, inputs, attrs, opset)
+    if (row := own(domain, op)) is not None:
+        return _function(m, row, inputs, attrs, opset)
     if domain not in _STANDARD and (domain, op) not in _NAMED:
         raise NotProved(Why.OP, f"{domain}.{op} is no op of the language", op)
     if op == "Shape":
@@ -193,10 +194,10 @@ def _whole(sizes: list[Size], shape: tuple[int, ...]) -> np.ndarray:
     return made.reshape(shape)
 
 
-def _function(m: Machine, op: str, inputs: list[Any], attrs: Mapping[str, Any], opset: int) -> tuple[Any, ...]:
-    """One of this project's ops, by its function body."""
-    opset = max(opset, functions.oldest(op))
-    function = functions.body(op, opset)
+def _function(m: Machine, row: NormOp, inputs: list[Any], attrs: Mapping[str, Any], opset: int) -> tuple[Any, ...]:
+    """An op whose function body travels in the file, by that."""
+    opset = max(opset, row.since)
+    function = bodies.body(row, opset)
     known: dict[str, Any] = dict(zip(function.input, inputs, strict=False))
     at = m.node
     for node in function.node:

@@ -34,6 +34,7 @@ from ..precision.precision import asked
 from ..runtimes import RunResult
 from ..runtimes.code import CodeRunner
 from ..runtimes.eager import Float64Runner
+from ..runtimes.guests import required, title
 from ..runtimes.live import LiveRunner
 from ..runtimes.ort import no_cuda
 from ..runtimes.tensors import TensorSpec
@@ -120,6 +121,7 @@ def bench(
     threads: int = 1,
     rounds: int = 100,
     seed: int = 0,
+    runners: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Race:
     """Race ``files``, and ``model`` in eager and torch.compile where it is given.
@@ -132,6 +134,7 @@ def bench(
         threads: of torch and of onnxruntime on the CPU.
         rounds: that are counted.
         seed: of the generated inputs and of the order in each round.
+        runners: runtimes that installed packages bring, by name, for ONNX files.
         progress: called with (stage, done, total).
 
     Raises:
@@ -144,7 +147,7 @@ def bench(
     check_counts(threads, rounds)
     before, notes = machine(), list[str]()
     with ExitStack() as stack, _torch_threads(threads):
-        contestants, not_run = _contestants(model, files, threads, stack)
+        contestants, not_run = _contestants(model, files, threads, stack, runners)
         if inputs is None:
             inputs, notes = inputs_of(model, files, contestants[0].specs, sizes or {}, seed)
         elif sizes:
@@ -192,7 +195,11 @@ def timed(entry: Entry, timing: Timing, i: int, base: int = 0) -> Entry:
 
 
 def _contestants(
-    model: Model | None, files: Sequence[PathLike], threads: int, stack: ExitStack
+    model: Model | None,
+    files: Sequence[PathLike],
+    threads: int,
+    stack: ExitStack,
+    runners: Sequence[str] = (),
 ) -> tuple[list[Contestant], list[NotRun]]:
     found, not_run = list[Contestant](), list[NotRun]()
     if model is not None:
@@ -227,6 +234,8 @@ def _contestants(
         enter("onnxruntime CPU", name, _asked(file), file, threads=threads)
         if not cuda:
             enter("onnxruntime CUDA", name, "float16", file, provider="cuda")
+        for other in runners:
+            enter(title(required(other)), name, _asked(file), file, runner=other)
     if cuda:
         not_run.append(NotRun("onnxruntime CUDA", cuda))
     if not found:

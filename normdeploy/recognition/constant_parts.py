@@ -19,7 +19,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph, value_inputs
-from .roots import NORMS, POINTWISE, REDUCTIONS, SCALES, VIEWS
+from .roots import NORMS, POINTWISE, REDUCTIONS, SCALES, VIEWS, is_norm
 
 _MOVES = VIEWS | {
     "Concat",
@@ -229,10 +229,10 @@ def repeated_constants(graph: Graph) -> list[gs.Tensor]:
     data."""
     found: dict[int, gs.Tensor] = {}
     for node in graph.nodes:
-        if not (node.op in NORMS or _is_root(graph, node)) or not node.inputs or not _open(graph, node.inputs[0]):
+        if not (is_norm(node) or _is_root(graph, node)) or not node.inputs or not _open(graph, node.inputs[0]):
             continue
         nodes, reduced = _walk(graph, node)
-        for above in nodes if reduced or node.op in NORMS else ():
+        for above in nodes if reduced or is_norm(node) else ():
             if (
                 above.op in ("Expand", "Tile")
                 and graph.is_constant(above.inputs[0])
@@ -251,7 +251,7 @@ def constant_norms(graph: Graph) -> Iterator[ConstantNorm]:
     for node in graph.nodes:
         if not node.outputs or not graph.is_constant(node.outputs[0]) or not graph.every_consumer(node.outputs[0]):
             continue
-        if node.op in NORMS | SCALES:
+        if node.op in SCALES or is_norm(node):
             usual = "weight standardization" if node.op in SCALES else node.op.replace("Normalization", "Norm")
             yield ConstantNorm(node, usual, node.op, node.outputs[0].name, graph.module(node))
         elif _is_root(graph, node) and (above := _above(graph, node)):

@@ -17,7 +17,7 @@ from ..records import Attempt, Explanation, Finding, Step
 from .facts import Norm
 from .probe import CLAMPED
 from .readings import candidate, readings
-from .roots import CLAMPS, NORMS, REDUCTIONS, is_root
+from .roots import CLAMPS, REDUCTIONS, is_norm, is_root
 
 _FARTHEST = 64  # nodes shown of a norm, and looked at around a name
 _DULL = ("noop_with_empty_axes", "keepdims", "stash_type")  # attributes that say nothing of what is wrong
@@ -153,7 +153,7 @@ def _between(graph: Graph, made: Mapping[str, gs.Node], start: str, end: str) ->
 
 
 def _mark(graph: Graph, node: gs.Node, culprit: str, clamped: bool) -> str:
-    marks = ["the root"] if is_root(graph, node) and node.op not in NORMS else []
+    marks = ["the root"] if is_root(graph, node) and not is_norm(node) else []
     if clamped and node.op in CLAMPS:
         marks.append("the clamp")
     elif culprit and any(o.name == culprit for o in node.outputs):
@@ -253,7 +253,7 @@ def _near(graph: Graph, nodes: Sequence[gs.Node]) -> list[gs.Node]:
         if len(seen) > _FARTHEST:
             break
         above = [p for t in value_inputs(node) if (p := graph.producer(t)) is not None and not graph.is_shape_valued(t)]
-        if node.op in NORMS and node is not nodes[0]:
+        if is_norm(node) and node is not nodes[0]:
             continue
         for other in (*above, *(c for o in node.outputs for c in graph.consumers(o))):
             if id(other) not in seen:

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
 from .region import NoMatch, Region
-from .roots import NORMS
+from .roots import is_norm
 
 _CASTS = ("Cast", "CastLike")
 _FIXED = (*_CASTS, "Reshape", "Unsqueeze", "Expand")  # what a constant passes through and stays what it is
@@ -121,7 +121,7 @@ def epsilon_of(graph: Graph, region: Region, epsilon: float) -> float:
 
 def held_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None:
     """The number of the file that the measured epsilon is; None where there is no such number."""
-    attributes = (graph.attrs(n).get("epsilon") for n in region.nodes if n.op in NORMS)
+    attributes = (graph.attrs(n).get("epsilon") for n in region.nodes if is_norm(n))
     scalars = (
         graph.value(t) for t in constants(graph, region) if t.shape is not None and np.prod(t.shape, dtype=int) == 1
     )

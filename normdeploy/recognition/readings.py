@@ -13,13 +13,13 @@ from ..graphs.graph import Graph, value_inputs
 from .facts import Candidate, Norm
 from .fitting import read_region
 from .region import Clarity, NoMatch, Region, assignments, compile_region, tensor_symbols
-from .roots import FLOATING, INSIDE, NORMS, REDUCTIONS, entries, is_root, narrowing, results
+from .roots import FLOATING, INSIDE, REDUCTIONS, entries, is_norm, is_root, narrowing, results
 
 
 def candidate(graph: Graph, root: gs.Node) -> Candidate | None:
     """None where nothing looks like a norm: no reduction lies before the root."""
     xs, passed = entries(graph, root)
-    if root.op not in NORMS and root.op != "ReduceL2" and not any(n.op in REDUCTIONS for n in passed):
+    if not is_norm(root) and root.op != "ReduceL2" and not any(n.op in REDUCTIONS for n in passed):
         return None
     return Candidate(root, tuple(xs), tuple(results(graph, root, xs)), tuple(passed))
 
@@ -76,7 +76,7 @@ def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMa
             y.name,
             clarity=Clarity.APART,
         )
-    if not any(n.op in REDUCTIONS or n.op in NORMS for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
+    if not any(n.op in REDUCTIONS or is_norm(n) for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
         return NoMatch("no mean is taken between them", y.name, clarity=Clarity.APART)
     cast = narrowing(graph, region.nodes, dtype)
     if cast is not None:
@@ -96,7 +96,7 @@ def _norms_in_a_row(graph: Graph, region: Region) -> int:
     seen: dict[int, tuple[int, bool]] = {}  # tensor -> (roots so far, a reduction since the last one)
     for node in region.nodes:
         roots, fresh = max((seen.get(id(t), (0, False)) for t in value_inputs(node)), default=(0, False))
-        fresh = fresh or node.op in REDUCTIONS or node.op in NORMS
+        fresh = fresh or node.op in REDUCTIONS or is_norm(node)
         if fresh and is_root(graph, node):
             roots, fresh = roots + 1, False
         seen.update((id(o), (roots, fresh)) for o in node.outputs)
@@ -120,7 +120,7 @@ def _operands(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> list[gs
                 stack.append(t)
             elif isinstance(compile_region(graph, t, [x], INSIDE), NoMatch):
                 found[id(t)] = t
-    if root.op in NORMS:
+    if is_norm(root):
         found.update((id(t), t) for t in root.inputs[1:] if not t.is_empty() and not graph.is_shape_valued(t))
     return list(found.values())
 

@@ -21,6 +21,7 @@ from ..evaluate import evaluate
 from ..graphs.dims import Dims, evaluate_dim, symbols
 from ..graphs.file_graph import stored
 from ..graphs.graph import Graph, value_inputs
+from ..norms import guests
 
 _SMALL = 4  # elements of a constant that says what is computed (epsilon, exponents, axes) rather than how it is scaled
 
@@ -256,7 +257,12 @@ def compile_region(
             continue
         if node is None or not evaluate.supported(node.domain or "", node.op):
             return NoMatch(f"depends on {t.name!r} as well", t.name)
-        if ops is not None and node.op not in ops and not graph.is_shape_valued(t):
+        if (
+            ops is not None
+            and node.op not in ops
+            and guests.row(node.domain, node.op) is None
+            and not graph.is_shape_valued(t)
+        ):
             return NoMatch(f"depends on {t.name!r} as well", t.name)
         if len(nodes) + len(stack) > limit:
             return NoMatch(f"more than {limit} nodes lie before {y.name!r}", y.name)

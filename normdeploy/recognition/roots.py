@@ -12,6 +12,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph, value_inputs
+from ..norms import guests
 from ..norms.ops import DEFAULT, DOMAIN, OURS, Statistics
 from .region import NoMatch, compile_region
 
@@ -69,14 +70,14 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
                 node = graph.producer(t)
                 heapq.heappush(heap, (-graph.order(node) if node is not None else 1.0, id(t), t))
 
-    push(root.inputs[:1] if root.op in NORMS else value_inputs(root))  # scale and bias may be data of their own
+    push(root.inputs[:1] if is_norm(root) else value_inputs(root))  # scale and bias may be data of their own
     while heap and len(passed) < _UPWARD:
         t = heapq.heappop(heap)[2]
         if not heap:
             found.append(t)
         node = graph.producer(t)
         another = (
-            node is not None and is_root(graph, node) and (node.op in NORMS or any(n.op in REDUCTIONS for n in passed))
+            node is not None and is_root(graph, node) and (is_norm(node) or any(n.op in REDUCTIONS for n in passed))
         )
         if node is None or another or not _walkable(graph, node):
             break
@@ -124,9 +125,15 @@ def _foreign(graph: Graph, t: gs.Tensor, y: gs.Tensor, xs: Sequence[gs.Tensor], 
     return isinstance(compile_region(graph, t, xs[-1:], INSIDE), NoMatch)
 
 
+def is_norm(node: gs.Node | onnx.NodeProto) -> bool:
+    """Whether it is one norm in one node: by its name a standard one or ours, or one of an installed package's."""
+    op = node.op if isinstance(node, gs.Node) else node.op_type
+    return op in NORMS or guests.row(node.domain, op) is not None
+
+
 def is_root(graph: Graph, node: gs.Node) -> bool:
     """A square root (or a node that holds one) of something that is not fixed by the file."""
-    if node.op in NORMS:
+    if is_norm(node):
         return node.op not in OWN or node.domain == DOMAIN
     if not _standard(node) or node.op not in ("Sqrt", "Pow", "ReduceL2"):
         return False

@@ -23,7 +23,7 @@ from .facts import Norm
 from .parameters import Param, epsilon_of, snapped
 from .probe import Fit
 from .region import EvaluationFailed, Region, concrete
-from .roots import NORMS, REDUCTIONS, VIEWS, is_root
+from .roots import REDUCTIONS, VIEWS, is_norm, is_root
 from .scales import Affine
 from .sizes import bindings
 
@@ -163,7 +163,7 @@ def _ddof(graph: Graph, region: Region, fit: Fit) -> int | None:
     if not fit.centered:
         return None
     for root in (n for n in region.nodes if is_root(graph, n)):
-        if root.op in NORMS:
+        if is_norm(root):
             return int(graph.attrs(root).get("ddof", 0))
         if root.op == "ReduceL2":
             continue
@@ -188,7 +188,7 @@ def _ddof(graph: Graph, region: Region, fit: Fit) -> int | None:
 def _statistics(graph: Graph, nodes: Sequence[gs.Node]) -> str:
     kinds: dict[str, None] = {}
     for node in nodes:
-        if graph.is_shape_valued(node.outputs[0]) or node.op not in REDUCTIONS | NORMS | JOINED:
+        if graph.is_shape_valued(node.outputs[0]) or not (node.op in REDUCTIONS | JOINED or is_norm(node)):
             continue
         stash = graph.attrs(node).get("stash_type", int(node.op in _STASHED))
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(int(stash))) if stash else graph.dtype(node.inputs[0])

@@ -11,7 +11,7 @@ from ..graphs.nested import bodies
 from ..graphs.nested_functions import unopened
 from ..records import Finding
 from .readings import candidate
-from .roots import NORMS, is_root
+from .roots import is_norm, is_root
 
 
 def closed_norms(proto: onnx.ModelProto) -> Iterator[Finding]:
@@ -28,11 +28,11 @@ def _inside(model: onnx.ModelProto, place: str, reason: str) -> Iterator[Finding
         if around is not None:
             nodes = sorted({id(n): n for n in (*around.passed, node)}.values(), key=graph.order)
             yield Finding(
-                kind=node.op if node.op in NORMS else "unknown",
-                status="kept" if node.op in NORMS else "refused",
+                kind=node.op if is_norm(node) else "unknown",
+                status="kept" if is_norm(node) else "refused",
                 tensor=node.outputs[0].name,
                 module=graph.module(node),
-                spelling=node.op if node.op in NORMS else " ".join(n.op for n in nodes),
+                spelling=node.op if is_norm(node) else " ".join(n.op for n in nodes),
                 reason=reason,
                 place=place,
             )

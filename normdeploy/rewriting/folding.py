@@ -10,7 +10,7 @@ from ..graphs.graph import Graph
 from ..passes import batch
 from ..recognition import traits
 from ..recognition.region import Kind, NoMatch, compile_region
-from ..recognition.roots import NORMS, VIEWS
+from ..recognition.roots import VIEWS, is_norm
 from ..recognition.scales import Affine, affines, measure
 from ..records import Finding, Status
 from . import certify, rounding, trials
@@ -84,7 +84,7 @@ def _carries(graph: Graph, node: gs.Node) -> bool:
     before = graph.producer(node.inputs[0])
     while before is not None and before.op in VIEWS:
         before = graph.producer(before.inputs[0])
-    return before is not None and before.op in NORMS
+    return before is not None and is_norm(before)
 
 
 def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:

@@ -8,8 +8,9 @@ from typing import Literal
 import onnx_graphsurgeon as gs
 
 from ..choices import ANY
-from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
+from ..norms import guests
+from ..norms.guests import own
 from ..passes import write
 from ..passes.form import Form
 from ..passes.norm_forms import measured
@@ -18,7 +19,7 @@ from ..recognition.facts import Candidate, Norm
 from ..recognition.numerators import reason_of
 from ..recognition.readings import candidate, readings
 from ..recognition.region import Clarity, Kind, NoMatch
-from ..recognition.roots import NORMS, is_root
+from ..recognition.roots import is_norm, is_root
 from ..records import Attempt, Certificate, Finding, Status, both
 from . import certify, rounding, trials
 from .certify import unproved
@@ -33,7 +34,9 @@ _Refusal = tuple[NoMatch, Norm | None]  # the norm, where it was one and only it
 def fuse(work: Work, root: gs.Node) -> Finding | None:
     """Deal with the norm around one root."""
     around = candidate(work.graph, root) if is_root(work.graph, root) else None
-    return None if around is None else _fuse(work, root, around)
+    found = None if around is None else _fuse(work, root, around)
+    brought = guests.row(root.domain, root.op)
+    return replace(found, kind=brought.kind) if found and brought and found.status == "kept" else found
 
 
 def _fuse(
@@ -53,10 +56,10 @@ def _fuse(
             norm, form = inner
     if within is not None and norm.kind != within.kind:
         return None
-    if root.op in NORMS and form.core == root.op and len(_data_nodes(graph, norm)) <= len(form.nodes):
-        return _finding(
-            work, norm, "kept", reason=f"it is one {'' if root.domain == DOMAIN else 'standard '}node already"
-        )
+    brought = work.wanted.fuse == "portable" and guests.row(root.domain, root.op) is not None
+    if is_norm(root) and (form.core == root.op or brought) and len(_data_nodes(graph, norm)) <= len(form.nodes):
+        standard = "standard " if own(root.domain, root.op) is None else ""
+        return _finding(work, norm, "kept", reason=f"it is one {standard}node already")
     finding = _replace(work, norm, form)
     if finding.status != "fused" and norm.guessed:
         graph.memo.pop(norm.region.template, None)
@@ -165,7 +168,9 @@ def _replace(work: Work, norm: Norm, form: Form) -> Finding:
         return _finding(work, norm, "refused", reason=rewrite.reason)
     certificate = certify.certified(work.proofs, [rewrite])
     if not certificate:
-        return unproved(_finding(work, norm, "undone", form), certificate)
+        failed = unproved(_finding(work, norm, "undone", form), certificate)
+        by = f"as the package {form.package!r} writes it: {failed.reason}"
+        return replace(failed, reason=by) if form.package else failed
     likes = work.kinds.setdefault((rewrite.before.template, form.became), [])
     likes.append(len(work.findings))
     if len(likes) <= rounding.OF_A_KIND:
@@ -200,7 +205,7 @@ def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, r
     heart = _heart(work.graph, norm)
     module = work.graph.module(heart) if heart is not None else ""
     found = Finding(
-        kind=norm.kind,
+        kind=(form.kind if form is not None else "") or norm.kind,
         status=status,
         tensor=norm.y.name,
         module=module,
@@ -226,13 +231,13 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
         best = replace(best, reason=reason_of(work.graph, region.leaves[0], region.y))
     if best.kind is Kind.OPSET and work.wanted.unraised:
         best = replace(best, reason=f"{best.reason} ({work.wanted.unraised})")
-    status: Status = "kept" if root.op in NORMS else "refused"
+    status: Status = "kept" if is_norm(root) else "refused"
     attempts = tuple(_attempt(r, norm) for r, norm in refusals)
     if norm is not None:
         return replace(_finding(work, norm, status, reason=best.reason), attempts=attempts)
     fit = best.fit
     found = Finding(
-        kind=root.op if root.op in NORMS else fit.kind if fit is not None else "unknown",
+        kind=root.op if is_norm(root) else fit.kind if fit is not None else "unknown",
         status=status,
         tensor=best.tensor or root.outputs[0].name,
         module=work.graph.module(root),

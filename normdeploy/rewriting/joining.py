@@ -18,8 +18,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.dims import Dims, invented
-from ..graphs.functions import DOMAIN, JOINED, lacking, oldest
+from ..graphs.functions import DOMAIN, JOINED, oldest
 from ..graphs.graph import Graph
+from ..norms.bodies import lacking
 from ..norms.ops import OURS
 from ..passes.form import written
 from ..recognition import traits
@@ -53,7 +54,11 @@ class Join:
 def join(work: Work, node: gs.Node) -> Finding | None:
     """Join the norm of ``node`` with its neighbours; a finding where it can't be (its certificate failed), or was
     already."""
-    if node.domain == DOMAIN and node.op in JOINED and not lacking(node.op, [t.name for t in node.inputs], node.attrs):
+    if (
+        node.domain == DOMAIN
+        and node.op in JOINED
+        and not lacking(OURS[node.op], [t.name for t in node.inputs], node.attrs)
+    ):
         return _finding(work, node, node.outputs[0], work.graph.attrs(node))
     for propose in (_modulated, _added, _activated):
         found = propose(work.graph, node)
@@ -193,7 +198,7 @@ class _Row:
 
 def _row_norm(graph: Graph, node: gs.Node) -> _Row | None:
     ours = node.domain == DOMAIN and node.op == "RMSNorm"
-    if ours and lacking(node.op, [t.name for t in node.inputs], node.attrs):  # another op of that name
+    if ours and lacking(OURS[node.op], [t.name for t in node.inputs], node.attrs):  # another op of that name
         return None
     if not ours and not _is(node, "LayerNormalization", "RMSNormalization"):
         return None

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from ..errors import ExtensionError
+from ..norms.guests import of_plugin
 from .trt import select
 from .types import Types, check
 
@@ -36,6 +38,8 @@ def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
     if request.get("plugins"):
         if reason := _register():
             return {"refused": "plugins", "reason": reason}
+        if reason := _registered(request.get("packages", ())):
+            return {"refused": "packages", "reason": reason}
         builder, network = _network_for_plugins(trt, get_trt_logger())
     else:
         builder, network = create_network(strongly_typed=not rtx)  # TensorRT-RTX knows no other
@@ -73,6 +77,20 @@ def _register() -> str:
         qdp.register()
     except (ImportError, AttributeError) as error:  # no triton; a tensorrt.plugin without aot_impl
         return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _registered(packages: Sequence[Sequence[str]]) -> str:
+    """Let the packages that bring plugins register them; why one does not, "" where all do."""
+    for domain, name in packages:
+        guest = of_plugin(domain, name)
+        if guest is None or guest.norm.plugin is None:
+            return f"no installed package brings the plugin {name!r} of {domain!r}"
+        if guest.norm.plugin.register is not None:
+            try:
+                guest.extension.run(f"does not register the plugin {name!r}", guest.norm.plugin.register)
+            except ExtensionError as error:
+                return str(error)
     return ""
 
 

@@ -14,8 +14,8 @@ import onnx.inliner
 from ..errors import GraphError, InputError, RuntimeUnavailable
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
-from ..graphs.functions import DOMAIN
 from ..graphs.protos import captured
+from ..norms.guests import belongs
 from ..precision.prepare import opset_of
 from ..precision.retype import FORMATS, values
 from ..precision.stepwise import widened
@@ -42,7 +42,7 @@ class Change:
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto`` without functions but this project's own, which the evaluator knows."""
-    foreign = [(f.domain, f.name) for f in proto.functions if f.domain != DOMAIN]
+    foreign = [(f.domain, f.name) for f in proto.functions if not belongs(f.domain, f.name)]
     return onnx.inliner.inline_selected_functions(proto, foreign) if foreign else proto
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from ..norms.ops import DOMAIN
+from ..norms.guests import belongs
 
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
@@ -35,7 +35,10 @@ def nodes_of(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
     """Every node of the graph, its bodies and the file's functions (this project's own are written anew for each
     opset), and the opset that it is written in."""
     found: list[tuple[onnx.NodeProto, int]] = []
-    for holder, nodes in ((proto, proto.graph.node), *((f, f.node) for f in proto.functions if f.domain != DOMAIN)):
+    for holder, nodes in (
+        (proto, proto.graph.node),
+        *((f, f.node) for f in proto.functions if not belongs(f.domain, f.name)),
+    ):
         entry = standard_opset(holder)
         if entry is not None:
             inside = [inner for node in nodes for body in subgraphs(node) for inner in body.node]

@@ -22,6 +22,7 @@ from .options import (
     PartOption,
     Quiet,
     ReportFile,
+    Runners,
     TaskOption,
     Trust,
     loading_of,
@@ -73,6 +74,7 @@ def bench(
             help="Race others' files too, by comma: plain, onnxslim, onnxsim, ort-transformers.",
         ),
     ] = None,
+    runner: Runners = None,
     model: Factory = None,
     model_arg: FactoryArgs = None,
     key: Key = None,
@@ -108,6 +110,7 @@ def bench(
             norm_impl=() if norm_impl is None else norm_impl.split(","),
             norms=norms,
             against=() if against is None else against.split(","),
+            runners=runner or (),
             progress=progress,
             **loading,
         )

@@ -53,10 +53,11 @@ def check(
         typer.Option(
             "--fail-on",
             metavar="RULES",
+            show_default=False,  # it would be cut at 80 columns
             help=(
                 "Which findings fail the check, by comma: decomposed, unfolded, train-mode, eps-lost, fp16-overflow,"
-                " wrong-form, "
-                "missing-kernel, refused; or all, or none."
+                " wrong-form, missing-kernel, refused, or a package's; or all, or none. Without it decomposed,"
+                " train-mode and eps-lost."
             ),
         ),
     ] = "decomposed,train-mode,eps-lost",

@@ -174,6 +174,11 @@ Dims = Annotated[
 ]
 Eval = Annotated[bool, typer.Option("--eval", help="Put the model in eval mode where it is not.")]
 
+Runners = Annotated[
+    list[str] | None,
+    typer.Option("--runner", metavar="NAME", help="Also run ONNX files in an installed package's runtime. Repeatable."),
+]
+
 TaskOption = Annotated[
     str | None,
     typer.Option(

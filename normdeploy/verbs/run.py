@@ -34,6 +34,10 @@ def run(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the generated inputs.")] = 0,
+    runner: Annotated[
+        str | None,
+        typer.Option("--runner", metavar="NAME", help="A runtime that an installed package brings; not onnxruntime."),
+    ] = None,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -42,7 +46,14 @@ def run(
 
     check_report(report, used=[source, output, *([inputs] if inputs else ())])
     done = normdeploy.run(
-        source, inputs, output, provider=provider, device=device, profile_index=profile_index, seed=seed
+        source,
+        inputs,
+        output,
+        provider=provider,
+        device=device,
+        profile_index=profile_index,
+        seed=seed,
+        runner=runner,
     )
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)

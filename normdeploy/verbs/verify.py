@@ -24,6 +24,7 @@ from .options import (
     PartOption,
     Quiet,
     ReportFile,
+    Runners,
     TaskOption,
     Trust,
     loading_of,
@@ -118,6 +119,7 @@ def verify(
             "--drift", help="Also compare inner tensors of ONNX files with the model's: where does the error grow?"
         ),
     ] = False,
+    runner: Runners = None,
     model: Factory = None,
     model_arg: FactoryArgs = None,
     key: Key = None,
@@ -147,7 +149,7 @@ def verify(
         **{"tolerance": tolerance, "metric": metric, "policy": policy, "also_default": also_default},
     }
     if any(file.is_dir() for file in files):
-        of_one = {"--inputs": given, "--dataset": dataset, "--labels": labels, "--map": map_}
+        of_one = {"--inputs": given, "--dataset": dataset, "--labels": labels, "--map": map_, "--runner": runner}
         folder = _only_folder(files, [name for name, value in of_one.items() if value])
         _verify_parts(source, folder, report, html, quiet, rules, loading)
         return
@@ -161,6 +163,7 @@ def verify(
             dataset=dataset,
             labels=labels,
             map=map_ or (),
+            runners=runner or (),
             progress=progress,
             **rules,
             **loading,

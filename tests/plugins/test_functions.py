@@ -18,7 +18,10 @@ rng = np.random.default_rng(0)
 def body(name: str, inputs: list[np.ndarray], attributes: dict[str, Any], outputs: int = 1) -> list[np.ndarray]:
     """What the function's nodes give in float64."""
     return [
-        np.asarray(y) for y in evaluate.OPS[functions.DOMAIN, name](inputs, attributes | {"stash_type": 1}, 18, outputs)
+        np.asarray(y)
+        for y in evaluate.apply(
+            name, inputs, attributes | {"stash_type": 1}, opset=18, domain=functions.DOMAIN, outputs=outputs
+        )
     ]
 
 

@@ -1,0 +1,97 @@
+"""The function of an op whose body travels in the file: one of ours, or one that an installed package brings.
+
+Whoever needs to know what such an op computes reads it here: the file that is written, the evaluation in float64, and
+the prover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import onnx
+import onnx.parser
+
+from .op import NormOp
+
+VERSION = 1  # of the domains of such ops
+_KINDS: dict[int, tuple[str, type | tuple[type, ...]]] = {
+    onnx.AttributeProto.FLOAT: ("FLOAT", float),
+    onnx.AttributeProto.INT: ("INT", int),
+    onnx.AttributeProto.STRING: ("STRING", (str, bytes)),
+    onnx.AttributeProto.FLOATS: ("FLOATS", float),
+    onnx.AttributeProto.INTS: ("INTS", int),
+}
+
+
+@lru_cache
+def body(row: NormOp, opset: int) -> onnx.FunctionProto:
+    """The function of an op for a file of the given opset (``row.since`` or above); don't write into it.
+
+    Raises:
+        onnx.parser.ParseError, google.protobuf.message.DecodeError: a package's body is no function.
+    """
+    if isinstance(row.body, bytes):
+        function = onnx.FunctionProto.FromString(row.body)
+        del function.opset_import[:]
+        function.opset_import.add(domain="", version=opset)
+    else:
+        head = f'<opset_import: ["" : {opset}], domain: "{row.domains[0]}">'
+        attributes, inputs, outputs = (", ".join(names) for names in (row.attributes, row.inputs, row.outputs))
+        listed = f"<{attributes}> " if attributes else ""
+        function = onnx.parser.parse_function(
+            f"{head} {row.op} {listed}({inputs}) => ({outputs}) {{ {_reduced(row.body, opset)} }}"
+        )
+    for node in function.node:
+        if node.domain == "ai.onnx":
+            node.domain = ""
+        if not node.domain:
+            node.ClearField("domain")  # the parser writes the default one, other tools leave it out
+    return function
+
+
+def _reduced(text: str, opset: int) -> str:
+    """``text`` with its {mean} and the like written as the opset has them: from 18 on the axes are an input."""
+
+    def reduced(of: str, to: str, axes: str = "@axes", by: str = "ReduceMean") -> str:
+        if opset < 18:
+            return f"{to} = {by} <axes: ints = {axes}, keepdims: int = 1> ({of})"
+        return (
+            f"along_{to} = Constant <value_ints: ints = {axes}> () {to} = {by} <keepdims: int = 1> ({of}, along_{to})"
+        )
+
+    places = {
+        "{mean}": reduced("x", "mean"),
+        "{biased}": reduced("q", "biased"),
+        "{last}": reduced("q", "biased", "[-1]"),
+        "{length}": reduced("x", "length", by="ReduceL2"),
+    }
+    for place, written in places.items():
+        text = text.replace(place, written)
+    return text
+
+
+def lacking(row: NormOp, inputs: Sequence[str], attributes: Mapping[str, object]) -> list[str]:
+    """What a call of an op leaves out or gives in another type than it takes, in words.
+
+    ``inputs`` are the names given, "" where one is not; ``attributes`` their values, None where the caller of a
+    function gives one.
+    """
+    function = body(row, row.since)
+    kinds = {a.ref_attr_name: a.type for node in function.node for a in node.attribute if a.ref_attr_name}
+    without = [name for i, name in enumerate(function.input) if i >= len(inputs) or not inputs[i]]
+    wrong = [n for n in function.attribute if n in kinds and not _fits(kinds[n], attributes.get(n))]
+    return [
+        *(f"the input {name!r}" for name in without),
+        *(f"the attribute {name!r}" for name in function.attribute if name not in attributes),
+        *(f"the attribute {name!r} as {_KINDS[kinds[name]][0]}" for name in wrong),
+    ]
+
+
+def _fits(kind: int, value: object) -> bool:
+    if value is None or kind not in _KINDS:
+        return True
+    name, python = _KINDS[kind]
+    if name.endswith("S"):
+        return isinstance(value, list | tuple) and all(isinstance(v, python) for v in value)
+    return isinstance(value, python)

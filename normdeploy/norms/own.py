@@ -1,0 +1,155 @@
+"""This project's own ops (domain ``normdeploy``): what no standard node can say in one. A row each, with its function
+body in standard ops.
+
+They are written on request (``--fuse portable``). The body is part of the file, so that every runtime runs it; where a
+fused kernel is at hand, that takes its place. They compute in the type ``stash_type`` (1: float32, 11: float64), from
+which the result alone is rounded to X's. The body is also what is evaluated in float64 and in the prover's field: there
+is no second definition that could differ.
+
+The norms normalize over ``axes``, the trailing ones (L2Norm: any), and take one scale (and bias) that broadcasts to X:
+
+    RMSNorm           X / sqrt(mean(X²) + epsilon) · scale                 (ONNX has it from opset 23 on)
+    LayerNorm         (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias
+                      (torch.var without arguments, n dynamic)
+    StdNorm           (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias
+                      (Rush, "The Annotated Transformer", 2018: a·(x − mean)/(std + eps) + b)
+    L2Norm            X / max(‖X‖₂, epsilon) · scale                       (torch.nn.functional.normalize)
+    ChannelLayerNorm  LayerNormalization over axis 1 of (N, C, …) at each place, scale and bias of shape (C,)
+                      (ConvNeXt, Liu et al. 2022)
+
+Joined are a norm and its neighbours; their bodies hold the standard nodes that they took the place of, which runtimes
+know to fuse:
+
+    AddLayerNorm, AddRMSNorm   sum = X + residual (of one shape), Y = the norm of the sum over its last axis; both are
+                               outputs
+    ModulatedLayerNorm         X̂ · (1 + scale) + shift over the last axis, scale and shift of shape (B, 1, D)
+                               (DiT, Peebles, Xie 2022)
+    GroupNormSiLU              y · sigmoid(y) of y = GroupNormalization(X) (opset 21 on)
+
+No op bears a standard one's name: TensorRT's parser goes by the name alone, and takes its own op and that one's
+attributes instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .op import DOMAIN, NormOp, Owner, row
+
+
+def _ours(op: str, *words: str, since: int = 17, plugin: str | None = None, **more: Any) -> NormOp:
+    """Bodies are written for opset 17 and newer ones, kernels have their op's name, and TensorRT's parser reads
+    functions from 9.0 on."""
+    kernel = op if plugin is None else plugin
+    return row(Owner.OURS, op, *words, since=since, domains=(DOMAIN,), plugin=kernel, tensorrt=(9, 0), **more)
+
+
+_AFFINE, _GROUPS = "X scale bias", "epsilon num_groups stash_type"
+
+# {mean} and the like are reductions over the axes, which each opset writes in its way (`normdeploy.norms.bodies`)
+_EPSILON = "given = Constant <value_float: float = @epsilon> () small = Cast <to: int = @stash_type> (given)"
+_SCALED = "wide = Cast <to: int = @stash_type> (scale) scaled = Mul (normal, wide)"
+_SHIFTED = (
+    f"{_SCALED} shift = Cast <to: int = @stash_type> (bias) shifted = Add (scaled, shift) Y = CastLike (shifted, X)"
+)
+_CENTERED = f"""
+    x = Cast <to: int = @stash_type> (X)
+    {{mean}} d = Sub (x, mean) q = Mul (d, d)
+    {{biased}}
+    counted = Shape (X) over = Constant <value_ints: ints = @axes> () each = Gather (counted, over)
+    n = ReduceProd <keepdims: int = 0> (each) ddof = Constant <value_int: int = @ddof> () less = Sub (n, ddof)
+    many = Cast <to: int = @stash_type> (n) fewer = Cast <to: int = @stash_type> (less) factor = Div (many, fewer)
+    variance = Mul (biased, factor) {_EPSILON}"""
+
+# onnxruntime makes one kernel of this; of Mul (x, x) it would not
+_RMS = (
+    "x = Cast <to: int = @stash_type> ({of}) of = Constant <value_float: float = 2.0> () two = Cast <to: int ="
+    f" @stash_type> (of) q = Pow (x, two) {{biased}} {_EPSILON} e = Add (biased, small) r = Sqrt (e) normal = Div (x,"
+    f" r) {_SCALED} Y = CastLike (scaled, X)"
+)
+_ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, stash_type: int = @stash_type>"
+
+ROWS: tuple[NormOp, ...] = (
+    _ours(
+        "RMSNorm",
+        "RMSNorm",
+        "X scale",
+        "axes epsilon stash_type",
+        centered=False,
+        body=_RMS.replace("{of}", "X"),
+    ),
+    _ours(
+        "LayerNorm",
+        "LayerNorm",
+        _AFFINE,
+        "axes epsilon ddof stash_type",
+        body=f"{_CENTERED} e = Add (variance, small) r = Sqrt (e) normal = Div (d, r) {_SHIFTED}",
+    ),
+    _ours(
+        "StdNorm",
+        "StdNorm",
+        _AFFINE,
+        "axes epsilon ddof stash_type",
+        body=f"{_CENTERED} s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_SHIFTED}",
+    ),
+    _ours(
+        "L2Norm",
+        "L2Norm",
+        "X scale",
+        "axes epsilon stash_type",
+        centered=False,
+        plugin="",  # in TensorRT too its body runs
+        body=f"x = Cast <to: int = @stash_type> (X) {{length}} {_EPSILON} r = Clip (length, small) normal = Div (x, r)"
+        f" {_SCALED} Y = CastLike (scaled, X)",
+    ),
+    _ours(
+        "ChannelLayerNorm",
+        "LayerNorm",
+        _AFFINE,
+        "epsilon stash_type",
+        # to (N, places, C) and back; no −1 in a Reshape, which an empty batch could not fill in
+        body="whole = Shape (X) head = Shape <start: int = 0, end: int = 2> (X) tail = Shape <start: int = 2> (X)"
+        " places = ReduceProd <keepdims: int = 1> (tail) flat = Concat <axis: int = 0> (head, places)"
+        " rows = Reshape <allowzero: int = 1> (X, flat) last = Transpose <perm: ints = [0, 2, 1]> (rows)"
+        f" normal = {_ON_THE_LAST} (last, scale, bias) first = Transpose <perm: ints = [0, 2, 1]> (normal)"
+        " Y = Reshape <allowzero: int = 1> (first, whole)",
+    ),
+    _ours(
+        "AddLayerNorm",
+        "LayerNorm",
+        "X residual scale bias",
+        "epsilon stash_type",
+        "Y sum",
+        joined=True,
+        body=f"sum = Add (X, residual) Y = {_ON_THE_LAST} (sum, scale, bias)",
+    ),
+    _ours(
+        "AddRMSNorm",
+        "RMSNorm",
+        "X residual scale",
+        "epsilon stash_type",
+        "Y sum",
+        joined=True,
+        centered=False,
+        body=f"sum = Add (X, residual) {_RMS.replace('{of}', 'sum').replace('{biased}', '{last}')}",
+    ),
+    _ours(
+        "ModulatedLayerNorm",
+        "LayerNorm",
+        "X scale shift",
+        "epsilon stash_type",
+        joined=True,
+        body="one = Constant <value_float: float = 1.0> () unit = CastLike (one, scale) gain = Add (scale, unit)"
+        f" Y = {_ON_THE_LAST} (X, gain, shift)",
+    ),
+    _ours(
+        "GroupNormSiLU",
+        "GroupNorm",
+        _AFFINE,
+        _GROUPS,
+        joined=True,
+        since=21,
+        body="normal = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @num_groups, stash_type: int ="
+        " @stash_type> (X, scale, bias) gate = Sigmoid (normal) Y = Mul (normal, gate)",
+    ),
+)
