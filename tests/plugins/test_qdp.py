@@ -53,7 +53,7 @@ def build(name: str, dtype: str, batch: int | str) -> standin.Build:
         (batch, *t.shape[1:]) if given in samples else t.shape
         for given, t in zip(BY_NAME[name].inputs, inputs, strict=True)
     ]
-    return standin.Build(name, shapes, [t.dtype for t in inputs], attributes)
+    return standin.Build(name, shapes, [t.dtype for t in inputs], BY_NAME[name].encoded(attributes))
 
 
 def test_registering_twice_is_once() -> None:
@@ -100,7 +100,7 @@ def test_dynamic_sizes(name: str) -> None:
     attributes = attributes | ({"channels_last": 0} if "channels_last" in attributes else {})
     shape: tuple[Any, ...] = ("b", "c") if name in ("LayerNorm", "NormStatistics") else ("b", 320, "h", "w")
     parameters = [shape[1:2]] * (len(op.inputs) - 1)
-    plugin = standin.Build(name, [shape, *parameters], ["fp16"] * len(op.inputs), attributes)
+    plugin = standin.Build(name, [shape, *parameters], ["fp16"] * len(op.inputs), op.encoded(attributes))
     fixed = {"LayerNorm": set(), "ChannelLayerNorm": {"n"}}.get(name, {"channels"})
     tiles = op.tiles([Tensor(tuple(Unknown() if isinstance(d, str) else d for d in shape), "fp16")], attributes)
     kernels = set()
@@ -131,10 +131,12 @@ def test_types() -> None:
 
 
 def test_bad_attributes_are_refused_by_name() -> None:
-    with pytest.raises(
-        ValueError, match="ScaleShift: activation is 'gelu'; it has to be one of 'none', 'relu', 'silu'"
-    ):
-        standin.Build("ScaleShift", [(2, 8), (8,), (8,)], ["fp16"] * 3, {"axis": 1, "activation": "gelu"})
+    with pytest.raises(ValueError, match="ScaleShift: activation is 7; it has to be one of 'none', 'relu', 'silu'"):
+        standin.Build("ScaleShift", [(2, 8), (8,), (8,)], ["fp16"] * 3, {"axis": 1, "activation": 7})
+    with pytest.raises(ValueError, match="ScaleShift: activation holds 5 numbers; it has to be one number"):
+        standin.Build("ScaleShift", [(2, 8), (8,), (8,)], ["fp16"] * 3, {"axis": 1, "activation": "silu"})
+    with pytest.raises(ValueError, match="LayerNorm: the node has no epsilon, ddof; a plugin has no defaults"):
+        standin.Build("LayerNorm", [(2, 8), (8,), (8,)], ["fp16"] * 3, {"axis": 1})
     with pytest.raises(ValueError, match="320 channels do not divide into 33 groups"):
         standin.Build("GroupNorm", [(2, 320, 8, 8), (320,), (320,)], ["fp16"] * 3, GROUPS | {"num_groups": 33}).launch(
             1, {}
