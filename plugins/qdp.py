@@ -48,10 +48,12 @@ _ARRAYS = {float: _Float32, int: _Int32, str: _Int32}
 def register() -> tuple[str, ...]:
     """Register every op with TensorRT, once for a process; gives their names, all in the namespace ``normdeploy``.
 
-    Raises ImportError where tensorrt (10.9 or newer) or triton is missing.
+    Raises ImportError where tensorrt (10.9 to 11.4 were tried) or triton is missing, or tensorrt has become another.
     """
     import tensorrt.plugin as trtp
 
+    if wrong := _unknown(trtp):
+        raise ImportError(wrong)
     _name_timings(trtp)
     for op in OPS:
         if not hasattr(getattr(trtp.op, NAMESPACE, None), op.name):
@@ -156,6 +158,23 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 def _signed(function: Callable[..., Any], parameters: list[inspect.Parameter], returns: Any) -> Callable[..., Any]:
     function.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
     return function
+
+
+def _unknown(trtp: Any) -> str:
+    """What ``tensorrt.plugin`` lacks that is changed here beside its public names; "" where nothing."""
+    import tensorrt as trt
+
+    lacking = [] if hasattr(trtp, "aot_impl") else ["aot_impl"]
+    if not hasattr(trtp.register.__globals__.get("_TemplateAOTPlugin"), "get_timing_cache_id"):
+        lacking.append("_TemplateAOTPlugin.get_timing_cache_id")
+    if not any("_exprBuilder" in vars(c) for c in trtp.SymInt32.__mro__):
+        lacking.append("SymInt32._exprBuilder")
+    if not lacking:
+        return ""
+    return (
+        f"tensorrt.plugin of TensorRT {getattr(trt, '__version__', '(of no version)')} has no {', '.join(lacking)}; the"
+        " kernels were tried with TensorRT 10.9 to 11.4: pip install 'tensorrt>=10.9,<11.5'"
+    )
 
 
 def _leave_shapes(trtp: Any) -> None:

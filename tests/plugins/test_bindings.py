@@ -158,7 +158,7 @@ def test_every_op(release: Release, folder: Path) -> None:
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_several_plugins_in_one_network(release: Release, folder: Path) -> None:
-    """Each step with all of them, and with their clones, before the next: none meets what another left behind."""
+    """Layer by layer, with clones of all behind them, then step by step: none meets what another left behind."""
     network = [case for case in cases(["bf16"]) if case.dynamic]
     found = release.run(folder, network=[case.request() for case in network])
     assert found, found.end

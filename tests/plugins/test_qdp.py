@@ -143,6 +143,37 @@ def test_bad_attributes_are_refused_by_name() -> None:
         )
 
 
+def test_attributes_are_arrays_of_one_number(trtp: Any) -> None:
+    """NVIDIA's bindings up to 11.1 make no number of an array of one with NumPy 2.4; those up to 10.15 read texts
+    wrongly."""
+    for op in OPS:
+        creator = trtp.register.__globals__["QDP_CREATORS"][f"normdeploy::{op.name}"]
+        expected = {name: "FLOAT32" if kind is float else "INT32" for name, kind in op.attributes.items()}
+        assert {f.name: f.type.name for f in creator.field_names} == expected
+
+
+def test_no_expression_builder_of_an_earlier_call_is_used(trtp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bindings up to 10.14 leave it behind when they have asked for shapes, and free it."""
+    (holder,) = (c for c in trtp.SymInt32.__mro__ if "_exprBuilder" in vars(c))
+    for op in OPS:
+        monkeypatch.setattr(holder, "_exprBuilder", "freed")
+        assert build(op.name, "fp16", "b").tactics
+
+
+def test_a_release_that_lacks_what_is_changed_is_refused(trtp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = trtp.register.__globals__["_TemplateAOTPlugin"]
+    monkeypatch.delattr(trtp, "aot_impl")
+    monkeypatch.delattr(template, "get_timing_cache_id")
+    said = r"has no aot_impl, _TemplateAOTPlugin\.get_timing_cache_id; .*pip install 'tensorrt>=10\.9,<11\.5'"
+    with pytest.raises(ImportError, match=said):
+        qdp.register()
+
+
+def test_other_peoples_plugins_keep_their_timing_cache_id(trtp: Any) -> None:
+    plugin = trtp.register.__globals__["_TemplateAOTPlugin"]("Theirs", "theirs", 1)
+    assert plugin.get_timing_cache_id() == ""
+
+
 def test_the_validators_are_real(trtp: Any) -> None:
     def wrong(x: Any = 1) -> Any:
         return x

@@ -63,11 +63,11 @@ def _placeholder(kernel: Any, signature: dict[str, str], constants: Any, warps: 
 
 
 def _all(plugins: list[tuple[dict[str, Any], mock.Plugin]]) -> dict[str, Any]:
-    """Step by step, each step with all plugins before the next, as a builder does with the layers of a network."""
+    """As a builder does with the layers of a network: types and shapes of one after the other, then each step with all
+    of them before the next."""
     found: list[dict[str, Any]] = [{"kinds": p.kinds, "name": p.identity()} for _, p in plugins]
     for (case, plugin), said in zip(plugins, found, strict=True):
         said["types"] = plugin.output_types(case["types"], [len(s) for s in case["shapes"]])
-    for (case, plugin), said in zip(plugins, found, strict=True):
         plugin.output_shapes(case["shapes"])
         said["shapes"] = [plugin.output_dims(sizes) for sizes in case["sizes"]]
     for (_, plugin), said in zip(plugins, found, strict=True):
