@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ def compiled(folder: Path, major: int, layout: int | None = None) -> Path:
         if not target.exists():
             source = [str(HERE / "mock.cpp")] if name == "libnvinfer" else ["-x", "c++", "/dev/null"]
             options = ["-std=c++17", "-shared", "-fPIC", f"-DLAYOUT_MAJOR={layout or major}"]
-            part = target.with_suffix(f"{target.suffix}.part")
+            part = made / f"{target.name}.part-{os.getpid()}"  # another process may be at it too
             command = ["g++", *options, f"-Wl,-soname,{target.name}", *source, "-o", str(part)]
             subprocess.run(command, check=True, capture_output=True, text=True)
             part.replace(target)
@@ -50,7 +51,9 @@ def load(libraries: Path, bindings: Path) -> Any:
     into sys.modules."""
     global _library
     # a library that is loaded is found by its soname when the bindings want it
-    loaded = [ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL) for file in sorted(libraries.glob("*.so.*[0-9]"))]
+    loaded = [
+        ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL) for file in sorted(libraries.iterdir()) if file.suffix[1:].isdigit()
+    ]
     _library = next(found for found in loaded if hasattr(found, "mock_size"))
     for name in ("faults", "called", "kinds", "name", "timing_cache_id", "metadata"):
         getattr(_library, f"mock_{name}").restype = ctypes.c_char_p
