@@ -40,7 +40,7 @@ test-gpu: $(STAMP)
 		compute-sanitizer --error-exitcode 1 $(BIN)/python -m pytest -rs tests/plugins/test_gpu.py -k '1001 or 7x7 or 7-20 or 40x41' || test $$? = 5; \
 	else echo "compute-sanitizer is not installed: memory was not checked"; fi
 
-# our plugins through every release of NVIDIA's bindings from 10.9 on, 20 MB of downloads, without a GPU; some minutes
+# our plugins through every release of NVIDIA's bindings from 10.9 on, 20 MB of downloads, without a GPU; ten minutes at first, then two
 test-tensorrt: $(STAMP)
 	$(BIN)/python -m tests.plugins.bindings.wheels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m tensorrt tests/plugins/test_bindings.py
