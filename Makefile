@@ -7,7 +7,7 @@ HUGGINGFACE := .venv-huggingface
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: check demo test test-random test-gpu architectures whole-models test-architectures test-matrix huggingface install clean
+.PHONY: check demo test test-random test-gpu test-tensorrt architectures whole-models test-architectures test-matrix huggingface install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -39,6 +39,11 @@ test-gpu: $(STAMP)
 	@if command -v compute-sanitizer >/dev/null; then \
 		compute-sanitizer --error-exitcode 1 $(BIN)/python -m pytest -rs tests/plugins/test_gpu.py -k '1001 or 7x7 or 7-20 or 40x41' || test $$? = 5; \
 	else echo "compute-sanitizer is not installed: memory was not checked"; fi
+
+# our plugins through every release of NVIDIA's bindings from 10.9 on, 20 MB of downloads, without a GPU; ten minutes at first, then two
+test-tensorrt: $(STAMP)
+	$(BIN)/python -m tests.plugins.bindings.wheels
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m tensorrt tests/plugins/test_bindings.py
 
 # transformers, diffusers, timm and torchvision in an environment of their own, which sees this one: none of them may bring another torch
 $(ARCHITECTURES)/.installed: $(STAMP) tests/architectures/requirements.txt
@@ -81,4 +86,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-matrix $(ARCHITECTURES) $(HUGGINGFACE) demo build *.egg-info
+	rm -rf .venv .venv-matrix .venv-tensorrt $(ARCHITECTURES) $(HUGGINGFACE) demo build *.egg-info

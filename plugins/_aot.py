@@ -1,5 +1,5 @@
-"""Kernels ahead of time: one launch → PTX that any driver from CUDA 12.8 on takes, with nothing else in it; kept on
-disk by content.
+"""Kernels ahead of time: one launch → PTX that any driver takes that knows the GPU, from CUDA 12.0 on, with nothing
+else in it; kept on disk by content.
 
 What Triton writes is made portable and checked, each of which is an error here rather than a broken engine later:
 the two hidden parameters (global and profile scratch) are unused and removed; ``.target sm_90a`` and its like become
@@ -21,10 +21,12 @@ from typing import Any
 
 from ._launch import Launch, Op, Tensor
 
-# PTX 8.7 (CUDA 12.8) knows every architecture up to sm_120; what Triton would choose by itself is newer than many
-# drivers.
-PTX_VERSION = 87
-CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
+# Compute capability: the version of PTX, 8.0 (CUDA 12.0, drivers from R525 on) or the first that knows it (8.6: R565,
+# 8.7: R570); what Triton would choose by itself is newer than many drivers. GPUs that are not listed, as 10.3 and 12.1,
+# take the kernel of the next lower one: without instructions of one architecture alone PTX runs on every later one (PTX
+# ISA, ".target").
+PTX_VERSIONS = {(7, 5): 80, (8, 0): 80, (8, 6): 80, (8, 9): 80, (9, 0): 80, (10, 0): 86, (12, 0): 87}
+CAPABILITIES = tuple(PTX_VERSIONS)
 # Instructions of sm_90a, sm_100a and sm_120a alone, which the plain architecture lacks.
 _SPECIFIC = re.compile(r"\b(wgmma|tcgen05|setmaxnreg|multimem|clusterlaunchcontrol)\b")
 
@@ -41,13 +43,23 @@ class Compiled:
 
 
 class AotError(RuntimeError):
-    """Triton wrote something that can't be put into an engine."""
+    """There is no kernel that can be put into an engine; says what to do where something can be done."""
 
 
 def cache_folder() -> Path:
     """Where compiled kernels are kept: NORMDEPLOY_CACHE, else the user's cache folder."""
     named = os.environ.get("NORMDEPLOY_CACHE")
     return Path(named or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normdeploy") / "kernels"
+
+
+def target_of(capability: tuple[int, int]) -> tuple[int, int]:
+    """What is compiled for a GPU of this compute capability: the nearest of CAPABILITIES that is not above it. Raises
+    AotError below all."""
+    known = [c for c in CAPABILITIES if c <= capability]
+    if not known:
+        least, asked = (".".join(map(str, c)) for c in (CAPABILITIES[0], capability))
+        raise AotError(f"the kernels need a GPU of compute capability {least} or newer, not {asked}")
+    return known[-1]
 
 
 def specialized(launch: Launch) -> dict[str, int]:
@@ -60,10 +72,12 @@ def compile_launch(
     op: Op, launch: Launch, inputs: Sequence[Tensor], outputs: Sequence[Tensor], capability: tuple[int, int]
 ) -> Compiled:
     """The kernel of ``launch`` for a compute capability and all later ones; from disk where it was compiled before.
+    Its name holds a digest of it.
 
-    Raises AotError where Triton's PTX uses scratch memory, instructions of one architecture alone, or names a source
-    file.
+    Raises AotError where Triton or its ptxas fails, and where the PTX uses scratch memory, instructions of one
+    architecture alone, or names a source file.
     """
+    capability = target_of(capability)
     fixed = specialized(launch)
     constants = fixed | launch.constants
     kinds = (
@@ -109,6 +123,15 @@ def _own_source() -> str:
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
+@functools.cache
+def sources() -> str:
+    """A digest of all that decides over kernels and tactics: this package and Triton's version."""
+    import triton
+
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join([triton.__version__.encode(), *(f.read_bytes() for f in files)])).hexdigest()
+
+
 def _read(file: Path) -> Compiled | None:
     """What was kept, or None where there is nothing or not what was written."""
     try:
@@ -139,23 +162,47 @@ def _compile(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.knobs import compilation
+    from triton.runtime.errors import PTXASError
 
     # pointers are aligned as cudaMalloc and TensorRT align them: without the hint loads are 2 bytes wide
     hints = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
-    options = {"num_warps": warps, "ptx_version": PTX_VERSION, "enable_fp_fusion": True}
+    options = {"num_warps": warps, "ptx_version": PTX_VERSIONS[capability], "enable_fp_fusion": True}
     with compilation.scope():
         compilation.disable_line_info = True
-        built = triton.compile(
-            source, target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32), options=options
-        )
+        try:
+            built = triton.compile(
+                source, target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32), options=options
+            )
+        except PTXASError as error:
+            raise AotError(_refused(kernel.__name__, capability, str(error))) from error
     scratch = built.metadata.global_scratch_size, built.metadata.profile_scratch_size
     if any(scratch):
         raise AotError(f"{built.metadata.name} wants scratch memory of {scratch} bytes, which a plugin has not")
     visible = sum(kind != "constexpr" for kind in signature.values())
-    ptx = portable(built.asm["ptx"], built.metadata.name, visible)
+    name, ptx = named(portable(built.asm["ptx"], built.metadata.name, visible), built.metadata.name)
     arguments = tuple(name for name, kind in signature.items() if kind == "i32")
-    return Compiled(built.metadata.name, ptx, built.metadata.shared, built.metadata.num_warps, arguments)
+    return Compiled(name, ptx, built.metadata.shared, built.metadata.num_warps, arguments)
+
+
+def _refused(kernel: str, capability: tuple[int, int], told: str) -> str:
+    import triton
+
+    found = re.search(r"(?:line \d+; error|ptxas fatal)\s*:\s*(.+)", told)
+    words = found.group(1).strip() if found else told.strip()[:300]
+    asked, least = (".".join(map(str, c)) for c in (capability, CAPABILITIES[0]))
+    return (
+        f"ptxas of Triton {triton.__version__} refuses {kernel} for compute capability {asked}: {words}; install a"
+        f" newer triton, or set NORMDEPLOY_COMPUTE_CAPABILITY to a lower one from {least} on, whose kernels later GPUs"
+        " run"
+    )
+
+
+def named(ptx: str, name: str) -> tuple[str, str]:
+    """(name, PTX) with a digest of the PTX in the kernel's name: variants of one kernel meet in one engine, where
+    nothing says that they are told apart by more than their names."""
+    own = f"{name}_{hashlib.sha256(ptx.encode()).hexdigest()[:16]}"
+    return own, re.sub(rf"\b{name}(?=\b|_param_)", own, ptx)
 
 
 def portable(ptx: str, name: str, visible: int) -> str:

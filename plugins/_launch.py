@@ -7,12 +7,21 @@ nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Size = Any  # int or a symbolic expression of TensorRT
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
+# Texts that an attribute may hold; plugin nodes hold their places here. The bindings of TensorRT 10.9 to 10.15 garble
+# texts under NumPy 2.
+TEXTS = ("none", "relu", "silu")
+
+
+class Unknown:
+    """A size that is not known when the engine is built and that nothing is computed from."""
+
+    is_fake = True
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,31 @@ class Op:
     outputs: tuple[str, ...] = ("y",)
     shapes: Callable[[Sequence[Tensor], dict[str, Any]], list[tuple[Size, ...]]] | None = None
     required: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # attribute: the values that it may have
+
+    def encoded(self, attributes: Mapping[str, Any]) -> dict[str, int | float]:
+        """The attributes as a plugin node holds them, in the order in which they are registered."""
+        return {
+            name: TEXTS.index(attributes[name]) if kind is str else kind(attributes[name])
+            for name, kind in self.attributes.items()
+        }
+
+    def decoded(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes from arrays of one number. Raises ValueError where one is missing or can't be what it is."""
+        missing = [name for name in self.attributes if name not in given]
+        if missing:
+            raise ValueError(f"{self.name}: the node has no {', '.join(missing)}; a plugin has no defaults")
+        read: dict[str, Any] = {}
+        for name, kind in self.attributes.items():
+            if given[name].size != 1:
+                raise ValueError(f"{self.name}: {name} holds {given[name].size} numbers; it has to be one number")
+            value = given[name].item()
+            read[name] = TEXTS[value] if kind is str and value in range(len(TEXTS)) else value
+            allowed = self.required.get(name)
+            if allowed and read[name] not in allowed:
+                raise ValueError(
+                    f"{self.name}: {name} is {read[name]!r}; it has to be one of {', '.join(map(repr, allowed))}"
+                )
+        return read
 
     def output_tensors(self, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> list[Tensor]:
         shapes = self.shapes(inputs, attributes) if self.shapes else [inputs[0].shape] * len(self.outputs)

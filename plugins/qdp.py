@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Union
 
-from ._aot import AotError, compile_launch
-from ._launch import Op, Tensor, constant
+import numpy as np
+
+from ._aot import AotError, compile_launch, sources
+from ._launch import Op, Tensor, Unknown, constant
 from .ops import OPS
 
 NAMESPACE = "normdeploy"
@@ -23,13 +25,36 @@ TYPES = {"fp32": "FP32", "fp16": "FP16", "bf16": "BF16"}
 MIXED = "FP16|BF16"
 
 
+class _Float32:
+    """An attribute's annotation: an array of float32. ``numpy.typing.NDArray[...]`` says the same, but the bindings of
+    TensorRT 10.9 to 11.1 hand it to ``issubclass``, which Python 3.13 refuses; all know an array by these two names."""
+
+    __origin__ = np.ndarray
+    __args__ = (Any, np.dtype[np.float32])
+
+
+class _Int32:
+    """As `_Float32`, of int32."""
+
+    __origin__ = np.ndarray
+    __args__ = (Any, np.dtype[np.int32])
+
+
+# Attributes are arrays of one element, in the types that the ONNX parser reads: the bindings of TensorRT 10.9 to 11.1
+# make no float or int of what they get under NumPy 2.4. A text is its place in `_launch.TEXTS`.
+_ARRAYS = {float: _Float32, int: _Int32, str: _Int32}
+
+
 def register() -> tuple[str, ...]:
     """Register every op with TensorRT, once for a process; gives their names, all in the namespace ``normdeploy``.
 
-    Raises ImportError where tensorrt (10.9 or newer) or triton is missing.
+    Raises ImportError where tensorrt (10.9 to 11.4 were tried) or triton is missing, or tensorrt has become another.
     """
     import tensorrt.plugin as trtp
 
+    if wrong := _unknown(trtp):
+        raise ImportError(wrong)
+    _name_timings(trtp)
     for op in OPS:
         if not hasattr(getattr(trtp.op, NAMESPACE, None), op.name):
             _register(op, trtp)
@@ -67,15 +92,19 @@ def compute_capability() -> tuple[int, int]:
 
 def _register(op: Op, trtp: Any) -> None:
     count = len(op.inputs)
-    desc, attributes = trtp.TensorDesc, [_parameter(name, kind) for name, kind in op.attributes.items()]
+    desc, attributes = trtp.TensorDesc, [_parameter(name, _ARRAYS[kind]) for name, kind in op.attributes.items()]
     inputs = [_parameter(name, desc) for name in op.inputs]
     outputs = _parameter("outputs", tuple[desc])
 
+    def read(values: Sequence[Any]) -> dict[str, Any]:
+        return op.decoded(dict(zip(op.attributes, values, strict=True)))
+
     def described(*tensors: Any, **given: Any) -> Any:
         """The outputs' shapes and types."""
-        given = _read(given)
-        _check(op, given)
-        shaped = op.shapes(_tensors(tensors), given) if op.shapes else None
+        attributes = op.decoded(given)
+        if tensors[0].shape_expr[0].is_fake:
+            _leave_shapes(trtp)
+        shaped = op.shapes(_tensors(tensors), attributes) if op.shapes else None
         # like() keeps the type of the input, which is what every output but statistics has
         descs = (
             [trtp.from_shape_expr(shape, _float32()) for shape in shaped]
@@ -87,7 +116,8 @@ def _register(op: Op, trtp: Any) -> None:
     def autotune(*values: Any) -> Any:
         """Types and tactics: one type for everything, or parameters in fp32 beside half precision; statistics in
         fp32."""
-        tiles = op.tiles(_tensors(values[:count]), _read(dict(zip(op.attributes, values[count:-1], strict=True))))
+        tensors = [Tensor(_numbers(d.shape), _dtype(d)) for d in values[:count]]
+        tiles = op.tiles(tensors, read(values[count:-1]))
         same = {"T": "|".join(TYPES.values()), "P": "|".join(TYPES.values()), "F": "FP32"}
         found = []
         for kinds in [same, *([{"T": MIXED, "P": "FP32", "F": "FP32"}] if "P" in op.types else [])]:
@@ -100,9 +130,11 @@ def _register(op: Op, trtp: Any) -> None:
 
     def aot_impl(*values: Any) -> Any:
         """The kernel of one tactic, its launch parameters and int32 arguments."""
-        given = _read(dict(zip(op.attributes, values[count:-2], strict=True)))
-        tensors, results, tactic = _tensors(values[:count]), _tensors(values[-2]), values[-1]
-        launch = op.launch(tensors, given, op.tiles(tensors, given)[max(tactic, 1) - 1])
+        attributes, tensors = read(values[count:-2]), _tensors(values[:count])
+        results = [Tensor((), _dtype(d)) for d in values[-2]]  # of which the type alone is known here
+        tiles, tactic = op.tiles(tensors, attributes), values[-1]
+        # 0 is TensorRT's default; one that is not there is of a timing cache, and every tile gives the same numbers
+        launch = op.launch(tensors, attributes, tiles[tactic - 1 if 0 < tactic <= len(tiles) else 0])
         kernel = compile_launch(op, launch, tensors, results, compute_capability())
         arguments = trtp.SymIntExprs(len(kernel.arguments))
         for i, name in enumerate(kernel.arguments):
@@ -128,25 +160,64 @@ def _signed(function: Callable[..., Any], parameters: list[inspect.Parameter], r
     return function
 
 
-def _read(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Texts without the zero byte with which TensorRT's ONNX parser ends them."""
-    return {name: value.rstrip("\0") if isinstance(value, str) else value for name, value in attributes.items()}
+def _unknown(trtp: Any) -> str:
+    """What ``tensorrt.plugin`` lacks that is changed here beside its public names; "" where nothing."""
+    import tensorrt as trt
+
+    lacking = [] if hasattr(trtp, "aot_impl") else ["aot_impl"]
+    if not hasattr(trtp.register.__globals__.get("_TemplateAOTPlugin"), "get_timing_cache_id"):
+        lacking.append("_TemplateAOTPlugin.get_timing_cache_id")
+    if not any("_exprBuilder" in vars(c) for c in trtp.SymInt32.__mro__):
+        lacking.append("SymInt32._exprBuilder")
+    if not lacking:
+        return ""
+    return (
+        f"tensorrt.plugin of TensorRT {getattr(trt, '__version__', '(of no version)')} has no {', '.join(lacking)}; the"
+        " kernels were tried with TensorRT 10.9 to 11.4: pip install 'tensorrt>=10.9,<11.5'"
+    )
 
 
-def _check(op: Op, attributes: dict[str, Any]) -> None:
-    for name, allowed in op.required.items():
-        if attributes[name] not in allowed:
-            raise ValueError(
-                f"{op.name}: {name} is {attributes[name]!r}; it has to be one of {', '.join(map(repr, allowed))}"
-            )
+def _leave_shapes(trtp: Any) -> None:
+    """Forget the expression builder of the call before: the bindings of TensorRT 10.9 to 10.14 leave it where fake
+    sizes are made of constants, and it is freed by then."""
+    holder = next(c for c in trtp.SymInt32.__mro__ if "_exprBuilder" in vars(c))
+    holder._exprBuilder = None
 
 
-def _tensors(descs: Any) -> list[Tensor]:
-    """TensorRT's descriptions as ours: constant sizes as ints, the rest symbolic."""
+def _name_timings(trtp: Any) -> None:
+    """Give TensorRT's timing cache our plugins' attributes: by itself ``tensorrt.plugin`` gives it nothing, so that two
+    plugins with equal shapes and other attributes would share tactics."""
+    template = trtp.register.__globals__["_TemplateAOTPlugin"]
+    given = template.get_timing_cache_id
+    if getattr(given, "by", None) == NAMESPACE:
+        return
+
+    def get_timing_cache_id(self: Any) -> str:
+        if self.plugin_namespace != NAMESPACE:
+            return str(given(self))
+        attributes = [f"{name}={value.item()}" for name, value in self.attrs.items()]
+        return ",".join([*attributes, f"kernels={sources()[:16]}"])
+
+    get_timing_cache_id.by = NAMESPACE  # type: ignore[attr-defined]
+    template.get_timing_cache_id = get_timing_cache_id
+
+
+def _dtype(desc: Any) -> str:
     import tensorrt as trt
 
     names = {trt.DataType.FLOAT: "fp32", trt.DataType.HALF: "fp16", trt.DataType.BF16: "bf16"}
-    return [Tensor(tuple(_size(e) for e in d.shape_expr), names.get(d.dtype, str(d.dtype))) for d in descs]
+    return names.get(desc.dtype, str(desc.dtype))
+
+
+def _numbers(shape: Any) -> tuple[Any, ...]:
+    """A shape in numbers: -1 is a dynamic size."""
+    return tuple(int(n) if n >= 0 else Unknown() for n in shape)
+
+
+def _tensors(descs: Any) -> list[Tensor]:
+    """TensorRT's descriptions as ours while symbolic sizes are alive (in the calls for shapes and launch parameters):
+    constant sizes as ints, the rest symbolic."""
+    return [Tensor(tuple(_size(e) for e in d.shape_expr), _dtype(d)) for d in descs]
 
 
 def _size(expression: Any) -> Any:

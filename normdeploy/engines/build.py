@@ -125,7 +125,7 @@ def build(
             if end.answer.get("refused") == "plugins":
                 raise RuntimeUnavailable(
                     f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install triton, and "
-                    "TensorRT 10.9 or newer"
+                    "TensorRT 10.9 or newer (10.9 to 11.4 were tried)"
                 )
             why = (
                 reasons.refused(end.answer, proto, source.name, runtime)

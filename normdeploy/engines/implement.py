@@ -158,6 +158,7 @@ def _kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[st
     if version and version < PLUGINS_SINCE:
         lacking = (
             f"TensorRT {'.'.join(map(str, version[:2]))} takes no kernels compiled ahead of time; 10.9 and newer do"
+            " (pip install 'tensorrt>=10.9')"
         )
     else:
         try:

@@ -162,12 +162,12 @@ class Planner:
     # ------------------------------------------------------------------ plugin nodes
 
     def node(self, name: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, **attributes: Any) -> gs.Node:
-        """One plugin node, with every attribute in the order and type that the kernel registers."""
+        """One plugin node, with every attribute in the order and type that the kernel registers; texts are numbers."""
         op = self.ops[name]
         for key, allowed in op.required.items():
             if attributes[key] not in allowed:
                 raise Kept(f"its {key} is {attributes[key]!r}; the kernel takes {', '.join(map(repr, allowed))}")
-        written = {key: kind(attributes[key]) for key, kind in op.attributes.items()}
+        written = op.encoded(attributes)
         # the parser takes the version from "1" as well; it is written so that nothing depends on defaults
         parsed = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}
         return self.graph.node(name, inputs, like, written | parsed, DOMAIN, len(op.outputs))

@@ -21,7 +21,7 @@ from ..proof.certificate import certificate_of
 from ..proof.errors import NotProved
 from ..proof.machine import Machine
 from ..proof.nodes import leaky
-from ..proof.plugins import TABLE, activated
+from ..proof.plugins import NONE, TABLE, activated
 from ..proof.prove import prove
 from ..proof.run import apply, run_nodes, shape_of
 from ..proof.sides import Side, Sides
@@ -46,7 +46,7 @@ def proved(graph: Graph, plan: Plan) -> Certificate:
         if split == len(plan.old):
             return certificate_of(prove(_sides(graph, plan, plan.old, plan.outputs)))
         middle = plan.old[split - 1].outputs[0]
-        first = prove(_sides(graph, plan, plan.old[:split], (middle,), {"activation": "none"}))
+        first = prove(_sides(graph, plan, plan.old[:split], (middle,), {"activation": NONE}))
         then = prove(_activations(graph, plan, middle, plan.old[split:]))
     except NotProved as e:
         return certificate_of(e)
@@ -76,9 +76,9 @@ def _first(plan: Plan) -> tuple[Size, ...]:
 
 
 def _activations(graph: Graph, plan: Plan, middle: gs.Tensor, old: Sequence[gs.Node]) -> Sides:
-    name = str(plan.new[-1].attrs["activation"])
+    activation = int(plan.new[-1].attrs["activation"])
     before = _side(graph, old, (middle,), plan.outputs, {})
-    return Sides((_first(plan),), before, lambda m, values: [activated(m, values[0], name)], plan.outputs[0].name)
+    return Sides((_first(plan),), before, lambda m, values: [activated(m, values[0], activation)], plan.outputs[0].name)
 
 
 def _side(

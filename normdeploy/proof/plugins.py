@@ -112,14 +112,19 @@ def _over(axes: Callable[[int], Sequence[int]]) -> Definition:
     return run
 
 
-def activated(m: Machine, y: Value, name: str) -> Value:
-    """silu, relu or none of ``y``."""
-    if name == "silu":
+NONE, RELU, SILU = range(3)  # an activation as plugin nodes hold it
+
+
+def activated(m: Machine, y: Value, activation: int) -> Value:
+    """An activation of ``y``, by its number. Raises NotProved for one that there is not."""
+    if activation not in (NONE, RELU, SILU):
+        raise NotProved(Why.OP, f"activation {activation} of a plugin")
+    if activation == SILU:
         return m.mul(y, congruence.TABLE["Sigmoid"](m, [y], {}, 13, 1))
-    return leaky(m, y, 0.0) if name == "relu" else y
+    return leaky(m, y, 0.0) if activation == RELU else y
 
 
-def _grouped(activation: str = "") -> Definition:
+def _grouped(activation: int = NONE) -> Definition:
     """GroupNorm(x, gamma, beta), x of (N, C, …), or (N, …, C) where channels_last; an activation behind it."""
 
     def run(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
@@ -131,7 +136,7 @@ def _grouped(activation: str = "") -> Definition:
         y = _by_root(m, *_centered(m, groups, [2], 0), attrs["epsilon"])
         y = y.moved(m.plan.regrouped(y.atoms, list(x.shape)))
         y = m.add(m.mul(y, _channels(gamma, x)), _channels(beta, x))
-        y = activated(m, y, activation or attrs.get("activation", "none"))
+        y = activated(m, y, activation or attrs.get("activation", NONE))
         return (_transposed(y, [0, *range(2, rank), 1]) if last else y,)
 
     return run
@@ -184,8 +189,8 @@ TABLE: dict[str, Definition] = {
     "StdNorm": _std_norm,
     "ChannelLayerNorm": _over(lambda rank: [1]),
     "InstanceNorm": _over(lambda rank: range(2, rank)),
-    "GroupNorm": _grouped("none"),
-    "GroupNormSiLU": _grouped("silu"),
+    "GroupNorm": _grouped(),
+    "GroupNormSiLU": _grouped(SILU),
     "ScaleShift": _scale_shift,
     "NormStatistics": _statistics,
     "LayerNormApply": _layer_norm_apply,

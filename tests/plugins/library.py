@@ -79,9 +79,7 @@ def _plugin(node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> standin.B
         raise ValueError(f"Plugin not found: {node.op_type}, {marks}")
     shapes = [[d.dim_param or d.dim_value for d in types[i].tensor_type.shape.dim] for i in node.input]
     kinds = [TYPES[types[i].tensor_type.elem_type] for i in node.input]
-    plugin = standin.Build(
-        node.op_type, shapes, kinds, {k: v.decode() if isinstance(v, bytes) else v for k, v in given.items()}
-    )
+    plugin = standin.Build(node.op_type, shapes, kinds, given)
     if tuple(plugin.types + plugin.output_types) not in plugin.combinations:
         raise ValueError(f"{node.op_type} takes no such types: {plugin.types}, {plugin.output_types}")
     return plugin

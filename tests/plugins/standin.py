@@ -188,8 +188,8 @@ def install(folder: Path) -> types.ModuleType:
 
 def _data(value: Any) -> np.ndarray:
     """As the ONNX parser hands it over: float32 and int32, texts with a zero byte at their end."""
-    if isinstance(value, str):
-        return np.frombuffer(value.encode() + b"\0", np.uint8)
+    if isinstance(value, (str, bytes)):
+        return np.frombuffer((value.encode() if isinstance(value, str) else value) + b"\0", np.uint8)
     return np.array([value], np.int32 if isinstance(value, int) else np.float32)
 
 
@@ -220,7 +220,7 @@ class Arguments:
 
 class Build:
     """One plugin on its way through the builder. ``shapes``: ints, or names of dynamic sizes; ``types``: fp32, fp16 or
-    bf16."""
+    bf16; ``attributes``: as a node holds them."""
 
     def __init__(
         self, name: str, shapes: Sequence[Sequence[int | str]], types: Sequence[str], attributes: dict[str, Any]

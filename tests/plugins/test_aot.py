@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from normdeploy_plugins import _aot
-from normdeploy_plugins._aot import CAPABILITIES, AotError, compile_launch
+from normdeploy_plugins._aot import CAPABILITIES, PTX_VERSIONS, AotError, compile_launch
 from normdeploy_plugins._launch import Launch, Tile
 from normdeploy_plugins.ops import BY_NAME, OPS
 
@@ -35,7 +35,8 @@ def test_assembles_for(name: str, capability: tuple[int, int]) -> None:
     shape, attributes = USUAL[name]
     kernel = compiled(name, shape, attributes, "bf16", capability)
     assert f".target sm_{capability[0]}{capability[1]}\n" in kernel.ptx
-    assert ".version 8.7\n" in kernel.ptx
+    major, minor = divmod(PTX_VERSIONS[capability], 10)
+    assert f".version {major}.{minor}\n" in kernel.ptx
     assert f".reqntid {kernel.warps * 32}" in kernel.ptx
     assert not re.search(r"\.py|/|\.loc|\.file", re.sub(r"//.*", "", kernel.ptx))
     op = BY_NAME[name]
@@ -45,6 +46,49 @@ def test_assembles_for(name: str, capability: tuple[int, int]) -> None:
     resources = assemble(kernel, capability)
     assert resources.spilled == 0
     assert kernel.shared <= 48 * 1024
+
+
+# GPUs between the targets (GB200, B300, Jetson Thor, GB10, Orin): the kernel for the target below, which ptxas takes
+BETWEEN = {(8, 7): (8, 6), (10, 1): (10, 0), (10, 3): (10, 0), (11, 0): (10, 0), (12, 1): (12, 0), (13, 0): (12, 0)}
+
+
+@pytest.mark.parametrize("capability", BETWEEN, ids=lambda c: f"{c[0]}.{c[1]}")
+def test_a_gpu_between_two_targets_runs_the_lower_ones_kernel(capability: tuple[int, int]) -> None:
+    for name in ("LayerNorm", "GroupNorm", "NormStatistics"):
+        kernel = compiled(name, *USUAL[name], "bf16", capability)
+        assert kernel == compiled(name, *USUAL[name], "bf16", BETWEEN[capability])
+        if capability not in ((10, 1), (13, 0)):  # 10.1 has become 11.0 with CUDA 13; 13.0 is of the future
+            assert assemble(kernel, capability).spilled == 0
+
+
+def test_a_gpu_below_all_targets_is_refused() -> None:
+    with pytest.raises(AotError, match=r"need a GPU of compute capability 7\.5 or newer, not 7\.0"):
+        compiled("LayerNorm", (8, 512), LN, "fp16", (7, 0))
+
+
+def test_what_ptxas_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PTX 6.0 has not the instructions of sm_90: the words of ptxas, and what to do."""
+    monkeypatch.setitem(PTX_VERSIONS, (9, 0), 60)
+    with pytest.raises(AotError) as refused:
+        compiled("LayerNorm", (8, 544), LN, "fp16", (9, 0))
+    words = str(refused.value)
+    assert re.match(r"ptxas of Triton [\d.]+ refuses layer_norm_kernel for compute capability 9\.0: .*PTX ISA", words)
+    assert "install a newer triton, or set NORMDEPLOY_COMPUTE_CAPABILITY to a lower one from 7.5 on" in words
+
+
+def test_every_variant_of_a_kernel_has_a_name_of_its_own() -> None:
+    variants = [
+        compiled("LayerNorm", (8, 640), LN | change, dtype, tactic=t)
+        for change in ({}, {"ddof": 1})
+        for dtype in ("fp16", "fp32")
+        for t in (0, 1)
+    ]
+    names = {kernel.name for kernel in variants}
+    assert len(names) == len({kernel.ptx for kernel in variants}) == len(variants)
+    for kernel in variants:
+        assert re.fullmatch(r"layer_norm_kernel_[0-9a-f]{16}", kernel.name)
+        assert f".visible .entry {kernel.name}(" in kernel.ptx
+        assert not re.search(r"\blayer_norm_kernel(\b|_param)", kernel.ptx)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
@@ -178,7 +222,7 @@ def test_a_damaged_cache_is_compiled_again(tmp_path: Path, monkeypatch: pytest.M
 def test_a_cache_that_can_not_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("NORMDEPLOY_CACHE", str(tmp_path / "file"))
-    assert compiled("LayerNorm", (8, 512), LN, "fp16").name == "layer_norm_kernel"
+    assert compiled("LayerNorm", (8, 512), LN, "fp16").name.startswith("layer_norm_kernel_")
 
 
 def test_dynamic_sizes_are_arguments() -> None:

@@ -189,7 +189,7 @@ def test_tensorrt_itself() -> None:
     network = builder.create_network(flags)
     names, shapes = ("x", "residual", "gamma", "beta"), ((4, 77, 768), (4, 77, 768), (768,), (768,))
     given = [network.add_input(name, trt.float16, shape) for name, shape in zip(names, shapes, strict=True)]
-    layer = network.add_plugin(trtp.op.normdeploy.AddLayerNorm(*given, epsilon=1e-5), aot=True)
+    layer = network.add_plugin(trtp.op.normdeploy.AddLayerNorm(*given, epsilon=np.array([1e-5], np.float32)), aot=True)
     for i, name in enumerate(("y", "sum")):
         layer.get_output(i).name = name
         network.mark_output(layer.get_output(i))

@@ -53,7 +53,7 @@ def build(name: str, dtype: str, batch: int | str) -> standin.Build:
         (batch, *t.shape[1:]) if given in samples else t.shape
         for given, t in zip(BY_NAME[name].inputs, inputs, strict=True)
     ]
-    return standin.Build(name, shapes, [t.dtype for t in inputs], attributes)
+    return standin.Build(name, shapes, [t.dtype for t in inputs], BY_NAME[name].encoded(attributes))
 
 
 def test_registering_twice_is_once() -> None:
@@ -100,7 +100,7 @@ def test_dynamic_sizes(name: str) -> None:
     attributes = attributes | ({"channels_last": 0} if "channels_last" in attributes else {})
     shape: tuple[Any, ...] = ("b", "c") if name in ("LayerNorm", "NormStatistics") else ("b", 320, "h", "w")
     parameters = [shape[1:2]] * (len(op.inputs) - 1)
-    plugin = standin.Build(name, [shape, *parameters], ["fp16"] * len(op.inputs), attributes)
+    plugin = standin.Build(name, [shape, *parameters], ["fp16"] * len(op.inputs), op.encoded(attributes))
     fixed = {"LayerNorm": set(), "ChannelLayerNorm": {"n"}}.get(name, {"channels"})
     tiles = op.tiles([Tensor(tuple(Unknown() if isinstance(d, str) else d for d in shape), "fp16")], attributes)
     kernels = set()
@@ -131,14 +131,47 @@ def test_types() -> None:
 
 
 def test_bad_attributes_are_refused_by_name() -> None:
-    with pytest.raises(
-        ValueError, match="ScaleShift: activation is 'gelu'; it has to be one of 'none', 'relu', 'silu'"
-    ):
-        standin.Build("ScaleShift", [(2, 8), (8,), (8,)], ["fp16"] * 3, {"axis": 1, "activation": "gelu"})
+    with pytest.raises(ValueError, match="ScaleShift: activation is 7; it has to be one of 'none', 'relu', 'silu'"):
+        standin.Build("ScaleShift", [(2, 8), (8,), (8,)], ["fp16"] * 3, {"axis": 1, "activation": 7})
+    with pytest.raises(ValueError, match="ScaleShift: activation holds 5 numbers; it has to be one number"):
+        standin.Build("ScaleShift", [(2, 8), (8,), (8,)], ["fp16"] * 3, {"axis": 1, "activation": "silu"})
+    with pytest.raises(ValueError, match="LayerNorm: the node has no epsilon, ddof; a plugin has no defaults"):
+        standin.Build("LayerNorm", [(2, 8), (8,), (8,)], ["fp16"] * 3, {"axis": 1})
     with pytest.raises(ValueError, match="320 channels do not divide into 33 groups"):
         standin.Build("GroupNorm", [(2, 320, 8, 8), (320,), (320,)], ["fp16"] * 3, GROUPS | {"num_groups": 33}).launch(
             1, {}
         )
+
+
+def test_attributes_are_arrays_of_one_number(trtp: Any) -> None:
+    """NVIDIA's bindings up to 11.1 make no number of an array of one with NumPy 2.4; those up to 10.15 read texts
+    wrongly."""
+    for op in OPS:
+        creator = trtp.register.__globals__["QDP_CREATORS"][f"normdeploy::{op.name}"]
+        expected = {name: "FLOAT32" if kind is float else "INT32" for name, kind in op.attributes.items()}
+        assert {f.name: f.type.name for f in creator.field_names} == expected
+
+
+def test_no_expression_builder_of_an_earlier_call_is_used(trtp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bindings up to 10.14 leave it behind when they have asked for shapes, and free it."""
+    (holder,) = (c for c in trtp.SymInt32.__mro__ if "_exprBuilder" in vars(c))
+    for op in OPS:
+        monkeypatch.setattr(holder, "_exprBuilder", "freed")
+        assert build(op.name, "fp16", "b").tactics
+
+
+def test_a_release_that_lacks_what_is_changed_is_refused(trtp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = trtp.register.__globals__["_TemplateAOTPlugin"]
+    monkeypatch.delattr(trtp, "aot_impl")
+    monkeypatch.delattr(template, "get_timing_cache_id")
+    said = r"has no aot_impl, _TemplateAOTPlugin\.get_timing_cache_id; .*pip install 'tensorrt>=10\.9,<11\.5'"
+    with pytest.raises(ImportError, match=said):
+        qdp.register()
+
+
+def test_other_peoples_plugins_keep_their_timing_cache_id(trtp: Any) -> None:
+    plugin = trtp.register.__globals__["_TemplateAOTPlugin"]("Theirs", "theirs", 1)
+    assert plugin.get_timing_cache_id() == ""
 
 
 def test_the_validators_are_real(trtp: Any) -> None:

@@ -1,0 +1,110 @@
+"""Every op with the layouts, types and sizes that a network may have, as a builder meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from normdeploy_plugins._launch import Tensor
+from normdeploy_plugins.ops import BY_NAME
+
+# dynamic sizes: name -> number in the mock; two sets of values, the second with an empty batch
+NUMBERS = {"b": 1, "s": 2, "h": 3, "w": 4, "c": 5, "g": 6}
+SIZES = ({"b": 2, "s": 77, "h": 24, "w": 40, "c": 1000, "g": 64}, {"b": 0, "s": 5, "h": 7, "w": 9, "c": 40_000, "g": 0})
+EPS = {"epsilon": 1e-6}
+GROUPS = EPS | {"num_groups": 32, "channels_last": 0}
+LAST = {"channels_last": 1}
+Shapes = tuple[tuple[int | str, ...], ...]
+NCHW, NHWC = ("b", 320, "h", "w"), ("b", "h", "w", 320)
+IMAGE, LAST_IMAGE = (NCHW, (320,), (320,)), (NHWC, (320,), (320,))
+
+
+def _rows(n: int, parameters: int = 2, data: int = 1) -> Shapes:
+    return (*(("b", "s", n),) * data, *((n,),) * parameters)
+
+
+_PARTS, _FEW = ("g", 8, 2), ("b", 8, 2)
+_STATISTICS = {"axis": 1, "groups": 32, "splits": 8, "channels_last": 0}
+# (op, what sets this layout apart, shapes of the inputs, attributes)
+LAYOUTS: tuple[tuple[str, str, Shapes, dict[str, Any]], ...] = (
+    ("LayerNorm", "", _rows(768), EPS | {"axis": -1, "ddof": 0}),
+    ("LayerNorm", "rows of dynamic length", (("b", "c"), ("c",), ("c",)), EPS | {"axis": -1, "ddof": 1}),
+    ("RMSNorm", "", _rows(4096, 1), EPS | {"axis": -1, "offset": 1.0}),
+    ("AddLayerNorm", "", _rows(768, data=2), EPS),
+    ("AddRMSNorm", "", _rows(4096, 1, 2), EPS | {"offset": 0.0}),
+    ("ModulatedLayerNorm", "", (("b", "s", 1152), ("b", 1, 1152), ("b", 1, 1152)), EPS),
+    ("StdNorm", "", _rows(512), EPS | {"axis": -1, "ddof": 1}),
+    ("ChannelLayerNorm", "", (("b", 96, "h", "w"), (96,), (96,)), EPS),
+    ("InstanceNorm", "", IMAGE, EPS),
+    ("GroupNorm", "NCHW", IMAGE, GROUPS),
+    ("GroupNorm", "NHWC", LAST_IMAGE, GROUPS | LAST),
+    ("GroupNormSiLU", "NCHW", IMAGE, GROUPS),
+    ("GroupNormSiLU", "NHWC", LAST_IMAGE, GROUPS | LAST),
+    ("ScaleShift", "NCHW", IMAGE, {"axis": 1, "activation": "silu"}),
+    ("ScaleShift", "NHWC", LAST_IMAGE, {"axis": -1, "activation": "relu"}),
+    ("NormStatistics", "rows", (("b", 200_000),), _STATISTICS | {"axis": -1, "groups": 1}),
+    ("NormStatistics", "NCHW", (NCHW,), _STATISTICS),
+    ("NormStatistics", "NHWC", (NHWC,), _STATISTICS | LAST),
+    ("LayerNormApply", "", (("b", 200_000), _FEW, (200_000,), (200_000,)), EPS | {"axis": -1}),
+    ("GroupNormApply", "NCHW", (NCHW, _PARTS, (320,), (320,)), GROUPS | {"activation": "silu"}),
+    ("GroupNormApply", "NHWC", (NHWC, _PARTS, (320,), (320,)), GROUPS | LAST | {"activation": "none"}),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """``types`` are the inputs' (fp32, fp16, bf16). A static case has the first of SIZES written into its shapes."""
+
+    op: str
+    layout: str
+    shapes: Shapes
+    types: tuple[str, ...]
+    attributes: dict[str, Any]
+
+    def __str__(self) -> str:
+        size = "dynamic" if self.dynamic else "static"
+        return "-".join(filter(None, (self.op, self.layout, "/".join(dict.fromkeys(self.types)), size)))
+
+    @property
+    def dynamic(self) -> bool:
+        return any(isinstance(d, str) for shape in self.shapes for d in shape)
+
+    @property
+    def sizes(self) -> tuple[dict[str, int], ...]:
+        return SIZES if self.dynamic else SIZES[:1]
+
+    def tensors(self, sizes: dict[str, int] | None = None, unknown: Any = None) -> list[Tensor]:
+        """The inputs at these sizes, or with ``unknown`` for each dynamic one."""
+        known = sizes or dict.fromkeys(NUMBERS, unknown)
+        shapes = [tuple(known[d] if isinstance(d, str) else d for d in shape) for shape in self.shapes]
+        return [Tensor(shape, dtype) for shape, dtype in zip(shapes, self.types, strict=True)]
+
+    def request(self, **more: Any) -> dict[str, Any]:
+        """What the worker is told of it."""
+        told = BY_NAME[self.op].encoded(self.attributes)
+        return asdict(self) | {"attributes": told, "sizes": list(self.sizes), "numbers": NUMBERS} | more
+
+
+def _static(shapes: Shapes) -> Shapes:
+    return tuple(tuple(SIZES[0][d] if isinstance(d, str) else d for d in shape) for shape in shapes)
+
+
+def _types(op: str) -> Iterator[tuple[str, ...]]:
+    letters = BY_NAME[op].types[: len(BY_NAME[op].inputs)]
+    for data in ("fp32", "fp16", "bf16"):
+        parameters = (data, "fp32") if data != "fp32" and "P" in letters else (data,)
+        for parameter in parameters:
+            yield tuple({"T": data, "P": parameter, "F": "fp32"}[letter] for letter in letters)
+
+
+def cases(types: Sequence[str] = ("fp32", "fp16", "bf16")) -> list[Case]:
+    """Every op, layout and combination of types whose data has one of ``types``, with dynamic sizes and with static
+    ones."""
+    return [
+        Case(op, layout, sized, kinds, attributes)
+        for op, layout, shapes, attributes in LAYOUTS
+        for kinds in _types(op)
+        if kinds[0] in types
+        for sized in (shapes, _static(shapes))
+    ]
