@@ -17,6 +17,7 @@ from .choices import PROVIDERS
 from .errors import GraphError, InputError
 from .model import Dim, InputSpec
 from .runtimes.arrays import to_numpy
+from .runtimes.jit_cache import Wanted
 from .runtimes.session import SessionRunner
 from .runtimes.trt import is_engine
 from .shown import Shown
@@ -56,6 +57,7 @@ def open_runner(
     stream: Any = None,
     cuda_graph: bool = False,
     threads: int = 0,
+    runtime_cache: Wanted = None,
 ) -> LiveRunner:
     """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
 
@@ -68,6 +70,9 @@ def open_runner(
         stream: the CUDA stream to run on: a torch or cupy stream, its handle, or what speaks ``__cuda_stream__``.
         cuda_graph: record the run as a CUDA graph and replay it.
         threads: of one operator in onnxruntime on the CPU; 0 takes one for each core.
+        runtime_cache: where TensorRT-RTX keeps the kernels that it compiles when an engine first runs. None reads
+            ``<path>.runtime-cache`` where it is there; True writes it too, whole, when the runner is closed; a path is
+            another file; False is no cache.
 
     Raises:
         InputError: there is no such file, it is neither kind, or the options do not fit it.
@@ -88,7 +93,9 @@ def open_runner(
             )
         from .runtimes.engine import EngineRunner
 
-        return EngineRunner(path, device, stream, profile_index, cuda_graph)
+        return EngineRunner(path, device, stream, profile_index, cuda_graph, runtime_cache)
+    if runtime_cache:
+        raise InputError(f"{os.fspath(path)!r} is no engine and has no runtime cache; leave runtime_cache out")
     if profile_index is not None:
         raise InputError(
             f"{os.fspath(path)!r} is no engine and has no profile {profile_index}; leave profile_index out"
@@ -111,6 +118,7 @@ def run(
     device: int = 0,
     profile_index: int | None = None,
     seed: int = 0,
+    runtime_cache: Wanted = None,
 ) -> Inference:
     """Run an ONNX file or an engine once.
 
@@ -119,7 +127,7 @@ def run(
         inputs: an .npz file, or name -> array; None generates them from what ``export`` recorded in the file (sizes and
             values), else from the file's own shapes, or the engine's profile at its usual sizes.
         output: an .npz file for the outputs; generated inputs go to ``<its stem>.inputs.npz`` beside it.
-        provider, device, profile_index: as for ``open_runner``.
+        provider, device, profile_index, runtime_cache: as for ``open_runner``.
         seed: of the generated inputs.
 
     Raises:
@@ -131,7 +139,10 @@ def run(
     for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
         _apart(writable(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)])
     start, notes = time.perf_counter(), list[str]()
-    with open_runner(source, provider=provider, device=device, profile_index=profile_index) as runner:
+    opened = open_runner(
+        source, provider=provider, device=device, profile_index=profile_index, runtime_cache=runtime_cache
+    )
+    with opened as runner:
         loaded = time.perf_counter()
         if inputs is None:
             feeds, notes = generated(runner.inputs, recorded_inputs(source), seed, profile_index or 0)
@@ -145,7 +156,7 @@ def run(
             write_npz(beside, feeds)
         write_npz(output, {name: _host(value) for name, value in outputs.items()})
     seconds = {"load": loaded - start, "run": done - ready}
-    return Inference(runner.name, _said(feeds), _said(outputs), outputs, tuple(notes), seconds)
+    return Inference(runner.name, _said(feeds), _said(outputs), outputs, (*runner.notes, *notes), seconds)
 
 
 def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:

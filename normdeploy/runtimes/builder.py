@@ -39,6 +39,7 @@ def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
         builder, network = _network_for_plugins(trt, get_trt_logger())
     else:
         builder, network = create_network(strongly_typed=not rtx)  # TensorRT-RTX knows no other
+    trt.init_libnvinfer_plugins(get_trt_logger(), "")  # the parser finds NVIDIA's own plugins only then
     parser = trt.OnnxParser(network, get_trt_logger())
     parsed = parser.parse_from_file(request["onnx"])
     if parser.num_errors or not parsed:

@@ -34,6 +34,14 @@ def run(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the generated inputs.")] = 0,
+    runtime_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--runtime-cache/--no-runtime-cache",
+            help="Keep what TensorRT-RTX compiles for this GPU in FILE.runtime-cache; without it a file there is read.",
+            show_default=False,
+        ),
+    ] = None,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -42,7 +50,14 @@ def run(
 
     check_report(report, used=[source, output, *([inputs] if inputs else ())])
     done = normdeploy.run(
-        source, inputs, output, provider=provider, device=device, profile_index=profile_index, seed=seed
+        source,
+        inputs,
+        output,
+        provider=provider,
+        device=device,
+        profile_index=profile_index,
+        seed=seed,
+        runtime_cache=runtime_cache,
     )
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)
