@@ -119,12 +119,7 @@ def build(
         RuntimeUnavailable: the library, the GPU that it needs, or what the kernels need is not there.
     """
     implement.check(norm_impl, runtime)
-    if reason := missing(runtime, gpu=runtime == "tensorrt"):
-        raise RuntimeUnavailable(f"can't build with {TITLES[runtime]}: {reason}")
     source, target = Path(cast(PathLike, onnx_path)), Path(engine_path)  # a model in memory has become a file
-    if os.path.realpath(source) == os.path.realpath(target):
-        raise InputError(f"the engine {str(target)!r} would replace the model it is built from; give another name")
-    wanted = _capabilities(compute_capabilities, runtime)
     options = wanted_options.options_of(
         runtime,
         timing_cache=timing_cache,
@@ -137,6 +132,11 @@ def build(
         ep_context=ep_context,
         taken={"the model": source, "the engine": target},
     )
+    if reason := missing(runtime, gpu=runtime == "tensorrt"):
+        raise RuntimeUnavailable(f"can't build with {TITLES[runtime]}: {reason}")
+    if os.path.realpath(source) == os.path.realpath(target):
+        raise InputError(f"the engine {str(target)!r} would replace the model it is built from; give another name")
+    wanted = _capabilities(compute_capabilities, runtime)
     proto = load_onnx(source, external_data=False)
     if not proto.graph.node:
         raise BuildError(
