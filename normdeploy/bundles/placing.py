@@ -62,8 +62,11 @@ def engines_of(given: Sequence[str | os.PathLike[str]]) -> list[Engine]:
 
 
 def place_engines(engines: Sequence[Engine], served: Path, aside: Path) -> list[Engine]:
-    """Put TensorRT's engines into ``served``, the others and their runtime caches into ``aside``; the engines with their
-    paths in the bundle."""
+    """Put TensorRT's engines into ``served``, the others and their runtime caches into ``aside``.
+
+    Returns:
+        the engines with their paths in the bundle.
+    """
     placed = []
     for index, engine in enumerate(engines):
         if engine.served:
