@@ -58,6 +58,7 @@ def open_runner(
     cuda_graph: bool = False,
     threads: int = 0,
     runtime_cache: Wanted = None,
+    weight_budget: int | None = None,
 ) -> LiveRunner:
     """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
 
@@ -73,6 +74,8 @@ def open_runner(
         runtime_cache: where TensorRT-RTX keeps the kernels that it compiles when an engine first runs. None reads
             ``<path>.runtime-cache`` where it is there; True writes it too, whole, when the runner is closed; a path is
             another file; False is no cache.
+        weight_budget: bytes of an engine's weights that stay on the GPU, where it was built with weight streaming; None
+            keeps all.
 
     Raises:
         InputError: there is no such file, it is neither kind, or the options do not fit it.
@@ -93,7 +96,9 @@ def open_runner(
             )
         from .runtimes.engine import EngineRunner
 
-        return EngineRunner(path, device, stream, profile_index, cuda_graph, runtime_cache)
+        return EngineRunner(path, device, stream, profile_index, cuda_graph, runtime_cache, weight_budget)
+    if weight_budget is not None:
+        raise InputError(f"{os.fspath(path)!r} is no engine and streams no weights; leave weight_budget out")
     if runtime_cache:
         raise InputError(f"{os.fspath(path)!r} is no engine and has no runtime cache; leave runtime_cache out")
     if profile_index is not None:
@@ -119,6 +124,7 @@ def run(
     profile_index: int | None = None,
     seed: int = 0,
     runtime_cache: Wanted = None,
+    weight_budget: int | None = None,
 ) -> Inference:
     """Run an ONNX file or an engine once.
 
@@ -127,7 +133,7 @@ def run(
         inputs: an .npz file, or name -> array; None generates them from what ``export`` recorded in the file (sizes and
             values), else from the file's own shapes, or the engine's profile at its usual sizes.
         output: an .npz file for the outputs; generated inputs go to ``<its stem>.inputs.npz`` beside it.
-        provider, device, profile_index, runtime_cache: as for ``open_runner``.
+        provider, device, profile_index, runtime_cache, weight_budget: as for ``open_runner``.
         seed: of the generated inputs.
 
     Raises:
@@ -140,7 +146,12 @@ def run(
         _apart(writable(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)])
     start, notes = time.perf_counter(), list[str]()
     opened = open_runner(
-        source, provider=provider, device=device, profile_index=profile_index, runtime_cache=runtime_cache
+        source,
+        provider=provider,
+        device=device,
+        profile_index=profile_index,
+        runtime_cache=runtime_cache,
+        weight_budget=weight_budget,
     )
     with opened as runner:
         loaded = time.perf_counter()

@@ -119,7 +119,9 @@ class Config:
         return True
 
 
-def library(unknown: bool = False, *, validity: tuple[Validity, int] | None = None, loads: bool = True) -> ModuleType:
+def library(
+    unknown: bool = False, *, validity: tuple[Validity, int] | None = None, loads: bool = True, streamable: int = 0
+) -> ModuleType:
     """``unknown``: whether the output's shape is known before the run; ``validity``: what TensorRT-RTX says of the
     engine, None of TensorRT, which says nothing."""
 
@@ -132,6 +134,7 @@ def library(unknown: bool = False, *, validity: tuple[Validity, int] | None = No
         get_tensor_shape = staticmethod(lambda n: (-1, 4))
         get_tensor_profile_shape = staticmethod(lambda n, p: [((1, 4), (2, 4), (4, 4)), ((5, 4), (6, 4), (8, 4))][p])
         create_runtime_config = staticmethod(Config)
+        streamable_weights_size, weight_streaming_budget_v2 = streamable, streamable
 
         @staticmethod
         def create_execution_context(config: Any = None) -> Context:

@@ -151,6 +151,21 @@ def test_an_engine_that_is_slow_here_says_so(monkeypatch: pytest.MonkeyPatch, tm
     )
 
 
+# ------------------------------------------------------------------ streamed weights
+
+
+def test_a_weight_budget_is_set_where_weights_can_be_streamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = placed(monkeypatch, tmp_path, library(streamable=1000))
+    with normdeploy.open_runner(path) as runner:
+        assert runner._engine.weight_streaming_budget_v2 == 1000  # type: ignore[attr-defined]
+    with normdeploy.open_runner(path, weight_budget=0) as runner:
+        assert runner._engine.weight_streaming_budget_v2 == 0  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"the weight budget is 1001 bytes; TensorRT \(m\.plan\) takes 0 to 1000"):
+        normdeploy.open_runner(path, weight_budget=1001)
+    with pytest.raises(InputError, match=r"has no weights that can be streamed, .* build it with --weight-streaming"):
+        normdeploy.open_runner(placed(monkeypatch, tmp_path, library()), weight_budget=5)
+
+
 # ------------------------------------------------------------------ TensorRT-RTX's runtime cache
 
 

@@ -72,8 +72,7 @@ class BuildOptions:
             ),
             (
                 self.weight_streaming,
-                "weights can be streamed: it keeps all of them on the GPU until a budget is set"
-                " (weight_streaming_budget_v2)",
+                "weights can be streamed: all of them stay on the GPU until a budget is set (run --weight-budget)",
             ),
             (
                 self.hardware_compatibility is not None,

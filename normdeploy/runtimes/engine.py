@@ -15,7 +15,7 @@ from .cuda import Cuda
 from .jit_cache import JitCache, Wanted
 from .live import LiveRunner
 from .memory import allocator, bindable, empty
-from .opening import loader_of, log_of, opened
+from .opening import loader_of, log_of, opened, set_weight_budget
 from .tensors import TensorSpec, chosen
 from .trt import PACKAGES, TITLES, missing, runtime_of
 
@@ -42,6 +42,7 @@ class EngineRunner(LiveRunner):
         cuda_graph: replay a recorded CUDA graph. TensorRT's is recorded again where shapes or profile change;
         TensorRT-RTX keeps its own.
         runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``JitCache``).
+        weight_budget: bytes of streamable weights that stay on the GPU; None keeps all.
 
     Raises:
         RuntimeUnavailable: the package, the GPU or a CUDA library is not there.
@@ -57,6 +58,7 @@ class EngineRunner(LiveRunner):
         profile: int | None,
         cuda_graph: bool,
         runtime_cache: Wanted = None,
+        weight_budget: int | None = None,
     ) -> None:
         super().__init__()
         self.runtime = runtime_of(Path(path))
@@ -74,6 +76,8 @@ class EngineRunner(LiveRunner):
             if profile is not None and not 0 <= profile < count:
                 raise InputError(f"{self.name} has the profiles 0 to {count - 1}, there is no {profile}")
             self._named = profile
+            if weight_budget is not None:
+                set_weight_budget(self._engine, weight_budget, self.name)
             self._read()
             self._context = self._make_context(cuda_graph)
         if self._context is None:

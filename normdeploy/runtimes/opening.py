@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ..errors import NormdeployError
+from ..errors import InputError, NormdeployError
 
 _ADVICE = {  # EngineInvalidityDiagnostics -> what to do
     "VERSION_MISMATCH": "it was built by another version; build it with the one installed here",
@@ -60,6 +60,25 @@ def opened(library: Any, loader: Any, log: Any, path: Path, title: str) -> tuple
         why = said or (f"{log.taken()}; build it with this version of {title} for this GPU's compute capability")
         raise NormdeployError(f"{path.name} can't be loaded on this GPU: {why}")
     return engine, (said,) if said else ()
+
+
+def set_weight_budget(engine: Any, budget: int, name: str) -> None:
+    """Let an engine keep ``budget`` bytes of its weights on the GPU and stream the others.
+
+    Raises:
+        InputError: it was not built for that, or does not take the size.
+    """
+    size = getattr(engine, "streamable_weights_size", 0)
+    if not size:
+        raise InputError(
+            f"{name} has no weights that can be streamed, so a budget of {budget} bytes can't be kept; build it with"
+            " --weight-streaming, or leave weight_budget out"
+        )
+    if not 0 <= budget <= size:
+        raise InputError(f"the weight budget is {budget} bytes; {name} takes 0 to {size}")
+    engine.weight_streaming_budget_v2 = budget
+    if (kept := engine.weight_streaming_budget_v2) != budget:
+        raise InputError(f"{name} does not take a weight budget of {budget} bytes, it keeps {kept}")
 
 
 def log_of(library: Any) -> Any:

@@ -42,6 +42,15 @@ def run(
             show_default=False,
         ),
     ] = None,
+    weight_budget: Annotated[
+        int | None,
+        typer.Option(
+            "--weight-budget",
+            metavar="BYTES",
+            min=0,
+            help="Of the weights of an engine built with --weight-streaming: so many bytes stay on the GPU.",
+        ),
+    ] = None,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -58,6 +67,7 @@ def run(
         profile_index=profile_index,
         seed=seed,
         runtime_cache=runtime_cache,
+        weight_budget=weight_budget,
     )
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)
