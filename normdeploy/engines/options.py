@@ -17,12 +17,13 @@ HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPU
 EP_CONTEXTS = ("embed", "file")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
+_FLAGS = {"hardware_compatibility": "--hardware-compat"}  # where it is shorter than the name in Python
 _WHAT_TO_DO = {
     "timing_cache": "leave --timing-cache out, or name another file",
     "workspace": "leave --workspace out, or give another size",
     "refit": "leave --refit out",
     "version_compatible": "install the lean runtime (pip install tensorrt-lean) or leave --version-compatible out",
-    "hardware_compatibility": "leave --hardware-compatibility out",
+    "hardware_compatibility": "leave --hardware-compat out",
     "weight_streaming": "leave --weight-streaming out",
     "optimization_level": "leave --optimization-level out, or give one that it has",
 }
@@ -150,5 +151,5 @@ def bytes_of(size: int | str) -> int:
 def refused(option: str, reason: str, runtime: str) -> str:
     """Why the library does not take an option, and what to do."""
     advice = _WHAT_RTX_DOES.get(option) if runtime == "tensorrt-rtx" else None
-    flag = f"--{option.replace('_', '-')}"
+    flag = _FLAGS.get(option, f"--{option.replace('_', '-')}")
     return f"{TITLES[runtime]} takes no {flag}: {reason}; {advice or _WHAT_TO_DO[option]}"

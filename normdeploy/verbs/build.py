@@ -69,7 +69,7 @@ def build(
         typer.Option(
             "--add-profile",
             metavar="RANGE[,RANGE]",
-            help="A further optimization profile, as batch=16:32:64,length=1:8:64. Repeatable.",
+            help="A further optimization profile, as --profile; several ranges joined by commas. Repeatable.",
         ),
     ] = None,
     timing_cache: Annotated[
@@ -93,7 +93,7 @@ def build(
     hardware_compatibility: Annotated[
         str | None,
         typer.Option(
-            "--hardware-compatibility",
+            "--hardware-compat",
             metavar="LEVEL",
             help="Other GPUs that the engine is to run on: ampere-plus or same-compute-capability (tensorrt only).",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,13 @@ import normdeploy
 
 from .console import check_report, tell
 from .options import Output, Quiet, ReportFile
+
+
+class RuntimeCache(StrEnum):
+    """What becomes of TensorRT-RTX's compiled kernels."""
+
+    keep = "keep"
+    off = "off"
 
 
 def run(
@@ -35,11 +43,14 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the generated inputs.")] = 0,
     runtime_cache: Annotated[
-        bool | None,
+        RuntimeCache | None,
         typer.Option(
-            "--runtime-cache/--no-runtime-cache",
-            help="Keep what TensorRT-RTX compiles for this GPU in FILE.runtime-cache; without it a file there is read.",
-            show_default=False,
+            "--runtime-cache",
+            metavar="MODE",
+            help=(
+                "keep: what TensorRT-RTX compiles for this GPU goes beside FILE; off: nothing is read there; without"
+                " it that is read."
+            ),
         ),
     ] = None,
     weight_budget: Annotated[
@@ -48,7 +59,7 @@ def run(
             "--weight-budget",
             metavar="BYTES",
             min=0,
-            help="Of the weights of an engine built with --weight-streaming: so many bytes stay on the GPU.",
+            help="How much of an engine's streamed weights stays on the GPU.",
         ),
     ] = None,
     report: ReportFile = None,
@@ -66,7 +77,7 @@ def run(
         device=device,
         profile_index=profile_index,
         seed=seed,
-        runtime_cache=runtime_cache,
+        runtime_cache=None if runtime_cache is None else runtime_cache is RuntimeCache.keep,
         weight_budget=weight_budget,
     )
     files = {"source": str(source), "output": str(output)}
