@@ -18,6 +18,7 @@ from .errors import GraphError, InputError
 from .model import Dim, InputSpec
 from .runtimes.arrays import to_numpy
 from .runtimes.guests import GuestRunner, required
+from .runtimes.jit_cache import Wanted
 from .runtimes.session import SessionRunner
 from .runtimes.trt import is_engine
 from .shown import Shown
@@ -58,6 +59,8 @@ def open_runner(
     cuda_graph: bool = False,
     threads: int = 0,
     runner: str | None = None,
+    runtime_cache: Wanted = None,
+    weight_budget: int | None = None,
 ) -> LiveRunner:
     """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
 
@@ -72,6 +75,11 @@ def open_runner(
         threads: of one operator in onnxruntime on the CPU; 0 takes one for each core.
         runner: a runtime that an installed package brings (`normdeploy.runtimes.guests`), by its name, in the place of
             onnxruntime.
+        runtime_cache: where TensorRT-RTX keeps the kernels that it compiles when an engine first runs. None reads
+            ``<path>.runtime-cache`` where it is there; True writes it too, whole, when the runner is closed; a path is
+            another file; False is no cache.
+        weight_budget: bytes of an engine's weights that stay on the GPU, where it was built with weight streaming; None
+            keeps all.
 
     Raises:
         InputError: there is no such file, it is neither kind, or the options do not fit it.
@@ -85,7 +93,8 @@ def open_runner(
     if device < 0:
         raise InputError(f"the device is {device}; GPUs are counted from 0")
     if runner is not None:
-        return _guest(path, runner, provider is not None or stream is not None or cuda_graph or device or threads)
+        elsewhere = provider is not None or stream is not None or cuda_graph or device or threads
+        return _guest(path, runner, elsewhere or runtime_cache is not None or weight_budget is not None)
     if is_engine(path):
         if provider == "cpu":
             raise InputError(
@@ -94,7 +103,11 @@ def open_runner(
             )
         from .runtimes.engine import EngineRunner
 
-        return EngineRunner(path, device, stream, profile_index, cuda_graph)
+        return EngineRunner(path, device, stream, profile_index, cuda_graph, runtime_cache, weight_budget)
+    if weight_budget is not None:
+        raise InputError(f"{os.fspath(path)!r} is no engine and streams no weights; leave weight_budget out")
+    if runtime_cache:
+        raise InputError(f"{os.fspath(path)!r} is no engine and has no runtime cache; leave runtime_cache out")
     if profile_index is not None:
         raise InputError(
             f"{os.fspath(path)!r} is no engine and has no profile {profile_index}; leave profile_index out"
@@ -113,8 +126,8 @@ def _guest(path: PathLike, runner: str, said: object) -> LiveRunner:
         raise InputError(f"{os.fspath(path)!r} is an engine, which TensorRT runs; leave the runner {runner!r} out")
     if said:
         raise InputError(
-            f"provider, device, stream, cuda_graph and threads are onnxruntime's and TensorRT's, and the runner is"
-            f" {runner!r}; leave them out"
+            "provider, device, stream, cuda_graph, threads, runtime_cache and weight_budget are onnxruntime's and"
+            f" TensorRT's, and the runner is {runner!r}; leave them out"
         )
     check_end(path)
     return GuestRunner(runner, path)
@@ -131,6 +144,8 @@ def run(
     profile_index: int | None = None,
     seed: int = 0,
     runner: str | None = None,
+    runtime_cache: Wanted = None,
+    weight_budget: int | None = None,
 ) -> Inference:
     """Run an ONNX file or an engine once.
 
@@ -139,7 +154,7 @@ def run(
         inputs: an .npz file, or name -> array; None generates them from what ``export`` recorded in the file (sizes and
             values), else from the file's own shapes, or the engine's profile at its usual sizes.
         output: an .npz file for the outputs; generated inputs go to ``<its stem>.inputs.npz`` beside it.
-        provider, device, profile_index: as for ``open_runner``.
+        provider, device, profile_index, runtime_cache, weight_budget: as for ``open_runner``.
         seed: of the generated inputs.
         runner: as for ``open_runner``.
 
@@ -152,7 +167,16 @@ def run(
     for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
         _apart(writable(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)])
     start, notes = time.perf_counter(), list[str]()
-    with open_runner(source, provider=provider, device=device, profile_index=profile_index, runner=runner) as opened:
+    opening = open_runner(
+        source,
+        provider=provider,
+        device=device,
+        profile_index=profile_index,
+        runner=runner,
+        runtime_cache=runtime_cache,
+        weight_budget=weight_budget,
+    )
+    with opening as opened:
         loaded = time.perf_counter()
         if inputs is None:
             feeds, notes = generated(opened.inputs, recorded_inputs(source), seed, profile_index or 0)
@@ -166,7 +190,7 @@ def run(
             write_npz(beside, feeds)
         write_npz(output, {name: _host(value) for name, value in outputs.items()})
     seconds = {"load": loaded - start, "run": done - ready}
-    return Inference(opened.name, _said(feeds), _said(outputs), outputs, tuple(notes), seconds)
+    return Inference(opened.name, _said(feeds), _said(outputs), outputs, (*opened.notes, *notes), seconds)
 
 
 def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:

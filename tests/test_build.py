@@ -525,7 +525,7 @@ def test_a_failed_build_leaves_no_rewritten_model(tmp_path: Path, monkeypatch: p
 
 
 def test_plugins_for_tensorrt_rtx_are_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="TensorRT-RTX takes no plugins"):
+    with pytest.raises(InputError, match="TensorRT-RTX's ONNX parser takes no plugins"):
         build(tmp_path / "none.onnx", tmp_path / "m.engine", norm_impl="plugin")
 
 
@@ -539,7 +539,7 @@ def test_plugins_for_tensorrt_rtx_are_refused_before_any_work(tmp_path: Path) ->
                 importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed here"
             ),
         ),
-        ([], "TensorRT-RTX takes no plugins, so its engines can't hold our kernels; choose --norm-impl native or auto"),
+        ([], "TensorRT-RTX's ONNX parser takes no plugins, so its engines can't hold our kernels; choose --norm-impl"),
     ],
 )
 def test_what_a_user_sees_who_asks_for_plugins(more: list[str], said: str, tmp_path: Path) -> None:

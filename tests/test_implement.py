@@ -504,7 +504,7 @@ def test_the_first_release_that_takes_kernels_gets_them(version: str) -> None:
 
 
 def test_what_can_t_be_asked_for() -> None:
-    with pytest.raises(InputError, match="TensorRT-RTX takes no plugins"):
+    with pytest.raises(InputError, match="TensorRT-RTX's ONNX parser takes no plugins"):
         implemented(LN.proto(), norm_impl="plugin", runtime="tensorrt-rtx")
     with pytest.raises(InputError, match="'fused'; it is one of native, plugin, auto"):
         implement.check("fused", "tensorrt")

@@ -22,9 +22,10 @@ from normdeploy.bundles import manifest, samples, triton
 from normdeploy.bundles import text as package_text
 from normdeploy.bundles.sample_runs import Judgement
 from normdeploy.bundles.triton import Port, Serving, Warmup
-from normdeploy.errors import InputError
+from normdeploy.errors import InputError, RuntimeUnavailable
 from normdeploy.parity.results import OutputResult
 from normdeploy.storage import folder as atomic_folder
+from normdeploy.storage.files import write_bytes
 from tests.packaged import ADD, given, written
 
 
@@ -201,6 +202,34 @@ def test_engines(tmp_path: Path) -> None:
     one = normdeploy.package(path, tmp_path / "one", feeds=given(), engines=[tmp_path / "a"])
     assert (one.path / "model_repository/model_trt/1/model.plan").is_file()
     assert {m.runtime for m in one.judgement.not_run} == {"onnxruntime CUDA", "TensorRT (model.plan)"}
+
+
+def test_what_tensorrt_rtx_compiled_for_this_gpu_is_kept_beside_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that is there is packaged; the engine is asked to write what it compiles while it runs the samples."""
+
+    class Compiling:
+        def __init__(self, path: Path, runtime_cache: bool | None) -> None:
+            cache = path.with_name(f"{path.name}.runtime-cache")
+            assert runtime_cache is True
+            assert (cache.read_bytes() if cache.is_file() else b"") == (b"old" if "kept" in path.name else b"")
+            write_bytes(cache, b"kernels")
+            raise RuntimeUnavailable("it is a stand-in")
+
+    monkeypatch.setattr("normdeploy.bundles.sample_runs.TrtRunner", Compiling)
+    monkeypatch.setattr("normdeploy.parity.candidates.missing", lambda runtime: "")
+    engines = [tmp_path / "new", tmp_path / "kept"]
+    for engine in engines:
+        engine.write_bytes(b"vtrt and more")
+    old = tmp_path / "kept.runtime-cache"
+    old.write_bytes(b"old")
+    found = normdeploy.package(written(tmp_path, ADD), tmp_path / "b", feeds=given(), engines=engines)
+    hashes = json.loads((found.path / "manifest.json").read_text())["files"]
+    for name in ("0_new.engine.runtime-cache", "1_kept.engine.runtime-cache"):
+        assert (found.path / "engines" / name).read_bytes() == b"kernels"
+        assert hashes[f"engines/{name}"]["bytes"] == 7
+    assert old.read_bytes() == b"old"
 
 
 def test_where_onnxruntimes_optimizer_is_wrong_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -152,6 +153,43 @@ def test_an_engine_that_was_changed_is_not_run(bundle: Path, monkeypatch: pytest
     found = normdeploy.recheck(bundle)
     assert asked == []
     assert "model.engine is not what was packaged and was not run" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("spoil", "read"),
+    [
+        ("", None),
+        ("changed", False),  # it holds code for the GPU
+        ("of nobody", False),
+        ("none", None),
+    ],
+)
+def test_a_runtime_cache_is_read_where_it_is_what_was_packaged(
+    spoil: str, read: bool | None, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, cache = {}, bundle / "model.engine.runtime-cache"
+    for path, content in ((bundle / "model.engine", b"vtrt"), (cache, b"kernels")):
+        path.write_bytes(content)
+        entry = {path.name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}}
+        if spoil != "of nobody" or path != cache:
+            edited(bundle, lambda m, entry=entry: m["files"].update(entry))
+    if spoil == "changed":
+        cache.write_bytes(b"KERNELS")
+    elif spoil == "none":
+        cache.unlink()
+    entry = {"path": "model.engine", "runtime": "tensorrt-rtx", "compute_capability": "", "served": False}
+    edited(bundle, lambda m: m["engines"].append(entry))
+    judge = sample_runs.judge
+
+    def spied(path: Path, engines: Any, *rest: Any, **more: Any) -> Any:
+        told.update(more, engines=engines)
+        return judge(path, [], *rest, **more)
+
+    monkeypatch.setattr(sample_runs, "judge", spied)
+    found = normdeploy.recheck(bundle)
+    assert [p.name for p in told["engines"]] == ["model.engine"]
+    assert told["runtime_cache"] is read
+    assert any("no runtime cache was read" in note for note in found.notes) == (read is False)
 
 
 def test_a_norm_that_is_gone_is_worse_and_a_new_one_is_not(bundle: Path) -> None:

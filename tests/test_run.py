@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +18,6 @@ import torch
 
 import normdeploy
 from normdeploy.errors import InputError, NormdeployError
-from normdeploy.runtimes import engine
 from normdeploy.runtimes.tensors import as_numpy, as_tensor
 from normdeploy.storage import archive
 
@@ -171,150 +167,6 @@ def test_archives_that_are_not_read(tmp_path: Path) -> None:
     path.write_bytes(b"PK junk")
     with pytest.raises(InputError, match=r"is no \.npz file of arrays"):
         archive.read_npz(path)
-
-
-# ------------------------------------------------------------------ engines, over a stand-in that writes down what is a
-
-CALLS: list[tuple[Any, ...]] = []
-Mode, Place = Enum("Mode", "INPUT OUTPUT"), Enum("Place", "DEVICE HOST")
-
-
-class Stream:
-    """In the place of ``Cuda``: the CPU as the device."""
-
-    device, handle = torch.device("cpu"), 77
-
-    def __init__(self, index: int, stream: Any) -> None: ...
-
-    def running(self) -> Any:
-        import contextlib
-
-        return contextlib.nullcontext()
-
-    def share(self, tensors: Any) -> None: ...
-
-    def synchronize(self) -> None:
-        CALLS.append(("synchronize",))
-
-    def captured(self, work: Any) -> Any:
-        CALLS.append(("capture",))
-        work()
-        return lambda: CALLS.append(("replay",))
-
-
-class Context:
-    def __init__(self, unknown: bool) -> None:
-        self.active_optimization_profile, self.unknown, self.memory = 0, unknown, {}
-        self.shape: tuple[int, ...] = ()
-        self.allocator: Any = None
-
-    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
-        self.active_optimization_profile = profile
-        CALLS.append(("profile", profile, stream))
-        return True
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        self.shape = shape
-        CALLS.append(("shape", name, shape))
-        return True
-
-    def set_tensor_address(self, name: str, address: int) -> bool:
-        assert address
-        self.memory[name] = address
-        CALLS.append(("address", name))
-        return True
-
-    def set_output_allocator(self, name: str, allocator: Any) -> bool:
-        self.allocator = allocator
-        return True
-
-    def infer_shapes(self) -> list[str]:
-        CALLS.append(("infer",))
-        return []
-
-    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return (-1, 4) if self.unknown and name == "y" else self.shape
-
-    def execute_async_v3(self, stream: int) -> bool:
-        import ctypes
-
-        CALLS.append(("execute", stream))
-        size = self.shape[0] * 16
-        target = self.memory.get("y") or self.allocator.reallocate_output_async("y", 0, size, 256, stream)
-        if self.allocator is not None:
-            self.allocator.notify_shape("y", self.shape)
-        ctypes.memmove(target, self.memory["x"], size)
-        return True
-
-
-def library(unknown: bool) -> ModuleType:
-    class Engine:
-        num_io_tensors, num_optimization_profiles = 2, 2
-        get_tensor_name = staticmethod(lambda i: "xy"[i])
-        get_tensor_mode = staticmethod(lambda n: Mode.INPUT if n == "x" else Mode.OUTPUT)
-        get_tensor_location = staticmethod(lambda n: Place.DEVICE)
-        get_tensor_dtype = staticmethod(lambda n: Enum("DataType", "FLOAT").FLOAT)
-        get_tensor_shape = staticmethod(lambda n: (-1, 4))
-        get_tensor_profile_shape = staticmethod(lambda n, p: [((1, 4), (2, 4), (4, 4)), ((5, 4), (6, 4), (8, 4))][p])
-        create_execution_context = staticmethod(lambda: Context(unknown))
-
-    module: Any = ModuleType("tensorrt")
-    module.ILogger, module.IOutputAllocator = type("ILogger", (), {}), type("IOutputAllocator", (), {})
-    module.TensorIOMode, module.TensorLocation = Mode, Place
-    module.Runtime = lambda log: type("Runtime", (), {"deserialize_cuda_engine": lambda self, data: Engine()})()
-    return module
-
-
-@pytest.fixture(params=[False, True], ids=["shapes known", "shapes depend on values"])
-def engine_file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(sys.modules, "tensorrt", library(request.param))
-    monkeypatch.setattr(engine, "missing", lambda runtime: "")
-    monkeypatch.setattr(engine, "Cuda", Stream)
-    CALLS.clear()
-    (tmp_path / "m.plan").write_bytes(b"ftrt and more")
-    return tmp_path / "m.plan"
-
-
-def test_an_engine_is_told_profile_shapes_and_addresses_in_order(engine_file: Path) -> None:
-    x = torch.arange(24, dtype=torch.float32).view(6, 4)
-    with normdeploy.open_runner(engine_file) as runner:
-        assert runner.inputs[0].profiles == (((1, 4), (2, 4), (4, 4)), ((5, 4), (6, 4), (8, 4)))
-        found = runner.infer({"x": x})["y"]
-        addressed = runner._context.memory["x"]  # type: ignore[attr-defined]
-    assert torch.equal(found, x)
-    assert found.data_ptr() != x.data_ptr() == addressed
-    steps = [c for c in CALLS if c != ("address", "y")]
-    assert steps == [
-        ("profile", 1, 77),
-        ("shape", "x", (6, 4)),
-        ("address", "x"),
-        ("infer",),
-        ("execute", 77),
-        ("synchronize",),
-    ]
-
-
-def test_shapes_outside_the_profiles_are_refused(engine_file: Path) -> None:
-    with normdeploy.open_runner(engine_file, profile_index=0) as runner:
-        with pytest.raises(InputError, match=r"shape \[6, 4\], profile 0 takes \[1, 4\] to \[4, 4\]"):
-            runner.infer({"x": np.zeros((6, 4), np.float32)})
-        assert CALLS == []
-        assert isinstance(runner.infer({"x": np.zeros((2, 4), np.float32)})["y"], np.ndarray)
-    with pytest.raises(InputError, match="has the profiles 0 to 1, there is no 2"):
-        normdeploy.open_runner(engine_file, profile_index=2)
-
-
-def test_a_graph_is_recorded_once_for_a_shape(engine_file: Path, request: pytest.FixtureRequest) -> None:
-    x = torch.ones(2, 4)
-    with normdeploy.open_runner(engine_file, cuda_graph=True) as runner:
-        if "values" in request.node.name:
-            with pytest.raises(InputError, match=r"shapes of \['y'\] depend on values"):
-                runner.infer({"x": x})
-            return
-        for size in (2, 2, 3):
-            runner.infer({"x": torch.ones(size, 4)})
-    assert [c[0] for c in CALLS].count("capture") == 2
-    assert [c[0] for c in CALLS].count("replay") == 3
 
 
 def test_runners_in_threads_give_each_its_own(model: Path) -> None:

@@ -438,9 +438,18 @@ def test_one_process_drives_one_of_the_two() -> None:
     assert "RuntimeUnavailable: TensorRT can't be used in a process that has been using TensorRT-RTX" in done.stderr
 
 
-def test_an_engine_knows_its_profile() -> None:
+def test_an_engine_knows_its_profiles() -> None:
+    chosen = list[int]()
     runner = TrtRunner.__new__(TrtRunner)
-    engine = SimpleNamespace(get_tensor_profile_shape=lambda name, index: ((1, 8), (2, 8), (4, 8)))
-    runner._runner = SimpleNamespace(engine=engine)
-    assert runner.fits({"x": np.zeros((4, 8))})
-    assert not runner.fits({"x": np.zeros((5, 8))})
+    runner.name, runner._failures = "engine", ()
+    ranges = [((1, 8), (2, 8), (4, 8)), ((6, 8), (7, 8), (9, 8))]
+    runner._runner = SimpleNamespace(
+        engine=SimpleNamespace(get_tensor_profile_shape=lambda _, i: ranges[i], num_optimization_profiles=2),
+        get_input_metadata=lambda: {"x": None},
+        set_profile=chosen.append,
+        infer=lambda feeds: feeds,
+    )
+    assert [n for n in range(1, 11) if runner.fits({"x": np.zeros((n, 8))})] == [1, 2, 3, 4, 6, 7, 8, 9]
+    for n in (4, 6, 1):
+        runner.infer({"x": np.zeros((n, 8), np.float32)})
+    assert chosen == [0, 1, 0]

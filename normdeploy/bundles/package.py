@@ -7,7 +7,8 @@ right.
   report.json            the report, with the norms and what the runtimes make of the samples; report.html: the same as
   a page certificates/*.json    the proof of each rewrite, from the report of export or optimize
   samples/*.npz          inputs, and the outputs that are expected of them (``normdeploy.bundles.samples``)
-  engines/*.engine       TensorRT-RTX engines, which Triton can't serve
+  engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and what it compiled of each for this GPU
+  (*.runtime-cache)
   model_repository/
     <name>_onnx/config.pbtxt, 1/model.onnx and its weights, warmup/*
     <name>_trt/config.pbtxt, 1/*.plan, warmup/*
@@ -152,7 +153,8 @@ def package(
         repository = folder / words.REPOSITORY
         onnx_file = place_onnx(job.path, job.proto, repository / f"{job.name}_onnx" / "1")
         placed = place_engines(held, repository / f"{job.name}_trt" / "1", folder / "engines")
-        judgement = judge(onnx_file, [folder / e.path for e in placed], samples, progress=progress)
+        paths = [folder / e.path for e in placed]
+        judgement = judge(onnx_file, paths, samples, runtime_cache=True, progress=progress)
         optimize = not judgement.optimizer_is_wrong
         require_loadable(judgement, wanted, optimize=optimize)
         serving = serving_of(batch, why or rows_depend(onnx_file, samples), wanted, batch_range(job, batch, samples))

@@ -17,6 +17,7 @@ from pathlib import Path
 import onnx
 
 from ..errors import InputError
+from ..runtimes.jit_cache import beside
 from ..runtimes.trt import runtime_of
 from ..storage.files import tensors
 from .triton import DEFAULT_FILES, model_name
@@ -61,8 +62,11 @@ def engines_of(given: Sequence[str | os.PathLike[str]]) -> list[Engine]:
 
 
 def place_engines(engines: Sequence[Engine], served: Path, aside: Path) -> list[Engine]:
-    """Put TensorRT's engines into ``served`` and the others into ``aside``; the engines with their paths in the
-    bundle."""
+    """Put TensorRT's engines into ``served``, the others and their runtime caches into ``aside``.
+
+    Returns:
+        the engines with their paths in the bundle.
+    """
     placed = []
     for index, engine in enumerate(engines):
         if engine.served:
@@ -70,6 +74,8 @@ def place_engines(engines: Sequence[Engine], served: Path, aside: Path) -> list[
         else:
             name = f"{index}_{model_name(Path(engine.path).stem)}.engine"
         target = linked(Path(engine.path), (served if engine.served else aside) / name)
+        if not engine.served and (cache := beside(engine.path)).is_file():
+            linked(cache, beside(target))
         placed.append(Engine(target.relative_to(aside.parent).as_posix(), engine.runtime, engine.capability))
     return placed
 

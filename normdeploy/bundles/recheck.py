@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..census import census
 from ..environment import environment
 from ..errors import GraphError, InputError, NormdeployError
+from ..runtimes.jit_cache import beside
 from ..shown import Shown
 from ..storage.files import load_onnx, sha256
 from ..types import Progress
@@ -102,7 +103,7 @@ def recheck(
         changes += _compared(before, None, "the ONNX file is not there")
     else:
         changes += check_configs(bundle, path)
-        judgement, more, said = _results(bundle, path, before, damaged, progress)
+        judgement, more, said = _results(bundle, path, before, known, damaged, progress)
         changes += more
         notes += said
         changes += _norms(bundle, path, progress)
@@ -183,7 +184,12 @@ _Results = Mapping[tuple[str, str], "_Result"]  # (output, runtime) -> what beca
 
 
 def _results(
-    bundle: Bundle, path: Path, before: _Results, damaged: set[str], progress: Progress | None
+    bundle: Bundle,
+    path: Path,
+    before: _Results,
+    known: Mapping[str, tuple[str, int]],
+    damaged: set[str],
+    progress: Progress | None,
 ) -> tuple[Judgement | None, list[Change], list[str]]:
     from .sample_files import read_samples
     from .sample_runs import judge
@@ -197,8 +203,11 @@ def _results(
             engines.append(bundle.file(entry))
     if not samples.cases:
         return None, _compared(before, None, "no sample is as it was packaged"), notes
+    trusted = {bundle.root / name for name in known.keys() - damaged}
+    strange = [cache for e in engines if os.path.lexists(cache := beside(e)) and cache not in trusted]
+    notes += [f"{cache.name} is not what was packaged, and no runtime cache was read" for cache in strange]
     try:
-        judgement = judge(path, engines, samples, progress=progress)
+        judgement = judge(path, engines, samples, runtime_cache=False if strange else None, progress=progress)
     except (GraphError, InputError) as error:
         return None, [Change("result", path.name, "it ran", str(error), True)], notes
     return judgement, _compared(before, judgement, "it has no such output any more"), notes

@@ -18,6 +18,7 @@ from ..parity.compare import Comparison
 from ..parity.parity import EAGER_MULTIPLE, ULPS, Tally
 from ..parity.results import OutputResult, judged
 from ..runtimes.eager import Float64Runner
+from ..runtimes.trt import TrtRunner
 from ..storage.files import load_onnx
 from ..types import Progress
 from .references import is_floating, reference_runner
@@ -52,8 +53,19 @@ class _Bounded(Tally):
         return self.bound
 
 
-def judge(path: Path, engines: Sequence[Path], samples: Samples, *, progress: Progress | None = None) -> Judgement:
+def judge(
+    path: Path,
+    engines: Sequence[Path],
+    samples: Samples,
+    *,
+    runtime_cache: bool | None = None,
+    progress: Progress | None = None,
+) -> Judgement:
     """Run every sample in onnxruntime (optimizer off and on, CPU and GPU) and in each engine that can be run here.
+
+    Args:
+        runtime_cache: of TensorRT-RTX's engines: True writes what is compiled for this GPU beside each, None reads what
+            lies there, False does neither.
 
     Raises:
         GraphError: the ONNX file is broken.
@@ -63,6 +75,8 @@ def judge(path: Path, engines: Sequence[Path], samples: Samples, *, progress: Pr
     candidates, not_run = candidates_of(found)
     notes = []
     for done, candidate in enumerate(candidates):
+        if candidate.subject is not None and candidate.subject.runtime == "tensorrt-rtx":
+            candidate.make = partial(TrtRunner, candidate.subject.path, runtime_cache)
         if progress is not None:
             progress("run", done, len(candidates))
         with ExitStack() as stack:  # one at a time is in memory: each may be as large as the model

@@ -3,33 +3,31 @@ program."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-import onnx
-
 from ..arguments import Onnx, prepared
-from ..choices import TENSORRT
-from ..errors import BuildError, ExtensionError, GraphError, InputError, RuntimeUnavailable
-from ..model import InputSpec
+from ..errors import BuildError, ExtensionError, InputError, RuntimeUnavailable
 from ..precision import precision
-from ..rewriting import rewrite
-from ..runtimes.profiles import Given, GraphInput, Shapes, profile
-from ..runtimes.trt import PACKAGES, TITLES, missing, version_of
+from ..runtimes.profiles import Given, Shapes, profile
+from ..runtimes.trt import PACKAGES, TITLES, missing, no_gpu, version_of
 from ..shown import Shown
 from ..storage.atomic import writable
-from ..storage.files import atomic, load_onnx, save_onnx, write_bytes
-from ..storage.record import recorded
+from ..storage.files import atomic, load_onnx, write_bytes
 from ..types import PathLike, Progress
+from . import ep_context as contexts
 from . import implement, reasons, worker
+from . import options as wanted_options
+from .ep_context import EpContext
 from .implement import Implementation
+from .network import inputs_of, parsed, recorded_inputs, with_norms
+from .options import BuildOptions
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,9 @@ class Engine(Shown):
     TensorRT for the one in this machine. ``profile`` holds (min, opt, max) shapes of each dynamic input; ``layers``
     counts the network as it was parsed. ``norms`` says in which form each norm was built; it is empty where the file
     was parsed as it is. ``types`` counts the layers of a half-precision file by floating type, all of them as the file
-    says; it is empty where the file was not made half precision here.
+    says; it is empty where the file was not made half precision here. ``more_profiles`` are the optimization profiles
+    after the first. ``capability`` is the library's name for what the engine runs on ("STANDARD"), ``notes`` say what
+    it can do by the options that it was built with. ``ep_context`` is None where ``path`` is the engine itself.
     """
 
     path: Path
@@ -54,6 +54,11 @@ class Engine(Shown):
     norm_impl: str = "native"
     norms: tuple[Implementation, ...] = ()
     types: dict[str, int] = field(default_factory=dict)
+    more_profiles: tuple[dict[str, Shapes], ...] = ()
+    options: BuildOptions = field(default_factory=BuildOptions)
+    capability: str = ""
+    notes: tuple[str, ...] = ()
+    ep_context: EpContext | None = None
 
 
 @prepared(onnx="onnx_path", runtimes=tuple(PACKAGES))
@@ -65,6 +70,15 @@ def build(
     compute_capabilities: Sequence[str] = (),
     profiles: Given = (),
     norm_impl: str = "native",
+    more_profiles: Sequence[Given] = (),
+    timing_cache: PathLike | None = None,
+    workspace: int | str | None = None,
+    optimization_level: int | None = None,
+    hardware_compatibility: str | None = None,
+    version_compatible: bool = False,
+    refit: bool = False,
+    weight_streaming: bool = False,
+    ep_context: str | None = None,
     progress: Progress | None = None,
     timeout: float | None = None,
 ) -> Engine:
@@ -83,19 +97,43 @@ def build(
         norm_impl: the form of the norms: "native" (standard nodes: the file as it is, but for group norms that this
             project wrote for onnxruntime and for what this version of the library can't read), "plugin" (our kernels,
             which the engine then holds; TensorRT only) or "auto" (see ``normdeploy.engines.implement``).
+        more_profiles: a further optimization profile each, as ``profiles``; a text may hold several ranges, joined by
+            commas: "batch=16:32:64,length=1:8:64".
+        timing_cache: a file of what was timed in earlier builds, read, added to and replaced whole; builds may share it
+            and run side by side.
+        workspace: the most memory that a layer may use while it runs, in bytes or as "512M".
+        optimization_level: how long the builder looks for faster kernels, from 0 on.
+        hardware_compatibility: "ampere-plus" or "same-compute-capability": other GPUs that the engine is to run on.
+        version_compatible: newer versions of the library are to load the engine.
+        refit: the engine's weights can be replaced.
+        weight_streaming: weights may stay in host memory while it runs.
+        ep_context: "embed" or "file": write an ONNX file with the engine in an EPContext node, or beside it, for
+            onnxruntime's TensorRT-RTX provider.
         progress: called with (stage, done, total).
         timeout: seconds.
 
     Raises:
         GraphError: the file is no valid ONNX.
-        InputError: a profile or a compute capability does not fit.
+        InputError: a profile, a compute capability or an option does not fit, or the library does not take it.
         BuildError: the library refuses the model, or failed; with its reason.
         RuntimeUnavailable: the library, the GPU that it needs, or what the kernels need is not there.
     """
     implement.check(norm_impl, runtime)
+    source, target = Path(cast(PathLike, onnx_path)), Path(engine_path)  # a model in memory has become a file
+    options = wanted_options.options_of(
+        runtime,
+        timing_cache=timing_cache,
+        workspace=workspace,
+        optimization_level=optimization_level,
+        hardware_compatibility=hardware_compatibility,
+        version_compatible=version_compatible,
+        refit=refit,
+        weight_streaming=weight_streaming,
+        ep_context=ep_context,
+        taken={"the model": source, "the engine": target},
+    )
     if reason := missing(runtime, gpu=runtime == "tensorrt"):
         raise RuntimeUnavailable(f"can't build with {TITLES[runtime]}: {reason}")
-    source, target = Path(cast(PathLike, onnx_path)), Path(engine_path)  # a model in memory has become a file
     if os.path.realpath(source) == os.path.realpath(target):
         raise InputError(f"the engine {str(target)!r} would replace the model it is built from; give another name")
     wanted = _capabilities(compute_capabilities, runtime)
@@ -105,15 +143,20 @@ def build(
             f"{source.name} holds no nodes: it computes nothing, and an engine of 0 layers is none; give the model"
             " itself"
         )
-    shapes = profile(_inputs(proto), _recorded_inputs(proto), profiles)
+    shapes, *others = [
+        profile(inputs_of(proto), recorded_inputs(proto), given) for given in (profiles, *map(_ranges, more_profiles))
+    ]
+    if others and not shapes:
+        raise InputError(f"{source.name} has no dynamic input, so {len(others) + 1} profiles would be one; give none")
     writable(target)
     start = time.perf_counter()
-    changed, norms = _with_norms(source, proto, norm_impl, runtime, shapes, progress)
+    changed, norms = with_norms(source, proto, norm_impl, runtime, version_of(runtime), shapes, progress)
     proto = changed or proto
-    with atomic(target) as written, tempfile.TemporaryFile() as log, _parsed(source, changed, target) as path:
+    with atomic(target) as written, tempfile.TemporaryFile() as log, parsed(source, changed, target) as path:
         request: dict[str, Any] = {"runtime": runtime, "onnx": str(path), "engine": str(written)}
         request |= {"capabilities": wanted, "profile": shapes, "plugins": implement.plugins(proto)}
         request |= {"packages": implement.packages(proto)}
+        request |= {"more_profiles": others, "options": options.request()}
         request |= precision.request(proto)
         end = worker.run(request, log, progress or (lambda stage, done, total: None), timeout)
         built = end.answer.get("built") if end.status == 0 else None
@@ -122,6 +165,8 @@ def build(
                 raise InputError(reasons.unknown(end.answer, runtime))
             if end.answer.get("refused") == "packages":
                 raise ExtensionError(end.answer["reason"])
+            if end.answer.get("refused") == "option":
+                raise InputError(wanted_options.refused(end.answer["option"], end.answer["reason"], runtime))
             if end.answer.get("refused") == "plugins":
                 raise RuntimeUnavailable(
                     f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install triton, and "
@@ -130,10 +175,17 @@ def build(
             why = (
                 reasons.refused(end.answer, proto, source.name, runtime)
                 if "refused" in end.answer
-                else reasons.ended(end, log, runtime)
+                else reasons.ended(end, log, runtime) + _without_gpu(options)
             )
             raise BuildError(why + _kept(log, target))
         size = written.stat().st_size
+        context = None
+        if options.ep_context:
+            context = contexts.pack(
+                written, target, proto, source.name, options.ep_context, built["targets"], built["version"]
+            )
+    if context:
+        contexts.clear(Path(os.path.realpath(target)), context.file)
     _log_of(target).unlink(missing_ok=True)  # of an earlier failure
     seconds = time.perf_counter() - start
     return Engine(
@@ -148,56 +200,24 @@ def build(
         norm_impl,
         norms,
         built["types"],
+        tuple(others),
+        options,
+        built["capability"],
+        (*options.notes(runtime), *built["notes"]),
+        context,
     )
 
 
-def _with_norms(
-    source: Path,
-    proto: onnx.ModelProto,
-    norm_impl: str,
-    runtime: str,
-    shapes: Mapping[str, Shapes],
-    progress: Progress | None,
-) -> tuple[onnx.ModelProto | None, tuple[Implementation, ...]]:
-    """The model with its norms in the wanted form, None where that is the file itself; and the account of them."""
-    version = version_of(runtime)
-    regrouped = _regrouped(proto)
-    if norm_impl == "native" and not regrouped and not implement.changes(proto, runtime, version):
-        return None, ()
-    fuse = "portable" if implement.kernels_run(norm_impl, runtime, version) else "standard"
-    usual = {
-        d: n
-        for i in _inputs(proto)
-        if i.name in shapes
-        for d, n in zip(i.dims, shapes[i.name][1], strict=True)
-        if isinstance(d, str)
-    }
-    whole = load_onnx(source)
-    if norm_impl != "native" or regrouped:
-        whole, _ = rewrite.optimize(whole, runtime=runtime, fuse=fuse, progress=progress)
-    return implement.implemented(whole, norm_impl=norm_impl, runtime=runtime, version=version, sizes=usual)
+def _ranges(given: Given) -> Given:
+    """Of one profile: a text may hold several ranges."""
+    return given.split(",") if isinstance(given, str) else given
 
 
-def _regrouped(proto: onnx.ModelProto) -> bool:
-    """Whether this project wrote group norms as onnxruntime runs them best (`passes.group`); TensorRT has a layer for
-    the whole norm."""
-    if recorded(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
-        return False
-    reshaped = {n.output[0] for n in proto.graph.node if n.op_type == "Reshape"}
-    return any(n.op_type == "InstanceNormalization" and n.input[0] in reshaped for n in proto.graph.node)
-
-
-@contextlib.contextmanager
-def _parsed(source: Path, changed: onnx.ModelProto | None, target: Path) -> Iterator[Path]:
-    """The file for the parser: the user's own, or a changed model in a folder beside the engine, which is gone
-    afterwards."""
-    if changed is None:
-        yield source
-        return
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-        path = Path(folder) / source.name
-        save_onnx(changed, path)
-        yield path
+def _without_gpu(options: BuildOptions) -> str:
+    """A refittable engine was never seen to be built without a GPU: TensorRT-RTX 1.7 fails in a call of CUDA."""
+    if not (options.refit and (reason := no_gpu())):
+        return ""
+    return f". Refittable engines are built where a GPU is, and here is none ({reason}); leave --refit out"
 
 
 def _capabilities(given: Sequence[str], runtime: str) -> list[str]:
@@ -213,23 +233,6 @@ def _capabilities(given: Sequence[str], runtime: str) -> list[str]:
                 f"the compute capability {capability!r} can't be read; write it as NVIDIA does, such as 8.6"
             )
     return list(dict.fromkeys(given))
-
-
-def _recorded_inputs(proto: onnx.ModelProto) -> Sequence[InputSpec]:
-    try:
-        return recorded(proto).get("inputs", ())
-    except GraphError:  # then the user's profiles must do, or are missed by name
-        return ()
-
-
-def _inputs(proto: onnx.ModelProto) -> list[GraphInput]:
-    initializers = {t.name for t in proto.graph.initializer}
-
-    def size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
-        return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-
-    inputs = [value for value in proto.graph.input if value.name not in initializers]
-    return [GraphInput(value.name, tuple(size(d) for d in value.type.tensor_type.shape.dim)) for value in inputs]
 
 
 # ------------------------------------------------------------------ what went wrong

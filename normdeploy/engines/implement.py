@@ -8,7 +8,7 @@ plugin node.
             pointwise neighbours by itself. This is by reasoning; it was not measured on a GPU.
 
 Every node that is written anew is proved to be what it replaces (`engines.plugin_proof`); where that fails, or no
-kernel takes the norm, it stays, and the account says why. TensorRT-RTX takes no plugins.
+kernel takes the norm, it stays, and the account says why. TensorRT-RTX's ONNX parser takes no plugins.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def check(norm_impl: str, runtime: str) -> None:
         raise InputError(f"the norms can't be implemented as {norm_impl!r}; it is one of {', '.join(NORM_IMPLS)}")
     if norm_impl == "plugin" and runtime == "tensorrt-rtx":
         raise InputError(
-            "TensorRT-RTX takes no plugins, so its engines can't hold our kernels; choose --norm-impl native or auto,"
-            " or --runtime tensorrt"
+            "TensorRT-RTX's ONNX parser takes no plugins, so its engines can't hold our kernels; choose --norm-impl"
+            " native or auto, or --runtime tensorrt"
         )
 
 
@@ -153,7 +153,7 @@ def packages(proto: onnx.ModelProto) -> list[tuple[str, str]]:
 def _kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[str, Any], str]:
     """The kernels by name, and why there are none."""
     if norm_impl == "native" or runtime == "tensorrt-rtx":
-        return {}, "TensorRT-RTX takes no plugins" if norm_impl != "native" else ""
+        return {}, "TensorRT-RTX's ONNX parser takes no plugins" if norm_impl != "native" else ""
     lacking = ""
     if version and version < PLUGINS_SINCE:
         lacking = (

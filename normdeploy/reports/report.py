@@ -43,7 +43,11 @@ apply is null.
         norm_impl ("native" | "plugin" | "auto"), norms (empty where the file was parsed as it is): node, module, op,
         form ("native node", "function body", "plugin RMSNorm", or the nodes that took its place), reason, types
         (floating type -> number of layers, checked against the file's; {} where the file was not made half precision
-        here)
+        here), more_profiles (as profile, one object each), options (what the build was asked for: timing_cache,
+        workspace in bytes, optimization_level, hardware_compatibility, version_compatible, refit, weight_streaming,
+        ep_context; null or false: not asked for), capability (the library's: "STANDARD"), notes, ep_context (null where
+        path is the engine itself: mode "embed" | "file", file: the engine's beside it, partition, architecture,
+        sdk_version)
     precision   null, or to ("fp16" | "bf16"), islands (what stayed float32: kind "norm" | "statistics" | "constant" |
         "range" | "positions" | "logarithm" | "logits" | "no half form" | "control flow" | "as written", op, module,
         tensor, reason,

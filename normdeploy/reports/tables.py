@@ -20,6 +20,7 @@ from .inspection import show_census
 
 if TYPE_CHECKING:
     from ..engines.build import Engine
+    from ..engines.ep_context import EpContext
     from ..engines.implement import Implementation
     from ..infer import Inference
     from ..parity.compare import Comparison
@@ -90,8 +91,14 @@ def show_engine(console: Console, engine: Engine) -> None:
     console.print(Text(f"{engine.path}: {engine.runtime} {engine.version}, {size}, for {gpus}"))
     if engine.norms:
         show_forms(console, engine.norms)
-    for name, (low, best, high) in engine.profile.items():
-        console.print(Text(f"  {name}: {_shape(low)} to {_shape(high)}, best at {_shape(best)}"))
+    if engine.ep_context is not None:
+        console.print(Text(f"  EPContext for onnxruntime's TensorRT-RTX provider, engine {_where(engine.ep_context)}"))
+    for index, profile in enumerate((engine.profile, *engine.more_profiles)):
+        of = f"profile {index}, " if engine.more_profiles else ""
+        for name, (low, best, high) in profile.items():
+            console.print(Text(f"  {of}{name}: {_shape(low)} to {_shape(high)}, best at {_shape(best)}"))
+    for note in engine.notes:
+        console.print(Text(f"note: {note}"))
     if engine.types:
         console.print(
             Text(
@@ -100,6 +107,10 @@ def show_engine(console: Console, engine: Engine) -> None:
             )
         )
     console.print("proved: built only, not run")
+
+
+def _where(context: EpContext) -> str:
+    return f"in {context.file}" if context.file else "in the file"
 
 
 def show_forms(console: Console, norms: Sequence[Implementation]) -> None:

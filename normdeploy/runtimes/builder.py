@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from ..errors import ExtensionError
 from ..norms.guests import of_plugin
+from .build_options import Untaken, arguments, require_taken, save_timing_cache
 from .trt import select
 from .types import Types, check
 
@@ -35,6 +38,12 @@ def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
     if unknown := [c for c in request["capabilities"] if c not in known]:
         return {"refused": "capabilities", "unknown": unknown, "known": list(known)}
 
+    options = request.get("options", {})
+    try:
+        require_taken(trt, trt.Builder(get_trt_logger()), options)
+    except Untaken as error:
+        return error.answer()
+
     if request.get("plugins"):
         if reason := _register():
             return {"refused": "plugins", "reason": reason}
@@ -43,6 +52,7 @@ def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
         builder, network = _network_for_plugins(trt, get_trt_logger())
     else:
         builder, network = create_network(strongly_typed=not rtx)  # TensorRT-RTX knows no other
+    trt.init_libnvinfer_plugins(get_trt_logger(), "")  # the parser finds NVIDIA's own plugins only then
     parser = trt.OnnxParser(network, get_trt_logger())
     parsed = parser.parse_from_file(request["onnx"])
     if parser.num_errors or not parsed:
@@ -63,10 +73,21 @@ def build(request: Answer, tell: Callable[[Answer], None]) -> Answer:
     if shapes := [t.name for t in inputs if t.is_shape_tensor]:
         return {"refused": "shape inputs", "inputs": shapes}
 
-    config = _config(trt, request, _monitor(trt, tell))
+    with tempfile.TemporaryDirectory() as folder:
+        config = _config(trt, request, _monitor(trt, tell), Path(folder))(builder, network)
     with open(request["engine"], "wb") as file:
         file.write(engine_bytes_from_network((builder, network), config=config))
-    return {"built": {"version": trt.__version__, "layers": network.num_layers, "types": types.layers}}
+    note = save_timing_cache(config, options)
+    return {
+        "built": {
+            "version": trt.__version__,
+            "layers": network.num_layers,
+            "types": types.layers,
+            "targets": request["capabilities"] or [c for c, number in known.items() if number >= (8, 0)],
+            "capability": getattr(getattr(config, "engine_capability", None), "name", ""),
+            "notes": [note] if note else [],
+        }
+    }
 
 
 def _register() -> str:
@@ -108,13 +129,16 @@ def capabilities(trt: Any) -> dict[str, tuple[int, int]]:
     return {f"{n // 10}.{n % 10}": (n // 10, n % 10) for n in numbers}
 
 
-def _config(trt: Any, request: Answer, monitor: Any) -> Callable[..., Any]:
+def _config(trt: Any, request: Answer, monitor: Any, folder: Path) -> Callable[..., Any]:
     from polygraphy.backend.trt import CreateConfig, PostprocessConfig, Profile
 
-    profile = Profile()
-    for name, (low, best, high) in request["profile"].items():
-        profile.add(name, tuple(low), tuple(best), tuple(high))
-    common = {"profiles": [profile] if request["profile"] else None, "progress_monitor": monitor}
+    profiles = []
+    for ranges in filter(None, (request["profile"], *request.get("more_profiles", ()))):
+        profiles.append(profile := Profile())
+        for name, (low, best, high) in ranges.items():
+            profile.add(name, tuple(low), tuple(best), tuple(high))
+    common = {"profiles": profiles or None, "progress_monitor": monitor}
+    common |= arguments(trt, request.get("options", {}), folder)
     if request["runtime"] != "tensorrt-rtx":
         return CreateConfig(**common)  # leaves TF32 off
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,10 @@ import torch
 
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from .cuda import Cuda
+from .jit_cache import JitCache, Wanted
 from .live import LiveRunner
+from .memory import allocator, bindable, empty
+from .opening import loader_of, log_of, opened, set_weight_budget
 from .tensors import TensorSpec, chosen
 from .trt import PACKAGES, TITLES, missing, runtime_of
 
@@ -39,6 +41,8 @@ class EngineRunner(LiveRunner):
         profile: the optimization profile; None takes the first that holds the shapes, at each call.
         cuda_graph: replay a recorded CUDA graph. TensorRT's is recorded again where shapes or profile change;
         TensorRT-RTX keeps its own.
+        runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``JitCache``).
+        weight_budget: bytes of streamable weights that stay on the GPU; None keeps all.
 
     Raises:
         RuntimeUnavailable: the package, the GPU or a CUDA library is not there.
@@ -47,28 +51,33 @@ class EngineRunner(LiveRunner):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], device: int, stream: Any, profile: int | None, cuda_graph: bool
+        self,
+        path: str | os.PathLike[str],
+        device: int,
+        stream: Any,
+        profile: int | None,
+        cuda_graph: bool,
+        runtime_cache: Wanted = None,
+        weight_budget: int | None = None,
     ) -> None:
         super().__init__()
         self.runtime = runtime_of(Path(path))
+        self._cache = JitCache(path, self.runtime, runtime_cache)
         self.name = f"{TITLES[self.runtime]} ({os.path.basename(path)})"
         if reason := missing(self.runtime):
             raise RuntimeUnavailable(f"{os.path.basename(path)} can't be run: {reason}")
         self._library = importlib.import_module(PACKAGES[self.runtime])
         self._cuda = Cuda(device, stream)
-        self._log = _log(self._library)
+        self._log = log_of(self._library)
         with self._cuda.running():
-            self._loader = self._library.Runtime(self._log)
-            self._engine = self._loader.deserialize_cuda_engine(Path(path).read_bytes())
-            if self._engine is None:
-                raise NormdeployError(
-                    f"{os.path.basename(path)} can't be loaded on this GPU: {self._log.taken()}; build it with this"
-                    f" version of {TITLES[self.runtime]} for this GPU's compute capability"
-                )
+            self._loader = loader_of(self._library, self._log)
+            self._engine, self.notes = opened(self._library, self._loader, self._log, Path(path), TITLES[self.runtime])
             count = self._engine.num_optimization_profiles
             if profile is not None and not 0 <= profile < count:
                 raise InputError(f"{self.name} has the profiles 0 to {count - 1}, there is no {profile}")
             self._named = profile
+            if weight_budget is not None:
+                set_weight_budget(self._engine, weight_budget, self.name)
             self._read()
             self._context = self._make_context(cuda_graph)
         if self._context is None:
@@ -99,10 +108,13 @@ class EngineRunner(LiveRunner):
         return TensorSpec(name, dtype, shape, profiles)
 
     def _make_context(self, cuda_graph: bool) -> Any:
-        if not (cuda_graph and self.runtime == "tensorrt-rtx"):
+        if self.runtime != "tensorrt-rtx":
             return self._engine.create_execution_context()
         config = self._engine.create_runtime_config()
-        config.cuda_graph_strategy = self._library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        if cuda_graph:
+            config.cuda_graph_strategy = self._library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        if said := self._cache.attach(config):
+            self.notes = (*self.notes, said)
         return self._engine.create_execution_context(config)
 
     def _run(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -127,7 +139,7 @@ class EngineRunner(LiveRunner):
     def _prepared(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
         profile = chosen(self.name, tensors, self.inputs, self._engine.num_optimization_profiles, self._named)
         with self._cuda.running():
-            held = {n: t.to("cpu" if n in self._host else self._cuda.device).contiguous() for n, t in tensors.items()}
+            held = self._bindable(tensors)
             outputs = self._prepare(profile, held)
 
         def once() -> None:
@@ -138,11 +150,17 @@ class EngineRunner(LiveRunner):
         return once
 
     def _once(self, profile: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        held = {n: t.to("cpu" if n in self._host else self._cuda.device).contiguous() for n, t in tensors.items()}
+        held = self._bindable(tensors)
         outputs = self._prepare(profile, held)
         self._execute()
         self._cuda.share(held.values())
         return outputs()
+
+    def _bindable(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {n: bindable(t, self._place(n)) for n, t in tensors.items()}
+
+    def _place(self, name: str) -> torch.device:
+        return torch.device("cpu") if name in self._host else self._cuda.device
 
     def _recorded(self, profile: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         key = (profile, tuple(tensor.shape for tensor in tensors.values()))
@@ -172,21 +190,16 @@ class EngineRunner(LiveRunner):
         allocators: dict[str, Any] = {}
         for spec in self.outputs:
             shape, dtype = tuple(context.get_tensor_shape(spec.name)), getattr(torch, spec.dtype)
-            where = torch.device("cpu") if spec.name in self._host else self._cuda.device
+            where = self._place(spec.name)
             if any(n < 0 for n in shape):
-                allocators[spec.name] = _allocator(self._library, where, dtype)
+                allocators[spec.name] = allocator(self._library, where, dtype)
                 self._must(
                     context.set_output_allocator(spec.name, allocators[spec.name]),
                     f"the allocator of output {spec.name!r}",
                 )
             else:
-                memory = torch.empty(
-                    max(1, math.prod(shape)), dtype=dtype, device=where
-                )  # TensorRT takes no null address
-                fixed[spec.name] = memory[: math.prod(shape)].view(shape)
-                self._must(
-                    context.set_tensor_address(spec.name, memory.data_ptr()), f"the memory of output {spec.name!r}"
-                )
+                fixed[spec.name], address = empty(shape, dtype, where)
+                self._must(context.set_tensor_address(spec.name, address), f"the memory of output {spec.name!r}")
         return lambda: {s.name: fixed[s.name] if s.name in fixed else allocators[s.name].tensor() for s in self.outputs}
 
     def _execute(self) -> None:
@@ -200,7 +213,10 @@ class EngineRunner(LiveRunner):
     def _free(self) -> None:
         self._cuda.synchronize()
         self._graph = None
-        del self._context, self._engine, self._loader  # each needs the next to live
+        try:
+            self._cache.save()
+        finally:
+            del self._context, self._engine, self._loader  # each needs the next to live
 
 
 class _Graph:
@@ -213,7 +229,7 @@ class _Graph:
                 f"{runner.name}: {sorted(runner._host)} lie on the CPU, which a CUDA graph can't read; open it without"
                 " cuda_graph"
             )
-        self._inputs = {n: torch.empty(t.shape, dtype=t.dtype, device=device).copy_(t) for n, t in tensors.items()}
+        self._inputs = {n: empty(t.shape, t.dtype, device)[0].copy_(t) for n, t in tensors.items()}
         collect = runner._prepare(profile, self._inputs)
         runner._execute()  # TensorRT finishes what a change of shapes has left over, which a graph must not hold
         runner._cuda.synchronize()
@@ -233,51 +249,4 @@ class _Graph:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return (
-        tensor.data_ptr() or torch.empty(1, device=tensor.device).data_ptr()
-    )  # of no elements: never read, but not null
-
-
-def _allocator(library: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """TensorRT's way to memory for an output whose shape it learns while it runs."""
-
-    class Allocator(library.IOutputAllocator):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            library.IOutputAllocator.__init__(self)
-            self._memory, self._shape = torch.empty(1, dtype=torch.uint8, device=device), (0,)
-
-        def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
-            if size > self._memory.numel():
-                self._memory = torch.empty(size, dtype=torch.uint8, device=device)
-            return self._memory.data_ptr()
-
-        def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
-            return self.reallocate_output(tensor_name, memory, size, alignment)
-
-        def notify_shape(self, tensor_name: str, shape: Any) -> None:
-            self._shape = tuple(shape)
-
-        def tensor(self) -> torch.Tensor:
-            size = math.prod(self._shape) * dtype.itemsize
-            return self._memory[:size].view(dtype).view(self._shape)
-
-    return Allocator()
-
-
-def _log(library: Any) -> Any:
-    """Collects what TensorRT says of errors, which would go to the terminal."""
-
-    class Log(library.ILogger):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            library.ILogger.__init__(self)
-            self._messages: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (library.ILogger.Severity.ERROR, library.ILogger.Severity.INTERNAL_ERROR):
-                self._messages.append(" ".join(message.split()))
-
-        def taken(self) -> str:
-            said, self._messages = "; ".join(dict.fromkeys(self._messages)), []
-            return said or "no reason is given"
-
-    return Log()
+    return tensor.data_ptr() or empty((0,), tensor.dtype, tensor.device)[1]  # of no elements: never read, but not null

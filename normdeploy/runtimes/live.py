@@ -25,6 +25,7 @@ class LiveRunner:
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    notes: tuple[str, ...] = ()  # what is to be known of the file on this machine
     _takes_arrays = False  # whether numpy arrays need not become tensors
 
     def __init__(self) -> None:

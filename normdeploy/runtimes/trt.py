@@ -24,6 +24,8 @@ from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from ..runtimes import RunResult
 from ..types import PathLike
 from .arrays import check_names, to_numpy, to_torch
+from .jit_cache import JitCache, Wanted
+from .opening import loader_of, validity
 from .types import FLOATS
 
 PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}  # runtime -> its Python package
@@ -36,42 +38,66 @@ class TrtRunner:
 
     Args:
         engine: the file; which runtime it is for is told from its first bytes.
+        runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``JitCache``).
 
     Raises:
         RuntimeUnavailable: the package, the GPU or a CUDA library is not there.
         NormdeployError: the file is no engine, or not one for this GPU and this version.
     """
 
-    def __init__(self, engine: str | os.PathLike[str]) -> None:
+    def __init__(self, engine: str | os.PathLike[str], runtime_cache: Wanted = None) -> None:
         self._path = Path(engine)
         self.runtime = runtime_of(self._path)
         self.name = f"{TITLES[self.runtime]} ({self._path.name})"
         if reason := missing(self.runtime):
             raise RuntimeUnavailable(f"{self._path.name} can't be run: {reason}")
-        select(self.runtime)
-        from polygraphy.backend.common import bytes_from_path
+        library = select(self.runtime)
         from polygraphy.backend.trt import TrtRunner as PolygraphyRunner
         from polygraphy.backend.trt import engine_from_bytes
+        from polygraphy.backend.trt.util import get_trt_logger
         from polygraphy.exception import PolygraphyException
 
         self._failures: tuple[type[Exception], ...] = (PolygraphyException,)
         self._log = _log()
+        self._cache = JitCache(self._path, self.runtime, runtime_cache)
+        data, why = self._path.read_bytes(), ""
         try:
-            self._runner = PolygraphyRunner(engine_from_bytes(bytes_from_path(str(self._path))))
+            loader = loader_of(library, get_trt_logger())
+            valid, why = validity(library, loader, data)
+            loaded = engine_from_bytes(data, runtime=loader) if valid or not why else None
+            self._runner = PolygraphyRunner(self._context(loaded) if self.runtime == "tensorrt-rtx" else loaded)
             self._runner.activate()
         except self._failures as error:
-            raise NormdeployError(
-                f"{self._path.name} can't be loaded on this GPU: {self._log.taken()}; build it with this version of "
-                f"{TITLES[self.runtime]} for this GPU's compute capability"
-            ) from error
+            why = why or (
+                f"{self._log.taken()}; build it with this version of {TITLES[self.runtime]} for this GPU's compute"
+                " capability"
+            )
+            raise NormdeployError(f"{self._path.name} can't be loaded on this GPU: {why}") from error
+
+    def _context(self, engine: Any) -> Any:
+        """TensorRT-RTX's execution context, with its kernels' cache."""
+        if engine is None:
+            return None
+        config = engine.create_runtime_config()
+        self._cache.attach(config)
+        return engine.create_execution_context(config)
 
     def fits(self, feeds: Mapping[str, np.ndarray]) -> bool:
-        """Whether every input's shape lies within the profile that the engine was built with."""
-        for name, array in feeds.items():
-            low, _, high = self._runner.engine.get_tensor_profile_shape(name, 0)
-            if len(low) == array.ndim and not all(a <= n <= b for a, n, b in zip(low, array.shape, high, strict=True)):
-                return False
-        return True
+        """Whether every input's shape lies within one of the profiles that the engine was built with."""
+        return self._profile(feeds) is not None
+
+    def _profile(self, feeds: Mapping[str, np.ndarray]) -> int | None:
+        """The first profile that holds every input's shape."""
+
+        def holds(index: int) -> bool:
+            for name, array in feeds.items():
+                low, _, high = self._runner.engine.get_tensor_profile_shape(name, index)
+                within = all(a <= n <= b for a, n, b in zip(low, array.shape, high, strict=False))
+                if len(low) == array.ndim and not within:
+                    return False
+            return True
+
+        return next((i for i in range(self._runner.engine.num_optimization_profiles) if holds(i)), None)
 
     def types(self) -> dict[str, np.dtype]:
         """Of the inputs."""
@@ -92,6 +118,8 @@ class TrtRunner:
         """
         check_names(self.name, feeds, list(self._runner.get_input_metadata()))
         try:
+            if self._runner.engine.num_optimization_profiles > 1:
+                self._runner.set_profile(self._profile(feeds) or 0)
             outputs = self._runner.infer({name: to_torch(array) for name, array in feeds.items()})
         except self._failures as error:
             raise InputError(f"{self.name} does not run on these inputs: {self._log.taken()}") from error
@@ -103,7 +131,10 @@ class TrtRunner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._runner.deactivate()
+        try:
+            self._cache.save()
+        finally:
+            self._runner.deactivate()
 
 
 def _numpy(kind: str) -> np.dtype:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from ..errors import GraphError
 from ..log import log
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
+from .compiled import require_model
 from .held import fill, held
 from .ordering import sort
 from .protos import copied, nodes_of
@@ -81,10 +82,11 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
 
 
 def check_end(path: str | os.PathLike[str]) -> None:
-    """Refuse an ONNX file that keeps its runtime busy without end; what else is wrong with it, the runtime itself says.
+    """Refuse an ONNX file that keeps its runtime busy without end, or holds no model but a compiled one; what else is
+    wrong with it, the runtime itself says.
 
     Raises:
-        GraphError: as ``wellformed.require_end``.
+        GraphError: as ``wellformed.require_end`` and ``compiled.require_model``.
     """
     proto = onnx.ModelProto()
     try:
@@ -92,6 +94,7 @@ def check_end(path: str | os.PathLike[str]) -> None:
     except (OSError, DecodeError):
         return
     require_end(proto)
+    require_model(proto, Path(path).name)
 
 
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
@@ -99,8 +102,8 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
     order are put into one, and a size of -1 is an open one (`opened_sizes`).
 
     Raises:
-        GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, or its external data
-            is missing, too short or outside the model's folder.
+        GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, it holds a compiled
+            model, or its external data is missing, too short or outside the model's folder.
     """
     source = Path(path)
     if not source.is_file():
@@ -124,6 +127,7 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
     if not proto.HasField("graph") or not proto.opset_import:
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
     require(proto, list(bodies(proto)), tensors(proto))
+    require_model(proto, source.name)
     proto = opened_sizes(proto)
     outside = [t for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     places = [_place(t, source.parent) for t in outside]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -63,6 +64,61 @@ def build(
             help="native; plugin: norms in our kernels, held by the engine (tensorrt only); auto: where that helps.",
         ),
     ] = NormImpl.native,
+    add_profile: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--add-profile",
+            metavar="RANGE[,RANGE]",
+            help="A further optimization profile, as --profile; several ranges joined by commas. Repeatable.",
+        ),
+    ] = None,
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option(
+            "--timing-cache",
+            metavar="FILE",
+            help="What earlier builds have timed: read, added to, shared by builds side by side (tensorrt only).",
+        ),
+    ] = None,
+    workspace: Annotated[
+        str | None,
+        typer.Option("--workspace", metavar="SIZE", help="The most memory that a layer may use: bytes, 512M, 2G."),
+    ] = None,
+    optimization_level: Annotated[
+        int | None,
+        typer.Option(
+            "--optimization-level", metavar="N", help="How long the builder looks for faster kernels, 0 to 5."
+        ),
+    ] = None,
+    hardware_compatibility: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware-compat",
+            metavar="LEVEL",
+            help="Other GPUs that the engine is to run on: ampere-plus or same-compute-capability (tensorrt only).",
+        ),
+    ] = None,
+    version_compatible: Annotated[
+        bool,
+        typer.Option("--version-compatible", help="Let newer versions of the library load the engine (tensorrt only)."),
+    ] = False,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Let the engine's weights be replaced; needs a GPU to build.")
+    ] = False,
+    weight_streaming: Annotated[
+        bool, typer.Option("--weight-streaming", help="Let weights stay in host memory while the engine runs.")
+    ] = False,
+    ep_context: Annotated[
+        str | None,
+        typer.Option(
+            "--ep-context",
+            metavar="MODE",
+            help=(
+                "Write an ONNX file for onnxruntime's TensorRT-RTX provider: embed holds the engine, file has it"
+                " beside."
+            ),
+        ),
+    ] = None,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
@@ -79,6 +135,15 @@ def build(
             compute_capabilities=compute_capability or (),
             profiles=profile or (),
             norm_impl=norm_impl,
+            more_profiles=add_profile or (),
+            timing_cache=timing_cache,
+            workspace=workspace,
+            optimization_level=optimization_level,
+            hardware_compatibility=hardware_compatibility,
+            version_compatible=version_compatible,
+            refit=refit,
+            weight_streaming=weight_streaming,
+            ep_context=ep_context,
             progress=progress,
         )
     files = {"source": str(source), "output": str(output)}

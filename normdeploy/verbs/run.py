@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,13 @@ import normdeploy
 
 from .console import check_report, tell
 from .options import Output, Quiet, ReportFile
+
+
+class RuntimeCache(StrEnum):
+    """What becomes of TensorRT-RTX's compiled kernels."""
+
+    keep = "keep"
+    off = "off"
 
 
 def run(
@@ -38,6 +46,26 @@ def run(
         str | None,
         typer.Option("--runner", metavar="NAME", help="A runtime that an installed package brings; not onnxruntime."),
     ] = None,
+    runtime_cache: Annotated[
+        RuntimeCache | None,
+        typer.Option(
+            "--runtime-cache",
+            metavar="MODE",
+            help=(
+                "keep: what TensorRT-RTX compiles for this GPU goes beside FILE; off: nothing is read there; without"
+                " it that is read."
+            ),
+        ),
+    ] = None,
+    weight_budget: Annotated[
+        int | None,
+        typer.Option(
+            "--weight-budget",
+            metavar="BYTES",
+            min=0,
+            help="How much of an engine's streamed weights stays on the GPU.",
+        ),
+    ] = None,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -54,6 +82,8 @@ def run(
         profile_index=profile_index,
         seed=seed,
         runner=runner,
+        runtime_cache=None if runtime_cache is None else runtime_cache is RuntimeCache.keep,
+        weight_budget=weight_budget,
     )
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)

@@ -153,6 +153,7 @@ def install(version: str = "11.4.0.106") -> None:
 
     for name, member in {
         "Builder": Builder,
+        "init_libnvinfer_plugins": lambda logger, namespace: True,
         "OnnxParser": OnnxParser,
         "NetworkDefinitionCreationFlag": Flags,
         "LayerType": LayerType,

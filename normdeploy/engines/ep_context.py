@@ -1,0 +1,117 @@
+"""An engine in an ONNX file for onnxruntime's TensorRT-RTX provider: one EPContext node in the place of the graph.
+
+The attributes are those that the provider reads and writes (microsoft/onnxruntime, core/providers/nv_tensorrt_rtx/
+onnx_ctx_model_helper.cc; NVIDIA/TensorRT-RTX-EP-ABI, src/onnx_ctx_model_helper.cc, of which the wheel is built):
+
+    embed_mode             1: ep_cache_context holds the engine; 0: it names the engine's file, in the folder of the
+                           ONNX file, by a path that is neither absolute nor leads out of it
+    partition_name         under which the provider keeps its runtime cache: a plain file name
+    onnx_model_filename    read when an engine without weights is refitted, which ours are not
+    main_context           0: each node has an engine of its own
+    hardware_architecture  compute capabilities without their dots, as the provider writes its GPU's ("86")
+    ep_sdk_version         the version of TensorRT-RTX
+    source                 the provider's name; onnxruntime tells by it which provider is missing
+
+The model's metadata hold the first bytes of the engine under ``ep_compatibility_info.<provider>``, by which onnxruntime
+asks the provider whether the engine can run before it is loaded (getEngineValidity).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import helper
+
+from ..errors import BuildError
+from ..storage import files
+from ..storage.atomic import locked, siblings
+from ..storage.compiled import DOMAIN, OP, PROVIDER
+from ..storage.files import write_bytes
+
+COMPATIBILITY = f"ep_compatibility_info.{PROVIDER}"
+HEADER = 64  # bytes of an engine that the provider compares (kTensorRTEngineHeaderSize)
+
+
+@dataclass(frozen=True)
+class EpContext:
+    """What was written: ``file`` is the engine's name beside the ONNX file, "" where it is embedded."""
+
+    mode: str  # "embed" or "file"
+    file: str
+    partition: str
+    architecture: str
+    sdk_version: str
+
+
+def pack(
+    written: Path, target: Path, proto: onnx.ModelProto, source: str, mode: str, targets: Sequence[str], version: str
+) -> EpContext:
+    """Put the engine that stands in ``written`` into an ONNX file there, or beside ``target``, whose name it has then.
+
+    Args:
+        proto: the model that the engine was built of; its inputs and outputs are those of the file.
+        source: its file's name.
+        targets: compute capabilities of the engine ("8.6").
+
+    Raises:
+        BuildError: the engine is too large to be embedded.
+    """
+    engine = written.read_bytes()
+    digest = hashlib.sha256(engine).hexdigest()[:16]
+    file = f"{target.name}.{digest}.engine" if mode == "file" else ""
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).stem)[:100]
+    context = EpContext(
+        mode, file, f"{PROVIDER}_{stem}_{digest}", ",".join(c.replace(".", "") for c in targets), version
+    )
+    model = _model(proto, context, engine, source)
+    if model.ByteSize() > files.PROTOBUF_LIMIT:
+        raise BuildError(
+            f"the engine has {len(engine)} bytes, and an ONNX file ends at {files.PROTOBUF_LIMIT}; write it beside the"
+            " file with --ep-context file"
+        )
+    if file:
+        write_bytes(target.with_name(file), engine)
+    written.write_bytes(model.SerializeToString())
+    return context
+
+
+def clear(target: Path, keep: str) -> None:
+    """Remove engines that no ONNX file at ``target`` refers to any more."""
+    with locked(target.parent):
+        for old in siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.engine"):
+            if old.name != keep:
+                old.unlink(missing_ok=True)
+
+
+def _model(proto: onnx.ModelProto, context: EpContext, engine: bytes, source: str) -> onnx.ModelProto:
+    held = {t.name for t in proto.graph.initializer}
+    inputs = [v for v in proto.graph.input if v.name not in held]
+    node = helper.make_node(
+        OP,
+        [v.name for v in inputs],
+        [v.name for v in proto.graph.output],
+        name=context.partition,
+        domain=DOMAIN,
+        main_context=0,
+        embed_mode=int(context.mode == "embed"),
+        ep_cache_context=context.file or engine,
+        hardware_architecture=context.architecture,
+        ep_sdk_version=context.sdk_version,
+        partition_name=context.partition,
+        onnx_model_filename=source,
+        source=PROVIDER,
+    )
+    opset = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
+    model = helper.make_model(
+        helper.make_graph([node], proto.graph.name or "engine", inputs, list(proto.graph.output)),
+        ir_version=proto.ir_version,
+        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)],
+        producer_name="normdeploy",
+    )
+    model.metadata_props.add(key=COMPATIBILITY, value=engine[:HEADER].hex())
+    return model

@@ -1,0 +1,87 @@
+"""What the parser is given: the user's file, or a model with its norms in other forms; and the sizes of its inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from ..choices import TENSORRT
+from ..errors import GraphError
+from ..model import InputSpec
+from ..rewriting import rewrite
+from ..runtimes.profiles import GraphInput, Shapes
+from ..storage.files import load_onnx, save_onnx
+from ..storage.record import recorded
+from ..types import Progress
+from . import implement
+from .implement import Implementation
+
+
+def with_norms(
+    source: Path,
+    proto: onnx.ModelProto,
+    norm_impl: str,
+    runtime: str,
+    version: str,
+    shapes: Mapping[str, Shapes],
+    progress: Progress | None,
+) -> tuple[onnx.ModelProto | None, tuple[Implementation, ...]]:
+    """The model with its norms in the wanted form, None where that is the file itself; and the account of them."""
+    regrouped = _regrouped(proto)
+    if norm_impl == "native" and not regrouped and not implement.changes(proto, runtime, version):
+        return None, ()
+    fuse = "portable" if implement.kernels_run(norm_impl, runtime, version) else "standard"
+    usual = {
+        d: n
+        for i in inputs_of(proto)
+        if i.name in shapes
+        for d, n in zip(i.dims, shapes[i.name][1], strict=True)
+        if isinstance(d, str)
+    }
+    whole = load_onnx(source)
+    if norm_impl != "native" or regrouped:
+        whole, _ = rewrite.optimize(whole, runtime=runtime, fuse=fuse, progress=progress)
+    return implement.implemented(whole, norm_impl=norm_impl, runtime=runtime, version=version, sizes=usual)
+
+
+def _regrouped(proto: onnx.ModelProto) -> bool:
+    """Whether this project wrote group norms as onnxruntime runs them best (`passes.group`); TensorRT has a layer for
+    the whole norm."""
+    if recorded(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
+        return False
+    reshaped = {n.output[0] for n in proto.graph.node if n.op_type == "Reshape"}
+    return any(n.op_type == "InstanceNormalization" and n.input[0] in reshaped for n in proto.graph.node)
+
+
+@contextlib.contextmanager
+def parsed(source: Path, changed: onnx.ModelProto | None, target: Path) -> Iterator[Path]:
+    """The file for the parser: the user's own, or a changed model in a folder beside the engine, which is gone
+    afterwards."""
+    if changed is None:
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        path = Path(folder) / source.name
+        save_onnx(changed, path)
+        yield path
+
+
+def recorded_inputs(proto: onnx.ModelProto) -> Sequence[InputSpec]:
+    try:
+        return recorded(proto).get("inputs", ())
+    except GraphError:  # then the user's profiles must do, or are missed by name
+        return ()
+
+
+def inputs_of(proto: onnx.ModelProto) -> list[GraphInput]:
+    initializers = {t.name for t in proto.graph.initializer}
+
+    def size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+        return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+
+    inputs = [value for value in proto.graph.input if value.name not in initializers]
+    return [GraphInput(value.name, tuple(size(d) for d in value.type.tensor_type.shape.dim)) for value in inputs]

@@ -1,0 +1,174 @@
+"""What a build is asked for besides the network, as the installed library takes it.
+
+The library itself is asked: an option that it has no attribute for, that it does not keep when it is set, or that it
+calls a no-op is refused by name before anything is built. So no list of versions grows old here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import NormdeployError
+from ..storage.atomic import locked, write_bytes
+
+Answer = dict[str, Any]
+Options = Mapping[str, Any]  # as `normdeploy.engines.options` writes them; what was not asked for is not there
+
+_FLAGS = {"refit": "REFIT", "version_compatible": "VERSION_COMPATIBLE", "weight_streaming": "WEIGHT_STREAMING"}
+
+
+class Untaken(Exception):
+    """The library does not take an option."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(reason)
+        self.option = option
+
+    def answer(self) -> Answer:
+        return {"refused": "option", "option": self.option, "reason": str(self)}
+
+
+def require_taken(trt: Any, builder: Any, options: Options) -> None:
+    """Set every option on a configuration that is thrown away, and read it back.
+
+    Raises:
+        Untaken: the library does not take one.
+    """
+    if not options:
+        return
+    config = builder.create_builder_config()
+    for option, flag in _FLAGS.items():
+        if options.get(option):
+            _require_flag(trt, config, option, flag)
+    if "optimization_level" in options:
+        _require_level(config, options["optimization_level"])
+    if "workspace" in options:
+        _require_workspace(trt, config, options["workspace"])
+    if "hardware_compatibility" in options:
+        _require_hardware(trt, config, options["hardware_compatibility"])
+    if options.get("version_compatible"):
+        _require_lean_runtime(trt, builder)
+    if "timing_cache" in options:
+        _require_timing_cache(config, Path(options["timing_cache"]))
+
+
+def arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]:
+    """The options as Polygraphy's CreateConfig takes them; ``folder``: for files that it wants to read."""
+    found: dict[str, Any] = {}
+    if "workspace" in options:
+        found["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: options["workspace"]}
+    if "optimization_level" in options:
+        found["builder_optimization_level"] = options["optimization_level"]
+    if "hardware_compatibility" in options:
+        found["hardware_compatibility_level"] = _level(trt, options["hardware_compatibility"])
+    if "timing_cache" in options and (data := _read(Path(options["timing_cache"]))):
+        (copy := folder / "timing-cache").write_bytes(data)  # Polygraphy would leave a lock beside the user's file
+        found["load_timing_cache"] = str(copy)
+    named = {"refit": "refittable", "version_compatible": "version_compatible", "weight_streaming": "weight_streaming"}
+    return found | {name: True for option, name in named.items() if options.get(option)}
+
+
+def save_timing_cache(config: Any, options: Options) -> str:
+    """Put what this build has timed into the shared file, beside what other builds have put there meanwhile; what kept
+    it from being written, "" where it was.
+
+    The folder is locked while the file is read, merged and replaced whole.
+    """
+    if "timing_cache" not in options:
+        return ""
+    path, cache = Path(options["timing_cache"]), config.get_timing_cache()
+    with locked(path.parent):
+        before = _read(path)
+        if before and not cache.combine(config.create_timing_cache(before), ignore_mismatch=False):
+            return (
+                f"the timing cache {path.name} was left as it is: another library or GPU has written it during this"
+                " build"
+            )
+        try:
+            with cache.serialize() as data:
+                write_bytes(path, bytes(data))
+        except NormdeployError as error:  # the engine is built all the same
+            return f"the timing cache was not written: {error}"
+    return ""
+
+
+# ------------------------------------------------------------------ what the library says to each
+
+
+def _require_flag(trt: Any, config: Any, option: str, name: str) -> None:
+    flag = getattr(trt.BuilderFlag, name, None)
+    if flag is None:
+        raise Untaken(option, f"it has no builder flag {name}")
+    config.set_flag(flag)
+    if not config.get_flag(flag):
+        raise Untaken(option, f"it does not keep the builder flag {name}")
+
+
+def _require_level(config: Any, level: int) -> None:
+    if not hasattr(config, "builder_optimization_level"):
+        raise Untaken("optimization_level", "it has no builder optimization level")
+    config.builder_optimization_level = level
+    if (kept := config.builder_optimization_level) != level:
+        raise Untaken("optimization_level", f"level {level} was asked for, and it goes to {kept}")
+
+
+def _require_workspace(trt: Any, config: Any, size: int) -> None:
+    pool = getattr(getattr(trt, "MemoryPoolType", None), "WORKSPACE", None)
+    if pool is None or not hasattr(config, "set_memory_pool_limit"):
+        raise Untaken("workspace", "it has no limit of the workspace")
+    config.set_memory_pool_limit(pool, size)
+    if (kept := config.get_memory_pool_limit(pool)) != size:
+        raise Untaken("workspace", f"{size} bytes were asked for, and it keeps {kept}")
+
+
+def _level(trt: Any, name: str) -> Any:
+    return getattr(getattr(trt, "HardwareCompatibilityLevel", None), name, None)
+
+
+def _require_hardware(trt: Any, config: Any, name: str) -> None:
+    level = _level(trt, name)
+    if level is None:
+        raise Untaken("hardware_compatibility", f"it has no hardware compatibility level {name}")
+    config.hardware_compatibility_level = level
+    if (kept := config.hardware_compatibility_level) != level:
+        raise Untaken("hardware_compatibility", f"{name} was asked for, and it stays at {getattr(kept, 'name', kept)}")
+
+
+def _require_lean_runtime(trt: Any, builder: Any) -> None:
+    """A version-compatible engine brings the lean runtime along, a library of its own: one of one layer is built."""
+    flags = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    network = builder.create_network(0 if flags is None else 1 << int(flags))
+    x = network.add_input("x", trt.float32, (1,))
+    network.mark_output(network.add_identity(x).get_output(0))
+    config = builder.create_builder_config()
+    config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    if builder.build_serialized_network(network, config) is None:
+        raise Untaken("version_compatible", "it builds no such engine here, for want of the lean runtime")
+
+
+def _require_timing_cache(config: Any, path: Path) -> None:
+    if not hasattr(config, "create_timing_cache"):
+        raise Untaken("timing_cache", "it has no timing cache")
+    data = _read(path)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        cache = config.create_timing_cache(data)
+        taken = cache is not None and config.set_timing_cache(cache, ignore_mismatch=False)
+    if any("no-op" in str(w.message) for w in said):
+        raise Untaken("timing_cache", "it says that timing caches are no-ops in it")
+    if not taken:
+        raise Untaken(
+            "timing_cache",
+            f"{path.name} ({len(data)} bytes) is damaged, or was written by another version or on another GPU",
+        )
+
+
+def _read(path: Path) -> bytes:
+    """What the file holds; nothing where there is none yet."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,53 @@
+"""ONNX files that hold no model but what a library compiled of one: onnxruntime's EPContext nodes.
+
+Such a file is for one execution provider of onnxruntime, on one kind of GPU, by one version of a library (onnxruntime's
+"EP Context Cache Feature Design"). There is nothing in it to recognise, rewrite or compare; it is refused by name.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from ..errors import GraphError
+
+OP, DOMAIN = "EPContext", "com.microsoft"
+PROVIDER = "NvTensorRTRTXExecutionProvider"
+PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx-cu13"  # its wheel; cu12 for CUDA 12
+_SHOWN = 80  # characters of what a file says of itself
+
+
+def require_model(proto: onnx.ModelProto, name: str) -> None:
+    """
+    Raises:
+        GraphError: the file holds a compiled model.
+    """
+    node = next((n for n in proto.graph.node if n.op_type == OP and n.domain == DOMAIN), None)
+    if node is not None:
+        raise GraphError(f"{name} {told(node)}; give the ONNX file that it was made of{_made_of(node)}")
+
+
+def told(node: onnx.NodeProto) -> str:
+    """What an EPContext node says of itself."""
+    provider = text_of(node, "source") or "an execution provider that it does not name"
+    built = [
+        f"for compute capability {architecture}" if (architecture := text_of(node, "hardware_architecture")) else "",
+        f"by version {version}" if (version := text_of(node, "ep_sdk_version")) else "",
+    ]
+    need = f" (pip install {PACKAGE}) on such a GPU" if provider == PROVIDER else ""
+    said = " ".join(part for part in ("compiled", *built) if part)
+    return (
+        f"holds, in the place of nodes, an engine for onnxruntime's {provider}, {said}: only onnxruntime with that"
+        f" provider{need} runs it"
+    )
+
+
+def text_of(node: onnx.NodeProto, name: str) -> str:
+    """A text among the attributes, "" where it is not there; nothing in it is believed."""
+    found = next((a.s for a in node.attribute if a.name == name), b"")
+    text = found[: 4 * _SHOWN].decode(errors="replace")
+    return "".join(c if c.isprintable() else "?" for c in text)[:_SHOWN]
+
+
+def _made_of(node: onnx.NodeProto) -> str:
+    source = text_of(node, "onnx_model_filename")
+    return f", {source!r}" if source else ""
