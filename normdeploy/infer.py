@@ -190,7 +190,7 @@ def run(
             write_npz(beside, feeds)
         write_npz(output, {name: _host(value) for name, value in outputs.items()})
     seconds = {"load": loaded - start, "run": done - ready}
-    return Inference(opened.name, _said(feeds), _said(outputs), outputs, (*opened.notes, *notes), seconds)
+    return Inference(opened.name, _types_text(feeds), _types_text(outputs), outputs, (*opened.notes, *notes), seconds)
 
 
 def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
@@ -279,5 +279,5 @@ def _host(value: Any) -> Any:
     return value.copy() if hasattr(value, "__array_interface__") else to_numpy(value)
 
 
-def _said(arrays: Mapping[str, Any]) -> dict[str, str]:
+def _types_text(arrays: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{str(array.dtype).removeprefix('torch.')}{list(array.shape)}" for name, array in arrays.items()}

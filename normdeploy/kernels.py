@@ -22,6 +22,7 @@ import onnx
 import onnxruntime as ort
 
 from . import processes
+from .domains import qualified
 from .records import Verdict
 from .runtimes.ort import no_cuda
 from .runtimes.trt import PACKAGES, TITLES, missing
@@ -80,10 +81,10 @@ def _onnxruntime(model: onnx.ModelProto, provider: str) -> Answer:
         return Answer(
             "missing", reason=re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", said).removeprefix("Fatal error: ")
         )
-    parts = tuple(name for name in map(_said, optimized.graph.node) if name != "Constant")
+    parts = tuple(name for name in map(qualified, optimized.graph.node) if name != "Constant")
     if elsewhere := sorted({op for op, place in places if place != f"{provider}ExecutionProvider"} - _TRANSPARENT):
         return Answer("missing", parts, f"{', '.join(elsewhere)} would run on the CPU")
-    ran, given = Counter(map(_said, plain.graph.node)), Counter(map(_said, model.graph.node))
+    ran, given = Counter(map(qualified, plain.graph.node)), Counter(map(qualified, model.graph.node))
     inlined = sorted(op for op, n in given.items() if ran[op] < n and op not in _TRANSPARENT)
     if inlined:
         return Answer("function", parts, f"no kernel of {', '.join(inlined)}: the body of primitives is run")
@@ -112,10 +113,6 @@ def _session(model: onnx.ModelProto, provider: str, level: Any) -> tuple[onnx.Mo
             for node in part.get_nodes()
         ]
         return onnx.load(path), places
-
-
-def _said(node: onnx.NodeProto) -> str:
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
 # ------------------------------------------------------------------ TensorRT

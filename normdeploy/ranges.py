@@ -52,7 +52,7 @@ def described(
         most = found.sizes.get(name)
         if most is not None and dim.max >= most.high:
             raise InputError(
-                f"the dim {_said(dim)} goes beyond the table {most.source!r}, which has rows for {most.high - 1}:"
+                f"the dim {_text(dim)} goes beyond the table {most.source!r}, which has rows for {most.high - 1}:"
                 " narrow it"
             )
     taken: dict[str, Dim] = {}
@@ -63,14 +63,14 @@ def described(
             taken[name] = stated[name]
             if name in known and stated[name].max > known[name].max:
                 notes.append(
-                    f"{_said(stated[name])} goes beyond {_said(known[name])}, which the file recorded: verify it there"
+                    f"{_text(stated[name])} goes beyond {_text(known[name])}, which the file recorded: verify it there"
                 )
         elif name in known:
             taken[name] = known[name]
         elif most is not None and most.high > 1:
             taken[name] = Dim(name, 1, min(_USUAL, most.high - 1), most.high - 1)
             notes.append(
-                f"sizes taken where none were stated: {_said(taken[name])} (the rows of {most.source!r}); state others"
+                f"sizes taken where none were stated: {_text(taken[name])} (the rows of {most.source!r}); state others"
                 " with --dim"
             )
         else:
@@ -137,7 +137,7 @@ def _hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], found: Bounds)
     known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named() if d.name is not None}
     for name, most in found.sizes.items():
         if name not in sums and most.high > 1 and (name not in known or known[name].max < most.high - 1):
-            now = f"recorded as {_said(known[name])}" if name in known else "not recorded"
+            now = f"recorded as {_text(known[name])}" if name in known else "not recorded"
             yield (
                 f"the sizes of {name!r} are {now}, and {most.source!r} has rows for {most.high - 1}: "
                 f"--dim {name}=1:{min(_USUAL, most.high - 1)}:{most.high - 1} records that"
@@ -159,10 +159,10 @@ def _parsed(dims: Sequence[str]) -> dict[str, Dim]:
         dim = Dim(name.strip(), low, best, high)
         if found.setdefault(name.strip(), dim) != dim:
             raise InputError(
-                f"the dim {name.strip()!r} is given twice: {_said(found[name.strip()])} and {_said(dim)}; give it once"
+                f"the dim {name.strip()!r} is given twice: {_text(found[name.strip()])} and {_text(dim)}; give it once"
             )
     return found
 
 
-def _said(dim: Dim) -> str:
+def _text(dim: Dim) -> str:
     return f"{dim.name}={dim.min}:{dim.opt}:{dim.max}"

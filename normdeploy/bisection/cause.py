@@ -87,10 +87,10 @@ def _left_out(exact: Exact, spot: Spot, program: Program) -> Cause:
     readers = range(len(exact.nodes)) if name == spot.end else spot.places
     place = next(p for p in readers if name in exact.reads(exact.nodes[p]))
     operator = f"{program.operator(spot.node)}{f' of {module}' if module else ''}"
-    return Cause("left out", f"{operator} is left out: {_said(exact, place)} reads {spot.left_out!r} itself", place)
+    return Cause("left out", f"{operator} is left out: {_node(exact, place)} reads {spot.left_out!r} itself", place)
 
 
-def _said(exact: Exact, place: int) -> str:
+def _node(exact: Exact, place: int) -> str:
     node = exact.nodes[place]
     return f"{node.op_type} {node.name!r}" if node.name else node.op_type
 
@@ -115,7 +115,7 @@ def _weights(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cau
                 right = right.reshape(held.shape)
                 if not np.array_equal(right, held):
                     text = (
-                        f"{_said(exact, place)}:"
+                        f"{_node(exact, place)}:"
                         f" {_weight_said(name, held, parameter, right, value.T if not layout else value)}"
                     )
                     yield Cause("weights", text, place), Change(inputs={(place, i): _always(right)})
@@ -140,7 +140,7 @@ def _epsilons(exact: Exact, place: int, numbers: Sequence[float]) -> Iterator[tu
     own = next((a for a in node.attribute if a.name == "epsilon"), None)
     for epsilon in tried:
         if own is not None and epsilon != own.f:
-            text = f"{_said(exact, place)} has epsilon {own.f:.3g}, the model has {epsilon:.3g}"
+            text = f"{_node(exact, place)} has epsilon {own.f:.3g}, the model has {epsilon:.3g}"
             yield Cause("epsilon", text, place), Change(nodes={place: _with(node, "epsilon", epsilon)})
         if node.op_type in ("Add", "Max", "Clip"):
             for i, name in enumerate(node.input):
@@ -150,10 +150,10 @@ def _epsilons(exact: Exact, place: int, numbers: Sequence[float]) -> Iterator[tu
                     gone = (
                         f" (it vanished: {exact.types[name]} can't hold it)" if not was and name in exact.types else ""
                     )
-                    text = f"{_said(exact, place)} has epsilon {was:.3g}, the model has {epsilon:.3g}{gone}"
+                    text = f"{_node(exact, place)} has epsilon {was:.3g}, the model has {epsilon:.3g}{gone}"
                     yield Cause("epsilon", text, place), Change(inputs={(place, i): _filled(epsilon)})
         if node.op_type in _ROOTS:
-            text = f"the epsilon {epsilon:.3g} is missing before {_said(exact, place)}"
+            text = f"the epsilon {epsilon:.3g} is missing before {_node(exact, place)}"
             yield Cause("epsilon", text, place), Change(inputs={(place, 0): _plus(epsilon)})
 
 
@@ -166,7 +166,7 @@ def _ddof(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Cha
         for n, (text, power) in itertools.product(sorted(sizes), (("a biased", 1), ("an unbiased", -1))):
             other = "an unbiased" if power == 1 else "a biased"
             said = (
-                f"the variance before {_said(exact, place)} is {text} one over {n} numbers, the model has {other} one"
+                f"the variance before {_node(exact, place)} is {text} one over {n} numbers, the model has {other} one"
             )
             yield Cause("ddof", said, place), Change(inputs={(place, 0): _times((n / (n - 1)) ** power)})
     elif node.op_type == "LayerNormalization" and len(node.input) > 1:
@@ -177,7 +177,7 @@ def _ddof(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Cha
         n = math.prod(x.shape[axis:])
         for text, power in (("a biased", -1), ("an unbiased", 1)) if n > 1 else ():
             other = "an unbiased" if power == -1 else "a biased"
-            said = f"{_said(exact, place)} has {text} variance over {n} numbers, the model {other} one"
+            said = f"{_node(exact, place)} has {text} variance over {n} numbers, the model {other} one"
             yield Cause("ddof", said, place), Change(inputs={(place, 1): _times((n / (n - 1)) ** (power / 2))})
 
 
@@ -201,18 +201,18 @@ def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Caus
             was = value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, Sequence) else value
             told = list(other) if isinstance(other, tuple) else other
             yield (
-                Cause(kind, f"{_said(exact, place)} has {a.name} {was}, with {told} it is right", place),
+                Cause(kind, f"{_node(exact, place)} has {a.name} {was}, with {told} it is right", place),
                 Change(nodes={place: _with(node, a.name, other)}),
             )
     if node.op_type == "Gelu" and not node.attribute:
         yield (
-            Cause("approximation", f"{_said(exact, place)} is exact, the model's is the tanh form", place),
+            Cause("approximation", f"{_node(exact, place)} is exact, the model's is the tanh form", place),
             Change(nodes={place: _with(node, "approximate", "tanh")}),
         )
     axes = _axes(exact, node)
     if axes is not None and axes.size == 1 and rank:
         for other in (i for i in range(rank) if i != int(axes.item()) % rank):
-            text = f"{_said(exact, place)} has axes [{int(axes.item())}], with [{other}] it is right"
+            text = f"{_node(exact, place)} has axes [{int(axes.item())}], with [{other}] it is right"
             yield Cause("axis", text, place), Change(inputs={(place, 1): _filled(other)})
 
 
@@ -233,7 +233,7 @@ def _hidden_rows(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cau
     ]
     what = "NaN" if np.isnan(np.where(hidden, made, 0)).any() else "the mean of all values"
     text = (
-        f"{_said(exact, place)}: the mask hides {int(hidden.sum())} of {hidden.size} rows whole, where the model gives"
+        f"{_node(exact, place)}: the mask hides {int(hidden.sum())} of {hidden.size} rows whole, where the model gives"
         f" 0 and the file {what}; its export guards such rows wrongly (docs/huggingface.md, Masks): export the model"
         " with normdeploy, or leave each row a 1"
     )

@@ -21,6 +21,7 @@ from typing import Any
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..domains import default_opset, is_standard
 from ..errors import InputError, RuntimeUnavailable
 from ..foreign.shadows import apart
 from ..graphs.graph import Graph
@@ -98,10 +99,8 @@ def changes(proto: onnx.ModelProto, runtime: str, version: str) -> bool:
     """Whether a native build has to write some norm of the main graph in other words; ``proto`` may be without its
     weights."""
     known = number(version)
-    opset = _opset(proto)
-    return any(
-        _misread(n.op_type, opset, _groups(n), runtime, known) for n in proto.graph.node if n.domain in ("", "ai.onnx")
-    )
+    opset = default_opset(proto)
+    return any(_misread(n.op_type, opset, _groups(n), runtime, known) for n in proto.graph.node if is_standard(n))
 
 
 def implemented(
@@ -272,7 +271,7 @@ def _with_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     called = {(n.domain, n.op_type) for n in calls if guests.belongs(n.domain, n.op_type)}
     kept = [f for f in proto.functions if not guests.belongs(f.domain, f.name) or (f.domain, f.name) in called]
     held = {(f.domain, f.name) for f in kept}
-    opset = _opset(proto)
+    opset = default_opset(proto)
     rows = [own(*op) for op in sorted(called - held)]
     kept += [body(row, opset) for row in rows if row is not None and opset >= row.since]
     taken = {n.op_type for n in nodes if _is_plugin(n)}
@@ -308,7 +307,3 @@ def _is_plugin(node: onnx.NodeProto) -> bool:
 
 def _groups(node: onnx.NodeProto) -> int:
     return next((a.i for a in node.attribute if a.name == "num_groups"), 0)
-
-
-def _opset(proto: onnx.ModelProto) -> int:
-    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
+from ..domains import default_opset, is_standard
 from ..graphs.nested import Nested, bodies
 from ..graphs.nested_functions import functions, unopened
 from ..graphs.protos import module, names
@@ -23,7 +24,7 @@ from ..storage.protos import copy_field, nodes_of
 from .account import Foreign, Read
 from .ops import op_of
 from .proof import MALFORMED, Memo, proved
-from .shapes import OWN_DOMAINS, stated, types_of
+from .shapes import stated, types_of
 from .write import OLDEST, Op, Refused, Types, Writer
 
 
@@ -47,7 +48,7 @@ class _Expander:
         op = None if own else op_of(node, self.opset)
         if op is None:
             if _unknown_norm(node) and not own:
-                self._leave(node, _finding(node, "unknown", "refused", f"no definition of {_said(node)} is known"))
+                self._leave(node, _finding(node, "unknown", "refused", f"no definition of {_op_text(node)} is known"))
             else:
                 self.nodes.append(node)
             return
@@ -60,11 +61,11 @@ class _Expander:
                 raise Refused(f"it has no output {min(strange)!r}")
             certificate = proved(self.memo, op, writer, self.types)
         except Refused as e:
-            self._leave(node, _finding(node, op.kind, "refused", f"{_said(node)}: {e}"))
+            self._leave(node, _finding(node, op.kind, "refused", f"{_op_text(node)}: {e}"))
             return
         except MALFORMED as e:
             self._leave(
-                node, _finding(node, op.kind, "refused", f"{_said(node)} can't be read: {type(e).__name__}: {e}")
+                node, _finding(node, op.kind, "refused", f"{_op_text(node)} can't be read: {type(e).__name__}: {e}")
             )
             return
         if not certificate:
@@ -74,7 +75,7 @@ class _Expander:
                 if known
                 else f"it can't be proved: {certificate.note}"
             )
-            finding = _finding(node, op.kind, "undone" if known else "refused", f"{_said(node)}: {why}")
+            finding = _finding(node, op.kind, "undone" if known else "refused", f"{_op_text(node)}: {why}")
             self._leave(node, replace(finding, certificate=certificate))
             return
         for made in writer.nodes:
@@ -121,7 +122,7 @@ def standardized(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Read]:
 
 def _graph(proto: onnx.ModelProto, around: set[str], read: Read) -> onnx.ModelProto:
     """A copy of ``proto``, the foreign norms of its graph and of the bodies in it written as standard nodes."""
-    opset = next((o.version for o in proto.opset_import if o.domain in OWN_DOMAINS), 1)
+    opset = default_opset(proto)
     types = types_of(proto, opset)
     taken = {*around, *names(proto.graph)}
     functions_of = frozenset((f.domain, f.name) for f in proto.functions)
@@ -159,7 +160,7 @@ def _leave_all(function: Nested, reason: str, read: Read) -> None:
     for node, opset in nodes_of(onnx.ModelProto(graph=function.model.graph, opset_import=function.model.opset_import)):
         if _looks_foreign(node, opset) and (node.domain, node.op_type) not in own:
             op = op_of(node, opset)
-            said = f"{_said(node)}: the function that it is in can't be opened: {reason}"
+            said = f"{_op_text(node)}: the function that it is in can't be opened: {reason}"
             finding = _finding(node, op.kind if op is not None else "unknown", "refused", said)
             read.left.append(Foreign(_placed(finding, function), frozenset(node.input)))
 
@@ -189,11 +190,11 @@ def _check(op: Op, node: onnx.NodeProto, opset: int) -> None:
 def _finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> Finding:
     tensor = next((o for o in node.output if o), "")
     made = tuple(o for o in node.output if o)
-    return Finding(kind, status, tensor, module(node), spelling=_said(node), reason=reason, tensors=made)  # type: ignore[arg-type]
+    return Finding(kind, status, tensor, module(node), spelling=_op_text(node), reason=reason, tensors=made)  # type: ignore[arg-type]
 
 
-def _said(node: onnx.NodeProto) -> str:
-    return node.op_type if node.domain in OWN_DOMAINS else f"{node.op_type} ({node.domain})"
+def _op_text(node: onnx.NodeProto) -> str:
+    return node.op_type if is_standard(node) else f"{node.op_type} ({node.domain})"
 
 
 def _looks_foreign(node: onnx.NodeProto, opset: int) -> bool:
@@ -204,4 +205,4 @@ def _unknown_norm(node: onnx.NodeProto) -> bool:
     """A node that is called a norm and that no standard defines."""
     if "norm" not in node.op_type.lower() or node.domain.startswith("ai.onnx."):
         return False
-    return node.domain not in OWN_DOMAINS or not onnx.defs.has(node.op_type, domain="")
+    return not is_standard(node) or not onnx.defs.has(node.op_type, domain="")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import onnx
 
+from ..domains import is_standard
 from ..norms.ops import CONTRIB, Owner, owned_by
 from ..storage.strays import is_stray
 from .plugins import PLUGINS
@@ -19,7 +20,7 @@ from .write import Attrs, Op, Refused, Writer, written_by
 
 def op_of(node: onnx.NodeProto, opset: int) -> Op | None:
     """What a node means; None for standard ops, and for those that nothing is known of."""
-    if node.domain in ("", "ai.onnx"):
+    if is_standard(node):
         return _STRAYS[node.op_type] if is_stray(node.op_type, opset) else None
     if node.domain == CONTRIB:
         return _ONNXRUNTIME.get(node.op_type)

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import onnx
 
+from ..domains import STANDARD
 from ..evaluate import evaluate
 from ..norms.guests import belongs
 from ..norms.ops import OURS
 from ..proof.foreign import TABLE
 from ..storage.protos import copied, subgraphs
 
-STANDARD = ("", "ai.onnx")  # two names of one domain
 _OWNED = (*STANDARD, "com.microsoft")  # whose every name has an owner
 _MEANT = frozenset(
     {op for _, op in (*evaluate.OPS, *TABLE)} | OURS.keys()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx
 
+from ..domains import STANDARD
 from ..graphs.dims import invented
 from ..graphs.nested import info
 from ..graphs.protos import inferred
@@ -16,7 +17,6 @@ from ..recognition.roots import is_norm
 from .ops import op_of
 from .write import Types, Writer
 
-OWN_DOMAINS = ("", "ai.onnx")
 _SKIPS = frozenset(op for op, row in owned_by(Owner.ONNXRUNTIME).items() if row.inputs[1] == "residual")
 _SUMS = {
     op: row.outputs.index("sum") for op, row in owned_by(Owner.ONNXRUNTIME).items() if "sum" in row.outputs
@@ -37,7 +37,7 @@ def types_of(proto: onnx.ModelProto, opset: int) -> Types:
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
         standard = _stand_ins(node, opset, stream, lost)
-        strange = node.domain not in OWN_DOMAINS and (node.domain, node.op_type) not in functions
+        strange = node.domain not in STANDARD and (node.domain, node.op_type) not in functions
         if (standard is None and (strange or not lost.isdisjoint(node.input))) or standard == []:
             lost.update(o for o in node.output if o not in said)
         elif standard is not None or is_norm(node):

@@ -12,6 +12,7 @@ from itertools import count
 import onnx
 import onnx.inliner
 
+from ..domains import default_opset
 from ..errors import GraphError
 from ..norms.bodies import VERSION, body, lacking
 from ..norms.guests import belongs, own
@@ -45,7 +46,7 @@ def opened(proto: onnx.ModelProto, fuse: str) -> onnx.ModelProto:
             raise GraphError(f"{_missing(node)}; the file is no valid ONNX, and nothing can run it")
     if fuse == "portable":
         return _inlined(proto, others, ()) if others else proto
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = default_opset(proto)
     bodies = _bodies(_complete(calls), opset, held)
     closed = held | {(f.domain, f.name) for f in bodies}
     return _inlined(proto, closed, bodies) if closed else proto
@@ -119,7 +120,7 @@ def _missing(node: onnx.NodeProto) -> str:
 
 def _meant(function: onnx.FunctionProto) -> bool:
     """Whether a function of the file is the one of the op that bears its name."""
-    opset = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), 0)
+    opset = default_opset(function, 0)
     row = own(function.domain, function.name)
     if row is None or opset < row.since or function.attribute_proto:
         return False

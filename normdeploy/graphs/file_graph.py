@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..domains import default_opset
 from ..evaluate import evaluate
 from ..norms import guests
 from ..norms.op import NormOp
@@ -60,7 +61,7 @@ class FileGraph(Links):
             GraphError: the nodes stand in no valid order, or a name is written twice.
         """
         super().__init__(proto)
-        self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self.opset = default_opset(proto)
         self._new: set[int] = set()  # nodes written by us: they mean what the newest opset says
         self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from ..domains import is_standard
 from ..storage.protos import graphs
 from .dims import Dims
 from .protos import called, captured, inferred, typed
@@ -54,7 +55,7 @@ def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     """The initializers and the tensors of Constant nodes."""
     found = {t.name: t for t in proto.graph.initializer}
     for node in proto.graph.node:
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "Constant" and is_standard(node):
             value = next((a.t for a in node.attribute if a.name == "value"), None)
             if value is not None:
                 found[node.output[0]] = value

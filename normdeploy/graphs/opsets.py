@@ -14,6 +14,7 @@ from __future__ import annotations
 import onnx
 import onnx.version_converter
 
+from ..domains import is_standard
 from ..storage.protos import nodes_of, standard_opset, subgraphs
 
 # Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
@@ -102,7 +103,7 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
 
 
 def _same(node: onnx.NodeProto, old: int, new: int) -> bool:
-    if node.domain not in ("", "ai.onnx"):
+    if not is_standard(node):
         return True
     if not onnx.defs.has(node.op_type, max_inclusive_version=old, domain=""):
         return True  # written by us for the new opset

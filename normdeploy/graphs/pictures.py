@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import onnx
 
+from ..domains import qualified
 from ..records import Box, Finding, Picture
 from . import cuts
 
@@ -93,7 +94,7 @@ class _Surroundings:
                 drawn.append(Box("", name))
         for place in places:
             node = self.nodes[place]
-            op = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+            op = qualified(node)
             known = () if place in before else tuple(dict.fromkeys(index[i] for i in node.input if i in index))
             index |= {o: len(drawn) for o in node.output if o}
             drawn.append(Box(op, inputs=known, own=place in inside))

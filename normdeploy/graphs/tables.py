@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 
+from ..domains import is_standard
 from .protos import typed
 
 _SAME = frozenset(
@@ -115,7 +116,7 @@ class _Analysis:
                 if kind is not None and onnx.helper.tensor_dtype_to_np_dtype(kind).kind in "iu":
                     self.origins[value.name] = frozenset({_Origin(value.name, False)})
         for node in graph.node:
-            if node.domain in ("", "ai.onnx") and node.output and (node.input or node.op_type == "Constant"):
+            if is_standard(node) and node.output and (node.input or node.op_type == "Constant"):
                 self._step(node)
 
     def _constant(self, name: str, tensor: onnx.TensorProto) -> None:

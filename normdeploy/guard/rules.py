@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from ..choices import ACCURATE, USUAL
+from ..domains import is_standard
 from ..graphs.protos import module
 from ..records import Finding
 from ..runtimes.trt import TITLES
@@ -167,7 +168,7 @@ def training(proto: onnx.ModelProto) -> Iterator[Problem]:
     and 12)."""
     held = _constants(proto)
     for node, opset in nodes_of(proto):
-        if node.domain not in ("", "ai.onnx") or node.op_type not in ("BatchNormalization", "Dropout"):
+        if not is_standard(node) or node.op_type not in ("BatchNormalization", "Dropout"):
             continue
         attributes = {a.name: a.i for a in node.attribute}
         if node.op_type == "BatchNormalization":

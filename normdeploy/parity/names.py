@@ -148,7 +148,7 @@ def match(
     if left.theirs or left.ours:
         raise InputError(
             f"{label} takes the inputs {[e.name for e in theirs[0]]}, the model takes {[e.name for e in ours]}; is it a"
-            f" file of this model? {_said(left)} are not matched by their order; name them with --map THEIRS=OURS if"
+            f" file of this model? {_both(left)} are not matched by their order; name them with --map THEIRS=OURS if"
             " it is"
         )
     ends, rest = _matched(label, theirs[1], outputs, names, ordered)
@@ -205,7 +205,7 @@ def _matched(
     return found, left
 
 
-def _said(left: _Left) -> str:
+def _both(left: _Left) -> str:
     return f"{', '.join(map(str, left.theirs)) or 'none'} and {', '.join(map(str, left.ours)) or 'none'}"
 
 

@@ -100,12 +100,12 @@ class _Reader:
     def _rules(self, held: Mapping[str, Any], where: tuple[str, ...]) -> dict[str, Rule]:
         found: dict[str, Rule] = {}
         if "tolerance" in held:
-            found["tolerance"] = self._said(
+            found["tolerance"] = self._located(
                 (*where, "tolerance"), lambda: tolerance(self._pair(held["tolerance"], (*where, "tolerance")))
             )
         texts = held.get("metric", [])
         for text in [texts] if not isinstance(texts, list) else texts:
-            rule = self._said((*where, "metric"), lambda text=text: threshold(text))  # type: ignore[misc]
+            rule = self._located((*where, "metric"), lambda text=text: threshold(text))  # type: ignore[misc]
             if found.setdefault(rule.kind, rule) != rule:
                 raise self._wrong((*where, "metric"), f"says {found[rule.kind]} and {rule}; give one")
         return found
@@ -116,7 +116,7 @@ class _Reader:
         self._known(value, _OF_TOLERANCE, where)
         return [value.get("abs", 0.0), value.get("rel", 0.0)]
 
-    def _said(self, where: tuple[str, ...], make: Any) -> Any:
+    def _located(self, where: tuple[str, ...], make: Any) -> Any:
         try:
             return make()
         except InputError as error:

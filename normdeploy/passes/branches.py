@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..graphs.graph import Graph, value_inputs
 from ..proof.branches import Branch, Branches
 from ..recognition.region import NoMatch
@@ -43,7 +44,7 @@ class Part:
 def branches_of(graph: Graph, node: gs.Node) -> tuple[Part, Part] | None:
     """The two branches of one input that ``node`` adds up, one of them a convolution at least; None where it adds up
     something else."""
-    if node.op not in ("Add", "Sub") or (node.domain or "") not in ("", "ai.onnx") or node.inputs[0] is node.inputs[1]:
+    if node.op not in ("Add", "Sub") or not is_standard(node) or node.inputs[0] is node.inputs[1]:
         return None
     producers = [graph.producer(t) for t in node.inputs]
     linears = [linear_of(graph, made) if made is not None and made.op == "Conv" else None for made in producers]

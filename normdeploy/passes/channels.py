@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..recognition.region import EvaluationFailed, NoMatch, assignments, compile_region, concrete
@@ -35,7 +36,7 @@ def private(graph: Graph, t: gs.Tensor) -> bool:
 def views_above(graph: Graph, z: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
     """The tensor that ``z`` is a view of, and the views between, in their order."""
     views: list[gs.Node] = []
-    while (node := graph.producer(z)) is not None and node.op in VIEWS and (node.domain or "") in ("", "ai.onnx"):
+    while (node := graph.producer(z)) is not None and node.op in VIEWS and is_standard(node):
         views.insert(0, node)
         z = node.inputs[0]
     return z, views
@@ -45,10 +46,7 @@ def views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
     """The last of the views of ``y`` that nobody else reads, and the views between."""
     views: list[gs.Node] = []
     while (
-        private(graph, y)
-        and (node := readers(graph, y)[0]).op in VIEWS
-        and node.inputs[0] is y
-        and (node.domain or "") in ("", "ai.onnx")
+        private(graph, y) and (node := readers(graph, y)[0]).op in VIEWS and node.inputs[0] is y and is_standard(node)
     ):
         if views and len(graph.consumers(y)) > 1:
             break  # somebody wants the shape of what would be gone

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..graphs.graph import Graph
 from ..norms.ops import STANDARD, Statistics
 from ..recognition.region import NoMatch
@@ -93,7 +94,7 @@ def _gates_itself(graph: Graph, gate: gs.Node, t: gs.Tensor) -> bool:
 
 def _behind(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Shown) -> _Shown:
     """What holds of the results of ``node``, of whose inputs ``t`` is one; false where nothing does."""
-    if (node.domain or "") not in ("", "ai.onnx"):
+    if not is_standard(node):
         return _Shown()
     linear = _linear(graph, node)
     if linear is not None and linear.data is t:

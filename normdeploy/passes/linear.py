@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..graphs.graph import Graph
 from ..recognition.region import Kind, NoMatch
 
@@ -147,7 +148,7 @@ class Linear:
 
 def linear_of(graph: Graph, node: gs.Node | None) -> Linear | NoMatch:
     """``node`` as a linear op whose weight and bias are constants; NoMatch with the reason where it is none."""
-    if node is None or node.op not in LINEAR or (node.domain or "") not in ("", "ai.onnx"):
+    if node is None or node.op not in LINEAR or not is_standard(node):
         return NoMatch("no linear op", node.outputs[0].name if node is not None else "", kind=Kind.NO_LINEAR_OP)
     out = node.outputs[0].name
     said = f"{node.op} {node.name!r}" if node.name else node.op

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
+from ..domains import is_standard
 from .floating import View
 from .keeping import MOVES, STEPS, float32_inputs
 
@@ -56,7 +57,7 @@ def arguments(view: View) -> Iterator[Argument]:
     )
     kind = view.form.dtype.name
     for i, node in enumerate(view.graph.node):
-        if node.op_type in _TURNED and (read := view.reads(i)) and node.domain in ("", "ai.onnx"):
+        if node.op_type in _TURNED and (read := view.reads(i)) and is_standard(node):
             seen = view.ranges.get(read[0])
             if counted.issuperset(read):
                 said = f"angles made of positions: at {1 / view.form.unit:.0f} neighbours are one {kind} number"

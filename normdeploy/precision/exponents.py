@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import onnx
 
+from ..domains import is_standard
 from ..graphs.protos import captured
 from .floating import View
 from .keeping import MOVES
@@ -101,7 +102,7 @@ def _number(view: View, name: str) -> float | None:
 
 
 def _is(node: onnx.NodeProto, *ops: str) -> bool:
-    return node.op_type in ops and node.domain in ("", "ai.onnx")
+    return node.op_type in ops and is_standard(node)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

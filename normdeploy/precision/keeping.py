@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from ..domains import is_standard
 from ..norms.guests import belongs
 from ..norms.ops import DEFAULT
 from ..storage.protos import graphs
@@ -95,7 +96,7 @@ def _by_kind(view: View, node: onnx.NodeProto) -> Reason | None:
 def _has_half(view: View, node: onnx.NodeProto) -> bool:
     """Whether the op takes and gives the type wherever the node has floating tensors, by the schema of the file's
     opset."""
-    if node.domain not in ("", "ai.onnx"):
+    if not is_standard(node):
         return False  # nobody knows
     allowed = allowed_types(node.op_type, view.opset)
     if allowed is None:
@@ -126,7 +127,7 @@ def float32_inputs(node: onnx.NodeProto, opset: int, form: Format) -> frozenset[
     """The inputs, by place, that may not be half though the first may: the scales of Resize and Upsample, in bfloat16
     Resize's region."""
     allowed, wanted = (
-        allowed_types(node.op_type, opset) if node.domain in ("", "ai.onnx") else None,
+        allowed_types(node.op_type, opset) if is_standard(node) else None,
         f"tensor({form.dtype.name})",
     )
     if allowed is None or not allowed[0] or wanted not in allowed[0][0]:

@@ -6,8 +6,9 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto
 
+from ..domains import STANDARD, default_opset, is_standard
 from ..errors import GraphError
-from ..foreign.shadows import STANDARD, shadowing
+from ..foreign.shadows import shadowing
 from ..graphs.opsets import needs_conversion, renumbered
 from ..graphs.protos import IR_OF_CONSTANTS, inferred
 from ..norms.guests import belongs
@@ -69,17 +70,13 @@ def _gains(proto: onnx.ModelProto, form: Format) -> list[str]:
         return allowed is not None and any(wanted in kinds for side in allowed for kinds in side)
 
     return sorted(
-        {
-            n.op_type
-            for n in proto.graph.node
-            if n.domain in ("", "ai.onnx") and has(n.op_type, _NEWER) > has(n.op_type, opset)
-        }
+        {n.op_type for n in proto.graph.node if is_standard(n) and has(n.op_type, _NEWER) > has(n.op_type, opset)}
     )
 
 
 def opset_of(proto: onnx.ModelProto) -> int:
     """Of the default domain."""
-    return int(next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1))
+    return default_opset(proto)
 
 
 def types_of(proto: onnx.ModelProto) -> dict[str, int]:
@@ -91,7 +88,7 @@ def types_of(proto: onnx.ModelProto) -> dict[str, int]:
     found = {name: kind for name, (kind, _) in inferred(proto).items() if kind is not None}
     for node in proto.graph.node:
         for name in node.output:
-            if name and name not in found and node.domain not in ("", "ai.onnx"):
+            if name and name not in found and not is_standard(node):
                 raise GraphError(
                     f"the type of {name!r}, which {node.domain}.{node.op_type} {node.name!r} makes, is not known, so"
                     " half precision can't be written around it; state it in the file's value_info"

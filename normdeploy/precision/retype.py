@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from ..domains import is_standard
 from ..storage.protos import graphs
 
 _HIDDEN = 4242  # no element type of ONNX
@@ -238,7 +239,7 @@ class Casts:
             if name not in self._floating:
                 continue
             if self._outputs.get(name, wide) != wide:  # a graph's output bears its name after the Cast
-                node.output[i] = self._renamed[name] = self._fresh(f"{name}_{_said(wide, self._form)}")
+                node.output[i] = self._renamed[name] = self._fresh(f"{name}_{_type_name(wide, self._form)}")
                 late.append((node.output[i], name))
             self._is_wide[node.output[i]] = wide
         self._append(node, wide)
@@ -252,7 +253,7 @@ class Casts:
         if self._is_wide[name] == wide:
             return name
         if (name, wide) not in self._made:
-            made = self._fresh(f"{name}_{_said(wide, self._form)}")
+            made = self._fresh(f"{name}_{_type_name(wide, self._form)}")
             self._cast(name, made, wide, None)
         return self._made[name, wide]
 
@@ -271,7 +272,7 @@ class Casts:
 
     def _weight(self, name: str) -> str:
         if not self._wide_weights[name]:
-            self._wide_weights[name] = self._fresh(f"{name}_{_said(True, self._form)}")
+            self._wide_weights[name] = self._fresh(f"{name}_{_type_name(True, self._form)}")
             self._copies.append(
                 numpy_helper.from_array(values(self._weights[name]).astype(np.float32), self._wide_weights[name])
             )
@@ -298,7 +299,7 @@ class Casts:
         return name
 
 
-def _said(wide: bool, form: Format) -> str:
+def _type_name(wide: bool, form: Format) -> str:
     return "float32" if wide else form.dtype.name
 
 
@@ -310,7 +311,7 @@ def lifted(graph: onnx.GraphProto) -> None:
     """Constant nodes become initializers, in place: the converter's rules for weights then hold for them."""
     kept: list[onnx.NodeProto] = []
     for node in graph.node:
-        tensor = _constant(node.attribute) if node.op_type == "Constant" and node.domain in ("", "ai.onnx") else None
+        tensor = _constant(node.attribute) if node.op_type == "Constant" and is_standard(node) else None
         if tensor is None or any(o.name == node.output[0] for o in graph.output):
             kept.append(node)
         else:

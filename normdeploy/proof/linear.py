@@ -71,7 +71,7 @@ def _convolution(transposed: bool) -> Op:
 def _gathered_once(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
     """`_gathered`, computed once for all convolutions of one input that read alike: the one before and the one after
     do."""
-    key = (id(x.a), id(x.f), x.axes, kernel, transposed, *(_said(attrs, i, len(kernel)) for i in range(len(kernel))))
+    key = (id(x.a), id(x.f), x.axes, kernel, transposed, *(_tap(attrs, i, len(kernel)) for i in range(len(kernel))))
     if key not in m.gathered:
         m.gathered[key] = x, m.node, _gathered(m, x, kernel, attrs, transposed)
     _, node, y = m.gathered[key]  # x is held, so that no other array takes its id
@@ -170,8 +170,8 @@ def _map(
     counts = [int(np.prod([m.plan.count(a) for a in atoms], dtype=int)) for atoms in (source, places, tap)]
     reads = counts[1] * counts[2]
     if m.draws.turn:
-        return _turned(counts, _said(attrs, i, rank), m.draws.turn), None, None
-    index = _index(counts[0], reads, _said(attrs, i, rank))
+        return _turned(counts, _tap(attrs, i, rank), m.draws.turn), None, None
+    index = _index(counts[0], reads, _tap(attrs, i, rank))
     zeros = transposed or _pads(attrs, i, rank)
     real = None
     if zeros:
@@ -179,7 +179,7 @@ def _map(
         real[reads // 2 if reads > 2 else 0] = 0.0  # not at an end, where a NaN is put
     if m.gf is None or not exactly:
         return index, None, real
-    exact = m.elements(("gather", transposed, _said(attrs, i, rank), source, places, tap), (counts[0], reads))
+    exact = m.elements(("gather", transposed, _tap(attrs, i, rank), source, places, tap), (counts[0], reads))
     if not zeros:
         exact = exact.copy()
         exact[-1] = (1 - exact[:-1].sum(axis=0)) % m.gf.p
@@ -209,7 +209,7 @@ def _by_displacement(
     """As `_map`, one map of the places for each displacement, the same for all convolutions (the lemma of
     `normdeploy.proof.branches`)."""
     points, outputs = (int(np.prod([m.plan.count(a) for a in atoms], dtype=int)) for atoms in (source, places))
-    stride, dilation, _, begin, *_ = _said(attrs, i, rank)
+    stride, dilation, _, begin, *_ = _tap(attrs, i, rank)
     taps = kernel.number
     if taps is None:
         raise NotProved(Why.SIZE, "a kernel whose size is open")
@@ -237,7 +237,7 @@ def _by_displacement(
     return laid[0].reshape(-1), whole, laid[1].reshape(-1)
 
 
-def _said(attrs: Attrs, i: int, rank: int) -> tuple[Any, ...]:
+def _tap(attrs: Attrs, i: int, rank: int) -> tuple[Any, ...]:
     one = tuple(
         (attrs.get(name) or [default] * rank)[i]
         for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
@@ -260,7 +260,7 @@ def _pads(attrs: Attrs, i: int, rank: int) -> bool:
 def _extent(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool) -> Size:
     """The length of the output along an axis; a symbol of its own, the same for the same attributes, where it is no
     polynomial."""
-    stride, dilation, extra, begin, end, auto, given = _said(attrs, i, rank)
+    stride, dilation, extra, begin, end, auto, given = _tap(attrs, i, rank)
     span = (k - 1) * dilation + 1
     if auto == "NOTSET" or (auto == "VALID" and not begin and not end):
         if transposed and given is None:
@@ -274,7 +274,7 @@ def _extent(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool)
     if auto == "NOTSET" and not transposed and span.number is not None:  # ⌊(n − span + begin + end)/stride⌋ + 1
         return Size.unknown(f"convolution of {n} in strides of {stride}", n, begin + end - span.number, stride)
     return Size.unknown(
-        f"{'transposed ' if transposed else ''}convolution of {n} by {k}", transposed, n, k, *_said(attrs, i, rank)
+        f"{'transposed ' if transposed else ''}convolution of {n} by {k}", transposed, n, k, *_tap(attrs, i, rank)
     )
 
 

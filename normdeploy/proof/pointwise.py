@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..domains import STANDARD
 from ..graphs.graph import Graph
 
 _TERMS = 32  # of one polynomial
@@ -26,7 +27,6 @@ _DEGREE = 8
 _NODES = 24  # between x and y
 
 Terms = dict[tuple[int, int], Fraction]  # (power of x, power of s) -> coefficient, none of them 0
-STANDARD = ("", "ai.onnx")
 ATOMS = frozenset({"Erf", "Tanh", "Sigmoid", "Exp", "Abs", "Clip", "HardSigmoid"})
 
 

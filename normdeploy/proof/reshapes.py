@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from ..domains import is_standard
 from ..graphs.graph import Graph
 from .shapes import shape_of, sizes_in
 from .sizes import ONE, Size
@@ -30,7 +31,7 @@ def resolve_reshapes(proto: onnx.ModelProto) -> None:
     found: dict[str, list[int]] = {}
     idle: set[str] = set()
     for node in graph.nodes:
-        if node.op not in _OPS or (node.domain or "") not in ("", "ai.onnx") or len(node.inputs) < 2:
+        if node.op not in _OPS or not is_standard(node) or len(node.inputs) < 2:
             continue
         operand, data = sizes.get(id(node.inputs[1])), shape_of(graph, node.inputs[0])
         if operand is None and graph.is_constant(node.inputs[1]):

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..domains import STANDARD
 from ..evaluate import evaluate
 from ..graphs.file_graph import NEWEST
 from ..graphs.graph import Graph
@@ -35,7 +36,6 @@ FAILURES = (
     AttributeError,
     ArithmeticError,
 )
-_STANDARD = ("", "ai.onnx")
 
 Own = Callable[[gs.Node], Callable[[Machine, list[Any], Mapping[str, Any]], tuple[Any, ...]] | None]
 _NAMED = {
@@ -158,7 +158,7 @@ def apply(
     """
     if (row := own(domain, op)) is not None:
         return _function(m, row, inputs, attrs, opset)
-    if domain not in _STANDARD and (domain, op) not in _NAMED:
+    if domain not in STANDARD and (domain, op) not in _NAMED:
         raise NotProved(Why.OP, f"{domain}.{op} is no op of the language", op)
     if op == "Shape":
         shape = list(inputs[0].shape)[attrs.get("start", 0) : attrs.get("end")]

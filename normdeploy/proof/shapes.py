@@ -17,6 +17,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
+from ..domains import is_standard
 from ..graphs.dims import Dims, invented
 from ..graphs.graph import Graph
 from . import whole_numbers
@@ -39,7 +40,7 @@ def sizes_in(graph: Graph) -> Mapping[int, np.ndarray]:
     """As `complete`; and what the graph computes of sizes, by the ids of the tensors: arrays of integers and `Size`."""
     known: dict[int, np.ndarray] = {}
     for node in graph.nodes:
-        if (node.domain or "") not in ("", "ai.onnx"):
+        if not is_standard(node):
             continue
         _whole_numbers(graph, node, known)
         unknown = [o for o in node.outputs if not o.is_empty() and _open(graph.shape(o))]
@@ -194,10 +195,10 @@ def _worked_out(graph: Graph, node: gs.Node, output: gs.Tensor, known: Mapping[i
             found = _SHAPES[node.op](shapes, operands, graph.attrs(node), node.outputs.index(output))
     except _FAILURES:
         return None
-    return None if found is None else tuple(_said(n) for n in found)
+    return None if found is None else tuple(_dim_of(n) for n in found)
 
 
-def _said(size: Size | None) -> int | str | None:
+def _dim_of(size: Size | None) -> int | str | None:
     """A dim as a number or an expression of the file's symbols; None where it depends on others."""
     if size is None or size.number is not None:
         return None if size is None else size.number

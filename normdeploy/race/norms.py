@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..engines.build import build
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from ..graphs.graph import Graph
@@ -186,7 +187,7 @@ def norms_of(
     graph, found, notes = Graph(fixed), dict[str, NormCase](), list[str]()
     graph.completer = complete
     for node in graph.nodes:
-        if node.op not in _RACED or (node.domain or "") not in ("", "ai.onnx"):
+        if node.op not in _RACED or not is_standard(node):
             continue
         case = _case(graph, node)
         if isinstance(case, str):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..graphs.graph import Graph, value_inputs
 from ..records import Finding
 from .roots import CLAMPS, POINTWISE, REDUCTIONS, VIEWS, is_root
@@ -93,7 +94,7 @@ def _walk(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _Walk:
             walk.met = True
             continue
         node = graph.producer(t)
-        if node is None or graph.is_shape_valued(t) or (node.domain or "") not in ("", "ai.onnx"):
+        if node is None or graph.is_shape_valued(t) or not is_standard(node):
             continue
         walk.root = walk.root or is_root(graph, node)
         if node.op in REDUCTIONS:

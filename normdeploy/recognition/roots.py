@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..graphs.graph import Graph, value_inputs
 from ..norms import guests
 from ..norms.ops import DEFAULT, DOMAIN, OURS, Statistics
@@ -147,7 +148,7 @@ def is_root(graph: Graph, node: gs.Node) -> bool:
 
 
 def _standard(node: gs.Node) -> bool:
-    return (node.domain or "") in ("", "ai.onnx")
+    return is_standard(node)
 
 
 def _walkable(graph: Graph, node: gs.Node) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..evaluate import evaluate
 from ..graphs.graph import Graph, value_inputs
 from .region import Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
@@ -117,7 +118,7 @@ def _spread(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor
 def _is_step(graph: Graph, node: gs.Node, z: gs.Tensor) -> bool:
     """Rounding to a narrower type than z's is none: what stands behind it would have to be rounded too. A Sum of more
     than the longest scale and shift can make is none either."""
-    if node.op not in _STEPS or (node.domain or "") not in ("", "ai.onnx") or len(node.inputs) > _LONGEST:
+    if node.op not in _STEPS or not is_standard(node) or len(node.inputs) > _LONGEST:
         return False
     return narrowing(graph, [node], graph.dtype(z)) is None
 

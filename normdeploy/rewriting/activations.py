@@ -26,8 +26,9 @@ from fractions import Fraction
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..domains import STANDARD
 from ..graphs.graph import Graph
-from ..proof.pointwise import ALGEBRA, ATOMS, ONE, STANDARD, Form, Ratio, S, X, form_of
+from ..proof.pointwise import ALGEBRA, ATOMS, ONE, Form, Ratio, S, X, form_of
 from ..recognition.region import EvaluationFailed, NoMatch, compile_region
 from ..records import Finding
 from .sealed import seals

@@ -26,6 +26,7 @@ from fractions import Fraction
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..proof.errors import NotProved, Restart
@@ -282,4 +283,4 @@ def _maker(graph: Graph, t: gs.Tensor) -> gs.Node | None:
 
 
 def _op(node: gs.Node) -> str:
-    return str(node.op) if (node.domain or "") in ("", "ai.onnx") else ""
+    return str(node.op) if is_standard(node) else ""

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..choices import USUAL
+from ..domains import STANDARD
 from ..graphs.graph import Graph
 from ..recognition.region import NoMatch, compile_region
 from ..records import Finding
@@ -21,7 +22,6 @@ from . import certify
 from .sealed import seals
 from .work import Work
 
-_STANDARD = ("", "ai.onnx")
 _OPSET = 15  # from which on Shape has a beginning and an end
 
 
@@ -58,7 +58,7 @@ def by_rows(work: Work, node: gs.Node) -> None:
 
 
 def _layer(graph: Graph, node: gs.Node) -> _Layer | None:
-    if node.op != "MatMul" or (node.domain or "") not in _STANDARD:
+    if node.op != "MatMul" or (node.domain or "") not in STANDARD:
         return None
     (x, weight), (product,) = node.inputs, node.outputs
     shape, dtype = graph.shape(x), graph.dtype(x)
@@ -74,7 +74,7 @@ def _layer(graph: Graph, node: gs.Node) -> _Layer | None:
     if graph.is_constant(x) or graph.is_output(product) or len(readers) != 1:
         return None
     (add,) = readers
-    if add.op != "Add" or (add.domain or "") not in _STANDARD:
+    if add.op != "Add" or (add.domain or "") not in STANDARD:
         return None
     bias = next((t for t in add.inputs if t is not product), None)
     if not isinstance(bias, gs.Constant) or tuple(bias.shape) != (weight.shape[1],) or bias.dtype != np.float32:

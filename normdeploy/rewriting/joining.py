@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..graphs.dims import Dims, invented
 from ..graphs.functions import DOMAIN, JOINED, oldest
 from ..graphs.graph import Graph
@@ -252,7 +253,7 @@ def _less_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tup
 
 
 def _is(node: gs.Node, *ops: str) -> bool:
-    return node.op in ops and (node.domain or "") in ("", "ai.onnx")
+    return node.op in ops and is_standard(node)
 
 
 def _known(shape: Dims | None) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..graphs.graph import Graph
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -41,7 +42,7 @@ def bounds(graph: Graph, t: gs.Tensor, deep: int = 0) -> Bounds | None:
         known = graph.known(t)
         return _finite(float(known.min()), float(known.max())) if known is not None and known.size else None
     node = graph.producer(t)
-    if node is None or deep > _DEEP or (node.domain or "") not in ("", "ai.onnx"):
+    if node is None or deep > _DEEP or not is_standard(node):
         return _of_type(graph, t)
     if node.op in _MOVES:
         return bounds(graph, node.inputs[0], deep + 1)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..passes.norm_forms import best
 from ..recognition.region import NoMatch, compile_region
 from . import certify
@@ -27,17 +28,11 @@ _NOTE = "the sum before it is written as Sum: onnxruntime would join an Add with
 def part(work: Work, node: gs.Node) -> None:
     """Write the Add before the layer norm ``node`` as Sum; a note of the norm's finding tells."""
     graph = work.graph
-    if node.op != "LayerNormalization" or (node.domain or "") not in ("", "ai.onnx"):
+    if node.op != "LayerNormalization" or not is_standard(node):
         return
     total = node.inputs[0]
     add, dtype = graph.producer(total), graph.dtype(total)
-    if (
-        add is None
-        or add.op != "Add"
-        or (add.domain or "") not in ("", "ai.onnx")
-        or dtype is None
-        or graph.is_output(total)
-    ):
+    if add is None or add.op != "Add" or not is_standard(add) or dtype is None or graph.is_output(total):
         return
     shapes = [graph.shape(t) for t in (total, *add.inputs)]
     if shapes[0] is None or len(shapes[0]) != 3 or shapes != shapes[:1] * 3 or len(graph.consumers(total)) != 1:

@@ -18,6 +18,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..choices import FUSES, ONNXRUNTIME, RUNTIMES, TENSORRT
+from ..domains import default_opset
 from ..errors import CertificateError
 from ..evaluate import evaluate
 from ..foreign.account import accounted
@@ -115,7 +116,7 @@ def optimized(
         require_kept(work.findings)
     ops, left, found = op_counts(proto), op_counts(out), tuple(work.findings)
     summary = Summary(
-        found, sum(ops.values()), len(out.graph.node), _opset(out), work.seconds, ops_before=ops, ops_after=left
+        found, sum(ops.values()), len(out.graph.node), default_opset(out), work.seconds, ops_before=ops, ops_after=left
     )
     return out, summary, work.taken
 
@@ -188,8 +189,8 @@ def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelPr
     work.findings = accounted(work.findings, foreign, proto)
     out = renumbered(out, work.opset)
     if wanted.fuse == "portable" or imports(out):
-        attach(out, _opset(out))
-    name = shadows.written(out) or (shadows.standard if _opset(out) != _opset(source) else "")
+        attach(out, default_opset(out))
+    name = shadows.written(out) or (shadows.standard if default_opset(out) != default_opset(source) else "")
     if not name:
         return work, shadows.restored(out)
     said = (
@@ -368,7 +369,3 @@ def _rounding(work: Work) -> None:
 def undone(finding: Finding, reason: str) -> Finding:
     """What is told of a rewrite that was made and proved and is taken back."""
     return replace(finding, status="undone", became="", reason=f"it was taken back: {reason}", written=())
-
-
-def _opset(proto: onnx.ModelProto) -> int:
-    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)

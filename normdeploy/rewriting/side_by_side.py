@@ -84,7 +84,7 @@ def _odd(dim: Dim) -> int:
     return next((n for n in range(dim.opt, dim.min, -1) if n % 2 and n < dim.max), dim.opt)
 
 
-def _said(sizes: Mapping[str, int]) -> str:
+def _sizes_text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "its sizes"
 
 
@@ -157,7 +157,7 @@ class Reference:
         for number, sizes in enumerate(plan):
             elements = sum(math.prod(spec.sizes(sizes)) for spec in self.specs)
             if (inner := _beyond(self._shapes, sizes)) is not None:
-                missing.append(f"{_said(sizes)} (the tensor {inner!r} would have more than {_INNER:,} elements)")
+                missing.append(f"{_sizes_text(sizes)} (the tensor {inner!r} would have more than {_INNER:,} elements)")
                 continue
             needed = _RUNS * _seconds(paces, elements)
             try:
@@ -169,13 +169,13 @@ class Reference:
                     first, (outputs, seconds) = outputs, self._timed(feeds)
                     drawn = any(_random(a, b) for a, b in zip(first, outputs, strict=True))
             except _TooLong:
-                missing.append(f"{_said(sizes)} ({elements:,} input elements would take too long)")
+                missing.append(f"{_sizes_text(sizes)} ({elements:,} input elements would take too long)")
                 if number == 2 and len(dims) > 1:  # all at their maximum: each by itself, then
                     least = {name: d.min for name, d in dims.items()}
                     plan += [each for name, d in dims.items() if (each := least | {name: d.max}) not in plan]
                 continue
             except Exception as e:  # of onnxruntime or of numpy: whatever it is, nothing can be compared there
-                missing.append(f"{_said(sizes)} (the model does not run there: {short(e)})")
+                missing.append(f"{_sizes_text(sizes)} (the model does not run there: {short(e)})")
                 continue
             if drawn:
                 raise _NotComparable("it draws random numbers: two runs of it differ")
@@ -185,7 +185,7 @@ class Reference:
         if not self._seen:
             raise _NotComparable(f"it runs at none of the sizes tried: {'; '.join(missing)}")
         if missing:
-            compared = "; ".join(_said(s.sizes) for s in self._seen)
+            compared = "; ".join(_sizes_text(s.sizes) for s in self._seen)
             self.notes.append(f"the whole model was compared at {compared}, and not at {'; '.join(missing)}")
 
     def _timed(self, feeds: Mapping[str, np.ndarray], patience: float = PATIENCE) -> tuple[list[Any], float]:
@@ -218,7 +218,7 @@ class Reference:
                 found = self._at(seen, model)
             except MemoryError:  # of numpy, which computes in float64: the models themselves ran
                 self._note(
-                    f"the whole model was not compared at {_said(seen.sizes)}: there is not enough memory for it"
+                    f"the whole model was not compared at {_sizes_text(seen.sizes)}: there is not enough memory for it"
                 )
                 continue
             if found is not None:
@@ -234,7 +234,7 @@ class Reference:
             outputs = model.run(seen.feeds, patience=4 * PATIENCE)
         except Exception as e:
             said = (
-                f"at {_said(seen.sizes)} the result does not run in onnxruntime, where the model before does:"
+                f"at {_sizes_text(seen.sizes)} the result does not run in onnxruntime, where the model before does:"
                 f" {short(e)}"
             )
             return Difference(said, seen.sizes, True)
@@ -243,7 +243,7 @@ class Reference:
             said = self._compared(seen, outputs)
             if not said:
                 return None
-        return Difference(f"at {_said(seen.sizes)} {said}", seen.sizes)
+        return Difference(f"at {_sizes_text(seen.sizes)} {said}", seen.sizes)
 
     def _perturb(self, seen: _Seen, draws: int) -> None:
         for number in range(seen.draws, draws):

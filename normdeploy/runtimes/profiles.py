@@ -80,14 +80,14 @@ def _triple(name: str, values: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, 
     low, best, high = values
     if not len(low) == len(best) == len(high):
         raise InputError(
-            f"the profile of {name!r} mixes ranks: {_said(values)}; give min, opt and max the same number of sizes"
+            f"the profile of {name!r} mixes ranks: {_text(values)}; give min, opt and max the same number of sizes"
         )
     if not all(1 <= a <= b <= c for a, b, c in zip(low, best, high, strict=True)):
-        raise InputError(f"the profile of {name!r} is {_said(values)}, but every size must have 1 <= min <= opt <= max")
+        raise InputError(f"the profile of {name!r} is {_text(values)}, but every size must have 1 <= min <= opt <= max")
     return values
 
 
-def _said(values: Sequence[Sequence[int]]) -> str:
+def _text(values: Sequence[Sequence[int]]) -> str:
     return ":".join("x".join(map(str, v)) for v in values)
 
 
@@ -106,7 +106,7 @@ def _sorted(
         elif name in dims and scalar:
             ranges[name] = (values[0][0], values[1][0], values[2][0]), "its own profile"
         elif name in dims:
-            raise InputError(f"the profile of dim {name!r} is {_said(values)}, but a dim has one size; {_HOW}")
+            raise InputError(f"the profile of dim {name!r} is {_text(values)}, but a dim has one size; {_HOW}")
         else:
             raise InputError(
                 f"the profile names {name!r}, which is neither an input nor a dynamic dim; the file's inputs are "
@@ -118,14 +118,14 @@ def _sorted(
 def _check(item: GraphInput, shapes: Shapes) -> None:
     if len(shapes[0]) != len(item.dims):
         raise InputError(
-            f"the profile of {item.name!r} is {_said(shapes)}, of rank {len(shapes[0])}, but {item} has rank"
+            f"the profile of {item.name!r} is {_text(shapes)}, of rank {len(shapes[0])}, but {item} has rank"
             f" {len(item.dims)}"
         )
     for axis, dim in enumerate(item.dims):
         sizes = tuple(shape[axis] for shape in shapes)
         if isinstance(dim, int) and set(sizes) != {dim}:
             raise InputError(
-                f"the profile of {item.name!r} is {_said(shapes)}, but dim {axis} of {item} is fixed at {dim}; give"
+                f"the profile of {item.name!r} is {_text(shapes)}, but dim {axis} of {item} is fixed at {dim}; give"
                 f" {dim} there, or export the model with that dim dynamic"
             )
 

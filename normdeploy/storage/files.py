@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
+from ..domains import is_standard
 from ..errors import GraphError
 from ..log import log
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
@@ -164,7 +165,7 @@ def _for_the_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | N
     """
 
     def foreign(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-        return [n for n, opset in nodes_of(model) if n.domain in ("", "ai.onnx") and is_stray(n.op_type, opset)]
+        return [n for n, opset in nodes_of(model) if is_standard(n) and is_stray(n.op_type, opset)]
 
     apart = foreign(proto)
     if not apart and not moved:
