@@ -19,7 +19,7 @@ from normdeploy.passes.batch import Fold
 from normdeploy.passes.branches import branches_of, merged
 from normdeploy.proof.branches import Branches
 from normdeploy.proof.shapes import complete
-from normdeploy.recognition.region import NoMatch, compile_region
+from normdeploy.recognition.region import Refusal, compile_region
 from normdeploy.results import ExportResult
 from normdeploy.rewriting import certify
 from normdeploy.rewriting.rewrite import optimize
@@ -170,7 +170,7 @@ def test_a_lookalike_stays(change: str) -> None:
     assert not any("merged" in f.became for f in made.summary.findings)
 
 
-def _beside(large: dict[str, object], small: dict[str, object], k: int) -> Fold | NoMatch:
+def _beside(large: dict[str, object], small: dict[str, object], k: int) -> Fold | Refusal:
     """What is said of a convolution of 3×3 and one of k×k beside it."""
     rng = np.random.default_rng(0)
     weights = {
@@ -205,7 +205,7 @@ def test_kernels_that_do_not_line_up_stay(large: dict[str, object], small: dict[
     """As many outputs, but of other places. Nobody is asked for a proof: that the kernel lies nowhere is seen
     before."""
     found = _beside(large, small, k)
-    assert isinstance(found, NoMatch)
+    assert isinstance(found, Refusal)
     assert (
         "do not line up" in found.reason or "dilations" in large
     )  # of the other in the one's place the dilation is told

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 import normdeploy
 from normdeploy.graphs.graph import Graph
 from normdeploy.passes import batch
-from normdeploy.recognition.region import NoMatch
+from normdeploy.recognition.region import Refusal
 from normdeploy.recognition.scales import affines
 from normdeploy.rewriting import conditioning
 from normdeploy.rewriting.rewrite import optimize
@@ -190,7 +190,7 @@ def test_hostile_sizes_cost_nothing() -> None:
     held = {"g": rng.uniform(1, 2, (4, 1, 1)), "w": rng.standard_normal((2048, 4, 5, 5))}
     graph = Graph(net(nodes, ["B", 4, "H", "W"], held))
     chains = affines(graph, graph.nodes[0])
-    assert not isinstance(chains, NoMatch)
+    assert not isinstance(chains, Refusal)
     chain = next(iter(chains))
     made = batch.into_next(graph, chain)
     assert isinstance(made, batch.Fold)

@@ -11,7 +11,7 @@ import pytest
 from normdeploy.graphs.dims import evaluate_dim, symbols
 from normdeploy.graphs.graph import Graph
 from normdeploy.recognition.probe import Fit, fit
-from normdeploy.recognition.region import NoMatch, assignments, compile_region
+from normdeploy.recognition.region import Refusal, assignments, compile_region
 from normdeploy.recognition.roots import entries, is_root, results
 from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
@@ -39,7 +39,7 @@ def layer(
     )
 
 
-def asked(function: Callable, shape: tuple[int, ...]) -> Fit | NoMatch:
+def asked(function: Callable, shape: tuple[int, ...]) -> Fit | Refusal:
     return fit(Asked(function), shape)  # type: ignore[arg-type]
 
 
@@ -140,7 +140,7 @@ LOOKALIKES: dict[str, tuple[Callable, str]] = {
 def test_lookalikes_are_no_fit(name: str) -> None:
     function, reason = LOOKALIKES[name]
     found = asked(function, (4, 8))
-    assert isinstance(found, NoMatch), found
+    assert isinstance(found, Refusal), found
     assert reason in found.reason
 
 
@@ -181,7 +181,7 @@ def test_entries_and_results_bracket_the_norm() -> None:
     ys = results(graph, root, xs)
     assert [t.name for t in ys] == ["r", "n", "m", "out"]
     region = compile_region(graph, ys[-1], xs[-1:])
-    assert not isinstance(region, NoMatch)
+    assert not isinstance(region, Refusal)
     assert region.spelling() == "ReduceMean Sub Mul ReduceMean Add Sqrt Div Mul Add"
 
 

@@ -8,7 +8,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from normdeploy.recognition.region import Kind, NoMatch
+from normdeploy.recognition.region import Kind, Refusal
 from normdeploy.rewriting.rewrite import optimize
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,5 +88,5 @@ def test_a_linear_op_that_cant_take_a_scale_is_told_before_those_that_are_not_th
 
 
 def test_a_refusal_is_false_and_plain_unless_it_says_more() -> None:
-    assert not NoMatch("because")
-    assert NoMatch("because").kind is Kind.PLAIN
+    assert not Refusal("because")
+    assert Refusal("because").kind is Kind.PLAIN

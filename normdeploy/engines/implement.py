@@ -31,9 +31,10 @@ from ..norms.bodies import VERSION, body
 from ..norms.guests import own
 from ..norms.ops import DOMAIN, OURS, STANDARD, NormOp, Version
 from ..proof.shapes import complete
+from ..recognition.region import Refused
 from ..storage.protos import subgraphs
 from . import native_forms
-from .plugin_nodes import Kept, Plan, Planner
+from .plugin_nodes import Plan, Planner
 from .plugin_plans import plan, said, scaled_and_shifted
 from .plugin_proof import proved
 
@@ -218,7 +219,7 @@ def _misread(op: str, opset: int, groups: int, runtime: str, version: Version) -
 def _tried(p: Planner, node: gs.Node, writer: Writer) -> tuple[Plan | None, str]:
     try:
         found = writer(p, node)
-    except Kept as kept:
+    except Refused as kept:
         return None, str(kept)
     certificate = proved(p.graph, found)
     return (

@@ -11,7 +11,8 @@ import onnx_graphsurgeon as gs
 from ..graphs.dims import Dims
 from ..graphs.functions import DOMAIN, OLDEST
 from ..graphs.graph import Graph
-from .plugin_nodes import Kept, Plan, Planner
+from ..recognition.region import Refused
+from .plugin_nodes import Plan, Planner
 
 _HALVES = ("float16", "bfloat16")
 
@@ -23,7 +24,7 @@ def own_rms_norm(p: Planner, node: gs.Node) -> Plan:
     axis, shape = int(attributes.get("axis", -1)), p.shape(x)
     axis -= len(shape) if axis >= 0 else 0
     if graph.opset < OLDEST or graph.dtype(x) != graph.dtype(scale):
-        raise Kept("its result has the type of its scale, not that of its input")
+        raise Refused("its result has the type of its scale, not that of its input")
     stash, epsilon = attributes.get("stash_type", 1), attributes.get("epsilon", 1e-5)
     new = graph.node(
         "RMSNorm",

@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 from ..graphs.dims import Dims, evaluate_dim
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
+from ..recognition.region import Refused
 
 TYPES = ("float32", "float16", "bfloat16")  # of data, in every kernel
 _STASHES = (1, 10, 16)  # ONNX's numbers of types that float32 holds: the kernels compute in float32
@@ -28,10 +29,6 @@ _EPSILON = float(np.float32(1e-5))  # ONNX's default
 MULTIPROCESSORS = 128  # 82 on an RTX 3090, 132 on an H100 and H200, 170 on an RTX 5090
 LONG_ROW = 16384  # elements; `normdeploy_plugins._launch.REGISTER_TILE`
 _PART = 8192  # elements that are worth a program of their own
-
-
-class Kept(Exception):
-    """Why a norm gets no plugin; said in the report."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +61,15 @@ class Planner:
     def shape(self, t: gs.Tensor, least: int = 1) -> Dims:
         shape = self.graph.shape(t)
         if shape is None:
-            raise Kept(f"the rank of {t.name!r} is not known")
+            raise Refused(f"the rank of {t.name!r} is not known")
         if len(shape) < least:
-            raise Kept(f"its input has rank {len(shape)}; the kernel takes {least} and more")
+            raise Refused(f"its input has rank {len(shape)}; the kernel takes {least} and more")
         return shape
 
     def dtype(self, t: gs.Tensor) -> Any:
         dtype = self.graph.dtype(t)
         if dtype is None or dtype.name not in TYPES:
-            raise Kept(
+            raise Refused(
                 f"its type is {'not known' if dtype is None else dtype.name}: the kernels take {', '.join(TYPES)}"
             )
         return dtype
@@ -80,7 +77,7 @@ class Planner:
     def attributes(self, node: gs.Node) -> dict[str, Any]:
         attributes = self.graph.attrs(node)
         if attributes.get("stash_type", 1) not in _STASHES:
-            raise Kept("its statistics are in float64: the kernels take them in float32")
+            raise Refused("its statistics are in float64: the kernels take them in float32")
         return {"epsilon": _EPSILON} | attributes
 
     def read(self, t: gs.Tensor) -> bool:
@@ -115,10 +112,10 @@ class Planner:
             if channels and own:
                 own = (*own, *(1,) * (len(shape) - 1 - axes[0]))
             if len(own) > len(shape) and set(own[: len(own) - len(shape)]) != {1}:
-                raise Kept(f"its {name} has more dims than its input")
+                raise Refused(f"its {name} has more dims than its input")
             layouts[name] = own = ((1,) * len(shape) + own)[-len(shape) :]
             if any(own[a] != 1 for a in range(len(shape)) if a not in axes):
-                raise Kept(
+                raise Refused(
                     f"its {name} varies from row to row"
                     if not channels
                     else f"its {name} is no vector along its channels"
@@ -128,7 +125,7 @@ class Planner:
                     shape[a] = own[a] if isinstance(own[a], int) and own[a] != 1 else shape[a]
         row = [n for n in (shape[a] for a in axes) if isinstance(n, int)]
         if len(row) < len(axes):
-            raise Kept("the size of its rows is not known, so its parameters can't be written out")
+            raise Refused("the size of its rows is not known, so its parameters can't be written out")
         kinds = {name: self.graph.dtype(t) for name, t in held.items()}
         kind = dtype if all(k == dtype for k in kinds.values()) else np.dtype(np.float32)
         written = []
@@ -137,7 +134,7 @@ class Planner:
             value = values.get(name)
             if name in held and value is None:
                 if kinds[name] != kind or list(layouts[name]) != full:
-                    raise Kept(f"its {name} is data of another type or size than the kernel takes")
+                    raise Refused(f"its {name} is data of another type or size than the kernel takes")
                 written.append(held[name])
             elif name in held and value is not None:
                 source = held[name]
@@ -145,7 +142,7 @@ class Planner:
                     written.append(source)
                     continue
                 if not np.array_equal(value, value.astype(kind).astype(np.float64), equal_nan=True):
-                    raise Kept(f"its {name} is {kinds[name]} and would be rounded")
+                    raise Refused(f"its {name} is {kinds[name]} and would be rounded")
                 laid = value.reshape([n for n in layouts[name] if isinstance(n, int)])
                 written.append(
                     self.constant(
@@ -166,7 +163,7 @@ class Planner:
         op = self.ops[name]
         for key, allowed in op.required.items():
             if attributes[key] not in allowed:
-                raise Kept(f"its {key} is {attributes[key]!r}; the kernel takes {', '.join(map(repr, allowed))}")
+                raise Refused(f"its {key} is {attributes[key]!r}; the kernel takes {', '.join(map(repr, allowed))}")
         written = op.encoded(attributes)
         # the parser takes the version from "1" as well; it is written so that nothing depends on defaults
         parsed = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}

@@ -11,7 +11,8 @@ import onnx_graphsurgeon as gs
 
 from ..norms import guests
 from ..norms.ops import DOMAIN, OURS, STANDARD
-from .plugin_nodes import Kept, Plan, Planner
+from ..recognition.region import Refused
+from .plugin_nodes import Plan, Planner
 
 Given = dict[
     str, tuple[gs.Tensor | None, float]
@@ -27,7 +28,7 @@ def plan(p: Planner, node: gs.Node) -> Plan:
     """The plugin nodes for a norm's node, whose op is one that has a plugin (`normdeploy.norms.ops`).
 
     Raises:
-        Kept: no kernel takes it.
+        Refused: no kernel takes it.
     """
     return _PLANS[said(node)](p, node) if node.domain in (None, "", "ai.onnx", DOMAIN) else _guest(p, node)
 
@@ -36,7 +37,7 @@ def _guest(p: Planner, node: gs.Node) -> Plan:
     """An op of an installed package, by the plugin that it brings."""
     guest = guests.guest(node.domain, node.op)
     if guest is None or guest.norm.plugin is None:
-        raise Kept("the package that brings it has no kernel for it")
+        raise Refused("the package that brings it has no kernel for it")
     plugin, attributes = guest.norm.plugin, p.graph.attrs(node)
     x, y = node.inputs[0], node.outputs[0]
     written = {name: attributes[name] for name in guest.row.attributes} | dict(plugin.attributes)
@@ -76,13 +77,13 @@ def _affine(node: gs.Node, first: int = 1) -> Given:
 def _axis(p: Planner, node: gs.Node) -> int:
     axis, rank = int(p.attributes(node).get("axis", -1)), len(p.shape(node.inputs[0]))
     if not -rank <= axis < rank:
-        raise Kept(f"its axis {axis} is none of an input of rank {rank}")
+        raise Refused(f"its axis {axis} is none of an input of rank {rank}")
     return axis if axis < 0 else axis - rank
 
 
 def _layer_normalization(p: Planner, node: gs.Node) -> Plan:
     if any(p.read(t) for t in node.outputs[1:]):
-        raise Kept("its mean or its deviation is read as well")
+        raise Refused("its mean or its deviation is read as well")
     axis, x = _axis(p, node), node.inputs[0]
     rank = len(p.shape(x))
     if axis == 1 - rank and rank > 2 and all(_along_channels(p, t, rank) for t in node.inputs[1:]):
@@ -98,7 +99,7 @@ def _along_channels(p: Planner, t: gs.Tensor, rank: int) -> bool:
 
 def _rms_normalization(p: Planner, node: gs.Node) -> Plan:
     if p.graph.dtype(node.inputs[1]) != p.dtype(node.inputs[0]):
-        raise Kept("its result has the type of its scale, not that of its input")
+        raise Refused("its result has the type of its scale, not that of its input")
     return _rows(p, node, "RMSNorm", _axis(p, node), {"scale": (node.inputs[1], 1.0)}, offset=0.0)
 
 
@@ -106,7 +107,7 @@ def _own_axis(p: Planner, node: gs.Node) -> int:
     rank = len(p.shape(node.inputs[0]))
     axes = sorted(a if a < 0 else a - rank for a in p.attributes(node)["axes"])
     if axes != list(range(-len(axes), 0)) or len(axes) > rank:
-        raise Kept("its axes are not the last ones")
+        raise Refused("its axes are not the last ones")
     return axes[0]
 
 
@@ -123,7 +124,7 @@ def _added(p: Planner, node: gs.Node) -> Plan:
     x, residual = node.inputs[:2]
     rank = len(p.shape(x))
     if p.shape(x) != p.shape(residual) or None in p.shape(x) or p.dtype(x) != p.dtype(residual):
-        raise Kept("its two inputs are not known to have one shape and type")
+        raise Refused("its two inputs are not known to have one shape and type")
     layer = OURS[node.op].centered
     given = _affine(node, 2) if layer else {"scale": (node.inputs[2], 1.0)}
     parameters, shape = p.vectors(x, [rank - 1], given)
@@ -131,7 +132,7 @@ def _added(p: Planner, node: gs.Node) -> Plan:
     more = {} if layer else {"offset": 0.0}
     new = p.node(node.op, [x, residual, *parameters], node.outputs[0], epsilon=p.attributes(node)["epsilon"], **more)
     if node.outputs[0].is_empty():
-        raise Kept("its sum alone is read")
+        raise Refused("its sum alone is read")
     outputs = tuple(t for t in node.outputs if not t.is_empty())
     return Plan((node,), outputs, (x, residual, *data), (new,), shape, tuple(range(rank - 1)), f"plugin {node.op}")
 
@@ -142,7 +143,7 @@ def _modulated(p: Planner, node: gs.Node) -> Plan:
     for name, t in (("scale", scale), ("shift", shift)):
         own = p.shape(t)
         if own != (shape[0], *(1,) * (len(shape) - 2), shape[-1]) or None in own or p.dtype(t) != p.dtype(x):
-            raise Kept(f"its {name} is not known to be one row for each sample, in its input's type")
+            raise Refused(f"its {name} is not known to be one row for each sample, in its input's type")
     new = p.node(node.op, [x, scale, shift], node.outputs[0], epsilon=p.attributes(node)["epsilon"])
     return Plan(
         (node,), (node.outputs[0],), (x, scale, shift), (new,), shape, tuple(range(len(shape) - 1)), f"plugin {node.op}"
@@ -154,7 +155,7 @@ def _modulated(p: Planner, node: gs.Node) -> Plan:
 
 def _group_normalization(p: Planner, node: gs.Node) -> Plan:
     if p.graph.opset < (since := STANDARD["GroupNormalization"].since):
-        raise Kept(f"GroupNormalization below opset {since} has one scale for each group")
+        raise Refused(f"GroupNormalization below opset {since} has one scale for each group")
     return _groups(p, node, int(p.attributes(node)["num_groups"]), _affine(node), silu=False)
 
 
@@ -169,7 +170,7 @@ def _groups(p: Planner, node: gs.Node, groups: int, given: Given, *, silu: bool,
     data = tuple(t for t in parameters if not p.graph.is_constant(t))
     count = shape[1]
     if not isinstance(count, int) or groups < 1 or count % groups:
-        raise Kept(f"its {count} channels do not divide into {groups} groups")
+        raise Refused(f"its {count} channels do not divide into {groups} groups")
     old, last = _between_transposes(p, node), 0
     free = (0, *range(2, len(shape)))
     splits = p.splits((shape[0], groups), (count // groups, *shape[2:]))
@@ -222,9 +223,9 @@ def _batch_normalization(p: Planner, node: gs.Node) -> Plan:
     attributes = p.attributes(node)
     values = [v for v in map(p.graph.known, node.inputs[1:5]) if v is not None]
     if attributes.get("training_mode", 0) or any(p.read(t) for t in node.outputs[1:]):
-        raise Kept("it is in training mode")
+        raise Refused("it is in training mode")
     if len(values) < 4:
-        raise Kept("its parameters are data")
+        raise Refused("its parameters are data")
     gamma, beta, mean, variance = (v.reshape(-1) for v in values)
     scale = gamma / np.sqrt(variance + attributes["epsilon"])
     return _scale_shift(p, (node,), node.inputs[0], 1, scale, beta - mean * scale)
@@ -254,7 +255,7 @@ def scaled_and_shifted(p: Planner, node: gs.Node) -> Plan | None:
         return _scale_shift(
             p, (node, add), x, 1, laid[0].reshape(-1), np.broadcast_to(laid[1].reshape(-1), (channels,))
         )
-    except Kept:
+    except Refused:
         return None
 
 
@@ -271,7 +272,7 @@ def _scale_shift(
 ) -> Plan:
     shape, dtype = list(p.shape(x, 2)), p.dtype(x)
     if shape[axis] not in (None, len(scale)) and isinstance(shape[axis], int):
-        raise Kept(f"its {shape[axis]} channels have {len(scale)} parameters")
+        raise Refused(f"its {shape[axis]} channels have {len(scale)} parameters")
     shape[axis] = len(scale)
     activation, behind = _activation(p, old[-1].outputs[0])
     y = (behind or old)[-1].outputs[0]

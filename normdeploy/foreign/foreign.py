@@ -19,13 +19,14 @@ from ..graphs.nested_functions import functions, unopened
 from ..graphs.protos import module, names
 from ..proof.certificate import NOT_KNOWN
 from ..proof.nodes import attributes
+from ..recognition.region import Refused
 from ..records import Finding
 from ..storage.protos import copy_field, nodes_of
 from .account import Foreign, Read
 from .ops import op_of
 from .proof import MALFORMED, Memo, proved
 from .shapes import stated, types_of
-from .write import OLDEST, Op, Refused, Types, Writer
+from .write import OLDEST, Op, Types, Writer
 
 
 @dataclass

@@ -13,9 +13,10 @@ import onnx
 
 from ..domains import is_standard
 from ..norms.ops import CONTRIB, Owner, owned_by
+from ..recognition.region import Refused
 from ..storage.strays import is_stray
 from .plugins import PLUGINS
-from .write import Attrs, Op, Refused, Writer, written_by
+from .write import Attrs, Op, Writer, written_by
 
 
 def op_of(node: onnx.NodeProto, opset: int) -> Op | None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from ..norms.ops import Owner, owned_by
 from ..proof.foreign import GROUPS, SKIP_EPSILON
-from .write import Attrs, Refused, Writer, written_by
+from ..recognition.region import Refused
+from .write import Attrs, Writer, written_by
 
 _PARSED = {"plugin_version", "plugin_namespace", "aot", "name", "info"}  # for TensorRT's parser, no part of the op
 

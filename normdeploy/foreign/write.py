@@ -15,6 +15,7 @@ import onnx
 
 from ..graphs.dims import Dims
 from ..norms.ops import NormOp, Owner
+from ..recognition.region import Refused
 
 Attrs = Mapping[str, Any]
 Types = Mapping[str, tuple[int | None, Dims | None]]  # of each tensor its element type and shape, None where unknown
@@ -22,10 +23,6 @@ Types = Mapping[str, tuple[int | None, Dims | None]]  # of each tensor its eleme
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _FLOATING = (*_NARROW, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 OLDEST = 7  # the first opset in which Add and Mul broadcast by themselves
-
-
-class Refused(Exception):
-    """Why a foreign node can't be written as standard nodes; said in the report."""
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,14 @@ from .ops import OURS, ROWS
 if TYPE_CHECKING:
     from ..passes.form import Form, GuestWriter
     from ..recognition.facts import Norm
-    from ..recognition.region import NoMatch
+    from ..recognition.region import Refusal
 
 # of ONNX, onnxruntime and its extensions, PyTorch's exporters, TensorRT's plugins, and ours
 _TAKEN = ("ai.onnx", "com.microsoft", "com.ms", "org.pytorch", "pkg", "trt", DOMAIN)
 _NAME, _DOMAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII), re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _ROLES = ("X", "scale", "bias")
 
-FormOf: TypeAlias = "Callable[[Norm, GuestWriter], Form | NoMatch]"
+FormOf: TypeAlias = "Callable[[Norm, GuestWriter], Form | Refusal]"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..passes import group, guests, instance, layer, mean_variance, portable
 from ..recognition.facts import Norm
 from ..recognition.parameters import held_epsilon
 from ..recognition.probe import CLAMPED
-from ..recognition.region import Kind, NoMatch
+from ..recognition.region import Kind, Refusal
 from .form import Form
 
 _HALF_ULP = 2.0**-24  # of a float32 number that is not subnormal, relative to it
@@ -26,7 +26,7 @@ _UNBIASED = (
 PASSES = (instance.form, group.form, layer.form)
 
 
-def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> Form | NoMatch:
+def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> Form | Refusal:
     """The first form that can hold the norm, or why the last one could not. ``fuse``: "portable" allows the ops of
     installed packages, which are asked first, and this project's own.
 
@@ -34,7 +34,7 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
         ExtensionError: a package's form breaks its contract.
     """
     if abs(float(np.float32(norm.epsilon)) - norm.epsilon) > _HALF_ULP * norm.epsilon:
-        return NoMatch(
+        return Refusal(
             f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name
         )
     own = portable.op_of(graph, norm)
@@ -43,24 +43,24 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
         and (held := held_epsilon(graph, norm.region, norm.epsilon)) is not None
         and held != float(np.float32(held))
     ):
-        return NoMatch(
+        return Refusal(
             f"the number {held!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
         )
     if fuse == "portable" and (brought := guests.form(graph, norm)) is not None:
         return brought
     if norm.fit.clamped and (not own or fuse != "portable"):
-        return NoMatch(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
+        return Refusal(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
     if fuse == "portable" and (norm.fit.clamped or own in ("RMSNorm", "ChannelLayerNorm")):
         return portable.form(graph, norm)
     if norm.ddof or norm.fit.outside:
-        made = mean_variance.form(graph, norm, runtime) if norm.fit.outside else NoMatch(_UNBIASED, norm.y.name)
+        made = mean_variance.form(graph, norm, runtime) if norm.fit.outside else Refusal(_UNBIASED, norm.y.name)
         if isinstance(made, Form) or not own:
             return made
         portably = portable.form(graph, norm)
         if fuse == "portable" or not isinstance(portably, Form):
             return portably
         return replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")
-    refusal = NoMatch("", norm.y.name)
+    refusal = Refusal("", norm.y.name)
     for form in PASSES:
         made = form(graph, norm, runtime)
         if isinstance(made, Form):

@@ -28,7 +28,7 @@ from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..proof.branches import Branches
 from ..proof.folds import Expressions
-from ..recognition.region import Kind, NoMatch
+from ..recognition.region import Kind, Refusal
 from ..recognition.scales import Affine
 from .channels import input_vector, maker, output_vector, private, readers, views_above, views_below
 from .linear import Linear, along, linear_of, representable, with_added_bias
@@ -76,22 +76,22 @@ class Fold:
         return self.expressions.shares
 
 
-def into_previous(graph: Graph, found: Affine) -> Fold | NoMatch:
+def into_previous(graph: Graph, found: Affine) -> Fold | Refusal:
     """a·V(W·x + c) + b as V of one linear op, V being views that keep the channels apart, or none."""
     t, views = views_above(graph, found.z)
     linear = linear_of(graph, graph.producer(t))
-    if isinstance(linear, NoMatch):
+    if isinstance(linear, Refusal):
         none = linear.kind is Kind.NO_LINEAR_OP
-        return NoMatch("no linear op stands before it" if none else linear.reason, found.z.name, kind=linear.kind)
+        return Refusal("no linear op stands before it" if none else linear.reason, found.z.name, kind=linear.kind)
     for tensor in (t, *(v.outputs[0] for v in views)):
         if not private(graph, tensor):
-            return NoMatch(f"{tensor.name!r}, behind {linear.said}, is read by others as well", tensor.name)
+            return Refusal(f"{tensor.name!r}, behind {linear.said}, is read by others as well", tensor.name)
     vectors = [output_vector(graph, values, t, found.z, linear) for values in (found.scale, found.shift)]
     a, b = vectors
     if a is None or b is None:
-        return NoMatch(f"its scale or shift varies along more than the output channels of {linear.said}", found.z.name)
+        return Refusal(f"its scale or shift varies along more than the output channels of {linear.said}", found.z.name)
     made = linear.write(graph, linear.data, *linear.scaled_output(a, b), found.y, found.dtype)
-    if isinstance(made, NoMatch):
+    if isinstance(made, Refusal):
         return made
     if not views:
         edits: tuple[Edit, ...] = ((found.y, tuple(made)),)
@@ -114,34 +114,34 @@ def _written(linear: Linear, made: Sequence[gs.Node]) -> tuple[gs.Constant, gs.C
     return node.inputs[linear.weight], bias
 
 
-def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
+def into_concat(graph: Graph, found: Affine) -> Fold | Refusal:
     """The scale and shift of a Concat as those of its parts, each folded into the linear op that makes it."""
     joint, rank = graph.producer(found.z), len(graph.shape(found.z) or ())
     if joint is None or joint.op != "Concat" or not private(graph, found.z):
-        return NoMatch("no linear op stands before it", found.z.name, kind=Kind.NO_LINEAR_OP)
+        return Refusal("no linear op stands before it", found.z.name, kind=Kind.NO_LINEAR_OP)
     axis = int(graph.attrs(joint)["axis"]) % rank
     parts: list[Linear] = []
     for t in joint.inputs:
         linear = linear_of(graph, maker(graph, t))
-        linear = linear if isinstance(linear, NoMatch) else with_added_bias(graph, linear)
-        if isinstance(linear, NoMatch) or linear.out is not t:
+        linear = linear if isinstance(linear, Refusal) else with_added_bias(graph, linear)
+        if isinstance(linear, Refusal) or linear.out is not t:
             why = (
                 "no linear op makes it"
-                if isinstance(linear, NoMatch) and linear.kind is Kind.NO_LINEAR_OP
+                if isinstance(linear, Refusal) and linear.kind is Kind.NO_LINEAR_OP
                 else getattr(linear, "reason", "")
             )
-            return NoMatch(f"{t.name!r}, a part of Concat {joint.name!r}, can't take its share: {why}", t.name)
+            return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, can't take its share: {why}", t.name)
         if not private(graph, t) or sum(i is t for i in joint.inputs) > 1:
-            return NoMatch(f"{t.name!r}, a part of Concat {joint.name!r}, is read by others as well", t.name)
+            return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, is read by others as well", t.name)
         if linear.channel_axis(rank) != axis:
-            return NoMatch(
+            return Refusal(
                 f"Concat {joint.name!r} joins along another axis than the output channels of {linear.said}", t.name
             )
         parts.append(linear)
     vectors = [along(values, axis, sum(p.channels for p in parts)) for values in (found.scale, found.shift)]
     a, b = vectors
     if a is None or b is None:
-        return NoMatch(f"its scale or shift varies along more than the axis of Concat {joint.name!r}", found.z.name)
+        return Refusal(f"its scale or shift varies along more than the axis of Concat {joint.name!r}", found.z.name)
     nodes: list[gs.Node] = []
     joined: list[gs.Tensor] = []
     shares: list[Share] = []
@@ -149,7 +149,7 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
     for part in parts:
         cut = slice(start, start := start + part.channels)
         made = part.write(graph, part.data, *part.scaled_output(a[cut], b[cut]), part.out, found.dtype)
-        if isinstance(made, NoMatch):
+        if isinstance(made, Refusal):
             return made
         nodes += made
         shares.append(
@@ -176,27 +176,27 @@ def into_concat(graph: Graph, found: Affine) -> Fold | NoMatch:
     )
 
 
-def into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
+def into_next(graph: Graph, found: Affine) -> Fold | Refusal:
     """W·V(a·z + b) + c as one linear op of V(z), V being views or none."""
     behind = _behind(graph, found)
-    if isinstance(behind, NoMatch):
+    if isinstance(behind, Refusal):
         return behind
     linear, views, a, b = behind
     if linear.pads() and b.any():
-        return NoMatch(f"{linear.said} pads its input with zeros, which the shift would have to reach", found.y.name)
+        return Refusal(f"{linear.said} pads its input with zeros, which the shift would have to reach", found.y.name)
     return _folded_next(graph, found, linear, views, (a, b), *linear.scaled_input(a, b))
 
 
-def scale_into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
+def scale_into_next(graph: Graph, found: Affine) -> Fold | Refusal:
     """The scale into the padding convolution behind it; the shift, divided by the scale, as one Add before it."""
     behind = _behind(graph, found)
-    if isinstance(behind, NoMatch):
+    if isinstance(behind, Refusal):
         return behind
     linear, views, a, b = behind
     with evaluate.quiet():  # a scale may be 0
         ratio = found.shift / found.scale
     if not representable(found.dtype, ratio):
-        return NoMatch(
+        return Refusal(
             f"its shift divided by its scale, which may be 0, does not fit into {found.dtype.name}", found.y.name
         )
     shift = graph.constant(f"{found.y.name}_shift", _trimmed(ratio), found.dtype)
@@ -204,10 +204,10 @@ def scale_into_next(graph: Graph, found: Affine) -> Fold | NoMatch:
     return _folded_next(graph, found, linear, views, (a, b), *linear.scaled_input(a, np.zeros_like(a)), added)
 
 
-def scale_and_shift(graph: Graph, found: Affine) -> Fold | NoMatch:
+def scale_and_shift(graph: Graph, found: Affine) -> Fold | Refusal:
     """One Mul and one Add; the one that does nothing is left out."""
     if not representable(found.dtype, found.scale, found.shift):
-        return NoMatch(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
+        return Refusal(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
     nodes: list[gs.Node] = []
     held: dict[str, tuple[gs.Constant, ...]] = {}
     t = found.z
@@ -223,13 +223,13 @@ def scale_and_shift(graph: Graph, found: Affine) -> Fold | NoMatch:
     return Fold(tuple(nodes), said, found.y, (found.z,), (None,), ((found.y, tuple(nodes)),), expressions, remains)
 
 
-def neutral(graph: Graph, found: Affine, node: gs.Node) -> Fold | NoMatch:
+def neutral(graph: Graph, found: Affine, node: gs.Node) -> Fold | Refusal:
     """The lone BatchNormalization ``node`` with its statistics folded into its scale and bias."""
     channels = found.shift.shape[1:2] or (1,)
     size = graph.known(node.inputs[1])
     a, b = (along(v, 1, size.size if size is not None else channels[0]) for v in (found.scale, found.shift))
     if a is None or b is None or not representable(found.dtype, a, b):
-        return NoMatch(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
+        return Refusal(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
     held = zip(("scale", "shift", "mean", "variance"), (a, b, np.zeros_like(a), np.ones_like(a)), strict=True)
     inputs = [graph.constant(f"{found.y.name}_{name}", value, found.dtype) for name, value in held]
     made = graph.node("BatchNormalization", [found.z, *inputs], found.y, {"epsilon": 0.0})
@@ -269,23 +269,23 @@ def window(linear: Linear) -> tuple[int, ...] | None:
 # ------------------------------------------------------------------ the linear op behind
 
 
-def _behind(graph: Graph, found: Affine) -> tuple[Linear, list[gs.Node], np.ndarray, np.ndarray] | NoMatch:
+def _behind(graph: Graph, found: Affine) -> tuple[Linear, list[gs.Node], np.ndarray, np.ndarray] | Refusal:
     """The linear op behind the scale, the views on the way, and scale and shift as vectors over its input channels."""
     t, views = views_below(graph, found.y)
     reading = readers(graph, t)
     if graph.is_output(t) or graph.is_output(found.y) or len(reading) != 1:
-        return NoMatch("no linear op alone stands behind it", found.y.name, kind=Kind.NO_LINEAR_OP)
+        return Refusal("no linear op alone stands behind it", found.y.name, kind=Kind.NO_LINEAR_OP)
     linear = linear_of(graph, reading[0])
-    if isinstance(linear, NoMatch):
+    if isinstance(linear, Refusal):
         none = linear.kind is Kind.NO_LINEAR_OP
-        return NoMatch("no linear op alone stands behind it" if none else linear.reason, found.y.name, kind=linear.kind)
+        return Refusal("no linear op alone stands behind it" if none else linear.reason, found.y.name, kind=linear.kind)
     if linear.data is not t:
-        return NoMatch(f"it is the weight or bias of {linear.said}", found.y.name)
+        return Refusal(f"it is the weight or bias of {linear.said}", found.y.name)
     linear = with_added_bias(graph, linear)
     vectors = [input_vector(graph, values, found.y, t, linear) for values in (found.scale, found.shift)]
     a, b = vectors
     if a is None or b is None:
-        return NoMatch(f"its scale or shift varies along more than the input channels of {linear.said}", found.y.name)
+        return Refusal(f"its scale or shift varies along more than the input channels of {linear.said}", found.y.name)
     return linear, views, a, b
 
 
@@ -298,13 +298,13 @@ def _folded_next(
     w: np.ndarray,
     c: np.ndarray,
     added: gs.Node | None = None,
-) -> Fold | NoMatch:
+) -> Fold | Refusal:
     """``vectors``: scale and shift over the input channels. ``added``: the Add that keeps the shift, where the scale
     alone is taken."""
     source = found.z if added is None else added.outputs[0]
     copies = _copied(graph, views, source)
     made = linear.write(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, found.dtype)
-    if isinstance(made, NoMatch):
+    if isinstance(made, Refusal):
         return made
     nodes = (*(() if added is None else (added,)), *copies, *made)
     shapes: list[Edit] = []  # of what is gone now: z has the same shape

@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 from ..domains import is_standard
 from ..graphs.graph import Graph, value_inputs
 from ..proof.branches import Branch, Branches
-from ..recognition.region import NoMatch
+from ..recognition.region import Refusal
 from ..recognition.scales import Affine, measure
 from . import infinities
 from .batch import Fold, window
@@ -87,14 +87,14 @@ def _chain(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> Affine | None:
     return None
 
 
-def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | NoMatch:
+def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | Refusal:
     """The sum of two branches as one convolution, or why it is none."""
     y, dtype = node.outputs[0], graph.dtype(node.outputs[0])
     for part in parts:
         if not private(graph, part.out):
-            return NoMatch(f"{part.out.name!r}, one of two parallel branches, is read by others as well", part.out.name)
+            return Refusal(f"{part.out.name!r}, one of two parallel branches, is read by others as well", part.out.name)
         if part.linear is not None and part.linear.shared > 1:
-            return NoMatch(f"the weight of {part.linear.said} would be stored once more", part.out.name)
+            return Refusal(f"the weight of {part.linear.said} would be stored once more", part.out.name)
     reason = ""
     for frame, other in (parts, parts[::-1]):
         if frame.linear is None:
@@ -104,21 +104,21 @@ def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | NoMa
             reason = at
             continue
         if dtype is None:
-            return NoMatch(f"the type of {y.name!r} is not known", y.name)
+            return Refusal(f"the type of {y.name!r} is not known", y.name)
         small, shift = weight_of(frame.linear, other)
         w = frame.sign * frame.linear.w
         cut = tuple(slice(o, o + n) for o, n in zip(at, small.shape[2:], strict=True))
         w[(slice(None), slice(None), *cut)] += other.sign * small
         hider = infinities.hiding(graph, y, w, frame.linear.groups)
         if hider is not None:
-            return NoMatch(
+            return Refusal(
                 f"the sum of two infinities is NaN where the branches differ in sign, merged it is one that {hider.op}"
                 " hides",
                 y.name,
             )
         c = frame.sign * np.broadcast_to(frame.linear.c, frame.linear.channels) + other.sign * shift
         made = frame.linear.write(graph, frame.linear.data, w, c, y, dtype)
-        if isinstance(made, NoMatch):
+        if isinstance(made, Refusal):
             return made
         bias = made[0].inputs[2] if len(made[0].inputs) > 2 else None
         none = (0,) * len(at)
@@ -130,7 +130,7 @@ def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | NoMa
         said = f"merged with its parallel branches into {frame.linear.said}"
         edits = ((y, tuple(made)),)
         return Fold(tuple(made), said, y, (frame.linear.data,), (window(frame.linear),), edits, expressions)
-    return NoMatch(reason, y.name)
+    return Refusal(reason, y.name)
 
 
 def weight_of(frame: Linear, part: Part) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 from ..domains import is_standard
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
-from ..recognition.region import EvaluationFailed, NoMatch, assignments, compile_region, concrete
+from ..recognition.region import EvaluationFailed, Refusal, assignments, compile_region, concrete
 from ..recognition.roots import VIEWS
 from .linear import Linear, along
 
@@ -62,7 +62,7 @@ def output_vector(graph: Graph, values: np.ndarray, t: gs.Tensor, z: gs.Tensor, 
     if t is z:
         return along(values, axis, linear.channels)
     region = compile_region(graph, z, [t])
-    if isinstance(region, NoMatch):
+    if isinstance(region, Refusal):
         return None
     for sizes in assignments(region.symbols):
         size = concrete(graph, t, sizes)
@@ -90,7 +90,7 @@ def input_vector(graph: Graph, values: np.ndarray, y: gs.Tensor, t: gs.Tensor, l
     if t is y:
         return along(values, axis, linear.inputs)
     region = compile_region(graph, t, [y])
-    if isinstance(region, NoMatch):
+    if isinstance(region, Refusal):
         return None
     for sizes in assignments(region.symbols):
         size = concrete(graph, y, sizes)

@@ -15,7 +15,7 @@ from ..graphs.graph import Graph
 from ..norms.ops import STANDARD, NormOp
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
-from ..recognition.region import NoMatch
+from ..recognition.region import Refusal
 from .norm_forms import best
 
 SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/passes/norm_forms.json)"
@@ -144,9 +144,9 @@ class GuestWriter(Writer):
             self.form(row.op, f"{row.name}({', '.join(listed)})", row.since), package=row.package, kind=row.kind
         )
 
-    def refuse(self, reason: str) -> NoMatch:
+    def refuse(self, reason: str) -> Refusal:
         """Why the norm is none of the op."""
-        return NoMatch(reason, self.norm.y.name)
+        return Refusal(reason, self.norm.y.name)
 
 
 def trailing(norm: Norm) -> int | None:

@@ -21,14 +21,14 @@ import numpy as np
 from ..graphs.graph import Graph
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
-from ..recognition.region import Kind, NoMatch
+from ..recognition.region import Kind, Refusal
 from .form import Form, Writer, by_instances, epsilon_of_one, inverse, written
 from .norm_forms import best
 
 _SCALED = ("float32", "float16")  # in which onnxruntime has a kernel for BatchNormalization
 
 
-def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
+def form(graph: Graph, norm: Norm, runtime: str) -> Form | Refusal:
     channel, rank = norm.fit.split, len(norm.shape)
     if (
         by_instances(norm, runtime)
@@ -37,13 +37,13 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
     ):
         return _regrouped(graph, norm, Writer(graph, norm), 1, list(range(rank)), "InstanceNormalization")
     if channel is None:
-        return NoMatch("no group norm", norm.y.name, kind=Kind.OTHER_NORM)
+        return Refusal("no group norm", norm.y.name, kind=Kind.OTHER_NORM)
     if not norm.fit.centered:
-        return NoMatch("groups without a mean: no standard node computes it", norm.y.name)
+        return Refusal("groups without a mean: no standard node computes it", norm.y.name)
     size = norm.shape[channel]
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
-        return NoMatch(
+        return Refusal(
             "its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name
         )
     chosen = best(
@@ -53,7 +53,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
         chosen = "layer"
     core = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]
     if not all(_per_channel(graph, p, channel, bool(core)) for p in (norm.gamma, norm.beta)):
-        return NoMatch("its scale or shift is not one value for each channel", norm.y.name)
+        return Refusal("its scale or shift is not one value for each channel", norm.y.name)
     groups = size // norm.fit.block
     perm = [outside[0], channel, *(a for a in norm.axes if a != channel)]
     writer = Writer(graph, norm)
@@ -83,10 +83,10 @@ def _per_channel(graph: Graph, param: Param | None, channel: int, regrouped: boo
     )
 
 
-def _regrouped(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list[int], core: str) -> Form | NoMatch:
+def _regrouped(graph: Graph, norm: Norm, writer: Writer, groups: int, perm: list[int], core: str) -> Form | Refusal:
     dynamic = [a for a in perm[1:] if not isinstance(norm.shape[a], int)]
     if perm != sorted(perm) and dynamic:
-        return NoMatch("transposed dynamic sizes can't be put back by a Reshape", norm.y.name)
+        return Refusal("transposed dynamic sizes can't be put back by a Reshape", norm.y.name)
 
     def ints(values: list[int], name: str) -> object:
         return graph.constant(f"{norm.y.name}_{name}", np.array(values, dtype=np.int64), np.int64)

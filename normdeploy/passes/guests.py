@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..graphs.graph import Graph
 from ..norms.guests import Guest, every
 from ..recognition.facts import Norm
-from ..recognition.region import NoMatch
+from ..recognition.region import Refusal
 from .form import Form, GuestWriter
 
 
@@ -26,7 +26,7 @@ def _asked(graph: Graph, norm: Norm, guest: Guest) -> Form | None:
     row, extension = guest.row, guest.extension
     what = f"has a form of {row.name} that fails at {norm.y.name!r}"
     made = extension.run(what, guest.norm.form, norm, GuestWriter(graph, norm, row))
-    if isinstance(made, NoMatch):
+    if isinstance(made, Refusal):
         return None
     if not isinstance(made, Form):
         raise extension.error(

@@ -28,7 +28,7 @@ import onnx_graphsurgeon as gs
 from ..domains import is_standard
 from ..graphs.graph import Graph
 from ..norms.ops import STANDARD, Statistics
-from ..recognition.region import NoMatch
+from ..recognition.region import Refusal
 from ..recognition.roots import VIEWS
 from .linear import linear_of
 
@@ -123,7 +123,7 @@ def _linear(graph: Graph, node: gs.Node) -> _Linear | None:
     key = ("infinities", id(node))
     if key not in graph.memo:
         found = linear_of(graph, node)
-        if isinstance(found, NoMatch):
+        if isinstance(found, Refusal):
             graph.memo[key] = None
         else:
             first = node.op == "Conv" or found.transposed or found.weight == 0

@@ -14,22 +14,22 @@ from __future__ import annotations
 from ..graphs.graph import Graph
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
-from ..recognition.region import Kind, NoMatch
+from ..recognition.region import Kind, Refusal
 from .form import Form, Writer, by_instances, epsilon_of_one, inverse, written
 from .norm_forms import best
 
 
-def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
+def form(graph: Graph, norm: Norm, runtime: str) -> Form | Refusal:
     rank = len(norm.shape)
     outside = [a for a in range(rank) if a not in norm.axes]
     chosen = norm.kind == "InstanceNorm" and _instances(norm, runtime)
     plain = norm.gamma is None and norm.beta is None and outside == [0, 1] and by_instances(norm, runtime)
     if len(outside) != 2 or not (chosen or plain):
-        return NoMatch("no instance norm", norm.y.name, kind=Kind.OTHER_NORM)
+        return Refusal("no instance norm", norm.y.name, kind=Kind.OTHER_NORM)
     batch, channel = outside
     size = norm.shape[channel]
     if not isinstance(size, int) or not all(_for_each(graph, p, channel, size) for p in (norm.gamma, norm.beta)):
-        return NoMatch("its scale is no number for each channel", norm.y.name)
+        return Refusal("its scale is no number for each channel", norm.y.name)
     perm = [batch, channel, *norm.axes]
     writer = Writer(graph, norm)
     writer.transpose(perm)

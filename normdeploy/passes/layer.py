@@ -20,14 +20,14 @@ from __future__ import annotations
 from ..graphs.graph import Graph
 from ..recognition.facts import Norm
 from ..recognition.parameters import Param
-from ..recognition.region import NoMatch
+from ..recognition.region import Refusal
 from .form import SLOWER, Form, Writer, inside, inverse, to_the_end, trailing, written, written_out
 from .norm_forms import best
 
 
-def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
+def form(graph: Graph, norm: Norm, runtime: str) -> Form | Refusal:
     if norm.fit.split is not None:
-        return NoMatch("groups along the channel axis are no layer norm", norm.y.name)
+        return Refusal("groups along the channel axis are no layer norm", norm.y.name)
     centered = norm.fit.centered
     core = "LayerNormalization" if centered else "RMSNormalization"
     writer = Writer(graph, norm)
@@ -40,14 +40,14 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
         perm != sorted(perm)
         and best(_across(norm), runtime, norm.dtype.name, ("standard", "decomposed")) == "decomposed"
     ):
-        return NoMatch(SLOWER, norm.y.name)
+        return Refusal(SLOWER, norm.y.name)
     behind = perm[axis:]
     fits = all(inside(p, behind) or _modulates(norm, p) for p in (norm.gamma, norm.beta))
     gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
     if perm != sorted(perm) and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
-        return NoMatch("its scale or shift is data along an axis that has to be transposed", norm.y.name)
+        return Refusal("its scale or shift is data along an axis that has to be transposed", norm.y.name)
     if not all(_broadcasts(graph, norm, p) for p in (norm.gamma, norm.beta)):
-        return NoMatch("its scale or shift is data that does not broadcast to its input", norm.y.name)
+        return Refusal("its scale or shift is data that does not broadcast to its input", norm.y.name)
     writer.transpose(perm)
     shape = [1] * len(behind)
     for p in (gamma, beta):

@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 
 from ..domains import is_standard
 from ..graphs.graph import Graph
-from ..recognition.region import Kind, NoMatch
+from ..recognition.region import Kind, Refusal
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -127,10 +127,10 @@ class Linear:
 
     def write(
         self, graph: Graph, data: gs.Tensor, w: np.ndarray, shift: np.ndarray, like: gs.Tensor, dtype: np.dtype
-    ) -> list[gs.Node] | NoMatch:
+    ) -> list[gs.Node] | Refusal:
         """The op with another weight and bias, as nodes."""
         if not representable(dtype, w, shift):
-            return NoMatch(f"the folded weight does not fit into {dtype.name}", like.name)
+            return Refusal(f"the folded weight does not fit into {dtype.name}", like.name)
         name = self.node.name or like.name
         inputs = [data, data]
         inputs[self.weight] = graph.constant(self.node.inputs[self.weight].name or f"{name}_weight", w, dtype)
@@ -146,10 +146,10 @@ class Linear:
         return [graph.node(self.node.op, inputs, like, self.attrs)]
 
 
-def linear_of(graph: Graph, node: gs.Node | None) -> Linear | NoMatch:
-    """``node`` as a linear op whose weight and bias are constants; NoMatch with the reason where it is none."""
+def linear_of(graph: Graph, node: gs.Node | None) -> Linear | Refusal:
+    """``node`` as a linear op whose weight and bias are constants; Refusal with the reason where it is none."""
     if node is None or node.op not in LINEAR or not is_standard(node):
-        return NoMatch("no linear op", node.outputs[0].name if node is not None else "", kind=Kind.NO_LINEAR_OP)
+        return Refusal("no linear op", node.outputs[0].name if node is not None else "", kind=Kind.NO_LINEAR_OP)
     out = node.outputs[0].name
     said = f"{node.op} {node.name!r}" if node.name else node.op
     if graph.is_constant(node.inputs[1]) and not graph.is_constant(node.inputs[0]):
@@ -157,32 +157,32 @@ def linear_of(graph: Graph, node: gs.Node | None) -> Linear | NoMatch:
     elif node.op == "MatMul" and graph.is_constant(node.inputs[0]) and not graph.is_constant(node.inputs[1]):
         weight = 0
     else:
-        return NoMatch(f"the weight of {said} is no constant", out)
+        return Refusal(f"the weight of {said} is no constant", out)
     stored = node.inputs[weight]
     readers = [n for n in graph.consumers(stored) if not graph.is_shape_valued(n.outputs[0])]
     other = next((n for n in readers if n.op not in LINEAR), None)
     if other is not None:
-        return NoMatch(
+        return Refusal(
             f"the weight {stored.name!r} of {said} is read by {other.op} {other.name!r} as well: folding would copy it",
             out,
         )
     w = graph.known(stored)
     if w is None:
-        return NoMatch(f"the weight of {said} can't be evaluated", out)
+        return Refusal(f"the weight of {said} can't be evaluated", out)
     if w.ndim < 2:
-        return NoMatch(f"the weight of {said} is a vector: its output has no channels", out)
+        return Refusal(f"the weight of {said} is a vector: its output has no channels", out)
     attrs = dict(node.attrs)
     biased = len(node.inputs) > 2 and not node.inputs[2].is_empty()
     c = graph.known(node.inputs[2]) if biased else np.zeros(1)
     if c is None:
-        return NoMatch(f"the bias of {said} is no constant", out)
+        return Refusal(f"the bias of {said} is no constant", out)
     if c.ndim == 2 and c.shape[0] > 1:
-        return NoMatch(f"the bias of the {said} differs by row", out)
+        return Refusal(f"the bias of the {said} differs by row", out)
     alpha, beta = float(attrs.pop("alpha", 1.0)), float(attrs.pop("beta", 1.0))
     w, c = w if alpha == 1.0 else w * alpha, c.reshape(-1) * beta
     linear = Linear(node, weight, w, c, biased, len(readers), node.outputs[0], (node,), attrs)
     if c.size not in (1, linear.channels):
-        return NoMatch(f"the bias of {said} has {c.size} elements for {linear.channels} channels", out)
+        return Refusal(f"the bias of {said} has {c.size} elements for {linear.channels} channels", out)
     return linear
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from ..graphs.graph import Graph
 from ..recognition.facts import Norm
-from ..recognition.region import NoMatch
+from ..recognition.region import Refusal
 from .form import Form, Writer, written
 
 _EPSILON = 1e-9
 
 
-def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
+def form(graph: Graph, norm: Norm, runtime: str) -> Form | Refusal:
     if not norm.fit.outside:
-        return NoMatch("epsilon stands inside the root", norm.y.name)
+        return Refusal("epsilon stands inside the root", norm.y.name)
     if (
         abs(norm.epsilon - _EPSILON) > 1e-7 * _EPSILON
         or not norm.fit.centered
@@ -25,7 +25,7 @@ def form(graph: Graph, norm: Norm, runtime: str) -> Form | NoMatch:
         or norm.ddof
     ):
         to = "standard deviation" if norm.fit.centered else "root mean square"
-        return NoMatch(
+        return Refusal(
             f"epsilon ({written(norm.epsilon)}) is added to the {to}, outside the root: equal to no standard node",
             norm.y.name,
         )

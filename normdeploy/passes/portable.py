@@ -10,7 +10,7 @@ from ..graphs.graph import Graph
 from ..norms.ops import STANDARD
 from ..recognition.facts import Norm
 from ..recognition.parameters import held_epsilon
-from ..recognition.region import NoMatch
+from ..recognition.region import Refusal
 from .form import Form, Writer, inside, inverse, to_the_end, trailing, written
 
 RMS = STANDARD["RMSNormalization"].since
@@ -39,10 +39,10 @@ def _over_channels(norm: Norm) -> bool:
     )
 
 
-def form(graph: Graph, norm: Norm) -> Form | NoMatch:
+def form(graph: Graph, norm: Norm) -> Form | Refusal:
     core = op_of(graph, norm)
     if not core:
-        return NoMatch("no op of ours says it", norm.y.name)
+        return Refusal("no op of ours says it", norm.y.name)
     writer = Writer(graph, norm)
     stash = 11 if norm.dtype == np.float64 else 1
     if core == "ChannelLayerNorm":
@@ -63,7 +63,7 @@ def form(graph: Graph, norm: Norm) -> Form | NoMatch:
     fits = inside(norm.gamma, behind) and inside(norm.beta, behind)
     gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
     if perm != sorted(perm) and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
-        return NoMatch("its scale or shift is data along an axis that has to be transposed", norm.y.name)
+        return Refusal("its scale or shift is data along an axis that has to be transposed", norm.y.name)
     writer.transpose(perm)
     shape = [1] * len(behind)
     for p in (gamma, beta):

@@ -15,15 +15,15 @@ from ..graphs.graph import Graph
 from .facts import Norm
 from .parameters import Param, cast_to_zero, epsilon_of, held_epsilon, parameter
 from .probe import Fit, fit
-from .region import Bound, Clarity, Kind, NoMatch, Region, compile_region, concrete
+from .region import Bound, Clarity, Kind, Refusal, Region, compile_region, concrete
 from .roots import INSIDE
 from .sizes import bindings
 
 
-def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | NoMatch:
+def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | Refusal:
     fits: list[Fit] = []
     given: list[list[np.ndarray]] = []
-    refusal = NoMatch("it can't be evaluated at any size", region.y.name, clarity=Clarity.APART, region=region)
+    refusal = Refusal("it can't be evaluated at any size", region.y.name, clarity=Clarity.APART, region=region)
     template = region.template
     like = graph.memo.get(template)
     guess = _like(region, like) if isinstance(like, Norm) else None
@@ -32,14 +32,14 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     for bound, size in bindings(region):
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):
-            return NoMatch(
+            return Refusal(
                 "data of its input's own shape enters it: a residual stream, no gamma or beta",
                 region.y.name,
                 clarity=Clarity.APART,
             )
         like = graph.memo.get((template, size))
         found = fit(bound, size, others, like if isinstance(like, Fit) else None)
-        if isinstance(found, NoMatch):
+        if isinstance(found, Refusal):
             refusal = replace(found, tensor=region.y.name, region=region)
             if found.kind is Kind.NOT_EVALUATED:
                 continue
@@ -54,9 +54,9 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     unbiased = _unbiased(*fits) if len(fits) == 2 else _as_written(graph, region, fits[0])
     wrong = _differ_by_size(*fits) if len(fits) == 2 and unbiased is None else ""
     if wrong:
-        return NoMatch(wrong, region.y.name, region=region, fit=fits[0])
+        return Refusal(wrong, region.y.name, region=region, fit=fits[0])
     norm = _norm(graph, region, unbiased or fits[0], given[0], shape, dtype, ddof=0 if unbiased is None else 1)
-    if isinstance(norm, NoMatch):
+    if isinstance(norm, Refusal):
         return replace(norm, region=region, fit=fits[0])
     graph.memo[template] = norm
     return norm
@@ -138,28 +138,28 @@ def _varies(fit: Fit) -> bool:
 
 def _norm(
     graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype, ddof: int = 0
-) -> Norm | NoMatch:
+) -> Norm | Refusal:
     grouped = found.split is not None
     gamma = parameter(graph, region, found.gamma, others, neutral=1.0, vector=grouped)
     beta = parameter(graph, region, found.beta, others, neutral=0.0, vector=grouped)
-    if isinstance(gamma, NoMatch):
+    if isinstance(gamma, Refusal):
         return gamma
-    if isinstance(beta, NoMatch):
+    if isinstance(beta, Refusal):
         return beta
     if sum(p is not None and p.data for p in (gamma, beta)) != len(others):
-        return NoMatch("data enters it in a way that is no plain scale or shift", region.y.name)
+        return Refusal("data enters it in a way that is no plain scale or shift", region.y.name)
     dynamic = [
         a for p in (gamma, beta) if p is not None and not p.data for a in p.varies if not isinstance(shape[a], int)
     ]
     if dynamic:
-        return NoMatch(f"its gamma or beta varies along the dynamic axis {dynamic[0]}", region.y.name)
+        return Refusal(f"its gamma or beta varies along the dynamic axis {dynamic[0]}", region.y.name)
     if dtype.itemsize == 2 and _holds_wider_constants(graph, region):
         for p in (gamma, beta):
             if p is not None and p.value is not None and not _held(p.value, dtype):
-                return NoMatch(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
+                return Refusal(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
     data = [p.tensor for p in (gamma, beta) if p is not None and p.data and p.tensor is not None]
     again = compile_region(graph, region.y, [region.leaves[0], *data], INSIDE) if data else region
-    if isinstance(again, NoMatch):
+    if isinstance(again, Refusal):
         return again
     region = again
     epsilon = epsilon_of(graph, region, found.epsilon)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
-from .region import NoMatch, Region
+from .region import Refusal, Region
 from .roots import is_norm
 
 _CASTS = ("Cast", "CastLike")
@@ -40,7 +40,7 @@ class Param:
 
 def parameter(
     graph: Graph, region: Region, full: np.ndarray, others: Sequence[np.ndarray], neutral: float, vector: bool = False
-) -> Param | NoMatch | None:
+) -> Param | Refusal | None:
     """Gamma or beta, measured as ``full`` while the other leaves held ``others``. ``vector``: data is wanted as one,
     where it is one."""
     scale = np.abs(full).max()
@@ -66,7 +66,7 @@ def _close(a: np.ndarray, b: np.ndarray, absolute: float) -> bool:
     return bool((np.abs(a - b) <= absolute + 1e-9 * np.abs(b)).all())
 
 
-def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray, vector: bool) -> Param | NoMatch:
+def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray, vector: bool) -> Param | Refusal:
     """A data gamma or beta: the nearest tensor above ``leaf``, views undone, that broadcasts to x as it must."""
     varies = tuple(a for a in range(index.ndim) if (np.take(index, [0], axis=a) != index).any())
     t: gs.Tensor = leaf
@@ -77,7 +77,7 @@ def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.nda
             return Param(None, _vector(graph, t) if vector else t, varies)
         node = graph.producer(t)
         if node is None or node.op not in _SAME_ORDER:
-            return NoMatch(f"its scale or shift {leaf.name!r} can't be laid along the normalized axes", leaf.name)
+            return Refusal(f"its scale or shift {leaf.name!r} can't be laid along the normalized axes", leaf.name)
         t = node.inputs[0]
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..evaluate import evaluate
-from .region import Bound, Clarity, EvaluationFailed, Kind, NoMatch
+from .region import Bound, Clarity, EvaluationFailed, Kind, Refusal
 
 # Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the
 # scales.
@@ -115,7 +115,7 @@ class Fit:
 
 def fit(
     bound: Bound, shape: tuple[int, ...], others: Sequence[np.ndarray] = (), like: Fit | None = None
-) -> Fit | NoMatch:
+) -> Fit | Refusal:
     """Ask the bound region whether it is a norm of its first leaf, x of ``shape``, while its other leaves hold
     ``others``.
 
@@ -123,13 +123,13 @@ def fit(
     it is right.
     """
     if 0 in shape or int(np.prod(shape, dtype=int)) < 2:
-        return NoMatch(f"its input has the shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
+        return Refusal(f"its input has the shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
     try:
         with evaluate.quiet():
             same = _refit(_Asked(bound, shape, others), like) if like is not None and like.shape == shape else None
             return same if same is not None else _fit(_Asked(bound, shape, others))
     except EvaluationFailed as e:
-        return NoMatch(f"can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=Kind.NOT_EVALUATED)
+        return Refusal(f"can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=Kind.NOT_EVALUATED)
 
 
 class _Asked:
@@ -155,28 +155,28 @@ class _Asked:
         return (self(x) - self(-x)) / 2
 
 
-def _fit(ask: _Asked) -> Fit | NoMatch:
+def _fit(ask: _Asked) -> Fit | Refusal:
     z = ask.draw()
     up, down = ask(_LARGE * z), ask(-_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()):
-        return NoMatch("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
+        return Refusal("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
     beta, odd = (up + down) / 2, (up - down) / 2
     if not odd.any():
         moves = bool((ask(_LARGE * ask.draw()) != up).any())
         if moves:
-            return NoMatch(EVEN, clarity=Clarity.VAGUE, kind=Kind.EVEN)
-        return NoMatch("does not depend on its input (gamma is zero everywhere)", clarity=Clarity.VAGUE)
+            return Refusal(EVEN, clarity=Clarity.VAGUE, kind=Kind.EVEN)
+        return Refusal("does not depend on its input (gamma is zero everywhere)", clarity=Clarity.VAGUE)
     groups = _groups(ask, z, up, odd)
-    if isinstance(groups, NoMatch):
+    if isinstance(groups, Refusal):
         return groups
     axes, split, block = groups
     moved = np.abs(ask(_LARGE * (z + 3.0)) - up).max()
     centered = bool(moved <= 1e-7 * np.abs(odd).max())
     plain = Fit(ask.shape, axes, split, block, centered, 0.0, np.ones(ask.shape), np.zeros(ask.shape))
     if centered and plain.n == 1:
-        return NoMatch("each group has one element: the result does not depend on the input", clarity=Clarity.VAGUE)
+        return Refusal("each group has one element: the result does not depend on the input", clarity=Clarity.VAGUE)
     found = _with_epsilon(ask, plain, odd / plain(_LARGE * z), beta, z)
-    if isinstance(found, NoMatch):
+    if isinstance(found, Refusal):
         return found
     return _why_not(ask, found) if _check(ask, found) else found
 
@@ -194,7 +194,7 @@ def _refit(ask: _Asked, like: Fit) -> Fit | None:
 
 def _groups(
     ask: _Asked, z: np.ndarray, up: np.ndarray, odd: np.ndarray
-) -> tuple[tuple[int, ...], int | None, int] | NoMatch:
+) -> tuple[tuple[int, ...], int | None, int] | Refusal:
     """Which elements share statistics: (axes in full, the axis in blocks or None, the size of a block)."""
     if (np.abs(odd) > 1e-9 * np.abs(odd).max()).all():
         extent = _moved_with_first(ask, z, up)
@@ -203,9 +203,9 @@ def _groups(
     full = tuple(a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if e == n and n > 1)
     part = [a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if 1 < e < n]
     if len(part) > 1 or (part and ask.shape[part[0]] % extent[part[0]]):
-        return NoMatch("its groups are no blocks along one axis")
+        return Refusal("its groups are no blocks along one axis")
     if not full and not part:
-        return NoMatch("each element is normalized by itself", clarity=Clarity.VAGUE)
+        return Refusal("each element is normalized by itself", clarity=Clarity.VAGUE)
     return full, (part[0] if part else None), (extent[part[0]] if part else 1)
 
 
@@ -235,7 +235,7 @@ def _movers_of_largest(ask: _Asked, z: np.ndarray, up: np.ndarray, flat: int) ->
     return extent
 
 
-def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, z: np.ndarray) -> Fit | NoMatch:
+def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, z: np.ndarray) -> Fit | Refusal:
     """Measure epsilon where it matters: at a scale at which it is about as large as the variance."""
     d, v = plain.statistics(z)
     unit = gamma * d / np.sqrt(v)
@@ -244,7 +244,7 @@ def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, 
     for _ in range(8):
         ratio = (ask.odd(scale * z) / unit)[weight]
         if not np.isfinite(ratio).all():
-            return NoMatch("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
+            return Refusal("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
         estimate = float(np.median(scale**2 * v[weight] * (1.0 / ratio**2 - 1.0)))
         variance = float(np.median(scale**2 * v[weight]))
         if abs(estimate) <= 1e-11 * variance:  # below what float64 shows at this scale
@@ -281,7 +281,7 @@ def _check(ask: _Asked, found: Fit) -> bool:
     return False
 
 
-def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
+def _why_not(ask: _Asked, found: Fit) -> Fit | Refusal:
     """Tell the usual lookalikes apart by what happens to the odd part as x shrinks. Epsilon outside the root is a fit
     of its own."""
     x = ask.draw()
@@ -291,12 +291,12 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
     unit = found.gamma * d / np.sqrt(v)
     if not np.allclose(large[sure], unit[sure], rtol=1e-6, atol=0):
         if np.allclose(_LARGE * ask.odd(x)[sure], large[sure], rtol=1e-3, atol=0):
-            return NoMatch(
+            return Refusal(
                 "its result grows with its input: not divided by its own deviation (global response normalization is"
                 " such)",
                 clarity=Clarity.VAGUE,
             )
-        return NoMatch(
+        return Refusal(
             "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no"
             " root)",
             clarity=Clarity.VAGUE,
@@ -305,7 +305,7 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
     for _ in range(5):
         ratio = ask.odd(scale * x)[sure] / unit[sure]
         if not np.isfinite(ratio).all():
-            return NoMatch("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
+            return Refusal("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
         if (np.abs(ratio - 1.0) < 1e-12).any() and (ratio < 0.999).any():
             break
         added = scale * deviation * (1.0 / ratio - 1.0)
@@ -320,8 +320,8 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | NoMatch:
         clamped = _clamped(ask, found, x, sure)
         if clamped is not None and not _check(ask, clamped):
             return clamped
-        return NoMatch(CLAMPED, fit=replace(found, epsilon=math.nan))
-    return NoMatch("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(found, epsilon=math.nan))
+        return Refusal(CLAMPED, fit=replace(found, epsilon=math.nan))
+    return Refusal("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(found, epsilon=math.nan))
 
 
 def _clamped(ask: _Asked, found: Fit, x: np.ndarray, sure: np.ndarray) -> Fit | None:

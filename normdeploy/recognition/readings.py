@@ -12,7 +12,7 @@ from ..graphs.dims import evaluate_dim, invented
 from ..graphs.graph import Graph, value_inputs
 from .facts import Candidate, Norm
 from .fitting import read_region
-from .region import Clarity, NoMatch, Region, assignments, compile_region, tensor_symbols
+from .region import Clarity, Refusal, Region, assignments, compile_region, tensor_symbols
 from .roots import FLOATING, INSIDE, REDUCTIONS, entries, is_norm, is_root, narrowing, results
 
 
@@ -24,7 +24,7 @@ def candidate(graph: Graph, root: gs.Node) -> Candidate | None:
     return Candidate(root, tuple(xs), tuple(results(graph, root, xs)), tuple(passed))
 
 
-def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
+def readings(graph: Graph, c: Candidate) -> Iterator[Norm | Refusal]:
     """The readings of the norm around a root, outermost first; between them why another candidate is none.
 
     For each end the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of what is centered
@@ -39,54 +39,54 @@ def readings(graph: Graph, c: Candidate) -> Iterator[Norm | NoMatch]:
             yield replace(reading, start=x.name, end=y.name)
     cast = narrowing(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
     if cast is not None:  # none begins behind it: it is no entry to a part in half precision
-        yield NoMatch(
+        yield Refusal(
             f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name
         )
     default = next((t.name for n in c.passed for t in n.inputs if graph.is_default(t.name)), "")
     if default:
-        yield NoMatch(
+        yield Refusal(
             f"{default!r} is an initializer and a graph input too: a caller may replace it, so it is no constant",
             default,
         )
 
 
-def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | NoMatch:
+def _read(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> Norm | Refusal:
     """The norm from x to y; `Clarity.APART` where the two can't belong together at all."""
     shape, dtype = graph.shape(x), graph.dtype(x)
     if shape is None or dtype is None:
-        return NoMatch(f"the type or shape of {x.name!r} is not known", x.name, clarity=Clarity.VAGUE)
+        return Refusal(f"the type or shape of {x.name!r} is not known", x.name, clarity=Clarity.VAGUE)
     if dtype.name not in FLOATING:
-        return NoMatch(f"{x.name!r} is of {dtype.name}, in which no norm computes", x.name, clarity=Clarity.APART)
+        return Refusal(f"{x.name!r} is of {dtype.name}, in which no norm computes", x.name, clarity=Clarity.APART)
     if (graph.dtype(y) or dtype) != dtype:
-        return NoMatch(f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=Clarity.APART)
+        return Refusal(f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=Clarity.APART)
     if _differ(graph, x, y):
-        return NoMatch(f"its result has the shape {graph.shape(y)}, its input {shape}", y.name, clarity=Clarity.APART)
+        return Refusal(f"its result has the shape {graph.shape(y)}, its input {shape}", y.name, clarity=Clarity.APART)
     region = compile_region(graph, y, [x], INSIDE)
-    if isinstance(region, NoMatch):
+    if isinstance(region, Refusal):
         leaves = _operands(graph, c, x, y)
         if leaves and len(leaves) <= 2:
             region = compile_region(graph, y, [x, *leaves], INSIDE)
-        if isinstance(region, NoMatch):
+        if isinstance(region, Refusal):
             return replace(region, clarity=Clarity.APART)
     if region.shape_leaves and not _same(
         graph, x, y
     ):  # sizes can be chosen at which the two agree, though they are others
-        return NoMatch(
+        return Refusal(
             f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}",
             y.name,
             clarity=Clarity.APART,
         )
     if not any(n.op in REDUCTIONS or is_norm(n) for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
-        return NoMatch("no mean is taken between them", y.name, clarity=Clarity.APART)
+        return Refusal("no mean is taken between them", y.name, clarity=Clarity.APART)
     cast = narrowing(graph, region.nodes, dtype)
     if cast is not None:
-        return NoMatch(
+        return Refusal(
             f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it",
             cast.outputs[0].name,
             region=region,
         )
     if _norms_in_a_row(graph, region) > 1:  # their product is a norm too, but with an epsilon that nobody wrote
-        return NoMatch("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
+        return Refusal("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
     return read_region(graph, region, shape, dtype)
 
 
@@ -118,7 +118,7 @@ def _operands(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> list[gs
             seen.add(id(t))
             if id(t) in inside:
                 stack.append(t)
-            elif isinstance(compile_region(graph, t, [x], INSIDE), NoMatch):
+            elif isinstance(compile_region(graph, t, [x], INSIDE), Refusal):
                 found[id(t)] = t
     if is_norm(root):
         found.update((id(t), t) for t in root.inputs[1:] if not t.is_empty() and not graph.is_shape_valued(t))

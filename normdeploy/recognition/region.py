@@ -46,7 +46,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class NoMatch:
+class Refusal:
     """Why something is not a norm (or not foldable), and the tensor that shows it."""
 
     reason: str
@@ -60,6 +60,10 @@ class NoMatch:
 
     def __bool__(self) -> bool:
         return False
+
+
+class Refused(Exception):
+    """Raised where a step can't be taken. Its text is the reason that the report gives, as `Refusal.reason` is."""
 
 
 class EvaluationFailed(Exception):
@@ -231,8 +235,8 @@ class _ShapeOnly:
 
 def compile_region(
     graph: Graph, y: gs.Tensor, leaves: Sequence[gs.Tensor], ops: Container[str] | None = None, limit: int = 160
-) -> Region | NoMatch:
-    """The nodes between ``leaves`` and ``y``; NoMatch names the first other data that ``y`` depends on.
+) -> Region | Refusal:
+    """The nodes between ``leaves`` and ``y``; Refusal names the first other data that ``y`` depends on.
 
     ``ops``: what data may pass through; anything that can be evaluated where it is None.
     """
@@ -256,23 +260,23 @@ def compile_region(
         if graph.is_constant(t):
             continue
         if node is None or not evaluate.supported(node.domain or "", node.op):
-            return NoMatch(f"depends on {t.name!r} as well", t.name)
+            return Refusal(f"depends on {t.name!r} as well", t.name)
         if (
             ops is not None
             and node.op not in ops
             and guests.row(node.domain, node.op) is None
             and not graph.is_shape_valued(t)
         ):
-            return NoMatch(f"depends on {t.name!r} as well", t.name)
+            return Refusal(f"depends on {t.name!r} as well", t.name)
         if len(nodes) + len(stack) > limit:
-            return NoMatch(f"more than {limit} nodes lie before {y.name!r}", y.name)
+            return Refusal(f"more than {limit} nodes lie before {y.name!r}", y.name)
         stack.append((t, True))
         if node.op in ("Shape", "Size") and id(node.inputs[0]) not in known:
             source = node.inputs[0]
-            if isinstance(compile_region(graph, source, leaves, ops, limit // 2), NoMatch):
+            if isinstance(compile_region(graph, source, leaves, ops, limit // 2), Refusal):
                 shape = graph.shape(source)
                 if shape is None or any(d is None for d in shape):
-                    return NoMatch(
+                    return Refusal(
                         f"depends on the shape of {source.name!r}, which the file does not state", source.name
                     )
                 shape_leaves[id(source)] = source

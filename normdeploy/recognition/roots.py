@@ -15,7 +15,7 @@ from ..domains import is_standard
 from ..graphs.graph import Graph, value_inputs
 from ..norms import guests
 from ..norms.ops import DEFAULT, DOMAIN, OURS, Statistics
-from .region import NoMatch, compile_region
+from .region import Refusal, compile_region
 
 POINTWISE = frozenset(
     {
@@ -123,7 +123,7 @@ def _foreign(graph: Graph, t: gs.Tensor, y: gs.Tensor, xs: Sequence[gs.Tensor], 
     a, b = graph.shape(t), graph.shape(y)
     if a is None or b is None or len(a) != len(b) or any(d == 1 and e != 1 for d, e in zip(a, b, strict=True)):
         return False
-    return isinstance(compile_region(graph, t, xs[-1:], INSIDE), NoMatch)
+    return isinstance(compile_region(graph, t, xs[-1:], INSIDE), Refusal)
 
 
 def is_norm(node: gs.Node | onnx.NodeProto) -> bool:

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from ..domains import is_standard
 from ..evaluate import evaluate
 from ..graphs.graph import Graph, value_inputs
-from .region import Bound, EvaluationFailed, NoMatch, Region, assignments, compile_region, concrete
+from .region import Bound, EvaluationFailed, Refusal, Region, assignments, compile_region, concrete
 from .roots import FLOATING, VIEWS, narrowing
 from .sizes import affordable
 
@@ -43,7 +43,7 @@ class Affine:
         return [n for n in self.region.nodes if not graph.is_shape_valued(n.outputs[0])]
 
 
-def affines(graph: Graph, start: gs.Node) -> Iterator[Affine] | NoMatch:
+def affines(graph: Graph, start: gs.Node) -> Iterator[Affine] | Refusal:
     """The scales and shifts that begin with ``start``, longest first; none where it begins none.
 
     One counts if it normalizes or scales by more than one number: a lone bias is left to the linear op that it belongs
@@ -53,7 +53,7 @@ def affines(graph: Graph, start: gs.Node) -> Iterator[Affine] | NoMatch:
     for node in nodes:
         if node.op == "BatchNormalization" and graph.attrs(node).get("training_mode", 0):
             reason = "BatchNormalization in training mode: its statistics are of the batch; export in eval mode"
-            return NoMatch(reason, node.outputs[0].name)
+            return Refusal(reason, node.outputs[0].name)
     if not any(_scales(graph, n) for n in nodes):
         return iter(())
     outside = next(
@@ -138,17 +138,17 @@ def _per_channel(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
     return any((d := graph.dtype(t)) is not None and d.kind in "fV" and graph.value(t).size > 1 for t in constants)
 
 
-def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
+def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | Refusal:
     """The scale and shift from ``z`` to ``y``, or why it is none."""
     region = compile_region(graph, y, [z])
     dtypes = [d for d in (graph.dtype(z), graph.dtype(y)) if d is not None]
-    if isinstance(region, NoMatch):
+    if isinstance(region, Refusal):
         return region
     if not dtypes or graph.shape(z) is None:
-        return NoMatch(f"the type or shape of {z.name!r} is not known", z.name)
+        return Refusal(f"the type or shape of {z.name!r} is not known", z.name)
     dtype = dtypes[0]
     if dtype.name not in FLOATING or dtypes[-1] != dtype:
-        return NoMatch(
+        return Refusal(
             f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name
         )
     for sizes in assignments(region.symbols, graph.shape(z)):
@@ -164,19 +164,19 @@ def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | NoMatch:
                 shift = bound.run([np.zeros(size)])
                 scale = bound.run([np.ones(size)]) - shift
                 if not (np.isfinite(shift).all() and np.isfinite(scale).all()):
-                    return NoMatch("its scale or shift is not finite", y.name)
+                    return Refusal("its scale or shift is not finite", y.name)
                 if shift.shape != size:
-                    return NoMatch(f"it broadcasts {size} to {shift.shape}", y.name)
+                    return Refusal(f"it broadcasts {size} to {shift.shape}", y.name)
                 scale = _exact_scale(bound, size, _reduced(scale))
                 sample = np.random.default_rng(17).standard_normal(size)
                 if not np.allclose(
                     bound.run([sample]), scale * sample + shift, rtol=1e-9, atol=1e-9 * float(np.abs(scale).max())
                 ):
-                    return NoMatch("it is no scale and shift", y.name)
+                    return Refusal("it is no scale and shift", y.name)
                 return Affine(region, z, y, scale, _reduced(shift), dtype, _normalizes(graph, region.nodes))
         except EvaluationFailed:
             continue
-    return NoMatch(f"the scale and shift between {z.name!r} and {y.name!r} can't be evaluated", y.name)
+    return Refusal(f"the scale and shift between {z.name!r} and {y.name!r} can't be evaluated", y.name)
 
 
 _FEW = 2  # places of an axis along which nothing varies

@@ -29,7 +29,7 @@ import onnx_graphsurgeon as gs
 from ..domains import STANDARD
 from ..graphs.graph import Graph
 from ..proof.pointwise import ALGEBRA, ATOMS, ONE, Form, Ratio, S, X, form_of
-from ..recognition.region import EvaluationFailed, NoMatch, compile_region
+from ..recognition.region import EvaluationFailed, Refusal, compile_region
 from ..records import Finding
 from .sealed import seals
 from .work import Work
@@ -267,8 +267,8 @@ def _alike(graph: Graph, x: gs.Tensor, y: gs.Tensor, nodes: list[gs.Node]) -> bo
     """Whether both sides are NaN, Inf and numbers at the same inputs, and the numbers the same, as float64 evaluates
     them."""
     before = compile_region(graph, y, [x])
-    after = NoMatch("") if isinstance(before, NoMatch) else compile_region(graph, nodes[-1].outputs[0], [x])
-    if isinstance(before, NoMatch) or isinstance(after, NoMatch):
+    after = Refusal("") if isinstance(before, Refusal) else compile_region(graph, nodes[-1].outputs[0], [x])
+    if isinstance(before, Refusal) or isinstance(after, Refusal):
         return False
     at = np.array(_AT).reshape(-1, *(1,) * max(0, len(graph.shape(x) or ()) - 1))
     sizes = dict.fromkeys((*before.symbols, *after.symbols), 1)

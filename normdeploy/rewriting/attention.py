@@ -34,7 +34,7 @@ from ..proof.lemmas.attention import Rounded
 from ..proof.machine import Draws, Machine
 from ..proof.plan import Plan
 from ..proof.run import run
-from ..recognition.region import NoMatch, compile_region
+from ..recognition.region import Refusal, compile_region
 from ..records import Finding
 from . import certify
 from .mask_rows import may_be_hidden
@@ -78,11 +78,11 @@ def attend(work: Work, node: gs.Node) -> None:
             continue
         leaves = list({id(t): t for t in (q, keys.k, keys.v, mask) if t is not None}.values())
         before = compile_region(graph, y, leaves)
-        if isinstance(before, NoMatch):
+        if isinstance(before, Refusal):
             continue
         nodes = _written(work, q, keys, mask, whole, y)
         rewrite = certify.rewrite_of(graph, before, nodes)
-        if isinstance(rewrite, NoMatch) or not certify.certified(work.proofs, [rewrite]):
+        if isinstance(rewrite, Refusal) or not certify.certified(work.proofs, [rewrite]):
             continue
         _replace(work, y, nodes)
         return
@@ -165,7 +165,7 @@ def _number(graph: Graph, t: gs.Tensor) -> Fraction | None:
 def _of_sizes(graph: Graph, t: gs.Tensor) -> np.ndarray | None:
     """The number that ``t`` is made of sizes, where it depends on none that is open: the prover's ops say so."""
     region = compile_region(graph, t, [])
-    if isinstance(region, NoMatch):
+    if isinstance(region, Refusal):
         return None
     try:
         with evaluate.quiet():

@@ -14,7 +14,7 @@ from ..passes.batch import Fold
 from ..passes.branches import Part, branches_of, merged, weight_of
 from ..passes.linear import Linear
 from ..proof.branches import Branch, Branches
-from ..recognition.region import NoMatch, compile_region
+from ..recognition.region import Refusal, compile_region
 from ..records import Finding, both
 from . import certify, rounding, trials
 from .conditioning import TIMES, ULPS, Costly, Loss, normal, rounded, scaled, summed, worst
@@ -36,13 +36,13 @@ def merge(work: Work, node: gs.Node) -> Finding | None:
     if not places:
         return None
     form = merged(graph, node, parts)
-    form = form if isinstance(form, NoMatch) else _priced(graph, parts, form)
-    if isinstance(form, NoMatch):
+    form = form if isinstance(form, Refusal) else _priced(graph, parts, form)
+    if isinstance(form, Refusal):
         _left(work, places, form.reason)
         return None
     before = compile_region(graph, form.old, form.leaves)
-    rewrite = before if isinstance(before, NoMatch) else certify.rewrite_of(graph, before, form.nodes)
-    if isinstance(rewrite, NoMatch):
+    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, form.nodes)
+    if isinstance(rewrite, Refusal):
         _left(work, places, rewrite.reason)
         return None
     certificate = certify.certified(work.proofs, [rewrite], form.expressions)
@@ -103,7 +103,7 @@ def _behind(work: Work, t: gs.Tensor) -> Finding | None:
 # ------------------------------------------------------------------ accuracy
 
 
-def _priced(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Fold | NoMatch:
+def _priced(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Fold | Refusal:
     """``form`` where it costs no accuracy by the rule of `conditioning`, on inputs that the scale and shift state, or
     normal ones."""
     with evaluate.quiet():

@@ -22,7 +22,7 @@ from ..proof.run import half
 from ..proof.sampler import Held, told_apart
 from ..proof.sides import of_regions
 from ..proof.sizes import Size, dim_size
-from ..recognition.region import NoMatch, Region, compile_region
+from ..recognition.region import Refusal, Region, compile_region
 from ..records import Certificate, Finding
 
 _LONG = 4  # places of an axis whose length may be any
@@ -41,10 +41,10 @@ class Rewrite:
     after: Region
 
 
-def rewrite_of(graph: Graph, before: Region, nodes: Sequence[gs.Node]) -> Rewrite | NoMatch:
+def rewrite_of(graph: Graph, before: Region, nodes: Sequence[gs.Node]) -> Rewrite | Refusal:
     """Pair a region with the nodes that shall replace it."""
     after = compile_region(graph, nodes[-1].outputs[0], before.leaves)
-    return after if isinstance(after, NoMatch) else Rewrite(before, after)
+    return after if isinstance(after, Refusal) else Rewrite(before, after)
 
 
 def certified(

@@ -35,7 +35,7 @@ from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..passes.batch import Fold, Share
 from ..passes.linear import Linear
-from ..recognition.region import NoMatch
+from ..recognition.region import Refusal
 from ..recognition.scales import Affine
 from .rows import cancelling, chosen_rows, row_of, table_of
 
@@ -49,13 +49,13 @@ Chain = Callable[[np.ndarray, bool], np.ndarray]  # (z as (draws, channels), whe
 
 
 @dataclass(frozen=True)
-class Costly(NoMatch):
+class Costly(Refusal):
     """A fold that is not made because it would cost accuracy."""
 
 
-def priced(graph: Graph, chain: Affine, form: Fold | NoMatch) -> Fold | NoMatch:
+def priced(graph: Graph, chain: Affine, form: Fold | Refusal) -> Fold | Refusal:
     """``form`` where it costs no accuracy, or else the reason why it is not to be made."""
-    if isinstance(form, NoMatch):
+    if isinstance(form, Refusal):
         return form
     with evaluate.quiet():
         losses = [_loss(graph, chain, share) for share in form.shares] if form.shares else [_alone(graph, chain)]

@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 from ..graphs.graph import Graph
 from ..passes import batch
 from ..recognition import traits
-from ..recognition.region import Kind, NoMatch, compile_region
+from ..recognition.region import Kind, Refusal, compile_region
 from ..recognition.roots import VIEWS, is_norm
 from ..recognition.scales import Affine, affines, measure
 from ..records import Finding, Status
@@ -25,9 +25,9 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
     if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
         return None  # `constants` computes it once
     chains = affines(graph, start)
-    if isinstance(chains, NoMatch):
+    if isinstance(chains, Refusal):
         return Finding("BatchNorm", "refused", chains.tensor, graph.module(start), reason=chains.reason)
-    refusals: list[NoMatch] = []
+    refusals: list[Refusal] = []
     costly: Costly | None = None
     longest: Affine | None = None
     for chain in chains:
@@ -41,7 +41,7 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
     if longest is None:
         own = start.op == "BatchNormalization" and not _carries(graph, start)
         alone = measure(graph, start.inputs[0], start.outputs[0]) if own else None
-        if isinstance(alone, NoMatch):
+        if isinstance(alone, Refusal):
             return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=alone.reason)
         return None
     why = next(
@@ -90,8 +90,8 @@ def _carries(graph: Graph, node: gs.Node) -> bool:
 def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
     graph = work.graph
     before = compile_region(graph, form.old, form.leaves)
-    rewrite = before if isinstance(before, NoMatch) else certify.rewrite_of(graph, before, form.nodes)
-    if isinstance(rewrite, NoMatch):
+    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, form.nodes)
+    if isinstance(rewrite, Refusal):
         return _chain_finding(work, chain, "refused", reason=rewrite.reason)
     certificate = certify.certified(work.proofs, [rewrite], form.expressions)
     if not certificate:

@@ -18,7 +18,7 @@ from ..recognition import traits
 from ..recognition.facts import Candidate, Norm
 from ..recognition.numerators import reason_of
 from ..recognition.readings import candidate, readings
-from ..recognition.region import Clarity, Kind, NoMatch
+from ..recognition.region import Clarity, Kind, Refusal
 from ..recognition.roots import is_norm, is_root
 from ..records import Attempt, Certificate, Finding, Status, both
 from . import certify, rounding, trials
@@ -28,7 +28,7 @@ from .work import Work
 
 _TRIES = 4  # smaller readings of a norm whose certificate fails, one inside the other
 
-_Refusal = tuple[NoMatch, Norm | None]  # the norm, where it was one and only its form failed
+_Refusal = tuple[Refusal, Norm | None]  # the norm, where it was one and only its form failed
 
 
 def fuse(work: Work, root: gs.Node) -> Finding | None:
@@ -121,14 +121,14 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
     found: list[tuple[int, Norm, Form]] = []
     refusals: list[_Refusal] = []
     for reading in readings(work.graph, around):
-        if isinstance(reading, NoMatch):
+        if isinstance(reading, Refusal):
             refusals.append((reading, None))
             continue
         made = write(work.graph, reading, work.wanted.forms, work.wanted.fuse)
         if isinstance(made, Form) and made.opset > work.wanted.limit:
             reason = f"its node needs opset {made.opset}, the file has {work.graph.opset}"
-            made = NoMatch(reason, made.nodes[-1].outputs[0].name, kind=Kind.OPSET)
-        if isinstance(made, NoMatch):
+            made = Refusal(reason, made.nodes[-1].outputs[0].name, kind=Kind.OPSET)
+        if isinstance(made, Refusal):
             refusals.append((replace(made, start=reading.x.name, end=reading.y.name), reading))
             continue
         written = sum(node.op != "Shape" for node in made.nodes)
@@ -164,7 +164,7 @@ def _data_nodes(graph: Graph, norm: Norm) -> list[gs.Node]:
 def _replace(work: Work, norm: Norm, form: Form) -> Finding:
     graph = work.graph
     rewrite = certify.rewrite_of(graph, norm.region, form.nodes)
-    if isinstance(rewrite, NoMatch):
+    if isinstance(rewrite, Refusal):
         return _finding(work, norm, "refused", reason=rewrite.reason)
     certificate = certify.certified(work.proofs, [rewrite])
     if not certificate:
@@ -254,6 +254,6 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
     )
 
 
-def _attempt(refusal: NoMatch, norm: Norm | None) -> Attempt:
+def _attempt(refusal: Refusal, norm: Norm | None) -> Attempt:
     stage: Literal["ends", "values", "form"] = "form" if norm is not None else "values" if refusal.clarity else "ends"
     return Attempt(refusal.start, refusal.end, stage, refusal.reason, refusal.tensor)

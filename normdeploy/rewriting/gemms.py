@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 from ..choices import USUAL
 from ..domains import STANDARD
 from ..graphs.graph import Graph
-from ..recognition.region import NoMatch, compile_region
+from ..recognition.region import Refusal, compile_region
 from ..records import Finding
 from . import certify
 from .sealed import seals
@@ -46,8 +46,8 @@ def by_rows(work: Work, node: gs.Node) -> None:
     product = graph.node("Gemm", [rows, layer.weight, layer.bias], layer.y)
     nodes = [*flat, *made, product, graph.node("Reshape", [product.outputs[0], shape], layer.y)]
     before = compile_region(graph, layer.y, [layer.x])
-    rewrite = before if isinstance(before, NoMatch) else certify.rewrite_of(graph, before, nodes)
-    if isinstance(rewrite, NoMatch) or not (proof := certify.certified(work.proofs, [rewrite])):
+    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, nodes)
+    if isinstance(rewrite, Refusal) or not (proof := certify.certified(work.proofs, [rewrite])):
         return
     work.sealed += seals(graph, nodes)
     graph.replace(layer.y, nodes)

@@ -25,7 +25,7 @@ from ..norms.bodies import lacking
 from ..norms.ops import OURS
 from ..passes.form import written
 from ..recognition import traits
-from ..recognition.region import NoMatch, compile_region
+from ..recognition.region import Refusal, compile_region
 from ..records import Certificate, Finding, both
 from . import join_trials
 from .certify import Rewrite, certified, unproved
@@ -269,7 +269,7 @@ def _replace(work: Work, found: Join) -> Finding | None:
     pairs: list[Rewrite] = []
     for old, new in zip(found.old, node.outputs, strict=True):
         before, after = compile_region(graph, old, found.leaves), compile_region(graph, new, found.leaves)
-        if isinstance(before, NoMatch) or isinstance(after, NoMatch):
+        if isinstance(before, Refusal) or isinstance(after, Refusal):
             return None
         pairs.append(Rewrite(before, after))
     certificate = certified(work.proofs, pairs)

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from ..domains import is_standard
 from ..passes.norm_forms import best
-from ..recognition.region import NoMatch, compile_region
+from ..recognition.region import Refusal, compile_region
 from . import certify
 from .sealed import seals
 from .work import Work
@@ -41,8 +41,8 @@ def part(work: Work, node: gs.Node) -> None:
         return
     before = compile_region(graph, total, [t for t in add.inputs if not graph.is_constant(t)])
     made = graph.node("Sum", list(add.inputs), total)
-    rewrite = before if isinstance(before, NoMatch) else certify.rewrite_of(graph, before, [made])
-    if isinstance(rewrite, NoMatch) or not certify.certified(work.proofs, [rewrite]):
+    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, [made])
+    if isinstance(rewrite, Refusal) or not certify.certified(work.proofs, [rewrite]):
         return
     work.sealed += seals(graph, [made])
     graph.replace(total, [made])

@@ -13,7 +13,7 @@ from normdeploy.proof.errors import NotProved, Why
 from normdeploy.proof.prove import prove
 from normdeploy.proof.sides import of_regions
 from normdeploy.proof.sizes import Size
-from normdeploy.recognition.region import NoMatch, compile_region
+from normdeploy.recognition.region import Refusal, compile_region
 
 from .support import graph_of, regions
 
@@ -30,7 +30,7 @@ def asked(body: str, shape: str = "C", other: str = "C, T") -> object:
     graph = Graph(proto)
     tensors = graph.gs.tensors()
     region = compile_region(graph, tensors["z"], [tensors["x"], tensors["y"]])
-    assert not isinstance(region, NoMatch)
+    assert not isinstance(region, Refusal)
     return prove(of_regions([region], [region], None))
 
 
