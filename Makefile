@@ -31,7 +31,7 @@ check: $(STAMP)
 
 # spellings and lookalikes that no run has drawn before, a quarter of an hour
 test-random: $(STAMP)
-	NORMDEPLOY_GRAPHS=5000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_property.py
+	NORMDEPLOY_GRAPHS=5000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/rewriting/test_property.py
 
 # the kernels on a GPU; where there is none, it says so
 test-gpu: $(STAMP)

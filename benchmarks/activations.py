@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.race.machine import machine
-from normdeploy.race.timing import race
+from normdeploy.verbs.bench.machine import machine
+from normdeploy.verbs.bench.timing import race
 
 RESULTS = Path(__file__).with_name("results") / "activations.md"
 SESSIONS = 5  # two of one file differ by some per cent, for as long as they live

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from models.minilm import MiniLM
-from normdeploy.race.machine import machine
+from normdeploy.verbs.bench.machine import machine
 
 from .whole_models.subjects import LIBRARIES, SUBJECTS, Subject, image, pictured
 

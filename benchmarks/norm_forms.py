@@ -1,8 +1,8 @@
 """Which form of each norm onnxruntime's CPU provider runs best, and how exactly: the table behind ``--runtime
 onnxruntime``.
 
-``python -m benchmarks.norm_forms`` writes ``normdeploy/passes/norm_forms.json``, which the package reads
-(`normdeploy.passes.norm_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with each
+``python -m benchmarks.norm_forms`` writes ``normdeploy/forms/norm_forms.json``, which the package reads
+(`normdeploy.forms.norm_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with each
 size. Times are medians of one thread, all forms of a norm in turns in random order; errors are the largest absolute
 differences from float64 of standard normal inputs around an offset, and of constant ones (0.3, as a zero image is
 behind a convolution with a bias). "allowed" is twice the error of the decomposed form, or what statistics with a few
@@ -25,11 +25,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from normdeploy.passes.norm_forms import Row, best
-from normdeploy.race.machine import machine
-from normdeploy.race.norm_cases import FORMS, KINDS, NormCase
-from normdeploy.race.timing import race
+from normdeploy.forms.norm_forms import Row, best
 from normdeploy.runtimes.ort import short
+from normdeploy.verbs.bench.machine import machine
+from normdeploy.verbs.bench.norm_cases import FORMS, KINDS, NormCase
+from normdeploy.verbs.bench.timing import race
 
 RESULTS = Path(__file__).with_name("results")
 TABLE = Path(__file__).resolve().parents[1] / "normdeploy" / "passes" / "norm_forms.json"

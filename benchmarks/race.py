@@ -3,11 +3,11 @@ thread.
 
 ``python -m benchmarks.race`` exports every model of ``models/`` twice, by ``torch.onnx.export(dynamo=True,
 optimize=True)`` and by ``normdeploy.export``, compares both with the model in float64, and times them in turns in
-random order (`normdeploy.race.timing`). It writes ``benchmarks/results/race.json``, ``race.md`` and, where matplotlib
-is at hand, ``race.png``; with ``--only`` the other models stay in them. "faster" is the median over the rounds of the
-exporter's time over ours in the same round, with its 95 % interval. Times are processor time of the one thread, which
-other work on the machine lengthens less than time by the clock. Three norms are also raced alone at usual sizes: the
-measures.
+random order (`normdeploy.verbs.bench.timing`). It writes ``benchmarks/results/race.json``, ``race.md`` and, where
+matplotlib is at hand, ``race.png``; with ``--only`` the other models stay in them. "faster" is the median over the
+rounds of the exporter's time over ours in the same round, with its 95 % interval. Times are processor time of the one
+thread, which other work on the machine lengthens less than time by the clock. Three norms are also raced alone at usual
+sizes: the measures.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from models.group import GroupNorm
 from models.layer import UnbiasedLayerNorm
 from models.registry import CASES, LOOKALIKES, SMALL, export_args, samples, seeded
 from models.rms import LlamaRMSNorm
-from normdeploy.race.answers import disagreement
-from normdeploy.race.machine import Machine, machine
-from normdeploy.race.timing import race
+from normdeploy.verbs.bench.answers import disagreement
+from normdeploy.verbs.bench.machine import Machine, machine
+from normdeploy.verbs.bench.timing import race
 
 RESULTS = Path(__file__).with_name("results")
 SLOWEST = 0.97  # of any model of the list

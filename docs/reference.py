@@ -35,7 +35,7 @@ def page() -> str:
         RuntimeError: typer could not describe the command line.
     """
     told = CliRunner().invoke(
-        typer.cli.app, ["normdeploy.cli", "utils", "docs", "--name", "normdeploy", "--title", "The command line"]
+        typer.cli.app, ["normdeploy.cli.app", "utils", "docs", "--name", "normdeploy", "--title", "The command line"]
     )
     if told.exit_code:
         raise RuntimeError(f"typer utils docs failed:\n{told.output}")

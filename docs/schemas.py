@@ -3,7 +3,8 @@ verbs write.
 
     python -m docs.schemas
 
-``tests/test_schemas.py`` fails where a schema is older than the code, and holds what every verb writes against them.
+``tests/reports/test_schemas.py`` fails where a schema is older than the code, and holds what every verb writes against
+them.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import normdeploy
-from normdeploy.bisection.hunt import Fault
-from normdeploy.bundles import recheck
 from normdeploy.engines.build import Engine
-from normdeploy.guard import check
-from normdeploy.parity.candidates import NotRun
-from normdeploy.parity.compare import Comparison
 from normdeploy.precision.precision import Account
-from normdeploy.race.bench import Race
 from normdeploy.records import Certificate, Explanation, Finding, Picture
+from normdeploy.verbs.bench.bench import Race
+from normdeploy.verbs.bisect.hunt import Fault
+from normdeploy.verbs.check import check
+from normdeploy.verbs.recheck import recheck
+from normdeploy.verbs.verify.candidates import NotRun
+from normdeploy.verbs.verify.compare import Comparison
 
 FOLDER = Path(normdeploy.__file__).parent / "reports" / "schemas"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -86,7 +87,7 @@ class Report(TypedDict):
 
 
 class Check(TypedDict):
-    """What `check --format json` writes; the keys are described in `normdeploy/guard/check.py`."""
+    """What `check --format json` writes; the keys are described in `normdeploy/verbs/check/check.py`."""
 
     schema: Literal["normdeploy/check/1"]
     normdeploy: str
@@ -96,7 +97,7 @@ class Check(TypedDict):
 
 
 class Recheck(TypedDict):
-    """What `recheck --report` writes; the keys are described in `normdeploy/bundles/recheck.py`."""
+    """What `recheck --report` writes; the keys are described in `normdeploy/verbs/recheck/recheck.py`."""
 
     schema: Literal["normdeploy/recheck/1"]
     ok: bool
@@ -174,7 +175,7 @@ class _File(TypedDict):
 
 
 class Package(TypedDict):
-    """`manifest.json` of what `package` writes; the keys are described in `normdeploy/bundles/bundle.py`."""
+    """`manifest.json` of what `package` writes; the keys are described in `normdeploy/verbs/package/bundle.py`."""
 
     schema: Literal["normdeploy/package/1"]
     normdeploy: str

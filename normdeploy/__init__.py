@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from .api.optimize import optimize
     from .api.parts import export_parts, verify_parts
     from .api.verify import verify
-    from .bundles.package import package
-    from .bundles.recheck import recheck
     from .engines.build import build
-    from .guard.check import check
-    from .infer import open_runner, run
+    from .verbs.check.check import check
+    from .verbs.package.package import package
+    from .verbs.recheck.recheck import recheck
+    from .verbs.run import open_runner, run
 
 __all__ = [
     "__version__",
@@ -52,8 +52,18 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
     **{verb: f"api.{verb}" for verb in ("bench", "bisect", "export", "inspect", "optimize", "verify")},
-    **{"export_parts": "api.parts", "verify_parts": "api.parts", "build": "engines.build", "check": "guard.check"},
-    **{"open_runner": "infer", "run": "infer", "package": "bundles.package", "recheck": "bundles.recheck"},
+    **{
+        "export_parts": "api.parts",
+        "verify_parts": "api.parts",
+        "build": "engines.build",
+        "check": "verbs.check.check",
+    },
+    **{
+        "open_runner": "verbs.run",
+        "run": "verbs.run",
+        "package": "verbs.package.package",
+        "recheck": "verbs.recheck.recheck",
+    },
 }
 
 

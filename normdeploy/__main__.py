@@ -1,5 +1,5 @@
 """``python -m normdeploy`` is the command ``normdeploy``."""
 
-from .cli import main
+from .cli.app import main
 
 main()

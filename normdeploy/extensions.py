@@ -3,7 +3,7 @@
     group                     what it brings                                 its contract
     normdeploy.norms          norm ops of a domain of the package's own      `normdeploy.norms.guests`
     normdeploy.runtimes       a runtime, by name                             `normdeploy.runtimes.guests`
-    normdeploy.rules          rules for ``check``                            `normdeploy.guard.guests`
+    normdeploy.rules          rules for ``check``                            `normdeploy.verbs.check.guests`
     normdeploy.translations   operators of torch in ONNX                     `normdeploy.translations`
 
 An entry point is code that whoever installed the package has put into this Python: nothing here makes it safer or less

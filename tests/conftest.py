@@ -127,7 +127,7 @@ def made(saved_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from typer.testing import CliRunner
 
     import normdeploy
-    from normdeploy.cli import app
+    from normdeploy.cli.app import app
 
     folder = tmp_path_factory.mktemp("made")
     shutil.copy(saved_project / "model.pt", folder)

@@ -1,6 +1,6 @@
 """Float64 references of norm ops that are not standard ONNX, each written from its owner's documentation in numpy.
 
-They know nothing of `normdeploy.proof.foreign`, whose definitions are judged by them.
+They know nothing of `normdeploy.proof.contrib`, whose definitions are judged by them.
 
 - onnxruntime's contrib ops: docs/ContribOperators.md (GroupNorm, SkipGroupNorm, EmbedLayerNormalization). Its layer
   norms are in `normdeploy.evaluate.evaluate` already, because a float64 evaluation may meet them anywhere.

@@ -128,7 +128,7 @@ def _warm() -> None:
 
 
 def _main(args: Sequence[str]) -> int:
-    from normdeploy.cli import main
+    from normdeploy.cli.app import main
 
     sys.argv = ["normdeploy", *args]
     try:

@@ -22,7 +22,7 @@ from models.layer import Norm
 from normdeploy import processes
 from normdeploy.errors import InputError, NormdeployError, TrustError
 from normdeploy.storage.record import recorded
-from tests.test_cli import HEAVY, layer_norm_by_hand
+from tests.cli.test_cli import HEAVY, layer_norm_by_hand
 
 
 class Block(torch.nn.Module):

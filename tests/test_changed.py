@@ -12,9 +12,9 @@ from tests.changed import files_of
 @pytest.mark.parametrize(
     ("path", "wanted"),
     [
-        ("normdeploy/rewriting/activations.py", "tests/test_activations.py"),
-        ("normdeploy/proof/pointwise.py", "tests/test_activations.py"),  # which imports it
-        ("tests/test_rows.py", "tests/test_rows.py"),
+        ("normdeploy/rewriting/activations.py", "tests/rewriting/test_activations.py"),
+        ("normdeploy/proof/pointwise.py", "tests/rewriting/test_activations.py"),  # which imports it
+        ("tests/rewriting/test_rows.py", "tests/rewriting/test_rows.py"),
         ("docs/export.md", "tests/test_docs.py"),
     ],
 )

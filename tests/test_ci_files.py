@@ -17,7 +17,7 @@ import typer.main
 import yaml
 
 from docker.dry_run import run, steps
-from normdeploy.cli import app
+from normdeploy.cli.app import app
 from tests.forked import ROOT
 from tests.packaged import written
 from tests.support import LAYER_NORM

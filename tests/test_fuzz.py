@@ -23,11 +23,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from onnx import helper, parser
 
-from normdeploy import census, kernels
+from normdeploy import kernels
 from normdeploy.errors import NormdeployError
 from normdeploy.rewriting.rewrite import optimize
 from normdeploy.storage.files import load_onnx, save_onnx
-from tests.test_census import AFTER, BIASED, model
+from normdeploy.verbs import inspect as census
+from tests.verbs.test_inspect import AFTER, BIASED, model
 
 EXAMPLES = int(os.environ.get("NORMDEPLOY_FUZZ", "250"))
 SECONDS = 60  # for one file; a norm takes a tenth of one

@@ -22,16 +22,17 @@ import torch
 from onnx.reference.op_run import OpRun
 
 import normdeploy
-from normdeploy import cli, extensions
+from normdeploy import extensions
+from normdeploy.cli import app as cli
 from normdeploy.engines.implement import implemented, packages
 from normdeploy.errors import ExtensionError, InputError
 from normdeploy.evaluate import evaluate
+from normdeploy.forms.form import GuestWriter
 from normdeploy.graphs.graph import Graph
-from normdeploy.guard.sarif import sarif
 from normdeploy.norms import bodies, guests
 from normdeploy.norms.ops import OURS, ROWS, Owner
-from normdeploy.passes.form import GuestWriter
 from normdeploy.storage.protos import nodes_of
+from normdeploy.verbs.check.sarif import sarif
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "tests" / "guests" / "clamped_scale_norm"
@@ -514,7 +515,7 @@ def test_a_runtime_that_gives_other_numbers_does_not_pass(
 
 def test_importing_normdeploy_asks_for_no_entry_point(package: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(package)!r}); import normdeploy, normdeploy.cli; "
+        f"import sys; sys.path.insert(0, {str(package)!r}); import normdeploy, normdeploy.cli.app; "
         "print([m for m in ('importlib.metadata', 'clamped_scale_norm') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -14,25 +14,25 @@ ROOT = Path(__file__).resolve().parents[1]
 # A module of ours that may be imported inside a function -> the library that it would bring along.
 LATE = {
     # torch takes 1.4 s to import, and what reads ONNX alone needs none
-    "normdeploy.bundles.sample_files": "torch",
-    "normdeploy.bundles.sample_runs": "torch",
-    "normdeploy.bundles.samples": "torch",
+    "normdeploy.verbs.package.sample_files": "torch",
+    "normdeploy.verbs.package.sample_runs": "torch",
+    "normdeploy.verbs.package.samples": "torch",
     "normdeploy.exporter": "torch",
     "normdeploy.loading": "torch",
     "normdeploy.loading.hub": "torch",
     "normdeploy.loading.inputs": "torch",
     "normdeploy.loading.kinds": "torch",
     "normdeploy.loading.tasks": "torch",
-    "normdeploy.parity.originals": "torch",
+    "normdeploy.verbs.verify.originals": "torch",
     "normdeploy.runtimes.cuda": "torch",
     "normdeploy.runtimes.engine": "torch",
     # the command line starts without them: onnx and numpy take 0.3 s, rich's tables 0.07 s of the 0.2 s of ``normdeploy
     # --help``
     "normdeploy.arguments": "onnx",
-    "normdeploy.guard.check": "onnx",
-    "normdeploy.guard.sarif": "onnx",
+    "normdeploy.verbs.check.check": "onnx",
+    "normdeploy.verbs.check.sarif": "onnx",
     "normdeploy.runtimes.trt": "numpy",
-    "normdeploy.reports.bundles": "rich",
+    "normdeploy.reports.package": "rich",
     "normdeploy.reports.page": "rich",
     "normdeploy.reports.report": "rich",
     "normdeploy.reports.shown": "rich",
@@ -160,4 +160,4 @@ def test_the_lists_hold_what_is_imported_late_and_no_more() -> None:
 def test_only_the_command_line_imports_the_package_itself() -> None:
     """``normdeploy/__init__.py`` finds every verb: a module below the verbs that imported it would close a circle."""
     importers = {i.importer for i in imports() if i.imported == "normdeploy"}
-    assert importers <= {"normdeploy.cli", *(name for name in modules() if name.startswith("normdeploy.verbs."))}
+    assert importers <= {"normdeploy.cli.app", *(name for name in modules() if name.startswith("normdeploy.cli."))}

@@ -43,9 +43,9 @@ class OfABatch(torch.nn.Module):
 
 
 HOMES = {
-    "Comparison": "normdeploy.parity.compare",
-    "Bisection": "normdeploy.bisection.bisect",
-    "Race": "normdeploy.race.bench",
+    "Comparison": "normdeploy.verbs.verify.compare",
+    "Bisection": "normdeploy.verbs.bisect.bisect",
+    "Race": "normdeploy.verbs.bench.bench",
 }
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 

@@ -42,9 +42,9 @@ import onnxruntime as ort
 import torch
 
 import normdeploy
-from normdeploy.race.machine import machine
-from normdeploy.race.peers import onnxsim, onnxslim
-from normdeploy.race.timing import Timing, race
+from normdeploy.verbs.bench.machine import machine
+from normdeploy.verbs.bench.peers import onnxsim, onnxslim
+from normdeploy.verbs.bench.timing import Timing, race
 
 from .peers import PEERS, versions
 from .subjects import BATCHES, LIBRARIES, SUBJECTS, Subject

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from normdeploy.race.peers import onnxsim, onnxslim
+from normdeploy.verbs.bench.peers import onnxsim, onnxslim
 
 from .subjects import Subject
 

@@ -16,19 +16,18 @@ WAY = (  # (folders, what is done there), in the order of a model's way; a line 
     ("exporter.py", "torch's program to ONNX"),
     ("storage/ graphs/", "a graph, weights held once"),
     ("recognition/", "asks values, proposes norms"),
-    ("passes/", "the forms of a norm"),
+    ("forms/", "the forms of a norm"),
     ("proof/", "one function? decides"),
     ("rewriting/", "writes, runs, seals"),
     ("storage/", "written whole or not at all"),
 )
 BESIDE = (  # what the way is held up by, and what is done with the file
     ("evaluate/", "ops in float64"),
-    ("norms/ foreign/", "tables of norm ops"),
+    ("norms/ contrib/", "tables of norm ops"),
     ("precision/", "half precision"),
     ("runtimes/ engines/", "runs it, builds engines"),
-    ("parity/ bisection/", "verify, bisect"),
-    ("race/", "bench"),
-    ("bundles/ guard/", "package, recheck, check"),
+    ("verbs/", "verify, bisect, bench, ..."),
+    ("cli/ api/", "the verbs as called"),
     ("reports/", "tables, JSON, the page"),
 )
 STYLE = """

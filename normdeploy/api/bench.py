@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ..arguments import Loading, Onnx, prepared
 from ..errors import InputError
-from ..infer import sizes_of
-from ..race.bench import Race
-from ..race.bench import bench as raced
-from ..race.norms import race_norms
-from ..race.peers import check_peers, written
 from ..results import several
 from ..runtimes.trt import is_engine
-from ..sources import is_onnx, loaded_as_recorded, remembered
 from ..storage.archive import read_npz
 from ..types import PathLike, Progress
+from ..verbs.bench.bench import Race
+from ..verbs.bench.bench import bench as raced
+from ..verbs.bench.norms import race_norms
+from ..verbs.bench.peers import check_peers, written
+from ..verbs.run import sizes_of
+from ..verbs.sources import is_onnx, loaded_as_recorded, remembered
 from .common import Stages
 
 if TYPE_CHECKING:
     from ..arguments import Example
-    from ..sources import Source
+    from ..verbs.sources import Source
 
 
 @prepared(onnx="sources")
@@ -46,8 +46,8 @@ def bench(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Race:
-    """Race a model in eager and torch.compile, ONNX files and engines, in turns (``normdeploy.race.bench``), or the
-    forms of norms.
+    """Race a model in eager and torch.compile, ONNX files and engines, in turns (``normdeploy.verbs.bench.bench``), or
+    the forms of norms.
 
     Args:
         sources: ONNX files, engines and at most one model: a file or folder, or a live module.
@@ -58,11 +58,11 @@ def bench(
         threads: of torch and of onnxruntime on the CPU.
         rounds: in each every contestant has its turn.
         seed: of generated inputs, and of the order in each round.
-        norm_impl: race the norms of the one ONNX file given, each in these forms (``normdeploy.race.norms``); ["all"]:
-        in all.
+        norm_impl: race the norms of the one ONNX file given, each in these forms (``normdeploy.verbs.bench.norms``);
+        ["all"]: in all.
         norms: race usual norms of this kind, or "all"; no file is needed then.
         against: what others write of the same model, raced too: "plain", "onnxslim", "onnxsim", "ort-transformers"
-        (``race.peers``).
+        (``verbs.bench.peers``).
         runners: runtimes that installed packages bring (`normdeploy.runtimes.guests`), by name, in which ONNX files are
             run too.
         progress: called with (stage, done, total); total is 0 where it is not known.

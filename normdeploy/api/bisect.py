@@ -8,19 +8,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ..arguments import Loading, Onnx, prepared
-from ..bisection.bisect import Bisection
-from ..bisection.bisect import bisect as search
 from ..errors import InputError
-from ..parity.cases import read
-from ..parity.compare import Inputs
-from ..sources import loaded_as_recorded, remembered_by_any
 from ..storage.folder import require_empty_dir
 from ..types import PathLike, Progress
+from ..verbs.bisect.bisect import Bisection
+from ..verbs.bisect.bisect import bisect as search
+from ..verbs.sources import loaded_as_recorded, remembered_by_any
+from ..verbs.verify.cases import read
+from ..verbs.verify.compare import Inputs
 from .common import Stages
 
 if TYPE_CHECKING:
     from ..arguments import Example
-    from ..sources import Source
+    from ..verbs.sources import Source
 
 
 @prepared(onnx="onnx_path")
@@ -38,7 +38,7 @@ def bisect(
     **loading: Unpack[Loading],
 ) -> Bisection:
     """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why
-    (``bisection.bisect``).
+    (``verbs.bisect.bisect``).
 
     Args:
         output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.

@@ -22,17 +22,17 @@ from ..results import ExportResult, Origin
 from ..rewriting import attention, rewrite, whole
 from ..rewriting.work import Wanted
 from ..runtimes.eager import EagerRunner
-from ..sources import loaded
 from ..storage import signing
 from ..storage.files import filled, save_onnx
 from ..storage.record import content_of, recorded, runs_code
 from ..types import PathLike, Progress
+from ..verbs.sources import loaded
 from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
 
 if TYPE_CHECKING:
     from ..arguments import Example
     from ..model import Model, Signature
-    from ..sources import Source
+    from ..verbs.sources import Source
 
 _HEAVY = 2**26  # bytes of weights; to look for cycles takes up to half a second, a tenth of the export of a small model
 # the first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 import onnx
 
 from ..arguments import Loading, prepared
-from ..census import census
 from ..log import norms
 from ..records import Summary
-from ..sources import opened
 from ..types import Progress
+from ..verbs.inspect import census
+from ..verbs.sources import opened
 
 if TYPE_CHECKING:
     from ..arguments import Example
-    from ..sources import Source
+    from ..verbs.sources import Source
 
 
 @prepared()

@@ -25,12 +25,12 @@ from ..errors import InputError, NormdeployError
 from ..loading import load_parts
 from ..loading.hub import resolved
 from ..loading.tasks import ALL_PARTS, PART_FILES
-from ..parity.compare import Comparison
-from ..parity.policy import Thresholds, Tolerances
 from ..results import ExportResult, Origin
 from ..shown import Shown
 from ..storage.folder import atomic_folder, require_empty_dir
 from ..types import PathLike, Progress
+from ..verbs.verify.compare import Comparison
+from ..verbs.verify.policy import Thresholds, Tolerances
 from .export import export
 from .verify import verify
 

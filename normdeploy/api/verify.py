@@ -10,21 +10,21 @@ import onnx
 
 from ..arguments import Loading, Onnx, prepared
 from ..errors import InputError
-from ..parity import compare
-from ..parity.cases import read
-from ..parity.compare import Comparison, Inputs
-from ..parity.dataset import open_dataset
-from ..parity.names import pairs_of
-from ..parity.policy import Thresholds, Tolerances, policy_of
-from ..parity.policy_file import PolicyFile, read_policy
 from ..runtimes.guests import required
-from ..sources import original
 from ..types import PathLike, Progress
+from ..verbs.sources import original
+from ..verbs.verify import compare
+from ..verbs.verify.cases import read
+from ..verbs.verify.compare import Comparison, Inputs
+from ..verbs.verify.dataset import open_dataset
+from ..verbs.verify.names import pairs_of
+from ..verbs.verify.policy import Thresholds, Tolerances, policy_of
+from ..verbs.verify.policy_file import PolicyFile, read_policy
 from .common import Stages
 
 if TYPE_CHECKING:
     from ..arguments import Example
-    from ..sources import Source
+    from ..verbs.sources import Source
 
 
 @prepared(onnx="files")
@@ -51,7 +51,7 @@ def verify(
     **loading: Unpack[Loading],
 ) -> Comparison:
     """Compare what the runtimes make of files with a PyTorch model in float64, or an ONNX one (the rule:
-    ``normdeploy.parity.compare``).
+    ``normdeploy.verbs.verify.compare``).
 
     How the model is to be loaded need not be said again where ``export`` recorded it; what may run code, only where
     this user or a team signed it for this very model file (docs/teams.md).
@@ -75,8 +75,9 @@ def verify(
             reference| ≤ ABS + REL · |reference| for each element decides in the place of the default rule, which the
             result's ``standard`` says.
         metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one
-        (``normdeploy.parity.metrics``).
-        policy: a file of such rules (``normdeploy.parity.policy_file``); what is given here goes before what it says.
+        (``normdeploy.verbs.verify.metrics``).
+        policy: a file of such rules (``normdeploy.verbs.verify.policy_file``); what is given here goes before what it
+        says.
         also_default: the default rule must hold beside the rules given.
         dataset: samples that metrics are measured on: an .npz file, a folder of these, or a Hugging Face dataset on
         disk.

@@ -21,17 +21,17 @@ from typing import Any
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..contrib.shadows import apart
 from ..domains import default_opset, is_standard
 from ..errors import InputError, RuntimeUnavailable
-from ..foreign.shadows import apart
 from ..graphs.graph import Graph
 from ..graphs.protos import module
+from ..graphs.region import Refused
 from ..norms import guests
 from ..norms.bodies import VERSION, body
 from ..norms.guests import own
 from ..norms.ops import DOMAIN, OURS, STANDARD, NormOp, Version
 from ..proof.shapes import complete
-from ..recognition.region import Refused
 from ..storage.protos import subgraphs
 from . import native_forms
 from .plugin_nodes import Plan, Planner

@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 from ..graphs.dims import Dims
 from ..graphs.functions import DOMAIN, OLDEST
 from ..graphs.graph import Graph
-from ..recognition.region import Refused
+from ..graphs.region import Refused
 from .plugin_nodes import Plan, Planner
 
 _HALVES = ("float16", "bfloat16")

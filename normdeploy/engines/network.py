@@ -49,7 +49,7 @@ def with_norms(
 
 
 def _regrouped(proto: onnx.ModelProto) -> bool:
-    """Whether this project wrote group norms as onnxruntime runs them best (`passes.group`); TensorRT has a layer for
+    """Whether this project wrote group norms as onnxruntime runs them best (`forms.group`); TensorRT has a layer for
     the whole norm."""
     if recorded(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
         return False

@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 from ..graphs.dims import Dims, evaluate_dim
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
-from ..recognition.region import Refused
+from ..graphs.region import Refused
 
 TYPES = ("float32", "float16", "bfloat16")  # of data, in every kernel
 _STASHES = (1, 10, 16)  # ONNX's numbers of types that float32 holds: the kernels compute in float32

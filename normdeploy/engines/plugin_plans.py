@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..graphs.region import Refused
 from ..norms import guests
 from ..norms.ops import DOMAIN, OURS, STANDARD
-from ..recognition.region import Refused
 from .plugin_nodes import Plan, Planner
 
 Given = dict[

@@ -1,4 +1,4 @@
-"""The process in which an engine is built (``normdeploy.runtimes.builder``), started, listened to, and ended with its
+"""The process in which an engine is built (``normdeploy.engines.builder``), started, listened to, and ended with its
 parent."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO, Any
 from .. import processes
 from ..types import Progress
 
-COMMAND = processes.command("normdeploy.runtimes.builder")
+COMMAND = processes.command("normdeploy.engines.builder")
 
 
 @dataclass(frozen=True)

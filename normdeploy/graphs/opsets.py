@@ -28,8 +28,8 @@ _CHANGED = {
     "RoiAlign": 16,
 }
 
-# Ops that the converter was seen to rewrite without changing a result, from the opset named on (tests/test_opsets.py
-# runs each).
+# Ops that the converter was seen to rewrite without changing a result, from the opset named on
+# (tests/graphs/test_opsets.py runs each).
 _CONVERTED = {
     **dict.fromkeys(
         (

@@ -31,9 +31,9 @@ from .op import DOMAIN, NormOp, Owner
 from .ops import OURS, ROWS
 
 if TYPE_CHECKING:
-    from ..passes.form import Form, GuestWriter
+    from ..forms.form import Form, GuestWriter
+    from ..graphs.region import Refusal
     from ..recognition.facts import Norm
-    from ..recognition.region import Refusal
 
 # of ONNX, onnxruntime and its extensions, PyTorch's exporters, TensorRT's plugins, and ours
 _TAKEN = ("ai.onnx", "com.microsoft", "com.ms", "org.pytorch", "pkg", "trt", DOMAIN)

@@ -2,12 +2,12 @@
 asks its row.
 
 The rows say what an op takes and gives. What it computes is said where it is computed: in float64
-(`normdeploy.evaluate`) and in the prover's field (`normdeploy.proof.norms`, `normdeploy.proof.foreign`); of our own ops
+(`normdeploy.evaluate`) and in the prover's field (`normdeploy.proof.norms`, `normdeploy.proof.contrib`); of our own ops
 (`normdeploy.norms.own`), and of those that installed packages bring (`normdeploy.norms.guests`), the row's body says
 it to all. Sources:
 
-- ONNX: its operator schemas (https://onnx.ai/onnx/operators), which the ``onnx`` package holds; tests/test_norm_ops.py
-  compares;
+- ONNX: its operator schemas (https://onnx.ai/onnx/operators), which the ``onnx`` package holds;
+  tests/norms/test_norm_ops.py compares;
 - onnxruntime: docs/ContribOperators.md, and the schemas that the installed package gives;
 - TensorRT: the creators in its ``plugin/`` folder, and onnx-tensorrt's changelog and importer for the versions in
   ``tensorrt``.

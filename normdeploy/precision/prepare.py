@@ -6,9 +6,9 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto
 
+from ..contrib.shadows import shadowing
 from ..domains import STANDARD, default_opset, is_standard
 from ..errors import GraphError
-from ..foreign.shadows import shadowing
 from ..graphs.opsets import needs_conversion, renumbered
 from ..graphs.protos import IR_OF_CONSTANTS, inferred
 from ..norms.guests import belongs

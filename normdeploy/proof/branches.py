@@ -25,7 +25,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
-from ..recognition.region import Region
+from ..graphs.region import Region
 from .errors import NotProved, Why
 from .machine import Machine
 from .plan import Atoms
@@ -36,7 +36,7 @@ from .value import Array, Value
 
 @dataclass(frozen=True)
 class Branch:
-    """``sign`` times a convolution (`normdeploy.passes.linear.Linear`), or times the scale and shift that ``chain`` is
+    """``sign`` times a convolution (`normdeploy.forms.linear.Linear`), or times the scale and shift that ``chain`` is
     of the input.
 
     ``at``: the place of its first tap in the kernel that is written, for each axis.

@@ -6,7 +6,7 @@ takes them as
     output channels   W' = a·W      c' = a·c + b
     input channels    W' = W·a      c' = c + Σ W·b
 
-(`normdeploy.passes.linear`). Here the same is worked out in the field, from the file's own nodes, and put in the place
+(`normdeploy.forms.linear`). Here the same is worked out in the field, from the file's own nodes, and put in the place
 of the new constants; the proof that before and after agree then holds for these, and each stored number is compared
 with its own.
 """
@@ -22,7 +22,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
-from ..recognition.region import Region
+from ..graphs.region import Region
 from .branches import Branches, given_of
 from .errors import NotProved, Why
 from .linear import merged, split_channels
@@ -37,7 +37,7 @@ class Expressions:
     """What the constants of a fold are made of: the chain's scale a and shift b.
 
     ``chain``: from z to y. ``scale``, ``shift``, ``ratio``: constants that hold a, b and b/a themselves. ``shares``:
-    the linear ops that take them (`normdeploy.passes.batch.Share`).
+    the linear ops that take them (`normdeploy.forms.batch.Share`).
     """
 
     chain: Region

@@ -14,10 +14,10 @@ from ..domains import STANDARD
 from ..evaluate import evaluate
 from ..graphs.file_graph import NEWEST
 from ..graphs.graph import Graph
+from ..graphs.region import Region
 from ..norms import bodies
 from ..norms.guests import own
 from ..norms.ops import CONTRIB, NormOp, Owner, owned_by
-from ..recognition.region import Region
 from . import linear, norms, ops, whole_numbers
 from .errors import NotProved, Why
 from .lemmas import TABLE as LEMMAS

@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
-from ..recognition.region import EvaluationFailed, Region, concrete
+from ..graphs.region import EvaluationFailed, Region, concrete
 from .branches import Branches
 from .errors import NotProved, Why
 from .folds import Expressions

@@ -13,9 +13,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.dims import Dims
+from ..graphs.region import Region
 from .parameters import Param
 from .probe import Fit
-from .region import Region
 
 
 @dataclass(frozen=True)

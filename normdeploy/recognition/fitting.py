@@ -12,10 +12,10 @@ import onnx_graphsurgeon as gs
 from ..evaluate import evaluate
 from ..graphs.dims import Dims
 from ..graphs.graph import Graph
+from ..graphs.region import Bound, Clarity, Kind, Refusal, Region, compile_region, concrete
 from .facts import Norm
 from .parameters import Param, cast_to_zero, epsilon_of, held_epsilon, parameter
 from .probe import Fit, fit
-from .region import Bound, Clarity, Kind, Refusal, Region, compile_region, concrete
 from .roots import INSIDE
 from .sizes import bindings
 

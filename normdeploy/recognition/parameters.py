@@ -14,7 +14,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
-from .region import Refusal, Region
+from ..graphs.region import Refusal, Region
 from .roots import is_norm
 
 _CASTS = ("Cast", "CastLike")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..evaluate import evaluate
-from .region import Bound, Clarity, EvaluationFailed, Kind, Refusal
+from ..graphs.region import Bound, Clarity, EvaluationFailed, Kind, Refusal
 
 # Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the
 # scales.

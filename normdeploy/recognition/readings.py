@@ -10,9 +10,9 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.dims import evaluate_dim, invented
 from ..graphs.graph import Graph, value_inputs
+from ..graphs.region import Clarity, Refusal, Region, assignments, compile_region, tensor_symbols
 from .facts import Candidate, Norm
 from .fitting import read_region
-from .region import Clarity, Refusal, Region, assignments, compile_region, tensor_symbols
 from .roots import FLOATING, INSIDE, REDUCTIONS, entries, is_norm, is_root, narrowing, results
 
 

@@ -13,9 +13,9 @@ import onnx_graphsurgeon as gs
 
 from ..domains import is_standard
 from ..graphs.graph import Graph, value_inputs
+from ..graphs.region import Refusal, compile_region
 from ..norms import guests
 from ..norms.ops import DEFAULT, DOMAIN, OURS, Statistics
-from .region import Refusal, compile_region
 
 POINTWISE = frozenset(
     {

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from ..domains import is_standard
 from ..evaluate import evaluate
 from ..graphs.graph import Graph, value_inputs
-from .region import Bound, EvaluationFailed, Refusal, Region, assignments, compile_region, concrete
+from ..graphs.region import Bound, EvaluationFailed, Refusal, Region, assignments, compile_region, concrete
 from .roots import FLOATING, VIEWS, narrowing
 from .sizes import affordable
 

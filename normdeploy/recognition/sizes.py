@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..evaluate import evaluate
-from .region import Bound, EvaluationFailed, Region, assignments, concrete
+from ..graphs.region import Bound, EvaluationFailed, Region, assignments, concrete
 
 _LARGE = 2**16  # elements of x up to which static sizes are left as they are
 _LONG = 8  # an axis up to this is left as it is

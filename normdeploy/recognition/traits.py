@@ -17,12 +17,12 @@ from ..evaluate import evaluate
 from ..graphs.dims import Dims
 from ..graphs.functions import JOINED
 from ..graphs.graph import Graph
+from ..graphs.region import EvaluationFailed, Region, concrete
 from ..norms.ops import DEFAULT, OURS
 from ..records import Half, Parameter
 from .facts import Norm
 from .parameters import Param, epsilon_of, snapped
 from .probe import Fit
-from .region import EvaluationFailed, Region, concrete
 from .roots import REDUCTIONS, VIEWS, is_norm, is_root
 from .scales import Affine
 from .sizes import bindings

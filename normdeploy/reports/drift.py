@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..parity.drift import Point
+    from ..verbs.verify.drift import Point
 
 DRIFT = ("runtime", "tensors", "the error grows most in", "relative to the largest value", "first outside the bound")
 

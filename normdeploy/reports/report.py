@@ -112,19 +112,19 @@ from ..errors import printable
 from ..records import Explanation, Finding, Summary
 from ..storage.atomic import siblings
 from ..version import __version__
-from .bisection import show_bisection
-from .inspection import show_explanations
+from .bench import show_race
+from .bisect import show_bisection
+from .inspect import show_explanations
 from .precision import show_precision
-from .race import show_race
 from .tables import show_engine, show_inference, show_norms, show_parity
 
 if TYPE_CHECKING:
-    from ..bisection.bisect import Bisection
     from ..engines.build import Engine
-    from ..infer import Inference
-    from ..parity.compare import Comparison
     from ..precision.precision import Account
-    from ..race.bench import Race
+    from ..verbs.bench.bench import Race
+    from ..verbs.bisect.bisect import Bisection
+    from ..verbs.run import Inference
+    from ..verbs.verify.compare import Comparison
 
 SCHEMA = "normdeploy/report/1"
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import printable
-from .bundles import show_judgement, show_package, show_recheck
-from .guard import text as lines
+from .check import text as lines
+from .package import show_judgement, show_package, show_recheck
 from .report import Report
 
 _WIDTH = 120  # columns, as the command line takes for a file or a pipe

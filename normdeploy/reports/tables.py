@@ -16,14 +16,14 @@ from ..errors import printable
 from ..records import Finding, Summary
 from .drift import DRIFT, outline
 from .groups import COLOURS, Group, found, grouped, proof, reason, unnumbered, where
-from .inspection import show_census
+from .inspect import show_census
 
 if TYPE_CHECKING:
     from ..engines.build import Engine
     from ..engines.ep_context import EpContext
     from ..engines.implement import Implementation
-    from ..infer import Inference
-    from ..parity.compare import Comparison
+    from ..verbs.run import Inference
+    from ..verbs.verify.compare import Comparison
 
 _ORDER = ("fused", "folded", "reduced", "kept", "refused", "undone")
 _OTHERS = {  # than norms, that the rewrites make nodes of

@@ -28,8 +28,8 @@ import onnx_graphsurgeon as gs
 
 from ..domains import STANDARD
 from ..graphs.graph import Graph
+from ..graphs.region import EvaluationFailed, Refusal, compile_region
 from ..proof.pointwise import ALGEBRA, ATOMS, ONE, Form, Ratio, S, X, form_of
-from ..recognition.region import EvaluationFailed, Refusal, compile_region
 from ..records import Finding
 from .sealed import seals
 from .work import Work

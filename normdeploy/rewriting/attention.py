@@ -29,12 +29,12 @@ import onnx_graphsurgeon as gs
 from ..domains import is_standard
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
+from ..graphs.region import Refusal, compile_region
 from ..proof.errors import NotProved, Restart
 from ..proof.lemmas.attention import Rounded
 from ..proof.machine import Draws, Machine
 from ..proof.plan import Plan
 from ..proof.run import run
-from ..recognition.region import Refusal, compile_region
 from ..records import Finding
 from . import certify
 from .mask_rows import may_be_hidden

@@ -1,5 +1,5 @@
 """The step that merges parallel branches of one input into one convolution, where a batch norm is in one of them
-(`passes.branches`)."""
+(`forms.branches`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
+from ..forms.batch import Fold
+from ..forms.branches import Part, branches_of, merged, weight_of
+from ..forms.linear import Linear
 from ..graphs.graph import Graph
-from ..passes.batch import Fold
-from ..passes.branches import Part, branches_of, merged, weight_of
-from ..passes.linear import Linear
+from ..graphs.region import Refusal, compile_region
 from ..proof.branches import Branch, Branches
-from ..recognition.region import Refusal, compile_region
 from ..records import Finding, both
 from . import certify, rounding, trials
 from .conditioning import TIMES, ULPS, Costly, Loss, normal, rounded, scaled, summed, worst

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
+from ..graphs.region import Refusal, Region, compile_region
 from ..proof.branches import Branches
 from ..proof.certificate import NOT_KNOWN, certificate_of
 from ..proof.errors import NotProved, Why
@@ -22,11 +23,10 @@ from ..proof.run import half
 from ..proof.sampler import Held, told_apart
 from ..proof.sides import of_regions
 from ..proof.sizes import Size, dim_size
-from ..recognition.region import Refusal, Region, compile_region
 from ..records import Certificate, Finding
 
 _LONG = 4  # places of an axis whose length may be any
-_FEW = 4  # elements of a constant that is part of a region's template (`recognition.region`)
+_FEW = 4  # elements of a constant that is part of a region's template (`graphs.region`)
 _NAMED = 16  # whole numbers of one constant that may be the lengths that a Reshape names
 _KERNELS = ("Conv", "ConvTranspose")  # whose taps are told apart: their number is no length
 

@@ -32,10 +32,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
+from ..forms.batch import Fold, Share
+from ..forms.linear import Linear
 from ..graphs.graph import Graph
-from ..passes.batch import Fold, Share
-from ..passes.linear import Linear
-from ..recognition.region import Refusal
+from ..graphs.region import Refusal
 from ..recognition.scales import Affine
 from .rows import cancelling, chosen_rows, row_of, table_of
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from ..forms import batch
 from ..graphs.graph import Graph
-from ..passes import batch
+from ..graphs.region import Kind, Refusal, compile_region
 from ..recognition import traits
-from ..recognition.region import Kind, Refusal, compile_region
 from ..recognition.roots import VIEWS, is_norm
 from ..recognition.scales import Affine, affines, measure
 from ..records import Finding, Status
@@ -80,7 +80,7 @@ def _alone(work: Work, chain: Affine, why: str) -> Finding | None:
 
 
 def _carries(graph: Graph, node: gs.Node) -> bool:
-    """Whether it is the scale and shift of the norm before it (`passes.group`): no norm of its own."""
+    """Whether it is the scale and shift of the norm before it (`forms.group`): no norm of its own."""
     before = graph.producer(node.inputs[0])
     while before is not None and before.op in VIEWS:
         before = graph.producer(before.inputs[0])

@@ -8,17 +8,17 @@ from typing import Literal
 import onnx_graphsurgeon as gs
 
 from ..choices import ANY
+from ..forms import write
+from ..forms.form import Form
+from ..forms.norm_forms import measured
 from ..graphs.graph import Graph
+from ..graphs.region import Clarity, Kind, Refusal
 from ..norms import guests
 from ..norms.guests import own
-from ..passes import write
-from ..passes.form import Form
-from ..passes.norm_forms import measured
 from ..recognition import traits
 from ..recognition.facts import Candidate, Norm
 from ..recognition.numerators import reason_of
 from ..recognition.readings import candidate, readings
-from ..recognition.region import Clarity, Kind, Refusal
 from ..recognition.roots import is_norm, is_root
 from ..records import Attempt, Certificate, Finding, Status, both
 from . import certify, rounding, trials

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 from ..choices import USUAL
 from ..domains import STANDARD
 from ..graphs.graph import Graph
-from ..recognition.region import Refusal, compile_region
+from ..graphs.region import Refusal, compile_region
 from ..records import Finding
 from . import certify
 from .sealed import seals

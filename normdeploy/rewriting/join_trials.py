@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graphs.dims import Dims
+from ..graphs.region import EvaluationFailed
 from ..recognition.probe import Fit
-from ..recognition.region import EvaluationFailed
 from . import rounding
 from .certify import Rewrite
 from .rounding import Trial

@@ -18,14 +18,14 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..domains import is_standard
+from ..forms.form import written
 from ..graphs.dims import Dims, invented
 from ..graphs.functions import DOMAIN, JOINED, oldest
 from ..graphs.graph import Graph
+from ..graphs.region import Refusal, compile_region
 from ..norms.bodies import lacking
 from ..norms.ops import OURS
-from ..passes.form import written
 from ..recognition import traits
-from ..recognition.region import Refusal, compile_region
 from ..records import Certificate, Finding, both
 from . import join_trials
 from .certify import Rewrite, certified, unproved

@@ -5,7 +5,7 @@ rank 3 and the norm alone reads the sum. Its CPU kernel goes through the rows on
 1×64×384 it takes several times as long as both ops apart, and loses more digits where the mean is large. It does not
 know Sum, which adds the same two numbers.
 
-Which is faster was measured (`normdeploy.passes.norm_forms`, kind ResidualLayerNorm).
+Which is faster was measured (`normdeploy.forms.norm_forms`, kind ResidualLayerNorm).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 
 from ..domains import is_standard
-from ..passes.norm_forms import best
-from ..recognition.region import Refusal, compile_region
+from ..forms.norm_forms import best
+from ..graphs.region import Refusal, compile_region
 from . import certify
 from .sealed import seals
 from .work import Work

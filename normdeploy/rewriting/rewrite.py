@@ -18,19 +18,19 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..choices import FUSES, ONNXRUNTIME, RUNTIMES, TENSORRT
+from ..contrib.account import accounted
+from ..contrib.shadows import apart
+from ..contrib.standardize import standardized
 from ..domains import default_opset
 from ..errors import CertificateError
 from ..evaluate import evaluate
-from ..foreign.account import accounted
-from ..foreign.foreign import standardized
-from ..foreign.shadows import apart
+from ..forms.norm_forms import best
 from ..graphs.calls import attach, imports, opened
 from ..graphs.graph import Graph
 from ..graphs.nested import Nested, bodies
 from ..graphs.nested_functions import functions
 from ..graphs.opsets import converted, needs_conversion, renumbered
 from ..graphs.protos import names, without_unused
-from ..passes.norm_forms import best
 from ..proof.shapes import complete
 from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
@@ -68,7 +68,7 @@ def optimize(
         proto: the model, weights included; it is not changed.
         runtime: which of equal standard forms to write: "any" (one standard node for each norm but group norms) or the
             name of a runtime; "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most
-            accurate (`normdeploy.passes.norm_forms`).
+            accurate (`normdeploy.forms.norm_forms`).
         fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies
             (`graphs.functions`) where no standard one says a norm.
         strict: a failed certificate is an error.

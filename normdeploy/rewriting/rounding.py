@@ -31,8 +31,8 @@ import onnxruntime as ort
 from ..evaluate import evaluate
 from ..graphs.calls import attach
 from ..graphs.graph import Graph, value_inputs
+from ..graphs.region import EvaluationFailed, Region, concrete
 from ..recognition.facts import Norm
-from ..recognition.region import EvaluationFailed, Region, concrete
 from ..records import Certificate, Finding
 from ..storage.held import holdable
 from .certify import Rewrite

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..passes.linear import Linear
+from ..forms.linear import Linear
 
 TAPS = 2**14  # products that are summed up for one output
 

@@ -15,9 +15,9 @@ from functools import lru_cache
 import numpy as np
 
 from ..evaluate import evaluate
+from ..graphs.region import Bound, EvaluationFailed, assignments, concrete
 from ..recognition.facts import Norm
 from ..recognition.probe import Fit
-from ..recognition.region import Bound, EvaluationFailed, assignments, concrete
 from ..recognition.sizes import affordable, bindings, loose_axes
 from .certify import Rewrite
 

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import InputError, RuntimeUnavailable
 from ..model import Model
-from ..runtimes import RunResult
+from . import RunResult
 from .eager import EagerRunner, _without_amx
 
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import InputError, NormdeployError
 from ..graphs.protos import real
 from ..model import Model
-from ..runtimes import RunResult
+from . import RunResult
 from .arrays import check_feeds, to_numpy, to_torch
 from .widen import halved, widen, widened
 

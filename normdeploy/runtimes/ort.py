@@ -16,7 +16,7 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
-from ..runtimes import RunResult
+from . import RunResult
 from .arrays import check_names
 from .trt import no_gpu
 

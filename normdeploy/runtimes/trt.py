@@ -21,8 +21,8 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
-from ..runtimes import RunResult
 from ..types import PathLike
+from . import RunResult
 from .arrays import check_names, to_numpy, to_torch
 from .jit_cache import JitCache, Wanted
 from .opening import loader_of, validity

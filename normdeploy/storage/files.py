@@ -26,7 +26,7 @@ from .wellformed import require, require_end
 __all__ = ["atomic", "bodies", "load_onnx", "opened_sizes", "save_onnx", "sha256", "tensors", "write_bytes"]
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
-_APART = "normdeploy.foreign"  # a domain that the checker knows nothing of
+_APART = "normdeploy.contrib"  # a domain that the checker knows nothing of
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

@@ -86,7 +86,7 @@ def recorded(proto: onnx.ModelProto) -> dict[str, Any]:
 
     ``inputs`` are InputSpecs; ``load`` and ``export`` the flags. Whoever wrote the file may have written anything here:
     of ``load``, what ``CODE`` names, and the ``trust`` of ``export``, are not to be followed for that alone
-    (`normdeploy.sources.remembered`).
+    (`normdeploy.verbs.sources.remembered`).
 
     Raises:
         GraphError: the record is malformed, or of a schema that this version does not know.

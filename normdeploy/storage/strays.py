@@ -3,7 +3,7 @@ are read.
 
 onnxruntime's optimizer leaves LayerNormalization below opset 17 and SimplifiedLayerNormalization, TensorRT's converters
 leave plugins, and opset 18 had a GroupNormalization that was deprecated at birth. What they mean,
-`normdeploy.foreign.ops` says.
+`normdeploy.contrib.ops` says.
 """
 
 from __future__ import annotations

@@ -1,89 +1,283 @@
-"""``normdeploy run``."""
+"""Inference itself: a file opened as a runner, and the verb that runs it once on the arrays of an .npz file."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any, cast
 
-import typer
+import ml_dtypes
+import numpy as np
 
-import normdeploy
+from ..arguments import Onnx, prepared
+from ..choices import PROVIDERS
+from ..errors import GraphError, InputError
+from ..model import Dim, InputSpec
+from ..runtimes.arrays import to_numpy
+from ..runtimes.guests import GuestRunner, required
+from ..runtimes.jit_cache import Wanted
+from ..runtimes.session import SessionRunner
+from ..runtimes.trt import is_engine
+from ..shown import Shown
+from ..storage.archive import read_npz, write_npz
+from ..storage.atomic import writable
+from ..storage.files import check_end, load_onnx
+from ..storage.record import recorded
+from ..types import PathLike
 
-from .console import check_report, tell
-from .options import Output, Quiet, ReportFile
+if TYPE_CHECKING:  # torch takes seconds to import
+    import numpy as np
+
+    from ..runtimes.live import LiveRunner
+    from ..runtimes.tensors import TensorSpec
 
 
-class RuntimeCache(StrEnum):
-    """What becomes of TensorRT-RTX's compiled kernels."""
+@dataclass(frozen=True)
+class Inference(Shown):
+    """What ``run`` did: the runner in the reader's words, each array with its "dtype[shape]", what is to be noted,
+    stage -> seconds."""
 
-    keep = "keep"
-    off = "off"
+    runner: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    arrays: dict[str, np.ndarray]
+    notes: tuple[str, ...]
+    seconds: dict[str, float]
 
 
+@prepared(onnx="path")
+def open_runner(
+    path: Onnx,
+    *,
+    provider: str | None = None,
+    device: int = 0,
+    profile_index: int | None = None,
+    stream: Any = None,
+    cuda_graph: bool = False,
+    threads: int = 0,
+    runner: str | None = None,
+    runtime_cache: Wanted = None,
+    weight_budget: int | None = None,
+) -> LiveRunner:
+    """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
+
+    Args:
+        path: the file, an ONNX model in memory, or what ``export`` gave.
+        provider: "cpu" (the default for an ONNX file) or "cuda"; engines run on a GPU only.
+        device: which GPU.
+        profile_index: which optimization profile of an engine; None takes the first that holds the shapes, at each
+        call.
+        stream: the CUDA stream to run on: a torch or cupy stream, its handle, or what speaks ``__cuda_stream__``.
+        cuda_graph: record the run as a CUDA graph and replay it.
+        threads: of one operator in onnxruntime on the CPU; 0 takes one for each core.
+        runner: a runtime that an installed package brings (`normdeploy.runtimes.guests`), by its name, in the place of
+            onnxruntime.
+        runtime_cache: where TensorRT-RTX keeps the kernels that it compiles when an engine first runs. None reads
+            ``<path>.runtime-cache`` where it is there; True writes it too, whole, when the runner is closed; a path is
+            another file; False is no cache.
+        weight_budget: bytes of an engine's weights that stay on the GPU, where it was built with weight streaming; None
+            keeps all.
+
+    Raises:
+        InputError: there is no such file, it is neither kind, or the options do not fit it.
+        GraphError: onnxruntime refuses the file, or it has no end.
+        RuntimeUnavailable: a package, a GPU or a kernel is not there.
+        NormdeployError: the engine is not for this GPU or version.
+    """
+    path = cast(PathLike, path)  # a model in memory has become a file
+    if provider not in (None, *PROVIDERS):
+        raise InputError(f"there is no provider {provider!r}; choose one of {', '.join(PROVIDERS)}")
+    if device < 0:
+        raise InputError(f"the device is {device}; GPUs are counted from 0")
+    if runner is not None:
+        elsewhere = provider is not None or stream is not None or cuda_graph or device or threads
+        return _guest(path, runner, elsewhere or runtime_cache is not None or weight_budget is not None)
+    if is_engine(path):
+        if provider == "cpu":
+            raise InputError(
+                f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; leave the"
+                " provider out"
+            )
+        from ..runtimes.engine import EngineRunner
+
+        return EngineRunner(path, device, stream, profile_index, cuda_graph, runtime_cache, weight_budget)
+    if weight_budget is not None:
+        raise InputError(f"{os.fspath(path)!r} is no engine and streams no weights; leave weight_budget out")
+    if runtime_cache:
+        raise InputError(f"{os.fspath(path)!r} is no engine and has no runtime cache; leave runtime_cache out")
+    if profile_index is not None:
+        raise InputError(
+            f"{os.fspath(path)!r} is no engine and has no profile {profile_index}; leave profile_index out"
+        )
+    if provider != "cuda" and (stream is not None or cuda_graph or device):
+        raise InputError(
+            "device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'"
+        )
+    check_end(path)
+    return SessionRunner(path, provider or "cpu", device, stream, cuda_graph, threads)
+
+
+def _guest(path: PathLike, runner: str, said: object) -> LiveRunner:
+    required(runner)
+    if is_engine(path):
+        raise InputError(f"{os.fspath(path)!r} is an engine, which TensorRT runs; leave the runner {runner!r} out")
+    if said:
+        raise InputError(
+            "provider, device, stream, cuda_graph, threads, runtime_cache and weight_budget are onnxruntime's and"
+            f" TensorRT's, and the runner is {runner!r}; leave them out"
+        )
+    check_end(path)
+    return GuestRunner(runner, path)
+
+
+@prepared(onnx="source")
 def run(
-    source: Annotated[
-        Path, typer.Argument(metavar="FILE", help="An ONNX file or an engine, told apart by their content.")
-    ],
-    output: Output,
-    inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; without it some are generated.")
-    ] = None,
-    provider: Annotated[
-        str | None, typer.Option("--provider", help="cpu or cuda, for an ONNX file; an engine runs on a GPU.")
-    ] = None,
-    device: Annotated[int, typer.Option("--device", min=0, help="Which GPU.")] = 0,
-    profile_index: Annotated[
-        int | None,
-        typer.Option(
-            "--profile-index",
-            min=0,
-            help="Which profile of an engine, from 0 on; without it the first that holds the shapes.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the generated inputs.")] = 0,
-    runner: Annotated[
-        str | None,
-        typer.Option("--runner", metavar="NAME", help="A runtime that an installed package brings; not onnxruntime."),
-    ] = None,
-    runtime_cache: Annotated[
-        RuntimeCache | None,
-        typer.Option(
-            "--runtime-cache",
-            metavar="MODE",
-            help=(
-                "keep: what TensorRT-RTX compiles for this GPU goes beside FILE; off: nothing is read there; without"
-                " it that is read."
-            ),
-        ),
-    ] = None,
-    weight_budget: Annotated[
-        int | None,
-        typer.Option(
-            "--weight-budget",
-            metavar="BYTES",
-            min=0,
-            help="How much of an engine's streamed weights stays on the GPU.",
-        ),
-    ] = None,
-    report: ReportFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Run an ONNX file or an engine once; outputs, and inputs that were generated, go to .npz files."""
-    from ..reports.report import Report
+    source: Onnx,
+    inputs: PathLike | Mapping[str, Any] | None = None,
+    output: PathLike | None = None,
+    *,
+    provider: str | None = None,
+    device: int = 0,
+    profile_index: int | None = None,
+    seed: int = 0,
+    runner: str | None = None,
+    runtime_cache: Wanted = None,
+    weight_budget: int | None = None,
+) -> Inference:
+    """Run an ONNX file or an engine once.
 
-    check_report(report, used=[source, output, *([inputs] if inputs else ())])
-    done = normdeploy.run(
+    Args:
+        source: the file, an ONNX model in memory, or what ``export`` gave.
+        inputs: an .npz file, or name -> array; None generates them from what ``export`` recorded in the file (sizes and
+            values), else from the file's own shapes, or the engine's profile at its usual sizes.
+        output: an .npz file for the outputs; generated inputs go to ``<its stem>.inputs.npz`` beside it.
+        provider, device, profile_index, runtime_cache, weight_budget: as for ``open_runner``.
+        seed: of the generated inputs.
+        runner: as for ``open_runner``.
+
+    Raises:
+        InputError: the inputs do not fit, or can't be generated.
+        NormdeployError: as ``open_runner``; or ``output`` can't be written.
+    """
+    source = cast(PathLike, source)
+    beside = None if output is None else Path(output).with_suffix(".inputs.npz")
+    for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
+        _apart(writable(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)])
+    start, notes = time.perf_counter(), list[str]()
+    opening = open_runner(
         source,
-        inputs,
-        output,
         provider=provider,
         device=device,
         profile_index=profile_index,
-        seed=seed,
         runner=runner,
-        runtime_cache=None if runtime_cache is None else runtime_cache is RuntimeCache.keep,
+        runtime_cache=runtime_cache,
         weight_budget=weight_budget,
     )
-    files = {"source": str(source), "output": str(output)}
-    tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)
+    with opening as opened:
+        loaded = time.perf_counter()
+        if inputs is None:
+            feeds, notes = generated(opened.inputs, recorded_inputs(source), seed, profile_index or 0)
+        else:
+            feeds = dict(inputs) if isinstance(inputs, Mapping) else _bfloat16(read_npz(inputs), opened.inputs)
+        ready = time.perf_counter()
+        outputs = opened.infer(feeds)
+        done = time.perf_counter()
+    if output is not None:
+        if inputs is None and beside is not None:
+            write_npz(beside, feeds)
+        write_npz(output, {name: _host(value) for name, value in outputs.items()})
+    seconds = {"load": loaded - start, "run": done - ready}
+    return Inference(opened.name, _types_text(feeds), _types_text(outputs), outputs, (*opened.notes, *notes), seconds)
+
+
+def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+    """Sizes of dims by name, from texts such as "batch=8" too.
+
+    Raises:
+        InputError: a text can't be read, or a size is below 1.
+    """
+    texts = [f"{name}={size}" for name, size in given.items()] if isinstance(given, Mapping) else given
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isdecimal() or int(size) < 1:
+            raise InputError(f"the size {text!r} can't be read; write name=size, such as batch=8")
+        if found.setdefault(name, int(size)) != int(size):
+            raise InputError(f"the dim {name!r} is given the sizes {found[name]} and {size}; give it one")
+    return found
+
+
+def _apart(target: Path, sources: list[PathLike]) -> None:
+    for source in sources:
+        if os.path.realpath(source) == os.fspath(target):
+            raise InputError(
+                f"the output {target.name!r} is the input {os.fspath(source)!r}, which would be lost; give another name"
+                " with -o"
+            )
+
+
+def recorded_inputs(source: PathLike) -> dict[str, Any]:
+    """Name -> InputSpec as the export recorded it; none for an engine, or a file from elsewhere."""
+    if is_engine(source):
+        return {}
+    try:
+        return {spec.name: spec for spec in recorded(load_onnx(source, external_data=False)).get("inputs", ())}
+    except GraphError:  # onnxruntime runs files that onnx's checker does not know
+        return {}
+
+
+def generated(
+    specs: tuple[TensorSpec, ...],
+    known: Mapping[str, Any],
+    seed: int,
+    profile: int,
+    sizes: Mapping[str, int] | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Random inputs, and a note where nothing says which values they may take.
+
+    Args:
+        known: name -> InputSpec, of some.
+        profile: the engine's whose usual sizes are taken.
+        sizes: of dynamic dims, by name.
+
+    Raises:
+        InputError: nothing says which sizes an input takes.
+    """
+    rng, feeds, guessed = np.random.default_rng(seed), {}, []
+    for spec in specs:
+        recipe = known.get(spec.name)
+        if recipe is None or recipe.dtype != spec.dtype or len(recipe.shape) != len(spec.shape):
+            shape = (
+                spec.profiles[profile][1]
+                if spec.profiles
+                else [(sizes or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
+            )
+            if not all(isinstance(n, int) for n in shape):
+                raise InputError(
+                    f"nothing says which sizes the input {spec} takes, so none can be generated; give it with --inputs"
+                )
+            recipe = InputSpec(spec.name, spec.dtype, tuple(Dim.static(int(n or 0)) for n in shape))
+            guessed.append(spec.name)
+        feeds[spec.name] = recipe.sample(rng, sizes)
+    told = (
+        f"the file does not say which values {', '.join(guessed)} may take: generated are standard normal ones,"
+        " integers 0 and 1"
+    )
+    return feeds, [told] if guessed else []
+
+
+def _bfloat16(arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> dict[str, Any]:
+    """numpy's files can't name bfloat16; the two bytes that they hold are what the model's type says."""
+    wide = {spec.name for spec in specs if spec.dtype == "bfloat16"}
+    return {n: a.view(ml_dtypes.bfloat16) if n in wide and a.dtype.str[1:] == "V2" else a for n, a in arrays.items()}
+
+
+def _host(value: Any) -> Any:
+    return value.copy() if hasattr(value, "__array_interface__") else to_numpy(value)
+
+
+def _types_text(arrays: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{str(array.dtype).removeprefix('torch.')}{list(array.shape)}" for name, array in arrays.items()}

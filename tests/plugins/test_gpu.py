@@ -34,7 +34,7 @@ from normdeploy.errors import RuntimeUnavailable
 from normdeploy.runtimes.ort import OrtRunner
 from normdeploy.runtimes.trt import TrtRunner
 
-from ..test_joining import KERNEL, SHAPES, call
+from ..rewriting.test_joining import KERNEL, SHAPES, call
 from .cases import MORE, UNUSUAL, Case, allowed, judge, sweep, unusual
 from .interpreted import GUARD, torch_dtype
 from .test_numerics import CASES
@@ -167,7 +167,7 @@ def test_function_bodies_on_other_runtimes(op: str, runtime: str, tmp_path: Path
         pytest.skip(f"{runtime}: {reason}")
     expected = BY_NAME[op].reference(*(a.astype(np.float64) for a in arrays), epsilon=0.25, **KERNEL.get(op, {}))
     for y, e in zip(made.values(), expected if isinstance(expected, tuple) else [expected], strict=True):
-        # ten roundings in the type itself, as in tests/test_joining.py
+        # ten roundings in the type itself, as in tests/rewriting/test_joining.py
         assert np.abs(y - e).max() <= 10 * np.finfo(np.float16).eps * (1 + np.abs(e).max())
 
 

@@ -9,10 +9,10 @@ import onnx
 
 from normdeploy.evaluate import evaluate
 from normdeploy.graphs.graph import Graph
+from normdeploy.graphs.region import Region, compile_region
 from normdeploy.proof.errors import NotProved, Why
 from normdeploy.proof.prove import Identity, prove
 from normdeploy.proof.sides import of_regions
-from normdeploy.recognition.region import Region, compile_region
 
 BY_HAND = """
     u = ReduceMean(x, last)

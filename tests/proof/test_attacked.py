@@ -7,11 +7,11 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from normdeploy.graphs.graph import Graph
+from normdeploy.graphs.region import Region, compile_region
 from normdeploy.proof.errors import Why
 from normdeploy.proof.places import classes, representatives
 from normdeploy.proof.plan import Plan
 from normdeploy.proof.sizes import Size, dim_size
-from normdeploy.recognition.region import Region, compile_region
 from normdeploy.rewriting.certify import Memo, Rewrite, certified
 from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime

@@ -8,12 +8,12 @@ import pytest
 from onnx import parser
 
 from normdeploy.graphs.graph import Graph
+from normdeploy.graphs.region import Refusal, compile_region
 from normdeploy.proof.degree import ALL, Degree
 from normdeploy.proof.errors import NotProved, Why
 from normdeploy.proof.prove import prove
 from normdeploy.proof.sides import of_regions
 from normdeploy.proof.sizes import Size
-from normdeploy.recognition.region import Refusal, compile_region
 
 from .support import graph_of, regions
 

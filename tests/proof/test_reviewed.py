@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from normdeploy.evaluate import evaluate
+from normdeploy.forms.linear import Linear
 from normdeploy.graphs.graph import Graph
-from normdeploy.passes.linear import Linear
 from normdeploy.proof.errors import NotProved, Why
 from normdeploy.proof.prove import prove
 from normdeploy.proof.sides import of_regions

@@ -11,9 +11,9 @@ import onnx
 import pytest
 
 from normdeploy.errors import ExportError
+from normdeploy.forms import layer
+from normdeploy.forms.linear import Linear
 from normdeploy.graphs.graph import Graph
-from normdeploy.passes import layer
-from normdeploy.passes.linear import Linear
 from normdeploy.proof.errors import Why
 from normdeploy.records import Finding
 from normdeploy.rewriting.rewrite import optimize
@@ -139,7 +139,7 @@ def test_the_ninth_norm_of_a_kind_is_looked_at_too(monkeypatch: pytest.MonkeyPat
             constant.values = graph.value(constant).astype(np.float32)
         return made
 
-    monkeypatch.setattr("normdeploy.passes.PASSES", (wrong,))
+    monkeypatch.setattr("normdeploy.forms.PASSES", (wrong,))
     assert reads(optimize(norms(9))[0], "Mul") == ["gamma8"]  # it was taken in by all but the ninth
 
 

@@ -12,8 +12,8 @@ for the error probability that is counted anyway, and enough points are asked fo
 **Attention** is softmax(scale·q·kᵀ + mask)·v (https://onnx.ai/onnx/operators/onnx__Attention.html), with one head of k
 and v for so many consecutive ones of q. Of a row whose mask is −Inf throughout it makes zeros, where Softmax makes NaN:
 so it is in the floats, and who writes the node has to know that the mask has no such row. A scale that a rewrite
-computed is its exact self in the field, and stored as that, rounded once. `tests/test_attention.py` has other scales,
-axes, masks and heads.
+computed is its exact self in the field, and stored as that, rounded once. `tests/rewriting/test_attention.py` has other
+scales, axes, masks and heads.
 """
 
 from __future__ import annotations

@@ -1,0 +1,106 @@
+"""The command line: one verb for each stage (``normdeploy.cli``)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import warnings
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from .. import __version__, stopping
+from ..errors import NormdeployError, printable
+from . import bench, bisect, build, check, export, inspect, optimize, package, recheck, run, verify
+from .verbose import logged
+
+
+class _Bare:
+    """Help that shows a flag as one: typer writes <bool> behind it, as though it took a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found = super().get_params(ctx)  # type: ignore[misc]
+        for option in found:
+            if getattr(option, "is_flag", False) and option.metavar is None:
+                option.metavar = ""
+        return found
+
+
+class _Group(_Bare, TyperGroup):
+    pass
+
+
+class _Verb(_Bare, TyperCommand):
+    pass
+
+
+class _Build(_Bare, build.Spread):
+    pass
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="PyTorch models in onnxruntime and TensorRT, every normalization fused or folded, and proved.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"normdeploy {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command(cls=_Verb)(logged(export.export))
+app.command(cls=_Build)(logged(build.build))
+app.command(cls=_Verb)(logged(verify.verify))
+app.command(cls=_Verb)(logged(bisect.bisect))
+app.command(cls=_Verb)(logged(inspect.inspect))
+app.command(cls=_Verb)(logged(optimize.optimize))
+app.command(cls=_Verb)(logged(run.run))
+app.command(cls=_Verb)(logged(check.check))
+app.command(cls=_Verb)(logged(bench.bench))
+app.command(cls=_Verb)(logged(package.package))
+app.command(cls=_Verb)(logged(recheck.recheck))
+
+
+def main() -> None:
+    """Run the command line; a user's error is one message on standard error and exit code 1."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # the libraries' own remarks; what the user should know is in the report
+    stopping.watch()
+    try:
+        app()
+    except NormdeployError as error:
+        _refuse(str(error))
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            _refuse(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
+        if (
+            error.errno == errno.ENOSPC and error.filename is None
+        ):  # files are written by storage.atomic, which tells it itself
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be written at the exit
+            _refuse(f"can't write to standard output: {error.strerror}; make room")
+        raise
+    except MemoryError as error:
+        _refuse(
+            f"there is not enough memory here: {error or 'none is left'}; give smaller sizes, or take a larger machine"
+        )
+
+
+def _refuse(said: str) -> NoReturn:
+    print(f"error: {printable(said)}", file=sys.stderr)
+    sys.exit(1)

@@ -1,0 +1,42 @@
+"""``normdeploy recheck``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import normdeploy
+
+from ..storage.atomic import write_bytes
+from .console import _console, bars, check_report
+from .options import Quiet, ReportFile
+
+
+def recheck(
+    bundle: Annotated[Path, typer.Argument(metavar="DIR", help="What `normdeploy package` wrote.")],
+    onnx: Annotated[
+        Path | None,
+        typer.Option(
+            "--onnx", metavar="FILE", help="A newer ONNX file of the same model, run in place of the bundle's."
+        ),
+    ] = None,
+    report: ReportFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got
+    worse."""
+    from ..reports.package import show_recheck
+    from ..reports.report import plain
+
+    check_report(report, used=[bundle, *([onnx] if onnx else ())])
+    with bars(quiet) as progress:
+        found = normdeploy.recheck(bundle, onnx=onnx, progress=progress)
+    if report is not None:
+        write_bytes(report, (json.dumps(plain(found.to_json()), indent=2, allow_nan=False) + "\n").encode())
+    if not quiet:
+        show_recheck(_console(), found)
+    if not found:
+        raise typer.Exit(1)

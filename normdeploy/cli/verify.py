@@ -1,0 +1,251 @@
+"""``normdeploy verify``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import normdeploy
+
+from ..errors import InputError, printable
+from .console import bars, check_report, of_file, say, tell
+from .options import (
+    Dims,
+    Eval,
+    Factory,
+    FactoryArgs,
+    HtmlFile,
+    Imports,
+    Inputs,
+    Key,
+    PartOption,
+    Quiet,
+    ReportFile,
+    Runners,
+    TaskOption,
+    Trust,
+    loading_of,
+)
+
+if TYPE_CHECKING:
+    from ..arguments import Loading
+    from ..verbs.verify.compare import Comparison
+
+
+def verify(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="A model file, a Hugging Face folder, or an ONNX file to compare the others with."
+        ),
+    ],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="ONNX files and engines, or one folder of all parts of a model."),
+    ],
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")
+    ] = 3,
+    given: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--inputs",
+            metavar="IN.npz",
+            help="Arrays by name; only these are run instead of generated ones. Repeatable.",
+        ),
+    ] = None,
+    max_elements: Annotated[
+        int | None,
+        typer.Option(
+            "--max-elements",
+            min=1,
+            metavar="N",
+            help="Of the largest generated input; by default 8 times the elements at the usual sizes.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tolerance",
+            metavar=r"\[OUT=]ABS:REL",
+            help="|error| ≤ ABS + REL·|reference| decides on an output, or on all. Repeatable.",
+        ),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metric",
+            metavar=r"'\[OUT=]NAME>=X'",
+            help=(
+                "cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X."
+                " Repeatable."
+            ),
+        ),
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", metavar="VERIFY.toml", help="A file of tolerances, metrics and names.")
+    ] = None,
+    also_default: Annotated[
+        bool, typer.Option("--also-default", help="The default rule must hold beside the tolerances and metrics given.")
+    ] = False,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            "--dataset",
+            metavar="PATH",
+            help="Samples that metrics are measured on: an .npz, a folder of these, or a Hugging Face dataset on disk.",
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            "--labels", metavar="NAME", help="The dataset's array or column of right classes, for accuracy_drop."
+        ),
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="THEIRS=OURS",
+            help="An input or output of a file is the model's of another name. Repeatable.",
+        ),
+    ] = None,
+    drift: Annotated[
+        bool,
+        typer.Option(
+            "--drift", help="Also compare inner tensors of ONNX files with the model's: where does the error grow?"
+        ),
+    ] = False,
+    runner: Runners = None,
+    model: Factory = None,
+    model_arg: FactoryArgs = None,
+    key: Key = None,
+    trust: Trust = False,
+    import_: Imports = None,
+    input_: Inputs = None,
+    dim: Dims = None,
+    eval_mode: Eval = False,
+    task: TaskOption = None,
+    part: PartOption = None,
+    report: ReportFile = None,
+    html: HtmlFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is
+    off by more than rounding explains.
+
+    Tolerances and metrics that are given decide in the place of that rule, which is told beside them.
+    Options that were given to export need not be given again; those that run code only where you or your team signed
+    them (docs/teams.md).
+    """
+    from ..reports.report import Report
+
+    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    rules: dict[str, Any] = {
+        **{"seeds": seeds, "drift": drift, "max_elements": max_elements},
+        **{"tolerance": tolerance, "metric": metric, "policy": policy, "also_default": also_default},
+    }
+    if any(file.is_dir() for file in files):
+        of_one = {"--inputs": given, "--dataset": dataset, "--labels": labels, "--map": map_, "--runner": runner}
+        folder = _only_folder(files, [name for name, value in of_one.items() if value])
+        _verify_parts(source, folder, report, html, quiet, rules, loading)
+        return
+    used = [path for path in (policy, dataset) if path is not None]
+    check_report(report, html, (source, *files, *(given or ()), *used))
+    with bars(quiet) as progress:
+        parity = normdeploy.verify(
+            source,
+            files,
+            feeds=given or None,
+            dataset=dataset,
+            labels=labels,
+            map=map_ or (),
+            runners=runner or (),
+            progress=progress,
+            **rules,
+            **loading,
+        )
+    tell(
+        Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), report, quiet, html
+    )
+    if not parity:
+        if quiet:
+            _say_failures(parity)
+        raise typer.Exit(1)
+
+
+def _say_failures(parity: Comparison) -> None:
+    from ..reports.tables import failures
+
+    for line in failures(parity):
+        print(printable(line), file=sys.stderr)
+
+
+def _only_folder(files: list[Path], of_one: list[str]) -> Path:
+    """The one folder that is given.
+
+    Args:
+        of_one: the options given that are for one file alone.
+
+    Raises:
+        InputError: there are other files beside it, or such options.
+    """
+    folder = next(file for file in files if file.is_dir())
+    if len(files) > 1:
+        raise InputError(
+            f"the folder of parts {str(folder)!r} is given with {len(files) - 1} more; verify it alone, or give files"
+        )
+    if of_one:
+        raise InputError(
+            f"{of_one[0]} is for one file, and {str(folder)!r} is a folder of parts; leave it out, or give a file in it"
+        )
+    return folder
+
+
+def _verify_parts(
+    source: Path,
+    folder: Path,
+    report: Path | None,
+    html: Path | None,
+    quiet: bool,
+    rules: dict[str, Any],
+    loading: Loading,
+) -> None:
+    """Every part by itself, and one verdict."""
+    from ..loading.tasks import PART_FILES
+    from ..reports.report import Report
+    from ..reports.shown import title, verdict_on_parts
+
+    used = [path for path in (rules["policy"],) if path is not None]
+    for file in PART_FILES.values():
+        check_report(of_file(report, file), of_file(html, file), (source, folder / file, *used))
+    with bars(quiet) as progress:
+        found = normdeploy.verify_parts(source, folder, progress=progress, **rules, **loading)
+    for file, parity in found.comparisons.items():
+        if not quiet:
+            say(title(file))
+        account = Report("verify", _roles(source, [folder / file]), parity=parity, seconds={"verify": parity.seconds})
+        tell(account, of_file(report, file), quiet, of_file(html, file))
+        if not quiet:
+            say()
+        elif not parity:
+            _say_failures(parity)
+    if not quiet:
+        say(verdict_on_parts(found))
+    if not found:
+        raise typer.Exit(1)
+
+
+def _roles(source: Path, files: list[Path]) -> dict[str, str]:
+    """Each file under its kind, from the second of a kind on with its number: "onnx", "onnx 2", "engine"."""
+    from ..runtimes.trt import is_engine
+
+    roles = {"model": str(source)}
+    kinds = ["engine" if is_engine(file) else "onnx" for file in files]
+    for place, (kind, file) in enumerate(zip(kinds, files, strict=True)):
+        number = kinds[:place].count(kind) + 1
+        roles[kind if number == 1 else f"{kind} {number}"] = str(file)
+    return roles

@@ -1,0 +1,157 @@
+"""The certificate of a foreign node's expansion: its owner's definition and the nodes written are one function
+(`normdeploy.proof`).
+
+Nodes that agree in their op, attributes, inputs' sizes and in all that was written for them share one proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import onnx
+
+from ..evaluate import evaluate
+from ..proof.certificate import certificate_of
+from ..proof.contrib import TABLE
+from ..proof.errors import NotProved, Why
+from ..proof.machine import Machine
+from ..proof.nodes import Indices, Table, attributes, run_protos
+from ..proof.prove import Identity, identity
+from ..proof.sides import Sides
+from ..proof.sizes import Size
+from ..proof.value import Value
+from ..records import Certificate
+from .premises import RANKS, Shape, shapes
+from .write import Op, Types, Writer
+
+MALFORMED = (
+    evaluate.Unsupported,
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+)
+
+Memo = MutableMapping[object, Identity | NotProved]
+
+
+def proved(memo: Memo, op: Op, writer: Writer, types: Types) -> Certificate:
+    """Every output that the node names, at every input and size that its definition takes. ``memo``: what was proved of
+    others.
+
+    Raises:
+        MALFORMED: the node does not fit its op.
+    """
+    attrs, name = attributes(writer.node), writer.node.input[0]
+    ranks, more = [0], ""
+    if types.get(name, (None, None))[1] is None and writer.node.op_type != "EmbedLayerNormalization":
+        least = max(-int(attrs.get("axis", -1)), 1)
+        ranks = list(range(least, least + RANKS))
+        # an axis more in front of all data is named by no node: a slice of the larger rank is a case of the smaller one
+        more = (
+            f"the rank of {name!r} is not known: shown at each from {least} to {ranks[-1]}, and at larger ones slice by"
+            " slice"
+        )
+    found = [_at(memo, op, writer, attrs, shapes(op, writer.node, attrs, types, rank)) for rank in ranks]
+    return certificate_of(next((f for f in found if isinstance(f, NotProved)), found[-1]), more)
+
+
+def _at(
+    memo: Memo, op: Op, writer: Writer, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
+) -> Identity | NotProved:
+    key = _key(op, writer, sizes)
+    if key not in memo:
+        try:
+            memo[key] = _identity(_sides(op, writer, attrs, sizes))
+        except NotProved as e:
+            memo[key] = e
+    return memo[key]
+
+
+def _identity(sides: Sides) -> Identity:
+    """An expansion computes no parameter, so nothing is equal up to a scale, a shift or a rounding."""
+    found = identity(sides)
+    if found.parameters or found.epsilons or found.read:
+        raise NotProved(Why.DIFFERS, "it computes something else, by a scale or a shift", sides.culprit)
+    return found
+
+
+def _sides(op: Op, writer: Writer, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]) -> Sides:
+    node, opset = writer.node, writer.opset
+    wanted = [i for i, name in enumerate(node.output) if name]
+    definition = TABLE[op.owner, node.op_type]
+    leaves, inputs_of = _embedding(node, sizes) if node.op_type == "EmbedLayerNormalization" else _plain(sizes)
+
+    def before(m: Machine, values: Sequence[Value]) -> list[Value]:
+        given = inputs_of(values)
+        found = definition(m, [given[name] if name else None for name in node.input], attrs, opset, len(node.output))
+        found = found if isinstance(found, tuple) else (found,)
+        return [found[i] for i in wanted]
+
+    def after(m: Machine, values: Sequence[Value]) -> list[Value]:
+        env = run_protos(m, writer.nodes, writer.initializers, inputs_of(values), opset)
+        return [env[node.output[i]] for i in wanted]
+
+    return Sides(leaves, before, after, node.output[wanted[0]])
+
+
+def _plain(sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
+    """Each input is a leaf."""
+    return tuple(sizes.values()), lambda values: dict(zip(sizes, values, strict=True))
+
+
+def _embedding(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
+    """Leaves are the rows that ids pick, by table and ids (or how many of the first), gamma and beta, and the mask as
+    numbers."""
+    name = dict(enumerate(node.input))
+    ids, positions = name[0], name.get(8) or ""
+    picks: list[tuple[str, str | Size]] = [(name[2], ids), (name[3], positions or sizes[ids][1])]
+    picks += [(name[4], name[1])] if name[1] else []
+    counted = name.get(7) or ""
+    leaves: dict[object, Shape] = {}
+    for table, by in picks:
+        leaves[table, by] = (*(sizes[by] if isinstance(by, str) else (by,)), *sizes[table])
+    leaves.update((vector, sizes[vector]) for vector in (name[5], name[6]))
+    if counted:
+        leaves["mask"] = sizes[counted]
+
+    def inputs_of(values: Sequence[Value]) -> dict[str, Any]:
+        held = dict(zip(leaves, values, strict=True))
+        given: dict[str, Any] = {
+            t: Table(t, {by: held[table, by] for table, by in picks if table == t}) for t, _ in picks
+        }
+        for index in filter(None, (ids, name[1], counted, positions)):
+            given[index] = Indices(index, sizes[index], held["mask"] if index == counted else None)
+        return given | {vector: held[vector] for vector in (name[5], name[6])}
+
+    return tuple(leaves.values()), inputs_of
+
+
+def _key(op: Op, writer: Writer, sizes: Mapping[str, Shape]) -> object:
+    """All that a proof looks at, whatever tensors and symbols are called."""
+    node = writer.node
+    tensors: dict[str, int] = {}
+    symbols: dict[str, int] = {}
+
+    def place(names: Sequence[str]) -> tuple[int, ...]:
+        return tuple(tensors.setdefault(name, len(tensors)) if name else -1 for name in names)
+
+    def told(size: Size) -> object:
+        terms = [(c, tuple(symbols.setdefault(s, len(symbols)) for s in monomial)) for monomial, c in size.terms]
+        return tuple(sorted(terms, key=repr))
+
+    def said(n: onnx.NodeProto) -> object:
+        return (
+            n.op_type,
+            place(n.input),
+            place(n.output),
+            tuple(sorted(a.SerializeToString(deterministic=True) for a in n.attribute)),
+        )
+
+    own = (op.owner, writer.opset, said(node), *(said(n) for n in writer.nodes))
+    held = tuple((place([t.name]), t.data_type, tuple(t.dims), t.raw_data) for t in writer.initializers)
+    return (*own, held, tuple((place([name]), tuple(map(told, shape))) for name, shape in sizes.items()))

@@ -1,0 +1,342 @@
+"""Batch normalization in eval mode: one scale and one shift, folded into a neighbouring linear op.
+
+    y = (z − mean)/sqrt(var + ε)·γ + β = a·z + b,   a = γ/sqrt(var + ε),   b = β − mean·a     (Ioffe and Szegedy, 2015,
+    arXiv:1502.03167)
+
+A chain of nodes (BatchNormalization, or Mul, Add, Sub, Div by constants, views between) is asked for a and b in
+float64, so spelling does not matter. What is done with it, the first that is exact (`normdeploy.forms.linear` has the
+formulas):
+
+- the linear op before takes both, also through views between that keep the channels apart, or each of the ops that a
+  Concat joins;
+- the linear op behind takes both. A convolution that pads its input with zeros would not see the shift there: it takes
+  the scale alone, W·pad(a·z + b) = (W·a)·pad(z + b/a), which leaves one Add;
+- otherwise one Mul and one Add; of a BatchNormalization node one BatchNormalization, whose scale and bias hold all and
+  whose statistics are 0 and 1: two nodes would be more than there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluate
+from ..graphs.graph import Graph
+from ..graphs.region import Kind, Refusal
+from ..proof.branches import Branches
+from ..proof.folds import Expressions
+from ..recognition.scales import Affine
+from .channels import input_vector, maker, output_vector, private, readers, views_above, views_below
+from .linear import Linear, along, linear_of, representable, with_added_bias
+
+Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]  # a tensor of the graph, and the nodes that shall produce it
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one linear op takes of a scale and shift, and the constants of the op that is written:
+    `normdeploy.proof.folds` proves them, `normdeploy.rewriting.conditioning` asks what they cost in accuracy."""
+
+    linear: Linear
+    side: Literal[
+        "output", "input", "scale"
+    ]  # its output channels, its input channels, or those of its input without the shift
+    scale: np.ndarray  # over these channels
+    shift: np.ndarray
+    weight: gs.Constant
+    bias: gs.Constant | None
+    viewed: bool = False  # views stand between
+    start: int = 0  # its first channel among those of the scale and shift
+    whole: int = 0  # the channels of the scale and shift, where they are more
+    index: int = 0  # which of the parts of a Concat it is
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The nodes that compute ``old`` from ``leaves``; ``edits`` put them into the graph."""
+
+    nodes: tuple[gs.Node, ...]
+    became: str
+    old: gs.Tensor
+    leaves: tuple[gs.Tensor, ...]
+    windows: tuple[
+        tuple[int, ...] | None, ...
+    ]  # for each leaf a small shape that shows everything, None where there is none
+    edits: tuple[Edit, ...]
+    expressions: Expressions | Branches  # what the new constants are made of
+    remains: tuple[str, ...] = ()  # the ops that are left of the scale and shift itself
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What linear ops take; none where a scale and shift stays one."""
+        return self.expressions.shares
+
+
+def into_previous(graph: Graph, found: Affine) -> Fold | Refusal:
+    """a·V(W·x + c) + b as V of one linear op, V being views that keep the channels apart, or none."""
+    t, views = views_above(graph, found.z)
+    linear = linear_of(graph, graph.producer(t))
+    if isinstance(linear, Refusal):
+        none = linear.kind is Kind.NO_LINEAR_OP
+        return Refusal("no linear op stands before it" if none else linear.reason, found.z.name, kind=linear.kind)
+    for tensor in (t, *(v.outputs[0] for v in views)):
+        if not private(graph, tensor):
+            return Refusal(f"{tensor.name!r}, behind {linear.said}, is read by others as well", tensor.name)
+    vectors = [output_vector(graph, values, t, found.z, linear) for values in (found.scale, found.shift)]
+    a, b = vectors
+    if a is None or b is None:
+        return Refusal(f"its scale or shift varies along more than the output channels of {linear.said}", found.z.name)
+    made = linear.write(graph, linear.data, *linear.scaled_output(a, b), found.y, found.dtype)
+    if isinstance(made, Refusal):
+        return made
+    if not views:
+        edits: tuple[Edit, ...] = ((found.y, tuple(made)),)
+        nodes = made
+    else:
+        nodes = [*made, *_copied(graph, views, made[-1].outputs[0])]
+        edits = ((t, tuple(made)), (found.y, (_copy(graph, views[-1], views[-1].inputs[0]),)))
+    expressions = Expressions(
+        found.region, shares=(Share(linear, "output", a, b, *_written(linear, made), bool(views)),)
+    )
+    return Fold(
+        tuple(nodes), f"folded into {linear.said}", found.y, (linear.data,), (window(linear),), edits, expressions
+    )
+
+
+def _written(linear: Linear, made: Sequence[gs.Node]) -> tuple[gs.Constant, gs.Constant | None]:
+    """Weight and bias of a linear op as `Linear.write` wrote it."""
+    node = made[0]
+    bias = made[1].inputs[1] if len(made) > 1 else node.inputs[2] if len(node.inputs) > 2 else None
+    return node.inputs[linear.weight], bias
+
+
+def into_concat(graph: Graph, found: Affine) -> Fold | Refusal:
+    """The scale and shift of a Concat as those of its parts, each folded into the linear op that makes it."""
+    joint, rank = graph.producer(found.z), len(graph.shape(found.z) or ())
+    if joint is None or joint.op != "Concat" or not private(graph, found.z):
+        return Refusal("no linear op stands before it", found.z.name, kind=Kind.NO_LINEAR_OP)
+    axis = int(graph.attrs(joint)["axis"]) % rank
+    parts: list[Linear] = []
+    for t in joint.inputs:
+        linear = linear_of(graph, maker(graph, t))
+        linear = linear if isinstance(linear, Refusal) else with_added_bias(graph, linear)
+        if isinstance(linear, Refusal) or linear.out is not t:
+            why = (
+                "no linear op makes it"
+                if isinstance(linear, Refusal) and linear.kind is Kind.NO_LINEAR_OP
+                else getattr(linear, "reason", "")
+            )
+            return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, can't take its share: {why}", t.name)
+        if not private(graph, t) or sum(i is t for i in joint.inputs) > 1:
+            return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, is read by others as well", t.name)
+        if linear.channel_axis(rank) != axis:
+            return Refusal(
+                f"Concat {joint.name!r} joins along another axis than the output channels of {linear.said}", t.name
+            )
+        parts.append(linear)
+    vectors = [along(values, axis, sum(p.channels for p in parts)) for values in (found.scale, found.shift)]
+    a, b = vectors
+    if a is None or b is None:
+        return Refusal(f"its scale or shift varies along more than the axis of Concat {joint.name!r}", found.z.name)
+    nodes: list[gs.Node] = []
+    joined: list[gs.Tensor] = []
+    shares: list[Share] = []
+    start = 0
+    for part in parts:
+        cut = slice(start, start := start + part.channels)
+        made = part.write(graph, part.data, *part.scaled_output(a[cut], b[cut]), part.out, found.dtype)
+        if isinstance(made, Refusal):
+            return made
+        nodes += made
+        shares.append(
+            Share(
+                part, "output", a[cut], b[cut], *_written(part, made), start=cut.start, whole=len(a), index=len(shares)
+            )
+        )
+        joined.append(made[-1].outputs[0])
+    nodes.append(graph.node("Concat", joined, found.y, {"axis": axis}))
+    leaves = {id(p.data): p.data for p in parts}
+    windows = {id(p.data): window(p) for p in reversed(parts)}
+    same = all(window(p) == windows[id(p.data)] for p in parts)
+    small = tuple(windows[i] if same else None for i in leaves)
+    said = ", ".join(p.said for p in parts)
+    edits = ((found.y, tuple(nodes)),)
+    return Fold(
+        tuple(nodes),
+        f"folded into {said}",
+        found.y,
+        tuple(leaves.values()),
+        small,
+        edits,
+        Expressions(found.region, shares=tuple(shares)),
+    )
+
+
+def into_next(graph: Graph, found: Affine) -> Fold | Refusal:
+    """W·V(a·z + b) + c as one linear op of V(z), V being views or none."""
+    behind = _behind(graph, found)
+    if isinstance(behind, Refusal):
+        return behind
+    linear, views, a, b = behind
+    if linear.pads() and b.any():
+        return Refusal(f"{linear.said} pads its input with zeros, which the shift would have to reach", found.y.name)
+    return _folded_next(graph, found, linear, views, (a, b), *linear.scaled_input(a, b))
+
+
+def scale_into_next(graph: Graph, found: Affine) -> Fold | Refusal:
+    """The scale into the padding convolution behind it; the shift, divided by the scale, as one Add before it."""
+    behind = _behind(graph, found)
+    if isinstance(behind, Refusal):
+        return behind
+    linear, views, a, b = behind
+    with evaluate.quiet():  # a scale may be 0
+        ratio = found.shift / found.scale
+    if not representable(found.dtype, ratio):
+        return Refusal(
+            f"its shift divided by its scale, which may be 0, does not fit into {found.dtype.name}", found.y.name
+        )
+    shift = graph.constant(f"{found.y.name}_shift", _trimmed(ratio), found.dtype)
+    added = graph.node("Add", [found.z, shift], found.y)
+    return _folded_next(graph, found, linear, views, (a, b), *linear.scaled_input(a, np.zeros_like(a)), added)
+
+
+def scale_and_shift(graph: Graph, found: Affine) -> Fold | Refusal:
+    """One Mul and one Add; the one that does nothing is left out."""
+    if not representable(found.dtype, found.scale, found.shift):
+        return Refusal(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
+    nodes: list[gs.Node] = []
+    held: dict[str, tuple[gs.Constant, ...]] = {}
+    t = found.z
+    for op, value, neutral, name in (("Mul", found.scale, 1.0, "scale"), ("Add", found.shift, 0.0, "shift")):
+        if (value == neutral).all() and (nodes or op == "Mul"):
+            continue
+        held[name] = (graph.constant(f"{found.y.name}_{name}", _trimmed(value), found.dtype),)
+        nodes.append(graph.node(op, [t, *held[name]], found.y))
+        t = nodes[-1].outputs[0]
+    said = " and ".join(n.op for n in nodes) + " (one scale and shift)" if len(nodes) > 1 else f"one {nodes[0].op}"
+    expressions = Expressions(found.region, **held)
+    remains = tuple(n.op for n in nodes)
+    return Fold(tuple(nodes), said, found.y, (found.z,), (None,), ((found.y, tuple(nodes)),), expressions, remains)
+
+
+def neutral(graph: Graph, found: Affine, node: gs.Node) -> Fold | Refusal:
+    """The lone BatchNormalization ``node`` with its statistics folded into its scale and bias."""
+    channels = found.shift.shape[1:2] or (1,)
+    size = graph.known(node.inputs[1])
+    a, b = (along(v, 1, size.size if size is not None else channels[0]) for v in (found.scale, found.shift))
+    if a is None or b is None or not representable(found.dtype, a, b):
+        return Refusal(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
+    held = zip(("scale", "shift", "mean", "variance"), (a, b, np.zeros_like(a), np.ones_like(a)), strict=True)
+    inputs = [graph.constant(f"{found.y.name}_{name}", value, found.dtype) for name, value in held]
+    made = graph.node("BatchNormalization", [found.z, *inputs], found.y, {"epsilon": 0.0})
+    said = "BatchNormalization (one scale and shift)"
+    expressions = Expressions(found.region, scale=(inputs[0],), shift=(inputs[1],))
+    return Fold((made,), said, found.y, (found.z,), (None,), ((found.y, (made,)),), expressions, (made.op,))
+
+
+def is_neutral(graph: Graph, node: gs.Node) -> bool:
+    """Whether a BatchNormalization's statistics say nothing: a scale and shift already."""
+    mean, variance = (graph.known(t) for t in node.inputs[3:5])
+    if mean is None or variance is None or graph.attrs(node).get("epsilon", 1e-5) != 0.0:
+        return False
+    return not mean.any() and bool((variance == 1).all())
+
+
+def window(linear: Linear) -> tuple[int, ...] | None:
+    """The smallest input of a convolution that gives three outputs along each axis, so that borders and the middle
+    show."""
+    if linear.node.op not in ("Conv", "ConvTranspose") or str(linear.attrs.get("auto_pad", "NOTSET")) not in (
+        "NOTSET",
+        "b'NOTSET'",
+    ):
+        return None
+    kernel, axes = linear.w.shape[2:], linear.w.ndim - 2
+    if linear.node.op == "ConvTranspose":
+        return (2, linear.inputs, *[3] * axes)
+    strides, dilations = (linear.attrs.get(name) or [1] * axes for name in ("strides", "dilations"))
+    pads = linear.attrs.get("pads") or [0] * (2 * axes)
+    sizes = [
+        2 * s + d * (k - 1) + 1 - pads[i] - pads[i + axes]
+        for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True))
+    ]
+    return (2, linear.inputs, *sizes) if min(sizes, default=1) > 0 else None
+
+
+# ------------------------------------------------------------------ the linear op behind
+
+
+def _behind(graph: Graph, found: Affine) -> tuple[Linear, list[gs.Node], np.ndarray, np.ndarray] | Refusal:
+    """The linear op behind the scale, the views on the way, and scale and shift as vectors over its input channels."""
+    t, views = views_below(graph, found.y)
+    reading = readers(graph, t)
+    if graph.is_output(t) or graph.is_output(found.y) or len(reading) != 1:
+        return Refusal("no linear op alone stands behind it", found.y.name, kind=Kind.NO_LINEAR_OP)
+    linear = linear_of(graph, reading[0])
+    if isinstance(linear, Refusal):
+        none = linear.kind is Kind.NO_LINEAR_OP
+        return Refusal("no linear op alone stands behind it" if none else linear.reason, found.y.name, kind=linear.kind)
+    if linear.data is not t:
+        return Refusal(f"it is the weight or bias of {linear.said}", found.y.name)
+    linear = with_added_bias(graph, linear)
+    vectors = [input_vector(graph, values, found.y, t, linear) for values in (found.scale, found.shift)]
+    a, b = vectors
+    if a is None or b is None:
+        return Refusal(f"its scale or shift varies along more than the input channels of {linear.said}", found.y.name)
+    return linear, views, a, b
+
+
+def _folded_next(
+    graph: Graph,
+    found: Affine,
+    linear: Linear,
+    views: Sequence[gs.Node],
+    vectors: tuple[np.ndarray, np.ndarray],
+    w: np.ndarray,
+    c: np.ndarray,
+    added: gs.Node | None = None,
+) -> Fold | Refusal:
+    """``vectors``: scale and shift over the input channels. ``added``: the Add that keeps the shift, where the scale
+    alone is taken."""
+    source = found.z if added is None else added.outputs[0]
+    copies = _copied(graph, views, source)
+    made = linear.write(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, found.dtype)
+    if isinstance(made, Refusal):
+        return made
+    nodes = (*(() if added is None else (added,)), *copies, *made)
+    shapes: list[Edit] = []  # of what is gone now: z has the same shape
+    for reader in (r for r in graph.consumers(found.y) if r.op in ("Shape", "Size")):
+        shapes.append((reader.outputs[0], (_copy(graph, reader, found.z),)))
+    small = None if views else window(linear)
+    said = (
+        f"folded into {linear.said} behind it"
+        if added is None
+        else f"its scale folded into {linear.said} behind it, its shift one Add"
+    )
+    share = Share(linear, "input" if added is None else "scale", *vectors, *_written(linear, made), bool(views))
+    expressions = Expressions(found.region, ratio=() if added is None else (added.inputs[1],), shares=(share,))
+    remains = () if added is None else (added.op,)
+    return Fold(nodes, said, linear.out, (found.z,), (small,), (*shapes, (linear.out, nodes)), expressions, remains)
+
+
+def _copy(graph: Graph, node: gs.Node, data: gs.Tensor) -> gs.Node:
+    return graph.node(node.op, [data, *node.inputs[1:]], node.outputs[0], node.attrs)
+
+
+def _copied(graph: Graph, views: Sequence[gs.Node], data: gs.Tensor) -> list[gs.Node]:
+    copies: list[gs.Node] = []
+    for view in views:
+        copies.append(_copy(graph, view, data))
+        data = copies[-1].outputs[0]
+    return copies
+
+
+def _trimmed(values: np.ndarray) -> np.ndarray:
+    """Without leading axes of one: broadcasting puts them back."""
+    shape = values.shape
+    while shape and shape[0] == 1:
+        shape = shape[1:]
+    return values.reshape(shape)

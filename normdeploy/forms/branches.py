@@ -1,0 +1,183 @@
+"""Parallel branches of one input, added up, as one convolution: what RepVGG, MobileOne and FastViT call
+reparameterization.
+
+    (W₁·x + c₁) ± (W₂·x + c₂) = (P₁W₁ ± P₂W₂)·x + (c₁ ± c₂)          (Ding et al., 2021, arXiv:2101.03697)
+    (W·x + c) ± (a·x + b)     = (W ± P·diag(a))·x + (c ± b)
+
+P puts a smaller kernel into a larger one, with zeros around it, where both read the same places of x: tap t of the
+smaller one reads what tap t + o of the larger one does (o = (pad of the larger − pad of the smaller)/dilation), and
+both have as many outputs. a·x + b is a convolution of one tap. Branches are merged two by two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..domains import is_standard
+from ..graphs.graph import Graph, value_inputs
+from ..graphs.region import Refusal
+from ..proof.branches import Branch, Branches
+from ..recognition.scales import Affine, measure
+from . import infinities
+from .batch import Fold, window
+from .channels import private
+from .linear import Linear, along, linear_of
+
+_LONGEST = 8  # nodes of a scale and shift
+
+
+@dataclass(frozen=True)
+class Part:
+    """One branch: a convolution, or the scale and shift of its input."""
+
+    out: gs.Tensor
+    sign: int
+    linear: Linear | None
+    chain: Affine | None
+    scale: np.ndarray  # of a chain, over the channels
+    shift: np.ndarray
+
+
+def branches_of(graph: Graph, node: gs.Node) -> tuple[Part, Part] | None:
+    """The two branches of one input that ``node`` adds up, one of them a convolution at least; None where it adds up
+    something else."""
+    if node.op not in ("Add", "Sub") or not is_standard(node) or node.inputs[0] is node.inputs[1]:
+        return None
+    producers = [graph.producer(t) for t in node.inputs]
+    linears = [linear_of(graph, made) if made is not None and made.op == "Conv" else None for made in producers]
+    convs = [v if isinstance(v, Linear) else None for v in linears]
+    first = next((c for c in convs if c is not None), None)
+    if first is None:
+        return None
+    found: list[Part] = []
+    for i, (t, conv) in enumerate(zip(node.inputs, convs, strict=True)):
+        sign = -1 if node.op == "Sub" and i == 1 else 1
+        if conv is not None and conv.data is first.data:
+            found.append(Part(t, sign, conv, None, np.zeros(0), np.zeros(0)))
+            continue
+        chain = _chain(graph, t, first.data)
+        if chain is None:
+            return None
+        vectors = [along(v, 1, first.inputs) for v in (chain.scale, chain.shift)]
+        if vectors[0] is None or vectors[1] is None:
+            return None
+        found.append(Part(t, sign, None, chain, vectors[0], vectors[1]))
+    return found[0], found[1]
+
+
+def _chain(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> Affine | None:
+    """The scale and shift from ``x`` to ``t``; None where something else lies between, or nothing."""
+    end = t
+    for _ in range(_LONGEST):
+        node = graph.producer(t)
+        data = [] if node is None else [i for i in value_inputs(node) if not graph.is_shape_valued(i)]
+        if (
+            node is None
+            or len(data) != 1
+            or node.op not in ("BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity")
+        ):
+            return None
+        t = data[0]
+        if t is x:
+            found = measure(graph, x, end)
+            return found if isinstance(found, Affine) else None
+    return None
+
+
+def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | Refusal:
+    """The sum of two branches as one convolution, or why it is none."""
+    y, dtype = node.outputs[0], graph.dtype(node.outputs[0])
+    for part in parts:
+        if not private(graph, part.out):
+            return Refusal(f"{part.out.name!r}, one of two parallel branches, is read by others as well", part.out.name)
+        if part.linear is not None and part.linear.shared > 1:
+            return Refusal(f"the weight of {part.linear.said} would be stored once more", part.out.name)
+    reason = ""
+    for frame, other in (parts, parts[::-1]):
+        if frame.linear is None:
+            continue
+        at = _place(frame.linear, other)
+        if isinstance(at, str):
+            reason = at
+            continue
+        if dtype is None:
+            return Refusal(f"the type of {y.name!r} is not known", y.name)
+        small, shift = weight_of(frame.linear, other)
+        w = frame.sign * frame.linear.w
+        cut = tuple(slice(o, o + n) for o, n in zip(at, small.shape[2:], strict=True))
+        w[(slice(None), slice(None), *cut)] += other.sign * small
+        hider = infinities.hiding(graph, y, w, frame.linear.groups)
+        if hider is not None:
+            return Refusal(
+                f"the sum of two infinities is NaN where the branches differ in sign, merged it is one that {hider.op}"
+                " hides",
+                y.name,
+            )
+        c = frame.sign * np.broadcast_to(frame.linear.c, frame.linear.channels) + other.sign * shift
+        made = frame.linear.write(graph, frame.linear.data, w, c, y, dtype)
+        if isinstance(made, Refusal):
+            return made
+        bias = made[0].inputs[2] if len(made[0].inputs) > 2 else None
+        none = (0,) * len(at)
+        told = tuple(
+            Branch(p.sign, p.linear, p.chain.region if p.chain else None, none if p is frame else at)
+            for p in (frame, other)
+        )
+        expressions = Branches(told, frame.linear, made[0].inputs[1], bias)
+        said = f"merged with its parallel branches into {frame.linear.said}"
+        edits = ((y, tuple(made)),)
+        return Fold(tuple(made), said, y, (frame.linear.data,), (window(frame.linear),), edits, expressions)
+    return Refusal(reason, y.name)
+
+
+def weight_of(frame: Linear, part: Part) -> tuple[np.ndarray, np.ndarray]:
+    """Weight and bias of a branch as a convolution with the groups of ``frame``."""
+    if part.linear is not None:
+        return part.linear.w, np.broadcast_to(part.linear.c, part.linear.channels)
+    inputs = frame.w.shape[1]
+    w = np.zeros((frame.channels, inputs))
+    w[np.arange(frame.channels), np.arange(frame.channels) % inputs] = part.scale
+    return w.reshape(*w.shape, *[1] * (frame.w.ndim - 2)), part.shift
+
+
+def _place(frame: Linear, part: Part) -> tuple[int, ...] | str:
+    """Where the kernel of a branch lies in that of ``frame``, or why it does not."""
+    other = part.linear
+    if frame.w.ndim < 3:
+        return "it has no axes of places"
+    if other is None and frame.channels != frame.inputs:
+        return (
+            f"{frame.said} has {frame.inputs} channels before and {frame.channels} behind it, its parallel branch as"
+            " many as its input"
+        )
+    if any(
+        str(v.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "b'NOTSET'") for v in (frame, other) if v is not None
+    ):
+        return f"{frame.said} and its parallel branch pad by a rule (auto_pad)"
+    if other is not None and (other.groups != frame.groups or other.w.shape[:2] != frame.w.shape[:2]):
+        return f"{frame.said} and {other.said} beside it differ in groups or channels"
+    axes, found = frame.w.ndim - 2, []
+    for i in range(axes):
+        stride, dilation, begin, end, kernel = _axis(frame, i)
+        own = (1, 1, 0, 0, 1) if other is None else _axis(other, i)
+        said = "its parallel branch" if other is None else f"{other.said} beside it"
+        if own[0] != stride:
+            return f"{frame.said} has the stride {stride}, {said} {own[0]}"
+        if own[1] != dilation and own[4] > 1:
+            return f"{frame.said} has the dilation {dilation}, {said} {own[1]}"
+        at, rest = divmod(begin - own[2], dilation)
+        if rest or at < 0 or at + own[4] > kernel or end - own[3] != (kernel - own[4] - at) * dilation:
+            return f"the paddings of {frame.said} and of {said} do not line up"
+        found.append(at)
+    return tuple(found)
+
+
+def _axis(linear: Linear, i: int) -> tuple[int, int, int, int, int]:
+    """(stride, dilation, padding before, padding behind, kernel) of a convolution along an axis."""
+    axes, kernel = linear.w.ndim - 2, int(linear.w.shape[2 + i])
+    stride, dilation = (int((linear.attrs.get(name) or [1] * axes)[i]) for name in ("strides", "dilations"))
+    pads = linear.attrs.get("pads") or [0] * (2 * axes)
+    return stride, dilation if kernel > 1 else 1, int(pads[i]), int(pads[i + axes]), kernel

@@ -1,0 +1,210 @@
+"""What the passes share: a ``Form`` is a norm written as nodes, and the few nodes that stand around a norm node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.functions import DOMAIN
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal
+from ..norms.ops import STANDARD, NormOp
+from ..recognition.facts import Norm
+from ..recognition.parameters import Param
+from .norm_forms import best
+
+SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/forms/norm_forms.json)"
+WIDEST = 2**20  # elements of a scale that is written out only because the runtime is faster with one for each element
+
+
+@dataclass(frozen=True)
+class Form:
+    """The nodes that take the place of a norm, the last one giving its result; ``became`` says it in words."""
+
+    nodes: tuple[gs.Node, ...]
+    became: str
+    notes: tuple[str, ...] = ()
+    opset: int = 1  # the lowest opset that has these nodes
+    core: str = ""  # the norm's own op
+    package: str = ""  # that brought the form
+    kind: str = ""  # as reports call the norm, where that is not what recognition calls it
+
+
+class Writer:
+    """Strings nodes together: each step takes the output of the one before."""
+
+    def __init__(self, graph: Graph, norm: Norm) -> None:
+        self.graph, self.norm = graph, norm
+        self.nodes: list[gs.Node] = []
+        self.t: gs.Tensor = norm.x
+
+    def own(self, op: str, *others: gs.Tensor, **attrs: Any) -> None:
+        """One of this project's ops."""
+        self.then(op, *others, domain=DOMAIN, **attrs)
+
+    def then(self, op: str, *others: gs.Tensor, domain: str = "", **attrs: Any) -> None:
+        node = self.graph.node(op, [self.t, *others], self.norm.y, attrs, domain)
+        self.nodes.append(node)
+        self.t = node.outputs[0]
+
+    def transpose(self, perm: Sequence[int]) -> None:
+        if list(perm) != sorted(perm):
+            self.then("Transpose", perm=list(perm))
+
+    def parameter(self, param: Param | None, shape: Sequence[int], neutral: float, name: str) -> gs.Tensor:
+        """A scale or bias of ``shape`` in x's type: data as it is, an initializer of the file where it fits, else a new
+        one."""
+        if param is None:
+            exact = np.full(shape, neutral)
+        elif param.value is None:
+            assert param.tensor is not None
+            return param.tensor
+        else:
+            held = param.tensor
+            if (
+                isinstance(held, gs.Constant)
+                and held.name
+                and tuple(held.shape) == tuple(shape)
+                and held.dtype == self.norm.dtype
+            ):
+                return held
+            axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
+            laid_out = param.value.size == math.prod(shape)  # else it varies along fewer axes than the other parameter
+            own = shape if laid_out else [param.value.shape[a] for a in axes]
+            exact = np.broadcast_to(param.value.reshape(own if param.value.size > 1 else ()), shape)
+        return self.graph.constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
+
+    def affine(self, gamma: Param | None, beta: Param | None) -> None:
+        """Scale and shift by nodes of their own."""
+        for param, op, name in ((gamma, "Mul", "scale"), (beta, "Add", "shift")):
+            if param is not None:
+                value = param.tensor if param.value is None else None
+                if value is None:
+                    assert param.value is not None
+                    shape = param.value.shape
+                    while shape and shape[0] == 1:
+                        shape = shape[1:]
+                    value = self.graph.constant(
+                        f"{self.norm.y.name}_{name}", param.value.reshape(shape), self.norm.dtype
+                    )
+                self.then(op, value)
+
+    def channels(self, scale: np.ndarray, shift: np.ndarray) -> None:
+        """Scale and shift of axis 1 as a BatchNormalization of mean 0, variance 1 and epsilon 0, whose kernel in
+        onnxruntime does both in one pass: 15 to 40 % less than Mul and Add take behind a norm
+        (``benchmarks.norm_forms``)."""
+        values = {"scale": scale, "shift": shift, "mean": np.zeros_like(scale), "variance": np.ones_like(scale)}
+        held = [
+            self.graph.constant(f"{self.norm.y.name}_{name}", value, self.norm.dtype) for name, value in values.items()
+        ]
+        self.then("BatchNormalization", *held, epsilon=0.0)
+
+    def form(self, core: str, said: str, opset: int = 0) -> Form:
+        """``opset``: the lowest that has the nodes, where it is another than that of the standard op ``core``."""
+        extra = [n.op for n in self.nodes if n.op != core]
+        words = said + (f" with {' '.join(extra)} around it" if extra else "")
+        notes = ("the output depends on the batch",) if 0 in self.norm.axes and len(self.norm.shape) > 1 else ()
+        return Form(tuple(self.nodes), words, notes, opset or STANDARD[core].opset(self.norm.dtype.name), core)
+
+
+class GuestWriter(Writer):
+    """What the form of an installed package's norm op writes with (`normdeploy.norms.guests`)."""
+
+    def __init__(self, graph: Graph, norm: Norm, row: NormOp) -> None:
+        super().__init__(graph, norm)
+        self.row = row
+
+    def op(self, *parameters: gs.Tensor, **attributes: Any) -> None:
+        """The package's op on what was strung together so far, x at first; ``parameters``: its other inputs.
+
+        Raises:
+            ValueError: the inputs or attributes are not those of the op.
+        """
+        row = self.row
+        if len(parameters) != len(row.inputs) - 1 or {*attributes} != {*row.attributes}:
+            wanted = f"{row.name}({', '.join(row.inputs)}) with the attributes {', '.join(row.attributes) or 'none'}"
+            raise ValueError(
+                f"{wanted} is written with {len(parameters) + 1} inputs and {', '.join(attributes) or 'none'}"
+            )
+        self.then(row.op, *parameters, domain=row.domains[0], **{name: attributes[name] for name in row.attributes})
+
+    def done(self) -> Form:
+        """What was strung together, as a form."""
+        row = self.row
+        attributes: dict[str, Any] = next(
+            (n.attrs for n in self.nodes if (n.domain, n.op) == (row.domains[0], row.op)), {}
+        )
+        listed = [f"{name}={written(v) if isinstance(v, float) else v}" for name, v in attributes.items()]
+        return replace(
+            self.form(row.op, f"{row.name}({', '.join(listed)})", row.since), package=row.package, kind=row.kind
+        )
+
+    def refuse(self, reason: str) -> Refusal:
+        """Why the norm is none of the op."""
+        return Refusal(reason, self.norm.y.name)
+
+
+def trailing(norm: Norm) -> int | None:
+    """The axis from which on everything is normalized (axes of size 1 don't matter); None where other axes lie between
+    or behind."""
+    first = min(norm.axes)
+    return first if all(a in norm.axes or norm.shape[a] == 1 for a in range(first, len(norm.shape))) else None
+
+
+def written_out(norm: Norm, runtime: str, axes: Sequence[int]) -> bool:
+    """Whether scale and shift are to hold one number for each element of ``axes``, even where fewer would say the
+    same."""
+    sizes = [norm.shape[a] for a in axes]
+    static = all(isinstance(n, int) for n in sizes) and math.prod(n for n in sizes if isinstance(n, int)) <= WIDEST
+    kind = "LayerNorm" if norm.fit.centered else "RMSNorm"
+    return static and best(kind, runtime, norm.dtype.name, ("narrow", "standard")) == "standard"
+
+
+def epsilon_of_one(norm: Norm) -> float:
+    """Its epsilon where a row may have one place, else 1: what is normalized there is 0, whatever the epsilon."""
+    known = [n for a in norm.axes if isinstance(n := norm.shape[a], int) and a != norm.fit.split]
+    return norm.epsilon if math.prod(known) == 1 and (norm.fit.split is None or norm.fit.block == 1) else 1.0
+
+
+def by_instances(norm: Norm, runtime: str) -> bool:
+    """Whether it is a layer norm whose scale is narrower than its rows and can't be written out, and instances run
+    faster then."""
+    axis = trailing(norm)
+    if (
+        norm.fit.split is not None
+        or not norm.fit.centered
+        or axis is None
+        or written_out(norm, runtime, range(axis, len(norm.shape)))
+    ):
+        return False
+    filled = {a for p in (norm.gamma, norm.beta) if p is not None for a in p.varies}
+    narrow = not filled >= {a for a in range(axis, len(norm.shape)) if norm.shape[a] != 1}
+    return (
+        narrow
+        and best("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance"), epsilon=epsilon_of_one(norm))
+        == "instance"
+    )
+
+
+def inside(param: Param | None, axes: Sequence[int]) -> bool:
+    """True where the parameter varies along ``axes`` only."""
+    return param is None or set(param.varies) <= set(axes)
+
+
+def to_the_end(norm: Norm) -> list[int]:
+    """The permutation that moves the normalized axes to the end."""
+    return [a for a in range(len(norm.shape)) if a not in norm.axes] + list(norm.axes)
+
+
+def inverse(perm: Sequence[int]) -> list[int]:
+    return [int(i) for i in np.argsort(perm)]
+
+
+def written(epsilon: float) -> str:
+    """Epsilon as people write it: the shortest number that is the same float32."""
+    return f"{float(np.float32(epsilon)):.7g}" if epsilon else "0"

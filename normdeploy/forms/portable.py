@@ -1,0 +1,97 @@
+"""Norms as this project's own ops with a function body (`graphs.functions`): what no standard node of the file's opset
+can say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graphs.functions import DOMAIN, OLDEST
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal
+from ..norms.ops import STANDARD
+from ..recognition.facts import Norm
+from ..recognition.parameters import held_epsilon
+from .form import Form, Writer, inside, inverse, to_the_end, trailing, written
+
+RMS = STANDARD["RMSNormalization"].since
+
+
+def op_of(graph: Graph, norm: Norm) -> str:
+    """The op of ours that says this norm; "" where a standard node does, or none."""
+    if norm.fit.split is not None:
+        return ""
+    if norm.fit.clamped:  # the number that clamps is of the norm, not of a mean: else the file would hold another one
+        return "L2Norm" if held_epsilon(graph, norm.region, norm.epsilon) is not None else ""
+    if norm.fit.outside:
+        return "StdNorm" if norm.fit.centered else ""
+    if norm.ddof:
+        return "LayerNorm"
+    if _over_channels(norm):
+        return "ChannelLayerNorm"
+    return "RMSNorm" if not norm.fit.centered and graph.opset < RMS else ""
+
+
+def _over_channels(norm: Norm) -> bool:
+    """Whether it is over axis 1 of (N, C, …) alone, where a standard node needs Transposes around it."""
+    fixed = all(p is None or (inside(p, (1,)) and not p.data) for p in (norm.gamma, norm.beta))
+    return (
+        norm.fit.centered and norm.axes == (1,) and trailing(norm) is None and isinstance(norm.shape[1], int) and fixed
+    )
+
+
+def form(graph: Graph, norm: Norm) -> Form | Refusal:
+    core = op_of(graph, norm)
+    if not core:
+        return Refusal("no op of ours says it", norm.y.name)
+    writer = Writer(graph, norm)
+    stash = 11 if norm.dtype == np.float64 else 1
+    if core == "ChannelLayerNorm":
+        channels = (int(norm.shape[1] or 0),)
+        scale, bias = (
+            writer.parameter(norm.gamma, channels, 1.0, "scale"),
+            writer.parameter(norm.beta, channels, 0.0, "bias"),
+        )
+        writer.own(core, scale, bias, epsilon=norm.epsilon, stash_type=stash)
+        return writer.form(core, f"{DOMAIN}.{core}(epsilon={written(norm.epsilon)})", OLDEST)
+    if core == "L2Norm":
+        return _l2_norm(writer, stash)
+    axis, perm = trailing(norm), list(range(len(norm.shape)))
+    if axis is None:
+        perm = to_the_end(norm)
+        axis = len(perm) - len(norm.axes)
+    behind = perm[axis:]
+    fits = inside(norm.gamma, behind) and inside(norm.beta, behind)
+    gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
+    if perm != sorted(perm) and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
+        return Refusal("its scale or shift is data along an axis that has to be transposed", norm.y.name)
+    writer.transpose(perm)
+    shape = [1] * len(behind)
+    for p in (gamma, beta):
+        if p is not None and p.value is not None:
+            shape = [max(n, p.value.shape[a]) for n, a in zip(shape, behind, strict=True)]
+    inputs = [writer.parameter(gamma, shape, 1.0, "scale")]
+    if norm.fit.centered:
+        inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
+    axes = [i - len(perm) for i in range(axis, len(perm))]
+    attrs = {"axes": axes, "epsilon": norm.epsilon, "stash_type": stash}
+    if norm.fit.centered:
+        attrs["ddof"] = norm.ddof
+    writer.own(core, *inputs, **attrs)
+    writer.transpose(inverse(perm))
+    writer.affine(None if fits else norm.gamma, None if fits and norm.fit.centered else norm.beta)
+    ddof = f", ddof={norm.ddof}" if norm.fit.centered else ""
+    return writer.form(core, f"{DOMAIN}.{core}(axes={axes}, epsilon={written(norm.epsilon)}{ddof})", OLDEST)
+
+
+def _l2_norm(writer: Writer, stash: int) -> Form:
+    """Over whatever axes, with a scale that broadcasts to x as it is."""
+    norm, shape = writer.norm, [1]
+    if norm.gamma is not None and norm.gamma.value is not None:
+        sizes = list(norm.gamma.value.shape)
+        shape = sizes[next((i for i, n in enumerate(sizes) if n > 1), len(sizes)) :] or [1]
+    axes = [a - len(norm.shape) for a in norm.axes]
+    writer.own(
+        "L2Norm", writer.parameter(norm.gamma, shape, 1.0, "scale"), axes=axes, epsilon=norm.epsilon, stash_type=stash
+    )
+    writer.affine(None, norm.beta)
+    return writer.form("L2Norm", f"{DOMAIN}.L2Norm(axes={axes}, epsilon={written(norm.epsilon)})", OLDEST)

@@ -1,0 +1,337 @@
+"""Pieces of a graph as functions: which nodes lie between two tensors, and what they compute in float64.
+
+``compile_region`` turns what lies between tensors into a ``Region``, which ``bind`` fixes to concrete sizes of the
+symbolic dims and ``Bound.run`` evaluates, as often as one likes. Shape arithmetic is resolved once, at binding: it
+never counts as data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, auto
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluate
+from ..norms import guests
+from .dims import Dims, evaluate_dim, symbols
+from .file_graph import stored
+from .graph import Graph, value_inputs
+
+_SMALL = 4  # elements of a constant that says what is computed (epsilon, exponents, axes) rather than how it is scaled
+
+
+class Clarity(IntEnum):
+    """How much a refusal says of a norm."""
+
+    APART = 0  # these two ends don't belong together
+    VAGUE = 1  # said only where there is nothing better
+    SPECIFIC = 2  # it names the norm's flaw
+
+
+class Kind(Enum):
+    """What a refusal is of, where its caller goes on by that. The reason is for people."""
+
+    PLAIN = auto()
+    NOT_EVALUATED = auto()  # at these sizes; others may do
+    EVEN = auto()  # the same for x and −x
+    OTHER_NORM = auto()  # the form is not for norms of this kind: another form's reason says more
+    OPSET = auto()  # the file's opset is too old for the form
+    NO_LINEAR_OP = auto()  # nothing stands there that could take a scale and shift
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something is not a norm (or not foldable), and the tensor that shows it."""
+
+    reason: str
+    tensor: str = ""
+    clarity: Clarity = Clarity.SPECIFIC
+    kind: Kind = Kind.PLAIN
+    start: str = ""  # the tensors between which a norm was looked for
+    end: str = ""
+    region: Region | None = None  # what was asked for its values
+    fit: Any = None  # the `normdeploy.recognition.probe.Fit` that recognition came to before it gave up
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class Refused(Exception):
+    """Raised where a step can't be taken. Its text is the reason that the report gives, as `Refusal.reason` is."""
+
+
+class EvaluationFailed(Exception):
+    """The sizes don't fit the region, or an op of it has a form that the evaluator does not cover."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The nodes that compute ``y`` from ``leaves`` (data) in topological order; ``symbols`` are the dims that must get
+    a size."""
+
+    graph: Graph
+    y: gs.Tensor
+    leaves: tuple[gs.Tensor, ...]
+    nodes: tuple[gs.Node, ...]
+    shape_leaves: tuple[gs.Tensor, ...]  # tensors outside whose shape is read
+    symbols: frozenset[str]
+    _bounds: dict[tuple[tuple[str, int], ...], Bound] = field(default_factory=dict, repr=False, compare=False)
+
+    def spelling(self) -> str:
+        """The ops in the graph's order, shape arithmetic and constants left out."""
+        return " ".join(n.op for n in self.nodes if not self.graph.is_shape_valued(n.outputs[0]))
+
+    def bind(self, sizes: Mapping[str, int]) -> Bound:
+        """Fix the symbolic dims; the same sizes are bound once.
+
+        Raises:
+            EvaluationFailed: an op can't be evaluated, or the shape arithmetic fails at these sizes.
+        """
+        key = tuple(sorted(sizes.items()))
+        if key not in self._bounds:
+            self._bounds[key] = Bound(self, sizes)
+        return self._bounds[key]
+
+    @cached_property
+    def template(self) -> tuple[object, ...]:
+        """What two regions have in common that differ only in their larger constants: gamma and beta of norms of one
+        kind.
+
+        Ops, attributes, wiring, shapes and types of leaves, and the values of constants of up to `_SMALL` elements and
+        of all that are not floating (sizes, axes, masks).
+        """
+        return self.template_of({})
+
+    def template_of(self, names: Mapping[int, object]) -> tuple[object, ...]:
+        """`template` with ``names`` in the place of lengths of leaves and of floating constants."""
+        graph = self.graph
+
+        def named(shape: Sequence[object] | None) -> tuple[object, ...] | None:
+            return None if shape is None else tuple(names.get(n, n) if isinstance(n, int) else n for n in shape)
+
+        place: dict[int, object] = {
+            id(t): ("leaf", i, named(graph.shape(t)), str(graph.dtype(t))) for i, t in enumerate(self.leaves)
+        }
+        place |= {
+            id(t): ("shape", i, named(graph.shape(t))) for i, t in enumerate(self.shape_leaves) if id(t) not in place
+        }
+        steps: list[object] = []
+        for n, node in enumerate(self.nodes):
+            inputs = tuple(place.get(id(t)) or _constant(graph, t, named) for t in node.inputs)
+            attrs = graph.attrs(node)
+            told = tuple((name, _attribute(attrs[name])) for name in sorted(attrs))
+            steps.append((node.domain, node.op, told, inputs, tuple(not o.is_empty() for o in node.outputs)))
+            place |= {id(o): (n, i) for i, o in enumerate(node.outputs)}
+        return (*steps, place.get(id(self.y)) or _constant(graph, self.y, named))
+
+
+def _attribute(value: object) -> object:
+    """An attribute's part in a template: numpy shows eight digits of a number."""
+    return (value.shape, value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else repr(value)
+
+
+def _constant(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], object]) -> object:
+    """A constant's part in a template."""
+    if (
+        isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f"
+    ):  # not to be read for this
+        return (named(t.shape), t.dtype.str, None)
+    held = stored(t) if isinstance(t, gs.Constant) else graph.known(t)
+    if held is None:
+        return ("unknown", id(t))
+    if held.dtype.kind in "iub":
+        return (held.shape, held.dtype.str, held.tobytes())
+    return (named(held.shape), held.dtype.str, held.tobytes() if held.size <= _SMALL else None)
+
+
+class Bound:
+    """A region at concrete sizes: everything that does not depend on the leaves' values is computed already."""
+
+    def __init__(self, region: Region, sizes: Mapping[str, int]) -> None:
+        self.sizes = dict(sizes)
+        self._y, self._leaves, self._nodes = (
+            region.y,
+            region.leaves,
+            region.nodes,
+        )  # not the region, which holds this: weights would stay
+        graph = region.graph
+        self._known: dict[int, Any] = {}
+        self._steps: list[_Step] = []
+        for t in region.shape_leaves:
+            shape = concrete(graph, t, sizes)
+            if shape is None:
+                raise EvaluationFailed(f"the shape of {t.name!r} is not known")
+            self._known[id(t)] = _ShapeOnly(shape)
+        moving = {id(t) for t in region.leaves}
+        for node in region.nodes:
+            inputs = value_inputs(node)
+            for t in inputs:
+                if id(t) not in self._known and id(t) not in moving:
+                    self._known[id(t)] = _attempt(graph.value, t)
+            step = _Step(
+                graph.evaluator(node),
+                tuple(None if t.is_empty() else id(t) for t in node.inputs),
+                tuple(id(o) for o in node.outputs),
+            )
+            if any(id(t) in moving for t in inputs):
+                moving.update(step.outputs)
+                self._steps.append(step)
+            else:
+                source = self._known.get(id(node.inputs[0])) if node.inputs else None
+                if isinstance(source, _ShapeOnly):  # Shape and Size: any array of that shape will do
+                    self._known[id(node.inputs[0])] = np.broadcast_to(np.float64(0), source.shape)
+                step.run(self._known)
+
+    def run(self, feeds: Sequence[np.ndarray], wanted: gs.Tensor | None = None) -> np.ndarray:
+        """The value of ``wanted`` (default: the region's y) for values of the leaves, in their order."""
+        return _array(self._values(feeds), wanted if wanted is not None else self._y)
+
+    def largest(self, feeds: Sequence[np.ndarray]) -> float:
+        """The largest magnitude of the first results of its nodes."""
+        values = self._values(feeds)
+        return max(float(np.abs(_array(values, t)).max()) for n in self._nodes for t in n.outputs[:1])
+
+    def _values(self, feeds: Sequence[np.ndarray]) -> dict[int, Any]:
+        values = dict(self._known)
+        values.update((id(t), v) for t, v in zip(self._leaves, feeds, strict=True))
+        for step in self._steps:
+            step.run(values)
+        return values
+
+
+def _array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:
+    found = values.get(id(t))
+    if not isinstance(found, np.ndarray):
+        raise EvaluationFailed("the region does not compute the wanted tensor")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One node ready to be evaluated many times; tensors go by their id."""
+
+    evaluate: Callable[[list[Any]], tuple[Any, ...]]
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+
+    def run(self, values: dict[int, Any]) -> None:
+        try:
+            found = self.evaluate([None if i is None else values.get(i) for i in self.inputs])
+        except _FAILURES as e:
+            raise EvaluationFailed(f"{type(e).__name__}: {e}") from e
+        values.update(zip(self.outputs, found, strict=False))
+
+
+@dataclass(frozen=True)
+class _ShapeOnly:
+    shape: tuple[int, ...]
+
+
+def compile_region(
+    graph: Graph, y: gs.Tensor, leaves: Sequence[gs.Tensor], ops: Container[str] | None = None, limit: int = 160
+) -> Region | Refusal:
+    """The nodes between ``leaves`` and ``y``; Refusal names the first other data that ``y`` depends on.
+
+    ``ops``: what data may pass through; anything that can be evaluated where it is None.
+    """
+    known = {id(t) for t in leaves}
+    nodes: list[gs.Node] = []
+    shape_leaves: dict[int, gs.Tensor] = {}
+    done: set[int] = set()
+    stack: list[tuple[gs.Tensor, bool]] = [(y, False)]
+    while stack:
+        t, expanded = stack.pop()
+        if id(t) in known or isinstance(t, gs.Constant) or t.is_empty():
+            continue
+        node = graph.producer(t)
+        if expanded:
+            if id(node) not in done:
+                done.add(id(node))
+                nodes.append(node)
+            continue
+        if node is not None and id(node) in done:
+            continue
+        if graph.is_constant(t):
+            continue
+        if node is None or not evaluate.supported(node.domain or "", node.op):
+            return Refusal(f"depends on {t.name!r} as well", t.name)
+        if (
+            ops is not None
+            and node.op not in ops
+            and guests.row(node.domain, node.op) is None
+            and not graph.is_shape_valued(t)
+        ):
+            return Refusal(f"depends on {t.name!r} as well", t.name)
+        if len(nodes) + len(stack) > limit:
+            return Refusal(f"more than {limit} nodes lie before {y.name!r}", y.name)
+        stack.append((t, True))
+        if node.op in ("Shape", "Size") and id(node.inputs[0]) not in known:
+            source = node.inputs[0]
+            if isinstance(compile_region(graph, source, leaves, ops, limit // 2), Refusal):
+                shape = graph.shape(source)
+                if shape is None or any(d is None for d in shape):
+                    return Refusal(
+                        f"depends on the shape of {source.name!r}, which the file does not state", source.name
+                    )
+                shape_leaves[id(source)] = source
+                continue
+        stack.extend((i, False) for i in value_inputs(node))
+    names = {s for t in [*leaves, *shape_leaves.values()] for s in tensor_symbols(graph, t)}
+    return Region(graph, y, tuple(leaves), tuple(nodes), tuple(shape_leaves.values()), frozenset(names))
+
+
+def concrete(graph: Graph, t: gs.Tensor, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+    """The shape of ``t`` at the given sizes; a dim that the file does not state is a symbol of its own."""
+    shape = graph.shape(t)
+    if shape is None:
+        return None
+    dims = [evaluate_dim(_named(t, i, d), sizes) for i, d in enumerate(shape)]
+    return None if any(d is None for d in dims) else tuple(int(d) for d in dims if d is not None)
+
+
+def tensor_symbols(graph: Graph, t: gs.Tensor) -> set[str]:
+    shape: Dims = graph.shape(t) or ()
+    return {s for i, d in enumerate(shape) for s in symbols(_named(t, i, d))}
+
+
+_HEAVY = 2**15  # static elements of x above which one open dim, its batch, is small first
+
+
+def assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[str, int]]:
+    """Sizes to try for symbolic dims: small and distinct first (a swapped axis shows), then equal and rounder ones,
+    which suit modules that need a divisible or a larger size. None is 2: x̂ of two elements is ±1 and depends on
+    neither.
+
+    ``x``: the shape of what is drawn.
+    """
+    ordered = sorted(names)
+    first = (
+        [[9], [11]] if len(ordered) == 1 else [[3, 5, 4, 6, 7], [5, 7, 6, 4, 3]]
+    )  # some ten groups: one for each pattern
+    if len(ordered) == 1 and math.prod(n for n in x or () if isinstance(n, int)) > _HEAVY:
+        first = [[3], [5], *first]
+    tries = [*first, [4, 8, 6, 10, 12], [8], [6], [16], [4], [12], [32]]
+    return [{n: row[i % len(row)] for i, n in enumerate(ordered)} for row in tries] if ordered else [{}]
+
+
+def _named(t: gs.Tensor, axis: int, dim: int | str | None) -> int | str:
+    return f"{t.name}:{axis}".replace(" ", "_") if dim is None else dim
+
+
+_FAILURES = (
+    *(evaluate.Unsupported, ValueError, TypeError, IndexError, ArithmeticError, KeyError, AssertionError, MemoryError),
+    AttributeError,  # an input that the op needs is left out
+)
+
+
+def _attempt(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except _FAILURES as e:
+        raise EvaluationFailed(f"{type(e).__name__}: {e}") from e

@@ -1,0 +1,35 @@
+"""What ``check`` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..verbs.check.check import Check, Checked
+
+
+def text(result: Check) -> str:
+    """One line for each file, below it those for its findings, and the counts."""
+    lines = [line for file in result.files for line in _lines(file)]
+    problems = [p for file in result.files for p in file.findings]
+    counts = [f"{sum(p.level == level for p in problems)} {level}s" for level in ("error", "warning", "note")]
+    said = f"{len(result.files)} file{'s' if len(result.files) > 1 else ''}: {', '.join(counts)}"
+    said += f", {n} known" if (n := sum(p.known for p in problems)) else ""
+    notes = dict.fromkeys(
+        f"note: {note}" for file in result.files for note in file.notes if "missing-kernel" in result.fail_on
+    )
+    return "\n".join([*lines, *notes, f"{said}; it fails on {', '.join(result.fail_on) or 'nothing'}"]) + "\n"
+
+
+def _lines(file: Checked) -> list[str]:
+    """One line for findings that say the same."""
+    alike: dict[tuple[str, str, str, bool], list[str]] = {}
+    for p in file.findings:
+        alike.setdefault((p.level, p.rule, p.message, p.known), []).append(
+            p.name + (f" in {p.place}" if p.place else "")
+        )
+    lines = [f"{file.file}: {'can not be checked' if file.error else 'clean' if not alike else ''}".rstrip()]
+    for (level, rule, message, known), names in alike.items():
+        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ×{len(names)}"
+        lines.append(f"  {level:7} {rule}{' (known)' if known else ''}  {shown}: {message}")
+    return lines

@@ -1,0 +1,69 @@
+"""What ``package`` and ``recheck`` print."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import printable
+
+if TYPE_CHECKING:
+    from ..verbs.package.package import Package
+    from ..verbs.package.sample_runs import Judgement
+    from ..verbs.recheck.recheck import Recheck
+
+
+def show_package(console: Console, made: Package) -> None:
+    """What was written, how Triton is to serve it, and what the runtimes make of the samples."""
+    batch = made.serving.max_batch
+    served = f"batches of up to {batch}" if batch else "no batching"
+    line = f"{made.path}: {', '.join(made.models)}; {served}; {made.files} files, {made.bytes / 1e6:.1f} MB"
+    console.print(Text(printable(line)))
+    show_judgement(console, made.judgement)
+    for note in made.notes:
+        console.print(Text(printable(f"note: {note}"), style="yellow"))
+    _verdict(console, bool(made), "every sample is as expected, as the models are configured", "NOT as expected")
+
+
+def show_recheck(console: Console, found: Recheck) -> None:
+    """What changed, what the runtimes make of the samples now, and the verdict."""
+    console.print(Text(printable(f"{found.path}: {found.name}, made {found.made}; {found.files} files compared")))
+    if found.changes:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in ("changed", "what", "was", "is now"):
+            table.add_column(column, overflow="fold")
+        for change in found.changes:
+            cells = (change.what, change.name, change.was or "–", change.now or "–")
+            table.add_row(*(Text(printable(cell)) for cell in cells), style="red" if change.worse else "")
+        console.print(table)
+    else:
+        console.print("nothing changed")
+    if found.judgement is not None:
+        show_judgement(console, found.judgement)
+    for note in found.notes:
+        console.print(Text(printable(f"note: {note}"), style="yellow"))
+    worse = sum(change.worse for change in found.changes)
+    _verdict(console, bool(found), "nothing got worse", f"{worse} got worse")
+
+
+def show_judgement(console: Console, judgement: Judgement) -> None:
+    """One line for each output and runtime, and what was not run."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("output", "runtime", "max abs error", "allowed", "verdict", "worst sample"):
+        table.add_column(column, overflow="fold")
+    for r in judgement.results:
+        verdict = f"{r.verdict}: {r.reason}" if r.reason else r.verdict
+        cells = (r.output, r.runtime, f"{r.max_abs_error:.2e}", f"{r.allowed:.2e}", verdict, r.case)
+        table.add_row(*(Text(printable(cell)) for cell in cells), style="" if r else "red")
+    console.print(table)
+    console.print(Text(printable(f"{len(judgement.cases)} samples; expected: {judgement.reference}")))
+    for missed in judgement.not_run:
+        console.print(Text(printable(f"not run: {missed.runtime}: {missed.reason}"), style="dim"))
+
+
+def _verdict(console: Console, good: bool, well: str, badly: str) -> None:
+    console.print(Text(well, style="green") if good else Text(badly, style="red"))

@@ -1,0 +1,335 @@
+"""The race: how long eager, torch.compile, onnxruntime and engines take for the same inputs, each shown to compute the
+same first.
+
+Everything runs in one process, in turns (`normdeploy.verbs.bench.timing`). Threads that wait for work by spinning would
+take the others' cores: onnxruntime's are told to stop between runs, and libgomp's, torch's, do so on their own within a
+few milliseconds (docs/bench.md has the figures). What is timed is the run alone: inputs are checked and bound once, and
+lie on the device that computes.
+
+The reference is the model in float64, or without a model the first file that runs. A contestant whose outputs are
+farther from it than the square root of the unit roundoff, relative to the largest value of the output (half of the
+type's digits), is not timed: its answer is wrong, not rounded. `verify` draws a narrower line. The type is the coarsest
+that is known to be computed in; of an engine and of onnxruntime on CUDA, which may take TF32 for float32, it is one of
+float16's precision.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
+from ...model import Model
+from ...precision.precision import asked
+from ...runtimes import RunResult
+from ...runtimes.code import CodeRunner
+from ...runtimes.eager import Float64Runner
+from ...runtimes.guests import required, title
+from ...runtimes.live import LiveRunner
+from ...runtimes.ort import no_cuda
+from ...runtimes.tensors import TensorSpec
+from ...runtimes.trt import TITLES, is_engine, missing, runtime_of
+from ...shown import Shown
+from ...storage.files import load_onnx
+from ...types import PathLike, Progress
+from ..run import open_runner
+from ..verify.candidates import NotRun
+from .answers import UNITS, disagreement
+from .given import check_counts, inputs_of
+from .machine import Machine, machine
+from .timing import Timing, race
+
+UNSTEADY = "{}: the times still moved after {} rounds of warm-up; something else keeps the machine busy"
+_HALVES = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One contestant; milliseconds.
+
+    ``ratio``: the median over the rounds of its time over that of the first entry (of the same norm) in the same round,
+    ``interval`` its 95 % confidence interval. ``error``: the largest difference from the reference, relative to the
+    largest value of the output; of a norm (``bench_norms``) absolute, and ``far_error`` the same around an offset of
+    1000.
+    """
+
+    runtime: str
+    file: str = ""
+    form: str = ""
+    norm: str = ""
+    median: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    samples: tuple[float, ...] = ()
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    error: float | None = None
+    far_error: float | None = None
+    reason: str = ""  # why it was not timed
+
+
+@dataclass(frozen=True)
+class Race(Shown):
+    """What ``bench`` measured; true where every contestant that could run gave the right answer."""
+
+    threads: int
+    warmup: int  # rounds that were not counted
+    rounds: int
+    seed: int
+    shapes: dict[str, tuple[int, ...]]
+    reference: str
+    entries: tuple[Entry, ...]
+    not_run: tuple[NotRun, ...]
+    machine: Machine
+    load: float | None  # of the machine when the race was over; ``machine`` holds that before
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.entries) and not any(entry.reason for entry in self.entries)
+
+
+@dataclass
+class Contestant:
+    """``infer`` gives the outputs in their order, ``prepare`` the run that is timed; ``reason`` says why it is not
+    timed."""
+
+    runtime: str
+    file: str
+    infer: Callable[[Mapping[str, np.ndarray]], RunResult]
+    prepare: Callable[[Mapping[str, np.ndarray]], Callable[[], object]]
+    coarsest: str = "float32"  # type of its arithmetic
+    specs: tuple[TensorSpec, ...] = ()  # of its inputs; empty for the model
+    error: float | None = None
+    reason: str = ""
+    call: Callable[[], object] = field(default=lambda: None)
+
+
+def bench(
+    model: Model | None,
+    files: Sequence[PathLike],
+    *,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    threads: int = 1,
+    rounds: int = 100,
+    seed: int = 0,
+    runners: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Race:
+    """Race ``files``, and ``model`` in eager and torch.compile where it is given.
+
+    Args:
+        files: ONNX files and engines, told apart by their content.
+        inputs: name -> array; None: generated from the model, from what ``export`` recorded in a file, or from a file's
+        shapes.
+        sizes: of dynamic dims, by name, where inputs are generated; the usual ones of the others.
+        threads: of torch and of onnxruntime on the CPU.
+        rounds: that are counted.
+        seed: of the generated inputs and of the order in each round.
+        runners: runtimes that installed packages bring, by name, for ONNX files.
+        progress: called with (stage, done, total).
+
+    Raises:
+        InputError: there is nothing to race, the inputs do not fit, or a file is none.
+        GraphError: onnxruntime refuses a file.
+        NormdeployError: the model has no float64 form.
+    """
+    if model is None and not files:
+        raise InputError("there is nothing to race; give a model, ONNX files or engines")
+    check_counts(threads, rounds)
+    before, notes = machine(), list[str]()
+    with ExitStack() as stack, _torch_threads(threads):
+        contestants, not_run = _contestants(model, files, threads, stack, runners)
+        if inputs is None:
+            inputs, notes = inputs_of(model, files, contestants[0].specs, sizes or {}, seed)
+        elif sizes:
+            raise InputError(
+                f"sizes are for generated inputs, and inputs were given: {dict(sizes)}; leave one of them out"
+            )
+        reference = _reference(model, contestants, inputs)
+        for i, contestant in enumerate(contestants):
+            if progress is not None:
+                progress(f"check {contestant.runtime}", i, len(contestants))
+            _check(contestant, inputs, reference)
+        not_run += [NotRun(_title(c), c.reason) for c in contestants if c.call is _ABSENT]
+        present = [c for c in contestants if c.call is not _ABSENT]
+        running = [c for c in present if not c.reason]
+        timing = race([c.call for c in running], rounds=rounds, seed=seed, progress=progress)
+    notes += [UNSTEADY.format(_title(running[i]), timing.warmup) for i in timing.unsteady]
+    places = iter(range(len(running)))
+    entries = [Entry(c.runtime, c.file, error=c.error, reason=c.reason) for c in present]
+    entries = [e if e.reason else timed(e, timing, next(places)) for e in entries]
+    shapes = {name: tuple(array.shape) for name, array in inputs.items()}
+    return Race(
+        threads,
+        timing.warmup,
+        rounds,
+        seed,
+        shapes,
+        reference.judge,
+        tuple(entries),
+        tuple(not_run),
+        before,
+        machine().load,
+        tuple(notes),
+    )
+
+
+def timed(entry: Entry, timing: Timing, i: int, base: int = 0) -> Entry:
+    """``entry`` with the times of contestant ``i``."""
+    ratio, low, high = timing.ratio(i, base)
+    median, p95, p99 = (1e3 * timing.percentile(i, share) for share in (50, 95, 99))
+    samples = tuple(round(1e3 * t, 6) for t in timing.samples(i))
+    return replace(entry, median=median, p95=p95, p99=p99, samples=samples, ratio=ratio, interval=(low, high))
+
+
+# ------------------------------------------------------------------ contestants
+
+
+def _contestants(
+    model: Model | None,
+    files: Sequence[PathLike],
+    threads: int,
+    stack: ExitStack,
+    runners: Sequence[str] = (),
+) -> tuple[list[Contestant], list[NotRun]]:
+    found, not_run = list[Contestant](), list[NotRun]()
+    if model is not None:
+        for compiled in (False, True):
+            runner = stack.enter_context(CodeRunner(model, compiled=compiled))
+            found.append(
+                Contestant(
+                    runner.name, "", runner.infer, runner.prepare, _coarsest(spec.dtype for spec in model.inputs)
+                )
+            )
+    cuda = no_cuda() if any(not is_engine(f) for f in files) else ""
+
+    def enter(runtime: str, name: str, coarsest: str, file: PathLike, **options: Any) -> None:
+        try:
+            runner = stack.enter_context(open_runner(file, **options))
+        except RuntimeUnavailable as error:
+            not_run.append(NotRun(f"{runtime} ({name})", str(error)))
+        else:
+            found.append(_of(runner, runtime, name, coarsest))
+
+    places = {(Path(file).name, os.path.realpath(file)) for file in files}
+    for file in files:
+        name = Path(file).name
+        name = name if sum(name == other for other, _ in places) == 1 else os.fspath(file)
+        if is_engine(file):
+            runtime = runtime_of(Path(file))
+            if reason := missing(runtime):
+                not_run.append(NotRun(f"{TITLES[runtime]} ({name})", reason))
+            else:
+                enter(TITLES[runtime], name, "float16", file)
+            continue
+        enter("onnxruntime CPU", name, _asked(file), file, threads=threads)
+        if not cuda:
+            enter("onnxruntime CUDA", name, "float16", file, provider="cuda")
+        for other in runners:
+            enter(title(required(other)), name, _asked(file), file, runner=other)
+    if cuda:
+        not_run.append(NotRun("onnxruntime CUDA", cuda))
+    if not found:
+        raise RuntimeUnavailable("nothing can be raced here: " + "; ".join(f"{n.runtime}: {n.reason}" for n in not_run))
+    return found, not_run
+
+
+def _of(runner: LiveRunner, runtime: str, file: str, coarsest: str) -> Contestant:
+    """A runner as it is given the inputs: floating ones in its own types, and on a GPU before the time runs."""
+
+    def own(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        types = {
+            spec.name: np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
+            for spec in runner.inputs
+        }
+        floats = {name for name, kind in types.items() if kind.name in UNITS}
+        return {n: v.astype(types[n]) if n in floats and v.dtype.name in UNITS else v for n, v in feeds.items()}
+
+    held = _coarsest(spec.dtype for spec in (*runner.inputs, *runner.outputs))
+    worst = max(coarsest, held, key=UNITS.__getitem__)
+    return Contestant(
+        runtime,
+        file,
+        lambda feeds: runner.infer(own(feeds)),
+        lambda feeds: runner.prepare(own(feeds)),
+        worst,
+        runner.inputs,
+    )
+
+
+def _coarsest(types: Iterator[str] | Any) -> str:
+    return max((t for t in types if t in UNITS), key=UNITS.__getitem__, default="float32")
+
+
+def _asked(file: PathLike) -> str:
+    """The type that an ONNX file was made to compute in."""
+    try:
+        return _HALVES.get(asked(load_onnx(file, external_data=False)), "float64")
+    except GraphError:  # onnxruntime runs files that onnx's checker does not know
+        return "float64"
+
+
+def _title(contestant: Contestant) -> str:
+    return f"{contestant.runtime} ({contestant.file})" if contestant.file else contestant.runtime
+
+
+# ------------------------------------------------------------------ the same answer
+
+
+def _ABSENT() -> object:
+    """Stands for a run that can't be had here."""
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """The outputs that all are compared with, whose they are, and the unit roundoff of the type that they were computed
+    in."""
+
+    outputs: list[np.ndarray]
+    judge: str
+    unit: float
+
+
+def _reference(model: Model | None, contestants: Sequence[Contestant], inputs: Mapping[str, np.ndarray]) -> _Reference:
+    if model is not None:
+        with Float64Runner(model) as runner:
+            return _Reference([*runner.infer(inputs).values()], runner.name, UNITS["float64"])
+    first = contestants[0]
+    return _Reference([*first.infer(inputs).values()], _title(first), UNITS[first.coarsest])
+
+
+def _check(contestant: Contestant, inputs: Mapping[str, np.ndarray], reference: _Reference) -> None:
+    """Run it once, compare, and make it ready; what can't run here, or is wrong, says why."""
+    try:
+        outputs = [*contestant.infer(inputs).values()]
+        contestant.error, wrong = disagreement(
+            outputs, reference.outputs, max(reference.unit, UNITS[contestant.coarsest])
+        )
+        contestant.reason = f"its outputs are not those of {reference.judge}: {wrong}; not timed" if wrong else ""
+        contestant.call = contestant.prepare(inputs)
+    except RuntimeUnavailable as error:
+        contestant.reason, contestant.call = str(error), _ABSENT
+    except NormdeployError as error:
+        if reference.outputs and contestant.runtime == "eager":
+            raise
+        contestant.reason = str(error)
+
+
+@contextmanager
+def _torch_threads(threads: int) -> Iterator[None]:
+    held = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(held)

@@ -1,0 +1,67 @@
+"""Checks what the user gave for a race, and makes inputs where none were given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ...errors import InputError
+from ...model import Dim, Model
+from ...runtimes.tensors import TensorSpec
+from ...types import PathLike
+from ..run import generated, recorded_inputs
+
+
+def check_counts(threads: int, rounds: int) -> None:
+    """
+    Raises:
+        InputError: one is below 1, or there are more threads than cores: they would wait for each other alone.
+    """
+    for name, value in (("threads", threads), ("rounds", rounds)):
+        if value < 1:
+            raise InputError(f"{name} is {value}; give 1 or more")
+    if threads > (cores := os.cpu_count() or threads):
+        raise InputError(f"threads is {threads}, and this machine has {cores} cores; give at most as many")
+
+
+def known(sizes: Mapping[str, int], dims: set[str], ranges: Iterable[Dim] = ()) -> None:
+    """
+    Args:
+        ranges: of those dims that have one.
+
+    Raises:
+        InputError: there is no such dim, or it is never of such a size.
+    """
+    for dim in ranges:
+        size = sizes.get(dim.name or "")
+        if size is not None and not dim.min <= size <= dim.max:
+            raise InputError(f"the dim {dim.name!r} is given the size {size}; the model takes {dim.min} to {dim.max}")
+    if unknown := sorted(set(sizes) - dims):
+        raise InputError(f"there is no dynamic dim {unknown[0]!r}; there are {', '.join(sorted(dims)) or 'none'}")
+
+
+def inputs_of(
+    model: Model | None, files: Sequence[PathLike], specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Generated inputs of the model, or without one of the first file (``specs``: what it takes), and notes.
+
+    Raises:
+        InputError: there is no such dim, or nothing says how large one is.
+    """
+    if model is not None:
+        known(sizes, {*model.dims}, model.dims.values())
+        return model.samples(seed, sizes), []
+    recipes = {name: spec for file in reversed(files) for name, spec in recorded_inputs(file).items()}
+    dims = {d for spec in specs for d in spec.shape if isinstance(d, str)}
+    ranges = [d for spec in recipes.values() for d in spec.shape if d.name is not None]
+    known(sizes, dims | {d.name for d in ranges if d.name is not None}, ranges)
+    if unsaid := sorted(
+        {d for spec in specs if spec.name not in recipes for d in spec.shape if isinstance(d, str)} - set(sizes)
+    ):
+        raise InputError(
+            f"nothing says how large {', '.join(unsaid)} may be; give sizes with --size, such as {unsaid[0]}=8, or"
+            " --inputs"
+        )
+    return generated(specs, recipes, seed, 0, sizes)

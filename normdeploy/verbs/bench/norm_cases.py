@@ -1,0 +1,244 @@
+"""One norm in every form that a file can hold, as small models to race against each other, with the float64 result.
+
+    standard    the op itself; where the normalized axis is not the last, between transposes
+    decomposed  the nodes that exporters write: mean, difference, square, mean, root, quotient, scale, shift
+    instance    GroupNorm: Reshape to (N, groups, rest), InstanceNormalization with scale 1 and shift 0, Reshape back,
+                and scale and shift as one BatchNormalization of mean 0 and variance 1
+                LayerNorm: Reshape to (N, rows, rest), InstanceNormalization, and so on
+    layer       GroupNorm and InstanceNorm: the same with LayerNormalization over the last axis, its scale a single 1
+    narrow      LayerNorm and RMSNorm: the op with a scale that is a single 1, then Mul and Add
+    sum         ResidualLayerNorm, LayerNorm of x + r: the sum written as Sum instead of Add, which onnxruntime joins
+    with the norm
+
+GroupNorm is Wu and He, arXiv 1803.08494; InstanceNorm Ulyanov et al., arXiv 1607.08022; both are layer norms (Ba et
+al., arXiv 1607.06450) of the reshaped tensor. RMSNorm is Zhang and Sennrich, arXiv 1910.07467.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import onnx
+import onnx.parser
+
+from ...graphs.functions import reference
+
+FORMS = ("standard", "decomposed", "instance", "layer", "narrow", "sum")
+KINDS = ("LayerNorm", "RMSNorm", "ChannelLayerNorm", "BatchLayerNorm", "GroupNorm", "InstanceNorm", "ResidualLayerNorm")
+_TYPES = {"float32": "float", "float16": "float16", "float64": "double"}
+_OF_ROWS = ("LayerNorm", "RMSNorm", "ResidualLayerNorm")
+_ACROSS = {"ChannelLayerNorm": 1, "BatchLayerNorm": 0}
+_RMS_OPSET, _OPSET = 23, 21
+
+
+@dataclass(frozen=True)
+class NormCase:
+    """A norm and the shape of its input.
+
+    ``axis``: of LayerNorm and RMSNorm, from which on everything is normalized; ChannelLayerNorm and
+    BatchLayerNorm normalize axis 1 and axis 0 alone. ``groups``: of GroupNorm. ``dtype``: "float32", "float16" or
+    "float64".
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    axis: int = -1
+    groups: int = 1
+    epsilon: float = 2.0**-17  # a float32 number, which an attribute holds as it is
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        by = {"GroupNorm": f", {self.groups} groups", **dict.fromkeys(_OF_ROWS, f", axis {self.axis}")}.get(
+            self.kind, ""
+        )
+        return (
+            f"{self.kind} of {'×'.join(map(str, self.shape))}{by}{'' if self.dtype == 'float32' else f', {self.dtype}'}"
+        )
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Those that differ from one another."""
+        more = {
+            "LayerNorm": ("instance", "narrow"),
+            "RMSNorm": ("narrow",),
+            "GroupNorm": ("instance", "layer"),
+            "InstanceNorm": ("layer",),
+            "ResidualLayerNorm": ("sum",),
+        }
+        return ("standard", "decomposed", *more.get(self.kind, ()))
+
+    def parameters(self) -> tuple[np.ndarray, np.ndarray]:
+        """Scale and shift, float64 numbers that the norm's type holds; of the normalized shape, or one for each channel
+        as (C, 1, ...)."""
+        rank = len(self.shape)
+        shape = self.shape[self.axis % rank :] if self.kind in _OF_ROWS else (self.shape[1], *(1,) * (rank - 2))
+        rng = np.random.default_rng(0)
+        gamma, beta = (
+            rng.uniform(0.5, 1.5, shape),
+            np.zeros(shape) if self.kind == "RMSNorm" else rng.standard_normal(shape),
+        )
+        return gamma.astype(self.dtype).astype(np.float64), beta.astype(self.dtype).astype(np.float64)
+
+    def feeds(self, offset: float = 0.0, seed: int = 1) -> dict[str, np.ndarray]:
+        """Standard normal numbers around ``offset``."""
+        values = np.random.default_rng(seed).standard_normal(self.shape, np.float32) + np.float32(offset)
+        return {"x": values.astype(self.dtype)}
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        """The norm of ``x`` (ResidualLayerNorm: of 2·x) by its formula, float64."""
+        gamma, beta = self.parameters()
+        op = "RMSNorm" if self.kind == "RMSNorm" else "LayerNorm"
+        normal = reference(op, self._rows(x), 1.0, axes=(-1,), epsilon=self.epsilon)
+        if self.kind in _ACROSS:
+            normal = normal.reshape([x.shape[a] for a in self._to_the_end]).transpose(np.argsort(self._to_the_end))
+        return normal.reshape(x.shape) * gamma + beta
+
+    def allowed(self, x: np.ndarray) -> float:
+        """The error of statistics that are right to a few units of the largest element, the result rounded once more
+        (`rounding`)."""
+        rows = self._rows(x)
+        spread = np.square(rows if self.kind == "RMSNorm" else rows - rows.mean(axis=1, keepdims=True)).mean(axis=1)
+        steep = float((1 + np.abs(rows).max(axis=1) / np.sqrt(spread + self.epsilon)).max())
+        unit = float(np.finfo(self.dtype).eps) / 2
+        return 8 * unit * steep * float(np.abs(self.parameters()[0]).max()) + unit * float(
+            np.abs(self.reference(x)).max()
+        )
+
+    def _rows(self, x: np.ndarray) -> np.ndarray:
+        """What is normalized, in float64 as a matrix, each row by itself."""
+        x = np.asarray(x, np.float64) * (2 if self.kind == "ResidualLayerNorm" else 1)
+        if self.kind in _ACROSS:
+            return x.transpose(self._to_the_end).reshape(-1, x.shape[_ACROSS[self.kind]])
+        lead = x.shape[: self.axis % x.ndim] if self.kind in _OF_ROWS else (x.shape[0], self._groups)
+        return x.reshape(math.prod(lead), -1)
+
+    @property
+    def _to_the_end(self) -> list[int]:
+        """The permutation that brings the normalized axis of ChannelLayerNorm or BatchLayerNorm to the end."""
+        own = _ACROSS[self.kind]
+        return [*(a for a in range(len(self.shape)) if a != own), own]
+
+    @property
+    def _groups(self) -> int:
+        """Rows of a sample."""
+        if self.kind == "LayerNorm":
+            return math.prod(self.shape[1 : self.axis % len(self.shape)])
+        return self.shape[1] if self.kind == "InstanceNorm" else self.groups
+
+    def model(self, form: str) -> onnx.ModelProto:
+        """
+        Raises:
+            ValueError: the norm has no such form.
+        """
+        if form not in self.forms:
+            raise ValueError(f"{self.kind} has no form {form!r}; it has {', '.join(self.forms)}")
+        body = {
+            "standard": self._standard,
+            "decomposed": self._primitives,
+            "narrow": self._narrow,
+            "sum": self._sum,
+        }.get(form, partial(self._regrouped, form))()
+        opset = _RMS_OPSET if self.kind == "RMSNorm" else _OPSET
+        tensor = f"{_TYPES[self.dtype]}[{','.join(map(str, self.shape))}]"
+        proto = onnx.parser.parse_model(
+            f'<ir_version: 10, opset_import: ["": {opset}]> norm ({tensor} x) => ({tensor} y) {{ {body} }}'
+        )
+        read = {name for node in proto.graph.node for name in node.input}
+        constants = {name: value for name, value in self._constants().items() if name in read}
+        proto.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
+        return proto
+
+    def _constants(self) -> dict[str, np.ndarray]:
+        gamma, beta = (p.astype(self.dtype) for p in self.parameters())
+        kind, rank = np.dtype(self.dtype), len(self.shape)
+        regrouped = self.kind in ("GroupNorm", "InstanceNorm")
+        axes = (
+            [_ACROSS[self.kind]]
+            if self.kind in _ACROSS
+            else [-1]
+            if regrouped
+            else [*range(self.axis % rank - rank, 0)]
+        )
+        return {
+            "gamma": gamma,
+            "beta": beta,
+            "scale": gamma.reshape(-1),
+            "shift": beta.reshape(-1),
+            "one": np.ones(1, kind),
+            "ones": np.ones(self.shape[_ACROSS[self.kind]] if self.kind in _ACROSS else self._groups, kind),
+            "zeros": np.zeros(self._groups, kind),
+            "eps": np.array(self.epsilon, kind),
+            "axes": np.array(axes, np.int64),
+            "rows": np.array([0, self._groups, -1], np.int64),
+            "whole": np.array(self.shape, np.int64),
+            "mean": np.zeros_like(gamma.reshape(-1)),
+            "variance": np.ones_like(gamma.reshape(-1)),
+        }
+
+    def _standard(self) -> str:
+        eps = f"epsilon = {self.epsilon}"
+        if self.kind == "ResidualLayerNorm":
+            return f"{self._residual('Add')} y = LayerNormalization <axis = {self.axis}, {eps}> (t, gamma, beta)"
+        if self.kind == "LayerNorm":
+            return f"y = LayerNormalization <axis = {self.axis}, {eps}> (x, gamma, beta)"
+        if self.kind == "RMSNorm":
+            return f"y = RMSNormalization <axis = {self.axis}, {eps}> (x, gamma)"
+        if self.kind in _ACROSS:
+            there, back = self._to_the_end, [int(a) for a in np.argsort(self._to_the_end)]
+            if self.kind == "ChannelLayerNorm":
+                return (
+                    f"t = Transpose <perm = {there}> (x) n = LayerNormalization <axis = -1, {eps}> (t, scale, shift)"
+                    f" y = Transpose <perm = {back}> (n)"
+                )
+            return (
+                f"t = Transpose <perm = {there}> (x) n = LayerNormalization <axis = -1, {eps}> (t, ones)"
+                f" w = Transpose <perm = {back}> (n) s = Mul(w, gamma) y = Add(s, beta)"
+            )
+        if self.kind == "GroupNorm":
+            return f"y = GroupNormalization <num_groups = {self.groups}, {eps}> (x, scale, shift)"
+        return f"y = InstanceNormalization <{eps}> (x, scale, shift)"
+
+    @staticmethod
+    def _residual(op: str) -> str:
+        """x + x, the second x by way of a node that onnxruntime does not take away: its own kernel wants two
+        tensors."""
+        return f"again = Reshape(x, whole) t = {op}(x, again)"
+
+    def _sum(self) -> str:
+        return (
+            f"{self._residual('Sum')} y = LayerNormalization <axis = {self.axis}, epsilon = {self.epsilon}> (t, gamma,"
+            " beta)"
+        )
+
+    def _narrow(self) -> str:
+        core = "RMSNormalization" if self.kind == "RMSNorm" else "LayerNormalization"
+        shift = "Identity(s)" if self.kind == "RMSNorm" else "Add(s, beta)"
+        return f"n = {core} <axis = {self.axis}, epsilon = {self.epsilon}> (x, one) s = Mul(n, gamma) y = {shift}"
+
+    def _primitives(self) -> str:
+        if self.kind == "RMSNorm":
+            return "q = Mul(x, x) v = ReduceMean(q, axes) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, gamma)"
+        body = (
+            "u = ReduceMean({of}, axes) d = Sub({of}, u) q = Mul(d, d) v = ReduceMean(q, axes) e = Add(v, eps) r ="
+            " Sqrt(e) n = Div(d, r)"
+        )
+        if self.kind in ("GroupNorm", "InstanceNorm"):
+            body = f"g = Reshape(x, rows) {body.format(of='g')} w = Reshape(n, whole) s = Mul(w, gamma)"
+        elif self.kind == "ResidualLayerNorm":
+            body = f"{self._residual('Add')} {body.format(of='t')} s = Mul(n, gamma)"
+        else:
+            body = f"{body.format(of='x')} s = Mul(n, gamma)"
+        return f"{body} y = Add(s, beta)"
+
+    def _regrouped(self, form: str) -> str:
+        core = {
+            "instance": f"InstanceNormalization <epsilon = {self.epsilon}> (g, ones, zeros)",
+            "layer": f"LayerNormalization <axis = -1, epsilon = {self.epsilon}> (g, one)",
+        }[form]
+        affine = "s = Mul(w, gamma) y = Add(s, beta)"
+        if form == "instance" and self.kind == "GroupNorm" and self.dtype != "float64":  # as `forms.group` writes it
+            affine = "y = BatchNormalization <epsilon = 0.0> (w, scale, shift, mean, variance)"
+        return f"g = Reshape(x, rows) n = {core} w = Reshape(n, whole) {affine}"

@@ -1,0 +1,99 @@
+"""Files that other tools write of the same model, raced beside ours: plain export, and other optimizers' results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import onnx
+import torch
+
+from ...errors import ExportError, InputError
+from ...exporter import quiet
+from ...model import Model
+from ...storage.files import load_onnx, save_onnx
+from ...types import PathLike
+from ..verify.candidates import NotRun
+
+PLAIN = "plain"
+
+
+def onnxslim(plain: onnx.ModelProto) -> onnx.ModelProto:
+    made: onnx.ModelProto = import_module("onnxslim").slim(plain)
+    return made
+
+
+def onnxsim(plain: onnx.ModelProto) -> onnx.ModelProto:
+    made: onnx.ModelProto = import_module("onnxsim").simplify(plain)[0]
+    return made
+
+
+def ort_transformers(plain: onnx.ModelProto, kind: str = "bert") -> onnx.ModelProto:
+    """`onnxruntime.transformers.optimizer` without onnxruntime's own optimizer, which runs when the file is loaded;
+    heads and width as it finds them."""
+    fusion = import_module("onnxruntime.transformers.optimizer")
+    made: onnx.ModelProto = fusion.optimize_by_fusion(onnx.ModelProto.FromString(plain.SerializeToString()), kind).model
+    return made
+
+
+_TOOLS: dict[str, tuple[str, Callable[[onnx.ModelProto], onnx.ModelProto]]] = {
+    "onnxslim": ("onnxslim", onnxslim),
+    "onnxsim": ("onnxsim", onnxsim),
+    "ort-transformers": ("onnxruntime.transformers", ort_transformers),
+}
+PEERS = (PLAIN, *_TOOLS)
+
+
+def check_peers(names: Sequence[str]) -> None:
+    """Raises InputError where a name is none of `PEERS`, or its package is not installed."""
+    for name in names:
+        if name not in PEERS:
+            raise InputError(f"there is nothing called {name!r} to race against; there are {', '.join(PEERS)}")
+        package = "" if name == PLAIN else _TOOLS[name][0].partition(".")[0]
+        if package and find_spec(package) is None:
+            raise InputError(
+                f"{name} is not installed; install it (pip install {package}), or leave it out of --against"
+            )
+
+
+def written(
+    names: Sequence[str], model: Model | None, files: Sequence[PathLike], folder: Path
+) -> tuple[list[Path], list[NotRun]]:
+    """Files in ``folder``, one for each of ``names`` (`PEERS`), and what could not be written.
+
+    The plain export is what ``torch.onnx.export`` writes of ``model``; without a model it is the first of ``files``.
+
+    Raises:
+        InputError: there is neither a model nor an ONNX file.
+        ExportError: torch can't write the model.
+    """
+    if model is None and not files:
+        raise InputError("there is nothing to make the others' files of; give a model or an ONNX file")
+    plain = folder / f"{PLAIN}.onnx"
+    if model is not None:
+        try:
+            with quiet():
+                program = torch.onnx.export(model.program, dynamo=True, verbose=False)
+                assert program is not None  # None comes from the old exporter only
+                program.save(plain)
+        except Exception as error:  # whatever torch raises
+            said = " ".join(str(error).split())[:200]
+            raise ExportError(f"torch.onnx.export does not write this model, leave --against out: {said}") from error
+    proto = load_onnx(plain if model is not None else files[0])
+    found = [plain] if PLAIN in names and model is not None else []
+    not_run = []
+    if PLAIN in names and model is None:
+        not_run.append(NotRun(PLAIN, "without a model the plain file is the one that was given"))
+    for name in names:
+        if name == PLAIN:
+            continue
+        path = folder / f"{name}.onnx"
+        try:
+            with quiet():
+                save_onnx(_TOOLS[name][1](onnx.ModelProto.FromString(proto.SerializeToString())), path)
+            found.append(path)
+        except Exception as error:  # whatever the tool raises
+            not_run.append(NotRun(name, f"it fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+    return found, not_run

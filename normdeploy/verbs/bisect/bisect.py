@@ -1,0 +1,159 @@
+"""Where a file goes wrong: the first tensor that leaves the bound, the node that makes it so, why, and what would mend
+it.
+
+``verify`` says which output of which runtime is wrong, and on which input. From there (``hunt``):
+
+1. The tensors at the boundaries of modules (``drift``) are compared in that runtime. Of those on a way of wrong tensors
+   to the wrong output the first in the file's order is taken: what it is computed from is right. A tensor that is off
+   but heals is on no such way.
+2. The nodes between get the right values, in float64. If the file, evaluated in float64 by ONNX's definition of its
+   ops, gives something else than the model, the file is wrong: ``match`` finds the nodes, ``cause`` the kind of
+   mistake.
+3. Otherwise the runtime is: each node is run alone on its right inputs (``runtime``).
+4. With the wrong tensor held at its right value the file is run again. If the output is still wrong there is another
+   fault, and the search goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ...engines.build import Engine
+from ...errors import NormdeployError
+from ...model import Model
+from ...runtimes.eager import EagerRunner
+from ...runtimes.exact import NotEvaluated, inlined
+from ...shown import Shown
+from ...storage.files import load_onnx
+from ...types import Progress
+from ..verify.battery import battery_of
+from ..verify.candidates import OFF, ON, STEPWISE, NotRun
+from ..verify.cases import Case, given_to, read
+from ..verify.compare import Comparison, Inputs, OutputResult, verify
+from .hunt import CUDA, Fault, Hunt
+from .reproduce import Reproduction
+from .runtime import HALVES
+
+
+@dataclass(frozen=True)
+class Bisection(Shown):
+    """What ``bisect`` found; true where nothing leaves the bound. ``not_searched``: what is wrong and could not be
+    looked into."""
+
+    parity: Comparison
+    faults: tuple[Fault, ...] = ()
+    not_searched: tuple[NotRun, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    reproduction: Reproduction | None = field(default=None, repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.parity)
+
+    def to_json(self) -> dict[str, Any]:
+        """As values of JSON."""
+        told = {name: [asdict(v) for v in getattr(self, name)] for name in ("faults", "not_searched")}
+        return {"ok": bool(self), **told, "notes": list(self.notes), "seconds": self.seconds}
+
+    def write(self, folder: str | os.PathLike[str]) -> Path | None:
+        """The smallest failing model of the first fault as ``folder`` (``normdeploy.verbs.bisect.reproduce``); None
+        where there is no fault.
+
+        Raises:
+            NormdeployError: the folder holds something, or can't be written.
+        """
+        return None if self.reproduction is None else self.reproduction.write(folder)
+
+
+def bisect(
+    model: Model,
+    onnx_path: str | os.PathLike[str],
+    *,
+    engines: Sequence[Engine | str | os.PathLike[str]] = (),
+    seeds: int = 3,
+    inputs: Inputs | None = None,
+    progress: Progress | None = None,
+) -> Bisection:
+    """Compare as ``verify`` does, and find what is wrong where something is.
+
+    Args:
+        engines: compared at their outputs only: an engine has no others, and marking inner tensors as outputs means
+        building another.
+        seeds, inputs, progress: as for ``normdeploy.verbs.verify.compare.verify``.
+
+    Raises:
+        NormdeployError: as ``verify``. A fault is no error but a result that is false.
+    """
+    start = time.perf_counter()
+    own = None if inputs is None else read(inputs)
+    parity = verify(model, onnx_path, engines=engines, seeds=seeds, inputs=own, names=None, progress=progress)
+    faults, not_searched, notes, first = list[Fault](), list[NotRun](), list[str](), None
+    chosen = _to_search(parity, [v.name for v in load_onnx(onnx_path, external_data=False).graph.output], not_searched)
+    if chosen is not None:
+        proto = inlined(load_onnx(onnx_path))
+        cases = battery_of(model, seeds).cases if own is None else given_to(model, own, _halves(proto))
+        try:
+            hunt = _hunt(model, proto, chosen, cases, progress)
+            faults += hunt.faults()
+            notes += hunt.notes
+            first = hunt.reproduction
+        except (NotEvaluated, NormdeployError) as error:
+            not_searched.append(NotRun(chosen.runtime, str(error), chosen.file))
+    return Bisection(parity, tuple(faults), tuple(not_searched), tuple(notes), time.perf_counter() - start, first)
+
+
+def _to_search(parity: Comparison, given: Sequence[str], not_searched: list[NotRun]) -> OutputResult | None:
+    """The result to look into: where onnxruntime is wrong with its optimizer off, what is wrong elsewhere adds nothing.
+
+    ``given``: the file's outputs."""
+    failed = [r for r in parity.results if not r and r.runtime != EagerRunner.name]
+    chosen: OutputResult | None = None
+    for runtime in (OFF, STEPWISE, ON, *CUDA):
+        own = [r for r in failed if r.runtime == runtime]
+        held = ", ".join(map(repr, given)) or "none"
+        not_searched += [
+            NotRun(runtime, f"the file has no output {r.output!r}; it has {held}", r.file)
+            for r in own
+            if r.output not in given
+        ]
+        of = next((r for r in own if r.output in given), None)
+        if of is not None and not of.case:
+            not_searched.append(NotRun(runtime, f"it does not run the file: {of.reason}", of.file))
+        elif of is not None and chosen is None:
+            chosen = of
+    for r in failed:
+        if r.runtime not in (OFF, STEPWISE, ON, *CUDA):
+            said = (
+                "an engine is compared at its outputs only; its inner tensors are seen by building it anew with them as"
+                " outputs"
+            )
+            not_searched.append(NotRun(r.runtime, f"{r.output} is off by {r.max_abs_error:.3g}: {said}", r.file))
+    return chosen
+
+
+def _halves(proto: onnx.ModelProto) -> dict[str, set[np.dtype]]:
+    """Input -> the half type in which the file takes it."""
+    types = {
+        v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in proto.graph.input
+    }
+    return {name: {kind} for name, kind in types.items() if kind in HALVES}
+
+
+def _hunt(
+    model: Model, proto: onnx.ModelProto, result: OutputResult, cases: Sequence[Case], progress: Progress | None
+) -> Hunt:
+    """On the first input if the output is wrong there, else on the worst: that may be all zeros, which make equal what
+    is not."""
+    first = Hunt(model, proto, result, cases[0].name, cases[0].make(), progress)
+    if cases[0].name == result.case or not first.at_output():
+        return first
+    worst = next(case for case in cases if case.name == result.case)
+    return Hunt(model, proto, result, worst.name, worst.make(), progress)

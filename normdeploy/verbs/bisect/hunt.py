@@ -1,0 +1,353 @@
+"""The search for what makes one output wrong, in one runtime on one input (the steps:
+``normdeploy.verbs.bisect.bisect``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from ...errors import GraphError, InputError, RuntimeUnavailable
+from ...graphs.file_graph import widen
+from ...graphs.protos import inferred, module
+from ...model import Model
+from ...precision.precision import asked
+from ...precision.retype import FORMATS
+from ...precision.stepwise import stepwise
+from ...runtimes.exact import Array, Exact, Values
+from ...runtimes.ort import title
+from ...types import Progress
+from ..verify.candidates import ON, STEPWISE
+from ..verify.compare import OutputResult
+from ..verify.drift import Point, distance, pairs
+from ..verify.verify import EAGER_MULTIPLE, ULPS, ulp
+from . import cause as bisect_cause
+from . import runtime as bisect_runtime
+from .cause import Cause
+from .lab import Bench, FirstWrong, in_order, output_changed, rounded_inputs, worse
+from .match import Program, Search, Spot
+from .reproduce import Reproduction
+from .runtime import HALVES, Units, Widened, Wrong
+
+CUDA = title("cuda", optimize=False), title("cuda", optimize=True)
+MOST = 5  # faults that are looked for
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One place where right inputs give a wrong result.
+
+    ``wrong``: "file" (by ONNX's definition it computes something else than the model), "runtime" (it computes otherwise
+    than ONNX defines) or "between" (each node is right on right inputs, and small errors grow). ``nodes``: "op name" of
+    each node that it may be, one where it could be told; ``operator``: of the model. ``error`` of ``tensor`` on right
+    inputs, ``allowed``, and ``scale``, its largest |right value|; ``reason``: what no error can say. ``kind`` and
+    ``cause``: see ``verbs.bisect.cause``. ``output_error``, ``output_allowed`` and ``output_reason``: of ``output`` on the input ``case``, as the file is. ``mended_error``: of
+    the output with ``tensor`` held at its right value, or where its type can't hold that, with the island of
+    ``widened``; null where neither can be run.
+    ``mended``: that is within.
+    """
+
+    runtime: str
+    case: str
+    module: str
+    tensor: str
+    nodes: tuple[str, ...]
+    operator: str
+    wrong: str
+    error: float
+    allowed: float
+    scale: float
+    reason: str
+    kind: str
+    cause: str
+    widened: Widened
+    output: str
+    output_error: float
+    output_allowed: float
+    output_reason: str
+    mended_error: float | None = None
+    mended: bool = False
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """A fault, the right value of its tensor, the compared tensor that led to it, and its model."""
+
+    fault: Fault
+    right: Array | None
+    wrong: str
+    reproduction: Reproduction | None = None
+
+
+class Hunt:
+    """``result``: of ``verify``, for the output that is wrong; ``case`` and ``feeds``: the input that it is looked for
+    on."""
+
+    def __init__(
+        self,
+        model: Model,
+        proto: onnx.ModelProto,
+        result: OutputResult,
+        case: str,
+        feeds: Mapping[str, Array],
+        progress: Progress | None,
+    ) -> None:
+        self._result, self._case, self._output, self._model = result, case, result.output, model
+        precision = asked(proto)
+        half = FORMATS[precision].dtype if precision else None
+        self._dtype = np.dtype(np.float32) if half is None else half
+        running = stepwise(proto) if result.runtime == STEPWISE else proto
+        optimize, provider = result.runtime in (ON, CUDA[1]), "cuda" if result.runtime in CUDA else "cpu"
+        self._bench = Bench(model, running, rounded_inputs(feeds, half), precision, optimize, provider, alone=optimize)
+        self._program = Program(model)
+        self._exact = Exact(proto, _types(proto))
+        ran = self._exact if running is proto else Exact(running, _types(running))
+        self._units = Units(self._exact, ran, self._bench)
+        self._first = FirstWrong(self._bench, in_order(pairs(model, proto)), self._exact, progress)
+        self._value: Array | None = None  # of the output, when it was last looked at
+        self.notes: list[str] = []
+        self.reproduction: Reproduction | None = None
+
+    def faults(self) -> list[Fault]:
+        """Those that make the output wrong, one after the other."""
+        point, found = self.at_output(), list[Fault]()
+        for _ in range(MOST):
+            if point:
+                break
+            trace = self._trace(point)
+            fault, right = trace.fault, trace.right
+            held = None if right is None or fault.tensor == self._output else self._units.stored(fault.tensor, right)
+            if right is None or held is None or not np.isfinite(held.astype(np.float64))[np.isfinite(right)].all():
+                at_end = fault.tensor == self._output and right is not None
+                fault = replace(
+                    fault,
+                    mended=at_end or bool(fault.widened.mends),
+                    mended_error=0.0 if at_end else fault.widened.error,
+                )
+                found.append(self._kept(trace, fault))
+                break
+            before, self._bench.held[fault.tensor] = self._value, held
+            after = self.at_output()
+            if worse(after, point) and trace.wrong in self._first.pairs and trace.wrong != self._output:
+                del self._bench.held[fault.tensor]
+                self._first.drop(trace.wrong)  # no pair: what was taken for the right value is another tensor's
+                continue
+            self._first.forget()
+            if output_changed(before, self._value, point.allowed):
+                found.append(
+                    self._kept(
+                        trace, replace(fault, mended=bool(after), mended_error=None if after.reason else after.error)
+                    )
+                )
+            else:
+                self.notes.append(
+                    f"{fault.tensor!r} of {fault.module or 'module unknown'} is off too ({fault.cause}), which the"
+                    " output does not feel"
+                )
+            point = after
+        if found and not found[-1].mended:
+            self.notes.append(
+                f"{self._output!r} would still be wrong with what was found mended: there is more to find then"
+            )
+        return found
+
+    def _kept(self, trace: _Trace, fault: Fault) -> Fault:
+        self.reproduction = self.reproduction or trace.reproduction
+        return fault
+
+    def at_output(self) -> Point:
+        """How far off the output is."""
+        pair = self._first.pairs.get(self._output)
+        point, self._value = (None, None) if pair is None else self._bench.at(pair)
+        if point is not None:
+            return point
+        r = self._result
+        return Point("", self._output, "output", r.max_abs_error, 0.0, r.allowed, 0.0, r.reason or "it differs")
+
+    # ------------------------------------------------------------------ one fault
+
+    def _trace(self, at_output: Point) -> _Trace:
+        """The first fault."""
+        while True:
+            tensor = self._first.find(self._output)
+            search = self._stretch(tensor)
+            spot = search.spot()
+            if spot is None or tensor == self._output or not search.found.get(tensor):
+                break
+            if self._helps(tensor, search, at_output):
+                spot = search.left_out()
+                break
+            self._first.drop(tensor)  # no pair: it is another tensor of the model, and right
+        if spot is not None:
+            return self._in_the_file(spot, search, at_output)
+        wrong = None if self._bench.optimize else self._units.first_wrong(search.places, search.values)
+        wrong = wrong or self._units.shrunk(search.places, tensor, search.values)
+        return self._in_the_runtime(wrong, search, at_output) if wrong else self._between(tensor, search, at_output)
+
+    def _helps(self, tensor: str, search: Search, before: Point) -> bool:
+        """Whether the output gets right, or half as wrong, with ``tensor`` at what its pair has: an operator that is
+        left out leaves its input there, which is another tensor of the model too."""
+        right = search.reference[search.target].reshape(search.values[tensor].shape)
+        own, self._bench.held[tensor] = self._value, self._units.stored(tensor, right)
+        try:
+            after = self.at_output()
+        finally:
+            del self._bench.held[tensor]
+            self._value = own
+        return bool(after) or (not after.reason and (bool(before.reason) or after.error < before.error / 2))
+
+    def _stretch(self, tensor: str) -> Search:
+        """What lies between the wrong tensor and the right ones before it."""
+        paired = self._first.pairs
+        node = paired[tensor].node if tensor in paired else self._output_node()
+        starts = [name for name in self._first.frontier(tensor) if name != tensor]
+        right = {paired[name].node for name, point in self._first.points.items() if point and name in paired}
+        operators = self._program.before(node, right)
+        named = self._program.tensors(dict.fromkeys([*(paired[s].node for s in starts), *operators]))
+        named += self._program.tensors(
+            n for n in right if n not in named and any(n in self._program.inputs(o) for o in operators)
+        )
+        reference, eager = self._bench.references(named), self._bench.eager(named)
+        allowed = {n: self._allowed(eager[n], reference[n]) for n in named}
+        shapes = self._bench.fetch(starts)
+        known = {name: widen(value) for name, value in self._bench.own().items()}
+        known |= {name: reference[paired[name].node].reshape(shapes[name].shape) for name in starts}
+        known |= {name: widen(value) for name, value in self._bench.held.items()}
+        places = self._exact.before([tensor], known.keys())
+        return Search(self._exact, places, known, tensor, self._program, reference, allowed, right, node)
+
+    def _output_node(self) -> str:
+        """The operator that gives the output, which is paired with nothing."""
+        specs = [
+            s.arg
+            for s in self._model.program.graph_signature.output_specs
+            if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")
+        ]
+        return str(dict(zip(self._model.outputs, specs, strict=False))[self._output].name)
+
+    def _allowed(self, eager: Array, reference: Array) -> float:
+        """The rule of ``verify``, for one tensor."""
+        if reference.dtype.kind != "f":
+            return 0.0
+        scale = float(np.abs(reference[np.isfinite(reference)]).max(initial=0))
+        return EAGER_MULTIPLE * distance(eager, reference)[0] + ULPS * ulp(scale, self._dtype)
+
+    def _in_the_file(self, spot: Spot, search: Search, at_output: Point) -> _Trace:
+        made = {name for p in spot.places for name in self._exact.nodes[p].output}
+        known = {name: value for name, value in search.values.items() if name not in made}
+        cause = bisect_cause.cause_of(self._exact, known, spot, self._program)
+        got = self._exact.run(spot.places, known)[spot.end]
+        if got.size == spot.expected.size:
+            error, _, reason = distance(got.reshape(spot.expected.shape), spot.expected)
+        else:
+            error, reason = 0.0, f"its shape is {list(got.shape)}, the model's is {list(spot.expected.shape)}"
+        places = spot.places if cause.place is None else (cause.place,)
+        theirs = spot.last if [*places] == [self._exact.makers[spot.end]] and not spot.left_out else spot.node
+        path = self._program.module(theirs) if spot.left_out else self._module(places) or self._program.module(theirs)
+        operator = self._program.operator(theirs) if theirs else ""
+        given = self._units.given(spot.places, known)
+        model = self._reproduction(spot.places, spot.end, given, spot.expected, spot.allowed, cause)
+        fault = self._told(
+            path, spot.end, places, "file", (error, spot.allowed, _scale(spot.expected), reason), cause, at_output
+        )
+        fault = replace(fault, operator=operator, widened=self._widened(spot.places))
+        return _Trace(fault, spot.expected, search.end, model)
+
+    def _in_the_runtime(self, wrong: Wrong, search: Search, at_output: Point) -> _Trace:
+        dtype = self._exact.types.get(wrong.end, np.dtype(np.float32))
+        cause = bisect_runtime.cause_of(wrong, dtype, self._result)
+        same = next(iter(search.found.get(wrong.end, ())), "")
+        model = self._reproduction(wrong.places, wrong.end, wrong.given, wrong.expected, wrong.allowed, cause)
+        numbers = (wrong.error, wrong.allowed, _scale(wrong.expected), wrong.reason)
+        fault = self._told(
+            self._module(wrong.places) or self._program.module(same),
+            wrong.end,
+            wrong.places,
+            "runtime",
+            numbers,
+            cause,
+            at_output,
+        )
+        operator = self._program.operator(same) if same else ""
+        fault = replace(fault, operator=operator, widened=self._widened(wrong.places))
+        return _Trace(fault, search.values.get(wrong.end), search.end, model)
+
+    def _between(self, tensor: str, search: Search, at_output: Point) -> _Trace:
+        point = self._first.points.get(tensor) or at_output
+        cause = Cause("unknown", "each node is right on right inputs: small errors of what comes before grow here")
+        numbers = (point.error, point.allowed, point.scale, point.reason)
+        fault = self._told(self._module(search.places), tensor, search.places, "between", numbers, cause, at_output)
+        return _Trace(replace(fault, widened=self._widened(search.places)), search.values.get(tensor), tensor)
+
+    def _told(
+        self,
+        path: str,
+        tensor: str,
+        places: Sequence[int],
+        wrong: str,
+        numbers: tuple[float, float, float, str],
+        cause: Cause,
+        at: Point,
+    ) -> Fault:
+        widened, r = Widened(None), self._result
+        named = (path, tensor, self._names(places), "", wrong)
+        return Fault(
+            r.runtime,
+            self._case,
+            *named,
+            *numbers,
+            cause.kind,
+            cause.text,
+            widened,
+            r.output,
+            at.error,
+            at.allowed,
+            at.reason,
+        )
+
+    def _names(self, places: Sequence[int]) -> tuple[str, ...]:
+        return tuple(f"{self._exact.nodes[p].op_type} {self._exact.nodes[p].name}".strip() for p in places)
+
+    def _module(self, places: Sequence[int]) -> str:
+        return next(filter(None, (module(self._exact.nodes[p]) for p in reversed(places))), "")
+
+    def _reproduction(
+        self, places: Sequence[int], end: str, given: Values, expected: Array, allowed: float, cause: Cause
+    ) -> Reproduction:
+        ran, bench = self._units.ran, self._bench
+        return Reproduction.of(
+            ran, self._units.running(places), end, given, expected, allowed, bench.optimize, bench.provider, cause.text
+        )
+
+    # ------------------------------------------------------------------ what would mend it
+
+    def _widened(self, places: Sequence[int]) -> Widened:
+        """Whether the output is right when the nodes compute in float32."""
+        nodes = [self._exact.nodes[p] for p in places]
+        if not {self._exact.types.get(name) for n in nodes for name in (*n.input, *n.output)} & HALVES:
+            return Widened(None, reason="it computes in float32 already")
+        proto = self._bench.proto
+        try:
+            for wide, chosen in bisect_runtime.islands(self._exact, places):
+                self._bench.proto = stepwise(wide) if self._result.runtime == STEPWISE else wide
+                if point := self.at_output():
+                    return Widened(True, self._names(chosen), point.error)
+        except (GraphError, InputError, RuntimeUnavailable) as error:
+            return Widened(None, reason=str(error))
+        finally:
+            self._bench.proto = proto
+        return Widened(False)
+
+
+def _scale(expected: Array) -> float:
+    return float(np.abs(expected[np.isfinite(expected)]).max(initial=0))
+
+
+def _types(proto: onnx.ModelProto) -> dict[str, np.dtype]:
+    return {
+        name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
+        for name, (kind, _) in inferred(proto).items()
+        if kind
+    }

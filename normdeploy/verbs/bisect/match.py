@@ -1,0 +1,270 @@
+"""Where inside a stretch of nodes a file stops computing what the PyTorch model computes, told by values.
+
+Both are evaluated in float64 from the same right tensors. A tensor of the file that holds what some tensor of the model
+holds, element by element in memory's order, is that tensor; fused and decomposed forms leave others without a
+counterpart, which says nothing. The fault lies where no path to the end meets a counterpart any more. How far it
+reaches is found by trial: put what the model has into a tensor of the file, and see whether the tensors after it find
+their counterparts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...model import Model
+from ...runtimes.exact import Array, Exact, NotEvaluated, Values
+
+_SAMPLE = 64  # elements that are looked at first
+_NEAR = 60  # nodes that are evaluated to see whether a trial helps
+_OPERATORS = 10  # of which one may be what the fault's end should be
+_TRIALS = 60
+_PLENTY = 1 / 3  # of the nodes behind a fault that is taken away find a counterpart, whatever is fused
+
+
+@dataclass(frozen=True)
+class Spot:
+    """The nodes at ``places`` make something else of right values than the model does: ``end`` should be ``expected``.
+
+    ``node``: the first operator of the PyTorch graph without a counterpart, "" where all have one; ``last``: the one
+    whose value ``end`` should have; ``operators``: those that the place stands for. ``left_out``: what ``places`` read,
+    or make, should be the result of ``node``, which the file leaves out.
+    """
+
+    places: tuple[int, ...]
+    end: str
+    expected: Array
+    allowed: float
+    node: str = ""
+    last: str = ""
+    operators: tuple[str, ...] = ()
+    left_out: str = ""
+
+
+class Program:
+    """The operators of a model's PyTorch graph that give tensors, and what each reads."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.nodes = {n.name: n for n in model.program.graph_module.graph.nodes}
+        self._is_tensor = {n for n, node in self.nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
+        self.order = {name: place for place, name in enumerate(self.nodes)}
+        self._rooted = set[
+            str
+        ]()  # in inputs or parameters: exporters compute the others, positions and masks, and leave the result
+        for n, node in self.nodes.items():
+            rooted = node.op == "placeholder" or any(s.name in self._rooted for s in node.all_input_nodes)
+            if rooted and (n in self._is_tensor or self._holds(n)):
+                self._rooted.add(n)
+
+    def inputs(self, name: str) -> list[str]:
+        """The operators that give ``name`` its tensors, but for what depends on nothing."""
+        return [s.name for s in self.nodes[name].all_input_nodes if s.op == "call_function" and s.name in self._rooted]
+
+    def _holds(self, name: str) -> bool:
+        value = self.nodes[name].meta.get("val")
+        return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
+
+    def before(self, end: str, stops: Iterable[str]) -> list[str]:
+        """``end`` and the operators that it is computed by from ``stops``, which are left out, in order."""
+        found, stack, known = set[str](), [end], set(stops)
+        while stack:
+            name = stack.pop()
+            if name not in found and name not in known:
+                found.add(name)
+                stack += self.inputs(name)
+        return sorted(found, key=self.order.__getitem__)
+
+    def tensors(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in self._is_tensor]
+
+    def module(self, name: str) -> str:
+        """The qualified path of the module that an operator comes from."""
+        scopes = list(self.nodes[name].meta.get("nn_module_stack", {}).values()) if name in self.nodes else []
+        return str(scopes[-1][0]) if scopes else ""
+
+    def operator(self, name: str) -> str:
+        """As in "aten.layer_norm"."""
+        target = self.nodes[name].target
+        schema = getattr(target, "_schema", None)
+        return str(schema.name).replace("::", ".") if schema is not None else getattr(target, "__name__", str(target))
+
+    def parameters(self, names: Iterable[str]) -> dict[str, Array]:
+        """Parameters, buffers and constants that the operators read, by their names in the model, in float64."""
+        targets = {
+            s.arg.name: s.target for s in self.model.program.graph_signature.input_specs if getattr(s, "target", None)
+        }
+        held = {**self.model.program.constants, **self.model.program.state_dict}
+        read = {targets[s.name] for name in names for s in self.nodes[name].all_input_nodes if s.name in targets}
+        tensors = {name: held[name] for name in sorted(read) if isinstance(held.get(name), torch.Tensor)}
+        return {name: t.detach().double().numpy() for name, t in tensors.items() if t.is_floating_point()}
+
+    def numbers(self, names: Iterable[str]) -> list[float]:
+        """Floating arguments of the operators, epsilons among them."""
+        found = (a for name in names for a in (*self.nodes[name].args, *self.nodes[name].kwargs.values()))
+        return list(dict.fromkeys(a for a in found if isinstance(a, float)))
+
+
+def counterparts(values: Values, reference: Values, allowed: Mapping[str, float]) -> dict[str, list[str]]:
+    """Tensor of the file -> operators that give the same."""
+    by_size: dict[int, list[str]] = {}
+    for node, value in reference.items():
+        by_size.setdefault(value.size, []).append(node)
+    found: dict[str, list[str]] = {}
+    for name, value in values.items():
+        flat = value.reshape(-1)
+        few = slice(None, None, max(1, flat.size // _SAMPLE))
+        for node in by_size.get(value.size, ()):
+            other = reference[node].reshape(-1)
+            if (flat.dtype.kind in "f") == (other.dtype.kind in "f") and all(
+                _same(flat[s], other[s], allowed[node]) for s in (few, slice(None))
+            ):
+                found.setdefault(name, []).append(node)
+    return found
+
+
+def _same(value: Array, other: Array, allowed: float) -> bool:
+    with np.errstate(all="ignore"):
+        a, b = value.astype(np.float64), other.astype(np.float64)
+        return bool(np.all((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))))
+
+
+class Search:
+    """One stretch of the file and of the PyTorch graph, from tensors that are right to ``end``, which is not.
+
+    Args:
+        places: of the file's nodes, in order.
+        known: the right values of what they start from, float64.
+        operators: of the stretch and those that it starts from, with their values in float64 and what is allowed of
+        each.
+        target: the one whose value ``end`` should have.
+    """
+
+    def __init__(
+        self, exact: Exact, places: Sequence[int], known: Values, end: str, program: Program, reference: Values,
+        allowed: Mapping[str, float], starts: Iterable[str], target: str,
+    ) -> None:  # fmt: skip
+        self.exact, self.known, self.end, self.program = exact, known, end, program
+        self.reference, self.allowed, self.target = reference, allowed, target
+        self.values = exact.run(places, known)
+        self.places = list(places)
+        self.inner = [
+            name
+            for place in places
+            for name in exact.nodes[place].output
+            if name in self.values and name not in exact.sizes
+        ]
+        self.found = counterparts({name: self.values[name] for name in self.inner}, reference, allowed)
+        self._have = {node for nodes in self.found.values() for node in nodes} | set(starts)
+
+    def spot(self) -> Spot | None:
+        """None where the file computes what the model does."""
+        if self.target in self.found.get(self.end, ()):
+            return None
+        stops = (self.found.keys() | self.exact.sizes) - {self.end} | self.known.keys()
+        suspects = self.exact.before([self.end], stops)
+        strange = self._strange()
+        firsts = [node for node in strange if not set(self.program.inputs(node)) & set(strange)]
+        candidates = self._candidates(suspects, [n for n in firsts if n in self.reference] or strange[:1])
+        best = self._nearest(suspects, candidates)
+        if best is None:
+            operators = tuple(strange)
+            expected = self.reference[self.target].reshape(self.values[self.end].shape)
+            return Spot(
+                tuple(suspects),
+                self.end,
+                expected,
+                self.allowed[self.target],
+                firsts[0] if firsts else "",
+                self.target,
+                operators,
+            )
+        return self._at(suspects, strange, *best)
+
+    def left_out(self) -> Spot:
+        """``end`` holds another tensor of the model: what makes of that the one that is wanted is not in the file."""
+        expected = self.reference[self.target].reshape(self.values[self.end].shape)
+        place, operators = self.exact.makers[self.end], (self.target,)
+        return Spot(
+            (place,),
+            self.end,
+            expected,
+            self.allowed[self.target],
+            self.target,
+            self.target,
+            operators,
+            left_out=self.end,
+        )
+
+    def _strange(self) -> list[str]:
+        """Operators without a counterpart from which paths without one lead to the end."""
+        return [n for n in self.program.before(self.target, self._have - {self.target}) if n in self.reference]
+
+    def _candidates(self, suspects: Sequence[int], firsts: Sequence[str]) -> list[tuple[str, str]]:
+        """Tensors of the file that may stand in the place of one of ``firsts`` or of what follows it, the nearest
+        first."""
+        if not suspects:
+            return []
+        head = self.exact.nodes[suspects[0]]
+        names = [n for n in self.exact.reads(head) if n in self.values and n not in self.exact.sizes]
+        names += [
+            o
+            for place in suspects[:_NEAR]
+            for o in self.exact.nodes[place].output
+            if o in self.values and o != self.end
+        ]
+        names += [n for place in suspects[:_NEAR] for n in self.exact.reads(self.exact.nodes[place]) if n in self.found]
+        sizes = {name: self.values[name].size for name in names if self.values[name].dtype.kind == "f"}
+        after = list(dict.fromkeys([*firsts, *self._strange()[:_OPERATORS]]))
+        return [(name, node) for name, size in sizes.items() for node in after if self.reference[node].size == size][
+            :_TRIALS
+        ]
+
+    def _nearest(self, suspects: Sequence[int], candidates: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+        """The first that brings back about as many as the best does: what lies behind the fault's end helps as well."""
+        gains: list[float] = []
+        for candidate in candidates:
+            gains.append(self._gain(suspects, *candidate))
+            if gains[-1] >= _PLENTY:
+                return candidate
+        most = max(gains, default=0.0)
+        return next((c for c, gain in zip(candidates, gains, strict=True) if gain and gain >= most / 2), None)
+
+    def _gain(self, suspects: Sequence[int], name: str, node: str) -> float:
+        """Which part of the next suspects finds a counterpart behind ``node`` when ``name`` is what that gives, a mere
+        copy not counted."""
+        maker = self.exact.makers.get(name, -1)
+        own = set(self.exact.before([name]))
+        near = [p for p in suspects if p > maker and p not in own][:_NEAR]
+        outputs = {o for place in near for o in self.exact.nodes[place].output}
+        known = {k: v for k, v in self.values.items() if k not in outputs}
+        known[name] = self.reference[node].reshape(self.values[name].shape)
+        try:
+            values = self.exact.run(near, known)
+        except NotEvaluated:
+            return 0.0
+        after = {o: values[o] for o in outputs if o in values and o not in self.exact.sizes}
+        again = counterparts(after, self.reference, self.allowed)
+        copies = set(counterparts({name: known[name]}, self.reference, self.allowed).get(name, ()))
+        order = self.program.order
+        behind = (any(n not in copies and order[n] > order[node] for n in nodes) for nodes in again.values())
+        return sum(behind) / max(len(after), 1)
+
+    def _at(self, suspects: Sequence[int], strange: Sequence[str], name: str, node: str) -> Spot:
+        operators = tuple(n for n in self.program.before(node, self._have) if n in strange)
+        first = operators[0] if operators else node
+        expected = self.reference[node].reshape(self.values[name].shape)
+        made = [p for p in self.exact.before([name], self.found.keys() | self.known.keys()) if p in set(suspects)]
+        if made:
+            return Spot(tuple(made), name, expected, self.allowed[node], first, node, operators)
+        reader = next(p for p in suspects if name in self.exact.reads(self.exact.nodes[p]))
+        values = self.exact.run(
+            [reader],
+            {k: v for k, v in self.values.items() if k not in self.exact.nodes[reader].output} | {name: expected},
+        )
+        end = self.exact.nodes[reader].output[0]
+        same = counterparts({end: values[end]}, self.reference, self.allowed).get(end, [node])
+        return Spot((reader,), end, values[end], self.allowed[same[0]], first, node, operators, left_out=name)

@@ -1,0 +1,213 @@
+"""A guard for CI: rules that the norms of a file should keep, judged on what the census (``normdeploy.verbs.inspect``)
+tells of them.
+
+The JSON's schema is ``normdeploy/check/1``; keys may be added. ``normdeploy.verbs.check.sarif`` says the same as SARIF.
+
+    schema      "normdeploy/check/1"
+    normdeploy  the version that wrote it
+    ok          nothing of ``fail_on`` was found that the baseline does not know, and every file could be read
+    fail_on     names of rules
+    files       one object for each: file (path as given), error (why it could not be checked, "" where it was), notes,
+        and findings: rule, level ("error" where it fails the check, else "warning" or "note"), message, kind (of norm,
+        "" where it is about none), module, place, node, tensor (where it is; "" where the file does not tell),
+        fingerprint, known (the baseline has it)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack, cast
+
+from ...arguments import Loading, Onnx, prepared
+from ...errors import ExtensionError, InputError, NormdeployError
+from ...shown import Shown
+from ...storage.files import bodies
+from ...types import PathLike, Progress
+from ...version import __version__
+from ..inspect import census
+from ..sources import opened
+from .guests import Brought, brought
+from .rules import RULES, Problem, Rule, constants, of_norm, training
+
+SCHEMA = "normdeploy/check/1"
+FINGERPRINT = "normdeploy/v1"  # its key in SARIF; another recipe is another key
+_MOST = 2**28  # bytes of a baseline
+
+FAIL_ON = ("decomposed", "train-mode", "eps-lost")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One file; ``error`` says why it could not be checked."""
+
+    file: str
+    findings: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Check(Shown):
+    """What became of all files; true where nothing fails and all could be read."""
+
+    files: tuple[Checked, ...]
+    fail_on: tuple[str, ...]
+    baseline: bool = False
+    rules: tuple[Rule, ...] = RULES  # ours, and then those of installed packages
+
+    def __bool__(self) -> bool:
+        return not any(f.error or any(p.level == "error" for p in f.findings) for f in self.files)
+
+    def json(self) -> str:
+        """The document described at the top of this module."""
+        document = {"schema": SCHEMA, "normdeploy": __version__, "ok": bool(self), "fail_on": self.fail_on}
+        return json.dumps(document | {"files": [asdict(f) for f in self.files]}, indent=2, ensure_ascii=False) + "\n"
+
+
+@prepared(onnx="sources")
+def check(
+    sources: Onnx | Sequence[Onnx],
+    *,
+    fail_on: str | Sequence[str] = FAIL_ON,
+    runtime: str = "any",
+    fuse: str = "standard",
+    precision: str | None = None,
+    baseline: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> Check:
+    """Judge the norms of each file by ``RULES``; nothing is changed.
+
+    Of a model that is yet to be exported what ``export`` would mend is no problem (decomposed, unfolded, wrong-form).
+
+    Args:
+        sources: ONNX files, or what ``export`` takes; one or several, models in memory too. Of a folder every .onnx
+            file in it, at any depth; one that holds none is taken as a model (a Hugging Face folder).
+        fail_on: the rules that make the result false, "all" among them for every one; one text may hold several, by
+            comma. Rules of installed packages (`normdeploy.verbs.check.guests`) are named like ours.
+        runtime, fuse: as for ``optimize``; with a runtime other than "any" only what that one makes of the norms
+        counts.
+        precision: "fp16" or "bf16": judge epsilons as though the file computed in it.
+        baseline: an earlier result as JSON or SARIF; what it holds does not fail again.
+        progress: called with (stage, done, total); total is 0 where it is not known.
+        loading: see ``normdeploy.loading.load``.
+
+    Raises:
+        InputError: there is no such rule, or the baseline can't be read. A file that can't be read is a part of the
+            result.
+        ExtensionError: a package's rule is broken.
+    """
+    others = brought()
+    rules = (*RULES, *(other.rule for other in others))
+    ids = tuple(rule.id for rule in rules)
+    unknown = [name for name in fail_on if name not in (*ids, "all")]
+    if unknown:
+        raise InputError(f"there is no rule {unknown[0]!r}; choose from {', '.join(ids)}, or all")
+    failing = ids if "all" in fail_on else tuple(dict.fromkeys(fail_on))
+    left = _known(baseline)
+    files = []
+    for source in dict.fromkeys(f for s in cast("Sequence[PathLike]", sources) for f in onnx_files(os.fspath(s))):
+        try:
+            found, notes = _of_file(source, runtime, fuse, precision, progress, loading, others)
+        except ExtensionError:  # of no file's doing
+            raise
+        except NormdeployError as error:
+            files.append(Checked(source, error=str(error)))
+            continue
+        files.append(Checked(source, tuple(_judged(source, found, failing, left, rules)), tuple(notes)))
+    return Check(tuple(files), failing, baseline is not None, rules)
+
+
+def onnx_files(source: str) -> list[str]:
+    """Every .onnx file in a folder, at any depth and in the order of the names; a file, or a folder without one, as it
+    is.
+
+    Links to folders are not followed, and what begins with a dot (.git, caches) is passed by.
+    """
+    if not os.path.isdir(source):
+        return [source]
+    found = []
+    for folder, inner, files in os.walk(source):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        found += [
+            os.path.join(folder, name) for name in sorted(files) if name.endswith(".onnx") and not name.startswith(".")
+        ]
+    return found or [source]
+
+
+def _of_file(
+    source: str,
+    runtime: str,
+    fuse: str,
+    precision: str | None,
+    progress: Progress | None,
+    loading: Loading,
+    others: Sequence[Brought] = (),
+) -> tuple[list[Problem], Sequence[str]]:
+    proto, weights, deployed = opened(source, loading=loading, progress=progress)
+    summary = census(proto, runtime=runtime, fuse=fuse, progress=progress, chains=deployed)
+    nodes = {name: node for body in bodies(proto) for node in body.node for name in node.output}
+    in_training = list(training(proto))
+    random = {p.tensor for p in in_training}
+    found = [*in_training]
+    for finding in summary.findings:
+        if finding.tensor not in random:
+            found += of_norm(finding, deployed, runtime, precision)
+    told = {name for f in summary.findings for h in f.half if h.dtype == "float16" for name in h.overflow}
+    found += constants(proto, told)
+    found += [problem for other in others for problem in other.problems(proto)]
+    del weights  # which had to live until here
+    return [
+        replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in found
+    ], summary.notes
+
+
+# ------------------------------------------------------------------ fingerprints and the baseline
+
+
+def _judged(
+    source: str, found: Sequence[Problem], fail_on: Sequence[str], left: Counter[str], rules: Sequence[Rule]
+) -> Iterator[Problem]:
+    levels = {rule.id: rule.level for rule in rules}
+    seen: Counter[tuple[str, ...]] = Counter()
+    for p in found:
+        key = (p.rule, Path(source).name, p.kind, p.place, p.module or re.sub(r"\d+", "", p.node or p.tensor))
+        seen[key] += 1
+        fingerprint = hashlib.sha256(json.dumps([*key, seen[key]]).encode()).hexdigest()[:32]
+        known = left[fingerprint] > 0
+        left[fingerprint] -= known
+        yield replace(
+            p,
+            level="error" if p.rule in fail_on and not known else levels[p.rule],
+            fingerprint=fingerprint,
+            known=known,
+        )
+
+
+def _known(baseline: str | os.PathLike[str] | None) -> Counter[str]:
+    """The fingerprints that an earlier result holds."""
+    if baseline is None:
+        return Counter()
+    label = repr(os.fspath(baseline))
+    try:
+        if os.stat(baseline).st_size > _MOST or not os.path.isfile(baseline):  # a device or a pipe may never end
+            raise InputError(
+                f"the baseline {label} is no file, or has more than {_MOST} bytes; give what an earlier check wrote"
+            )
+        document: Any = json.loads(Path(baseline).read_text(encoding="utf-8"))
+        if "runs" in document:
+            return Counter(r["partialFingerprints"][FINGERPRINT] for run in document["runs"] for r in run["results"])
+        return Counter(p["fingerprint"] for f in document["files"] for p in f["findings"])
+    except OSError as error:
+        raise InputError(
+            f"can't read the baseline {label}: {error.strerror}; an earlier check writes it with --format sarif -o FILE"
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"the baseline {label} is neither JSON nor SARIF of an earlier check") from error

@@ -1,0 +1,83 @@
+"""The result of a check as SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format), which code hosts show in a
+review.
+
+A graph has no lines. Where a finding is stands in its logical locations: the module path, the node, the tensor. GitHub
+shows no result without a line, and tells old from new by the fingerprint ``primaryLocationLineHash`` alone: each result
+names line 1 and has that one too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ...version import __version__
+from .check import FINGERPRINT, Check, Checked
+from .rules import Problem
+
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+
+
+def sarif(result: Check) -> str:
+    """The document; paths are relative to the working directory where they lie in it."""
+    rules = [
+        {
+            "id": rule.id,
+            "shortDescription": {"text": rule.short},
+            "fullDescription": {"text": f"{rule.short} {rule.help}"},
+            "help": {"text": rule.help.replace("`", ""), "markdown": rule.help},
+            "defaultConfiguration": {"level": "error" if rule.id in result.fail_on else rule.level},
+        }
+        for rule in result.rules
+    ]
+    broken = [
+        {"level": "error", "message": {"text": f.error}, "locations": [{"physicalLocation": _physical(f)}]}
+        for f in result.files
+        if f.error
+    ]
+    notes = dict.fromkeys(note for f in result.files for note in f.notes)
+    run = {
+        "tool": {
+            "driver": {"name": "normdeploy", "version": __version__, "semanticVersion": __version__, "rules": rules}
+        },
+        "invocations": [
+            {
+                "executionSuccessful": not broken,
+                "exitCode": 0 if result else 1,
+                "toolExecutionNotifications": broken,
+                "toolConfigurationNotifications": [{"level": "note", "message": {"text": note}} for note in notes],
+            }
+        ],
+        "artifacts": [{"location": _location(f.file), "roles": ["analysisTarget"]} for f in result.files],
+        "results": [_result(f, p, result) for f in result.files for p in f.findings],
+    }
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _result(checked: Checked, p: Problem, result: Check) -> dict[str, Any]:
+    names = (("function", p.place), ("module", p.module), ("node", p.node), ("tensor", p.tensor))
+    logical = [{"kind": kind, "name": name, "fullyQualifiedName": name} for kind, name in names if name]
+    at = {"physicalLocation": _physical(checked)} | ({"logicalLocations": logical} if logical else {})
+    said = {
+        "ruleId": p.rule,
+        "ruleIndex": [rule.id for rule in result.rules].index(p.rule),
+        "level": p.level,
+        "message": {"text": f"{p.name}: {p.message}" if p.name else p.message},
+        "locations": [at],
+        "partialFingerprints": {FINGERPRINT: p.fingerprint, "primaryLocationLineHash": p.fingerprint},
+    }
+    return said | ({"baselineState": "unchanged" if p.known else "new"} if result.baseline else {})
+
+
+def _physical(checked: Checked) -> dict[str, Any]:
+    return {"artifactLocation": _location(checked.file), "region": {"startLine": 1}}
+
+
+def _location(file: str) -> dict[str, str]:
+    path, here = Path(os.path.abspath(file)), Path.cwd()
+    if path.is_relative_to(here):
+        return {"uri": quote(os.fsencode(path.relative_to(here).as_posix())), "uriBaseId": "%SRCROOT%"}
+    return {"uri": path.as_uri()}

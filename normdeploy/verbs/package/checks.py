@@ -1,0 +1,230 @@
+"""Checks everything that goes into a bundle before a byte of it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from ...errors import InputError
+from ...reports.report import SCHEMA
+from ...storage.files import load_onnx
+from ...storage.record import recorded
+from ...types import PathLike, Progress
+from ..run import PROVIDERS
+from ..sources import loaded_as_recorded, remembered
+from ..verify.candidates import OFF, ON
+from ..verify.cases import read
+from . import bundle, triton
+from .triton import Port, Serving
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from ...arguments import Loading
+    from ..verify.compare import Comparison
+    from .samples import Samples
+
+_REPORT_BYTES = 2**28
+_INSTANCES = 1024
+_LARGEST = 2**31 - 1  # what Triton's int32 holds
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for; the arguments of ``normdeploy.verbs.package.package``."""
+
+    onnx: PathLike
+    output: PathLike
+    source: PathLike | None
+    engines: tuple[PathLike, ...]
+    inputs: tuple[PathLike | Mapping[str, Any], ...]
+    name: str | None
+    max_batch: int | None
+    instances: int
+    provider: str
+    report_from: PathLike | None
+    replace: bool
+
+    def __post_init__(self) -> None:
+        if self.provider not in PROVIDERS:
+            raise InputError(f"there is no provider {self.provider!r}; choose one of {', '.join(PROVIDERS)}")
+        if not 1 <= self.instances <= _INSTANCES or (self.max_batch or 0) < 0:
+            said = f"instances is {self.instances} and the largest batch {self.max_batch}"
+            raise InputError(f"{said}; give 1 to {_INSTANCES} instances, and no negative batch")
+
+
+@dataclass
+class Job:
+    """What is known of the model that is packaged; ``model`` is the kind and sha256 of its PyTorch file."""
+
+    path: Path
+    proto: onnx.ModelProto  # without its weights
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    model: dict[str, str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def job_of(wanted: Wanted) -> Job:
+    """
+    Raises:
+        GraphError, InputError: the file is broken, or has inputs or outputs that Triton can't serve; or the name is
+            none.
+    """
+    path = Path(os.path.realpath(wanted.onnx))
+    proto = load_onnx(path, external_data=False)
+    initializers = {t.name for t in proto.graph.initializer}
+    inputs = triton.ports([v for v in proto.graph.input if v.name not in initializers])
+    job = Job(path, proto, named(Path(wanted.onnx).stem, wanted.name), inputs, triton.ports(proto.graph.output))
+    if half := [port.name for port in (*inputs, *job.outputs) if port.dtype == "bfloat16"]:
+        job.notes.append(
+            f"Triton's backend for onnxruntime takes no bfloat16 ({', '.join(half)}) and will not load {job.name}_onnx;"
+            " `normdeploy export --precision bf16 --keep-io` writes a file whose inputs and outputs are float32"
+        )
+    return job
+
+
+def free_target(wanted: Wanted) -> Path:
+    """Where the bundle is to stand; refused where something else would be lost."""
+    target = Path(os.path.realpath(wanted.output))
+    said = repr(os.fspath(wanted.output))
+    if not target.parent.is_dir():
+        raise InputError(f"can't write {said}: there is no folder {target.parent.name!r}; make it first")
+    if not target.exists():
+        return target
+    if not target.is_dir():
+        raise InputError(f"can't write {said}: it is a file; give the name of a folder")
+    if not any(target.iterdir()):
+        return target
+    try:
+        old = bundle.open_bundle(target)
+        known = old.read("files", bundle.described)
+    except InputError as error:
+        raise InputError(f"{said} is not empty and no bundle of ours ({error}); give another folder") from error
+    files, others = bundle.scan(target)
+    if strange := sorted({*files, *others} - known.keys() - {bundle.MANIFEST}):
+        raise InputError(
+            f"the bundle {said} holds files that are not its own and would be lost: {strange[:5]}; move them away"
+        )
+    if not wanted.replace:
+        raise InputError(f"{said} holds a bundle already; replace it with --replace, or give another folder")
+    return target
+
+
+def named(stem: str, given: str | None) -> str:
+    """The models' name: ``given``, or what is safe of the file's."""
+    safe = triton.model_name(stem if given is None else given)
+    if given is not None and safe != given:
+        raise InputError(
+            f"the name {given!r} is none for Triton (letters, digits, '_', '.', '-', at most 100); {safe!r} would"
+            " be one"
+        )
+    return safe
+
+
+def certificates_of(report: PathLike | None, proto: onnx.ModelProto) -> list[dict[str, Any]]:
+    """The norms of a report that have a certificate."""
+    if report is None:
+        return []
+    said, path = repr(os.fspath(report)), Path(report)
+    if not path.is_file() or path.stat().st_size > _REPORT_BYTES:
+        raise InputError(
+            f"the report {said} is no file, or larger than {_REPORT_BYTES} bytes; give what --report of export wrote"
+        )
+    try:
+        document = json.loads(path.read_bytes())
+        norms = [n for n in document["norms"] if n["certificate"] is not None]
+        written = {n["tensor"] for n in norms if n["status"] == "fused"}
+        schema = document["schema"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InputError(
+            f"{said} is no report of normdeploy ({type(error).__name__}: {error}); give what --report of export wrote"
+        ) from error
+    if schema != SCHEMA:
+        raise InputError(f"the report {said} has the schema {schema!r}, this version reads {SCHEMA!r}; export again")
+    if written and not written & {o for node in proto.graph.node for o in node.output}:
+        raise InputError(
+            f"the report {said} is of another file: none of the norms that it says were fused is in this one"
+        )
+    return [{"schema": "normdeploy/certificate/1", **norm} for norm in norms]
+
+
+def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | None) -> tuple[Samples, str, str]:
+    """The samples, the batch dim ("" where there is none) and why there is none."""
+    from .samples import from_file, from_model
+
+    batch, why = triton.batch_dim(job.inputs, job.outputs)
+    if wanted.max_batch and not batch:
+        raise InputError(f"--max-batch is {wanted.max_batch}, but Triton can't batch this file: {why}; leave it out")
+    given = read(wanted.inputs) if wanted.inputs else []
+    if wanted.source is None:
+        made = from_file(
+            job.path, job.proto, job.inputs, batch=batch, largest=wanted.max_batch or 0, inputs=given, progress=progress
+        )
+        return made, batch, why
+    if progress is not None:
+        progress("load", 0, 0)
+    followed, notes = remembered(wanted.source, job.path, loading)
+    model = loaded_as_recorded(wanted.source, (), None, followed, loading)
+    job.notes += notes
+    job.model = {"kind": model.kind, "sha256": model.sha256}
+    theirs, ours = {spec.name for spec in model.inputs}, {p.name for p in job.inputs}
+    if theirs != ours or not {p.name for p in job.outputs} <= set(model.outputs):
+        raise InputError(
+            f"{job.path.name} takes the inputs {sorted(ours)}, the model takes {sorted(theirs)}; is it a file of this"
+            " model?"
+        )
+    return from_model(model, job.proto, batch=batch, inputs=given, progress=progress), batch, why
+
+
+def batch_range(job: Job, batch: str, samples: Samples) -> tuple[int, int, int]:
+    """(min, usual, max) of the batch dim: as recorded at the export, else what the samples hold."""
+    for spec in recorded(job.proto).get("inputs", ()):
+        for dim in spec.shape:
+            if batch and dim.name == batch:
+                return dim.min, dim.opt, min(dim.max, _LARGEST)
+    sizes = [len(a) for s in samples.cases for a in s.inputs.values() if a.ndim]
+    most = max([1, *sizes])
+    return 1, most, most
+
+
+def require_loadable(judgement: Comparison, wanted: Wanted, *, optimize: bool) -> None:
+    """
+    Raises:
+        InputError: onnxruntime has no kernel where Triton is told to run the ONNX file, which it would then refuse to
+            load.
+    """
+    missed = {m.runtime: m.reason for m in judgement.not_run}
+    if wanted.provider == "cpu" and (reason := missed.get(ON if optimize else OFF)):
+        raise InputError(f"Triton would not load {Path(wanted.onnx).name} on the CPU: {reason}; give --provider cuda")
+
+
+def serving_of(batch: str, why: str, wanted: Wanted, sizes: tuple[int, int, int]) -> Serving:
+    """How Triton is to batch, ``sizes`` being the (min, usual, max) of the batch dim.
+
+    Raises:
+        InputError: a batch was asked for that the model does not take.
+    """
+    low, usual, high = sizes
+    if not why and low > 1:
+        why = f"the dim {batch!r} is {low} at least, and Triton sends single rows too"
+    if wanted.max_batch == 0:
+        why = "--max-batch is 0"
+    if why:
+        if wanted.max_batch:
+            raise InputError(
+                f"--max-batch is {wanted.max_batch}, but Triton must not batch this file: {why}; leave it out"
+            )
+        return Serving(0, (), wanted.instances, why)
+    if wanted.max_batch is not None and wanted.max_batch > high:
+        raise InputError(
+            f"--max-batch is {wanted.max_batch}, but the dim {batch!r} goes from {low} to {high}; give a size within"
+            " that"
+        )
+    largest = wanted.max_batch or high
+    return Serving(largest, tuple(sorted({n for n in (usual, largest) if 1 < n <= largest})), wanted.instances)

@@ -1,0 +1,277 @@
+"""Writes the evidence bundle: a model repository for Triton Inference Server, and the evidence that its models are
+right.
+
+<output>/
+  manifest.json          what is in it, versions, SHA-256 of every file, bounds and results
+  (``normdeploy.verbs.package.bundle``) README.md              how to serve it and how to check it
+  report.json            the report, with the norms and what the runtimes make of the samples; report.html: the same as
+  a page certificates/*.json    the proof of each rewrite, from the report of export or optimize
+  samples/*.npz          inputs, and the outputs that are expected of them (``normdeploy.verbs.package.samples``)
+  engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and what it compiled of each for this GPU
+  (*.runtime-cache)
+  model_repository/
+    <name>_onnx/config.pbtxt, 1/model.onnx and its weights, warmup/*
+    <name>_trt/config.pbtxt, 1/*.plan, warmup/*
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from ...arguments import prepared
+from ...reports.page import page
+from ...reports.report import Report
+from ...shown import Shown
+from ...storage.files import load_onnx, sha256
+from ...storage.folder import atomic_folder
+from ...types import PathLike, Progress
+from ..inspect import census
+from . import bundle, manifest, triton
+from . import text as words
+from .checks import (
+    Job,
+    Wanted,
+    batch_range,
+    certificates_of,
+    free_target,
+    job_of,
+    require_loadable,
+    samples_of,
+    serving_of,
+)
+from .placing import Engine, engines_of, place_engines, place_onnx
+from .triton import Port, Serving, Warmup
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    import numpy as np
+
+    from ...arguments import Loading, Onnx
+    from .sample_runs import Judgement
+    from .samples import Samples
+
+_WARMUPS = 3  # samples, where Triton does not batch
+
+
+@dataclass(frozen=True)
+class Package(Shown):
+    """What ``package`` wrote.
+
+    ``models`` are the folders in the repository, ``serving`` how Triton is told to batch, ``judgement`` what the
+    runtimes here make of the samples. True where the bundle's own files were run and pass as they are configured.
+    """
+
+    path: Path
+    models: tuple[str, ...]
+    serving: Serving
+    judgement: Judgement
+    optimize: bool  # whether onnxruntime's optimizer is left on
+    files: int
+    bytes: int
+    notes: tuple[str, ...]
+    seconds: float
+
+    def __bool__(self) -> bool:
+        used = [r for r in self.judgement.results if self.optimize or "(optimizer on)" not in r.runtime]
+        return bool(used) and all(used)
+
+
+@prepared(onnx="onnx_path")
+def package(
+    onnx_path: Onnx,
+    output: PathLike,
+    *,
+    source: PathLike | None = None,
+    engines: Sequence[PathLike] = (),
+    feeds: PathLike | Mapping[str, Any] | Sequence[PathLike | Mapping[str, Any]] = (),
+    name: str | None = None,
+    max_batch: int | None = None,
+    instances: int = 1,
+    provider: str = "cpu",
+    report_from: PathLike | None = None,
+    replace: bool = False,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> Package:
+    """Write an evidence bundle: a repository for Triton, samples with expected outputs, report, certificates, versions
+    and hashes.
+
+    The ONNX file and engines are hard links where the file system allows it; weights outside the file are copied once.
+    The folder ``output`` appears, or is replaced, only when all of it is written.
+
+    Args:
+        onnx_path: the file, a model in memory, or what ``export`` gave.
+        source: the PyTorch model file, whose float64 answers are then the expected outputs; without it they are
+            onnxruntime's, its optimizer off.
+        engines: TensorRT engines made of the file, as "8.6=a.plan" where there are several, and TensorRT-RTX engines.
+        feeds: .npz files or mappings name -> array, the samples; without them some are generated.
+        name: of the models; the ONNX file's name without it.
+        max_batch: for Triton; None: the largest that the export recorded, 0: no batching.
+        instances: of each model (on each GPU).
+        provider: where Triton runs the ONNX file: "cpu" or "cuda".
+        report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates.
+        replace: an older bundle at ``output`` may be replaced.
+        progress: called with (stage, done, total).
+        loading: how to load ``source``, as for ``export``; as ``verify`` takes it from the file's record.
+
+    Raises:
+        InputError: an argument does not fit the file, or ``output`` is not empty.
+        GraphError, RuntimeUnavailable: the file is broken, or can't be run at all.
+        NormdeployError: the folder can't be written.
+    """
+    from .sample_runs import judge, rows_depend
+
+    start = time.perf_counter()
+    given = (feeds,) if isinstance(feeds, Mapping | str | os.PathLike) else tuple(feeds)
+    wanted = Wanted(
+        cast(PathLike, onnx_path),
+        output,
+        source,
+        tuple(engines),
+        given,
+        name,
+        max_batch,
+        instances,
+        provider,
+        report_from,
+        replace,
+    )
+    target = free_target(wanted)
+    job = job_of(wanted)
+    held = engines_of(engines)
+    certificates = certificates_of(report_from, job.proto)
+    samples, batch, why = samples_of(job, wanted, loading, progress)
+    commands = words.commands(wanted, job.proto, loading)
+    with atomic_folder(target) as folder:
+        repository = folder / words.REPOSITORY
+        onnx_file = place_onnx(job.path, job.proto, repository / f"{job.name}_onnx" / "1")
+        placed = place_engines(held, repository / f"{job.name}_trt" / "1", folder / "engines")
+        paths = [folder / e.path for e in placed]
+        judgement = judge(onnx_file, paths, samples, runtime_cache=True, progress=progress)
+        optimize = not judgement.optimizer_is_wrong
+        require_loadable(judgement, wanted, optimize=optimize)
+        serving = serving_of(batch, why or rows_depend(onnx_file, samples), wanted, batch_range(job, batch, samples))
+        outputs = triton.as_run(onnx_file, job.outputs, optimize=optimize)
+        configs = _configure(
+            job, outputs, repository, placed, serving, samples, gpu=provider == "cuda", optimize=optimize
+        )
+        models = tuple(Path(config).parent.name for config in configs)
+        notes = words.notes(
+            job.notes,
+            serving,
+            placed,
+            judgement,
+            optimize=optimize,
+            certificates=None if report_from is None else len(certificates),
+        )
+        summary = census(load_onnx(onnx_file), progress=progress)
+        manifest.write_samples(folder, samples, manifest.keys_of([*job.inputs, *job.outputs]))
+        for index, certificate in enumerate(certificates):
+            manifest.write_json(folder / "certificates" / f"{index:03}.json", certificate)
+        seconds = time.perf_counter() - start
+        files = {"source": job.path.name, "output": target.name}
+        made = words.packaging(commands)
+        _write_report(
+            folder,
+            Report(
+                "package",
+                files,
+                summary,
+                parity=judgement,
+                notes=tuple(notes),
+                command=made,
+                seconds={"package": seconds},
+            ),
+        )
+        readme = words.readme(job.name, models, serving, samples.reference, len(samples.cases))
+        (folder / "README.md").write_text(readme, encoding="utf-8")
+        content = manifest.made_with() | {
+            "name": job.name,
+            "source": {"file": job.path.name, "sha256": sha256(job.path)},
+            "model": job.model,
+            "onnx": onnx_file.relative_to(folder).as_posix(),
+            "configs": configs,
+            "engines": manifest.engine_entries(placed),
+            **manifest.evidence(folder, job.inputs, job.outputs, samples, judgement, summary),
+            "commands": commands,
+            "files": manifest.hashes(folder, progress),
+        }
+        manifest.write_json(folder / bundle.MANIFEST, content)
+    sizes = [told["bytes"] for told in content["files"].values()]
+    return Package(target, models, serving, judgement, optimize, len(sizes) + 1, sum(sizes), tuple(notes), seconds)
+
+
+# ------------------------------------------------------------------ written
+
+
+def _configure(
+    job: Job,
+    outputs: Sequence[Port],
+    repository: Path,
+    placed: Sequence[Engine],
+    serving: Serving,
+    samples: Samples,
+    *,
+    gpu: bool,
+    optimize: bool,
+) -> list[str]:
+    """Write the configurations and warm-up data; their paths in the bundle. ``outputs`` are those of the ONNX file as
+    it is run."""
+    served = [e for e in placed if e.served]
+    plans = {e.capability: Path(e.path).name for e in served} if served and served[0].capability else None
+    models = [(f"{job.name}_onnx", "onnxruntime")] + ([(f"{job.name}_trt", "tensorrt")] if served else [])
+    paths = []
+    for name, runtime in models:
+        folder = repository / name
+        warmups = _warm(folder / "warmup", job, serving, samples)
+        text = triton.config(
+            name,
+            runtime,
+            job.inputs,
+            outputs if runtime == "onnxruntime" else job.outputs,
+            serving,
+            gpu=gpu or runtime == "tensorrt",
+            files=plans if runtime == "tensorrt" else None,
+            optimize=optimize or runtime == "tensorrt",
+            warmups=warmups,
+        )
+        (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+        paths.append(f"{words.REPOSITORY}/{name}/config.pbtxt")
+    return paths
+
+
+def _warm(folder: Path, job: Job, serving: Serving, samples: Samples) -> list[Warmup]:
+    """Requests of real samples: one row at the batch sizes that count, or whole samples where Triton does not batch."""
+    whole = [s for s in samples.cases if all(a.size for a in s.inputs.values())]
+    real = [s for s in whole if s.kind in ("random", "given")] or whole
+    if serving.max_batch and real:
+        files, shapes = _raw(folder, 0, {n: a[0] for n, a in real[0].inputs.items()}, job)
+        sizes = sorted({1, *serving.preferred, serving.max_batch})
+        return [Warmup(f"batch {size}", size, files, shapes) for size in sizes]
+    return [Warmup(f"sample {i}", 1, *_raw(folder, i, s.inputs, job)) for i, s in enumerate(real[:_WARMUPS])]
+
+
+def _raw(
+    folder: Path, number: int, arrays: Mapping[str, np.ndarray], job: Job
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    files, shapes = {}, {}
+    for index, port in enumerate(job.inputs):
+        folder.mkdir(exist_ok=True)
+        array = arrays[port.name]
+        files[port.name], shapes[port.name] = f"{number}_{index}.bin", tuple(array.shape)
+        (folder / files[port.name]).write_bytes((array if sys.byteorder == "little" else array.byteswap()).tobytes())
+    return files, shapes
+
+
+def _write_report(folder: Path, report: Report) -> None:
+    text = report.json()
+    (folder / "report.json").write_bytes(text.encode(errors="replace"))
+    with suppress(ImportError):  # jinja2 and matplotlib are an extra
+        (folder / "report.html").write_bytes(page(json.loads(text)).encode(errors="replace"))

@@ -1,0 +1,260 @@
+"""Sample inputs, their expected outputs, and the error that each runtime is allowed. A bundle keeps them.
+
+Where the PyTorch model is given, the expected outputs are its answers in float64, rounded to the model's type, and an
+output may be off by what ``normdeploy.verbs.verify.compare`` allows, plus the half ulp of that rounding:
+
+    error ≤ 4 · (eager's own error) + 4.5 ulp(max |expected|)
+
+Without it the expected outputs are onnxruntime's with its optimizer off. In place of eager's error, which is not known
+then, stands how far these outputs move when the inputs and the weights of two and more dims are off by up to one unit
+of the coarsest floating type: what one rounding of the data costs is the scale of what a correct evaluation costs. (Not
+vectors and scalars: an exponent or a factor of a Resize that is off would be another model.) Such expectations can't
+tell that the file itself is wrong, only that a runtime changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+
+from ...errors import InputError
+from ...model import Dim, InputSpec, Model, Signature
+from ...precision.precision import asked
+from ...runtimes import RunResult
+from ...runtimes.eager import HALVES
+from ...storage.record import recorded
+from ...types import Progress
+from ..verify.candidates import FLOATS, types_of
+from ..verify.cases import Case, Given, generated, given_to
+from ..verify.judging import Trial
+from ..verify.originals import Reference, unit_roundoff
+from ..verify.verify import ulp
+from .references import disturbed, is_floating, reference_runner, shaken
+from .triton import Port
+
+LIMIT = 2**28  # bytes of samples and expected outputs; the first are kept whatever their size
+_TIES = 16  # as many as parity.Ties asks
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One input, and what is expected of it.
+
+    ``inputs`` and ``expected`` map names to arrays in the types of the file and of the model. ``free`` tells for
+    integer outputs where the answer hangs on a rounding: True where any is right.
+    """
+
+    name: str
+    kind: str
+    inputs: dict[str, np.ndarray]
+    expected: dict[str, np.ndarray]
+    free: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def nbytes(self) -> int:
+        return sum(a.nbytes for part in (self.inputs, self.expected, self.free) for a in part.values())
+
+
+@dataclass(frozen=True)
+class Samples:
+    """``bounds``: (output, kind of sample) -> the largest absolute error that passes. ``reference`` says where the
+    expected came from."""
+
+    cases: tuple[Sample, ...]
+    bounds: dict[tuple[str, str], float]
+    reference: str
+    notes: tuple[str, ...] = ()
+
+
+def from_model(
+    model: Model,
+    proto: onnx.ModelProto,
+    *,
+    batch: str = "",
+    inputs: Sequence[Given] = (),
+    progress: Progress | None = None,
+) -> Samples:
+    """Samples whose expected outputs come from ``model`` in float64.
+
+    Args:
+        proto: the ONNX file that was made of it, without its weights.
+        batch: the name of the batch dim, which is then 1 in one of the samples.
+        inputs: the user's own; only these are taken then.
+
+    Raises:
+        InputError: the model does not run on an input that it was said to take.
+        NormdeployError: an operator of the model does not run in float64.
+    """
+    precision, types = asked(proto), types_of(proto.graph)
+    halves = {name: {kind} for name, kind in types.items() if kind.name in FLOATS.values()}
+    cases, notes = _cases(model, batch, inputs, halves)
+    reference = Reference(model)
+    trial = Trial(model, reference, precision)
+    for done, _ in enumerate(trial.prepare(cases)):
+        if progress is not None:
+            progress("samples", done, len(cases))
+    unit = 4 * (torch.finfo(HALVES[precision]).eps / 2 if precision else unit_roundoff(model))
+    dtypes = {output: tally.dtype for (output, _), tally in trial.eager.tallies.items()}
+    samples: list[Sample] = []
+    for answer in trial.answers:
+        expected = {name: value.astype(dtypes[name]) for name, value in answer.reference.items()}
+        whole = {name: value for name, value in expected.items() if value.dtype.kind in "iub"}
+        others = [reference.runner.perturbed(answer.feeds, unit, seed) for seed in range(_TIES)] if whole else []
+        inputs_of_file = {name: value.astype(types[name]) for name, value in answer.feeds.items()}
+        _keep(
+            samples, Sample(answer.case.name, answer.case.kind, inputs_of_file, expected, _free(whole, others)), notes
+        )
+    bounds = {
+        key: tally.allowed(tally) + (0.0 if tally.dtype.kind in "iub" else ulp(tally.scale, tally.dtype) / 2)
+        for key, tally in trial.eager.tallies.items()
+    }
+    return Samples(tuple(samples), bounds, "the PyTorch model in float64", (*notes, *trial.notes))
+
+
+def from_file(
+    path: Path,
+    proto: onnx.ModelProto,
+    ports: Sequence[Port],
+    *,
+    batch: str = "",
+    largest: int = 0,
+    inputs: Sequence[Given] = (),
+    progress: Progress | None = None,
+) -> Samples:
+    """Samples whose expected outputs come from onnxruntime with its optimizer off.
+
+    Args:
+        proto: the file at ``path`` without its weights; what it recorded at its export says which inputs are generated.
+        ports: its inputs.
+        batch, inputs: as for ``from_model``.
+        largest: batch of a file without a record; 0: not known.
+
+    Raises:
+        InputError: nothing says which sizes an input takes, the file does not run on the inputs, or its outputs are
+            random.
+        GraphError: onnxruntime refuses the file.
+        RuntimeUnavailable: it has no kernel for one of its operators.
+    """
+    known = {spec.name: spec for spec in recorded(proto).get("inputs", ())}
+    outputs = tuple(v.name for v in proto.graph.output)
+    guessed = [] if inputs else [p.name for p in ports if p.name not in known]
+    specs = tuple(known.get(p.name) or (_named(p) if inputs else _guessed(p, batch, largest)) for p in ports)
+    cases, notes = _cases(Signature(inputs=specs, outputs=outputs, kind="onnx"), batch, inputs, {})
+    if guessed:
+        said = ", ".join(guessed)
+        notes.append(
+            f"the file does not say which values {said} may take: the samples are standard normal ones, integers 0"
+            " and 1"
+        )
+    samples: list[Sample] = []
+    bounds: dict[tuple[str, str], float] = {}
+    with ExitStack() as stack:
+        runner = stack.enter_context(reference_runner(path, proto))
+        unit, others = disturbed(path, proto, stack)
+        for done, case in enumerate(cases):
+            if progress is not None:
+                progress("samples", done, len(cases))
+            feeds = case.make()
+            expected = runner.infer(feeds)
+            if done == 0 and not _same(runner.infer(feeds), expected):
+                raise InputError(
+                    f"{path.name} gives other outputs each time it is run on the same inputs: nothing can be expected"
+                    " of it"
+                )
+            moved = [other.infer(shaken(feeds, unit, seed)) for seed, other in enumerate(others)]
+            whole = {name: value for name, value in expected.items() if value.dtype.kind in "iub"}
+            _keep(samples, Sample(case.name, case.kind, feeds, expected, _free(whole, moved)), notes)
+            for output, value in expected.items():
+                allowed = 0.0
+                if is_floating(value.dtype):
+                    allowed = 4 * max(_distance(other[output], value) for other in moved) + 4 * ulp(
+                        _largest(value), value.dtype
+                    )
+                bounds[output, case.kind] = max(bounds.get((output, case.kind), 0.0), allowed)
+    return Samples(tuple(samples), bounds, "onnxruntime with its optimizer off", tuple(notes))
+
+
+def _cases(
+    model: Signature, batch: str, inputs: Sequence[Given], also: Mapping[str, Collection[np.dtype]]
+) -> tuple[list[Case], list[str]]:
+    if inputs:
+        cases = given_to(model, inputs, also)
+        first = cases[0].make()
+        if batch and all(len(array) > 1 for array in first.values()):
+            cases.append(
+                Case(f"the first row of {cases[0].name}", "given", lambda: {n: a[:1] for n, a in first.items()})
+            )
+        return cases, []
+    cases, notes = generated(model, 1)
+    if batch in model.dims and (least := model.dims[batch].min) != model.dims[batch].opt:
+        sizes = {batch: least}
+        cases.insert(
+            1, Case(f"{batch}={least}, the other dims at their usual sizes", "random", lambda: model.samples(1, sizes))
+        )
+    return cases, notes
+
+
+def _named(port: Port) -> InputSpec:
+    """An input that is given: of its dynamic dims nothing is known but the names."""
+    dims = (
+        Dim.static(d) if isinstance(d, int) else Dim(d or f"{port.name}.{i}", 0, 1, 2**31)
+        for i, d in enumerate(port.shape)
+    )
+    return InputSpec(port.name, port.dtype, tuple(dims))
+
+
+def _guessed(port: Port, batch: str, largest: int) -> InputSpec:
+    """An input that no export described; the range of its batch is 1 to ``largest``."""
+
+    def dim(size: int | str | None) -> Dim:
+        if isinstance(size, int):
+            return Dim.static(size)
+        if size and size == batch and largest:
+            return Dim(batch, 1, min(2, largest), largest)
+        how = " or --max-batch N" if size and size == batch else ""
+        raise InputError(
+            f"nothing says which sizes the input {port} takes, so no sample can be made; give some with --inputs"
+            f" FILE.npz{how}"
+        )
+
+    return InputSpec(port.name, port.dtype, tuple(dim(size) for size in port.shape))
+
+
+def _keep(samples: list[Sample], sample: Sample, notes: list[str]) -> None:
+    if samples and sum(s.nbytes() for s in samples) + sample.nbytes() > LIMIT:
+        notes.append(
+            f"left out of the samples: {sample.name}, of {sample.nbytes()} bytes; all together stay below {LIMIT}"
+        )
+    else:
+        samples.append(sample)
+
+
+def _free(whole: RunResult, others: Sequence[RunResult]) -> dict[str, np.ndarray]:
+    """Where integer outputs hang on a rounding; outputs without such a place are not named."""
+    found = {}
+    for name, value in whole.items():
+        loose = [np.asarray(other[name] != value) for other in others if other[name].shape == value.shape]
+        if loose and np.any(loose):
+            found[name] = np.asarray(np.logical_or.reduce(loose))
+    return found
+
+
+def _same(one: RunResult, other: RunResult) -> bool:
+    return all(a.shape == other[name].shape and a.tobytes() == other[name].tobytes() for name, a in one.items())
+
+
+def _largest(value: np.ndarray) -> float:
+    wide = np.abs(value.astype(np.float64))
+    return float(wide[np.isfinite(wide)].max(initial=0.0))
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    if one.shape != other.shape:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        return _largest(one.astype(np.float64) - other.astype(np.float64))

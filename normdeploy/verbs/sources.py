@@ -1,0 +1,270 @@
+"""What a verb is given, opened: a model in whatever form, with what an ONNX file remembers of its export."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import onnx
+
+from ..arguments import Loading, has_examples
+from ..errors import InputError, LoadError, TrustError
+from ..model import Model
+from ..runtimes.trt import is_engine
+from ..storage import signing
+from ..storage.files import load_onnx, opened_sizes
+from ..storage.held import Weights
+from ..storage.record import CODE, DATA, content_of, recorded
+from ..storage.weights import lifted
+from ..types import PathLike, Progress
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    import torch
+
+    from ..arguments import Example
+    from ..model import Model
+    from ..results import ExportResult
+    from .verify.originals import Original
+
+    Source = str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram | ExportResult
+
+
+def loaded(
+    source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: Loading, shared: bool = False
+) -> Model:
+    """The model that is meant.
+
+    Args:
+        source: a file or folder, a live module, or an exported program.
+        args, kwargs: example arguments of a live module: one tensor, a tuple of arguments, or a mapping (by forward's
+            parameters where it fits them, else the one argument).
+        shared: as for ``from_module``.
+
+    Raises:
+        InputError: arguments or options are for another kind of source.
+    """
+    from ..loading import from_module, from_program, load
+
+    if isinstance(source, Model):  # one of several that were read at once (`parts`)
+        return source
+    if isinstance(source, str | os.PathLike):
+        _refuse_examples(args, kwargs, f"the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
+        return load(os.fspath(source), **_only(loading, _OF_FILES, "a file"))
+    if type(source).__name__ == "ExportedProgram":
+        _refuse_examples(args, kwargs, "an exported program, which knows its inputs; leave them out")
+        return from_program(
+            cast("torch.export.ExportedProgram", source), **_only(loading, _OF_PROGRAMS, "an exported program")
+        )
+    return from_module(
+        cast("torch.nn.Module", source), args, kwargs, shared=shared, **_only(loading, _OF_MODULES, "a live module")
+    )
+
+
+_OF_PROGRAMS = {"inputs", "dims", "eval"}
+_OF_MODULES = {*_OF_PROGRAMS, "dynamic_shapes"}
+_OF_FILES = {*_OF_PROGRAMS, "model", "model_args", "key", "trust", "imports", "code", "task", "part"}
+
+
+def _only(loading: Loading, known: set[str], source: str) -> dict[str, Any]:
+    """The options that such a source takes; those that say nothing are left out."""
+    if foreign := sorted(name for name, value in loading.items() if name not in known and value):
+        raise InputError(f"{foreign[0]} is not for {source}, which takes {', '.join(sorted(known))}; leave it out")
+    return {name: value for name, value in loading.items() if name in known}
+
+
+def _refuse_examples(args: Example, kwargs: Mapping[str, Any] | None, source: str) -> None:
+    if has_examples(args, kwargs):
+        raise InputError(f"example arguments were given with {source}")
+
+
+def original(
+    source: Any, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, loading: Loading
+) -> tuple[Original, list[str]]:
+    """What files are compared with, and notes: the PyTorch model, or the ONNX model given in its place."""
+    from .verify.originals import is_session, open_original
+
+    path = source if isinstance(source, str | os.PathLike) else None
+    if (
+        isinstance(source, onnx.ModelProto)
+        or is_session(source)
+        or (path is not None and _stands_for_a_model(path, files))
+    ):
+        _refuse_examples(args, kwargs, "an ONNX model as the reference; leave them out")
+        if given := sorted(name for name, value in loading.items() if value and name not in ("inputs", "dims")):
+            raise InputError(
+                f"{', '.join(given)}: for a PyTorch model, and the reference is an ONNX model; leave it out"
+            )
+        return open_original(source, loading.get("inputs", ()), loading.get("dims", ())), []
+    followed, notes = remembered_by_any(source, files, loading)
+    return loaded_as_recorded(source, args, kwargs, followed, loading), notes
+
+
+def loaded_as_recorded(
+    source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: Loading, given: Loading
+) -> Model:
+    """``loaded``; where the model does not take what ``loading`` has beyond ``given``, the error says who said that."""
+    recorded = {name: value for name, value in loading.items() if value and value != given.get(name)}
+    try:
+        return loaded(source, args, kwargs, loading)
+    except (InputError, LoadError) as error:
+        if not recorded or isinstance(error, TrustError) or (isinstance(error, LoadError) and "key" not in recorded):
+            raise
+        said = ", ".join(f"{name}={value!r}" for name, value in sorted(recorded.items()))
+        raise type(error)(
+            f"{error}. The ONNX file's record of its export says {said}: give here what this model takes instead"
+        ) from error
+
+
+def opened(
+    source: Source | onnx.ModelProto,
+    args: Example = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loading: Loading,
+    custom_translation_table: Mapping[Any, Any] | None = None,
+    progress: Progress | None = None,
+) -> tuple[onnx.ModelProto, Weights, bool]:
+    """The ONNX model that is meant, the large weights that it refers to, and whether it is one already: nobody deploys
+    the raw export of a PyTorch model."""
+    if isinstance(source, onnx.ModelProto):
+        return *lifted(opened_sizes(source)), True
+    if isinstance(source, str | os.PathLike) and is_onnx(source):
+        return *lifted(load_onnx(source)), True
+    from ..exporter import to_light
+
+    model = loaded(source, args, kwargs, loading, shared=True)
+    return *to_light(model, custom_translation_table=custom_translation_table, progress=progress), False
+
+
+def remembered_by_any(source: Source, files: Sequence[PathLike], given: Loading) -> tuple[Loading, list[str]]:
+    """``remembered`` by the first of the ONNX files whose record may be followed; the refusal of another does not
+    matter then.
+
+    Raises:
+        GraphError, InputError: as ``remembered``; or the ONNX file was given first and the model behind it.
+    """
+    if isinstance(source, str | os.PathLike) and os.path.isfile(source) and is_onnx(source):
+        model = next(
+            (file for file in files if os.path.isfile(file) and not is_onnx(file) and not is_engine(file)), None
+        )
+        order = (
+            f"give {os.fspath(model)!r} first and it second"
+            if model is not None
+            else "give that first, and this file behind it"
+        )
+        raise InputError(
+            f"{os.fspath(source)!r} is an ONNX file where the PyTorch model that it was made from is wanted; {order}"
+        )
+    refused, notes = None, []
+    for file in files:
+        if not is_engine(file):
+            try:
+                loading, said = remembered(source, file, given)
+            except InputError as error:
+                refused = refused or error
+                continue
+            notes += said
+            if loading != given:
+                return loading, notes
+    if refused is not None:
+        raise refused
+    return given, notes
+
+
+def _stands_for_a_model(source: PathLike, files: Sequence[PathLike]) -> bool:
+    """Whether an ONNX file is given in the place of the PyTorch model on purpose: there is no model among the files
+    behind it."""
+    if not os.path.isfile(source) or not is_onnx(source):
+        return False
+    return all(
+        not os.path.exists(file) or (os.path.isfile(file) and (is_onnx(file) or is_engine(file))) for file in files
+    )
+
+
+def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loading, list[str]]:
+    """``given`` completed by what the ONNX file recorded at its export, and notes.
+
+    What runs no code (`storage.record.DATA`) is followed whoever wrote the file. What may run code is followed only
+    where a signature of this user or team vouches for it, for the model file and for the modules that it imports
+    (`storage.signing`).
+
+    Raises:
+        GraphError: the file is no valid ONNX, or its record is malformed.
+        InputError: flags that may run code are recorded, and nobody vouches for them; or a team's key can't be used.
+    """
+    from ..loading.hub import resolved
+    from ..loading.kinds import sha256
+
+    if isinstance(source, str | os.PathLike):
+        source = resolved(os.fspath(source))
+    proto = load_onnx(onnx_path, external_data=False)
+    record = recorded(proto)
+    if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):
+        return given, []
+    name = os.fspath(onnx_path)
+    same = record["model"].get("sha256") in ("", sha256(Path(source)))  # "": a live module, or an ONNX file
+    notes = [] if same else [f"{name} was exported from another file than {os.fspath(source)}"]
+    load, strange = _fitting(
+        {n: value for n, value in record["load"].items() if value and not given.get(n)}, Path(source), given
+    )
+    notes += [f"{name} records {said}" for said in strange]
+    data = {n: value for n, value in load.items() if n in DATA}
+    code = {n: value for n, value in load.items() if n in CODE}
+    trust = bool(record["export"].get("trust")) and not given.get("trust")
+    followed: dict[str, Any] = dict(data)
+    if code or trust:
+        signed, why = signing.vouched(content_of(proto), onnx_path)
+        if not record["model"].get("sha256") or not same:
+            why = f"{os.fspath(source)!r} is not the file that was exported"
+        elif signed is not None and (file := signing.changed(signed)):
+            why = f"{file!r} is not the module of this name that was signed"
+        if not why:
+            bare = not any(
+                given.get(n) for n in (*CODE, "trust")
+            )  # what the user names is imported from the working directory
+            followed |= {**code, "trust": trust or given.get("trust", False), **({"code": signed} if bare else {})}
+        elif code:
+            said = ", ".join(f"{n}={value!r}" for n, value in sorted(code.items()))
+            raise InputError(
+                f"{name!r} says that its model was loaded with {said}, which may run code and is not followed because"
+                f" {why}; give these here, if you trust them"
+            )
+    if data and "code" not in followed:
+        notes.append(f"as {name} records: {', '.join(f'{n}={value!r}' for n, value in sorted(data.items()))}")
+    return {**given, **followed}, notes  # type: ignore[typeddict-item]
+
+
+def _fitting(load: Mapping[str, Any], source: Path, given: Loading) -> tuple[dict[str, Any], list[str]]:
+    """What is recorded of another model may mean nothing of this one: ``load`` without that, and what of it is not
+    followed and why."""
+    from ..loading.inputs import names_of, parse
+    from ..loading.kinds import Kind, detect
+
+    kind = detect(source) if load.keys() & {"task", "part", "key"} else None
+    of_folder, of_pickle = kind is Kind.HUGGINGFACE, kind in (Kind.PICKLE, Kind.LEGACY_PICKLE)
+    meant = {"task": of_folder, "part": of_folder, "key": of_pickle}
+    left, strange = {n: value for n, value in load.items() if meant.get(n, True)}, list[str]()
+    if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:
+        strange.append(f"{', '.join(foreign)}, which is not followed: {source} is of the kind {kind}")
+    if (dims := left.get("dims")) and given.get("inputs"):  # their names were said anew
+        named = set(names_of(parse(given["inputs"], ()).inputs))
+        left["dims"] = [text for text in dims if text.partition("=")[0].strip() in named]
+        if other := [text for text in dims if text not in left["dims"]]:
+            strange.append(
+                f"dims={other}, which are not followed: the inputs that are given have the dynamic dims {sorted(named)}"
+            )
+    return {n: value for n, value in left.items() if value}, strange
+
+
+def is_onnx(path: PathLike) -> bool:
+    """Told from the name, or from the first field that writers of protobuf give a model (safetensors start with a
+    length)."""
+    if os.fspath(path).endswith(".onnx"):
+        return True
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        head = file.read(9)
+    return head.startswith(b"\x08") and head[8:] != b"{"

@@ -1,0 +1,200 @@
+"""What ``verify`` runs besides the usual cases: extreme values, numbers that are not finite, every row of small tables,
+more sizes.
+
+What an input is declared to take is kept to: an integer stays in its range, and so does a floating input for which one
+is stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ...model import Dim, InputSpec, Signature
+from .cases import EXTREME, INFINITE, NAN, Case, elements, generated, is_floating, largest_sizes, said
+from .originals import Original, work_of
+
+_OUTLIER = 1e3  # times a usual value
+_PLACED = 3  # floating inputs into which a NaN or Inf is placed, each by itself
+_ROW_CASES = 8  # to reach every row of a table
+_EVERY = 16  # sizes up to here are run one by one, above it those around powers of two
+_WORK = 2e9  # floating-point operations of one run, spent on more sizes; each is run about seven times
+
+
+@dataclass(frozen=True)
+class Battery:
+    """``left_out``: sizes that cost too much, each with the reason; ``most``: the input elements up to which sizes were
+    run."""
+
+    cases: tuple[Case, ...]
+    left_out: tuple[str, ...]
+    most: int
+
+
+def battery(model: Signature, seeds: int, *, most: int | None = None, work: float = 0.0) -> Battery:
+    """Every generated case of ``verify``.
+
+    Args:
+        seeds: random inputs at the opt sizes.
+        most: input elements of the largest case, None: 8 times those at the opt sizes.
+        work: floating-point operations of one run at the opt sizes, as far as known; what decides how many more sizes
+        are run.
+    """
+    cases, left_out = generated(model, seeds, most)
+    opt = {name: dim.opt for name, dim in model.dims.items()}
+    cases += _extreme(model, opt, seeds)
+    cases += _not_finite(model, opt, seeds)
+    cases += _rows(model, seeds, most)
+    ran = {case.sizes for case in cases}
+    limit = largest_sizes(model, most).limit
+    spent, each = 0.0, max(work, 100.0 * elements(model, opt))
+    for number, sizes in enumerate(_sizes(model, opt, limit)):
+        key = tuple(sizes.items())
+        cost = each * elements(model, sizes) / max(elements(model, opt), 1)
+        if key in ran or (spent and spent + cost > _WORK):
+            continue
+        ran.add(key)
+        spent += cost
+        seed = 1000 + number
+        cases.append(
+            Case(f"seed {seed}{said(sizes)}", "random", _sampled(model, seed, sizes), promised=False, sizes=key)
+        )
+    return Battery(tuple(cases), tuple(left_out), limit)
+
+
+def battery_of(model: Original, seeds: int, most: int | None = None) -> Battery:
+    """``battery``, more sizes being run the cheaper the model is."""
+    return battery(model, seeds, most=most, work=work_of(model))
+
+
+def _sampled(model: Signature, seed: int, sizes: Mapping[str, int]) -> Callable[[], dict[str, np.ndarray]]:
+    return lambda: model.samples(seed, sizes)
+
+
+# ------------------------------------------------------------------ values
+
+
+def _free(spec: InputSpec) -> bool:
+    return is_floating(spec) and spec.range is None
+
+
+def _extreme(model: Signature, opt: Mapping[str, int], seed: int) -> Iterator[Case]:
+    """All negative, all positive, constant, times 100, one outlier: in every floating input without a stated range."""
+    free = {spec.name for spec in model.inputs if _free(spec)}
+    if not free:
+        return
+
+    def outlier(v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return _placed(v, rng, _OUTLIER)
+
+    changes: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+        "all negative": lambda v, rng: -np.abs(v),
+        "all positive": lambda v, rng: np.abs(v),
+        "constant": lambda v, rng: np.full_like(v, rng.standard_normal()),
+        "times 100": lambda v, rng: v * 100,
+        "one outlier": outlier,
+    }
+    for name, change in changes.items():
+        yield Case(f"{name}{said(opt)}", EXTREME, _changed(model, opt, seed, free, change), sizes=tuple(opt.items()))
+
+
+def _not_finite(model: Signature, opt: Mapping[str, int], seed: int) -> Iterator[Case]:
+    """A NaN, an Inf and a −Inf in one element of one input."""
+    for name in [spec.name for spec in model.inputs if _free(spec)][:_PLACED]:
+        for value in (np.nan, np.inf, -np.inf):
+
+            def change(v: np.ndarray, rng: np.random.Generator, value: float = value) -> np.ndarray:
+                return _placed(v, rng, value)
+
+            kind = NAN if np.isnan(value) else INFINITE
+            yield Case(
+                f"one {value} in {name}{said(opt)}",
+                kind,
+                _changed(model, opt, seed, {name}, change),
+                sizes=tuple(opt.items()),
+            )
+
+
+def _placed(values: np.ndarray, rng: np.random.Generator, value: float) -> np.ndarray:
+    """``value`` in an element of the first row: the others show whether it spreads."""
+    changed = values.copy()
+    if changed.size:
+        first = changed.reshape(len(changed), -1)[0] if changed.ndim else changed.reshape(-1)
+        first[rng.integers(first.size)] = value
+    return changed
+
+
+def _changed(
+    model: Signature,
+    opt: Mapping[str, int],
+    seed: int,
+    names: set[str],
+    change: Callable[[np.ndarray, np.random.Generator], np.ndarray],
+) -> Callable[[], dict[str, np.ndarray]]:
+    def make() -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        feeds = model.samples(seed, opt)
+        with np.errstate(all="ignore"):  # in half precision times 100 may leave the range
+            return {n: change(v.astype(np.float64), rng).astype(v.dtype) if n in names else v for n, v in feeds.items()}
+
+    return make
+
+
+# ------------------------------------------------------------------ tables
+
+
+def _rows(model: Signature, seed: int, most: int | None) -> Iterator[Case]:
+    """Every value that each integer input may take, where a few inputs of an affordable size hold them all; flags are
+    random already."""
+    plans = [{name: dim.opt for name, dim in model.dims.items()}, *largest_sizes(model, most).kept]
+    tables = {spec.name: spec for spec in model.inputs if _is_index(spec)}
+    for name, spec in tables.items():
+        assert spec.range is not None
+        low, span = int(spec.range[0]), int(spec.range[1]) - int(spec.range[0])
+        sizes = next((p for p in plans if -(-span // max(prod(spec.sizes(p)), 1)) <= _ROW_CASES), None)
+        if sizes is None:
+            continue
+        count = max(prod(spec.sizes(sizes)), 1)
+        for start in range(0, span, count):
+
+            def make(
+                name: str = name, low: int = low, span: int = span, start: int = start, sizes: Mapping[str, int] = sizes
+            ) -> dict[str, np.ndarray]:
+                feeds = model.samples(seed, sizes)
+                values = feeds[name]
+                feeds[name] = (low + (start + np.arange(values.size)) % span).reshape(values.shape).astype(values.dtype)
+                return feeds
+
+            rows = f"rows {low + start} to {low + min(start + count, span) - 1} of {name}{said(sizes)}"
+            yield Case(rows, "random", make, sizes=tuple(sizes.items()))
+
+
+def _is_index(spec: InputSpec) -> bool:
+    """Not a flag, of which both values are in every random draw."""
+    return spec.dtype.startswith(("int", "uint")) and spec.range is not None and spec.range[1] - spec.range[0] > 2
+
+
+# ------------------------------------------------------------------ sizes
+
+
+def _sizes(model: Signature, opt: Mapping[str, int], limit: int) -> Iterator[dict[str, int]]:
+    """All dims at 2, then each dim at more sizes, the others at their opt size or, where that costs too much, at their
+    smallest."""
+    dims = model.dims
+    yield {name: min(max(2, dim.min), dim.max) for name, dim in dims.items()}
+    low = {name: dim.min for name, dim in dims.items()}
+    for step in range(max((len(_more(dim)) for dim in dims.values()), default=0)):
+        for name, dim in dims.items():
+            if step < len(more := _more(dim)):
+                plans = ({**opt, name: more[step]}, {**low, name: more[step]})
+                yield from [p for p in plans if elements(model, p) <= limit][:1]
+
+
+def _more(dim: Dim) -> list[int]:
+    """1, 2 and all others up to 16, and around each power of two above; the largest first."""
+    powers = [2**k + d for k in range(5, 31) for d in (1, 0, -1)]
+    wanted = [dim.max, *range(1, _EVERY + 1), _EVERY + 1, *powers]
+    return list(dict.fromkeys(size for size in wanted if dim.min <= size <= dim.max))

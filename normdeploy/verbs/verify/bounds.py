@@ -1,0 +1,94 @@
+"""How far each element of a floating output may be off: what random roundings of the reference do to it, and eager's
+own error.
+
+    error[i] ≤ 4 · max(ρ · s[i], e[i])        s[i] = spread[i] + ulp(reference[i])
+
+``spread`` is the largest |run − reference| over runs of the float64 reference with every intermediate rounded at random
+(``runtimes.rounding``): it knows where a result hangs on roundings (x − mean of a constant row) and where it does not.
+``e`` is the error of eager, one correct evaluation in the model's type; ρ is how many s eager needs anywhere in the
+output, at least 1 (sums of many terms make more roundings than one) and at most 8 (one odd element of eager's must not
+loosen all others). The 4 is the room between two draws. A first few runs are made for every case; where a runtime lies
+outside, more are made before it is said to fail (a tie between two choices turns over in some runs only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from ...runtimes import RunResult
+
+MULTIPLE = 4.0
+MOST_RATIO = 8.0
+RUNS, MOST_RUNS = 3, 48  # the latter where something lies outside
+
+
+class Bounds:
+    """Of one case. ``reference`` and ``eager`` by output; ``rounded`` runs the reference with roundings, one way for
+    each seed."""
+
+    def __init__(self, reference: RunResult, eager: RunResult, rounded: Callable[[int], RunResult]) -> None:
+        self._rounded, self._runs = rounded, 0
+        self._reference = {name: value for name, value in reference.items() if value.dtype.kind not in "iub"}
+        self.outputs = tuple(self._reference)
+        # as float32: they are magnitudes, and outputs may be large
+        self._spread = {name: np.zeros(value.shape, np.float32) for name, value in self._reference.items()}
+        self._dtypes = {name: eager[name].dtype for name in self._reference}
+        with np.errstate(all="ignore"):
+            self._eager = {name: _distance(eager[name], value) for name, value in self._reference.items()}
+        self._more(RUNS)
+
+    def _more(self, runs: int) -> None:
+        for seed in range(self._runs, self._runs + runs if self._reference else 0):
+            run = self._rounded(seed)
+            with np.errstate(all="ignore"):
+                for name, reference in self._reference.items():
+                    np.maximum(self._spread[name], _distance(run[name], reference), out=self._spread[name])
+        self._runs += runs
+
+    def units(self, output: str) -> np.ndarray:
+        """s of every element, ≥ the smallest normal number of float32 and wider types: what is below may be flushed to
+        zero."""
+        return self._spread[output] + spacing(self._reference[output], self._dtypes[output])
+
+    def ratio(self, output: str) -> float:
+        """How many s eager needs in this case."""
+        return float((self._eager[output] / self.units(output)).max(initial=0.0))
+
+    def allowed(self, output: str, ratio: float, error: np.ndarray | None = None) -> np.ndarray:
+        """The largest error of each element that passes.
+
+        Args:
+            ratio: ρ, the largest ``ratio`` over the cases, as it is.
+            error: what a runtime is off by; more roundings are tried while it is not within.
+        """
+        bound = self._bound(output, ratio)
+        while error is not None and self._runs < MOST_RUNS and (error > bound).any():
+            self._more(self._runs)
+            bound = self._bound(output, ratio)
+        return bound
+
+    def _bound(self, output: str, ratio: float) -> np.ndarray:
+        return MULTIPLE * np.maximum(min(max(ratio, 1.0), MOST_RATIO) * self.units(output), self._eager[output])
+
+
+def _distance(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """|value − reference| as float32, 0 where one of them is not finite or the shapes differ."""
+    if value.shape != reference.shape:
+        return np.zeros(reference.shape, np.float32)
+    away = np.abs(value.astype(np.float64) - reference)
+    return np.where(np.isfinite(away), away, 0.0).astype(np.float32)
+
+
+def spacing(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The distance of the numbers of ``dtype`` around each value."""
+    info = ml_dtypes.finfo(dtype)
+    with np.errstate(all="ignore"):
+        size = np.minimum(
+            np.abs(np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)), float(info.max)
+        )
+        exponent = np.where(size > 0, np.frexp(size)[1] - 1, info.minexp)
+        least = info.minexp - info.nmant if info.minexp > -64 else info.minexp  # float16 has no numbers to spare
+    return np.maximum(np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant), 2.0**least)

@@ -1,0 +1,274 @@
+"""The files to compare, the runtimes in which each is run, and what became of each of these."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from ...engines.build import Engine
+from ...errors import GraphError, InputError, RuntimeUnavailable
+from ...model import Signature
+from ...precision.precision import asked
+from ...precision.stepwise import stepwise
+from ...runtimes import Runner, RunResult
+from ...runtimes.guests import GuestRunner, required
+from ...runtimes.guests import title as title_of_guest
+from ...runtimes.ort import OrtRunner, no_cuda, title
+from ...runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
+from ...storage.files import load_onnx
+from .cases import Case
+from .measured import Measures
+from .names import End, Ends, check_used, ends_of, match
+from .policy import Policy
+from .verify import Tally
+
+OFF, ON = title("cpu", optimize=False), title("cpu", optimize=True)
+STEPWISE = (  # a file in half precision as a GPU computes it; the CPU has few half kernels
+    "each node in float32, rounded"
+)
+FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
+
+# of a NaN in these ONNX says nothing, and onnxruntime drops it (1.31.1: a maximum passes it by, a recurrent net's gates
+# clip it)
+_MAXIMA = {
+    "MaxPool",
+    "GlobalMaxPool",
+    "ReduceMax",
+    "ReduceMin",
+    "ArgMax",
+    "ArgMin",
+    "TopK",
+    "NonMaxSuppression",
+    "RoiAlign",
+}
+NAN_BLIND = frozenset(_MAXIMA | {"LSTM", "GRU", "RNN"})
+
+File = Engine | str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A file to compare. ``label`` tells it from the others; ``runtime`` is an engine's, "" of an ONNX file.
+
+    ``precision``: "fp16" or "bf16" where an ONNX file was made to compute in it, else "". Of an engine it is known once
+    it is loaded. ``inputs`` and ``outputs``: its names -> the model's, where they differ (``names``).
+    """
+
+    path: Path
+    label: str
+    runtime: str = ""
+    precision: str = ""
+    types: Mapping[str, np.dtype] = field(default_factory=dict)  # of the inputs of an ONNX file, by the model's names
+    ops: frozenset[str] = frozenset()  # in an ONNX file, its subgraphs and functions
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, types: Mapping[str, np.dtype]) -> dict[str, np.dtype]:
+        """Of its inputs, by the model's names."""
+        return {self.inputs.get(name, name): kind for name, kind in types.items()}
+
+
+def subjects(
+    files: Iterable[File],
+    model: Signature,
+    ends: Sequence[End],
+    names: Mapping[str, str] | None = None,
+    ordered: bool = True,
+) -> tuple[list[Subject], list[str]]:
+    """The files, each once, and notes on them. ONNX files and engines are told apart by their content.
+
+    Args:
+        ends: the model's outputs.
+        names: a file's name of an input or output -> the model's, as the user says.
+        ordered: whether names that differ are matched by their order.
+
+    Raises:
+        InputError: there is none, one is missing, or has other inputs than the model; or a name is said that no file
+            has.
+        GraphError: one is neither an engine nor ONNX.
+    """
+    paths = list(
+        {os.path.realpath(p): p for p in (Path(f.path if isinstance(f, Engine) else f) for f in files)}.values()
+    )
+    if not paths:
+        raise InputError("there is no file to compare with the model; give an ONNX file or an engine")
+    called, given = [p.name for p in paths], names or {}
+    every = [subject_of(path, path.name if called.count(path.name) == 1 else str(path)) for path in paths]
+    graphs = {s.label: load_onnx(s.path, external_data=False).graph for s in every if not s.runtime}
+    if len(graphs) == len(every):
+        check_used(given, model, {label: _names(graph) for label, graph in graphs.items()})
+    found, notes = list[Subject](), list[str]()
+    for subject in every:
+        if subject.runtime:
+            inputs = {spec.name for spec in model.inputs}
+            own = {theirs: ours for theirs, ours in given.items() if ours in inputs}
+            found.append(replace(subject, inputs=own, outputs={a: b for a, b in given.items() if a not in own}))
+            continue
+        matched = match(subject.label, graphs[subject.label], model, ends, given, ordered)
+        notes += matched.notes
+        subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs)
+        found.append(replace(subject, types=subject.named(subject.types)))
+    return found, notes
+
+
+def _names(graph: onnx.GraphProto) -> Ends:
+    inputs, outputs = ends_of(graph)
+    return [end.name for end in inputs], [end.name for end in outputs]
+
+
+def subject_of(path: Path, label: str = "") -> Subject:
+    """What kind of file it is, and what it takes where it is ONNX; ``label`` is its name unless another is given."""
+    if is_engine(path):
+        return Subject(path, label or path.name, runtime_of(path))
+    proto = load_onnx(path, external_data=False)
+    return Subject(path, label or path.name, "", asked(proto), types_of(proto.graph), _ops(proto))
+
+
+def _ops(proto: onnx.ModelProto) -> frozenset[str]:
+    waiting = [list(proto.graph.node), *(list(f.node) for f in proto.functions)]
+    found = set[str]()
+    while waiting:
+        for node in waiting.pop():
+            found.add(node.op_type)
+            waiting += [list(a.g.node) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+            waiting += [list(g.node) for a in node.attribute for g in a.graphs]
+    return frozenset(found)
+
+
+def types_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:
+    """The types of a file's inputs.
+
+    Raises:
+        InputError: one is no tensor.
+    """
+    if (other := next((v.name for v in graph.input if not v.type.tensor_type.elem_type), None)) is not None:
+        raise InputError(
+            f"the file's input {other!r} is a sequence, an optional or of no type; only tensors can be given: make"
+            " it one"
+        )
+    return {v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in graph.input}
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A runtime that was not run, and why. It has not passed."""
+
+    runtime: str
+    reason: str
+    file: str = ""  # "" where it is so for every file
+
+
+@dataclass
+class Candidate:
+    """A runtime under test on one file, and what became of it."""
+
+    name: str
+    make: Callable[[], Runner]
+    subject: Subject | None = None  # None of eager
+    provider: str = ""  # of onnxruntime, "cpu" or "cuda"
+    optimize: bool = False
+    runner: Runner | None = None
+    unavailable: str = ""  # why it can't be run here
+    failure: str = ""  # why it does not run the model, which it should
+    where: str = ""  # the case in which it failed
+    skipped: int = 0  # cases outside an engine's profile
+    ran: int = 0  # cases
+    types: Mapping[str, np.dtype] = field(default_factory=dict)  # of its inputs
+    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)  # (output, kind of case)
+    measures: Measures = field(default_factory=lambda: Measures(Policy()))  # by the rules given
+    culprit: tuple[str, ...] = ()  # onnxruntime's optimizers that break the file
+    advice: str = ""
+
+    @property
+    def file(self) -> str:
+        return self.subject.label if self.subject is not None else ""
+
+    def load(self, stack: ExitStack) -> None:
+        try:
+            self.runner = stack.enter_context(self.make())
+            if isinstance(self.runner, TrtRunner):
+                types = self.runner.types()
+                if self.subject is not None:  # what was said of other files' inputs is not this one's
+                    self.subject = replace(
+                        self.subject, inputs={a: b for a, b in self.subject.inputs.items() if a in types}
+                    )
+                self.types = types if self.subject is None else self.subject.named(types)
+        except RuntimeUnavailable as error:
+            self.unavailable = str(error)
+        except GraphError as error:
+            self.failure = str(error)
+
+    def infer(self, case: Case, feeds: Mapping[str, np.ndarray]) -> RunResult | None:
+        """None where it does not run (any more), or this case is none for it."""
+        if self.runner is None:
+            return None
+        feeds = {name: value.astype(self.types.get(name, value.dtype), copy=False) for name, value in feeds.items()}
+        theirs = {} if self.subject is None else {ours: name for name, ours in self.subject.inputs.items()}
+        feeds = {theirs.get(name, name): value for name, value in feeds.items()}
+        if isinstance(self.runner, TrtRunner) and not self.runner.fits(feeds):
+            self.skipped += 1
+            return None
+        self.ran += 1
+        try:
+            result = self.runner.infer(feeds)
+            ours = {} if self.subject is None else {a: b for a, b in self.subject.outputs.items() if a in result}
+            held = {
+                name: value for name, value in result.items() if name not in ours.values()
+            }  # what is another's is not its own
+            return {ours.get(name, name): value for name, value in (held | {n: result[n] for n in ours}).items()}
+        except RuntimeUnavailable as error:
+            self.runner, self.unavailable = None, str(error)
+        except InputError as error:
+            self.runner, self.failure, self.where = None, str(error), case.name
+        return None
+
+    def precision(self, usual: str) -> str:
+        """What it is judged by. An engine's inputs and outputs tell; where they are not half, it is that of the ONNX
+        files beside it."""
+        if self.subject is None or not self.subject.runtime:
+            return self.subject.precision if self.subject is not None else ""
+        stated = self.runner.floats() if isinstance(self.runner, TrtRunner) else set[str]()
+        return next((short for short, name in FLOATS.items() if name in stated), usual)
+
+
+def candidates_of(found: Sequence[Subject], runners: Sequence[str] = ()) -> tuple[list[Candidate], list[NotRun]]:
+    """Every runtime of this machine for every file, and what can't be run. ``runners``: those of packages, by name."""
+    candidates, not_run = list[Candidate](), list[NotRun]()
+    files = [s for s in found if not s.runtime]
+    reason = no_cuda() if files else ""
+    if reason:
+        not_run.append(NotRun("onnxruntime CUDA", reason))
+    for subject in files:
+        for provider in ("cpu",) if reason else ("cpu", "cuda"):
+            candidates += [_onnxruntime(subject, provider, optimize) for optimize in (False, True)]
+        for name in dict.fromkeys(runners):
+            make = partial(GuestRunner, name, subject.path)
+            candidates.append(Candidate(title_of_guest(required(name)), make, subject, types=subject.types))
+        if subject.precision:
+            wide = {n: np.dtype(np.float32) if t.kind in "fV" else t for n, t in subject.types.items()}
+            candidates.append(Candidate(STEPWISE, partial(_stepwise, subject.path), subject, types=wide))
+    if len(files) == len(found):
+        not_run.append(NotRun("TensorRT", "no engine was given"))
+    for subject in (s for s in found if s.runtime):
+        name = f"{TITLES[subject.runtime]} ({subject.label})"
+        if lack := missing(subject.runtime):
+            not_run.append(NotRun(name, lack, subject.label))
+        else:
+            candidates.append(Candidate(name, partial(TrtRunner, subject.path), subject))
+    return candidates, not_run
+
+
+def _onnxruntime(subject: Subject, provider: str, optimize: bool) -> Candidate:
+    make = partial(OrtRunner, subject.path, optimize=optimize, provider=provider)
+    return Candidate(title(provider, optimize=optimize), make, subject, provider, optimize, types=subject.types)
+
+
+def _stepwise(path: Path) -> Runner:
+    return OrtRunner(stepwise(load_onnx(path)), optimize=False)

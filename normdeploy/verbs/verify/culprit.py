@@ -1,0 +1,139 @@
+"""Finds which optimizer of onnxruntime breaks a file that is right without them.
+
+onnxruntime's log tells which of them changed the graph. The fewest that have to be disabled for the file to pass are
+found by halves (QuickXplain: Junker, AAAI 2004), about 2·log2(n) sessions for one culprit among n.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+
+from ...runtimes.ort import PROVIDERS, OrtRunner
+from ...types import Progress
+from .candidates import Candidate
+from .judging import Trial
+
+_RULES = re.compile(r"Level\d_RuleBasedTransformer$")
+# what hides behind the transformers called so; the log does not tell them apart (names of onnxruntime 1.31, those of
+# others do nothing)
+RULES = (
+    "EliminateIdentity",
+    "EliminateSlice",
+    "UnsqueezeElimination",
+    "EliminateDropout",
+    "ExpandElimination",
+    "CastElimination",
+    "CastChainElimination",
+    "PreShapeNodeElimination",
+    "NoopElimination",
+    "DivMulFusion",
+    "FuseReluClip",
+    "GemmSumFusion",
+    "GemmTransposeFusion",
+    "NotWhereFusion",
+    "ConvAddFusion",
+    "ConvMulFusion",
+    "ConvBNFusion",
+    "Pad_Fusion",
+    "MatMul_BatchNormalization_Fusion",
+    "LabelEncoderFusion",
+    "ClipQuantRewrite",
+    "ReluQuantRewrite",
+)
+
+# the log goes to the process's own standard error, past Python: only another process's can be read
+_LISTEN = """
+import sys, onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 1
+onnxruntime.InferenceSession(sys.argv[1], options, providers=[sys.argv[2]], disabled_optimizers=sys.argv[3:])
+"""
+_MODIFIED = re.compile(r"GraphTransformer (\S+) modified: 1 ")
+
+_WHOLE = "onnxruntime's optimizer is the culprit: with it off the same file passes"
+
+Passes = Callable[[Sequence[str]], bool]
+
+
+def accuse(trial: Trial, progress: Progress) -> None:
+    """Where a file is wrong with onnxruntime's optimizer on and right with it off, write down which part of the
+    optimizer did it."""
+    plain = {(c.file, c.provider): c for c in trial.candidates if c.provider and not c.optimize}
+    for candidate in trial.candidates:
+        off = plain.get((candidate.file, candidate.provider)) if candidate.optimize else None
+        if off is None or off.unavailable:
+            continue
+        if (
+            candidate.unavailable
+        ):  # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
+            candidate.failure, candidate.unavailable = candidate.unavailable, ""
+        right = {r.output for r in trial.results(off) if r.by_default == "pass"}
+        wrong = [r for r in trial.results(candidate) if not r and r.by_default != "pass" and r.output in right]
+        if wrong:
+            progress("find the optimizer to blame", 0, 0)
+            _blame(trial, candidate, {r.output for r in wrong}, sorted({r.case for r in wrong if r.case}))
+
+
+def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: Sequence[str]) -> None:
+    assert candidate.subject is not None
+    path, provider = candidate.subject.path, candidate.provider
+
+    def passes(disabled: Sequence[str], names: Sequence[str] = worst) -> bool:
+        make = partial(OrtRunner, path, provider=provider, disabled=disabled)
+        return trial.passes(Candidate(candidate.name, make, candidate.subject, types=candidate.types), outputs, names)
+
+    found = culprits(path, provider, passes)
+    if found and passes(found, ()):
+        candidate.culprit = found
+        these = "it" if len(found) == 1 else "these"
+        candidate.advice = (
+            f"onnxruntime's optimizer is the culprit: {', '.join(found)}; with {these} disabled the file passes"
+        )
+    else:
+        candidate.advice = _WHOLE
+
+
+def applied(path: Path, provider: str, disabled: Sequence[str] = ()) -> list[str]:
+    """The optimizers that change the graph of a file, in their order, where those ``disabled`` do not."""
+    command = [sys.executable, "-P", "-c", _LISTEN, str(path.absolute()), PROVIDERS[provider], *disabled]
+    said = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr
+    return list(dict.fromkeys(_MODIFIED.findall(said)))
+
+
+def culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
+    """The fewest optimizers that have to be disabled for the file to pass; () where disabling those that change it does
+    not help.
+
+    Args:
+        passes: whether the file is right with the optimizers of these names disabled.
+    """
+    known: list[str] = []
+    while fresh := [name for name in applied(path, provider, known) if name not in known]:
+        known += fresh  # where one is disabled, another may do its work
+        if passes(known):
+            break
+    else:
+        return ()
+    rules = [name for name in known if _RULES.search(name)]
+    single = [name for name in known if name not in rules]
+    if rules and passes([*single, *RULES]):
+        known = [*single, *RULES]
+    return tuple(_fewest(passes, [], known, tried=True))
+
+
+def _fewest(passes: Passes, held: Sequence[str], names: Sequence[str], *, tried: bool) -> list[str]:
+    """The fewest of ``names`` that mend it together with ``held``; all of them do. ``tried``: ``held`` alone is known
+    not to."""
+    if not tried and passes(held):
+        return []
+    if len(names) == 1:
+        return list(names)
+    left, right = names[: len(names) // 2], names[len(names) // 2 :]
+    last = _fewest(passes, [*held, *left], right, tried=False)
+    first = _fewest(passes, [*held, *last], left, tried=not last)
+    return [*first, *last]

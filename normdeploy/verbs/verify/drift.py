@@ -1,0 +1,317 @@
+"""Tensors of an ONNX file and what the PyTorch model has in their place, and how the error grows from the first to the
+last.
+
+Exports keep the module of every node. A tensor that is the only one to leave a module, or the only one to enter it, in
+the PyTorch graph and in the file alike, is the same tensor; most boundaries of modules have one. Others are not
+compared.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+
+from ...graphs.protos import module, real
+from ...model import Model
+from ...precision.calibrate import loadable
+from ...runtimes import RunResult
+from ...runtimes.arrays import to_numpy
+from ...runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
+from ...runtimes.ort import OrtRunner
+from ...storage.protos import copied
+from ...types import Progress
+from .verify import EAGER_MULTIPLE, ULPS, ulp
+
+AT_ONCE = 16  # tensors fetched in one run, at least
+_BYTES = 1 << 28  # that those of one run take in float64, about
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``tensor`` of the file is ``node`` of the PyTorch graph, made in ``module``; ``where`` is the boundary at which
+    they meet."""
+
+    tensor: str
+    node: str
+    module: str
+    where: str
+    place: tuple[int, int]  # in the file and in the PyTorch graph
+
+
+@dataclass(frozen=True)
+class Point:
+    """One pair in one runtime: largest errors against float64, and what is allowed (the rule of ``verify``).
+
+    ``scale`` is the largest |value| that float64 has there; ``reason`` says what no error can express (a NaN).
+    """
+
+    module: str
+    tensor: str
+    where: str
+    error: float
+    eager: float
+    allowed: float
+    scale: float
+    reason: str = ""
+    runtime: str = ""
+    file: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.reason and self.error <= self.allowed
+
+
+def pairs(model: Model, proto: onnx.ModelProto) -> list[Pair]:
+    """Corresponding tensors in the file's order; outputs are the last."""
+    theirs, makers = _of_program(model)
+    ours, order = _of_file(proto)
+    found: dict[tuple[str, str], Pair] = {}
+    for where in sorted(
+        theirs.keys() & ours.keys()
+    ):  # of several boundaries the last is told: an output, or the innermost module
+        if len(theirs[where]) == len(ours[where]) == 1:
+            (node,), (tensor,) = theirs[where], ours[where]
+            if tensor in order and node in makers:
+                place, module = makers[node]
+                found[tensor, node] = Pair(tensor, node, module, where, (order[tensor], place))
+    return sorted(found.values(), key=lambda pair: pair.place)
+
+
+def _of_program(model: Model) -> tuple[dict[str, set[str]], dict[str, tuple[int, str]]]:
+    edges: list[tuple[str, str | None, str | None]] = []
+    makers: dict[str, tuple[int, str]] = {}
+    user_outputs = [
+        spec.arg.name
+        for spec in model.program.graph_signature.output_specs
+        if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name")
+    ]
+    boundaries: dict[str, set[str]] = {}
+    for place, node in enumerate(model.program.graph_module.graph.nodes):
+        if node.op == "output":
+            edges += [
+                (source.name, makers[source.name][1], None) for source in node.all_input_nodes if source.name in makers
+            ]
+        if node.op != "call_function":
+            continue
+        path = _path(node)
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            makers[node.name] = (place, path)
+        for source in node.all_input_nodes:
+            if source.op == "call_function" or _is_user_input(model, source.name):
+                edges.append((source.name, _path(source) if source.op == "call_function" else None, path))
+    _boundaries(edges, boundaries)
+    for name, output in zip(user_outputs, model.outputs, strict=False):
+        boundaries[f"output {output}"] = {name}
+    return boundaries, makers
+
+
+def _of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dict[str, int]]:
+    held = {t.name for t in proto.graph.initializer}
+    inputs = {v.name for v in proto.graph.input} - held
+    paths: dict[str, str | None] = dict.fromkeys(inputs)
+    order: dict[str, int] = {}
+    edges: list[tuple[str, str | None, str | None]] = []
+    boundaries: dict[str, set[str]] = {}
+    for place, node in enumerate(proto.graph.node):
+        path = module(node)
+        data = [name for name in node.input if name in paths]
+        if not data:
+            continue  # a constant
+        edges += [(name, paths[name], path) for name in data]
+        for name in filter(None, node.output):
+            paths[name], order[name] = path, place
+    edges += [(v.name, paths[v.name], None) for v in proto.graph.output if v.name in paths]
+    _boundaries(edges, boundaries)
+    for v in proto.graph.output:
+        boundaries[f"output {v.name}"] = {v.name}
+    return boundaries, order
+
+
+def _boundaries(edges: Iterable[tuple[str, str | None, str | None]], found: dict[str, set[str]]) -> None:
+    """What leaves and what enters each module; None is outside of all."""
+    for tensor, maker, reader in edges:
+        made, read = _around(maker), _around(reader)
+        for path in made - read:
+            found.setdefault(f"out of {path}", set()).add(tensor)
+        for path in read - made:
+            found.setdefault(f"into {path}", set()).add(tensor)
+
+
+def _around(path: str | None) -> set[str]:
+    if not path:
+        return set()
+    parts = path.split(".")
+    return {".".join(parts[: i + 1]) for i in range(len(parts))}
+
+
+def _path(node: torch.fx.Node) -> str:
+    scopes = list(node.meta.get("nn_module_stack", {}).values())
+    return real(str(scopes[-1][0])) if scopes else ""
+
+
+def _is_user_input(model: Model, name: str) -> bool:
+    return name in model.program.graph_signature.user_inputs
+
+
+# ------------------------------------------------------------------ values
+
+
+class Watched:
+    """A runner of torch whose inner results are seen: ``values`` of the last ``infer``, by the name of the node."""
+
+    def __init__(self, runner: EagerRunner | HalfRunner | Float64Runner, nodes: Iterable[str]) -> None:
+        self.values: dict[str, np.ndarray] = {}
+        self._runner = runner
+        self._graph = copy.copy(runner._graph)
+        self._graph.graph = copy.deepcopy(runner._graph.graph)
+        wanted = set(nodes)
+        for node in list(self._graph.graph.nodes):
+            if node.name in wanted:
+                with self._graph.graph.inserting_after(node):
+                    self._graph.graph.call_function(self._take, (node, node.name))
+
+    def _take(self, value: torch.Tensor, name: str) -> None:
+        self.values[name] = to_numpy(value)
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        plain, self._runner._graph = self._runner._graph, self._graph
+        try:
+            self._runner.infer(feeds)
+        finally:
+            self._runner._graph = plain
+        return self.values
+
+
+class Laboratory:
+    """The model in float64 and eagerly, and the file in a runtime, their inner tensors side by side for one input.
+
+    ``precision``: "" where the file computes in the model's own type, else "fp16" or "bf16".
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        proto: onnx.ModelProto,
+        feeds: Mapping[str, np.ndarray],
+        precision: str,
+        optimize: bool = False,
+    ) -> None:
+        self.model, self.proto, self.feeds, self.precision, self.optimize = model, proto, feeds, precision, optimize
+        self.largest = 0  # bytes, of the references of the last points
+        types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
+        self._ours = {name: value.astype(types[name]) if name in types else value for name, value in feeds.items()}
+
+    @cached_property
+    def _wide(self) -> Float64Runner:
+        return Float64Runner(self.model)
+
+    @cached_property
+    def _eager(self) -> EagerRunner | HalfRunner:
+        return HalfRunner(self.model, HALVES[self.precision]) if self.precision else EagerRunner(self.model)
+
+    def fetch(self, tensors: Sequence[str]) -> RunResult:
+        """What the runtime has in ``tensors``."""
+        probed = copied(self.proto)
+        ends = {v.name for v in probed.graph.output}
+        given = {v.name for v in probed.graph.input}
+        probed.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in ends | given
+        )
+        with loadable(probed) as source, OrtRunner(source, optimize=self.optimize) as runner:
+            values = runner.infer(self._ours)
+        return {name: self._ours[name] if name in given else values[name] for name in tensors}
+
+    def references(self, nodes: Iterable[str]) -> dict[str, np.ndarray]:
+        """float64 values of nodes of the PyTorch graph."""
+        return Watched(self._wide, nodes).infer(self.feeds)
+
+    def eager(self, nodes: Iterable[str]) -> dict[str, np.ndarray]:
+        """The same in the precision of the file."""
+        return Watched(self._eager, nodes).infer(self.feeds)
+
+    def points(self, chosen: Sequence[Pair]) -> list[Point | None]:
+        """Each pair judged; None where the two are no floating tensors of one size."""
+        nodes = [pair.node for pair in chosen]
+        wide, own, values = self.references(nodes), self.eager(nodes), self.fetch([pair.tensor for pair in chosen])
+        self.largest = max((value.nbytes for value in wide.values()), default=0)
+        return [self._point(pair, values[pair.tensor], wide[pair.node], own[pair.node]) for pair in chosen]
+
+    def _point(self, pair: Pair, value: np.ndarray, reference: np.ndarray, eager: np.ndarray) -> Point | None:
+        if value.dtype.kind in "iub" or value.size != reference.size:
+            return None
+        error, scale, broken = distance(value.reshape(reference.shape), reference)
+        base = distance(eager, reference)[0]
+        dtype = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}.get(self.precision, value.dtype)
+        allowed = EAGER_MULTIPLE * base + ULPS * ulp(scale, dtype)
+        return Point(pair.module, pair.tensor, pair.where, error, base, allowed, scale, broken)
+
+
+def distance(value: np.ndarray, reference: np.ndarray) -> tuple[float, float, str]:
+    """The largest error and the largest |reference| where both are finite, and what is wrong with the rest."""
+    with np.errstate(all="ignore"):
+        got, expected = value.astype(np.float64), reference.astype(np.float64)
+        finite = np.isfinite(got) & np.isfinite(expected)
+        error = float(np.where(finite, np.abs(got - expected), 0).max(initial=0))
+        scale = float(np.where(np.isfinite(expected), np.abs(expected), 0).max(initial=0))
+        wrong = ~finite & ~(np.isnan(got) & np.isnan(expected)) & (got != expected)
+    if not wrong.any():
+        return error, scale, ""
+    first = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return (
+        error,
+        scale,
+        f"{got[first]} where float64 has {expected[first]:.6g} ({int(wrong.sum())} of {wrong.size} elements)",
+    )
+
+
+def drift(
+    model: Model,
+    proto: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+    precision: str = "",
+    progress: Progress | None = None,
+    *,
+    ran: onnx.ModelProto | None = None,
+) -> list[Point]:
+    """The error of every corresponding tensor in onnxruntime, its optimizer off, in the file's order.
+
+    ``ran``: another form of the file, which is run in its place; tensors that it does not have are left out.
+
+    Raises:
+        RuntimeUnavailable: onnxruntime has no kernel for one of the nodes.
+    """
+    every = pairs(model, proto)
+    if ran is not None:
+        held = {name for node in ran.graph.node for name in node.output} | {v.name for v in ran.graph.input}
+        every = [pair for pair in every if pair.tensor in held]
+    laboratory, found, start, size = (
+        Laboratory(model, proto if ran is None else ran, feeds, precision),
+        list[Point](),
+        0,
+        AT_ONCE,
+    )
+    while chosen := every[start : start + size]:
+        if progress is not None:
+            progress("drift", start, len(every))
+        found += [point for point in laboratory.points(chosen) if point is not None]
+        start, size = start + size, max(AT_ONCE, _BYTES // max(laboratory.largest, 1))
+    return found
+
+
+def optimized(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """What onnxruntime's optimizer makes of a model for this machine's CPU, in ops that only onnxruntime knows.
+
+    A tensor that is asked for is not fused away, so the optimizer is watched in what it wrote, which is run as it is.
+    """
+    with tempfile.TemporaryDirectory() as folder, loadable(proto) as source:
+        target = Path(folder) / "optimized.onnx"
+        with OrtRunner(source, saved=target):
+            return onnx.load(target)

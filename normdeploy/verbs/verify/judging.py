@@ -1,0 +1,240 @@
+"""Runtimes beside eager and the float64 reference, case after case, and the verdict on each (the rule:
+``normdeploy.verbs.verify.compare``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from ...errors import InputError
+from ...runtimes import RunResult
+from ...runtimes.eager import HALVES
+from .bounds import Bounds
+from .candidates import NAN_BLIND, Candidate
+from .cases import DATASET, LENIENT, NAN, NONFINITE, Case
+from .measured import Measures, settled
+from .originals import Original, Reference, own_runner, run_by, unit_roundoff
+from .policy import Policy
+from .results import OutputResult, decided, judged
+from .verify import Tally, Ties
+
+_REFUSALS = 3  # sizes that the model does not take, each told with the error
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the reference says of one case, what else an integer of it may be, and what each floating element may be off
+    by.
+
+    ``eager``: its answer where what is not finite is judged by it too. ``feeds`` of a sample of the user's dataset are
+    made when needed.
+    """
+
+    case: Case
+    feeds: dict[str, np.ndarray]
+    reference: RunResult
+    ties: Ties
+    bounds: Bounds | None = None
+    eager: RunResult | None = None
+
+
+class Trial:
+    """Eager in one precision, what float64 says, and the runtimes that are judged by them.
+
+    ``precision``: "" is the model's own. In half precision inputs are rounded to it, for the reference too.
+    ``each``: every element has a bound of its own (``bounds``), which costs some runs of the reference for each case.
+    ``policy``: rules that were given; ``dataset``: samples are among the cases, on which alone metrics are measured.
+    """
+
+    def __init__(
+        self,
+        model: Original,
+        reference: Reference,
+        precision: str,
+        *,
+        each: bool = False,
+        policy: Policy | None = None,
+        dataset: bool = False,
+    ) -> None:
+        self.model, self.precision, self.notes = model, precision, list[str]()
+        self._policy, self._dataset, self._settled = policy or Policy(), dataset, False
+        self._each, self._refused = each, list[tuple[str, str]]()
+        self._ratios: dict[str, float] = {}
+        self.answers: list[Answer] = []
+        self.candidates: list[Candidate] = []
+        self._reference = reference
+        half = HALVES.get(precision)
+        self._half_type = half
+        self.eager = Candidate(*own_runner(model, half))
+        self._half = None if half is None else np.dtype(ml_dtypes.bfloat16 if half == torch.bfloat16 else np.float16)
+        self._unit = 4 * (unit_roundoff(model) if half is None else torch.finfo(half).eps / 2)
+
+    def prepare(self, cases: Sequence[Case]) -> Iterator[None]:
+        """Run eager and the reference on every case, yielding before each."""
+        with self.eager.make() as self.eager.runner:
+            for case in cases:
+                yield
+                self._answer(case)
+        self.eager.runner = None
+        if not self.answers:
+            raise InputError(
+                f"{run_by(self.eager.name)} runs on none of the inputs that were made, such as"
+                f" {' '.join(self._refused[0])}; give --inputs"
+            )
+        self.notes += [f"not run at {case}: {error}" for case, error in self._refused[:_REFUSALS]]
+        if more := self._refused[_REFUSALS:]:
+            self.notes.append(f"nor at {', '.join(case for case, _ in more)}")
+
+    def _answer(self, case: Case) -> None:
+        feeds = self._fed(case)
+        assert self.eager.runner is not None
+        try:
+            eager = self.eager.runner.infer(feeds)
+        except InputError as error:
+            if case.promised:
+                raise InputError(f"{case.name}: {error}") from error
+            self._refused.append((case.name, str(error)))
+            return
+        reference = self._reference.runner.infer(feeds)
+        self._settle(reference)
+        if case.kind == DATASET:
+            self.answers.append(Answer(case, {}, reference, Ties(lambda seed: {}, reference, {})))
+            self._measure(self.eager, self.answers[-1], eager)
+            return
+        integers = {name: value for name, value in eager.items() if value.dtype.kind in "iub"}
+        ties = Ties(
+            lambda seed: self._reference.runner.perturbed(feeds, self._unit, seed),
+            reference,
+            integers,
+            lambda seed: self._rounded(feeds, seed),
+        )
+        bounds = None
+        if self._each:
+            bounds = Bounds(reference, eager, lambda seed: self._rounded(feeds, seed))
+            for name in bounds.outputs if case.kind not in LENIENT else ():
+                self._ratios[name] = max(self._ratios.get(name, 1.0), bounds.ratio(name))
+        self.answers.append(Answer(case, feeds, reference, ties, bounds, eager if case.kind in LENIENT else None))
+        for name, value in eager.items():
+            self.eager.tallies.setdefault((name, case.kind), Tally(value.dtype))
+        self._keep(self.eager, self.answers[-1], eager)
+
+    def _fed(self, case: Case) -> dict[str, np.ndarray]:
+        feeds, half = case.make(), self._half
+        if half is None:
+            return feeds
+        return {
+            n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()
+        }
+
+    def _settle(self, reference: RunResult) -> None:
+        """The rules for each output, once it is known what they are."""
+        if not self._settled and self._policy:
+            self._policy, notes = settled(self._policy, reference)
+            self.notes += notes
+            self.eager.measures = Measures(self._policy, self._dataset)
+        self._settled = True
+
+    def _rounded(self, feeds: Mapping[str, np.ndarray], seed: int) -> RunResult:
+        return self._reference.runner.rounded(feeds, seed, self._half_type)
+
+    def _dtype(self, output: str) -> np.dtype:
+        return next(tally.dtype for (name, _), tally in self.eager.tallies.items() if name == output)
+
+    def take(self, candidate: Candidate) -> None:
+        """Run a loaded candidate on every case, and keep it to be judged."""
+        self.candidates.append(candidate)
+        candidate.measures = Measures(self._policy, self._dataset)
+        self._run(candidate)
+        if candidate.skipped and not candidate.tallies:
+            candidate.unavailable = (
+                "every case lies outside the engine's profile; build it for the sizes that the model takes"
+            )
+        candidate.runner = None
+
+    def passes(self, fresh: Candidate, outputs: Collection[str], names: Sequence[str] = ()) -> bool:
+        """Whether a candidate that is not loaded yet is right in ``outputs``, on every case or on those called
+        ``names``."""
+        with ExitStack() as stack:
+            fresh.load(stack)
+            self._run(fresh, names)
+        mine = [(key, tally) for key, tally in fresh.tallies.items() if key[0] in outputs]
+        sound = bool(mine) and not fresh.failure and not fresh.unavailable
+        return sound and all(tally.badness(self.eager.tallies[key]) <= 1 for key, tally in mine)
+
+    def _run(self, candidate: Candidate, names: Sequence[str] = ()) -> None:
+        for answer in self.answers:
+            if (names and answer.case.name not in names) or not _comparable(candidate, answer.case):
+                continue
+            result = candidate.infer(
+                answer.case, self._fed(answer.case) if answer.case.kind == DATASET else answer.feeds
+            )
+            if result is not None:
+                self._keep(candidate, answer, {name: self._narrow(name, value) for name, value in result.items()})
+
+    def _narrow(self, output: str, value: np.ndarray) -> np.ndarray:
+        """Inputs and outputs of a half-precision file may have been kept in float32."""
+        if self._half is None or output not in self.model.outputs or self._dtype(output) != self._half:
+            return value
+        return value.astype(self._half)
+
+    def _measure(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
+        for output in self.model.outputs:
+            candidate.measures.add(
+                output, answer.case, result.get(output), answer.reference[output], self._dtype(output)
+            )
+
+    def _keep(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
+        self._measure(candidate, answer, result)
+        for output in self.model.outputs if answer.case.kind != DATASET else ():
+            dtype = self._dtype(output)
+            if dtype.kind in "iub" and answer.case.kind in NONFINITE:
+                continue  # what an index or a comparison is there, nothing defines
+            tally = candidate.tallies.setdefault((output, answer.case.kind), Tally(dtype))
+            tally.add(
+                answer.case.name,
+                result.get(output),
+                answer.reference[output],
+                partial(answer.ties.explained, output),
+                bound=(
+                    partial(answer.bounds.allowed, output, self._ratios.get(output, 1.0))
+                    if answer.bounds is not None
+                    else None
+                ),
+                peer=None if answer.eager is None else answer.eager[output],
+            )
+
+    def results(self, candidate: Candidate) -> list[OutputResult]:
+        """One for each output, none where it was not run."""
+        return [result for output in self.model.outputs for result in self._result(candidate, output)]
+
+    def _result(self, candidate: Candidate, output: str) -> Iterator[OutputResult]:
+        eager = {kind: tally for (name, kind), tally in self.eager.tallies.items() if name == output}
+        mine = {kind: tally for (name, kind), tally in candidate.tallies.items() if name == output}
+        if candidate.failure:
+            dtype = str(self._dtype(output))
+            nan = float("nan")
+            found = OutputResult(
+                output, candidate.name, dtype, nan, nan, nan, "fail", candidate.where, reason=candidate.failure
+            )
+        elif mine and not candidate.unavailable:
+            default = judged(output, candidate.name, mine, eager, self.eager.name)
+            found = decided(default, candidate.measures.judged(output), self._policy.required)
+        else:
+            return
+        if not found and candidate.advice:
+            reason = f"{found.reason}; {candidate.advice}" if found.reason else candidate.advice
+            found = replace(found, reason=reason, culprit=candidate.culprit)
+        yield replace(found, file=candidate.file, precision=self.precision)
+
+
+def _comparable(candidate: Candidate, case: Case) -> bool:
+    """Engines promise nothing of numbers that are not finite, and ONNX nothing of a NaN in a maximum or an order."""
+    if case.kind not in NONFINITE or candidate.subject is None:
+        return True
+    return not candidate.subject.runtime and not (case.kind == NAN and candidate.subject.ops & NAN_BLIND)

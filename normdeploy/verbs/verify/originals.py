@@ -1,0 +1,252 @@
+"""What files are compared with: a PyTorch model, or an ONNX file or session in its place (``verify a.onnx b.onnx``).
+
+An ONNX file is run in float64 node by node (``runtimes.file64``); what eager is to a model, onnxruntime with its
+optimizer off is to it, or the session that was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import onnx
+import torch
+
+from ...errors import GraphError, InputError, RuntimeUnavailable
+from ...model import Model, Signature
+from ...runtimes import Runner, RunResult
+from ...runtimes.eager import EagerRunner, HalfRunner
+from ...runtimes.file64 import File64Runner
+from ...runtimes.ort import OrtRunner, run_session
+from ...runtimes.rounding import RoundedRunner
+from ...storage.files import load_onnx
+from .file_inputs import file_inputs
+from .names import End, ends_of
+
+AS_IT_IS = "the reference as it is"  # in the place of eager
+OWN = (EagerRunner.name, AS_IT_IS)  # runtimes of what the files are compared with
+
+Float64 = RoundedRunner | File64Runner
+
+
+def run_by(runtime: str) -> str:
+    """What a runtime of ``OWN`` runs, as messages call it."""
+    return "the reference" if runtime == AS_IT_IS else "the model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileModel(Signature):
+    """An ONNX model that others are compared with.
+
+    ``session``: the user's, which is run in the place of one of our own; ``path``: where it lies, None where it came
+    from memory.
+    ``guessed``: nothing says which sizes its dims take, so it need not run at all of those tried.
+    """
+
+    proto: onnx.ModelProto
+    label: str
+    path: Path | None = None
+    session: Any = None
+    guessed: bool = False
+    notes: tuple[str, ...] = ()
+    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def wide(self) -> File64Runner:
+        """Made when asked for; once it has run, it holds the weights in float64."""
+        if "wide" not in self._made:
+            self._made["wide"] = File64Runner(self.proto)
+        return self._made["wide"]  # type: ignore[no-any-return]
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff of the coarsest floating type in it; 0 where it has none."""
+        if "unit" not in self._made:
+            self._made["unit"] = self.wide.unit
+        return self._made["unit"]  # type: ignore[no-any-return]
+
+    def free(self) -> None:
+        """Give up ``wide``."""
+        self._made.pop("wide", None)
+
+
+Original = Model | FileModel
+
+
+class Reference:
+    """The model in float64: made when asked for, and given up when not needed for a while."""
+
+    def __init__(self, model: Original) -> None:
+        self._model = model
+
+    @cached_property
+    def runner(self) -> Float64:
+        return self._model.wide if isinstance(self._model, FileModel) else RoundedRunner(self._model)
+
+    def free(self) -> None:
+        self.__dict__.pop("runner", None)
+        if isinstance(self._model, FileModel):
+            self._model.free()
+
+
+def name_of(model: Original) -> str:
+    return f"{model.label}" if isinstance(model, FileModel) else "the model"
+
+
+def own_runner(model: Original, half: torch.dtype | None) -> tuple[str, Callable[[], Runner]]:
+    """What one correct evaluation in the model's own type, or in ``half``, is taken from, and what it is called."""
+    if isinstance(model, FileModel):
+        return AS_IT_IS, partial(_Own, model, half)
+    return EagerRunner.name, partial(EagerRunner, model) if half is None else partial(HalfRunner, model, half)
+
+
+def unit_roundoff(model: Original) -> float:
+    """The unit roundoff of the coarsest floating type in the model's graph; 0 where it has none."""
+    if isinstance(model, FileModel):
+        return model.unit
+    values = [node.meta.get("val") for node in model.program.graph.nodes]
+    dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
+    return max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
+
+
+def work_of(model: Original) -> float:
+    """Floating-point operations of one run at the opt sizes, as far as torch counts them; 0 where it does not run.
+
+    Of an ONNX file two for each weight and row of the inputs: what products of matrices take.
+    """
+    if isinstance(model, FileModel):
+        weights = sum(int(np.prod(t.dims)) for t in model.proto.graph.initializer)
+        return 2.0 * weights * max((int(np.prod(spec.sizes({})[:-1])) for spec in model.inputs), default=1)
+    from torch.utils.flop_counter import FlopCounterMode
+
+    try:
+        with FlopCounterMode(display=False) as counter, EagerRunner(model) as runner:
+            runner.infer(model.samples(0))
+    except InputError:  # the comparison itself says so, and on which input
+        return 0.0
+    return float(counter.get_total_flops())
+
+
+def outputs_of(model: Original) -> list[End]:
+    """The outputs, as far as the model says what they are."""
+    if isinstance(model, FileModel):
+        return ends_of(model.proto.graph)[1]
+    values = {n.name: n.meta.get("val") for n in model.program.graph.nodes}
+    specs = [
+        s for s in model.program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")
+    ]
+    found = []
+    for name, spec in zip(model.outputs, specs, strict=False):
+        value = values.get(spec.arg.name)
+        if len(specs) != len(model.outputs) or not isinstance(value, torch.Tensor):
+            found.append(End(name))
+            continue
+        kind = "f" if value.is_floating_point() else "b" if value.dtype == torch.bool else "i"
+        found.append(End(name, kind, tuple(d if isinstance(d, int) else None for d in value.shape)))
+    return found
+
+
+class _Own:
+    """An ONNX model in onnxruntime as it is; node by node, rounded, in half precision and where onnxruntime has no
+    kernel."""
+
+    name = AS_IT_IS
+
+    def __init__(self, model: FileModel, half: torch.dtype | None) -> None:
+        self._model, self._half, self._asked = model, half, False
+        self._runner: OrtRunner | None = None
+        if half is None and model.session is None:
+            try:
+                self._runner = OrtRunner(model.path or model.proto, optimize=False)
+            except RuntimeUnavailable:
+                if not model.unit:
+                    raise
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        found = self._run(feeds)
+        if not self._asked:  # once is enough
+            self._asked, again = True, self._run(feeds)
+            if any(value.tobytes() != again[name].tobytes() for name, value in found.items()):
+                raise InputError(
+                    f"{self._model.label} gives other outputs each time it is run on the same inputs: nothing can be"
+                    " compared"
+                )
+        return found
+
+    def _run(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        if self._half is None and self._model.session is not None:
+            return run_session(self._model.session, feeds, "the session that was given")
+        return self._runner.infer(feeds) if self._runner is not None else self._model.wide.in_half(feeds, self._half)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner = None
+
+
+# ------------------------------------------------------------------ opening one
+
+
+def is_session(source: object) -> bool:
+    """Whether it is an onnxruntime.InferenceSession, of this onnxruntime or another."""
+    return type(source).__name__ == "InferenceSession" and hasattr(source, "run_with_ort_values")
+
+
+def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] = ()) -> FileModel:
+    """An ONNX file, a ModelProto with its weights loaded, or a session as what others are compared with.
+
+    Args:
+        inputs: "ids:int64[batch,seq]{0:30522}": sizes and values of an input of that name.
+        dims: "batch=1:8:64": the range of a named dim.
+
+    Raises:
+        GraphError: the file is broken, or a session does not hold the model that it was made from.
+        InputError: what is said of an input or dim fits none, or one is no tensor.
+    """
+    path, session = None, None
+    if is_session(source):
+        session = source
+        held = getattr(source, "_model_path", None) or getattr(source, "_model_bytes", None)
+        if held is None:
+            raise GraphError(
+                "the session does not hold the model that it was made from; give the ONNX file or the ModelProto"
+            )
+        source = held if isinstance(held, str) else onnx.load_from_string(bytes(held))
+    if isinstance(source, onnx.ModelProto):
+        proto, label = source, source.graph.name or "the reference"
+    else:
+        path = Path(source)
+        proto, label = load_onnx(path), path.name
+    specs, notes, guessed = file_inputs(proto, inputs, dims, label)
+    outputs = []
+    for v in proto.graph.output:
+        if not v.type.tensor_type.elem_type and v.type.WhichOneof("value") not in (None, "tensor_type"):
+            raise InputError(
+                f"{label}: the output {v.name!r} is no tensor; only tensors are compared: leave it out of the file's"
+                " outputs"
+            )
+        if v.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+            raise InputError(
+                f"{label}: the output {v.name!r} is strings; only numbers are compared: give the index or the scores"
+                " that they are made from as the file's output, or leave it out"
+            )
+        outputs.append(v.name)
+    return FileModel(
+        inputs=specs,
+        outputs=tuple(outputs),
+        kind="onnx",
+        proto=proto,
+        label=label,
+        path=path,
+        session=session,
+        guessed=guessed,
+        notes=tuple(notes),
+    )

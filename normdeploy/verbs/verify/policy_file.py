@@ -1,0 +1,166 @@
+"""A policy as a file, ``verify.toml``: the rules, names and limits that ``verify`` takes as options.
+
+tolerance = "1e-3:1e-2"             # ABS:REL, or [1e-3, 1e-2], or { abs = 1e-3, rel = 1e-2 }: for every output
+metric = ["cosine>=0.995"]          # one or several, for every output
+also-default = true                 # the default rule must hold as well; the rules beside it may be given elsewhere
+labels = "label"                    # the dataset's labels, for accuracy_drop and accuracy5_drop
+max-elements = 100000
+map = { "input.1" = "x" }           # the file's name = the model's
+
+[outputs.logits]                    # of one output; of each kind its own rule goes before that for all
+tolerance = { abs = 1e-3, rel = 1e-2 }
+metric = "top1>=0.99"
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from .policy import ALL, Policy, Rule, threshold, tolerance
+
+_KEYS = ("tolerance", "metric", "also-default", "labels", "max-elements", "map", "outputs")
+_OF_OUTPUT = ("tolerance", "metric")
+_OF_TOLERANCE = ("abs", "rel")
+_LONGEST = 2**20  # bytes of a file
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """What a file says; ``most`` is ``max-elements``, ``labels`` the name of the dataset's labels; None where it says
+    nothing of them."""
+
+    policy: Policy = field(default_factory=Policy)
+    names: Mapping[str, str] = field(default_factory=dict)
+    most: int | None = None
+    labels: str | None = None
+
+
+def read_policy(path: str | os.PathLike[str]) -> PolicyFile:
+    """
+    Raises:
+        InputError: there is no such file, it is no TOML, or holds a key or value that means nothing; with its line
+            where that is known.
+    """
+    name = os.fspath(path)
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"can't read the policy {name!r}: {error.strerror}") from error
+    if len(raw) > _LONGEST:
+        raise InputError(f"the policy {name!r} has {len(raw)} bytes; at most {_LONGEST} are read")
+    try:
+        text = raw.decode()
+        held = tomllib.loads(text)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"the policy {name!r} is no TOML: {error}") from error
+    return _Reader(name, text).read(held)
+
+
+class _Reader:
+    def __init__(self, name: str, text: str) -> None:
+        self._name, self._text = name, text
+
+    def read(self, held: Mapping[str, Any]) -> PolicyFile:
+        self._known(held, _KEYS, ())
+        outputs = self._table(held, "outputs", ())
+        rules: dict[str, dict[str, Rule]] = {ALL: self._rules(held, ())}
+        for output, own in outputs.items():
+            where = ("outputs", output)
+            if not isinstance(own, Mapping):
+                raise self._wrong(where, f"is {own!r}, not a table: write [outputs.{output}] and the rules below")
+            self._known(own, _OF_OUTPUT, where)
+            if not output:
+                raise self._wrong(where, "has no name; rules for every output stand at the top of the file")
+            rules[output] = self._rules(own, where)
+        required = held.get("also-default", False)
+        if not isinstance(required, bool):
+            raise self._wrong(("also-default",), f"is {required!r}; write true or false")
+        policy = Policy({name: found for name, found in rules.items() if found}, required)
+        most = held.get("max-elements")
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            raise self._wrong(("max-elements",), f"is {most!r}; write a whole number of 1 or more")
+        labels = held.get("labels")
+        if labels is not None and not (isinstance(labels, str) and labels):
+            raise self._wrong(("labels",), f"is {labels!r}; write the name of the dataset's array or column")
+        names = self._table(held, "map", ())
+        for theirs, ours in names.items():
+            if not isinstance(ours, str) or not ours or not theirs:
+                raise self._wrong(
+                    ("map", theirs), f'is {ours!r}; write the model\'s name, as in map = {{ "input.1" = "x" }}'
+                )
+        return PolicyFile(policy, dict(names), most, labels)
+
+    def _rules(self, held: Mapping[str, Any], where: tuple[str, ...]) -> dict[str, Rule]:
+        found: dict[str, Rule] = {}
+        if "tolerance" in held:
+            found["tolerance"] = self._located(
+                (*where, "tolerance"), lambda: tolerance(self._pair(held["tolerance"], (*where, "tolerance")))
+            )
+        texts = held.get("metric", [])
+        for text in [texts] if not isinstance(texts, list) else texts:
+            rule = self._located((*where, "metric"), lambda text=text: threshold(text))  # type: ignore[misc]
+            if found.setdefault(rule.kind, rule) != rule:
+                raise self._wrong((*where, "metric"), f"says {found[rule.kind]} and {rule}; give one")
+        return found
+
+    def _pair(self, value: Any, where: tuple[str, ...]) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        self._known(value, _OF_TOLERANCE, where)
+        return [value.get("abs", 0.0), value.get("rel", 0.0)]
+
+    def _located(self, where: tuple[str, ...], make: Any) -> Any:
+        try:
+            return make()
+        except InputError as error:
+            raise InputError(f"{self._at(where)}: {error}") from None
+
+    def _table(self, held: Mapping[str, Any], key: str, where: tuple[str, ...]) -> Mapping[str, Any]:
+        value = held.get(key, {})
+        if not isinstance(value, Mapping):
+            raise self._wrong((*where, key), f"is {value!r}, not a table")
+        return value
+
+    def _known(self, held: Mapping[str, Any], keys: tuple[str, ...], where: tuple[str, ...]) -> None:
+        if unknown := [key for key in held if key not in keys]:
+            raise self._wrong(
+                (*where, unknown[0]),
+                f"is no key of {'a policy' if not where else '.'.join(where)}; these are {', '.join(keys)}",
+            )
+
+    def _wrong(self, where: tuple[str, ...], what: str) -> InputError:
+        return InputError(f"{self._at(where)}: {'.'.join(where)} {what}")
+
+    def _at(self, where: tuple[str, ...]) -> str:
+        line = _line(self._text, where)
+        return f"the policy {self._name!r}{f', line {line}' if line else ''}"
+
+
+def _line(text: str, where: tuple[str, ...]) -> int:
+    """The line on which a key or the table around it stands, 0 where neither is seen: tomllib keeps no places."""
+    table: tuple[str, ...] = ()
+    best, deepest = 0, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line):
+            table = _dotted(header[1])
+            place = table
+        elif (
+            key := re.match(r'\s*((?:[\w\-]+|"[^"]*"|\'[^\']*\')(?:\s*\.\s*(?:[\w\-]+|"[^"]*"|\'[^\']*\'))*)\s*=', line)
+        ) is not None:
+            place = (*table, *_dotted(key[1]))
+        else:
+            continue
+        if place == where[: len(place)] and len(place) > deepest:
+            best, deepest = number, len(place)
+    return best
+
+
+def _dotted(key: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in re.findall(r'[\w\-]+|"[^"]*"|\'[^\']*\'', key))

@@ -1,0 +1,77 @@
+"""What a comparison has to say besides its verdicts: the notes of ``verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...runtimes.ort import NAMES
+from ...storage.files import load_onnx
+from ...storage.record import recorded
+from .audit import Origin, Weight
+from .candidates import FLOATS, Candidate, Subject
+from .judging import Trial
+from .originals import OWN, run_by
+from .results import OutputResult
+
+_NAMED = 3  # weights that a note names
+
+
+def computed(weights: Sequence[Weight]) -> list[str]:
+    """One note for each file whose constants are not all the model's; single numbers, such as an epsilon, are not
+    told."""
+    notes = []
+    for file in dict.fromkeys(w.file for w in weights):
+        folded = [w for w in weights if w.file == file and w.origin is Origin.FOLDED]
+        computed = [w for w in weights if w.file == file and w.origin is Origin.COMPUTED and w.elements > 1]
+        parts = [f"{len(folded)} folded ({_few(folded)})"] if folded else []
+        parts += [f"{len(computed)} computed, like none of the model's ({_few(computed)})"] if computed else []
+        if parts:
+            notes.append(f"{file}: weights that are no parameter as it stands: {'; '.join(parts)}")
+    return notes
+
+
+def _few(weights: Sequence[Weight]) -> str:
+    names = [f"{w.name} in {w.module}" if w.module else w.name for w in weights[:_NAMED]]
+    return ", ".join(names) + (", …" if len(weights) > _NAMED else "")
+
+
+def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], results: Sequence[OutputResult]) -> list[str]:
+    notes = []
+    for precision, trial in trials.items():
+        if precision and trial.candidates:
+            files = ", ".join(dict.fromkeys(c.file for c in trial.candidates))
+            notes.append(
+                f"{files}: in half precision; {trial.eager.name} was run in {FLOATS[precision]} too, on inputs rounded"
+                " to it"
+            )
+        notes += trial.notes
+        for candidate in trial.candidates:
+            if candidate.skipped and candidate.ran:
+                of = f"{candidate.skipped} of {len(trial.answers)} cases"
+                notes.append(f"{candidate.name}: {of} lie outside the engine's profile and were not run")
+    notes += [
+        f"{run_by(r.runtime)} itself leaves the range of {r.dtype}, {r.case}: {r.output} is"
+        f" {r.default_reason or r.reason}"
+        for r in results
+        if r.runtime in OWN and r.by_default == "fail"
+    ]
+    for names in dict.fromkeys(c.culprit for c in candidates if c.culprit):
+        setting = f'add_session_config_entry("optimization.disable_specified_optimizers", "{";".join(names)}")'
+        notes.append(f"to run it in onnxruntime without {', '.join(names)}: SessionOptions.{setting}")
+    made = {r.file for r in results if r.runtime not in OWN}
+    for file in dict.fromkeys(c.file for c in candidates if c.file not in made):
+        notes.append(f"no runtime could be run on {file}: nothing is shown about it")
+    return notes
+
+
+def other_forms(found: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:
+    """Of a file that failed in onnxruntime and was exported for its speed: that there are forms of its norms with
+    smaller errors."""
+    failed = {r.file for r in results if r.runtime in NAMES and not r}
+    return [
+        f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate writes"
+        " those with the smallest errors"
+        for s in found
+        if s.label in failed
+        and recorded(load_onnx(s.path, external_data=False)).get("export", {}).get("runtime") == "onnxruntime"
+    ]

@@ -1,0 +1,112 @@
+"""The verdict on one output in one runtime: by the default rule (``verbs.verify.compare``), or by rules that were given
+for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from .measured import Judged
+from .originals import OWN, run_by
+from .verify import Tally
+
+DEFAULT = "default rule"
+COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdict", "worst case")
+
+
+@dataclass(frozen=True)
+class OutputResult:
+    """One output in one runtime; true where it passes.
+
+    ``rules`` are those that were given for the output, and decide; where there are none the default rule does, of which
+    ``by_default`` is the verdict in any case ("" where the runtime could not be run at all). The numbers are the
+    default rule's: ``max_abs_error`` and ``allowed`` are of the element that came nearest to failing (or of all, where
+    they have one bound), ``case`` is where; ``max_rel_error`` is relative to each element, and informs only. Both are
+    NaN or infinite where the output is, and NaN where there is none. ``near_ties`` counts integers that differ on a
+    rounding. ``file`` is "" of eager; ``precision`` is "fp16" or "bf16" where it was judged by eager in that, else "".
+    ``culprit`` names onnxruntime's optimizers without which the file passes.
+    """
+
+    output: str
+    runtime: str
+    dtype: str
+    max_abs_error: float
+    max_rel_error: float
+    allowed: float
+    verdict: Literal["pass", "fail"]
+    case: str
+    near_ties: int = 0
+    reason: str = ""
+    file: str = ""
+    precision: str = ""
+    culprit: tuple[str, ...] = ()
+    rules: tuple[Judged, ...] = ()
+    by_default: Literal["pass", "fail", ""] = ""
+    default_reason: str = ""  # why the default rule fails, where no error can say it
+
+    def __bool__(self) -> bool:
+        return self.verdict == "pass"
+
+    @property
+    def decided_by(self) -> str:
+        """The rules that the verdict comes from."""
+        return ", ".join(rule.rule for rule in self.rules) or DEFAULT
+
+    @property
+    def account(self) -> str:
+        """What the rules that were given say, and beside them the default rule; "" where none was given."""
+        if not self.rules:
+            return ""
+        beside = f"{self.by_default or 'not judged'}{f', {self.default_reason}' if self.default_reason else ''}"
+        return f"{'; '.join(map(str, self.rules))}; {DEFAULT}: {beside}"
+
+    def row(self) -> tuple[str, ...]:
+        """The cells under COLUMNS."""
+        said = self.reason or (f"{self.near_ties} near-ties" if self.near_ties else "")
+        numbers = (f"{self.max_abs_error:.2e}", f"{self.max_rel_error:.2e}", f"{self.allowed:.2e}")
+        return (self.output, self.runtime, *numbers, f"{self.verdict}: {said}" if said else self.verdict, self.case)
+
+
+def judged(
+    output: str, runtime: str, mine: Mapping[str, Tally], eager: Mapping[str, Tally], own: str = OWN[0]
+) -> OutputResult:
+    """The verdict on the tallies of one output by kind of case: the kind that comes nearest to failing, or fails most,
+    speaks for it.
+
+    ``own``: the runtime that ``eager`` is of, one of ``OWN``.
+    """
+    kind = max(mine, key=lambda kind: mine[kind].badness(eager[kind]))
+    tally = mine[kind]
+    reason, (error, allowed) = tally.broken, tally.shown(eager[kind])
+    relative = max(t.relative for t in mine.values()) if math.isfinite(error) else error
+    if reason and runtime not in OWN and eager[kind].broken:
+        reason += (
+            f"; {own} fails here too ({eager[kind].broken}): {run_by(own)} itself leaves the range of {tally.dtype}"
+        )
+    return OutputResult(
+        output,
+        runtime,
+        str(tally.dtype),
+        error,
+        relative,
+        allowed,
+        "fail" if tally.badness(eager[kind]) > 1 else "pass",
+        tally.case,
+        sum(t.ties for t in mine.values()),
+        reason,
+    )
+
+
+def decided(found: OutputResult, rules: Sequence[Judged], required: bool) -> OutputResult:
+    """``found``, the default rule's verdict, beside the rules that were given, which decide; with ``required`` the
+    default rule too."""
+    found = replace(found, by_default=found.verdict)
+    if not rules:
+        return found
+    failing = [str(rule) for rule in rules if not rule]
+    if required and not found:
+        failing.append(f"{DEFAULT}: {found.reason or f'error {found.max_abs_error:.2e} > {found.allowed:.2e}'}")
+    verdict: Literal["pass", "fail"] = "fail" if failing else "pass"
+    return replace(found, rules=tuple(rules), verdict=verdict, reason="; ".join(failing), default_reason=found.reason)

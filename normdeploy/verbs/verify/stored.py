@@ -1,0 +1,111 @@
+"""The tensors that a model of PyTorch or ONNX holds, and the shifts that its BatchNorms make of biases: what ``audit``
+asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from ...loading.training import arguments, operator_name
+from ...model import Model
+from ...precision.retype import values
+from ...runtimes.arrays import to_numpy
+from .originals import FileModel, Original
+
+Array = np.ndarray[Any, Any]
+
+
+def stored_in(model: Original) -> dict[str, Array]:
+    """Name -> floating parameter, buffer or constant."""
+    if isinstance(model, FileModel):
+        every = [(t.name, values(t)) for t in initializers(model.proto.graph)]
+        every += [
+            (n.output[0], values(a.t))
+            for n in model.proto.graph.node
+            if n.op_type == "Constant"
+            for a in n.attribute
+            if a.name == "value"
+        ]
+        return {name: value for name, value in every if value.size and value.dtype.kind not in "iubSOc"}
+    program = model.program
+    held = {**program.constants, **program.state_dict}
+    return {
+        name: to_numpy(value.detach().contiguous())
+        for name, value in held.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
+    }
+
+
+def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Of a graph and the bodies in it."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (
+                (attribute.g, *attribute.graphs) if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
+            ):
+                yield from initializers(inner)
+
+
+@dataclass(frozen=True)
+class _BatchNorm:
+    """Names of its tensors, None where it has none of the kind."""
+
+    owner: str
+    epsilon: float
+    weight: str | None
+    bias: str | None
+    mean: str | None
+    variance: str | None
+
+
+def shifts_of(model: Original, stored: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
+    """What BatchNorm makes of a bias, (b − mean) · scale + shift with scale = weight / sqrt(var + eps): its name, the
+    values, and the sum of the magnitudes in it, of which its rounding is relative."""
+
+    def of(name: str | None, default: float, like: Array) -> Array:
+        held = stored.get(name or "")
+        return np.full(like.shape, default) if held is None else held.astype(np.float64)
+
+    for norm in _of_file(model) if isinstance(model, FileModel) else _of_program(model):
+        variance = stored.get(norm.variance or "")
+        if variance is None:
+            continue
+        scale = of(norm.weight, 1.0, variance) / np.sqrt(variance.astype(np.float64) + norm.epsilon)
+        mean, shift = of(norm.mean, 0.0, variance), of(norm.bias, 0.0, variance)
+        biases = {"": np.zeros(variance.shape)} | {n: v for n, v in stored.items() if v.shape == variance.shape}
+        for bias, held in biases.items():
+            b = held.astype(np.float64)
+            size = (np.abs(b) + np.abs(mean)) * np.abs(scale) + np.abs(shift)
+            yield f"{bias or 'no bias'} by the BatchNorm {norm.owner}", (b - mean) * scale + shift, size
+        yield f"the BatchNorm {norm.owner}", scale, np.abs(scale)
+
+
+def _of_program(model: Model) -> Iterator[_BatchNorm]:
+    signature = model.program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    for node in model.program.graph.nodes:
+        if node.op != "call_function" or "batch_norm" not in operator_name(node):
+            continue
+        given = arguments(node)
+        held = {
+            key: names.get(getattr(given.get(key), "name", ""))
+            for key in ("weight", "bias", "running_mean", "running_var")
+        }
+        if "eps" in given and held["running_var"] is not None:
+            owner = held["running_var"].rpartition(".")[0]
+            yield _BatchNorm(
+                owner, float(given["eps"]), held["weight"], held["bias"], held["running_mean"], held["running_var"]
+            )
+
+
+def _of_file(model: FileModel) -> Iterator[_BatchNorm]:
+    for node in model.proto.graph.node:
+        if node.op_type == "BatchNormalization" and len(node.input) == 5:
+            epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), float(np.float32(1e-5)))
+            yield _BatchNorm(node.name or node.output[0], epsilon, *node.input[1:5])

@@ -1,0 +1,87 @@
+"""``verify`` of files in half precision: beside eager in that precision, on inputs that are half numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+import normdeploy
+from normdeploy.loading import from_module
+from normdeploy.precision.retype import values
+from normdeploy.runtimes.eager import HalfRunner
+from normdeploy.verbs.verify.candidates import OFF, ON, STEPWISE
+from normdeploy.verbs.verify.compare import Comparison, verify
+
+HALVES = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.up, self.down = nn.LayerNorm(48), nn.Linear(48, 96), nn.Linear(96, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+X = (torch.zeros(2, 5, 48),)
+
+
+def compared(folder: Path, precision: str, keep_io: bool = False, spoil: str = "") -> Comparison:
+    """``spoil``: a part of the name of an initializer whose numbers get twice as large."""
+    module = Block().eval()
+    file = folder / "half.onnx"
+    normdeploy.export(module, X, output=file, precision=precision, keep_io=keep_io)
+    if spoil:
+        proto = onnx.load(file)
+        (tensor,) = (t for t in proto.graph.initializer if spoil in t.name)
+        doubled = numpy_helper.from_array((2 * values(tensor)).astype(values(tensor).dtype), tensor.name)
+        tensor.CopyFrom(doubled)
+        onnx.save(proto, file)
+    return verify(from_module(module, X), file)
+
+
+@pytest.mark.parametrize("keep_io", [False, True])
+@pytest.mark.parametrize("precision", HALVES)
+def test_a_half_file_is_judged_by_eager_in_half(tmp_path: Path, precision: str, keep_io: bool) -> None:
+    found = compared(tmp_path, precision, keep_io)
+    assert found, found.results
+    ran = {r.runtime: r for r in found.results}
+    # onnxruntime's CPU provider has no bfloat16 kernels for this
+    assert set(ran) == {"eager", STEPWISE} | ({OFF, ON} if precision == "fp16" else set())
+    assert {r.dtype for r in found.results} == {HALVES[precision]}
+    unit = {"fp16": 2.0**-11, "bf16": 2.0**-8}[precision]
+    assert ran["eager"].max_abs_error > 100 * 2.0**-24  # it was half indeed, not float32
+    assert ran[STEPWISE].allowed < 64 * unit  # and nothing is let through that is far off
+    assert any(f"eager was run in {HALVES[precision]}" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("spoil", ["norm.weight", "down.bias"])
+def test_a_wrong_half_file_fails(tmp_path: Path, precision: str, spoil: str) -> None:
+    found = compared(tmp_path, precision, spoil=spoil)
+    assert not found
+    assert all(r.verdict == "fail" for r in found.results if r.runtime != "eager")
+
+
+def test_what_has_no_half_kernel_runs_in_float32_and_is_rounded() -> None:
+    class Inverse(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.inv(x) + torch.arange(3.0)
+
+    x = np.eye(3, dtype=np.float32)[None] * np.float32(3)
+    model = from_module(Inverse().eval(), (torch.from_numpy(x),))
+    with HalfRunner(model, torch.float16) as runner:
+        ((name, y),) = runner.infer({model.inputs[0].name: x}).items()
+    assert name == model.outputs[0]
+    assert y.dtype == np.float16
+    np.testing.assert_array_equal(
+        y, (np.linalg.inv(x).astype(np.float16) + np.arange(3, dtype=np.float16)).astype(np.float16)
+    )
