@@ -1,7 +1,8 @@
 """The test files of what is changed, for ``make check``: ``python -m tests.changed`` prints them.
 
 Changed is what differs from the branch main where another is checked out, and what is not committed. To a module belong
-the test file of its name and those that import it; to a page or a model those that name it. A changed test file is one
+the test file of its name and those that import it, to one without a file of its name those of its folder; to a page or
+a model those that name it. A changed test file is one
 itself. Nothing here says that the others pass: ``make test`` runs all.
 """
 
@@ -38,7 +39,10 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
         elif path.suffix == ".py":
             own = [t for t in every if t.stem == f"test_{path.stem}" or t.stem == f"test_{path.parent.name}"]
             readers = [t for t in every if _module(path) in imports[t]]
-            found.update(own, readers if len(readers) <= MOST else ())
+            mirror = [t for t in every if t.parent == Path("tests", *path.parent.parts[1:]) and path.parent.parts[1:]]
+            found.update(
+                own, readers if len(readers) <= MOST else (), mirror if len(mirror) <= MOST and not own else ()
+            )
         elif path.parent.name == "docs":
             found.add(Path("tests/test_docs.py"))
     return sorted(found)
