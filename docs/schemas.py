@@ -28,7 +28,7 @@ from normdeploy.verbs.bisect.hunt import Fault
 from normdeploy.verbs.check import check
 from normdeploy.verbs.recheck import recheck
 from normdeploy.verbs.verify.candidates import NotRun
-from normdeploy.verbs.verify.compare import Comparison
+from normdeploy.verbs.verify.verify import Comparison
 
 FOLDER = Path(normdeploy.__file__).parent / "reports" / "schemas"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -43,7 +43,7 @@ class OfABatch(torch.nn.Module):
 
 
 HOMES = {
-    "Comparison": "normdeploy.verbs.verify.compare",
+    "Comparison": "normdeploy.verbs.verify.verify",
     "Bisection": "normdeploy.verbs.bisect.bisect",
     "Race": "normdeploy.verbs.bench.bench",
 }

@@ -15,7 +15,7 @@ from ..verbs.bisect.bisect import Bisection
 from ..verbs.bisect.bisect import bisect as search
 from ..verbs.sources import loaded_as_recorded, remembered_by_any
 from ..verbs.verify.cases import read
-from ..verbs.verify.compare import Inputs
+from ..verbs.verify.verify import Inputs
 from .common import Stages
 
 if TYPE_CHECKING:

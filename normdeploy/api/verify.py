@@ -13,13 +13,13 @@ from ..errors import InputError
 from ..runtimes.guests import required
 from ..types import PathLike, Progress
 from ..verbs.sources import original
-from ..verbs.verify import compare
+from ..verbs.verify import verify as compare
 from ..verbs.verify.cases import read
-from ..verbs.verify.compare import Comparison, Inputs
 from ..verbs.verify.dataset import open_dataset
 from ..verbs.verify.names import pairs_of
 from ..verbs.verify.policy import Thresholds, Tolerances, policy_of
 from ..verbs.verify.policy_file import PolicyFile, read_policy
+from ..verbs.verify.verify import Comparison, Inputs
 from .common import Stages
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def verify(
     **loading: Unpack[Loading],
 ) -> Comparison:
     """Compare what the runtimes make of files with a PyTorch model in float64, or an ONNX one (the rule:
-    ``normdeploy.verbs.verify.compare``).
+    ``normdeploy.verbs.verify.verify``).
 
     How the model is to be loaded need not be said again where ``export`` recorded it; what may run code, only where
     this user or a team signed it for this very model file (docs/teams.md).

@@ -32,7 +32,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..arguments import Loading
-    from ..verbs.verify.compare import Comparison
+    from ..verbs.verify.verify import Comparison
 
 
 def verify(

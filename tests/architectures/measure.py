@@ -30,7 +30,7 @@ from normdeploy.loading import from_module
 from normdeploy.model import Model
 from normdeploy.records import Finding
 from normdeploy.storage.files import save_onnx
-from normdeploy.verbs.verify import compare
+from normdeploy.verbs.verify import verify as compare
 
 NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")
 BUILD_SECONDS = 60.0
@@ -198,7 +198,7 @@ def _fill(result: Result, proto: onnx.ModelProto, findings: tuple[Finding, ...])
 
 def _parity(result: Result, model: Model, path: Path) -> None:
     """`verify`: two seeds at the usual batch, others at 1 and 3, small inputs and zeros, by the rule of
-    normdeploy.verbs.verify.compare."""
+    normdeploy.verbs.verify.verify."""
     try:
         result.parity = _worst(model, path)
     except errors.NormdeployError as error:

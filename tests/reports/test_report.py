@@ -16,7 +16,7 @@ from normdeploy.engines.build import Engine
 from normdeploy.records import Certificate, Finding, Half, Parameter, Summary, Support
 from normdeploy.reports.groups import grouped
 from normdeploy.reports.report import SCHEMA, Report
-from normdeploy.verbs.verify.compare import Comparison, NotRun, OutputResult
+from normdeploy.verbs.verify.verify import Comparison, NotRun, OutputResult
 
 PROOF = Certificate(True, 2e-9, 1e-7, 14, "constant", rounding_before=2e-6, rounding_after=1e-6, rounding_bound=4e-6)
 

@@ -37,7 +37,7 @@ from ...types import Progress
 from ..verify.battery import battery_of
 from ..verify.candidates import OFF, ON, STEPWISE, NotRun
 from ..verify.cases import Case, given_to, read
-from ..verify.compare import Comparison, Inputs, OutputResult, verify
+from ..verify.verify import Comparison, Inputs, OutputResult, verify
 from .hunt import CUDA, Fault, Hunt
 from .reproduce import Reproduction
 from .runtime import HALVES
@@ -87,7 +87,7 @@ def bisect(
     Args:
         engines: compared at their outputs only: an engine has no others, and marking inner tensors as outputs means
         building another.
-        seeds, inputs, progress: as for ``normdeploy.verbs.verify.compare.verify``.
+        seeds, inputs, progress: as for ``normdeploy.verbs.verify.verify.verify``.
 
     Raises:
         NormdeployError: as ``verify``. A fault is no error but a result that is false.

@@ -20,9 +20,9 @@ from ...runtimes.exact import Array, Exact, Values
 from ...runtimes.ort import title
 from ...types import Progress
 from ..verify.candidates import ON, STEPWISE
-from ..verify.compare import OutputResult
 from ..verify.drift import Point, distance, pairs
-from ..verify.verify import EAGER_MULTIPLE, ULPS, ulp
+from ..verify.error import EAGER_MULTIPLE, ULPS, ulp
+from ..verify.verify import OutputResult
 from . import cause as bisect_cause
 from . import runtime as bisect_runtime
 from .cause import Cause

@@ -14,9 +14,9 @@ from ...graphs.file_graph import widen
 from ...precision.retype import FORMATS
 from ...runtimes.exact import Array, Exact, Values, cut, island
 from ..verify.candidates import ON
-from ..verify.compare import OutputResult
 from ..verify.drift import distance
-from ..verify.verify import EAGER_MULTIPLE, ULPS, ulp
+from ..verify.error import EAGER_MULTIPLE, ULPS, ulp
+from ..verify.verify import OutputResult
 from .cause import Cause
 from .lab import Bench
 

@@ -25,7 +25,7 @@ from .triton import Port, Serving
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from ...arguments import Loading
-    from ..verify.compare import Comparison
+    from ..verify.verify import Comparison
     from .samples import Samples
 
 _REPORT_BYTES = 2**28

@@ -1,7 +1,7 @@
 """Sample inputs, their expected outputs, and the error that each runtime is allowed. A bundle keeps them.
 
 Where the PyTorch model is given, the expected outputs are its answers in float64, rounded to the model's type, and an
-output may be off by what ``normdeploy.verbs.verify.compare`` allows, plus the half ulp of that rounding:
+output may be off by what ``normdeploy.verbs.verify.verify`` allows, plus the half ulp of that rounding:
 
     error ≤ 4 · (eager's own error) + 4.5 ulp(max |expected|)
 
@@ -32,9 +32,9 @@ from ...storage.record import recorded
 from ...types import Progress
 from ..verify.candidates import FLOATS, types_of
 from ..verify.cases import Case, Given, generated, given_to
+from ..verify.error import ulp
 from ..verify.judging import Trial
 from ..verify.originals import Reference, unit_roundoff
-from ..verify.verify import ulp
 from .references import disturbed, is_floating, reference_runner, shaken
 from .triton import Port
 

@@ -24,10 +24,10 @@ from ...runtimes.ort import OrtRunner, no_cuda, title
 from ...runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ...storage.files import load_onnx
 from .cases import Case
+from .error import Tally
 from .measured import Measures
 from .names import End, Ends, check_used, ends_of, match
 from .policy import Policy
-from .verify import Tally
 
 OFF, ON = title("cpu", optimize=False), title("cpu", optimize=True)
 STEPWISE = (  # a file in half precision as a GPU computes it; the CPU has few half kernels

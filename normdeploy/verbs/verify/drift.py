@@ -29,7 +29,7 @@ from ...runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
 from ...runtimes.ort import OrtRunner
 from ...storage.protos import copied
 from ...types import Progress
-from .verify import EAGER_MULTIPLE, ULPS, ulp
+from .error import EAGER_MULTIPLE, ULPS, ulp
 
 AT_ONCE = 16  # tensors fetched in one run, at least
 _BYTES = 1 << 28  # that those of one run take in float64, about

@@ -1,5 +1,5 @@
 """Runtimes beside eager and the float64 reference, case after case, and the verdict on each (the rule:
-``normdeploy.verbs.verify.compare``)."""
+``normdeploy.verbs.verify.verify``)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ...runtimes.eager import HALVES
 from .bounds import Bounds
 from .candidates import NAN_BLIND, Candidate
 from .cases import DATASET, LENIENT, NAN, NONFINITE, Case
+from .error import Tally, Ties
 from .measured import Measures, settled
 from .originals import Original, Reference, own_runner, run_by, unit_roundoff
 from .policy import Policy
 from .results import OutputResult, decided, judged
-from .verify import Tally, Ties
 
 _REFUSALS = 3  # sizes that the model does not take, each told with the error
 

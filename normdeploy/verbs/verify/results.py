@@ -1,4 +1,4 @@
-"""The verdict on one output in one runtime: by the default rule (``verbs.verify.compare``), or by rules that were given
+"""The verdict on one output in one runtime: by the default rule (``verbs.verify.verify``), or by rules that were given
 for it."""
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from .error import Tally
 from .measured import Judged
 from .originals import OWN, run_by
-from .verify import Tally
 
 DEFAULT = "default rule"
 COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdict", "worst case")

@@ -1,223 +1,332 @@
-"""How far a runtime's output is from the float64 reference, and what a correct one may be off by (the rule:
-``verbs.verify.compare``)."""
+"""Does what was made of a model give what the model gives? Every runtime's error against float64, next to eager's own.
+
+The rule, for each element of a floating output (``bounds``):
+
+    error ≤ 4 · max(ρ · s, eager's own error)        s = how far random roundings of the reference move it, plus an ulp
+
+Errors are against the model run in float64. What one correct evaluation in the model's type costs is known from two
+sides: from the reference with each intermediate rounded at random, which knows where a result hangs on roundings, and
+from eager, whose sums are as long as anybody's (ρ, the s that eager needs). Another evaluation is another draw of the
+same size; the 4 is the room between two draws. There is no tolerance besides. NaN and infinities must stand where the
+reference has them once it is rounded to the output's type; on inputs that are extreme or not finite (``battery``) they
+may also stand where eager has them, and NaN and Inf count alike. A file in half precision (``--precision``) is compared
+with eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at once, each
+by its own eager.
+
+Rules that the user gives for an output (``policy``) decide on it in the place of this one, which is judged and told all
+the same.
+
+Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or
+what the reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are
+counted and reported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from ...runtimes import RunResult
+from ...engines.build import Engine
+from ...errors import InputError
+from ...model import Model
+from ...runtimes.eager import Float64Runner
+from ...runtimes.ort import NAMES
+from ...shown import Shown
+from ...storage.files import load_onnx
+from ...types import Progress
+from .audit import Weight, audit
+from .battery import Battery, battery_of
+from .bounds import MOST_RATIO, MOST_RUNS, MULTIPLE
+from .candidates import FLOATS, Candidate, File, NotRun, Subject, candidates_of, subjects
+from .cases import DATASET, Case, Inputs, given_to, read
+from .culprit import accuse
+from .drift import Point
+from .drift_files import drift_of_file
+from .judging import Trial
+from .names import Map, parse_map
+from .originals import OWN, FileModel, Original, Reference, name_of, outputs_of
+from .policy import Policy
+from .remarks import computed, other_forms, remarks
+from .results import COLUMNS, OutputResult
 
-EAGER_MULTIPLE = 4.0
-ULPS = 4.0
+__all__ = ["COLUMNS", "Comparison", "Inputs", "NotRun", "OutputResult", "verify"]
 
-# runs of the reference; one in four turns a difference of one unit around, so 16 miss one of a hundred
-_DISTURBANCES = 16
-_ANSWERS = 3  # different ones, where the answer is open
+_NAMED = 3  # outputs that the verdict names
 
 
 @dataclass(frozen=True)
-class Worst:
-    """The element of an output that comes nearest to failing: ``ratio`` is its ``error`` over what is ``allowed``
-    there."""
+class Comparison(Shown):
+    """What ``verify`` found.
 
-    ratio: float
-    error: float
-    allowed: float
-    case: str
-
-
-@dataclass
-class Tally:
-    """One output of one runtime over all cases of one kind.
-
-    ``absolute`` and ``relative`` are the largest errors, ``scale`` the largest |reference|; ``ties`` counts integers
-    that differ where the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN,
-    another shape, another integer; ``lost`` is the error of a floating output there, NaN or infinite.
-    ``worst`` is the element that comes nearest to its bound, or exceeds it most, where each has one.
+    ``drift``: in the files' order, one runtime after the other; None where it was not asked for. ``up_to``: the input
+    elements up to which inputs were generated, where some sizes that the model takes have more; None where none were
+    left out. ``weights``: of ONNX files, those that are no tensor of the model as it stands (``audit``).
     """
 
-    dtype: np.dtype
-    absolute: float = 0.0
-    relative: float = 0.0
-    scale: float = 0.0
-    case: str = ""
-    ties: int = 0
-    broken: str = ""
-    lost: float = float("nan")
-    worst: Worst | None = None
+    results: tuple[OutputResult, ...]
+    not_run: tuple[NotRun, ...]
+    cases: tuple[str, ...]  # that were run
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    drift: tuple[Point, ...] | None = None
+    up_to: int | None = None
+    weights: tuple[Weight, ...] = ()
+    reference: str = "the model"  # what the files were compared with
 
-    def add(
-        self,
-        case: str,
-        value: np.ndarray | None,
-        reference: np.ndarray,
-        explained: Callable[[np.ndarray], np.ndarray],
-        *,
-        bound: Callable[[np.ndarray], np.ndarray] | None = None,
-        peer: np.ndarray | None = None,
-    ) -> None:
-        """Take one case in.
+    @property
+    def ok(self) -> bool:
+        """Something besides eager was run, every ONNX file in some runtime, and all of it passes, its weights too.
 
-        Args:
-            value: what the runtime gives; None says that there is no such output.
-            reference: float64 where the output is floating.
-            explained: tells which integers are right, be it by a rounding; it is called only where some differ.
-            bound: tells what each element may be off by, given what each is off by.
-            peer: eager's answer, where a number that is not finite may stand where it has one too (NaN and infinities
-            count alike).
+        Engines are not run without a GPU. Where eager itself fails, the model leaves its type's range: its row and a
+        note say so, but what was made of it may be right.
         """
-        broken, lost = "", float("nan")
-        if value is None:
-            broken = "there is no such output"
-        elif value.dtype != self.dtype:
-            broken = f"it is {value.dtype}, the reference is {self.dtype}"
-        elif value.shape != reference.shape:
-            broken = f"its shape is {list(value.shape)}, the reference's is {list(reference.shape)}"
-        elif self.dtype.kind in "iub":
-            broken = self._integers(value, reference, explained)
-        else:
-            broken, lost = self._floats(case, value, reference, bound, peer)
-        if broken and not self.broken:
-            self.broken, self.lost, self.case = broken, lost, case
-        self.case = self.case or case
+        made = [r for r in self.results if r.runtime not in OWN]
+        ran = {r.file for r in made} | {""}
+        shown = all(m.file in ran for m in self.not_run if m.runtime in NAMES)
+        return bool(made) and all(made) and all(self.weights) and shown
 
-    def _integers(self, value: np.ndarray, reference: np.ndarray, explained: Callable[[np.ndarray], np.ndarray]) -> str:
-        differs = value != reference
-        if not differs.any():
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @property
+    def beyond_default(self) -> tuple[OutputResult, ...]:
+        """What the default rule would not pass, whatever the rules given say of it."""
+        return tuple(r for r in self.results if r.runtime not in OWN and r.by_default == "fail")
+
+    @property
+    def standard(self) -> str:
+        """By which rules the files are verified, and by which not; "" where they are not, or the default rule alone
+        decided."""
+        if not self or not any(r.rules for r in self.results if r.runtime not in OWN):
             return ""
-        wrong = ~explained(value)
-        self.ties += int((differs & ~wrong).sum())
-        return f"{_first(wrong, value, reference)}, and no rounding decides there" if wrong.any() else ""
-
-    def _floats(
-        self,
-        case: str,
-        value: np.ndarray,
-        reference: np.ndarray,
-        bound: Callable[[np.ndarray], np.ndarray] | None,
-        peer: np.ndarray | None,
-    ) -> tuple[str, float]:
-        """What is wrong, "" where nothing is but numbers, and the error of the first element where it is."""
-        with np.errstate(all="ignore"):
-            expected = reference.astype(self.dtype).astype(np.float64)  # beyond the type's range it is infinite
-            got = value.astype(np.float64)
-            finite = np.isfinite(expected) & np.isfinite(got)
-            if peer is not None:
-                finite &= np.isfinite(peer.astype(np.float64))
-            error = np.where(finite, np.abs(got - reference), 0.0)
-            relative = np.where(finite & (reference != 0), error / np.abs(reference), 0.0)
-            magnitude = np.where(np.isfinite(expected), np.abs(reference), 0.0)
-        largest = float(error.max(initial=0.0))
-        if largest > self.absolute:
-            self.absolute = largest
-            self.case = case if bound is None and not self.broken else self.case
-        self.relative = max(self.relative, float(relative.max(initial=0.0)))
-        self.scale = max(self.scale, float(magnitude.max(initial=0.0)))
-        if bound is not None and error.size:
-            self._take_worst(case, error, bound(error))
-        if peer is None:
-            wrong = ~finite & ~(np.isnan(expected) & np.isnan(got)) & (expected != got)
-        else:
-            lost = ~np.isfinite(got)
-            wrong = (lost == np.isfinite(expected)) & (lost == np.isfinite(peer.astype(np.float64)))
-        if not wrong.any():
-            return "", 0.0
-        with np.errstate(all="ignore"):
-            return _first(wrong, got, reference), float(np.abs(got - expected)[wrong][0])
-
-    def _take_worst(self, case: str, error: np.ndarray, allowed: np.ndarray) -> None:
-        with np.errstate(all="ignore"):
-            ratios = np.where(error > 0, error / allowed, 0.0)
-        place = np.unravel_index(int(ratios.argmax()), ratios.shape)
-        found = Worst(float(ratios[place]), float(error[place]), float(allowed[place]), case)
-        if self.worst is None or found.ratio > self.worst.ratio:
-            self.worst, self.case = found, self.case if self.broken else case
-
-    def badness(self, eager: Tally) -> float:
-        """Above 1 it fails."""
-        if self.broken:
-            return float("inf")
-        if self.worst is not None:
-            return self.worst.ratio
-        allowed = self.allowed(eager)
-        return self.absolute / allowed if allowed else float("inf") if self.absolute else 0.0
-
-    def shown(self, eager: Tally) -> tuple[float, float]:
-        """The error that decides and what is allowed there: of the worst element, or the largest of all under one
-        bound.
-
-        Of a floating output that is ``broken`` the first is not finite.
-        """
-        error, allowed = (
-            (self.absolute, self.allowed(eager)) if self.worst is None else (self.worst.error, self.worst.allowed)
+        if not (failing := self.beyond_default):
+            return "by the rules given, and by the default rule"
+        some = dict.fromkeys(f"{r.output} in {r.file or r.runtime}" for r in failing)
+        return (
+            "by the rules given, NOT by the default rule"
+            f" ({', '.join([*some][:_NAMED])}{', …' if len(some) > _NAMED else ''})"
         )
-        return (self.lost if self.broken and self.dtype.kind not in "iub" else error), allowed
 
-    def allowed(self, eager: Tally) -> float:
-        """The largest error that passes under one bound for all elements, ``eager`` being what the model in its own
-        type was off by."""
-        if self.dtype.kind in "iub":
-            return 0.0
-        return EAGER_MULTIPLE * eager.absolute + ULPS * ulp(eager.scale, self.dtype)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The heads of ``table``; where there are several files, each row names its own; where rules were given, what
+        decided."""
+        decided = ("decided by",) if self._ruled else ()
+        return (*(("file",) if self._several else ()), *COLUMNS, *decided)
+
+    @property
+    def _ruled(self) -> bool:
+        return any(r.rules for r in self.results)
+
+    @property
+    def _several(self) -> bool:
+        return len(({r.file for r in self.results} | {m.file for m in self.not_run}) - {""}) > 1
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One row for each output and runtime, under ``columns``."""
+        rows = [(*r.row(), r.decided_by) if self._ruled else r.row() for r in self.results]
+        if not self._several:
+            return rows
+        files = [r.file or (f"(in {FLOATS[r.precision]})" if r.precision else "") for r in self.results]
+        return [(file, *row) for file, row in zip(files, rows, strict=True)]
+
+    def table(self) -> list[tuple[str, ...]]:
+        """``rows``, and the runtimes that were not run last."""
+        last = ("",) if self._ruled else ()
+        missed = [(m.file, "", m.runtime, "", "", "", f"not run: {m.reason}", "", *last) for m in self.not_run]
+        return self.rows() + (missed if self._several else [row[1:] for row in missed])
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as values of JSON."""
+        rule = {"multiple": MULTIPLE, "most_ratio": MOST_RATIO, "most_runs": MOST_RUNS, "reference": Float64Runner.name}
+        results = [asdict(r) | {"decided_by": r.decided_by, "account": r.account} for r in self.results]
+        return {"ok": self.ok, "rule": rule, "standard": self.standard, **asdict(self), "results": results}
 
 
-def ulp(magnitude: float, dtype: np.dtype) -> float:
-    """The distance between the numbers of ``dtype`` around ``magnitude``, at least that of its subnormals."""
-    info = ml_dtypes.finfo(dtype)
-    exponent = int(np.frexp(min(magnitude, float(info.max)))[1]) - 1 if magnitude else info.minexp
-    return float(2.0 ** (max(exponent, info.minexp) - info.nmant))
+def verify(
+    model: Original,
+    files: File | Iterable[File],
+    *,
+    engines: Iterable[File] = (),
+    seeds: int = 3,
+    inputs: Inputs | None = None,
+    drift: bool = False,
+    most: int | None = None,
+    policy: Policy | None = None,
+    names: Map | None = (),
+    dataset: Sequence[Case] = (),
+    runners: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare what the runtimes make of ``files`` with ``model`` in float64.
 
+    Run are: eager in the model's own type (and in half precision where a file is), onnxruntime with its optimizer off
+    and on, on the CPU and on CUDA where that works, and each engine where a GPU is present. What is not run is listed
+    with the reason. Where only onnxruntime's optimizer breaks a file, the optimizers to blame are searched for and
+    named.
 
-def _first(wrong: np.ndarray, value: np.ndarray, reference: np.ndarray) -> str:
-    index = tuple(int(i) for i in np.argwhere(wrong)[0])
-    place = f" at {list(index)}" if index else ""
-    return (
-        f"{value[index]} where the reference is {reference[index]}{place} ({int(wrong.sum())} of {wrong.size} elements"
-        " differ)"
+    Args:
+        files: ONNX files and engines, told apart by their content.
+        engines: more of them.
+        seeds: random inputs at the opt sizes, besides those at other sizes, small ones and zeros.
+        most: input elements of the largest generated input; None: 8 times those at the opt sizes. Larger sizes are left
+        out.
+        inputs: the user's own, name -> array or an .npz file, one or several; only these are run then.
+        drift: look into the ONNX files too: the error of every tensor that a file and the model share.
+        policy: rules that decide on outputs in the place of the default rule.
+        names: a file's name of an input or output -> the model's, or texts such as "theirs=ours"; None: all must be the
+            model's, and are not matched by their order either.
+        dataset: samples on which metrics are measured, and tolerances too.
+        runners: runtimes that installed packages bring, by name, in which ONNX files are run too.
+        progress: called with (stage, done, total).
+
+    Raises:
+        GraphError: an ONNX file is broken.
+        InputError: a file is missing or has other inputs than the model, an input does not fit the model, or it does
+            not run on it; or a rule or name is for what there is not.
+        NormdeployError: an operator of the model does not run in float64.
+    """
+    start = time.perf_counter()
+    tell = progress or (lambda stage, done, total: None)
+    own, rules = None if inputs is None else read(inputs), policy or Policy()
+    rules.check(model.outputs)
+    if dataset and not rules:
+        raise InputError(
+            "a dataset is what given rules are judged on, and there is none; give a metric or a tolerance, or inputs"
+            " instead"
+        )
+    labelled = any(case.labels is not None for case in dataset)
+    if rules.labelled and not labelled:
+        raise InputError(
+            f"{rules.labelled[0]} is measured against labels, and there are none; give a dataset, and the name of its"
+            " labels with --labels"
+        )
+    if labelled and not rules.labelled:
+        raise InputError(
+            "labels are given, and no metric asks for them; give one, such as accuracy_drop:0.01, or leave the"
+            " labels out"
+        )
+    if drift and isinstance(model, FileModel):
+        raise InputError(
+            "drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out"
+        )
+    every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
+    found, notes = subjects(every, model, outputs_of(model), parse_map(names or (), model), names is not None)
+    plan = (
+        battery_of(model, seeds, most) if own is None else Battery(tuple(given_to(model, own, _halves(found))), (), 0)
+    )
+    cases = (*_unpromised(model, plan.cases), *dataset)
+    if not plan.cases:
+        raise InputError("there is nothing to compare on; give at least one seed or input")
+    candidates, not_run = candidates_of(found, runners)
+    trials = _tried(model, candidates, _usual(found), cases, rules, tell)
+    results = _ordered(model, trials, candidates)
+    not_run += [NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable]
+    notes += [
+        *(model.notes if isinstance(model, FileModel) and own is None else ()),
+        *plan.left_out,
+        *remarks(trials, candidates, results),
+        *other_forms(found, results),
+    ]
+    points = None
+    if drift and isinstance(model, Model):
+        points, more = _drifts(model, found, trials, results, tell)
+        notes += more
+    weights = [weight for s in found if not s.runtime for weight in audit(model, load_onnx(s.path), s.label)]
+    notes += computed(weights)
+    done = dict.fromkeys(answer.case.name for trial in trials.values() for answer in trial.answers)
+    seconds = time.perf_counter() - start
+    return Comparison(
+        tuple(results),
+        tuple(not_run),
+        tuple(done),
+        tuple(dict.fromkeys(notes)),
+        seconds,
+        None if points is None else tuple(points),
+        plan.most if plan.left_out else None,
+        tuple(weights),
+        name_of(model),
     )
 
 
-class Ties:
-    """What else an integer output of one case may be, because its answer hangs on a rounding.
+def _unpromised(model: Original, cases: Sequence[Case]) -> Iterable[Case]:
+    """Where sizes are guessed, the model need not take them all."""
+    guessed = isinstance(model, FileModel) and model.guessed
+    return (replace(case, promised=False) if guessed and case.kind != "given" else case for case in cases)
 
-    That is what eager answers, what the reference does when ``perturbed`` (a run of it with everything off by a few
-    units; the argument is a seed) and when ``rounded`` (with each intermediate rounded, and equal values in any order).
-    Where these give three answers and more, as the order of many equal values does, any integer between the least and
-    the largest in that output will do.
-    """
 
-    def __init__(
-        self,
-        perturbed: Callable[[int], RunResult],
-        reference: RunResult,
-        eager: RunResult,
-        rounded: Callable[[int], RunResult] | None = None,
-    ) -> None:
-        self._runners = [perturbed] if rounded is None else [perturbed, rounded]
-        self._reference = reference
-        self._others = [eager]
+def _halves(found: Sequence[Subject]) -> dict[str, set[np.dtype]]:
+    """Input -> the half types in which a file takes it."""
+    kinds: dict[str, set[np.dtype]] = {}
+    for name, kind in (pair for subject in found for pair in subject.types.items()):
+        if kind.name in FLOATS.values():
+            kinds.setdefault(name, set()).add(kind)
+    return kinds
 
-    def explained(self, output: str, value: np.ndarray) -> np.ndarray:
-        """Which elements of ``value`` are right, or right by a rounding; the reference is run only until all are."""
-        right = value == self._reference[output]
-        seen = [self._reference[output]]
-        for other in self._runs():
-            if other[output].shape == value.shape:
-                right |= value == other[output]
-                seen.append(other[output])
-            if right.all():
-                return right
-        several = np.sort(np.stack(seen), axis=0)
-        open_ = (several[1:] != several[:-1]).sum(0) >= _ANSWERS - 1
-        return right | (open_ & (value >= several.min()) & (value <= several.max()))
 
-    def _runs(self) -> Iterator[RunResult]:
-        yield from self._others
-        for number in range(len(self._others) - 1, _DISTURBANCES * len(self._runners)):
-            runner, seed = self._runners[number // _DISTURBANCES], number % _DISTURBANCES
-            self._others.append(runner(seed))
-            yield self._others[-1]
+def _usual(found: Sequence[Subject]) -> str:
+    """The precision of an engine of which nothing else tells it: that of the ONNX files, where they agree."""
+    kinds = {s.precision for s in found if not s.runtime}
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _tried(
+    model: Original, candidates: Sequence[Candidate], usual: str, cases: Sequence[Case], rules: Policy, tell: Progress
+) -> dict[str, Trial]:
+    """Precision -> its trial. Of the reference and the runtimes one at a time is in memory: each may be as large as the
+    model."""
+    reference = Reference(model)
+    trials: dict[str, Trial] = {}
+
+    def trial_in(precision: str) -> Trial:
+        if precision not in trials:
+            sampled = any(case.kind == DATASET for case in cases)
+            trials[precision] = Trial(model, reference, precision, each=True, policy=rules, dataset=sampled)
+            for done, _ in enumerate(trials[precision].prepare(cases)):
+                tell("reference", done, len(cases))
+            reference.free()
+        return trials[precision]
+
+    for precision in dict.fromkeys(c.precision(usual) for c in candidates) or [usual]:
+        trial_in(precision)
+    for done, candidate in enumerate(candidates):
+        tell("verify", done, len(candidates))
+        with ExitStack() as stack:
+            candidate.load(stack)
+            trial = trial_in(candidate.precision(usual))
+            trial.take(candidate)
+    for trial in trials.values():
+        accuse(trial, tell)
+    return trials
+
+
+def _ordered(model: Original, trials: Mapping[str, Trial], candidates: Sequence[Candidate]) -> list[OutputResult]:
+    """Output by output: eager first, then the files as they were given."""
+    eager = [result for _, trial in sorted(trials.items()) for result in trial.results(trial.eager)]
+    of = {id(candidate): trial for trial in trials.values() for candidate in trial.candidates}
+    every = eager + [result for candidate in candidates for result in of[id(candidate)].results(candidate)]
+    return [result for output in model.outputs for result in every if result.output == output]
+
+
+def _drifts(
+    model: Model, found: Sequence[Subject], trials: Mapping[str, Trial], results: Sequence[OutputResult], tell: Progress
+) -> tuple[list[Point], list[str]]:
+    """The inner tensors of each ONNX file, on the case in which it fails, else on the first."""
+    points, notes = list[Point](), list[str]()
+    for subject in found:
+        if subject.runtime:
+            notes.append(f"no drift of {subject.label}: an engine can't be looked into")
+            continue
+        failed = [r.case for r in results if r.file == subject.label and not r]
+        answers = trials[subject.precision].answers
+        answer = next((a for a in answers if a.case.name in failed), answers[0])
+        seen, more = drift_of_file(model, subject, answer.feeds, subject.precision, tell)
+        points += seen
+        notes += [f"drift of {subject.label}: seen at {answer.case.name}", *more]
+    return points, notes

@@ -16,7 +16,7 @@ from normdeploy.loading import from_module
 from normdeploy.precision.retype import values
 from normdeploy.runtimes.eager import HalfRunner
 from normdeploy.verbs.verify.candidates import OFF, ON, STEPWISE
-from normdeploy.verbs.verify.compare import Comparison, verify
+from normdeploy.verbs.verify.verify import Comparison, verify
 
 HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 

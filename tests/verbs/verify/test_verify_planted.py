@@ -17,7 +17,7 @@ import normdeploy
 from normdeploy.exporter import to_onnx
 from normdeploy.loading import from_module
 from normdeploy.model import Model
-from normdeploy.verbs.verify.compare import Comparison, verify
+from normdeploy.verbs.verify.verify import Comparison, verify
 
 HEAD = '<ir_version: 8, opset_import: ["": 20]> planted '
 SPECS = ["x:float32[batch=1:3:8,seq=1:6:40,16]"]

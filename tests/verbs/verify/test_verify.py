@@ -23,8 +23,8 @@ from normdeploy.model import Dim, InputSpec, Model
 from normdeploy.runtimes import RunResult, trt
 from normdeploy.runtimes.ort import OrtRunner
 from normdeploy.storage.files import save_onnx
-from normdeploy.verbs.verify.compare import COLUMNS, Comparison, NotRun, OutputResult, verify
-from normdeploy.verbs.verify.verify import Tally, Ties, ulp
+from normdeploy.verbs.verify.error import Tally, Ties, ulp
+from normdeploy.verbs.verify.verify import COLUMNS, Comparison, NotRun, OutputResult, verify
 
 OFF, ON = "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"
 
