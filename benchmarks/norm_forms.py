@@ -32,7 +32,7 @@ from normdeploy.verbs.bench.norm_cases import FORMS, KINDS, NormCase
 from normdeploy.verbs.bench.timing import race
 
 RESULTS = Path(__file__).with_name("results")
-TABLE = Path(__file__).resolve().parents[1] / "normdeploy" / "passes" / "norm_forms.json"
+TABLE = Path(__file__).resolve().parents[1] / "normdeploy" / "forms" / "norm_forms.json"
 RUNTIME = "onnxruntime"
 OFFSETS = (0.0, 1e2, 1e3, 1e4)
 CONSTANT = 0.3

@@ -18,7 +18,7 @@ import typer.main
 
 from docs.reference import PAGE, page
 from docs.refresh import ROOT, blocks, run_python
-from normdeploy import forms as passes
+from normdeploy import forms
 from normdeploy.cli.app import app, main
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -116,7 +116,7 @@ def test_pages_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)  # so that tables are as wide as on the page
-    monkeypatch.setattr("normdeploy.forms.PASSES", passes.PASSES)  # a page plants a mistake there, and leaves it
+    monkeypatch.setattr("normdeploy.forms.FORMS", forms.FORMS)  # a page plants a mistake there, and leaves it
     for module in ("trt", "ort"):  # the pages were written on a machine without one
         monkeypatch.setattr(f"normdeploy.runtimes.{module}.no_gpu", lambda: "no GPU: this machine has no NVIDIA driver")
     names, imported = {"__name__": "__main__"}, set(sys.modules)

@@ -23,7 +23,7 @@ _UNBIASED = (
     " normalization"
 )
 
-PASSES = (instance.form, group.form, layer.form)
+FORMS = (instance.form, group.form, layer.form)
 
 
 def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> Form | Refusal:
@@ -61,7 +61,7 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
             return portably
         return replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")
     refusal = Refusal("", norm.y.name)
-    for form in PASSES:
+    for form in FORMS:
         made = form(graph, norm, runtime)
         if isinstance(made, Form):
             return made

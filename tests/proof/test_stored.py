@@ -139,7 +139,7 @@ def test_the_ninth_norm_of_a_kind_is_looked_at_too(monkeypatch: pytest.MonkeyPat
             constant.values = graph.value(constant).astype(np.float32)
         return made
 
-    monkeypatch.setattr("normdeploy.forms.PASSES", (wrong,))
+    monkeypatch.setattr("normdeploy.forms.FORMS", (wrong,))
     assert reads(optimize(norms(9))[0], "Mul") == ["gamma8"]  # it was taken in by all but the ninth
 
 

@@ -103,7 +103,7 @@ def _plant(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(graph: Graph, norm: Norm, runtime: str) -> object:
         return real(graph, replace(norm, epsilon=10 * norm.epsilon), runtime)
 
-    monkeypatch.setattr("normdeploy.forms.PASSES", (wrong,))
+    monkeypatch.setattr("normdeploy.forms.FORMS", (wrong,))
 
 
 def test_a_failed_certificate_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
