@@ -172,11 +172,8 @@ def main(gigabytes: float, folder: Path) -> int:
     text = f"""# A model of {size / 1e9:.2f} GB
 
 Written by `benchmarks/large.py` on {date.today()}: {os.cpu_count()} cores, Python {platform.python_version()},
-{libraries};
-{load} processes beside it on average.
-{layers} linear layers of {WIDTH} × {WIDTH} with layer norms by hand, float32. Owned: memory that only the process and
-its children hold;
-mapped: with the pages of mapped files.
+{libraries}; {load} processes beside it on average. {layers} linear layers of {WIDTH} × {WIDTH} with layer norms by
+hand, float32. Owned: memory that only the process and its children hold; mapped: with the pages of mapped files.
 
 {table(steps, size)}
 

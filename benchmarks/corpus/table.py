@@ -17,17 +17,15 @@ Row = dict[str, Any]
 
 _HEAD = """# Norms as exporters write them, and what becomes of them
 
-{files} files: {norms} with norms that standard ONNX can say in single nodes (or that fold away), {open} of these not so
-as
-exported; {lookalikes} lookalikes. Written by `python -m benchmarks.corpus` ({versions}).
+{files} files: {norms} with norms that standard ONNX can say in single nodes (or that fold away), {open} of these not
+so as exported; {lookalikes} lookalikes. Written by `python -m benchmarks.corpus` ({versions}).
 
 A file counts as fused where every norm of it is the expected standard node or folded, in a valid file of standard ops
-alone
-with right numbers. Numbers are right within max(2·error of the original file, 64 u·max|y|) of float64
+alone with right numbers. Numbers are right within max(2·error of the original file, 64 u·max|y|) of float64
 (`benchmarks/corpus/judge.py`). A crash is an exception, a process that ends, a minute without an end, or a file that
-onnxruntime can't load. The others keep a file's opset, below 17, 21 and 23 of which there is no node for some of these
-norms to be
-fused into; bfloat16 has no kernels in onnxruntime's CPU provider, which is not counted against anybody.
+onnxruntime can't load. The others keep a file's opset, below 17, 21 and 23 of which there is no node for some of
+these norms to be fused into; bfloat16 has no kernels in onnxruntime's CPU provider, which is not counted against
+anybody.
 """
 
 

@@ -14,11 +14,9 @@ from .cells import CORE, PYTHON, TORCH, Cell, run, tool, write_lock
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 _HEAD = """# Versions
 
-``make test-matrix`` (``python -m benchmarks.matrix``) writes this page: the core tests with each torch on each Python,
-each installed in an
-environment of its own from the lock ``benchmarks/matrix/torch-VERSION.txt``, as the package registry serves it (on
-Linux torch with CUDA;
-no GPU was there). A cell tells passed and skipped tests.
+``make test-matrix`` (``python -m benchmarks.matrix``) writes this page: the core tests with each torch on each
+Python, each installed in an environment of its own from the lock ``benchmarks/matrix/torch-VERSION.txt``, as the
+package registry serves it (on Linux torch with CUDA; no GPU was there). A cell tells passed and skipped tests.
 """
 
 

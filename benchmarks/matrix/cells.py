@@ -16,7 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".venv-matrix"
 TORCH = ("2.11", "2.13", "2.15")
 PYTHON = ("3.11", "3.12", "3.13")
-CORE = ("test_export", "test_loading", "test_models", "test_raw_export", "test_training_mode", "test_trust")
+CORE = (
+    "test_export",
+    "loading/test_loading",
+    "test_models",
+    "test_raw_export",
+    "loading/test_training_mode",
+    "loading/test_trust",
+)
 """What hangs on torch and its exporter: loading without trust, train mode, export of every norm of `models`, what torch
 itself writes."""
 _TOLD = ("torch", "numpy", "onnx", "onnxruntime-gpu", "onnxruntime")

@@ -168,8 +168,7 @@ def page(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome]) -> str:
     return f"""# Mutants
 
 `python -m benchmarks.mutants`: one line of `benchmarks/mutants/mutants.toml` at a time is changed in a clone, and the
-tests of its subject
-run until one fails that passes without the change. {len(run)} mutants: {counts}.
+tests of its subject run until one fails that passes without the change. {len(run)} mutants: {counts}.
 
 | file | what the mutant breaks | outcome | test that noticed, or why none can |
 |---|---|---|---|

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import normdeploy
 from normdeploy.cli.app import app
-from normdeploy.engines.build import _inputs
+from normdeploy.engines.network import inputs_of
 from normdeploy.errors import ExportError, GraphError, InputError
 from normdeploy.exporter import to_onnx
 from normdeploy.graphs.tables import bounds
@@ -240,7 +240,7 @@ def test_optimize_records_ranges_so_that_nothing_asks_again(bare: Path, tmp_path
     with pytest.raises(InputError, match="nothing says"):
         normdeploy.run(bare)
     with pytest.raises(InputError, match="give a profile"):
-        profile(_inputs(onnx.load(bare)), recorded(onnx.load(bare)).get("inputs", ()))
+        profile(inputs_of(onnx.load(bare)), recorded(onnx.load(bare)).get("inputs", ()))
     out = tmp_path / "out.onnx"
     result = normdeploy.optimize(bare, out, dims=["batch=1:2:4", "seq=1:16:50"])
     assert told(result) == []
@@ -249,7 +249,7 @@ def test_optimize_records_ranges_so_that_nothing_asks_again(bare: Path, tmp_path
     done = normdeploy.run(out)
     assert done.inputs == {"input_ids": "int64[2, 16]"}
     assert done.notes == ()
-    assert profile(_inputs(onnx.load(out)), (spec,)) == {"input_ids": ((1, 1), (2, 16), (4, 50))}
+    assert profile(inputs_of(onnx.load(out)), (spec,)) == {"input_ids": ((1, 1), (2, 16), (4, 50))}
     assert normdeploy.bench([out], rounds=1)
     assert normdeploy.package(out, tmp_path / "bundle")
     wider = normdeploy.optimize(out, dims=["seq=1:8:99"])

@@ -136,14 +136,11 @@ An evidence bundle of normdeploy. `{REPOSITORY}/` is a model repository of Trito
     tritonserver --model-repository={REPOSITORY}
 
 `samples/` holds {count} inputs and the outputs that are expected of them, which come from {reference}. Arrays of
-bfloat16 are
-two-byte voids. After an update of a driver, a runtime or the model,
+bfloat16 are two-byte voids. After an update of a driver, a runtime or the model,
 
     normdeploy recheck .
 
-compares every file with its hash, runs every sample in every runtime at hand, and says what changed; exit code 1 where
-something got worse.
-`manifest.json` has the hashes, versions, bounds and commands, `report.json` what was seen. The hashes show damage; they
-do not show who
-made the bundle.
+compares every file with its hash, runs every sample in every runtime at hand, and says what changed; exit code 1
+where something got worse. `manifest.json` has the hashes, versions, bounds and commands, `report.json` what was seen.
+The hashes show damage; they do not show who made the bundle.
 """
