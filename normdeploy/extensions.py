@@ -69,7 +69,7 @@ class Extension:
             return function(*args)
         except ExtensionError:
             raise
-        except Exception as error:  # the package's own code
+        except (Exception, SystemExit) as error:  # the package's own code; its exit is no verdict of ours
             raise self.error(f"{what}: {type(error).__name__}: {error}") from error
 
     def error(self, what: str) -> ExtensionError:

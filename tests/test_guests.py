@@ -481,6 +481,7 @@ RUNTIMES = {
     "no runner": (("    def infer(", "    def infers("), "no normdeploy.runtimes.Runner: it lacks infer"),
     "can't open": (("onnx.load(path)", "onnx.load('nothing')"), "can't open 'net.onnx'"),
     "raises": (("return dict(zip(", "1 / 0\n        return dict(zip("), "fails: ZeroDivisionError"),
+    "ends the process": (("return dict(zip(", "raise SystemExit(0)\n        return dict(zip("), "fails: SystemExit: 0"),
     "other names": (("self._model.output_names,", "['z'],"), r"gives \['z'\] where the outputs are"),
 }
 

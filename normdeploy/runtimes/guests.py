@@ -93,7 +93,7 @@ class GuestRunner(LiveRunner):
             raise type(error)(f"{title(self._extension)}: {error}") from error
         except NormdeployError:
             raise
-        except Exception as error:  # the package's own code
+        except (Exception, SystemExit) as error:  # the package's own code; its exit is no verdict of ours
             raise self._extension.error(f"{what}: {type(error).__name__}: {error}") from error
 
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
