@@ -11,21 +11,12 @@ import normdeploy
 
 from .console import bars, check_report, tell
 from .options import (
-    Dims,
-    Eval,
-    Factory,
-    FactoryArgs,
+    LOADING,
     HtmlFile,
-    Imports,
-    Inputs,
-    Key,
-    PartOption,
+    LoadingOptions,
     Quiet,
     ReportFile,
     Runners,
-    TaskOption,
-    Trust,
-    loading_of,
 )
 
 
@@ -75,16 +66,7 @@ def bench(
         ),
     ] = None,
     runner: Runners = None,
-    model: Factory = None,
-    model_arg: FactoryArgs = None,
-    key: Key = None,
-    trust: Trust = False,
-    import_: Imports = None,
-    input_: Inputs = None,
-    dim: Dims = None,
-    eval_mode: Eval = False,
-    task: TaskOption = None,
-    part: PartOption = None,
+    load: LoadingOptions = LOADING,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
@@ -97,7 +79,7 @@ def bench(
     """
     from ..reports.report import Report
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    loading = load.keywords()
     check_report(report, html, (*(sources or ()), *([inputs] if inputs else ())))
     with bars(quiet) as progress:
         race = normdeploy.bench(

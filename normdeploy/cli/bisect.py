@@ -11,22 +11,13 @@ import normdeploy
 
 from .console import bars, check_report, tell
 from .options import (
-    Dims,
-    Eval,
-    Factory,
-    FactoryArgs,
+    LOADING,
     HtmlFile,
-    Imports,
-    Inputs,
-    Key,
+    LoadingOptions,
     ModelFile,
     OnnxFile,
-    PartOption,
     Quiet,
     ReportFile,
-    TaskOption,
-    Trust,
-    loading_of,
 )
 
 
@@ -56,16 +47,7 @@ def bisect(
             help="Arrays by name; only these are run instead of generated ones. Repeatable.",
         ),
     ] = None,
-    model: Factory = None,
-    model_arg: FactoryArgs = None,
-    key: Key = None,
-    trust: Trust = False,
-    import_: Imports = None,
-    input_: Inputs = None,
-    dim: Dims = None,
-    eval_mode: Eval = False,
-    task: TaskOption = None,
-    part: PartOption = None,
+    load: LoadingOptions = LOADING,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
@@ -78,7 +60,7 @@ def bisect(
     """
     from ..reports.report import Report
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    loading = load.keywords()
     check_report(report, html, (source, onnx, *(engine or ()), *(given or ()), *([output] if output else ())))
     with bars(quiet) as progress:
         found = normdeploy.bisect(

@@ -16,22 +16,13 @@ from ..reports.check import text as told
 from ..storage.atomic import write_bytes
 from .console import bars, check_report
 from .options import (
-    Dims,
-    Eval,
-    Factory,
-    FactoryArgs,
+    LOADING,
     Fuse,
     FuseOption,
-    Imports,
-    Inputs,
-    Key,
-    PartOption,
+    LoadingOptions,
     Quiet,
     Runtime,
     RuntimeOption,
-    TaskOption,
-    Trust,
-    loading_of,
 )
 from .options import precision as half
 
@@ -85,16 +76,7 @@ def check(
     ] = None,
     runtime: RuntimeOption = Runtime.any,
     fuse: FuseOption = Fuse.standard,
-    model: Factory = None,
-    model_arg: FactoryArgs = None,
-    key: Key = None,
-    trust: Trust = False,
-    import_: Imports = None,
-    input_: Inputs = None,
-    dim: Dims = None,
-    eval_mode: Eval = False,
-    task: TaskOption = None,
-    part: PartOption = None,
+    load: LoadingOptions = LOADING,
     quiet: Quiet = False,
 ) -> None:
     """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be
@@ -103,7 +85,7 @@ def check(
     from ..verbs.check.check import onnx_files
     from ..verbs.check.sarif import sarif
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    loading = load.keywords()
     check_report(output)
     if output is not None:
         for source in (file for given in sources for file in onnx_files(os.fspath(given))):

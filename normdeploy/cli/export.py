@@ -12,20 +12,14 @@ import normdeploy
 from ..errors import InputError
 from .console import bars, check_report, of_file, say, tell
 from .options import (
+    EXPORTING,
     Calibrate,
     CompareLimit,
-    Dims,
-    Eval,
-    EveryPart,
-    Factory,
-    FactoryArgs,
+    ExportOptions,
     Fuse,
     FuseOption,
     HtmlFile,
-    Imports,
-    Inputs,
     KeepIO,
-    Key,
     ModelFile,
     Output,
     PrecisionOption,
@@ -36,9 +30,6 @@ from .options import (
     RuntimeOption,
     Strict,
     StrictProof,
-    TaskOption,
-    Trust,
-    loading_of,
 )
 
 if TYPE_CHECKING:
@@ -50,16 +41,7 @@ if TYPE_CHECKING:
 def export(
     source: ModelFile,
     output: Output,
-    model: Factory = None,
-    model_arg: FactoryArgs = None,
-    key: Key = None,
-    trust: Trust = False,
-    import_: Imports = None,
-    input_: Inputs = None,
-    dim: Dims = None,
-    eval_mode: Eval = False,
-    task: TaskOption = None,
-    part: EveryPart = None,
+    load: ExportOptions = EXPORTING,
     opset: Annotated[
         int | None, typer.Option("--opset", help="18 to 25; without it 21, raised only where a norm needs it.")
     ] = None,
@@ -77,7 +59,7 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    loading = load.keywords()
     options: dict[str, Any] = {
         **{
             "opset": opset,
@@ -89,7 +71,7 @@ def export(
         },
         **{"precision": precision or None, "keep_io": keep_io, "compare_limit": compare_limit},
     }
-    if part == "all":
+    if load.part == "all":
         if calibrate:
             raise InputError(
                 "--calibrate holds the inputs of one part, and all are exported; leave it out, or export that part"

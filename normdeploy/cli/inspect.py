@@ -11,39 +11,21 @@ import normdeploy
 
 from .console import bars, check_report, tell
 from .options import (
-    Dims,
-    Eval,
-    Factory,
-    FactoryArgs,
+    LOADING,
     Fuse,
     FuseOption,
     HtmlFile,
-    Imports,
-    Inputs,
-    Key,
-    PartOption,
+    LoadingOptions,
     Quiet,
     ReportFile,
     Runtime,
     RuntimeOption,
-    TaskOption,
-    Trust,
-    loading_of,
 )
 
 
 def inspect(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file, or what export takes.")],
-    model: Factory = None,
-    model_arg: FactoryArgs = None,
-    key: Key = None,
-    trust: Trust = False,
-    import_: Imports = None,
-    input_: Inputs = None,
-    dim: Dims = None,
-    eval_mode: Eval = False,
-    task: TaskOption = None,
-    part: PartOption = None,
+    load: LoadingOptions = LOADING,
     runtime: RuntimeOption = Runtime.any,
     fuse: FuseOption = Fuse.standard,
     explain: Annotated[
@@ -58,7 +40,7 @@ def inspect(
     changes nothing."""
     from ..reports.report import Report
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    loading = load.keywords()
     check_report(report, html, [source])
     with bars(quiet) as progress:
         summary = normdeploy.inspect(source, runtime=runtime, fuse=fuse, explain=explain, progress=progress, **loading)

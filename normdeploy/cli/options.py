@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -204,30 +205,46 @@ EveryPart = Annotated[
 ]
 
 
-def loading_of(
-    model: str | None,
-    model_args: list[str] | None,
-    key: str | None,
-    trust: bool,
-    imports: list[str] | None,
-    inputs: list[str] | None,
-    dims: list[str] | None,
-    eval_mode: bool,
-    task: str | None = None,
-    part: str | None = None,
-) -> Loading:
-    return {
-        "model": model,
-        "model_args": dict(map(factory_arg, model_args or ())),
-        "key": key,
-        "trust": trust,
-        "imports": imports or (),
-        "inputs": inputs or (),
-        "dims": dims or (),
-        "eval": eval_mode,
-        "task": task,
-        "part": part,
-    }
+@dataclass(frozen=True)
+class LoadingOptions:
+    """How a model is loaded: one group of options, which `verbose.logged` spells out for each verb that takes it."""
+
+    model: Factory = None
+    model_arg: FactoryArgs = None
+    key: Key = None
+    trust: Trust = False
+    import_: Imports = None
+    input_: Inputs = None
+    dim: Dims = None
+    eval_mode: Eval = False
+    task: TaskOption = None
+    part: PartOption = None
+
+    def keywords(self) -> Loading:
+        """As the Python functions take them."""
+        return {
+            "model": self.model,
+            "model_args": dict(map(factory_arg, self.model_arg or ())),
+            "key": self.key,
+            "trust": self.trust,
+            "imports": self.import_ or (),
+            "inputs": self.input_ or (),
+            "dims": self.dim or (),
+            "eval": self.eval_mode,
+            "task": self.task,
+            "part": self.part,
+        }
+
+
+@dataclass(frozen=True)
+class ExportOptions(LoadingOptions):
+    """As `LoadingOptions`, where all parts may be asked for at once."""
+
+    part: EveryPart = None
+
+
+LOADING = LoadingOptions()
+EXPORTING = ExportOptions()
 
 
 def factory_arg(text: str) -> tuple[str, Any]:

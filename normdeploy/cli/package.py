@@ -11,19 +11,10 @@ import normdeploy
 
 from .console import _console, bars
 from .options import (
-    Dims,
-    Eval,
-    Factory,
-    FactoryArgs,
-    Imports,
-    Inputs,
-    Key,
+    LOADING,
+    LoadingOptions,
     OnnxFile,
-    PartOption,
     Quiet,
-    TaskOption,
-    Trust,
-    loading_of,
 )
 
 
@@ -64,16 +55,7 @@ def package(
         ),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="An older bundle may be replaced.")] = False,
-    model: Factory = None,
-    model_arg: FactoryArgs = None,
-    key: Key = None,
-    trust: Trust = False,
-    import_: Imports = None,
-    input_: Inputs = None,
-    dim: Dims = None,
-    eval_mode: Eval = False,
-    task: TaskOption = None,
-    part: PartOption = None,
+    load: LoadingOptions = LOADING,
     quiet: Quiet = False,
 ) -> None:
     """Write a Triton model repository with samples, expected outputs, report, certificates, versions and hashes beside
@@ -83,7 +65,7 @@ def package(
     """
     from ..reports.package import show_package
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    loading = load.keywords()
     with bars(quiet) as progress:
         made = normdeploy.package(
             onnx,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -30,21 +31,36 @@ NoExtensions = Annotated[
 
 
 def logged(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with these options."""
+    """The verb with these options, and with each parameter that is a group of options (a dataclass) spelled out."""
+    signature = inspect.signature(verb, eval_str=True)
+    groups: dict[str, Any] = {
+        n: p.annotation for n, p in signature.parameters.items() if dataclasses.is_dataclass(p.annotation)
+    }
 
     @functools.wraps(verb)
     def call(*args: Any, verbose: int = 0, no_extensions: bool = False, **kwargs: Any) -> None:
         watch(verbose)
+        for name, group in groups.items():
+            kwargs[name] = group(**{f.name: kwargs.pop(f.name) for f in dataclasses.fields(group)})
         with disabled(no_extensions):
             verb(*args, **kwargs)
 
-    signature = inspect.signature(verb, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        parameters += _spelled_out(groups[parameter.name]) if parameter.name in groups else [parameter]
     added: dict[str, tuple[Any, Any]] = {"no_extensions": (NoExtensions, False), "verbose": (Verbose, 0)}
-    options = [
+    parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in added.items()
     ]
-    call.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *options])  # type: ignore[attr-defined]
-    kinds = {name: annotation for name, (annotation, _) in added.items()}
-    call.__annotations__ = {**inspect.get_annotations(verb, eval_str=True), **kinds}
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
+
+
+def _spelled_out(group: Any) -> list[inspect.Parameter]:
+    kinds = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(f.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=f.default, annotation=kinds[f.name])
+        for f in dataclasses.fields(group)
+    ]

@@ -13,21 +13,12 @@ import normdeploy
 from ..errors import InputError, printable
 from .console import bars, check_report, of_file, say, tell
 from .options import (
-    Dims,
-    Eval,
-    Factory,
-    FactoryArgs,
+    LOADING,
     HtmlFile,
-    Imports,
-    Inputs,
-    Key,
-    PartOption,
+    LoadingOptions,
     Quiet,
     ReportFile,
     Runners,
-    TaskOption,
-    Trust,
-    loading_of,
 )
 
 if TYPE_CHECKING:
@@ -120,16 +111,7 @@ def verify(
         ),
     ] = False,
     runner: Runners = None,
-    model: Factory = None,
-    model_arg: FactoryArgs = None,
-    key: Key = None,
-    trust: Trust = False,
-    import_: Imports = None,
-    input_: Inputs = None,
-    dim: Dims = None,
-    eval_mode: Eval = False,
-    task: TaskOption = None,
-    part: PartOption = None,
+    load: LoadingOptions = LOADING,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
@@ -143,7 +125,7 @@ def verify(
     """
     from ..reports.report import Report
 
-    loading = loading_of(model, model_arg, key, trust, import_, input_, dim, eval_mode, task, part)
+    loading = load.keywords()
     rules: dict[str, Any] = {
         **{"seeds": seeds, "drift": drift, "max_elements": max_elements},
         **{"tolerance": tolerance, "metric": metric, "policy": policy, "also_default": also_default},

@@ -16,6 +16,7 @@ import typer.testing
 from onnx import TensorProto, helper
 
 from normdeploy.cli import app as cli
+from normdeploy.cli.options import ExportOptions, LoadingOptions
 
 HEAVY = (
     "torch",
@@ -245,6 +246,34 @@ def test_export_build_verify(project: Path) -> None:
     verdicts = {r["runtime"]: r["verdict"] for r in parity["results"]}
     assert verdicts["eager"] == "pass"
     assert verdicts["onnxruntime (optimizer off)"] == "fail"
+
+
+@pytest.mark.parametrize("group", [LoadingOptions, ExportOptions])
+def test_every_loading_option_reaches_the_python_function(group: type[LoadingOptions]) -> None:
+    given = group(
+        model="m:net",
+        model_arg=["width=8"],
+        key="state",
+        trust=True,
+        import_=["extra"],
+        input_=["x=1x4"],
+        dim=["n=1..8"],
+        eval_mode=True,
+        task="text-generation",
+        part="decoder",
+    )
+    assert given.keywords() == {
+        "model": "m:net",
+        "model_args": {"width": 8},
+        "key": "state",
+        "trust": True,
+        "imports": ["extra"],
+        "inputs": ["x=1x4"],
+        "dims": ["n=1..8"],
+        "eval": True,
+        "task": "text-generation",
+        "part": "decoder",
+    }
 
 
 def test_factory_arguments_are_literals_or_text() -> None:
