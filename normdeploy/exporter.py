@@ -235,7 +235,7 @@ def _tidy_metadata(model: ir.Model) -> None:
             value.const_value.metadata_props.clear()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         kept = {
-            ours: found for ours, theirs in _SCOPES.items() if (found := scope(node.metadata_props.get(theirs, "")))
+            ours: place for ours, theirs in _SCOPES.items() if (place := scope(node.metadata_props.get(theirs, "")))
         }
         node.metadata_props.clear()
         node.metadata_props.update(kept)

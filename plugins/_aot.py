@@ -94,11 +94,11 @@ def compile_launch(
             f" {list(launch.constants)}"
         )
     file = cache_folder() / (_key(launch.kernel, signature, constants, launch.warps, capability) + ".json")
-    found = _read(file)
-    if found is None:
-        found = _compile(launch.kernel, signature, constants, launch.warps, capability)
-        _write(file, found)
-    return found
+    stored = _read(file)
+    if stored is None:
+        stored = _compile(launch.kernel, signature, constants, launch.warps, capability)
+        _write(file, stored)
+    return stored
 
 
 def _key(
@@ -138,10 +138,10 @@ def _read(file: Path) -> Compiled | None:
         digest, text = file.read_text().split("\n", 1)
         if hashlib.sha256(text.encode()).hexdigest() != digest:
             return None
-        held = json.loads(text)
+        content = json.loads(text)
     except (OSError, ValueError):
         return None
-    return Compiled(**held | {"arguments": tuple(held["arguments"])})
+    return Compiled(**content | {"arguments": tuple(content["arguments"])})
 
 
 def _write(file: Path, compiled: Compiled) -> None:
@@ -188,8 +188,8 @@ def _compile(
 def _refused(kernel: str, capability: tuple[int, int], told: str) -> str:
     import triton
 
-    found = re.search(r"(?:line \d+; error|ptxas fatal)\s*:\s*(.+)", told)
-    words = found.group(1).strip() if found else told.strip()[:300]
+    message = re.search(r"(?:line \d+; error|ptxas fatal)\s*:\s*(.+)", told)
+    words = message.group(1).strip() if message else told.strip()[:300]
     asked, least = (".".join(map(str, c)) for c in (capability, CAPABILITIES[0]))
     return (
         f"ptxas of Triton {triton.__version__} refuses {kernel} for compute capability {asked}: {words}; install a"

@@ -76,18 +76,18 @@ def compute_capability() -> tuple[int, int]:
         raise AotError(
             "no CUDA driver here to ask for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9"
         ) from None
-    device, value, found = ctypes.c_int(), ctypes.c_int(), []
+    device, value, numbers = ctypes.c_int(), ctypes.c_int(), []
     failed = driver.cuInit(0)
     if driver.cuCtxGetDevice(ctypes.byref(device)):  # no context yet: the first device
         failed = failed or driver.cuDeviceGet(ctypes.byref(device), 0)
     for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
         failed = failed or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        found.append(value.value)
+        numbers.append(value.value)
     if failed:
         raise AotError(
             f"CUDA error {failed} when asked for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9"
         )
-    return found[0], found[1]
+    return numbers[0], numbers[1]
 
 
 def _register(op: Op, trtp: Any) -> None:
@@ -119,14 +119,14 @@ def _register(op: Op, trtp: Any) -> None:
         tensors = [Tensor(_numbers(d.shape), _dtype(d)) for d in values[:count]]
         tiles = op.tiles(tensors, read(values[count:-1]))
         same = {"T": "|".join(TYPES.values()), "P": "|".join(TYPES.values()), "F": "FP32"}
-        found = []
+        combinations = []
         for kinds in [same, *([{"T": MIXED, "P": "FP32", "F": "FP32"}] if "P" in op.types else [])]:
             combination = trtp.AutoTuneCombination()
             for position, kind in enumerate(op.types):
                 combination.pos([position], kinds[kind])
             combination.tactics(list(range(1, len(tiles) + 1)))
-            found.append(combination)
-        return found
+            combinations.append(combination)
+        return combinations
 
     def aot_impl(*values: Any) -> Any:
         """The kernel of one tactic, its launch parameters and int32 arguments."""

@@ -77,8 +77,8 @@ def _by_body(row: NormOp, inputs: Inputs, attrs: Attrs, opset: int, outputs: int
         if node.op_type == "CastLike":  # rounding is an identity here
             known[node.output[0]] = known[node.input[0]]
             continue
-        found = apply(node.op_type, [known[i] for i in node.input], given, opset=opset, outputs=len(node.output))
-        known.update(zip(node.output, found, strict=False))
+        results = apply(node.op_type, [known[i] for i in node.input], given, opset=opset, outputs=len(node.output))
+        known.update(zip(node.output, results, strict=False))
     return tuple(known[name] for name in function.output[:outputs])
 
 

@@ -40,11 +40,11 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
     own = portable.op_of(graph, norm)
     if (
         norm.fit.clamped
-        and (held := held_epsilon(graph, norm.region, norm.epsilon)) is not None
-        and held != float(np.float32(held))
+        and (exact := held_epsilon(graph, norm.region, norm.epsilon)) is not None
+        and exact != float(np.float32(exact))
     ):
         return Refusal(
-            f"the number {held!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
+            f"the number {exact!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
         )
     if fuse == "portable" and (brought := guests.form(graph, norm)) is not None:
         return brought

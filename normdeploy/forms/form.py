@@ -65,14 +65,14 @@ class Writer:
             assert param.tensor is not None
             return param.tensor
         else:
-            held = param.tensor
+            tensor = param.tensor
             if (
-                isinstance(held, gs.Constant)
-                and held.name
-                and tuple(held.shape) == tuple(shape)
-                and held.dtype == self.norm.dtype
+                isinstance(tensor, gs.Constant)
+                and tensor.name
+                and tuple(tensor.shape) == tuple(shape)
+                and tensor.dtype == self.norm.dtype
             ):
-                return held
+                return tensor
             axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
             laid_out = param.value.size == math.prod(shape)  # else it varies along fewer axes than the other parameter
             own = shape if laid_out else [param.value.shape[a] for a in axes]
@@ -99,15 +99,15 @@ class Writer:
         onnxruntime does both in one pass: 15 to 40 % less than Mul and Add take behind a norm
         (``benchmarks.norm_forms``)."""
         values = {"scale": scale, "shift": shift, "mean": np.zeros_like(scale), "variance": np.ones_like(scale)}
-        held = [
+        tensors = [
             self.graph.constant(f"{self.norm.y.name}_{name}", value, self.norm.dtype) for name, value in values.items()
         ]
-        self.then("BatchNormalization", *held, epsilon=0.0)
+        self.then("BatchNormalization", *tensors, epsilon=0.0)
 
-    def form(self, core: str, said: str, opset: int = 0) -> Form:
+    def form(self, core: str, became: str, opset: int = 0) -> Form:
         """``opset``: the lowest that has the nodes, where it is another than that of the standard op ``core``."""
         extra = [n.op for n in self.nodes if n.op != core]
-        words = said + (f" with {' '.join(extra)} around it" if extra else "")
+        words = became + (f" with {' '.join(extra)} around it" if extra else "")
         notes = ("the output depends on the batch",) if 0 in self.norm.axes and len(self.norm.shape) > 1 else ()
         return Form(tuple(self.nodes), words, notes, opset or STANDARD[core].opset(self.norm.dtype.name), core)
 

@@ -133,9 +133,9 @@ class FileGraph(Links):
         stack, made = [t], 0
         while id(t) not in known:
             top = stack.pop()
-            held = self.exact.get(id(top), self._values.get(id(top)))
-            if held is not None:
-                known[id(top)] = held
+            numbers = self.exact.get(id(top), self._values.get(id(top)))
+            if numbers is not None:
+                known[id(top)] = numbers
             elif isinstance(top, gs.Constant):
                 known[id(top)] = widen(stored(top))
             elif id(top) not in known:
@@ -168,12 +168,12 @@ class FileGraph(Links):
 
     def _keep_values(self, node: gs.Node, results: Sequence[Any]) -> None:
         """Remember what a node on constants gave: each link of a chain of them may be asked for."""
-        held = {id(o): v for o, v in zip(node.outputs, results, strict=False) if v is not None}
-        size = sum(v.size for v in held.values())
+        results_by_id = {id(o): v for o, v in zip(node.outputs, results, strict=False) if v is not None}
+        size = sum(v.size for v in results_by_id.values())
         if self._kept + size <= _KEPT:
             self._kept += size
             self._values.update(
-                (key, v if v.base is None else v.copy()) for key, v in held.items()
+                (key, v if v.base is None else v.copy()) for key, v in results_by_id.items()
             )  # a view would keep all of its base
 
     def known(self, t: gs.Tensor) -> np.ndarray | None:
@@ -214,15 +214,15 @@ class FileGraph(Links):
     def evaluator(self, node: gs.Node) -> Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]:
         """The node as a function in float64. CastLike is a Cast to the type of its second input, whose value is not
         asked for."""
-        found = self._evaluators.get(id(node))
-        if found is None:
+        evaluation = self._evaluators.get(id(node))
+        if evaluation is None:
             if node.op == "CastLike":
                 target = self.dtype(node.inputs[1])
                 kind = target if target is not None and target.kind in "iub" else np.dtype(np.float64)
-                found = partial(_cast, kind)
+                evaluation = partial(_cast, kind)
             else:
                 opset = max(self.opset, NEWEST) if id(node) in self._new else self.opset
-                found = partial(
+                evaluation = partial(
                     evaluate.apply,
                     node.op,
                     attrs=self.attrs(node),
@@ -230,8 +230,8 @@ class FileGraph(Links):
                     domain=node.domain or "",
                     outputs=len(node.outputs),
                 )
-            self._evaluators[id(node)] = found
-        return found
+            self._evaluators[id(node)] = evaluation
+        return evaluation
 
     def shape(self, t: gs.Tensor) -> Dims | None:
         """The shape as far as it is known: ints, symbols or expressions of symbols, None for an unknown dim; None
@@ -318,8 +318,8 @@ class FileGraph(Links):
 def stored(t: gs.Constant) -> np.ndarray:
     """The elements as the file holds them. Those of large ones are read again each time: graphsurgeon would keep a copy
     of every weight."""
-    held = t._values
-    return held.load() if isinstance(held, gs.ir.tensor.LazyValues) and held.nbytes > _LARGE else t.values
+    values = t._values
+    return values.load() if isinstance(values, gs.ir.tensor.LazyValues) and values.nbytes > _LARGE else t.values
 
 
 def widen(values: np.ndarray) -> np.ndarray:

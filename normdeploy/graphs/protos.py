@@ -49,8 +49,10 @@ def inferred(
         )
     except Exception:  # a file that inference refuses is still readable where it states its shapes itself
         result = skeleton
-    held = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
-    return held | {v.name: typed(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]}
+    initializers = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
+    return initializers | {
+        v.name: typed(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]
+    }
 
 
 def _endless(graph: onnx.GraphProto) -> bool:
@@ -58,10 +60,12 @@ def _endless(graph: onnx.GraphProto) -> bool:
     shapes = [v.type.tensor_type.shape for v in (*graph.input, *graph.output, *graph.value_info)]
     if any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes):
         return True
-    held = {t.name: t for t in graph.initializer}
-    held |= {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"}
+    initializers = {t.name: t for t in graph.initializer}
+    initializers |= {
+        n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"
+    }
     for node in graph.node:
-        ends = [held[name] for name in node.input if name in held] if node.op_type == "Range" else []
+        ends = [initializers[name] for name in node.input if name in initializers] if node.op_type == "Range" else []
         if len(ends) == 3:
             start, limit, step = (float(onnx.numpy_helper.to_array(t).ravel()[:1].sum()) for t in ends)
             if not abs(limit - start) <= _LONGEST * abs(step):
@@ -79,11 +83,13 @@ def _long_vectors(model: onnx.ModelProto) -> bool:
         *graph.initializer,
         *(a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"),
     ]
-    held = [t for t in whole if t.data_type == onnx.TensorProto.INT64 and t.data_location != onnx.TensorProto.EXTERNAL]
-    if not wide and not any(max(onnx.numpy_helper.to_array(t).ravel().tolist(), default=0) > _LONGEST for t in held):
+    vectors = [
+        t for t in whole if t.data_type == onnx.TensorProto.INT64 and t.data_location != onnx.TensorProto.EXTERNAL
+    ]
+    if not wide and not any(max(onnx.numpy_helper.to_array(t).ravel().tolist(), default=0) > _LONGEST for t in vectors):
         return False
-    found = onnx.shape_inference.infer_shapes(model).graph
-    shapes = (v.type.tensor_type.shape for v in (*found.value_info, *found.output))
+    inferred_graph = onnx.shape_inference.infer_shapes(model).graph
+    shapes = (v.type.tensor_type.shape for v in (*inferred_graph.value_info, *inferred_graph.output))
     return any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes)
 
 
@@ -104,8 +110,8 @@ def require_order(graph: onnx.GraphProto) -> None:
                 if early
                 else f"writes {twice!r}, which is an input or was written before it"
             )
-            said = f"{node.op_type} {node.name!r} {wrong}"
-            raise GraphError(f"{said}: that is no valid graph; give tensors names of their own and sort the nodes")
+            message = f"{node.op_type} {node.name!r} {wrong}"
+            raise GraphError(f"{message}: that is no valid graph; give tensors names of their own and sort the nodes")
         written.update(node.output)
 
 
@@ -136,8 +142,8 @@ _MADE_UP = "_empty_nn_module_stack_from_metadata_hook"
 
 def module(node: onnx.NodeProto) -> str:
     """The module path that ``normdeploy.export`` or torch's exporter wrote beside a node, "" where none."""
-    held = {p.key: p.value for p in node.metadata_props}
-    return real(held.get("normdeploy.module", "")) or scope(held.get("pkg.torch.onnx.name_scopes", ""))
+    metadata = {p.key: p.value for p in node.metadata_props}
+    return real(metadata.get("normdeploy.module", "")) or scope(metadata.get("pkg.torch.onnx.name_scopes", ""))
 
 
 def real(path: str) -> str:
@@ -157,18 +163,18 @@ def scope(value: str) -> str:
 def called(proto: onnx.ModelProto, body: onnx.GraphProto | onnx.FunctionProto) -> list[onnx.FunctionProto]:
     """The functions of ``proto`` that ``body`` calls, directly or by way of another: a model of its own needs no
     others."""
-    held = {(f.domain, f.name, f.overload): f for f in proto.functions}
-    found: dict[tuple[str, str, str], onnx.FunctionProto] = {}
-    stack: list[onnx.GraphProto | onnx.FunctionProto] = [body] if held else []
+    defined = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    functions: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+    stack: list[onnx.GraphProto | onnx.FunctionProto] = [body] if defined else []
     while stack:
         for node in stack.pop().node:
             stack.extend(a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
             stack.extend(g for a in node.attribute for g in a.graphs)
             key = (node.domain, node.op_type, node.overload)
-            if key in held and key not in found:
-                found[key] = held[key]
-                stack.append(held[key])
-    return list(found.values())
+            if key in defined and key not in functions:
+                functions[key] = defined[key]
+                stack.append(defined[key])
+    return list(functions.values())
 
 
 def names(graph: onnx.GraphProto) -> Iterator[str]:

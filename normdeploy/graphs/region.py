@@ -142,12 +142,12 @@ def _constant(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], ob
         isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f"
     ):  # not to be read for this
         return (named(t.shape), t.dtype.str, None)
-    held = stored(t) if isinstance(t, gs.Constant) else graph.known(t)
-    if held is None:
+    value = stored(t) if isinstance(t, gs.Constant) else graph.known(t)
+    if value is None:
         return ("unknown", id(t))
-    if held.dtype.kind in "iub":
-        return (held.shape, held.dtype.str, held.tobytes())
-    return (named(held.shape), held.dtype.str, held.tobytes() if held.size <= _SMALL else None)
+    if value.dtype.kind in "iub":
+        return (value.shape, value.dtype.str, value.tobytes())
+    return (named(value.shape), value.dtype.str, value.tobytes() if value.size <= _SMALL else None)
 
 
 class Bound:
@@ -206,10 +206,10 @@ class Bound:
 
 
 def _array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:
-    found = values.get(id(t))
-    if not isinstance(found, np.ndarray):
+    array = values.get(id(t))
+    if not isinstance(array, np.ndarray):
         raise EvaluationFailed("the region does not compute the wanted tensor")
-    return found
+    return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +222,10 @@ class _Step:
 
     def run(self, values: dict[int, Any]) -> None:
         try:
-            found = self.evaluate([None if i is None else values.get(i) for i in self.inputs])
+            results = self.evaluate([None if i is None else values.get(i) for i in self.inputs])
         except _FAILURES as e:
             raise EvaluationFailed(f"{type(e).__name__}: {e}") from e
-        values.update(zip(self.outputs, found, strict=False))
+        values.update(zip(self.outputs, results, strict=False))
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,8 @@ def of_plugin(domain: str | None, name: str) -> Guest | None:
     """The norm op of a package whose kernel is a plugin of that name, in the domain in which its node is written."""
     if not domain or _is_taken(domain):
         return None
-    held = (g for g in _of_domain(domain).values() if g.norm.plugin is not None and g.norm.plugin.name == name)
-    return next(held, None)
+    matching = (g for g in _of_domain(domain).values() if g.norm.plugin is not None and g.norm.plugin.name == name)
+    return next(matching, None)
 
 
 def every() -> tuple[Guest, ...]:
@@ -144,16 +144,16 @@ def every() -> tuple[Guest, ...]:
     Raises:
         ExtensionError: one is broken, or two have ops of one name.
     """
-    found: dict[str, Guest] = {}
+    guests: dict[str, Guest] = {}
     for name in dict.fromkeys(e.name for e in extensions.installed(extensions.NORMS)):
         for one in _of_domain(name).values():
-            other = found.setdefault(one.row.op, one)
+            other = guests.setdefault(one.row.op, one)
             if other is not one:
                 raise one.extension.error(
                     f"has an op {one.row.op!r}, and so has the package {other.row.package!r}; TensorRT goes by the name"
                     " alone"
                 )
-    return tuple(found.values())
+    return tuple(guests.values())
 
 
 def _is_taken(domain: str) -> bool:
@@ -178,12 +178,12 @@ def _loaded(extension: Extension) -> Mapping[str, Guest]:
         raise extension.error(f"has the domain {domain!r}, which is taken: the name of the entry point is the domain")
     if not _DOMAIN.fullmatch(domain):
         raise extension.error(f"has the domain {domain!r}; one is of letters, digits, _ and dots")
-    found: dict[str, Guest] = {}
+    guests: dict[str, Guest] = {}
     for norm in several:
-        if norm.op in found:
+        if norm.op in guests:
             raise extension.error(f"has two ops {norm.op!r}")
-        found[norm.op] = Guest(_row(extension, norm), norm, extension)
-    return found
+        guests[norm.op] = Guest(_row(extension, norm), norm, extension)
+    return guests
 
 
 def _row(extension: Extension, norm: GuestNorm) -> NormOp:

@@ -175,10 +175,10 @@ def _fit(ask: _Asked) -> Fit | Refusal:
     plain = Fit(ask.shape, axes, split, block, centered, 0.0, np.ones(ask.shape), np.zeros(ask.shape))
     if centered and plain.n == 1:
         return Refusal("each group has one element: the result does not depend on the input", clarity=Clarity.VAGUE)
-    found = _with_epsilon(ask, plain, odd / plain(_LARGE * z), beta, z)
-    if isinstance(found, Refusal):
-        return found
-    return _why_not(ask, found) if _check(ask, found) else found
+    fitted = _with_epsilon(ask, plain, odd / plain(_LARGE * z), beta, z)
+    if isinstance(fitted, Refusal):
+        return fitted
+    return _why_not(ask, fitted) if _check(ask, fitted) else fitted
 
 
 def _refit(ask: _Asked, like: Fit) -> Fit | None:
@@ -188,8 +188,8 @@ def _refit(ask: _Asked, like: Fit) -> Fit | None:
     unit = replace(like, epsilon=0.0, outside=False, gamma=np.ones(ask.shape), beta=np.zeros(ask.shape))(_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()) or np.abs(unit).min() < 0.05:
         return None
-    found = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
-    return None if _check(ask, found) else found
+    refitted = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
+    return None if _check(ask, refitted) else refitted
 
 
 def _groups(
@@ -259,36 +259,36 @@ def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, 
     return replace(plain, epsilon=epsilon, gamma=gamma, beta=beta)
 
 
-def _check(ask: _Asked, found: Fit) -> bool:
+def _check(ask: _Asked, fitted: Fit) -> bool:
     """True where a fresh input, its groups at several scales, tells the region from the fit."""
     root = (
-        found.epsilon
-        if found.outside
-        else found.epsilon / np.sqrt(found.n)
-        if found.clamped
-        else np.sqrt(found.epsilon)
+        fitted.epsilon
+        if fitted.outside
+        else fitted.epsilon / np.sqrt(fitted.n)
+        if fitted.clamped
+        else np.sqrt(fitted.epsilon)
     )
     scales = [s for s in (0.6 * root, 1.0, 10 * root, _LARGE, 0.05 * root) if s]
-    rows = found.rows(ask.draw())
+    rows = fitted.rows(ask.draw())
     for start in range(0, len(scales), len(rows)):
         order = (start + np.arange(len(rows))) % len(scales)
-        x = found.arrange(rows * np.array(scales)[order][:, None])
-        expected, actual = found(x), ask(x)
+        x = fitted.arrange(rows * np.array(scales)[order][:, None])
+        expected, actual = fitted(x), ask(x)
         if not (
-            np.abs(actual - expected) <= _TOLERANCE * (np.abs(expected) + np.abs(found.gamma) + np.abs(found.beta))
+            np.abs(actual - expected) <= _TOLERANCE * (np.abs(expected) + np.abs(fitted.gamma) + np.abs(fitted.beta))
         ).all():
             return True
     return False
 
 
-def _why_not(ask: _Asked, found: Fit) -> Fit | Refusal:
+def _why_not(ask: _Asked, fitted: Fit) -> Fit | Refusal:
     """Tell the usual lookalikes apart by what happens to the odd part as x shrinks. Epsilon outside the root is a fit
     of its own."""
     x = ask.draw()
     large = ask.odd(_LARGE * x)
-    d, v = found.statistics(x)
+    d, v = fitted.statistics(x)
     sure = (np.abs(large) > 0.3 * np.median(np.abs(large))) & (v > 0)
-    unit = found.gamma * d / np.sqrt(v)
+    unit = fitted.gamma * d / np.sqrt(v)
     if not np.allclose(large[sure], unit[sure], rtol=1e-6, atol=0):
         if np.allclose(_LARGE * ask.odd(x)[sure], large[sure], rtol=1e-3, atol=0):
             return Refusal(
@@ -311,30 +311,30 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | Refusal:
         added = scale * deviation * (1.0 / ratio - 1.0)
         epsilon = float(np.median(added))
         if epsilon > 1e-3 * scale and np.ptp(added) <= 1e-6 * np.abs(added).max():
-            outside = replace(found, epsilon=epsilon, outside=True)
+            outside = replace(fitted, epsilon=epsilon, outside=True)
             if not _check(ask, outside):
                 return outside
             break
         scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3
     if sure.any() and (np.abs(ask.odd(x)[sure] / unit[sure] - 1) < 1e-12).all():
-        clamped = _clamped(ask, found, x, sure)
+        clamped = _clamped(ask, fitted, x, sure)
         if clamped is not None and not _check(ask, clamped):
             return clamped
-        return Refusal(CLAMPED, fit=replace(found, epsilon=math.nan))
-    return Refusal("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(found, epsilon=math.nan))
+        return Refusal(CLAMPED, fit=replace(fitted, epsilon=math.nan))
+    return Refusal("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(fitted, epsilon=math.nan))
 
 
-def _clamped(ask: _Asked, found: Fit, x: np.ndarray, sure: np.ndarray) -> Fit | None:
+def _clamped(ask: _Asked, fitted: Fit, x: np.ndarray, sure: np.ndarray) -> Fit | None:
     """The fit with max(‖x‖₂, ε) in the denominator: of a small x the result is γ·x/ε."""
-    gamma, scale = found.gamma * math.sqrt(found.n), 1.0
+    gamma, scale = fitted.gamma * math.sqrt(fitted.n), 1.0
     for _ in range(16):
         told = scale * (gamma * x)[sure] / ask.odd(scale * x)[sure]  # ε, or where that is larger ‖x‖
         epsilon = float(np.median(told))
         if not np.isfinite(told).all() or epsilon <= 0:
             return None
         if np.ptp(told) <= 1e-9 * epsilon and epsilon > 2 * scale * float(
-            np.sqrt(found.n * found.statistics(x)[1].max())
+            np.sqrt(fitted.n * fitted.statistics(x)[1].max())
         ):
-            return None if found.centered else replace(found, gamma=gamma, epsilon=epsilon, clamped=True)
+            return None if fitted.centered else replace(fitted, gamma=gamma, epsilon=epsilon, clamped=True)
         scale *= 1e-2
     return None

@@ -80,9 +80,9 @@ def loose_axes(region: Region) -> tuple[int, ...]:
         key = ("loose", region.template)
         if key not in graph.memo:
             graph.memo[key] = _place_by_place(bound, size, long)
-        found = graph.memo[key]
-        assert isinstance(found, tuple)
-        return found
+        axes = graph.memo[key]
+        assert isinstance(axes, tuple)
+        return axes
     return ()
 
 

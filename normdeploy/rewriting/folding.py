@@ -120,7 +120,7 @@ def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
 
 
 def _chain_finding(work: Work, chain: Affine, status: Status, reason: str = "") -> Finding:
-    found = Finding(
+    finding = Finding(
         kind="BatchNorm" if chain.normalizes else "scale and shift",
         status=status,
         tensor=chain.y.name,
@@ -129,4 +129,4 @@ def _chain_finding(work: Work, chain: Affine, status: Status, reason: str = "") 
         reason=reason,
         dtype=chain.dtype.name,
     )
-    return replace(found, **traits.of_scale(work.graph, chain)) if work.wanted.census else found
+    return replace(finding, **traits.of_scale(work.graph, chain)) if work.wanted.census else finding

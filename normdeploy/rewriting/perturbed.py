@@ -110,7 +110,7 @@ def _as_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
             for name in node.input:
                 readers.setdefault(name, set()).add(f"{node.domain}{node.op_type}")
     named = {v.name for v in (*light.graph.input, *light.graph.output)}
-    found = {}
+    inputs = {}
     for tensor in list(light.graph.initializer):
         floating = tensor.data_type in FLOATING and tensor.data_type != onnx.TensorProto.BFLOAT16
         if (
@@ -120,16 +120,16 @@ def _as_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
             and math.prod(tensor.dims) <= _LARGE
         ):
             external = tensor.data_location == onnx.TensorProto.EXTERNAL
-            found[tensor.name] = np.zeros(0) if external else onnx.numpy_helper.to_array(tensor)
+            inputs[tensor.name] = np.zeros(0) if external else onnx.numpy_helper.to_array(tensor)
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
             light.graph.initializer.remove(tensor)
-    return found
+    return inputs
 
 
 def _shaken(light: onnx.ModelProto, floating: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Multiply the results of reductions by inputs that are 1, which is exact; these by name."""
     nodes = list(light.graph.node)
-    found: dict[str, np.ndarray] = {}
+    shaken: dict[str, np.ndarray] = {}
     made: list[onnx.NodeProto] = []
     for node in nodes:
         made.append(node)
@@ -139,11 +139,11 @@ def _shaken(light: onnx.ModelProto, floating: Mapping[str, int]) -> dict[str, np
             node.output[0] = exact
             made.append(onnx.helper.make_node("Mul", [exact, factor], [y]))
             light.graph.input.append(onnx.helper.make_tensor_value_info(factor, kind, []))
-            found[factor] = np.ones((), onnx.helper.tensor_dtype_to_np_dtype(kind))
-    if found:
+            shaken[factor] = np.ones((), onnx.helper.tensor_dtype_to_np_dtype(kind))
+    if shaken:
         light.graph.ClearField("node")
         light.graph.node.extend(made)
-    return found
+    return shaken
 
 
 def _moved(value: np.ndarray, rng: np.random.Generator, by: float) -> np.ndarray:

@@ -58,23 +58,23 @@ def held(tensor: onnx.TensorProto) -> np.ndarray | None:
     location, key = (entry.value for entry in tensor.external_data)
     if location != _LOCATION:
         return None
-    found = _arrays.get(key)
-    if found is None:
+    own = _arrays.get(key)
+    if own is None:
         raise GraphError(
             f"the weight {tensor.name!r} is held no more: keep the weights of a model as long as the model"
         )
-    return found
+    return own
 
 
 def array(tensor: onnx.TensorProto) -> np.ndarray:
     """The elements, wherever they are; those of a held weight can't be written to."""
-    found = held(tensor)
-    return onnx.numpy_helper.to_array(tensor) if found is None else found
+    own = held(tensor)
+    return onnx.numpy_helper.to_array(tensor) if own is None else own
 
 
 def fill(tensor: onnx.TensorProto) -> None:
     """Let ``tensor`` hold the elements that it refers to, where it refers to any."""
-    if (found := held(tensor)) is not None:
-        tensor.raw_data = found.tobytes()
+    if (own := held(tensor)) is not None:
+        tensor.raw_data = own.tobytes()
         tensor.ClearField("data_location")
         del tensor.external_data[:]
