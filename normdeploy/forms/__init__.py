@@ -10,6 +10,7 @@ import numpy as np
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
 from ..graphs.region import Kind, Refusal
+from ..norms.ops import OURS
 from ..recognition.facts import Norm
 from ..recognition.parameters import held_epsilon
 from ..recognition.probe import CLAMPED
@@ -50,7 +51,7 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
         return brought
     if norm.fit.clamped and (not own or fuse != "portable"):
         return Refusal(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
-    if fuse == "portable" and (norm.fit.clamped or own in ("RMSNorm", "ChannelLayerNorm")):
+    if fuse == "portable" and (own in ("RMSNorm", "ChannelLayerNorm") or (own and OURS[own].form is not None)):
         return portable.form(graph, norm)
     if norm.ddof or norm.fit.outside:
         made = mean_variance.form(graph, norm, runtime) if norm.fit.outside else Refusal(_UNBIASED, norm.y.name)

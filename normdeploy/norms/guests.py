@@ -20,27 +20,20 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import onnx
 
 from .. import extensions
 from ..extensions import Extension
 from . import bodies
-from .op import DOMAIN, NormOp, Owner
+from .op import DOMAIN, FormOf, NormOp, Owner
 from .ops import OURS, ROWS
-
-if TYPE_CHECKING:
-    from ..forms.form import Form, GuestWriter
-    from ..graphs.region import Refusal
-    from ..recognition.facts import Norm
 
 # of ONNX, onnxruntime and its extensions, PyTorch's exporters, TensorRT's plugins, and ours
 _TAKEN = ("ai.onnx", "com.microsoft", "com.ms", "org.pytorch", "pkg", "trt", DOMAIN)
 _NAME, _DOMAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII), re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _ROLES = ("X", "scale", "bias")
-
-FormOf: TypeAlias = "Callable[[Norm, GuestWriter], Form | Refusal]"
 
 
 @dataclass(frozen=True)
@@ -204,6 +197,7 @@ def _row(extension: Extension, norm: GuestNorm) -> NormOp:
         tensorrt=(9, 0),
         body=text,
         package=extension.package,
+        form=norm.form,
     )
     function = extension.run(f"has an op {norm.op!r} whose body can't be read", bodies.body, made, norm.since)
     if wrong := _wrong_body(made, function):
