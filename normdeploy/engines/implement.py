@@ -21,6 +21,7 @@ from typing import Any
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..choices import NORM_IMPLS
 from ..contrib.shadows import apart
 from ..domains import default_opset, is_standard
 from ..errors import InputError, RuntimeUnavailable
@@ -38,7 +39,6 @@ from .plugin_nodes import Plan, Planner
 from .plugin_plans import op_name, plan, scaled_and_shifted
 from .plugin_proof import proved
 
-NORM_IMPLS = ("native", "plugin", "auto")
 PLUGINS_SINCE = (10, 9)  # TensorRT's first release with plugins compiled ahead of time (aot_impl)
 _IR_OF_FUNCTIONS = 8
 
