@@ -17,7 +17,8 @@ import onnx
 from .choices import TENSORRT
 from .errors import ExportError, GraphError
 from .graphs import equal
-from .graphs.protos import inferred, module
+from .graphs.inference import inferred
+from .graphs.protos import module
 from .rewriting.perturbed import Model, short
 from .storage.weights import detached
 

@@ -11,7 +11,6 @@ import onnxruntime as ort
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
-_ALL_WEIGHTS = "0"  # bytes: a file of more than 2 GB can't hold them
 
 
 def open_session(
@@ -34,7 +33,7 @@ def open_session(
         threads: of one operator; 0: one for each core.
         entries: of the session's configuration, by their names in onnxruntime_session_options_config_keys.h.
         initializers: values of external weights, taken where they lie.
-        saved: where to write the optimized graph; weights go beside it, under its name and ``.data``.
+        saved: where to write the optimized graph.
 
     Raises:
         Exception: onnxruntime refuses the model; its exceptions share no base class.
@@ -46,9 +45,6 @@ def open_session(
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     if saved is not None:
         options.optimized_model_filepath = os.fspath(saved)
-        prefix = "session.optimized_model_external_initializers"
-        options.add_session_config_entry(f"{prefix}_file_name", f"{saved.name}.data")
-        options.add_session_config_entry(f"{prefix}_min_size_in_bytes", _ALL_WEIGHTS)
     for name, value in (entries or {}).items():
         options.add_session_config_entry(name, value)
     if initializers:

@@ -10,8 +10,8 @@ import onnx
 
 from ..domains import STANDARD
 from ..graphs.dims import invented
+from ..graphs.inference import inferred
 from ..graphs.nested import info
-from ..graphs.protos import inferred
 from ..norms.ops import Owner, owned_by
 from ..recognition.roots import is_norm
 from .ops import op_of

@@ -10,7 +10,6 @@ import numpy as np
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
 from ..graphs.region import Kind, Refusal
-from ..norms.ops import OURS
 from ..recognition.facts import Norm
 from ..recognition.parameters import held_epsilon
 from ..recognition.probe import CLAMPED
@@ -38,7 +37,8 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
         return Refusal(
             f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name
         )
-    own = portable.op_of(graph, norm)
+    by_row = portable.by_row(graph, norm)
+    own = portable.op_of(graph, norm) if by_row is None else by_row.core
     if (
         norm.fit.clamped
         and (exact := held_epsilon(graph, norm.region, norm.epsilon)) is not None
@@ -51,13 +51,15 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
         return brought
     if norm.fit.clamped and (not own or fuse != "portable"):
         return Refusal(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
-    if fuse == "portable" and (own in ("RMSNorm", "ChannelLayerNorm") or (own and OURS[own].form is not None)):
+    if fuse == "portable" and by_row is not None:
+        return by_row
+    if fuse == "portable" and own in ("RMSNorm", "ChannelLayerNorm"):
         return portable.form(graph, norm)
     if norm.ddof or norm.fit.outside:
         made = mean_variance.form(graph, norm, runtime) if norm.fit.outside else Refusal(_UNBIASED, norm.y.name)
         if isinstance(made, Form) or not own:
             return made
-        portably = portable.form(graph, norm)
+        portably = portable.form(graph, norm) if by_row is None else by_row
         if fuse == "portable" or not isinstance(portably, Form):
             return portably
         return replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")

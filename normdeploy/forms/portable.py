@@ -14,11 +14,9 @@ RMS = STANDARD["RMSNormalization"].since
 
 
 def op_of(graph: Graph, norm: Norm) -> str:
-    """The op of ours that says this norm; "" where a standard node does, or none."""
+    """The op of ours that `form` writes for this norm; "" where a standard node says it, or none."""
     if norm.fit.split is not None:
         return ""
-    if (made := _by_row(graph, norm)) is not None:
-        return made.core
     if norm.fit.clamped:
         return ""
     if norm.fit.outside:
@@ -30,7 +28,7 @@ def op_of(graph: Graph, norm: Norm) -> str:
     return "RMSNorm" if not norm.fit.centered and graph.opset < RMS else ""
 
 
-def _by_row(graph: Graph, norm: Norm) -> Form | None:
+def by_row(graph: Graph, norm: Norm) -> Form | None:
     """The norm as the first op whose row says how it is written, None where none does."""
     for row in OURS.values():
         made = row.form(norm, OpWriter(graph, norm, row)) if row.form is not None else None
@@ -48,8 +46,6 @@ def _over_channels(norm: Norm) -> bool:
 
 
 def form(graph: Graph, norm: Norm) -> Form | Refusal:
-    if (made := _by_row(graph, norm)) is not None:
-        return made
     core = op_of(graph, norm)
     if not core:
         return Refusal("no op of ours says it", norm.y.name)

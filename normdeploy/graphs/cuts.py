@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 
 from .dims import Dims
+from .inference import inferred
 from .nested import Nested, bodies, info
 from .nested_functions import functions
-from .protos import inferred
 
 _SMALL = 16  # elements of a constant that a runtime may look at: axes, shapes, epsilon
 

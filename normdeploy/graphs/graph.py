@@ -148,7 +148,7 @@ class Graph(FileGraph):
         self._new.add(id(node))
         self._keep.append(node)
         self._settled[id(node)] = gs.Constant(t.name, value)
-        self._values.pop(id(t), None)
+        self._budget.values.pop(id(t), None)
         self._constant[id(t)] = True
         self.replace(t, [node])
 

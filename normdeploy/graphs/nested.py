@@ -19,7 +19,8 @@ import onnx
 from ..domains import is_standard
 from ..storage.protos import graphs
 from .dims import Dims
-from .protos import called, captured, inferred, typed
+from .inference import inferred
+from .protos import called, captured, typed
 
 Type = tuple[int | None, Dims | None]  # element type and shape, None where unknown
 Types = Mapping[str, Type]

@@ -14,8 +14,9 @@ import onnx
 
 from ..norms.guests import belongs
 from ..storage.protos import graphs, subgraphs
+from .inference import inferred
 from .nested import Nested, Type, Types, info
-from .protos import called, inferred
+from .protos import called
 
 Key = tuple[str, str, str]  # domain, name, overload
 

@@ -20,7 +20,8 @@ import onnx
 import onnxruntime as ort
 
 from ..errors import InputError, NormdeployError
-from ..graphs.protos import inferred, typed
+from ..graphs.inference import inferred
+from ..graphs.protos import typed
 from ..graphs.stated import stated_inputs
 from ..model import Dim, InputSpec
 from ..sessions import open_session

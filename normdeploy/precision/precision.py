@@ -20,7 +20,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ..errors import GraphError, InputError, NormdeployError
-from ..graphs.protos import captured, inferred
+from ..graphs.inference import inferred
+from ..graphs.protos import captured
 from ..model import InputSpec
 from ..storage.protos import copied
 from ..types import Progress

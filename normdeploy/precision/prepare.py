@@ -9,8 +9,9 @@ from onnx import TensorProto
 from ..contrib.shadows import shadowing
 from ..domains import STANDARD, default_opset, is_standard
 from ..errors import GraphError
+from ..graphs.inference import inferred
 from ..graphs.opsets import needs_conversion, renumbered
-from ..graphs.protos import IR_OF_CONSTANTS, inferred
+from ..graphs.protos import IR_OF_CONSTANTS
 from ..norms.guests import belongs
 from ..storage.protos import copied
 from .keeping import allowed_types

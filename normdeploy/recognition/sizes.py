@@ -18,13 +18,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..evaluate import evaluate
+from ..evaluate.budget import affordable
 from ..graphs.region import Bound, EvaluationFailed, Region, assignments, concrete
 
 _LARGE = 2**16  # elements of x up to which static sizes are left as they are
 _LONG = 8  # an axis up to this is left as it is
 _FEW = (2, 3)  # in place of a longer one; never 1, which would broadcast
-_MOST = 2**26  # elements of an x: half a gigabyte
-_MOST_RANK = 64  # numpy's
 _TRIAL = 3  # while it is not known yet what is normalized: of two elements x̂ is ±1 and depends on neither
 
 
@@ -60,11 +59,6 @@ def _wide_enough(region: Region, sizes: Mapping[str, int]) -> tuple[Mapping[str,
         if size is None or all(n > 1 for n, d in zip(size, dims, strict=True) if isinstance(d, str) and d not in sizes):
             break
     return larger, size
-
-
-def affordable(shape: tuple[int, ...]) -> bool:
-    """Whether an x of this shape is made at all: a file can state any."""
-    return len(shape) <= _MOST_RANK and math.prod(shape) <= _MOST
 
 
 def loose_axes(region: Region) -> tuple[int, ...]:

@@ -24,7 +24,8 @@ import onnx
 
 from ..graphs import equal
 from ..graphs.dims import Dims, evaluate_dim
-from ..graphs.protos import inferred, may_draw
+from ..graphs.inference import inferred
+from ..graphs.protos import may_draw
 from ..graphs.stated import STRING, stated_inputs
 from ..model import Dim, InputSpec
 from .perturbed import FLOATING, PATIENCE, Model, short

@@ -15,10 +15,11 @@ from functools import lru_cache
 import numpy as np
 
 from ..evaluate import evaluate
+from ..evaluate.budget import affordable
 from ..graphs.region import Bound, EvaluationFailed, assignments, concrete
 from ..recognition.facts import Norm
 from ..recognition.probe import Fit
-from ..recognition.sizes import affordable, bindings, loose_axes
+from ..recognition.sizes import bindings, loose_axes
 from .certify import Rewrite
 
 

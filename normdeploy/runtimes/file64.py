@@ -19,7 +19,7 @@ import torch
 from ..errors import NormdeployError
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
-from ..graphs.protos import inferred
+from ..graphs.inference import inferred
 from ..norms.ops import STANDARD, Statistics
 from . import RunResult
 from .arrays import check_names

@@ -22,6 +22,7 @@ from .arrays import check_names
 from .trt import no_gpu
 
 _SILENT, _WARNINGS = 4, 2  # onnxruntime's severities
+_ALL_WEIGHTS = "0"  # bytes: a file of more than 2 GB can't hold them
 NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
 
@@ -57,6 +58,9 @@ class OrtRunner:
         entries = {"session.intra_op.allow_spinning": "0"}  # its idle threads would take torch's time
         if disabled:
             entries["optimization.disable_specified_optimizers"] = ";".join(disabled)
+        if saved is not None:
+            prefix = "session.optimized_model_external_initializers"
+            entries |= {f"{prefix}_file_name": f"{saved.name}.data", f"{prefix}_min_size_in_bytes": _ALL_WEIGHTS}
         settings = {"use_tf32": "0"} if provider == "cuda" else {}
         try:
             self._session = open_session(

@@ -11,7 +11,8 @@ import onnx
 
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen
-from ...graphs.protos import inferred, module
+from ...graphs.inference import inferred
+from ...graphs.protos import module
 from ...model import Model
 from ...precision.precision import asked
 from ...precision.retype import FORMATS
