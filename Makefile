@@ -33,9 +33,9 @@ check: $(STAMP)
 test-random: $(STAMP)
 	NORMDEPLOY_GRAPHS=5000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/rewriting/test_property.py
 
-# the kernels on a GPU; where there is none, it says so
+# the kernels on a GPU, and engines with them in C++; where there is none, it says so
 test-gpu: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/plugins/test_gpu.py || test $$? = 5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/plugins/test_gpu.py tests/plugins/test_gpu_cpp.py || test $$? = 5
 	@if command -v compute-sanitizer >/dev/null; then \
 		compute-sanitizer --error-exitcode 1 $(BIN)/python -m pytest -rs tests/plugins/test_gpu.py -k '1001 or 7x7 or 7-20 or 40x41' || test $$? = 5; \
 	else echo "compute-sanitizer is not installed: memory was not checked"; fi
