@@ -54,7 +54,8 @@ def major_of(headers: Path) -> int:
 
 def compile_(*arguments: str | Path, headers: Path | None = None) -> None:
     """g++, with CUDA's headers. Raises AssertionError with its words where it refuses the source."""
-    folders = [folder for folder in (headers, cuda_headers()) if folder]
+    # g++ looks into the system's folders by itself; named again they would hide its own headers
+    folders = [folder for folder in (headers, cuda_headers()) if folder and str(folder) not in SYSTEM]
     command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", *(f"-isystem{folder}" for folder in folders)]
     ended = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

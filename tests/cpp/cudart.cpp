@@ -77,10 +77,12 @@ cudaError_t cudaMalloc(void** out, std::size_t size)
 {
     if (fails("cudaMalloc") || size == 0)
         return cudaErrorMemoryAllocation;
-    auto const whole = (size + 64 + 255) / 256 * 256;
-    auto* const memory = static_cast<char*>(std::aligned_alloc(256, whole));
-    std::memset(memory, 0xff, whole);
-    *out = memory + (fails("alignment") ? 64 : 0);
+    std::size_t const off = fails("alignment") ? 64 : 0;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 256, off + size) != 0) // not a byte more, so that sanitizers see what is beyond
+        return cudaErrorMemoryAllocation;
+    std::memset(memory, 0xff, off + size);
+    *out = static_cast<char*>(memory) + off;
     allocated[*out] = memory;
     alive(1);
     return cudaSuccess;
