@@ -7,6 +7,8 @@ tests/plugins/test_gpu_cpp.py.
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -429,6 +431,30 @@ def test_headers_of_another_release(libraries: Path, tmp_path: Path) -> None:
     (tmp_path / "net.engine").write_bytes(plan())
     other = example(tmp_path, tmp_path, libraries)
     assert "error: TensorRT: createInferRuntime failed" in refused(other, tmp_path, "--shape=x=1x4")
+
+
+@both
+def test_a_library_of_nvidias(program: Program, libraries: Path, engine: Path) -> None:
+    """TensorRT-RTX's library, which has the same interfaces, in the place of the stub: it makes a runtime, refuses what
+    is no engine through our logger, and says its version. That needs no GPU."""
+    spec = importlib.util.find_spec("tensorrt_rtx_libs")
+    found = [
+        lib for p in (spec and spec.submodule_search_locations) or () for lib in Path(p).glob("libtensorrt_rtx.so.*")
+    ]
+    if not found:
+        pytest.skip("TensorRT-RTX is not installed (pip install tensorrt-rtx): no library of NVIDIA's was tried")
+    folder = engine.parent / "rtx"
+    folder.mkdir()
+    (folder / f"libnvinfer.so.{MAJOR}").symlink_to(found[0])
+    (folder / "libcudart.so.13").symlink_to(libraries / "libcudart.so.13")
+    engine.write_bytes(b"no engine" * 100)
+    ended = Program(program.path, str(folder))(
+        "net.engine", cwd=engine.parent, ASAN_OPTIONS="exitcode=66:detect_leaks=0"
+    )
+    version = importlib.metadata.version("tensorrt_rtx").split(".")
+    assert ended.code == 1, ended.error
+    assert re.search(r"^TensorRT: .*Error Code ", ended.error, re.MULTILINE)
+    assert f"error: net.engine: TensorRT {'.'.join(version[:3])} can't load it;" in ended.error
 
 
 # ------------------------------------------------------------------ the page
