@@ -47,6 +47,13 @@ PARTS = (
         tests=True,
         program=("compute-sanitizer", "--error-exitcode", "1"),
     ),
+    Part(
+        "C++",
+        "an engine with our plugins inside runs in a process without Python, and is right",
+        ("-m", "pytest", "-rs", "tests/plugins/test_gpu_cpp.py"),
+        60,
+        tests=True,
+    ),
     _engines("tensorrt", "TensorRT parses and builds native norms, and its engines are right", 200, "tensorrt"),
     _engines("plugins", "TensorRT builds our plugins into engines, which are right", 200, "tensorrt", "plugin"),
     _engines(
