@@ -177,6 +177,9 @@ def next_power_of_2(n: int) -> int:
 # Elements that one program keeps in registers: at 16,384 and 16 or more warps nothing spills in any type
 # (tests/plugins/test_aot.py).
 REGISTER_TILE = 16384
+# Elements and warps of a program that reads a longer row piece by piece. 8 elements a thread, one access of 16 bytes in
+# half precision, take 40 to 56 registers in most kernels, 16 take 64 and more (benchmarks/results/roofline.md).
+LOOPED = ((4096, 16), (2048, 8), (8192, 16))
 # From about this many elements a program on, a block has enough loads in flight; smaller rows share a program.
 SMALL_TILE = 2048
 
@@ -189,7 +192,7 @@ def row_tiles(n: int | None) -> list[Tile]:
     """Tactics for rows of ``n`` contiguous elements, the default first; None is a length known only when the engine
     runs."""
     if n is None or next_power_of_2(n) > REGISTER_TILE:
-        return [Tile(1, 8192, 16, loop=True), Tile(1, 4096, 8, loop=True), Tile(1, 16384, 32, loop=True)]
+        return [Tile(1, size, warps, loop=True) for size, warps in LOOPED]
     block = next_power_of_2(n)
     tiles = [
         Tile(max(1, size // block), block, warps_for(max(size, block), 16))

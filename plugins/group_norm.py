@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from ._launch import (
+    LOOPED,
     REGISTER_TILE,
     Launch,
     Op,
@@ -27,7 +28,7 @@ from ._launch import (
     programs,
     warps_for,
 )
-from ._math import activate, inverse_root, load, load_column, merge, row_moments, store, welford
+from ._math import activate, half, inverse_root, is_wide, load, load_column, merge, row_moments, store, welford, widened
 from .scale_shift import activation_reference
 
 
@@ -86,32 +87,38 @@ def group_norm_kernel(
     LOOP: tl.constexpr,
 ):
     """``rows`` groups, each ``channels`` × ``inner`` contiguous elements; a tile is ROWS channels × BLOCK positions."""
-    n = channels * inner
-    group, exists = group_of_program(rows, n)
-    base, live = (group * n)[:, None], exists[:, None]
-    first = load_column(x_ptr, group * n, exists)
-    channel0 = (group % GROUPS) * channels
-    lane = tl.arange(0, ROWS)
-    c = lane[:, None]
-    at = tl.arange(0, BLOCK)[None, :]
-    if LOOP:
-        mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, 1, ROWS * BLOCK, False)
-        scale = inverse_root(m2 / n, EPSILON)
-        for c0 in range(0, channels, ROWS):
-            gamma = load_column(gamma_ptr, channel0 + c0 + lane, exists & (c0 + lane < channels))
-            beta = load_column(beta_ptr, channel0 + c0 + lane, exists & (c0 + lane < channels))
-            for start in range(0, inner, BLOCK):
-                mask = live & (c0 + c < channels) & (start + at < inner)
-                offset = base + (c0 + c) * inner + (start + at)
-                xhat = (load(x_ptr, offset, mask) - mean) * scale
-                store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
-    else:
-        mask = live & (c < channels) & (at < inner)
-        offset = base + c * inner + at
-        d, m2 = centered_tile(load(x_ptr, offset, mask), first, mask, n)
-        gamma = load_column(gamma_ptr, channel0 + lane, exists & (lane < channels))
-        beta = load_column(beta_ptr, channel0 + lane, exists & (lane < channels))
-        store(y_ptr, offset, activate(d * inverse_root(m2 / n, EPSILON) * gamma + beta, ACTIVATION), mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(inner, x_ptr) == WIDE:
+            positions = widened(inner, x_ptr, WIDE)
+            SIZE: tl.constexpr = BLOCK if WIDE or not LOOP else half(BLOCK)
+            n = channels * positions
+            group, exists = group_of_program(rows, n)
+            base, live = (group * n)[:, None], exists[:, None]
+            first = load_column(x_ptr, group * n, exists)
+            channel0 = (group % GROUPS) * channels
+            lane = tl.arange(0, ROWS)
+            c = lane[:, None]
+            at = tl.arange(0, SIZE)[None, :]
+            if LOOP:
+                mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, 1, ROWS * SIZE, False)
+                scale = inverse_root(m2 / n, EPSILON)
+                for c0 in range(0, channels, ROWS):
+                    gamma = load_column(gamma_ptr, channel0 + c0 + lane, exists & (c0 + lane < channels))
+                    beta = load_column(beta_ptr, channel0 + c0 + lane, exists & (c0 + lane < channels))
+                    for start in range(0, positions, SIZE):
+                        mask = live & (c0 + c < channels) & (start + at < positions)
+                        offset = base + (c0 + c) * positions + (start + at)
+                        xhat = (load(x_ptr, offset, mask) - mean) * scale
+                        store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
+            else:
+                mask = live & (c < channels) & (at < positions)
+                offset = base + c * positions + at
+                d, m2 = centered_tile(load(x_ptr, offset, mask), first, mask, n)
+                gamma = load_column(gamma_ptr, channel0 + lane, exists & (lane < channels))
+                beta = load_column(beta_ptr, channel0 + lane, exists & (lane < channels))
+                store(y_ptr, offset, activate(d * inverse_root(m2 / n, EPSILON) * gamma + beta, ACTIVATION), mask)
 
 
 @triton.jit
@@ -149,31 +156,37 @@ def group_norm_channels_last_kernel(
 ):
     """As above, with ``channels`` contiguous elements at each of ``inner`` positions; a tile is ROWS positions × BLOCK
     channels."""
-    group, exists = group_of_program(rows, channels * inner)
-    stride = channels * GROUPS
-    channel0 = (group % GROUPS) * channels
-    start_of_group = (group // GROUPS) * inner * stride + channel0
-    first = load_column(x_ptr, start_of_group, exists)
-    base, live = start_of_group[:, None], exists[:, None]
-    at = tl.arange(0, ROWS)[:, None]
-    c = tl.arange(0, BLOCK)[None, :]
-    present = live & (c < channels)
-    gamma = load(gamma_ptr, channel0[:, None] + c, present)
-    beta = load(beta_ptr, channel0[:, None] + c, present)
-    if LOOP:
-        mean, m2 = strided_moments(x_ptr, base, live, first, inner, channels, stride, ROWS, BLOCK)
-        scale = inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
-        for start in range(0, inner, ROWS):
-            mask = present & (start + at < inner)
-            offset = base + (start + at).to(tl.int64) * stride + c
-            xhat = (load(x_ptr, offset, mask) - mean) * scale
-            store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
-    else:
-        mask = present & (at < inner)
-        offset = base + at.to(tl.int64) * stride + c
-        d, m2 = centered_tile(load(x_ptr, offset, mask), first, mask, inner * channels)
-        xhat = d * inverse_root(m2 / (inner * channels), EPSILON)
-        store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(channels, x_ptr) == WIDE:
+            length = widened(channels, x_ptr, WIDE)
+            SIZE: tl.constexpr = ROWS if WIDE or not LOOP else half(ROWS)
+            group, exists = group_of_program(rows, length * inner)
+            stride = length * GROUPS
+            channel0 = (group % GROUPS) * length
+            start_of_group = (group // GROUPS) * inner * stride + channel0
+            first = load_column(x_ptr, start_of_group, exists)
+            base, live = start_of_group[:, None], exists[:, None]
+            at = tl.arange(0, SIZE)[:, None]
+            c = tl.arange(0, BLOCK)[None, :]
+            present = live & (c < length)
+            gamma = load(gamma_ptr, channel0[:, None] + c, present)
+            beta = load(beta_ptr, channel0[:, None] + c, present)
+            if LOOP:
+                mean, m2 = strided_moments(x_ptr, base, live, first, inner, length, stride, SIZE, BLOCK)
+                scale = inverse_root(m2 / (inner * 1.0 * length), EPSILON)
+                for start in range(0, inner, SIZE):
+                    mask = present & (start + at < inner)
+                    offset = base + (start + at).to(tl.int64) * stride + c
+                    xhat = (load(x_ptr, offset, mask) - mean) * scale
+                    store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
+            else:
+                mask = present & (at < inner)
+                offset = base + at.to(tl.int64) * stride + c
+                d, m2 = centered_tile(load(x_ptr, offset, mask), first, mask, inner * length)
+                xhat = d * inverse_root(m2 / (inner * length), EPSILON)
+                store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
 
 
 def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, tuple[Size, ...]]:
@@ -200,14 +213,11 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
         rows = None if inner is None else next_power_of_2(inner)
         if channels is not None and rows is not None and rows * block <= REGISTER_TILE:
             return register_tiles(rows, block)
-        return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in ((8192, 16), (4096, 8))]
+        return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in LOOPED]
     block = 1024 if inner is None else next_power_of_2(inner)
     if channels is not None and inner is not None and next_power_of_2(channels) * block <= REGISTER_TILE:
         return register_tiles(next_power_of_2(channels), block)
-    return [
-        Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True)
-        for size, warps in ((8192, 16), (4096, 8), (16384, 32))
-    ]
+    return [Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True) for size, warps in LOOPED]
 
 
 def register_tiles(rows: int, block: int) -> list[Tile]:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ._launch import Launch, Op, Tensor, Tile, cdiv, constant_product, next_power_of_2, product, programs
-from ._math import activate, load, load_column, parts, positive, store
+from ._math import activate, is_wide, load, load_column, parts, positive, store, widened
 
 
 def reference(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, axis: int, activation: str) -> np.ndarray:
@@ -40,20 +40,25 @@ def scale_shift_kernel(
 ):
     """``rows`` rows of ``n`` elements; the channel is the row's number modulo ``channels``, or (not BY_ROW) the
     column."""
-    blocks = parts(n, BLOCK)
-    pid = tl.program_id(0)
-    row = (pid // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    col = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows)[:, None] & (col < n)
-    offset = (row * n)[:, None] + col
-    if BY_ROW:
-        channel = row % positive(channels)
-        scale = load_column(scale_ptr, channel, row < rows)
-        shift = load_column(shift_ptr, channel, row < rows)
-    else:
-        scale = load(scale_ptr, col, col < n)
-        shift = load(shift_ptr, col, col < n)
-    store(y_ptr, offset, activate(load(x_ptr, offset, mask) * scale + shift, ACTIVATION), mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(n, x_ptr) == WIDE:
+            length = widened(n, x_ptr, WIDE)
+            blocks = parts(length, BLOCK)
+            pid = tl.program_id(0)
+            row = (pid // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+            col = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            mask = (row < rows)[:, None] & (col < length)
+            offset = (row * length)[:, None] + col
+            if BY_ROW:
+                channel = row % positive(channels)
+                scale = load_column(scale_ptr, channel, row < rows)
+                shift = load_column(shift_ptr, channel, row < rows)
+            else:
+                scale = load(scale_ptr, col, col < length)
+                shift = load(shift_ptr, col, col < length)
+            store(y_ptr, offset, activate(load(x_ptr, offset, mask) * scale + shift, ACTIVATION), mask)
 
 
 def by_row(x: Tensor, axis: int) -> bool:
@@ -64,7 +69,7 @@ def by_row(x: Tensor, axis: int) -> bool:
 def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
     x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
     n = constant_product(x.shape[axis + 1 :] if by_row(x, axis) else x.shape[axis:])
-    sizes = ((2048, 4), (4096, 8), (4096, 4), (1024, 4))
+    sizes = ((1024, 4), (2048, 8), (2048, 4), (4096, 8))
     blocks = [(min(size, next_power_of_2(n)) if n else size, size, warps) for size, warps in sizes]
     return list(dict.fromkeys(Tile(size // block, block, warps) for block, size, warps in blocks))
 
