@@ -199,6 +199,11 @@ def row_tiles(n: int | None) -> list[Tile]:
         for size in (SMALL_TILE, SMALL_TILE // 2, 2 * SMALL_TILE)
     ]
     tiles += [Tile(tiles[0].rows, block, warps) for per in (8, 32) if (warps := warps_for(tiles[0].rows * block, per))]
+    piece = n & -n
+    if 4 * (block - n) >= block and piece >= 256:  # 5120 and 10240: more than a third of the lanes would be idle
+        tiles.append(Tile(max(1, 1024 // piece), piece, warps_for(max(1024, piece), 8), loop=True))
+    elif block == REGISTER_TILE:  # which one block of 32 warps holds, and no other beside it
+        tiles.append(Tile(1, *LOOPED[0], loop=True))
     return [t for t in dict.fromkeys(tiles) if t.rows * t.block // (32 * t.warps) <= 32]
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from normdeploy_plugins._aot import Compiled, compile_launch
 from normdeploy_plugins._launch import Launch, Tensor, Tile
+from normdeploy_plugins._ptxas import assemble
 from normdeploy_plugins.ops import BY_NAME
 
 from . import emulator
 from .bindings.cases import SIZES, Case
 from .emulated import GAP, Unknown, storage
 from .occupancy import occupancy
-from .ptxas import assemble
 
 # the dynamic sizes where every extent is a multiple of 8, and the same with none of them
 WIDE = {"b": 2, "s": 16, "h": 8, "w": 24, "c": 1024, "g": 64}
@@ -36,7 +36,7 @@ class Kernel:
 
     def resources(self, capability: tuple[int, int]) -> tuple[int, int, float]:
         """Registers a thread, bytes spilled, and the share of a multiprocessor's warps."""
-        made, warps = assemble(self.compiled, capability), self.compiled.warps
+        made, warps = assemble(self.compiled.ptx, capability), self.compiled.warps
         return made.registers, made.spilled, occupancy(capability, warps, made.registers, self.compiled.shared)
 
 
@@ -60,7 +60,7 @@ class Issued:
     instructions: int
 
     def narrow(self, itemsize: int, rows: int) -> dict[tuple[str, str, int], int]:
-        """The accesses of large tensors that are not of 16 bytes, but for ``rows`` looks at the first element of a row."""
+        """The accesses of large tensors that are not of 16 bytes, but for ``rows`` looks at a row's first element."""
         wrong = {k: n for k, n in self.accesses.items() if k[0] in LARGE and k[2] != 16}
         first = (("x", "ld", itemsize), ("residual", "ld", itemsize))
         return {k: n for k, n in wrong.items() if k not in first or n > rows}
