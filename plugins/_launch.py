@@ -35,12 +35,13 @@ class Tensor:
 @dataclass(frozen=True)
 class Tile:
     """What one program works on: ``rows`` × ``block`` elements by ``warps`` warps; ``loop`` over further blocks where
-    the row is longer."""
+    the row is longer; ``pack``: how many groups of channels lie side by side in it."""
 
     rows: int
     block: int
     warps: int
     loop: bool = False
+    pack: int = 1
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Op:
     outputs: tuple[str, ...] = ("y",)
     shapes: Callable[[Sequence[Tensor], dict[str, Any]], list[tuple[Size, ...]]] | None = None
     required: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # attribute: the values that it may have
+    # of inputs (N, C, H, W) whose memory is (N, H, W, C): the op, inputs and attributes that compute the same there
+    beside: Callable[[Sequence[Tensor], dict[str, Any]], Call | None] | None = None
 
     def encoded(self, attributes: Mapping[str, Any]) -> dict[str, int | float]:
         """The attributes as a plugin node holds them, in the order in which they are registered."""
@@ -123,6 +126,20 @@ class Op:
         return [
             Tensor(shape, "fp32" if kind == "F" else inputs[0].dtype) for shape, kind in zip(shapes, kinds, strict=True)
         ]
+
+
+Call = tuple[Op, list[Tensor], dict[str, Any]]
+
+
+def in_channels_last(op: Op, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> Call | None:
+    """What computes ``op`` where x and y are in TensorRT's format HWC8, None where nothing does. HWC8 pads the channels
+    to a multiple of 8 and holds half precision alone; without padding it is (N, H, W, C)."""
+    x = inputs[0]
+    channels = constant(x.shape[1]) if len(x.shape) == 4 else None
+    if op.beside is None or attributes.get("channels_last") or not channels or channels % 8:
+        return None
+    samples, _, *positions = x.shape
+    return op.beside([Tensor((samples, *positions, channels), x.dtype), *inputs[1:]], attributes)
 
 
 def constant(size: Size) -> int | None:

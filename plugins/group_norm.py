@@ -6,6 +6,7 @@ x: (N, C, ...) or, ``channels_last`` = 1, (N, ..., C), of rank 3 or more; C divi
 One program takes one group of one sample; ``group_norm_apply`` is for few large groups.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 
 from ._launch import (
+    ITEMSIZE,
     LOOPED,
     REGISTER_TILE,
     Launch,
@@ -20,6 +22,7 @@ from ._launch import (
     Size,
     Tensor,
     Tile,
+    cdiv,
     check_size,
     constant,
     constant_product,
@@ -29,6 +32,7 @@ from ._launch import (
     warps_for,
 )
 from ._math import activate, half, inverse_root, is_wide, load, load_column, merge, row_moments, store, welford, widened
+from .group_norm_packed import group_norm_packed_kernel
 from .scale_shift import activation_reference
 
 
@@ -211,13 +215,30 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
     if last:
         block = 32 if channels is None else next_power_of_2(channels)
         rows = None if inner is None else next_power_of_2(inner)
+        more = packed_tiles(inputs[0], attributes["num_groups"], channels, inner)
         if channels is not None and rows is not None and rows * block <= REGISTER_TILE:
-            return register_tiles(rows, block)
-        return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in LOOPED]
+            return register_tiles(rows, block) + more
+        return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in LOOPED] + more
     block = 1024 if inner is None else next_power_of_2(inner)
     if channels is not None and inner is not None and next_power_of_2(channels) * block <= REGISTER_TILE:
         return register_tiles(next_power_of_2(channels), block)
     return [Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True) for size, warps in LOOPED]
+
+
+def packed_tiles(x: Tensor, groups: int, channels: int | None, inner: int | None) -> list[Tile]:
+    """Groups side by side whose channels are a multiple of 16 bytes and at least 64, two sectors of the memory; none
+    where one group's are, or all groups' are not."""
+    wide = 16 // ITEMSIZE[x.dtype]
+    if channels is None or channels % wide == 0 or channels * groups % wide:
+        return []
+    pack = wide // math.gcd(wide, channels)
+    while pack * channels < 4 * wide and pack < groups:
+        pack *= 2
+    block = next_power_of_2(pack * channels)
+    if inner is not None and next_power_of_2(inner) * block <= REGISTER_TILE // 2:
+        size = next_power_of_2(inner) * block
+        return [Tile(size // block, block, warps_for(size, 16), pack=pack)]
+    return [Tile(max(1, size // block), block, warps, loop=True, pack=pack) for size, warps in LOOPED[:2]]
 
 
 def register_tiles(rows: int, block: int) -> list[Tile]:
@@ -227,24 +248,25 @@ def register_tiles(rows: int, block: int) -> list[Tile]:
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
     samples, channels, positions = extents(inputs[0], attributes)
     groups = product((samples, attributes["num_groups"]))
-    return Launch(
-        group_norm_channels_last_kernel if attributes["channels_last"] else group_norm_kernel,
-        programs(groups),
-        {"rows": groups, "channels": channels, "inner": product(positions)},
-        {
-            "GROUPS": attributes["num_groups"],
-            "EPSILON": attributes["epsilon"],
-            "ACTIVATION": attributes.get("activation", "none"),
-            "ROWS": tile.rows,
-            "BLOCK": tile.block,
-            "LOOP": tile.loop,
-        },
-        tile.warps,
-    )
+    scalars = {"rows": groups, "channels": channels, "inner": product(positions)}
+    constants = {
+        "GROUPS": attributes["num_groups"],
+        "EPSILON": attributes["epsilon"],
+        "ACTIVATION": attributes.get("activation", "none"),
+        "ROWS": tile.rows,
+        "BLOCK": tile.block,
+        "LOOP": tile.loop,
+    }
+    if tile.pack > 1:
+        packs = product((samples, cdiv(attributes["num_groups"], tile.pack)))
+        constants |= {"PACK": tile.pack, "PACK_LANES": next_power_of_2(tile.pack)}
+        return Launch(group_norm_packed_kernel, programs(packs), scalars, constants, tile.warps)
+    kernel = group_norm_channels_last_kernel if attributes["channels_last"] else group_norm_kernel
+    return Launch(kernel, programs(groups), scalars, constants, tile.warps)
 
 
 def op(name: str, activation: str) -> Op:
-    return Op(
+    made = Op(
         name,
         inputs=("x", "gamma", "beta"),
         types="TPPT",
@@ -253,7 +275,9 @@ def op(name: str, activation: str) -> Op:
         launch=lambda inputs, a, tile: launch(inputs, a | {"activation": activation}, tile),
         reference=lambda *arrays, **a: reference(*arrays, **a, activation=activation),
         required={"channels_last": (0, 1)},
+        beside=lambda inputs, a: (made, list(inputs), a | {"channels_last": 1}),
     )
+    return made
 
 
 OP = op("GroupNorm", "none")

@@ -96,4 +96,5 @@ OP = Op(
     launch=launch,
     reference=reference,
     required={"activation": ("none", "relu", "silu")},
+    beside=lambda inputs, a: (OP, list(inputs), a | {"axis": -1}) if a["axis"] in (1, -3) else None,
 )

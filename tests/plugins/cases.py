@@ -25,7 +25,7 @@ class Case:
     dtype: str = "fp32"
     data: str = "normal"
     parameters: str = ""  # the type of gamma and beta, "" as x
-    tile: tuple[int, int, int, bool] | None = None
+    tile: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         parts = [

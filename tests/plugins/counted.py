@@ -42,11 +42,11 @@ class Kernel:
 
 def kernel(case: Case, capability: tuple[int, int] = (9, 0), tactic: int = 0, sizes: Any = WIDE) -> Kernel:
     """As TensorRT would have it: compiled without the numbers that depend on a dynamic size, launched with them."""
-    op, inputs = BY_NAME[case.op], case.tensors(sizes)
-    tile = op.tiles(case.tensors(unknown=Unknown()) if case.dynamic else inputs, case.attributes)[tactic]
-    launch, results = op.launch(inputs, case.attributes, tile), op.output_tensors(inputs, case.attributes)
+    op, inputs, attributes = case.call(sizes)
+    tile = op.tiles(case.call(unknown=Unknown())[1] if case.dynamic else inputs, attributes)[tactic]
+    launch, results = op.launch(inputs, attributes, tile), op.output_tensors(inputs, attributes)
     # what another set of sizes changes is not known when the kernel is compiled
-    others = op.launch(case.tensors(SIZES[1] | {"b": 3}), case.attributes, tile).scalars
+    others = op.launch(case.call(SIZES[1] | {"b": 3})[1], attributes, tile).scalars
     known = {name: n if others[name] == n else Unknown() for name, n in launch.scalars.items()}
     unsized = replace(launch, scalars=known)
     return Kernel(compile_launch(op, unsized, inputs, results, capability), launch, tile, [*inputs, *results])
