@@ -35,7 +35,7 @@ class Tensor:
 @dataclass(frozen=True)
 class Tile:
     """What one program works on: ``rows`` × ``block`` elements by ``warps`` warps; ``loop`` over further blocks where
-    the row is longer; ``pack``: how many groups of channels lie side by side in it."""
+    the row is longer; ``pack``: how many groups lie side by side in it, or channels of one group in one row of it."""
 
     rows: int
     block: int
@@ -216,6 +216,8 @@ def row_tiles(n: int | None) -> list[Tile]:
         for size in (SMALL_TILE, SMALL_TILE // 2, 2 * SMALL_TILE)
     ]
     tiles += [Tile(tiles[0].rows, block, warps) for per in (8, 32) if (warps := warps_for(tiles[0].rows * block, per))]
+    if n % 4 and block <= 256:  # of 2 bytes at once: a warp for itself then needs half as many instructions
+        tiles.insert(0, Tile(256 // block, block, 1))
     piece = n & -n
     if 4 * (block - n) >= block and piece >= 256:  # 5120 and 10240: more than a third of the lanes would be idle
         tiles.append(Tile(max(1, 1024 // piece), piece, warps_for(max(1024, piece), 8), loop=True))

@@ -7,6 +7,7 @@ One program takes one group of one sample; ``group_norm_apply`` is for few large
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,11 @@ from ._launch import (
     next_power_of_2,
     product,
     programs,
+    row_tiles,
     warps_for,
 )
 from ._math import activate, half, inverse_root, is_wide, load, load_column, merge, row_moments, store, welford, widened
+from .group_norm_flat import group_norm_flat_kernel
 from .group_norm_packed import group_norm_packed_kernel
 from .scale_shift import activation_reference
 
@@ -219,10 +222,15 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
         if channels is not None and rows is not None and rows * block <= REGISTER_TILE:
             return register_tiles(rows, block) + more
         return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in LOOPED] + more
+    flat = []
+    wide = 16 // ITEMSIZE[inputs[0].dtype]
+    if channels and inner and inner % wide and channels * inner % wide == 0:
+        flat = [replace(tile, pack=channels) for tile in row_tiles(channels * inner)[:3]]
     block = 1024 if inner is None else next_power_of_2(inner)
     if channels is not None and inner is not None and next_power_of_2(channels) * block <= REGISTER_TILE:
-        return register_tiles(next_power_of_2(channels), block)
-    return [Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True) for size, warps in LOOPED]
+        return flat + register_tiles(next_power_of_2(channels), block)
+    looped = [Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True) for size, warps in LOOPED]
+    return flat + looped
 
 
 def packed_tiles(x: Tensor, groups: int, channels: int | None, inner: int | None) -> list[Tile]:
@@ -257,6 +265,8 @@ def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Laun
         "BLOCK": tile.block,
         "LOOP": tile.loop,
     }
+    if tile.pack > 1 and not attributes["channels_last"]:
+        return Launch(group_norm_flat_kernel, programs(cdiv(groups, tile.rows)), scalars, constants, tile.warps)
     if tile.pack > 1:
         packs = product((samples, cdiv(attributes["num_groups"], tile.pack)))
         constants |= {"PACK": tile.pack, "PACK_LANES": next_power_of_2(tile.pack)}

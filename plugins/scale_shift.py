@@ -5,11 +5,13 @@ x: any shape with ``C`` elements along ``axis``; scale, shift: (C,); y = act(x Â
 'none', 'relu', 'silu'.
 """
 
+from typing import Any
+
 import numpy as np
 import triton
 import triton.language as tl
 
-from ._launch import Launch, Op, Tensor, Tile, cdiv, constant_product, next_power_of_2, product, programs
+from ._launch import ITEMSIZE, Launch, Op, Tensor, Tile, cdiv, constant_product, next_power_of_2, product, programs
 from ._math import activate, is_wide, load, load_column, parts, positive, store, widened
 
 
@@ -35,11 +37,12 @@ def scale_shift_kernel(
     y_ptr,
     ACTIVATION: tl.constexpr,
     BY_ROW: tl.constexpr,
+    UNIT: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """``rows`` rows of ``n`` elements; the channel is the row's number modulo ``channels``, or (not BY_ROW) the
-    column."""
+    column's, UNIT elements each."""
     if rows == 0:  # of the one program that a grid then has
         return
     for WIDE in tl.static_range(2):
@@ -56,33 +59,42 @@ def scale_shift_kernel(
                 scale = load_column(scale_ptr, channel, row < rows)
                 shift = load_column(shift_ptr, channel, row < rows)
             else:
-                scale = load(scale_ptr, col, col < length)
-                shift = load(shift_ptr, col, col < length)
+                scale = load(scale_ptr, col // UNIT, col < length)
+                shift = load(shift_ptr, col // UNIT, col < length)
             store(y_ptr, offset, activate(load(x_ptr, offset, mask) * scale + shift, ACTIVATION), mask)
 
 
-def by_row(x: Tensor, axis: int) -> bool:
-    """Whether a channel's elements lie together: not where the channel is the last dim."""
-    return constant_product(x.shape[axis % len(x.shape) + 1 :]) != 1
+def cut(x: Tensor, axis: int) -> tuple[int, int]:
+    """The dim from which on a row is, and how many elements of a row have one channel, 0 where all have.
+
+    A channel's elements are a row, but where they are one, the channel being the last dim, and where they are small
+    images of no multiple of 16 bytes (7 Ã— 7) while a sample is one: then rows begin at the channels' dim.
+    """
+    axis %= len(x.shape)
+    inner, sample = constant_product(x.shape[axis + 1 :]), constant_product(x.shape[axis:])
+    wide = 16 // ITEMSIZE[x.dtype]
+    small = inner and sample and inner % wide and sample % wide == 0 and inner < 1024
+    return (axis, inner) if inner and (inner == 1 or small) else (axis + 1, 0)
 
 
-def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
-    x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
-    n = constant_product(x.shape[axis + 1 :] if by_row(x, axis) else x.shape[axis:])
+def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
+    x = inputs[0]
+    n = constant_product(x.shape[cut(x, attributes["axis"])[0] :])
     sizes = ((1024, 4), (2048, 8), (2048, 4), (4096, 8))
     blocks = [(min(size, next_power_of_2(n)) if n else size, size, warps) for size, warps in sizes]
     return list(dict.fromkeys(Tile(size // block, block, warps) for block, size, warps in blocks))
 
 
-def launch(inputs: list[Tensor], attributes: dict, tile: Tile) -> Launch:
+def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
     x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
-    cut = axis + 1 if by_row(x, axis) else axis
-    rows, n = product(x.shape[:cut]), product(x.shape[cut:])
+    start, unit = cut(x, axis)
+    rows, n = product(x.shape[:start]), product(x.shape[start:])
+    constants = {"ACTIVATION": attributes["activation"], "BY_ROW": unit == 0, "UNIT": unit}
     return Launch(
         scale_shift_kernel,
         programs(product((cdiv(rows, tile.rows), cdiv(n, tile.block)))),
         {"rows": rows, "n": n, "channels": x.shape[axis]},
-        {"ACTIVATION": attributes["activation"], "BY_ROW": by_row(x, axis), "ROWS": tile.rows, "BLOCK": tile.block},
+        constants | {"ROWS": tile.rows, "BLOCK": tile.block},
         tile.warps,
     )
 
