@@ -10,7 +10,8 @@ The share is that of a roofline (Williams, Waterman, Patterson, CACM 52(4), 2009
 longest of three, which are the bytes that must be moved over the bandwidth; the instructions over four a clock and
 multiprocessor; and the bytes over those under way, by Little's law (Volkov, "Better performance at lower occupancy",
 GTC 2010): latency · bandwidth have to be, as many are as the resident warps load before they wait. The instructions are
-PTX's, of which ptxas makes others. It knows no cache, no tail of the last blocks, no wait of a reduction. Writes ``benchmarks/results/roofline.json``, ``.md`` and ``.png``.
+PTX's, of which ptxas makes others. It knows no cache, no tail of the last blocks, no wait of a reduction.
+Writes ``benchmarks/results/roofline.json``, ``.md`` and ``.png``.
 """
 
 from __future__ import annotations
@@ -124,11 +125,11 @@ def page(found: list[dict[str, Any]]) -> str:
     lines = [
         "# The kernels' costs, counted",
         "",
-        "**Estimates: nothing here was timed, and no kernel ran on a GPU.** Written by `python -m benchmarks.roofline`,",
-        "whose head says how; also as `roofline.json`. Accesses: of one block's warps, count × bytes a thread; the few",
+        "**Estimates: nothing here was timed, no kernel ran on a GPU.** `python -m benchmarks.roofline` writes this",
+        "page and `roofline.json`; its head says how. Accesses: of one block's warps, count × bytes a thread; the few",
         "loads of 2 or 4 bytes beside those of 16 are each row's first element. Instructions: PTX's, of warps, for 32",
-        "elements. Then for each compute capability: registers a thread · occupancy · the share of the bandwidth that the",
-        f"roofline allows, with a latency of {LATENCY * 1e9:.0f} ns (assumed) and the data sheets' numbers of",
+        "elements. Then for each compute capability: registers a thread · occupancy · the share of the bandwidth that",
+        f"the roofline allows, with a latency of {LATENCY * 1e9:.0f} ns (assumed) and the data sheets' numbers of",
         f"{gpus}.",
         f"Spilled bytes of all these kernels on all these GPUs together: {spilled}.",
         "",

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import triton
-from normdeploy_plugins._launch import ITEMSIZE
+from normdeploy_plugins._launch import ITEMSIZE, row_tiles
+from normdeploy_plugins._ptxas import assemble
 from normdeploy_plugins.ops import BY_NAME
 
 from . import counted
-from .bindings.cases import Case, cases
+from .bindings.cases import SIZES, Case, cases
 from .cases import ROW_OPS
 from .emulated import Unknown
 from .occupancy import LIMITS, blocks
+from .usual import EPS, GROUPS, LN
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -107,3 +111,74 @@ def test_dynamic_sizes_leave_room_for_other_warps(case: Case) -> None:
     registers, spilled, share = made.resources((9, 0))
     assert spilled == 0
     assert share >= 0.5, registers
+
+
+# ------------------------------------------------------------------ sizes that had a cost of their own
+
+
+def static(op: str, shape: tuple[int, ...], attributes: dict[str, Any], dtype: str = "fp16") -> Case:
+    channels = shape[-1:] if len(shape) == 2 or attributes.get("channels_last") else shape[1:2]
+    count = len(BY_NAME[op].inputs)
+    return Case(op, "", (shape, *(channels,) * (count - 1)), (dtype,) * count, attributes)
+
+
+@pytest.mark.parametrize("n", [5120, 10_240])
+def test_rows_that_are_no_power_of_2_have_a_tactic_without_idle_lanes(n: int) -> None:
+    """The tile of 8,192 for 5,120 elements has 37 % that do nothing but be issued."""
+    case = static("LayerNorm", (4, n), LN)
+    whole = counted.kernel(case)
+    _, inputs, attributes = case.call()
+    looped = next(i for i, t in enumerate(BY_NAME["LayerNorm"].tiles(inputs, attributes)) if t.loop)
+    pieces = counted.kernel(case, tactic=looped)
+    assert counted.issued(case, pieces).instructions < 0.7 * counted.issued(case, whole).instructions
+    assert pieces.resources((9, 0))[2] >= whole.resources((9, 0))[2]
+
+
+def test_rows_of_16384_have_a_tactic_of_which_several_blocks_fit() -> None:
+    """A block of 32 warps with 46 registers is alone on a multiprocessor: while it stores, nothing is loaded."""
+    case = static("LayerNorm", (4, 16_384), LN)
+    looped = counted.kernel(case, tactic=len(row_tiles(16_384)) - 1)
+    registers, _, _ = looped.resources((9, 0))
+    assert blocks((9, 0), looped.compiled.warps, registers, looped.compiled.shared) >= 2
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"), [("GroupNormSiLU", GROUPS), ("ScaleShift", {"axis": 1, "activation": "silu"})]
+)
+@pytest.mark.parametrize(("channels", "side"), [(1024, 7), (512, 14), (2048, 7)])
+def test_small_images_are_moved_by_16_bytes(op: str, attributes: dict[str, Any], channels: int, side: int) -> None:
+    """7 · 7 is no multiple of 8, nor 14 · 14; a group's 32 · 49 is, and a sample."""
+    case = static(op, (2, channels, side, side), attributes)
+    made = counted.kernel(case)
+    assert not counted.issued(case, made).narrow(2, made.compiled.warps * made.tile.rows)
+    assert made.resources((9, 0))[2] >= 0.5
+
+
+def test_rows_of_an_odd_length_leave_room_for_other_warps() -> None:
+    """Each element has an address of its own: with 2,048 elements to 4 warps that took 150 registers."""
+    registers, spilled, share = counted.kernel(static("InstanceNorm", (2, 64, 7, 7), EPS)).resources((9, 0))
+    assert spilled == 0
+    assert share >= 0.5, registers
+
+
+def test_registers_are_allowed_by_name_where_ptxas_would_spill() -> None:
+    case = next(c for c in DYNAMIC if c.op == "InstanceNorm" and c.types[0] == "fp16")
+    made = counted.kernel(case, tactic=2)
+    assert (made.tile.block, made.tile.warps) == (8192, 16)
+    without = re.sub(r"\.maxnreg \d+\n", "", made.compiled.ptx)
+    assert assemble(without, (9, 0)).spilled > 0
+    assert assemble(made.compiled.ptx, (9, 0)).spilled == 0
+
+
+# ------------------------------------------------------------------ every kernel for every GPU
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("capability", [c for c in LIMITS if c >= (8, 0)], ids=lambda c: f"{c[0]}.{c[1]}")
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_no_tactic_spills(case: Case, capability: tuple[int, int]) -> None:
+    op, inputs, attributes = case.call(unknown=Unknown()) if case.dynamic else case.call(SIZES[0])
+    for tactic in range(len(op.tiles(inputs, attributes))):
+        registers, spilled, share = counted.kernel(case, capability, tactic, SIZES[0]).resources(capability)
+        assert spilled == 0, tactic
+        assert tactic or share >= 0.45, registers
