@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -121,7 +122,8 @@ def _key(
 
 @functools.cache
 def _own_source() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    own = Path(__file__)
+    return hashlib.sha256(own.read_bytes() + own.with_name("_ptxas.py").read_bytes()).hexdigest()
 
 
 @functools.cache
@@ -180,7 +182,11 @@ def _compile(
     if any(scratch):
         raise AotError(f"{built.metadata.name} wants scratch memory of {scratch} bytes, which a plugin has not")
     visible = sum(kind != "constexpr" for kind in signature.values())
-    ptx = without_spills(portable(built.asm["ptx"], built.metadata.name, visible), capability)
+    ptx = portable(built.asm["ptx"], built.metadata.name, visible)
+    try:
+        ptx = without_spills(ptx, capability)
+    except subprocess.CalledProcessError as error:
+        raise AotError(_refused(kernel.__name__, capability, error.stderr)) from error
     name, ptx = named(ptx, built.metadata.name)
     arguments = tuple(name for name, kind in signature.items() if kind == "i32")
     return Compiled(name, ptx, built.metadata.shared, built.metadata.num_warps, arguments)

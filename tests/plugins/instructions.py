@@ -21,6 +21,17 @@ TYPES: dict[str, Any] = {
 TYPES |= {"f32": np.dtype(np.float32), "pred": np.dtype(bool)}
 HALVES: dict[str, Any] = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 BANKS = {"%p": np.dtype(bool), "%rs": np.dtype("u2"), "%r": np.dtype("u4"), "%rd": np.dtype("u8")}
+
+
+def _least(pick: Callable[..., Any]) -> Callable[..., Any]:
+    """+0 is larger than −0, whichever stands first."""
+    return lambda a, b: np.where((a == 0) & (b == 0), -((-a) + (-b)), pick(a, b)).astype(a.dtype)
+
+
+def _greatest(pick: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b: np.where((a == 0) & (b == 0), a + b, pick(a, b)).astype(a.dtype)
+
+
 _BINARY: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -30,10 +41,10 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "xor": np.bitwise_xor,
     # of numbers; a NaN is dropped where the other is none, but for .NaN (PTX ISA, "Floating Point Instructions: min"
     # and "max")
-    "min": np.fmin,
-    "max": np.fmax,
-    "min.NaN": np.minimum,
-    "max.NaN": np.maximum,
+    "min": _least(np.fmin),
+    "max": _greatest(np.fmax),
+    "min.NaN": _least(np.minimum),
+    "max.NaN": _greatest(np.maximum),
 }
 _COMPARE: dict[str, Callable[..., Any]] = {
     "eq": np.equal,

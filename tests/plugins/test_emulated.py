@@ -121,12 +121,17 @@ NAN, ONE, HALVES = "0f7FC00000", "0f3F800000", "0x3C007E00"  # HALVES: 1 and NaN
         (f"min.NaN.f32 %r1, {ONE}, {NAN}", 0x7FC00000),
         (f"max.f16x2 %r1, {HALVES}, 0x00003C00", 0x3C003C00),
         (f"max.NaN.f16x2 %r1, {HALVES}, 0x00003C00", 0x3C007E00),
+        ("max.f32 %r1, 0f80000000, 0f00000000", 0),
+        ("max.f32 %r1, 0f00000000, 0f80000000", 0),
+        ("min.f32 %r1, 0f00000000, 0f80000000", 0x80000000),
+        ("min.NaN.f32 %r1, 0f80000000, 0f00000000", 0x80000000),
+        ("max.f16x2 %r1, 0x80000000, 0x00008000", 0),
         ("max.s32 %r1, -3, 2", 2),
         ("min.u32 %r1, 3, 4", 3),
     ],
 )
 def test_min_and_max_drop_a_nan_unless_told(instruction: str, bits: int) -> None:
-    """As the PTX ISA says: otherwise a kernel that loses NaN on a GPU would keep it here."""
+    """As the PTX ISA says (and +0 above −0): otherwise a kernel that loses NaN on a GPU would keep it here."""
     ptx = f""".visible .entry one(
         .param .u64 one_param_0
 )
