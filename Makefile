@@ -7,7 +7,7 @@ HUGGINGFACE := .venv-huggingface
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: check demo test test-random test-gpu test-tensorrt architectures whole-models test-architectures test-matrix huggingface install clean
+.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-matrix huggingface install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -41,6 +41,10 @@ test-gpu: $(STAMP)
 test-tensorrt: $(STAMP)
 	$(BIN)/python -m tests.plugins.bindings.wheels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m tensorrt tests/plugins/test_bindings.py
+
+# every kernel for every GPU through ptxas, an hour, without a GPU
+test-kernels: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m kernels tests/plugins/test_counts.py
 
 # transformers, diffusers, timm and torchvision in an environment of their own, which sees this one: none of them may bring another torch
 $(ARCHITECTURES)/.installed: $(STAMP) tests/architectures/requirements.txt
