@@ -232,3 +232,10 @@ def test_a_size_that_may_be_below_zero_or_large_is_cast_where_it_fits(kind: int,
         proved(body, three=np.array([3]))
     else:
         refused(body, Why.SIZE, three=np.array([3]))
+
+
+def test_a_softmax_over_all_axes_behind_one_is_no_softmax_over_that_one() -> None:
+    """Up to opset 12 it was over ``axis`` and all behind it."""
+    turned = "t = Transpose <perm = [0, 2, 1]> (x) s = Softmax <axis = 2> (t) after = Transpose <perm = [0, 2, 1]> (s)"
+    proved(f"before = Softmax <axis = 1> (x) {turned}", opset=13)
+    refused(f"before = Softmax <axis = 1> (x) {turned}", Why.OP, opset=12)
