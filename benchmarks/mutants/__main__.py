@@ -5,7 +5,7 @@
 
 ``mutants.toml``, or ``NAME.toml`` beside it, lists them: ``file``, ``old`` (which stands there exactly once), ``new``,
 ``breaks`` (what a user would see), ``tests`` (of pytest, run until one fails) and, where no test can notice,
-``equivalent``: why. The clone has what is not committed yet, too. A mutant is killed where a test fails with it that
+``equivalent``: why, or, where the line was not needed and has been deleted, ``redundant``: why. The clone has what is not committed yet, too. A mutant is killed where a test fails with it that
 passes without it, and "killed since" where it survived its first run.
 """
 
@@ -43,6 +43,7 @@ class Mutant:
     breaks: str
     tests: tuple[str, ...]
     equivalent: str = ""
+    redundant: str = ""
 
     @property
     def key(self) -> str:
@@ -51,13 +52,13 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    verdict: str  # killed, survived, equivalent or stale
+    verdict: str  # killed, survived, equivalent, redundant or stale
     by: str  # the test that noticed, or why none can
     seconds: float
     first: str = ""  # the verdict of its first run
 
     def __bool__(self) -> bool:
-        return self.verdict in ("killed", "equivalent")
+        return self.verdict in ("killed", "equivalent", "redundant")
 
     @property
     def since(self) -> bool:
@@ -96,6 +97,8 @@ class Clone:
 
     def judge(self, mutant: Mutant, last: Outcome | None = None) -> Outcome:
         """``last``: what became of it before; the test that noticed then is tried first."""
+        if mutant.redundant:
+            return Outcome("redundant", mutant.redundant, 0.0)
         source, began = self.root / mutant.file, time.perf_counter()
         text = source.read_text() if source.is_file() else ""
         if text.count(mutant.old) != 1:
@@ -177,7 +180,9 @@ def page(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome], name: str =
         f"| `{m.file}` | {m.breaks} | {_told(o)} | {f'`{o.by}`' if o.verdict == 'killed' else o.by} |" for m, o in run
     ]
     counts = ", ".join(
-        f"{n} {v}" for v in ("killed", "equivalent", "survived", "stale") if (n := sum(o.verdict == v for _, o in run))
+        f"{n} {v}"
+        for v in ("killed", "equivalent", "redundant", "survived", "stale")
+        if (n := sum(o.verdict == v for _, o in run))
     )
     since = sum(o.since for _, o in run)
     first = f" Of those killed {since} survived at first: a test written since notices them." if since else ""
@@ -203,7 +208,7 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="mutants whose file or description has this word; the others keep their last outcome"
     )
-    parser.add_argument("--resume", action="store_true", help="run those alone that have no outcome yet")
+    parser.add_argument("--resume", action="store_true", help="not those that are killed or explained")
     given = parser.parse_args()
     mutants = listed(given.list)
     file = RESULTS / f"{USUAL if given.list == USUAL else f'{USUAL}_{given.list}'}.json"
@@ -212,7 +217,7 @@ def main() -> int:
     chosen = [
         m
         for m in mutants
-        if (given.only in m.file or given.only in m.breaks) and not (given.resume and m.key in outcomes)
+        if (given.only in m.file or given.only in m.breaks) and not (given.resume and outcomes.get(m.key))
     ]
     with tempfile.TemporaryDirectory() as folder:
         clone = Clone(Path(folder))

@@ -228,7 +228,7 @@ def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
 
 def _taken_from_a_table(graph: ir.Graph, node: ir.Node) -> bool:
     """GatherElements of constants: an initializer."""
-    held = [None if v is None or v.is_graph_input() else ir.convenience.get_const_tensor(v) for v in node.inputs]
+    held = [None if v is None else ir.convenience.get_const_tensor(v) for v in node.inputs]
     if len(held) != 2 or held[0] is None or held[1] is None or held[1].size > min(_MOST, held[0].size):
         return False
     data, index = held[0].numpy(), held[1].numpy()
