@@ -5,8 +5,9 @@
 
 ``mutants.toml``, or ``NAME.toml`` beside it, lists them: ``file``, ``old`` (which stands there exactly once), ``new``,
 ``breaks`` (what a user would see), ``tests`` (of pytest, run until one fails) and, where no test can notice,
-``equivalent``: why, or, where the line was not needed and has been deleted, ``redundant``: why. The clone has what is not committed yet, too. A mutant is killed where a test fails with it that
-passes without it, and "killed since" where it survived its first run.
+``equivalent``: why, or, where the line was not needed and has been deleted, ``redundant``: why. The clone has what is
+not committed yet, too. A mutant is killed where a test fails with it that passes without it, and "killed since" where
+it survived its first run.
 """
 
 from __future__ import annotations

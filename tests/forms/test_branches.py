@@ -123,6 +123,34 @@ def test_a_scaled_difference_of_branches_is_merged() -> None:
     assert made.summary.ops_after == {"Conv": 2, "Relu": 1, "Add": 1}
 
 
+class Far(nn.Module):
+    """A batch norm of inputs around ``mean`` beside a convolution that makes small numbers of them."""
+
+    def __init__(self, mean: float, sign: int) -> None:
+        super().__init__()
+        self.conv, self.norm, self.sign = nn.Conv2d(C, C, 3, padding=1, groups=C, bias=False), norm(C, 4), sign
+        with torch.no_grad():
+            self.conv.weight.mul_(1e-3)
+            for t, value in zip(
+                (self.norm.running_mean, self.norm.running_var, self.norm.weight), (mean, 1.0, 1.0), strict=True
+            ):
+                assert t is not None
+                t.fill_(value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) + self.norm(x) if self.sign > 0 else self.conv(x) - self.norm(x)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_branches_whose_merger_costs_accuracy_stay(sign: int) -> None:
+    """x − 1000 is exact in float32 where x is near it, and a sum of products of 1000 is not."""
+    for mean, nodes in ((1000.0, {"Conv": 2, "Relu": 1, "BatchNormalization": 1}), (0.0, {"Conv": 2, "Relu": 1})):
+        made = exported(nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU(), Far(mean, sign)).eval())
+        left = {op: n for op, n in made.summary.ops_after.items() if op in ("Conv", "Relu", "BatchNormalization")}
+        assert left == nodes
+        assert ("merged it would lose accuracy" in made.summary.findings[0].reason) == (mean > 0)
+
+
 # ------------------------------------------------------------------ lookalikes
 
 
