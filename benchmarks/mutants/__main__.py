@@ -222,7 +222,7 @@ def main() -> int:
     ]
     with tempfile.TemporaryDirectory() as folder:
         clone = Clone(Path(folder))
-        for mutant in chosen:
+        for mutant in sorted(chosen, key=lambda m: m.key in outcomes):  # first those that were never run
             last = outcomes.get(mutant.key)
             outcomes[mutant.key] = outcome = run_again(last, clone.judge(mutant, last))
             print(f"{outcome.verdict} {mutant.file}: {mutant.breaks} [{outcome.by}] {outcome.seconds} s", flush=True)
