@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,7 @@ from normdeploy.storage import folder as atomic_folder
 from normdeploy.storage.files import write_bytes
 from normdeploy.verbs.package import manifest, samples, triton
 from normdeploy.verbs.package import text as package_text
-from normdeploy.verbs.package.checks import Wanted, serving_of
+from normdeploy.verbs.package.checks import Wanted, free_target, serving_of
 from normdeploy.verbs.package.sample_runs import Judgement
 from normdeploy.verbs.package.triton import Port, Serving, Warmup
 from normdeploy.verbs.verify.results import OutputResult
@@ -151,6 +152,18 @@ def test_only_a_model_that_takes_single_rows_is_batched() -> None:
     assert served(2) == Serving(0, (), 1, "the dim 'n' is 2 at least, and Triton sends single rows too")
     with pytest.raises(InputError, match="'n' is 2 at least"):
         served(2, 8)
+
+
+@pytest.mark.parametrize(
+    "put", [lambda p: p.write_text("mine"), lambda p: p.symlink_to("README.md"), lambda p: p.mkdir()]
+)
+def test_a_bundle_with_something_else_in_it_is_not_replaced(bundle: Path, put: Callable[[Path], Any]) -> None:
+    """A file, a link and an empty folder of somebody's."""
+    wanted = Wanted("m.onnx", bundle, None, (), (), None, None, 1, "cpu", None, True)
+    assert free_target(wanted) == bundle
+    put(bundle / "own")
+    with pytest.raises(InputError, match=r"holds files that are not its own and would be lost: \['own"):
+        free_target(wanted)
 
 
 def test_dims_reshapes_types_and_hostile_names() -> None:
