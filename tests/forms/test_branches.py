@@ -16,6 +16,7 @@ from torch import nn
 import normdeploy
 from normdeploy.forms.batch import Fold
 from normdeploy.forms.branches import branches_of, merged
+from normdeploy.forms.infinities import hiding
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Refusal, compile_region
 from normdeploy.proof.branches import Branches
@@ -451,3 +452,24 @@ def test_the_place_of_a_kernel_is_proved_not_believed(monkeypatch: pytest.Monkey
     real = branches._place
     monkeypatch.setattr(branches, "_place", lambda *given: tuple(o - 1 for o in real(*given)))
     assert not _proved(None)
+
+
+@pytest.mark.parametrize(
+    ("between", "hides"),
+    [
+        ("r = Relu(y)", None),
+        ("q = Relu(y) n = Neg(q) r = Relu(n)", "r"),  # +Inf is −Inf behind Neg, and zero behind Relu
+        ("q = Relu(y) n = Sub(zero, q) r = Relu(n)", "r"),
+        ("q = Relu(y) n = Sub(q, zero) r = Relu(n)", None),
+    ],
+)
+def test_a_negation_turns_the_infinity_that_is_left(between: str, hides: str | None) -> None:
+    w = np.random.default_rng(2).standard_normal((4, 4, 1, 1)).astype(np.float32)
+    w[0], w[1] = np.abs(w[0]), -np.abs(w[1])
+    text = f"""<ir_version: 10, opset_import: ["" : 21]> g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] z)
+        <float[1] zero = {{0}}> {{ y = Conv(x, w) {between} z = Conv(r, w) }}"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    made = Graph(proto)
+    found = hiding(made, made.nodes[0].outputs[0], w, 1)
+    assert (None if found is None else found.outputs[0].name) == hides
