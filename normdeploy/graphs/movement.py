@@ -228,7 +228,7 @@ def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
 
 def _taken_from_a_table(graph: ir.Graph, node: ir.Node) -> bool:
     """GatherElements of constants: an initializer."""
-    constants = [None if v is None or v.is_graph_input() else ir.convenience.get_const_tensor(v) for v in node.inputs]
+    constants = [None if v is None else ir.convenience.get_const_tensor(v) for v in node.inputs]
     if (
         len(constants) != 2
         or constants[0] is None
