@@ -17,6 +17,7 @@ import onnx
 import onnxruntime as ort
 
 from ..graphs import equal
+from ..graphs.turned import as_they_lie
 from ..norms.ops import STANDARD
 from ..storage.files import bodies
 from ..storage.held import array
@@ -47,16 +48,15 @@ class Model:
         floating: Mapping[str, int] | None = None,
     ) -> None:
         light, weights = detached(proto)
+        self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
+        self._parameters = {} if floating is None else _as_inputs(light) | _shaken(light, floating)
         self._stored: dict[str, np.ndarray] = {}
         self.values: dict[str, ort.OrtValue] = {}
-        for name, tensor in weights.items():
-            stored = array(tensor)
+        for name, stored in as_they_lie(light, {name: array(tensor) for name, tensor in weights.items()}).items():
             if other is not None and name in other.values and _same(stored, other._stored[name]):
                 self._stored[name], self.values[name] = other._stored[name], other.values[name]
             else:
                 self._stored[name], self.values[name] = stored, equal.held(stored)
-        self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
-        self._parameters = {} if floating is None else _as_inputs(light) | _shaken(light, floating)
         unread = {name: value for name, value in self.values.items() if name not in self._parameters}
         for name in self._parameters:
             if name in self.values:
@@ -93,7 +93,13 @@ class Model:
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether they are the same, byte for byte."""
-    return a is b or (a.dtype == b.dtype and a.shape == b.shape and np.array_equal(_bytes(a), _bytes(b)))
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return _place(a) == _place(b) or np.array_equal(_bytes(a), _bytes(b))
+
+
+def _place(array: np.ndarray) -> tuple[object, ...]:
+    return array.__array_interface__["data"][0], array.strides
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
