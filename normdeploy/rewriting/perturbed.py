@@ -20,6 +20,7 @@ from ..graphs import equal
 from ..graphs.turned import as_they_lie
 from ..norms.ops import STANDARD
 from ..storage.files import bodies
+from ..storage.heap import trim
 from ..storage.held import array
 from ..storage.weights import detached
 
@@ -78,6 +79,7 @@ class Model:
         }
         fed = self._fed | {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in values.items()}
         options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")  # two sessions, one of which runs
         watch = threading.Timer(
             patience, lambda: setattr(options, "terminate", True)
         )  # a loop in a stranger's file may never end
@@ -89,6 +91,7 @@ class Model:
             ]
         finally:
             watch.cancel()
+            trim()
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
