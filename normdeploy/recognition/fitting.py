@@ -44,7 +44,7 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
             if found.kind is Kind.NOT_EVALUATED:
                 continue
             return refusal
-        graph.memo.setdefault((template, size), found)
+        graph.memo.setdefault((template, size), found.resized(size))
         fits.append(found)
         given.append(others)
         if len(fits) == 2 or not _group_is_dynamic(shape, found):
@@ -167,7 +167,7 @@ def _norm(
         region,
         region.leaves[0],
         region.y,
-        found,
+        found.resized(found.shape),  # without gamma and beta, which take as much as x
         shape,
         dtype,
         epsilon,
