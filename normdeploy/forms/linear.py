@@ -9,7 +9,8 @@ addition behind a MatMul is its bias, since it has none of its own. All in float
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -124,6 +125,21 @@ class Linear:
         if self.node.op == "Gemm":
             return (w * a, self.c + w @ b) if self.transposed else (w * a[:, None], self.c + b @ w)
         return (w * a[:, None], self.c + b @ w) if self.weight == 1 else (w * a, self.c + w @ b)
+
+    def weight_again(self, graph: Graph, a: np.ndarray, output: bool) -> Callable[[], np.ndarray] | None:
+        """What computes the weight of `scaled_output`, or of `scaled_input`, anew, and keeps no weight for that; None
+        where the weight is none of the file's own."""
+        stored, alpha = self.node.inputs[self.weight], float(self.node.attrs.get("alpha", 1.0))
+        if id(stored) in graph.exact or not isinstance(stored, gs.Constant):
+            return None
+        bare = replace(self, w=np.empty(0))
+
+        def again() -> np.ndarray:
+            w = graph.value(stored)
+            linear = replace(bare, w=w if alpha == 1.0 else w * alpha)
+            return (linear.scaled_output if output else linear.scaled_input)(a, np.zeros_like(a))[0]
+
+        return again
 
     def write(
         self, graph: Graph, data: gs.Tensor, w: np.ndarray, shift: np.ndarray, like: gs.Tensor, dtype: np.dtype

@@ -14,7 +14,7 @@ import onnxruntime as ort
 from ..errors import ExportError
 from ..sessions import open_session
 from ..storage.files import bodies, tensors
-from ..storage.held import array
+from ..storage.held import SMALLEST, array
 from ..storage.weights import detached, refer
 
 _UNIT_ROUNDOFF = {
@@ -24,8 +24,8 @@ _UNIT_ROUNDOFF = {
     onnx.TensorProto.DOUBLE: 2.0**-53,
 }
 
-_LARGE = 1 << 20  # bytes of a weight that is not copied where that can be avoided
-_FED = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Transpose", "Add", "Mul"}
+_LARGE = SMALLEST  # bytes of a weight that is not copied where that can be avoided
+_FED = {"MatMul", "com.microsoft.FusedMatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Transpose", "Add", "Mul"}
 
 _TYPE_ATTRIBUTES = {"to", "dtype"}  # of Cast and of what draws or counts
 

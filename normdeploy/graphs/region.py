@@ -190,19 +190,37 @@ class Bound:
 
     def run(self, feeds: Sequence[np.ndarray], wanted: gs.Tensor | None = None) -> np.ndarray:
         """The value of ``wanted`` (default: the region's y) for values of the leaves, in their order."""
-        return _array(self._values(feeds), wanted if wanted is not None else self._y)
+        end = wanted if wanted is not None else self._y
+        return _array(self._values(feeds, keep=end), end)
 
     def largest(self, feeds: Sequence[np.ndarray]) -> float:
         """The largest magnitude of the first results of its nodes."""
         values = self._values(feeds)
         return max(float(np.abs(_array(values, t)).max()) for n in self._nodes for t in n.outputs[:1])
 
-    def _values(self, feeds: Sequence[np.ndarray]) -> dict[int, Any]:
+    def _values(self, feeds: Sequence[np.ndarray], keep: gs.Tensor | None = None) -> dict[int, Any]:
+        """``keep``: the one tensor whose value is wanted; others are forgotten once they were read for the last
+        time."""
         values = dict(self._known)
         values.update((id(t), v) for t, v in zip(self._leaves, feeds, strict=True))
-        for step in self._steps:
+        for step, last in zip(self._steps, self._lasts, strict=True):
             step.run(values)
+            if keep is not None:
+                for key in last:
+                    if key != id(keep):
+                        values.pop(key, None)
         return values
+
+    @cached_property
+    def _lasts(self) -> list[list[int]]:
+        """Of each step, what no later one reads."""
+        read: set[int] = set()
+        lasts = []
+        for step in reversed(self._steps):
+            here = {i for i in (*step.inputs, *step.outputs) if i is not None}
+            lasts.append(sorted(here - read))
+            read |= here
+        return lasts[::-1]
 
 
 def _array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:

@@ -44,7 +44,7 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
             if fitted.kind is Kind.NOT_EVALUATED:
                 continue
             return refusal
-        graph.memo.setdefault((template, size), fitted)
+        graph.memo.setdefault((template, size), fitted.resized(size))
         fits.append(fitted)
         given.append(others)
         if len(fits) == 2 or not _group_is_dynamic(shape, fitted):
@@ -168,7 +168,7 @@ def _norm(
         region,
         region.leaves[0],
         region.y,
-        fitted,
+        fitted.resized(fitted.shape),  # without gamma and beta, which take as much as x
         shape,
         dtype,
         epsilon,

@@ -17,8 +17,10 @@ import onnx
 import onnxruntime as ort
 
 from ..graphs import equal
+from ..graphs.turned import as_they_lie
 from ..norms.ops import STANDARD
 from ..storage.files import bodies
+from ..storage.heap import trim
 from ..storage.held import array
 from ..storage.weights import detached
 
@@ -47,16 +49,15 @@ class Model:
         floating: Mapping[str, int] | None = None,
     ) -> None:
         light, weights = detached(proto)
+        self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
+        self._parameters = {} if floating is None else _as_inputs(light) | _shaken(light, floating)
         self._stored: dict[str, np.ndarray] = {}
         self.values: dict[str, ort.OrtValue] = {}
-        for name, tensor in weights.items():
-            stored = array(tensor)
+        for name, stored in as_they_lie(light, {name: array(tensor) for name, tensor in weights.items()}).items():
             if other is not None and name in other.values and _same(stored, other._stored[name]):
                 self._stored[name], self.values[name] = other._stored[name], other.values[name]
             else:
                 self._stored[name], self.values[name] = stored, equal.held(stored)
-        self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
-        self._parameters = {} if floating is None else _as_inputs(light) | _shaken(light, floating)
         unread = {name: value for name, value in self.values.items() if name not in self._parameters}
         for name in self._parameters:
             if name in self.values:
@@ -78,6 +79,7 @@ class Model:
         }
         fed = self._fed | {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in values.items()}
         options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")  # two sessions, one of which runs
         watch = threading.Timer(
             patience, lambda: setattr(options, "terminate", True)
         )  # a loop in a stranger's file may never end
@@ -89,11 +91,18 @@ class Model:
             ]
         finally:
             watch.cancel()
+            trim()
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether they are the same, byte for byte."""
-    return a is b or (a.dtype == b.dtype and a.shape == b.shape and np.array_equal(_bytes(a), _bytes(b)))
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return _place(a) == _place(b) or np.array_equal(_bytes(a), _bytes(b))
+
+
+def _place(array: np.ndarray) -> tuple[object, ...]:
+    return array.__array_interface__["data"][0], array.strides
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

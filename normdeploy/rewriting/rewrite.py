@@ -36,6 +36,7 @@ from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
 from ..records import Finding, Summary
 from ..storage.files import filled
+from ..storage.heap import trim
 from ..storage.held import Weights
 from ..storage.ordering import ordered
 from ..storage.protos import copied
@@ -329,8 +330,10 @@ def _try(work: Work) -> None:
     began = time.perf_counter()
     verdicts = rounding.verdicts([t for _, t in work.trials])
     work.verdicts += [(place, step, v) for (place, _), step, v in zip(work.trials, work.tried, verdicts, strict=True)]
-    work.trials.clear()
-    work.tried.clear()
+    if work.trials:
+        work.trials.clear()
+        work.tried.clear()
+        trim()
     work.seconds[_ROUNDING] = work.seconds.get(_ROUNDING, 0.0) + time.perf_counter() - began
 
 

@@ -302,8 +302,11 @@ def _judge(t: Trial, before: Any, after: Any) -> Verdict:
     def errors(value: Any) -> np.ndarray:
         if isinstance(value, str):
             return np.full(len(ref), np.inf)
-        difference = np.abs(t.rows(np.asarray(value, dtype=np.float64)) - ref)
-        return np.where(np.isfinite(ref), np.where(np.isnan(difference), np.inf, difference), 0.0).max(axis=1)
+        difference = t.rows(np.asarray(value, dtype=np.float64)) - ref
+        np.abs(difference, out=difference)
+        difference[np.isnan(difference)] = np.inf
+        difference[~np.isfinite(ref)] = 0.0
+        return difference.max(axis=1)
 
     with evaluate.quiet():
         was, now = errors(before), errors(after)
