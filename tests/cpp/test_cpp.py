@@ -423,16 +423,6 @@ def test_memory_has_to_be_aligned(program: Program, engine: Path) -> None:
     assert "error: TensorRT: setTensorAddress of x failed" in said
 
 
-def test_headers_of_another_release(libraries: Path, tmp_path: Path) -> None:
-    """A program that was compiled for another major version says so, and does not go on."""
-    (tmp_path / "NvInferRuntime.h").write_text(
-        (HERE / "include" / "NvInferRuntime.h").read_text().replace("MAJOR 11", "MAJOR 10")
-    )
-    (tmp_path / "net.engine").write_bytes(plan())
-    other = example(tmp_path, tmp_path, libraries)
-    assert "error: TensorRT: createInferRuntime failed" in refused(other, tmp_path, "--shape=x=1x4")
-
-
 @both
 def test_a_library_of_nvidias(program: Program, libraries: Path, engine: Path) -> None:
     """TensorRT-RTX's library, which has the same interfaces, in the place of the stub: it makes a runtime, refuses what
