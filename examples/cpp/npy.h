@@ -67,7 +67,7 @@ inline Array readNpy(std::string const& path)
     {
         auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(file.at(i)); };
         std::size_t const begin = byte(6) == 1 ? 10 : 12; // from version 2 on, four bytes hold the header's length
-        std::size_t const length = begin == 10 ? byte(8) + 256u * byte(9) : byte(8) + 256u * byte(9) + 65536u * byte(10);
+        std::size_t const length = byte(8) + 256u * byte(9) + (begin == 10 ? 0u : 65536u * byte(10));
         std::string const all(file.begin(), file.end());
         auto const header = all.substr(begin, length);
         auto const after = [&](std::string const& key, char open, char close) {

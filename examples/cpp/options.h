@@ -55,7 +55,11 @@ inline Options parsed(std::vector<std::string> const& arguments)
     for (auto next = arguments.begin(); next != arguments.end(); ++next)
     {
         auto const option = *next;
-        auto const value = [&] { return ++next == arguments.end() ? throw Usage(option + ": a value is missing") : *next; };
+        auto const value = [&] {
+            if (++next == arguments.end())
+                throw Usage(option + ": a value is missing");
+            return *next;
+        };
         auto const named = [&] {
             auto const given = value();
             auto const at = given.find('=');

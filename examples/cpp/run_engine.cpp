@@ -1,5 +1,5 @@
-// Loads a TensorRT engine, runs it and writes its outputs: no Python, and no library of normdeploy, whose kernels lie in
-// the engine. How to build and use it: docs/cpp.md.
+// Loads a TensorRT engine, runs it and writes its outputs: no Python, and no library of normdeploy, whose kernels lie
+// in the engine. How to build and use it: docs/cpp.md.
 #include "tensors.h"
 
 #include <NvInferRuntime.h>
@@ -78,8 +78,8 @@ void registerNvidiaPlugins(Logger& logger)
 
 std::string version()
 {
-    auto const number = getInferLibVersion();
-    return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." + std::to_string(number % 100);
+    auto const all = getInferLibVersion();
+    return std::to_string(all / 10000) + "." + std::to_string(all / 100 % 100) + "." + std::to_string(all % 100);
 }
 
 std::unique_ptr<trt::ICudaEngine> load(trt::IRuntime& runtime, std::string const& path)
@@ -87,10 +87,10 @@ std::unique_ptr<trt::ICudaEngine> load(trt::IRuntime& runtime, std::string const
     auto const plan = readFile(path);
     std::unique_ptr<trt::ICudaEngine> engine{runtime.deserializeCudaEngine(plan.data(), plan.size())};
     if (!engine)
-        throw Failure(path + ": TensorRT " + version() + " can't load it; what TensorRT says of it stands above. Load it\n"
-            "  with the version that built it (a newer one: build --version-compatible, then run_engine --host-code),\n"
-            "  on the kind of GPU that it was built for, and whole (" + std::to_string(plan.size()) + " bytes were read);\n"
-            "  engines of TensorRT-RTX need TensorRT-RTX");
+        throw Failure(path + ": TensorRT " + version() + " can't load it; its words stand above. The engine needs\n"
+            "  the version that built it (or a newer one: build --version-compatible, then run_engine --host-code),\n"
+            "  the kind of GPU that it was built for, and all of its bytes (" + std::to_string(plan.size()) +
+            " were read);\n  engines of TensorRT-RTX need TensorRT-RTX");
     return engine;
 }
 
@@ -135,8 +135,8 @@ int32_t profileOf(trt::ICudaEngine const& engine, std::vector<Tensor> const& ten
             if (within(least, shape) && within(shape, most))
                 continue;
             takes = false;
-            reasons += "\n  profile " + std::to_string(profile) + " takes " + tensor.name + " of " + text(least) + " to " +
-                text(most) + ", not of " + text(shape);
+            reasons += "\n  profile " + std::to_string(profile) + " takes " + tensor.name + " of " + text(least) +
+                " to " + text(most) + ", not of " + text(shape);
         }
         if (takes)
             return profile;
@@ -144,11 +144,111 @@ int32_t profileOf(trt::ICudaEngine const& engine, std::vector<Tensor> const& ten
     throw Failure("the inputs' shapes do not fit; say them with --shape NAME=4x8:" + reasons);
 }
 
+// Gives the inputs their shapes and values; the profile that takes them.
+int32_t setInputs(trt::ICudaEngine const& engine, std::vector<Tensor>& tensors, Options const& options)
+{
+    auto const expect = [&](std::string const& option, std::string const& name) {
+        auto const same = [&](Tensor const& tensor) { return tensor.input && tensor.name == name; };
+        if (std::none_of(tensors.begin(), tensors.end(), same))
+            throw Failure(option + ": the engine has no input " + name);
+    };
+    for (auto const& [name, shape] : options.shapes)
+        expect("--shape", name);
+    for (auto const& [name, file] : options.inputs)
+        expect("--input", name);
+    for (auto& tensor : tensors)
+        if (tensor.input)
+            setShape(tensor, options);
+    auto const profile = profileOf(engine, tensors);
+    std::mt19937 random(options.seed);
+    for (auto& tensor : tensors)
+        if (tensor.input)
+            setValues(tensor, options, random);
+    return profile;
+}
+
 // ---------------------------------------------------------------- a run
 
-void run(Options const& options)
+void setShapes(trt::IExecutionContext& context, std::vector<Tensor>& tensors)
 {
-    Logger logger; // outlives all that reports to it
+    for (auto const& tensor : tensors)
+        if (auto const& shape = tensor.array.shape; tensor.input)
+        {
+            trt::Dims dims{static_cast<int32_t>(shape.size()), {}};
+            std::copy(shape.begin(), shape.end(), dims.d);
+            check(context.setInputShape(tensor.name.c_str(), dims), "setInputShape of " + tensor.name);
+        }
+    check(context.inferShapes(0, nullptr) == 0, "inferShapes");
+    for (auto& tensor : tensors)
+        if (auto& shape = tensor.array.shape; !tensor.input)
+        {
+            shape = toShape(context.getTensorShape(tensor.name.c_str()));
+            if (std::count(shape.begin(), shape.end(), -1))
+                throw Failure(tensor.name + ": its size depends on the values, which this program does not handle");
+            tensor.array.bytes.resize(bytesOf(tensor));
+        }
+}
+
+// Copies the inputs to the GPU, runs once, and copies the outputs back. The memory on the GPU, which later runs need.
+std::vector<Memory> run(trt::IExecutionContext& context, cudaStream_t stream, std::vector<Tensor>& tensors)
+{
+    std::vector<Memory> memory; // cudaMalloc aligns it to 256 bytes, as TensorRT wants it
+    for (auto const& tensor : tensors)
+    {
+        auto const& bytes = tensor.array.bytes;
+        auto const allocate = [](void** pointer, std::size_t size) { return cudaMalloc(pointer, size); };
+        memory.push_back(made<Memory>("cudaMalloc", allocate, std::max<std::size_t>(bytes.size(), 1)));
+        auto* const address = memory.back().get();
+        check(context.setTensorAddress(tensor.name.c_str(), address), "setTensorAddress of " + tensor.name);
+        if (tensor.input)
+            check(cudaMemcpyAsync(address, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream),
+                "cudaMemcpyAsync to the GPU");
+    }
+    check(context.enqueueV3(stream), "enqueueV3");
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+        if (auto& bytes = tensors[i].array.bytes; !tensors[i].input)
+            check(cudaMemcpyAsync(bytes.data(), memory[i].get(), bytes.size(), cudaMemcpyDeviceToHost, stream),
+                "cudaMemcpyAsync from the GPU");
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    return memory;
+}
+
+// Writes the outputs, then prints a line for each tensor.
+void report(std::vector<Tensor> const& tensors, int32_t profile, Options const& options)
+{
+    std::size_t width = 0;
+    std::vector<std::string> files; // of each tensor, or what stands for one
+    for (auto const& tensor : tensors)
+    {
+        width = std::max(width, tensor.name.size());
+        auto const file = options.inputs.find(tensor.name);
+        auto const drawn = "drawn with seed " + std::to_string(options.seed);
+        files.push_back(!tensor.input ? write(tensor, options) : file == options.inputs.end() ? drawn : file->second);
+    }
+    std::cout << options.engine << ": TensorRT " << version() << ", profile " << profile << "\n" << std::left;
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+        std::cout << std::setw(8) << (tensors[i].input ? "input" : "output") << std::setw(static_cast<int>(width))
+                  << tensors[i].name << "  " << std::setw(8) << tensors[i].type.name << "  "
+                  << text(tensors[i].array.shape) << "  " << files[i] << "\n";
+}
+
+void measure(trt::IExecutionContext& context, cudaStream_t stream, int64_t repeat)
+{
+    auto const begin = made<Event>("cudaEventCreate", cudaEventCreate);
+    auto const end = made<Event>("cudaEventCreate", cudaEventCreate);
+    check(cudaEventRecord(begin.get(), stream), "cudaEventRecord");
+    for (int64_t i = 0; i < repeat; ++i)
+        check(context.enqueueV3(stream), "enqueueV3");
+    check(cudaEventRecord(end.get(), stream), "cudaEventRecord");
+    check(cudaEventSynchronize(end.get()), "cudaEventSynchronize");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "cudaEventElapsedTime");
+    std::cout << milliseconds / static_cast<float>(repeat) << " ms a run, mean of " << repeat << "\n";
+}
+
+void runEngine(Options const& options)
+{
+    Logger logger; // each of these outlives those below it
     if (options.nvidiaPlugins)
         registerNvidiaPlugins(logger);
     std::unique_ptr<trt::IRuntime> const runtime{trt::createInferRuntime(logger)};
@@ -156,91 +256,19 @@ void run(Options const& options)
     if (options.hostCode)
         runtime->setEngineHostCodeAllowed(true);
     auto const engine = load(*runtime, options.engine);
-
     auto tensors = tensorsOf(*engine);
-    auto const known = [&](std::string const& name) {
-        return std::any_of(tensors.begin(), tensors.end(), [&](auto const& t) { return t.input && t.name == name; });
-    };
-    for (auto const& [name, shape] : options.shapes)
-        if (!known(name))
-            throw Failure("--shape: the engine has no input " + name);
-    for (auto const& [name, file] : options.inputs)
-        if (!known(name))
-            throw Failure("--input: the engine has no input " + name);
-    for (auto& tensor : tensors)
-        if (tensor.input)
-            setShape(tensor, options);
-    auto const profile = profileOf(*engine, tensors);
-    std::mt19937 random(options.seed);
-    for (auto& tensor : tensors)
-        if (tensor.input)
-            setValues(tensor, options, random);
+    auto const profile = setInputs(*engine, tensors, options);
 
     std::unique_ptr<trt::IExecutionContext> const context{engine->createExecutionContext()};
     check(context != nullptr, "createExecutionContext");
     auto const stream = made<Stream>("cudaStreamCreate", cudaStreamCreate);
     if (profile != 0)
         check(context->setOptimizationProfileAsync(profile, stream.get()), "setOptimizationProfileAsync");
-    for (auto const& tensor : tensors)
-    {
-        auto const& shape = tensor.array.shape;
-        trt::Dims dims{static_cast<int32_t>(shape.size()), {}};
-        std::copy(shape.begin(), shape.end(), dims.d);
-        if (tensor.input)
-            check(context->setInputShape(tensor.name.c_str(), dims), "setInputShape of " + tensor.name);
-    }
-    check(context->inferShapes(0, nullptr) == 0, "inferShapes");
-
-    std::vector<Memory> memory; // of each tensor, on the GPU; cudaMalloc aligns it to 256 bytes, as TensorRT wants it
-    for (auto& tensor : tensors)
-    {
-        auto& array = tensor.array;
-        if (!tensor.input)
-            array.shape = toShape(context->getTensorShape(tensor.name.c_str()));
-        if (std::count(array.shape.begin(), array.shape.end(), -1))
-            throw Failure(tensor.name + ": its size depends on the values, which this program does not handle");
-        array.bytes.resize(bytesOf(tensor));
-        auto const size = array.bytes.size();
-        memory.push_back(made<Memory>("cudaMalloc", [](void** p, auto n) { return cudaMalloc(p, n); }, size + !size));
-        check(context->setTensorAddress(tensor.name.c_str(), memory.back().get()), "setTensorAddress of " + tensor.name);
-        if (tensor.input)
-            check(cudaMemcpyAsync(memory.back().get(), array.bytes.data(), size, cudaMemcpyHostToDevice, stream.get()),
-                "cudaMemcpyAsync to the GPU");
-    }
-    check(context->enqueueV3(stream.get()), "enqueueV3");
-    for (std::size_t i = 0; i < tensors.size(); ++i)
-        if (auto& bytes = tensors[i].array.bytes; !tensors[i].input)
-            check(cudaMemcpyAsync(bytes.data(), memory[i].get(), bytes.size(), cudaMemcpyDeviceToHost, stream.get()),
-                "cudaMemcpyAsync from the GPU");
-    check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-
-    std::size_t width = 0;
-    std::vector<std::string> files; // of each tensor, or what stands for one
-    for (auto const& tensor : tensors)
-    {
-        width = std::max(width, tensor.name.size());
-        auto const file = options.inputs.find(tensor.name);
-        files.push_back(!tensor.input ? write(tensor, options) : file != options.inputs.end() ? file->second
-            : "drawn with seed " + std::to_string(options.seed));
-    }
-    std::cout << options.engine << ": TensorRT " << version() << ", profile " << profile << "\n" << std::left;
-    for (std::size_t i = 0; i < tensors.size(); ++i)
-        std::cout << std::setw(8) << (tensors[i].input ? "input" : "output") << std::setw(static_cast<int>(width))
-                  << tensors[i].name << "  " << std::setw(8) << tensors[i].type.name << "  "
-                  << text(tensors[i].array.shape) << "  " << files[i] << "\n";
-
-    if (options.repeat == 0)
-        return;
-    auto const begin = made<Event>("cudaEventCreate", cudaEventCreate);
-    auto const end = made<Event>("cudaEventCreate", cudaEventCreate);
-    check(cudaEventRecord(begin.get(), stream.get()), "cudaEventRecord");
-    for (int64_t i = 0; i < options.repeat; ++i)
-        check(context->enqueueV3(stream.get()), "enqueueV3");
-    check(cudaEventRecord(end.get(), stream.get()), "cudaEventRecord");
-    check(cudaEventSynchronize(end.get()), "cudaEventSynchronize");
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "cudaEventElapsedTime");
-    std::cout << milliseconds / static_cast<float>(options.repeat) << " ms a run, mean of " << options.repeat << "\n";
+    setShapes(*context, tensors);
+    auto const memory = run(*context, stream.get(), tensors);
+    report(tensors, profile, options);
+    if (options.repeat > 0)
+        measure(*context, stream.get(), options.repeat);
 }
 
 // ---------------------------------------------------------------- from the command line
@@ -249,7 +277,7 @@ int main(int argc, char** argv)
 {
     try
     {
-        run(parsed({argv + 1, argv + argc}));
+        runEngine(parsed({argv + 1, argv + argc}));
         return 0;
     }
     catch (Usage const& error)

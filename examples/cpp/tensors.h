@@ -53,8 +53,8 @@ inline void setShape(Tensor& tensor, Options const& options)
         tensor.array.shape = shape->second;
 }
 
-// Multiples of 1/128 from -1 on, which every floating type holds exactly, so that a seed means the same values in all of
-// them; of other types 0 and 1, which are indices into any table.
+// Multiples of 1/128 from -1 on, which every floating type holds exactly, so that a seed means the same values in all
+// of them; of other types 0 and 1, which are indices into any table.
 inline void draw(Tensor& tensor, std::mt19937& random)
 {
     std::string const name = tensor.type.name;

@@ -93,7 +93,8 @@ struct Context : IExecutionContext, apiv::VExecutionContext
         if (fails("enqueueV3") || rows < 0 || !addresses["x"] || !addresses["y"])
             return refused("enqueueV3: x or y has no address");
         auto const type = static_cast<DataType>(plan.type);
-        std::size_t const wide = type == DataType::kINT64 ? 8 : type == DataType::kFLOAT || type == DataType::kINT32 ? 4 : 2;
+        bool const four = type == DataType::kFLOAT || type == DataType::kINT32;
+        std::size_t const wide = type == DataType::kINT64 ? 8 : four ? 4 : 2;
         std::vector<float> values(static_cast<std::size_t>(rows) * COLUMNS);
         auto const size = values.size() * wide;
         auto *const x = addresses["x"], *const y = addresses["y"];

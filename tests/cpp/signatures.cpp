@@ -5,7 +5,8 @@
 
 using namespace nvinfer1;
 
-#define SIGNATURE(type, name, result, ...) static_assert(static_cast<result(type::*) __VA_ARGS__>(&type::name) != nullptr)
+#define SIGNATURE(type, name, result, ...) \
+    static_assert(static_cast<result(type::*) __VA_ARGS__>(&type::name) != nullptr)
 
 SIGNATURE(IRuntime, deserializeCudaEngine, ICudaEngine*, (void const*, std::size_t) noexcept);
 SIGNATURE(IRuntime, setEngineHostCodeAllowed, void, (bool) noexcept);
@@ -45,7 +46,8 @@ static_assert(is(TensorLocation::kDEVICE, 0) && is(TensorLocation::kHOST, 1) && 
 static_assert(is(OptProfileSelector::kMIN, 0) && is(OptProfileSelector::kOPT, 1) && is(OptProfileSelector::kMAX, 2));
 static_assert(is(ExecutionContextAllocationStrategy::kSTATIC, 0) && is(APILanguage::kCPP, 0));
 static_assert(is(ILogger::Severity::kINTERNAL_ERROR, 0) && is(ILogger::Severity::kERROR, 1));
-static_assert(is(ILogger::Severity::kWARNING, 2) && is(ILogger::Severity::kINFO, 3) && is(ILogger::Severity::kVERBOSE, 4));
+static_assert(is(ILogger::Severity::kWARNING, 2) && is(ILogger::Severity::kINFO, 3));
+static_assert(is(ILogger::Severity::kVERBOSE, 4));
 
 static_assert(std::is_same_v<Dims, Dims64> && Dims::MAX_DIMS == 8 && sizeof(Dims) == 72 && offsetof(Dims, d) == 8);
 // from TensorRT 11 on; an application's logger is compiled against it, so that both have to be of one major version

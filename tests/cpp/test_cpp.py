@@ -255,7 +255,7 @@ def test_engines_with_code_or_nvidias_plugins(program: Program, engine: Path) ->
 
 # ------------------------------------------------------------------ errors
 
-HINT = "net.engine: TensorRT 11.1.0 can't load it; what TensorRT says of it stands above."
+HINT = "net.engine: TensorRT 11.1.0 can't load it; its words stand above."
 GIVEN = "--input=x=x.npy"
 
 
@@ -293,7 +293,7 @@ def test_engine_that_can_not_be_run(program: Program, engine: Path, written: byt
     said = refused(program, engine.parent, GIVEN, "--output=.")
     assert reason in said
     if HINT in said:
-        assert f"and whole ({len(written or b'')} bytes were read)" in said
+        assert f"all of its bytes ({len(written or b'')} were read)" in said
 
 
 FIT = (
@@ -407,7 +407,7 @@ def test_every_call_is_among_them() -> None:
     """Those of TensorRT and CUDA that can fail; deserializeCudaEngine and initLibNvInferPlugins are tested above."""
     source = (EXAMPLE / "run_engine.cpp").read_text()
     called = Counter(re.findall(r"\bcuda(?!Memcpy\w*To|Success|Error)[A-Z]\w*(?=[(,)>])", source))
-    called += Counter(re.findall(r"(?:context->|engine->|engine\.|runtime->|runtime\.|trt::)([a-z]\w*)\(", source))
+    called += Counter(re.findall(r"(?:(?:context|engine|runtime)(?:->|\.)|trt::)([a-z]\w*)\(", source))
     never = {"cudaFree", "cudaStreamDestroy", "cudaEventDestroy", "cudaGetErrorString", "setEngineHostCodeAllowed"}
     never |= {name for name in called if name.startswith("get")}
     tested = Counter([*(name.split()[0] for name in FAILING), *TWICE, "deserializeCudaEngine"])
@@ -421,16 +421,6 @@ def test_memory_has_to_be_aligned(program: Program, engine: Path) -> None:
     said = refused(program, engine.parent, GIVEN, STUB_FAIL="alignment:1")
     assert "TensorRT: setTensorAddress: x is not aligned to 256 bytes\n" in said
     assert "error: TensorRT: setTensorAddress of x failed" in said
-
-
-def test_headers_of_another_release(libraries: Path, tmp_path: Path) -> None:
-    """A program that was compiled for another major version says so, and does not go on."""
-    (tmp_path / "NvInferRuntime.h").write_text(
-        (HERE / "include" / "NvInferRuntime.h").read_text().replace("MAJOR 11", "MAJOR 10")
-    )
-    (tmp_path / "net.engine").write_bytes(plan())
-    other = example(tmp_path, tmp_path, libraries)
-    assert "error: TensorRT: createInferRuntime failed" in refused(other, tmp_path, "--shape=x=1x4")
 
 
 @both
