@@ -186,7 +186,11 @@ def page(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome], name: str =
         if (n := sum(o.verdict == v for _, o in run))
     )
     since = sum(o.since for _, o in run)
-    first = f" Of those killed {since} survived at first: a test written since notices them." if since else ""
+    first = (
+        f" Of those killed {since} survived at first: a test written since, or not named then, notices."
+        if since
+        else ""
+    )
     rest = len(mutants) - len(run)
     not_run = f" {rest} more in the list were not run yet." if rest else ""
     return f"""# Mutants
