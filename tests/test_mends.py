@@ -69,3 +69,13 @@ def test_a_clamp_from_zero_keeps_infinities() -> None:
     x = torch.tensor([np.nan, np.inf, -np.inf, -1e30, 0.0, 1e30])
     proto = to_onnx(from_module(Bounded().eval(), (x,)))
     np.testing.assert_array_equal(run_onnxruntime(proto, {"x": x.numpy()})[0], Bounded()(x).numpy())
+
+
+def test_a_clamp_from_both_ends_keeps_both() -> None:
+    class Both(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.clamp(torch.zeros(()), torch.full((), 1.5)) + x.clamp(0.0, 1.5)
+
+    x = torch.tensor([-1.0, 0.5, 3.0])
+    proto = to_onnx(from_module(Both().eval(), (x,)))
+    np.testing.assert_array_equal(run_onnxruntime(proto, {"x": x.numpy()})[0], [0, 1, 3])

@@ -44,3 +44,7 @@ def test_the_table_counts_what_was_killed_since():
     assert "| `normdeploy/a.py` | breaks a | killed | `tests/test_x.py::test_a` |" in text
     assert "benchmarks.mutants --list strangers" in text
     assert "survived at first" not in page(mutants[:1], outcomes)
+    assert "not run yet" not in text
+    assert "1 mutants: 1 killed. 2 more in the list were not run yet." in page(
+        mutants, {mutants[0].key: outcomes[mutants[0].key]}
+    )

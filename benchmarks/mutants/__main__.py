@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -174,7 +174,7 @@ def _git(*arguments: str) -> list[str]:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
-def page(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome], name: str = USUAL) -> str:
+def page(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome], name: str = USUAL) -> str:
     """The table of those that were run."""
     run = [(m, outcomes[m.key]) for m in mutants if m.key in outcomes]
     rows = [
@@ -186,12 +186,18 @@ def page(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome], name: str =
         if (n := sum(o.verdict == v for _, o in run))
     )
     since = sum(o.since for _, o in run)
-    first = f" Of those killed {since} survived at first: a test written since notices them." if since else ""
+    first = (
+        f" Of those killed {since} survived at first: a test written since, or not named then, notices."
+        if since
+        else ""
+    )
+    rest = len(mutants) - len(run)
+    not_run = f" {rest} more in the list were not run yet." if rest else ""
     return f"""# Mutants
 
 `python -m benchmarks.mutants{"" if name == USUAL else f" --list {name}"}`: one line of `benchmarks/mutants/{name}.toml`
 at a time is changed in a clone, and the tests of its subject run until one fails that passes without the change.
-{len(run)} mutants: {counts}.{first}
+{len(run)} mutants: {counts}.{first}{not_run}
 
 | file | what the mutant breaks | outcome | test that noticed, or why none can |
 |---|---|---|---|

@@ -187,9 +187,10 @@ def test_the_validators_are_real(trtp: Any) -> None:
 
 def test_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     assert qdp.compute_capability() == (8, 9)
-    monkeypatch.setenv("NORMDEPLOY_COMPUTE_CAPABILITY", "eight")
-    with pytest.raises(AotError, match="'eight'; say it as"):
-        qdp.compute_capability()
+    for said in ("eight", "8.x", "x.9", "8"):
+        monkeypatch.setenv("NORMDEPLOY_COMPUTE_CAPABILITY", said)
+        with pytest.raises(AotError, match=f"'{said}'; say it as"):
+            qdp.compute_capability()
 
 
 def test_the_architecture_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ import normdeploy
 from normdeploy.errors import InputError, RuntimeUnavailable
 from normdeploy.storage import folder as atomic_folder
 from normdeploy.storage.files import write_bytes
-from normdeploy.verbs.package import manifest, samples, triton
+from normdeploy.verbs.package import manifest, placing, samples, triton
 from normdeploy.verbs.package import text as package_text
 from normdeploy.verbs.package.checks import Wanted, free_target, serving_of
 from normdeploy.verbs.package.sample_runs import Judgement
@@ -423,3 +423,19 @@ def test_what_is_said_of_certificates(found: int | None, said: str) -> None:
     notes = package_text.notes([], Serving(16, (), 1), [], judged, optimize=True, certificates=found)
     assert ("certificate" in " ".join(notes)) == bool(said)
     assert said in " ".join(notes)
+
+
+def test_one_name_that_is_no_file_name_numbers_all() -> None:
+    """Else a tensor called tensor_1 could take another one's file."""
+    plain = [Port(name, "float32", ()) for name in ("x", "tensor_1", "x")]
+    assert manifest.keys_of(plain) == {"x": "x", "tensor_1": "tensor_1"}
+    odd = [*plain, Port("../y", "float32", ())]
+    assert manifest.keys_of(odd) == {"x": "tensor_0", "tensor_1": "tensor_1", "../y": "tensor_2"}
+
+
+def test_each_gpu_has_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "runtime_of", lambda path: "tensorrt")
+    assert [e.capability for e in placing.engines_of(["8.6=a.engine", "8.9=b.engine"])] == ["8.6", "8.9"]
+    for given_ in (["8.6=a.engine", "8.6=b.engine"], ["8.6=a.engine", "b.engine"]):
+        with pytest.raises(InputError, match="each compute capability once"):
+            placing.engines_of(given_)

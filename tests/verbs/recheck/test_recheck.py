@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from normdeploy.cli.app import app
 from normdeploy.errors import InputError, NormdeployError
 from normdeploy.verbs.package import sample_runs
 from normdeploy.verbs.package.bundle import open_bundle
+from normdeploy.verbs.recheck import recheck as rechecking
+from normdeploy.verbs.verify.results import OutputResult
 from tests.packaged import edited, written
 
 
@@ -319,3 +322,11 @@ def test_links_in_the_place_of_files_are_not_followed(bundle: Path, tmp_path: Pa
     assert ("samples", True) in {(c.name, c.worse) for c in found.changes}
     with pytest.raises(InputError, match="leads through a link"):
         open_bundle(bundle).file("samples/000.inputs.npz")
+
+
+@pytest.mark.parametrize(("was", "verdict", "worse"), [(True, "fail", True), (False, "fail", False)])
+def test_what_failed_before_gets_no_worse_by_another_error(was: bool, verdict: str, worse: bool) -> None:
+    now = OutputResult("y", "r", "float32", 9.0, 0.0, 1.0, verdict, "seed 0")
+    judgement: Any = SimpleNamespace(results=(now,), not_run=())
+    (change,) = rechecking._compared({("y", "r"): rechecking._Result(was, 1.0, "")}, judgement, "")
+    assert change.worse == worse
