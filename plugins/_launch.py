@@ -196,7 +196,7 @@ def next_power_of_2(n: int) -> int:
 REGISTER_TILE = 16384
 # Elements and warps of a program that reads a longer row piece by piece. 8 elements a thread, one access of 16 bytes in
 # half precision, take 40 to 56 registers in most kernels, 16 take 64 and more (benchmarks/results/roofline.md).
-LOOPED = ((4096, 16), (2048, 8), (8192, 16))
+LOOPED = ((4096, 16), (2048, 8), (8192, 16), (1024, 4))
 # From about this many elements a program on, a block has enough loads in flight; smaller rows share a program.
 SMALL_TILE = 2048
 

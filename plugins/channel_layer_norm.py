@@ -107,7 +107,7 @@ def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
     if channels is None or next_power_of_2(channels) * min(32, widest) > REGISTER_TILE:
         return [
             Tile(size // min(width, widest), min(width, widest), warps, loop=True)
-            for (size, warps), width in zip(LOOPED, (64, 32, 64), strict=True)
+            for (size, warps), width in zip(LOOPED[:3], (64, 32, 64), strict=True)
         ]
     rows = next_power_of_2(channels)
     widths = [w for w in (32, 16, 64, 128) if w <= widest and rows * w <= REGISTER_TILE] or [widest]

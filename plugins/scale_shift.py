@@ -64,32 +64,34 @@ def scale_shift_kernel(
             store(y_ptr, offset, activate(load(x_ptr, offset, mask) * scale + shift, ACTIVATION), mask)
 
 
-def cut(x: Tensor, axis: int) -> tuple[int, int]:
-    """The dim from which on a row is, and how many elements of a row have one channel, 0 where all have.
-
-    A channel's elements are a row, but where they are one, the channel being the last dim, and where they are small
-    images of no multiple of 16 bytes (7 × 7) while a sample is one: then rows begin at the channels' dim.
-    """
-    axis %= len(x.shape)
-    inner, sample = constant_product(x.shape[axis + 1 :]), constant_product(x.shape[axis:])
-    wide = 16 // ITEMSIZE[x.dtype]
-    small = inner and sample and inner % wide and sample % wide == 0 and inner < 1024
-    return (axis, inner) if inner and (inner == 1 or small) else (axis + 1, 0)
+def last(x: Tensor, axis: int) -> bool:
+    """Whether the channel is the last dim, so that a row is all channels and not one channel's elements."""
+    return constant_product(x.shape[axis + 1 :]) == 1
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
-    x = inputs[0]
-    n = constant_product(x.shape[cut(x, attributes["axis"])[0] :])
+    """Of small images, which are no multiple of 16 bytes while a sample is one (7 × 7), rows are samples."""
+    x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
+    inner, sample = constant_product(x.shape[axis + 1 :]), constant_product(x.shape[axis:])
+    wide = 16 // ITEMSIZE[x.dtype]
+    flat = bool(inner and sample and 1 < inner < 1024 and inner % wide and sample % wide == 0)
+    n = sample if flat or last(x, axis) else inner
     sizes = ((1024, 4), (2048, 8), (2048, 4), (4096, 8))
     blocks = [(min(size, next_power_of_2(n)) if n else size, size, warps) for size, warps in sizes]
-    return list(dict.fromkeys(Tile(size // block, block, warps) for block, size, warps in blocks))
+    pack = int(x.shape[axis]) if flat else 1
+    return list(dict.fromkeys(Tile(size // block, block, warps, pack=pack) for block, size, warps in blocks))
 
 
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
     x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
-    start, unit = cut(x, axis)
+    by_row = tile.pack == 1 and not last(x, axis)
+    start = axis + by_row
     rows, n = product(x.shape[:start]), product(x.shape[start:])
-    constants = {"ACTIVATION": attributes["activation"], "BY_ROW": unit == 0, "UNIT": unit}
+    constants = {
+        "ACTIVATION": attributes["activation"],
+        "BY_ROW": by_row,
+        "UNIT": product(x.shape[axis + 1 :]) if tile.pack > 1 else 1,
+    }
     return Launch(
         scale_shift_kernel,
         programs(product((cdiv(rows, tile.rows), cdiv(n, tile.block)))),

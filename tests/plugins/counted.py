@@ -4,7 +4,7 @@ registers, spills and occupancy that ptxas's words come to."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +54,7 @@ def kernel(case: Case, capability: tuple[int, int] = (9, 0), tactic: int = 0, si
 
 @dataclass(frozen=True)
 class Issued:
-    """By one block: ``accesses`` of warps by (tensor, "ld" or "st", bytes a thread), and instructions of all kinds."""
+    """By some blocks: ``accesses`` of warps by (tensor, "ld" or "st", bytes a thread), and all instructions."""
 
     accesses: Mapping[tuple[str, str, int], int]
     instructions: int
@@ -66,8 +66,8 @@ class Issued:
         return {k: n for k, n in wrong.items() if k not in first or n > rows}
 
 
-def issued(case: Case, made: Kernel, block: int = 0) -> Issued:
-    """What this block issues, over data of zeros and ones."""
+def issued(case: Case, made: Kernel, blocks: Sequence[int] = (0,)) -> Issued:
+    """What these blocks issue, over data of ones."""
     op, counts = BY_NAME[case.op], emulator.Counts()
     arrays = [np.ones(t.shape, storage(t.dtype)).reshape(-1).view(np.uint8) for t in made.tensors]
     buffers = [emulator.Buffer(GAP * (i + 1), a) for i, a in enumerate(arrays)]
@@ -77,7 +77,7 @@ def issued(case: Case, made: Kernel, block: int = 0) -> Issued:
     pointers = [b.base for b in buffers]
     scalars = [made.launch.scalars[name] for name in made.compiled.arguments]
     arguments = [*pointers[: len(op.inputs)], *scalars, *pointers[len(op.inputs) :]]
-    emulator.run(made.compiled.ptx, arguments, [block], emulator.Memory(buffers, counts), made.compiled.shared)
+    emulator.run(made.compiled.ptx, arguments, blocks, emulator.Memory(buffers, counts), made.compiled.shared)
     names = (*op.inputs, *op.outputs)
     found = Counter({(names[i], kind, width): n for (i, kind, width), n in counts.accesses.items()})
     return Issued(found, counts.instructions)

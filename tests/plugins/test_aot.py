@@ -242,7 +242,7 @@ def test_dynamic_sizes_are_arguments() -> None:
         ("LayerNorm", (2**31, 2), LN, "rows is 2147483648; the kernels take sizes below"),
         ("LayerNorm", (2, 2**31), LN, "n is 2147483648"),
         ("GroupNorm", (1, 64, 2**15, 2**15), GROUPS, "a group's size is 2147483648"),
-        ("ScaleShift", (2**16, 2**15, 2), {"axis": 1, "activation": "none"}, "rows is 2147483648"),
+        ("ScaleShift", (2**16, 2**15, 8), {"axis": 1, "activation": "none"}, "rows is 2147483648"),
     ],
 )
 def test_sizes_above_int32_are_refused(

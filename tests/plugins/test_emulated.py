@@ -67,7 +67,7 @@ DYNAMIC = [
     ),
     *(
         Case("ScaleShift", shape, {"axis": 1, "activation": "relu"}, "fp16")
-        for shape in ((2, 3, 7, 9), (2, 3, 6, 10), (2, 3, 8, 10), (2, 3, 0), (2, 0, 5), (0, 3, 5))
+        for shape in ((2, 3, 7, 9), (2, 16, 7, 7), (2, 3, 6, 10), (2, 3, 8, 10), (2, 3, 0), (2, 0, 5), (0, 3, 5))
     ),
     *(Case(op, (*before, 0), a, "fp16") for op, (before, a) in ROW_OPS.items()),
     *(
