@@ -27,6 +27,7 @@ from .channels import private
 from .linear import Linear, along, linear_of
 
 _LONGEST = 8  # nodes of a scale and shift
+_SCALES = ("BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ def branches_of(graph: Graph, node: gs.Node) -> tuple[Part, Part] | None:
     if node.op not in ("Add", "Sub") or not is_standard(node) or node.inputs[0] is node.inputs[1]:
         return None
     producers = [graph.producer(t) for t in node.inputs]
+    if any(made is None or made.op not in ("Conv", *_SCALES) for made in producers):
+        return None
+    if len({id(made.inputs[0]) for made in producers if made is not None and made.op == "Conv"}) != 1:
+        return None  # before the weights are read
     linears = [linear_of(graph, made) if made is not None and made.op == "Conv" else None for made in producers]
     convs = [v if isinstance(v, Linear) else None for v in linears]
     first = next((c for c in convs if c is not None), None)
@@ -74,11 +79,7 @@ def _chain(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> Affine | None:
     for _ in range(_LONGEST):
         node = graph.producer(t)
         data = [] if node is None else [i for i in value_inputs(node) if not graph.is_shape_valued(i)]
-        if (
-            node is None
-            or len(data) != 1
-            or node.op not in ("BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity")
-        ):
+        if node is None or len(data) != 1 or node.op not in _SCALES:
             return None
         t = data[0]
         if t is x:

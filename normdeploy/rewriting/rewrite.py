@@ -155,7 +155,7 @@ def require_exact(findings: Sequence[Finding]) -> None:
 
 _ROUNDING = "rounding"  # the stage in which onnxruntime runs both sides of each rewrite
 _WAITING = (
-    2**23
+    2**21
 )  # bytes that trials may take until they are run: a session for some tens of them costs little more than one for all
 _ATTEMPTS = 8  # the last but one leaves out all that was done; models with several kinds of norms need two or three
 
