@@ -3,6 +3,7 @@ their own key."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import shutil
@@ -25,6 +26,14 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_collections() -> None:
+    """The garbage collector leaves out what was there before a file's tests: the libraries are a million objects, and
+    looking at these again and again takes a fifth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
