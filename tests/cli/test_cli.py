@@ -226,6 +226,7 @@ def test_build_of_a_dynamic_file_without_ranges_says_what_is_missing(tmp_path: P
     assert "batch=1:8:64" in done.stderr
 
 
+@pytest.mark.slow
 def test_export_build_verify(project: Path, called: Called) -> None:
     done = run("export", "model.pt", "-o", "model.onnx", "--report", "export.json", cwd=project)
     assert done.returncode == 0, done.stderr
