@@ -13,11 +13,21 @@ from typing import Any
 
 import pytest
 
-LONGEST: tuple[str, ...] = (
+LONGEST = (
     "rewriting/test_property.py",
-    "test_docs.py",
+    "plugins/test_emulated.py",
     "rewriting/test_spellings.py",
     "storage/test_robustness.py",
+    "test_docs.py",
+    "plugins/test_aot.py",
+    "graphs/test_simplify.py",
+    "recognition/test_scales.py",
+    "cli/test_cli.py",
+    "forms/test_branches.py",
+    "verbs/bisect/test_bisect.py",
+    "reports/test_page.py",
+    "rewriting/test_attention.py",
+    "engines/test_build.py",
 )
 """The test files that take longest, the longest first (docs/testing.md): a worker that got one at the end would leave
 the other with nothing to do."""
