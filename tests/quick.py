@@ -56,17 +56,21 @@ def read_tables_once(patch: pytest.MonkeyPatch) -> None:
     to which it may add.
     """
     import torch
-    from torch._export import utils
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+    try:
+        from torch._export import utils
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        look_up = utils._materialize_cpp_cia_ops
+    except (ImportError, AttributeError):  # another torch, which may take its time
+        return
+    known = set[str]()
     read = functools.cache(ONNXRegistry.from_torchlib)
 
     def registry(*args: Any, **options: Any) -> ONNXRegistry:
         made = copy.copy(read(*args, **options))
         made.functions = {op: list(found) for op, found in made.functions.items()}
         return made
-
-    look_up, known = utils._materialize_cpp_cia_ops, set[str]()
 
     def look_up_new() -> None:
         names = set(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
