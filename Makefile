@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: check demo test test-random test-gpu test-tensorrt architectures whole-models test-architectures test-matrix huggingface install clean
+.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-matrix huggingface install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -35,17 +35,18 @@ check: $(STAMP)
 test-random: $(STAMP)
 	NORMDEPLOY_GRAPHS=5000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/rewriting/test_property.py
 
-# the kernels on a GPU; where there is none, it says so
+# all that needs a GPU, part by part, in under 25 minutes, with a page of results; where there is none, it says so and fails
 test-gpu: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/plugins/test_gpu.py || test $$? = 5
-	@if command -v compute-sanitizer >/dev/null; then \
-		compute-sanitizer --error-exitcode 1 $(BIN)/python -m pytest -rs tests/plugins/test_gpu.py -k '1001 or 7x7 or 7-20 or 40x41' || test $$? = 5; \
-	else echo "compute-sanitizer is not installed: memory was not checked"; fi
+	$(BIN)/python -m benchmarks.gpu_day
 
 # our plugins through every release of NVIDIA's bindings from 10.9 on, 20 MB of downloads, without a GPU; ten minutes at first, then two
 test-tensorrt: $(STAMP)
 	$(BIN)/python -m tests.plugins.bindings.wheels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m tensorrt tests/plugins/test_bindings.py
+
+# every kernel for every GPU through ptxas, an hour, without a GPU
+test-kernels: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m kernels tests/plugins/test_counts.py
 
 # transformers, diffusers, timm and torchvision in an environment of their own, which sees this one: none of them may bring another torch
 $(ARCHITECTURES)/.installed: $(STAMP) tests/architectures/requirements.txt

@@ -98,9 +98,9 @@ def prepared(*, onnx: str = "", runtimes: Sequence[str] = RUNTIMES) -> Callable[
                     f"{verb.__name__}() got an unexpected keyword argument {unknown[0]!r}"
                 )  # as Python has it
             for values in (given, loading):
-                if not isinstance(held := values.get("kwargs") or {}, Mapping):
+                if not isinstance(keywords := values.get("kwargs") or {}, Mapping):
                     raise InputError(
-                        f"kwargs is {held!r}; give a mapping of forward's keyword arguments, and a file to write as"
+                        f"kwargs is {keywords!r}; give a mapping of forward's keyword arguments, and a file to write as"
                         " output=…"
                     )
                 for name in values.keys() - {"loading", "kwargs"}:

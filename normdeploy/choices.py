@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
+Runtime = Literal["any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx"]  # of a file
+Fuse = Literal["standard", "portable"]  # which ops may be written
+EngineRuntime = Literal["tensorrt-rtx", "tensorrt"]  # what an engine is built with
+NormImpl = Literal["native", "plugin", "auto"]  # the form of the norms in an engine
+
 OPSETS = range(18, 26)  # torch takes others without a word and writes something else
-FUSES = ("standard", "portable")
+FUSES: tuple[Fuse, ...] = get_args(Fuse)
+NORM_IMPLS: tuple[NormImpl, ...] = get_args(NormImpl)
 PROVIDERS = ("cpu", "cuda")
 
-ANY, USUAL, ACCURATE = "any", "onnxruntime", "onnxruntime-accurate"
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+ANY, USUAL, ACCURATE, *TENSORRT = RUNTIMES  # TENSORRT: their files need not run in onnxruntime
 CUDA = "onnxruntime-cuda"  # what ``--runtime onnxruntime --provider cuda`` stands for
 ONNXRUNTIME = (USUAL, ACCURATE, CUDA)
-TENSORRT = ("tensorrt", "tensorrt-rtx")  # their files need not run in onnxruntime
-RUNTIMES = (ANY, USUAL, ACCURATE, *TENSORRT)

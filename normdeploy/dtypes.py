@@ -14,7 +14,6 @@ _NAMES = {
 _PRECISIONS = {"float32": None, "float16": "fp16", "bfloat16": "bf16"}
 _TYPE_OF = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases)}
 
-PRECISIONS = ("fp16", "bf16")
 """What a file can be made to compute in, besides the float32 that it is exported in."""
 
 

@@ -30,14 +30,14 @@ LIBRARIES = (
 def environment() -> dict[str, str]:
     """What -> its version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...; no library is
     imported."""
-    found = {}
+    versions = {}
     for library in LIBRARIES:
         try:
-            found[library] = importlib.metadata.version(library)
+            versions[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             continue
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    return found | {"python": platform.python_version(), "system": system, "cpu": _cpu()} | _gpus()
+    return versions | {"python": platform.python_version(), "system": system, "cpu": _cpu()} | _gpus()
 
 
 def _cpu() -> str:
@@ -57,16 +57,16 @@ def _gpus() -> dict[str, str]:
         return {}
     try:
         text, count = ctypes.create_string_buffer(96), ctypes.c_uint(0)
-        found = {}
+        gpus = {}
         if not nvml.nvmlSystemGetDriverVersion(text, len(text)):
-            found["driver"] = text.value.decode(errors="replace")
+            gpus["driver"] = text.value.decode(errors="replace")
         if not nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             for index in range(count.value):
                 device = ctypes.c_void_p()
                 if not nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) and not nvml.nvmlDeviceGetName(
                     device, text, len(text)
                 ):
-                    found[f"gpu {index}"] = text.value.decode(errors="replace")
-        return found
+                    gpus[f"gpu {index}"] = text.value.decode(errors="replace")
+        return gpus
     finally:
         nvml.nvmlShutdown()

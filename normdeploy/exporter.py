@@ -235,7 +235,7 @@ def _tidy_metadata(model: ir.Model) -> None:
             value.const_value.metadata_props.clear()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         kept = {
-            ours: found for ours, theirs in _SCOPES.items() if (found := scope(node.metadata_props.get(theirs, "")))
+            ours: place for ours, theirs in _SCOPES.items() if (place := scope(node.metadata_props.get(theirs, "")))
         }
         node.metadata_props.clear()
         node.metadata_props.update(kept)
@@ -243,8 +243,8 @@ def _tidy_metadata(model: ir.Model) -> None:
 
 
 def _transpose_weights(graph: ir.Graph) -> None:
-    """Store the weights of linear layers the way MatMul reads them. torch copies a transposed view three times as fast
-    as NumPy does."""
+    """Store the weights of linear layers the way MatMul reads them. Large ones stay views of torch's (`storage.held`);
+    it copies the others three times as fast as NumPy does."""
     for node in graph:
         weight = node.inputs[0] if node.op_type == "Transpose" and node.domain == "" else None
         if weight is None or not weight.is_initializer() or len(weight.uses()) > 1 or node.outputs[0].is_graph_output():
@@ -254,7 +254,9 @@ def _transpose_weights(graph: ir.Graph) -> None:
             continue
         perm = node.attributes.get_ints("perm", tuple(reversed(range(tensor.dim()))))
         name = f"{weight.name}.T"
-        data = ir.tensor_adapters.TorchTensor(tensor.detach().permute(*perm).contiguous(), name=name)
+        data = ir.tensor_adapters.TorchTensor(tensor.detach().permute(*perm), name=name)
+        if tensor.dim() != 2 or not holdable(data.dtype.numpy(), tuple(data.shape.numpy())):
+            data = ir.tensor_adapters.TorchTensor(data.raw.contiguous(), name=name)
         turned = ir.Value(
             name=name, type=weight.type, shape=ir.Shape([tensor.shape[p] for p in perm]), const_value=data
         )

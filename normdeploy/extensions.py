@@ -91,13 +91,13 @@ def named(group: str, name: str) -> Extension | None:
     Raises:
         ExtensionError: two packages bring one of this name.
     """
-    found = [e for e in installed(group) if e.name == name]
-    if len(found) > 1:
+    matching = [e for e in installed(group) if e.name == name]
+    if len(matching) > 1:
         raise ExtensionError(
-            f"the packages {found[0].package!r} and {found[1].package!r} both bring {group} {name!r}; remove one of"
-            " them, or leave all such packages out with --no-extensions"
+            f"the packages {matching[0].package!r} and {matching[1].package!r} both bring {group} {name!r}; remove one"
+            " of them, or leave all such packages out with --no-extensions"
         )
-    return found[0] if found else None
+    return matching[0] if matching else None
 
 
 @contextmanager
@@ -113,10 +113,10 @@ def disabled(off: bool = True) -> Iterator[None]:
 @lru_cache(maxsize=16)
 def _on_path(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
     """``path``: where they are looked for, ``sys.path``; another one is looked through anew."""
-    found = []
+    brought = []
     for point in entry_points(group=group):
         package = point.dist.name if point.dist is not None else "an installed package"
         folder = str(point.dist.locate_file("")) if point.dist is not None else ""
-        found.append(Extension(group, point.name, point.value, package, point, folder))
-    once = {(e.name, e.package, e.value): e for e in found}  # a package may be seen twice on a path
+        brought.append(Extension(group, point.name, point.value, package, point, folder))
+    once = {(e.name, e.package, e.value): e for e in brought}  # a package may be seen twice on a path
     return tuple(once[key] for key in sorted(once))

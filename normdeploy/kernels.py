@@ -26,6 +26,7 @@ from .domains import qualified
 from .records import Verdict
 from .runtimes.ort import no_cuda
 from .runtimes.trt import PACKAGES, TITLES, missing
+from .sessions import PROVIDERS, open_session
 
 _TRANSPARENT = {
     "Constant",
@@ -55,11 +56,11 @@ class Asked:
 
 def ask(models: Sequence[onnx.ModelProto]) -> tuple[list[Asked], list[str]]:
     """Show ``models`` to every runtime that is here; also why others were not asked."""
-    asked, notes = [Asked(f"onnxruntime {ort.__version__} CPU", tuple(_onnxruntime(m, "CPU") for m in models))], []
+    asked, notes = [Asked(f"onnxruntime {ort.__version__} CPU", tuple(_onnxruntime(m, "cpu") for m in models))], []
     if reason := no_cuda():
         notes.append(f"onnxruntime's CUDA provider was not asked: {reason}")
     else:
-        asked.append(Asked(f"onnxruntime {ort.__version__} CUDA", tuple(_onnxruntime(m, "CUDA") for m in models)))
+        asked.append(Asked(f"onnxruntime {ort.__version__} CUDA", tuple(_onnxruntime(m, "cuda") for m in models)))
     for runtime in PACKAGES:
         if reason := missing(runtime, gpu=runtime == "tensorrt"):
             notes.append(f"{TITLES[runtime]} was not asked: {reason}")
@@ -72,17 +73,16 @@ def ask(models: Sequence[onnx.ModelProto]) -> tuple[list[Asked], list[str]]:
 
 
 def _onnxruntime(model: onnx.ModelProto, provider: str) -> Answer:
-    level = ort.GraphOptimizationLevel
     try:
-        plain, places = _session(model, provider, level.ORT_DISABLE_ALL)
-        optimized, _ = _session(model, provider, level.ORT_ENABLE_ALL)
+        plain, places = _session(model, provider, optimize=False)
+        optimized, _ = _session(model, provider, optimize=True)
     except Exception as error:  # onnxruntime's exceptions share no base class
-        said = " ".join(str(error).split("Bad node spec")[0].split())
+        message = " ".join(str(error).split("Bad node spec")[0].split())
         return Answer(
-            "missing", reason=re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", said).removeprefix("Fatal error: ")
+            "missing", reason=re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message).removeprefix("Fatal error: ")
         )
     parts = tuple(name for name in map(qualified, optimized.graph.node) if name != "Constant")
-    if elsewhere := sorted({op for op, place in places if place != f"{provider}ExecutionProvider"} - _TRANSPARENT):
+    if elsewhere := sorted({op for op, place in places if place != PROVIDERS[provider]} - _TRANSPARENT):
         return Answer("missing", parts, f"{', '.join(elsewhere)} would run on the CPU")
     ran, given = Counter(map(qualified, plain.graph.node)), Counter(map(qualified, model.graph.node))
     inlined = sorted(op for op, n in given.items() if ran[op] < n and op not in _TRANSPARENT)
@@ -95,23 +95,20 @@ def _onnxruntime(model: onnx.ModelProto, provider: str) -> Answer:
     return Answer("kernel", parts)
 
 
-def _session(model: onnx.ModelProto, provider: str, level: Any) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
+def _session(model: onnx.ModelProto, provider: str, *, optimize: bool) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
     """The graph that onnxruntime makes of ``model``, and where it runs each op."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = level
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "norm.onnx"
-        options.optimized_model_filepath = str(path)
-        providers = dict.fromkeys([f"{provider}ExecutionProvider", "CPUExecutionProvider"])
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=list(providers))
-        places = [
-            (node.op_type, part.ep_name)
-            for part in session.get_provider_graph_assignment_info()
-            for node in part.get_nodes()
-        ]
+        made = open_session(
+            model.SerializeToString(),
+            optimize=optimize,
+            provider=provider,
+            threads=1,
+            entries={"session.record_ep_graph_assignment_info": "1"},
+            saved=path,
+        )
+        assigned = made.get_provider_graph_assignment_info()
+        places = [(node.op_type, part.ep_name) for part in assigned for node in part.get_nodes()]
         return onnx.load(path), places
 
 
@@ -123,9 +120,9 @@ def _tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> Asked:
     answers: list[Answer] = []
     version = ""
     while len(answers) < len(models):
-        said, status = _parser(models[len(answers) :], runtime)
-        version = said[0]["version"] if said else version
-        for layers, refused in ((s.get("layers", ()), s.get("refused", "")) for s in said[1:]):
+        lines, status = _parser(models[len(answers) :], runtime)
+        version = lines[0]["version"] if lines else version
+        for layers, refused in ((s.get("layers", ()), s.get("refused", "")) for s in lines[1:]):
             answers.append(
                 Answer("missing", reason=" ".join(refused.split())) if refused else Answer("layers", tuple(layers))
             )

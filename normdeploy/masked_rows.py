@@ -142,15 +142,19 @@ def _kind(node: ir.Node | None) -> str:
 
 def _number(value: ir.Value | None) -> float | None:
     """The one number that a constant holds."""
-    held = _held(value)
-    return float(held.reshape(())) if held is not None and held.size == 1 and held.dtype.kind != "U" else None
+    constant = _held(value)
+    return (
+        float(constant.reshape(()))
+        if constant is not None and constant.size == 1 and constant.dtype.kind != "U"
+        else None
+    )
 
 
 def _held(value: ir.Value | None) -> np.ndarray | None:
     if value is None:
         return None
-    held, node = value.const_value, value.producer()
-    if held is None and _kind(node) == "Constant":
+    constant, node = value.const_value, value.producer()
+    if constant is None and _kind(node) == "Constant":
         attribute = node.attributes.get("value")  # type: ignore[union-attr]
-        held = attribute.as_tensor() if attribute is not None else None
-    return held.numpy() if held is not None and held.size == 1 else None
+        constant = attribute.as_tensor() if attribute is not None else None
+    return constant.numpy() if constant is not None and constant.size == 1 else None

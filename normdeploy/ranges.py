@@ -33,9 +33,9 @@ def described(
         InputError: a range can't be read, belongs to no dim, contradicts a table, or another dim has none.
     """
     stated = _parsed(dims)
-    found = bounds(proto)
+    limits = bounds(proto)
     if not stated:
-        return tuple(recorded), list(_hints(proto, recorded, found))
+        return tuple(recorded), list(_hints(proto, recorded, limits))
     sums = {d.name for spec in recorded for d in spec.shape if d.terms}  # each is as long as its terms together
     known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named() if d.name is not None}
     terms = [d.name for spec in recorded for dim in spec.shape if dim.terms for d in dim.named() if d.name is not None]
@@ -49,7 +49,7 @@ def described(
             f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(names) or 'none'}"
         )
     for name, dim in stated.items():
-        most = found.sizes.get(name)
+        most = limits.sizes.get(name)
         if most is not None and dim.max >= most.high:
             raise InputError(
                 f"the dim {_text(dim)} goes beyond the table {most.source!r}, which has rows for {most.high - 1}:"
@@ -58,7 +58,7 @@ def described(
     taken: dict[str, Dim] = {}
     notes: list[str] = []
     for name in names:
-        most = found.sizes.get(name)
+        most = limits.sizes.get(name)
         if name in stated:
             taken[name] = stated[name]
             if name in known and stated[name].max > known[name].max:
@@ -89,7 +89,7 @@ def described(
             made.append(replace(old, shape=sizes))
             continue
         sizes = tuple(_sized(d, taken) for d in shape)
-        values = found.values.get(name)
+        values = limits.values.get(name)
         made.append(
             InputSpec(
                 name,
@@ -122,20 +122,20 @@ def name_dims(proto: onnx.ModelProto) -> None:
 
 
 def _inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, tuple[int | str, ...]]]:
-    for held in stated_inputs(proto.graph):
-        if held.dtype in ("", STRING) or held.dims is None:
+    for stated in stated_inputs(proto.graph):
+        if stated.dtype in ("", STRING) or stated.dims is None:
             raise InputError(
-                f"the input {held.name!r} is no tensor of numbers of a known type and rank: no sizes can be recorded"
+                f"the input {stated.name!r} is no tensor of numbers of a known type and rank: no sizes can be recorded"
                 " of it"
             )
-        yield held.name, held.dtype, held.dims
+        yield stated.name, stated.dtype, stated.dims
 
 
-def _hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], found: Bounds) -> Iterator[str]:
+def _hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], limits: Bounds) -> Iterator[str]:
     """Where the file's tables go further than its record."""
     sums = {d.name for spec in recorded for d in spec.shape if d.terms}
     known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named() if d.name is not None}
-    for name, most in found.sizes.items():
+    for name, most in limits.sizes.items():
         if name not in sums and most.high > 1 and (name not in known or known[name].max < most.high - 1):
             now = f"recorded as {_text(known[name])}" if name in known else "not recorded"
             yield (
@@ -145,7 +145,7 @@ def _hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], found: Bounds)
 
 
 def _parsed(dims: Sequence[str]) -> dict[str, Dim]:
-    found: dict[str, Dim] = {}
+    parsed: dict[str, Dim] = {}
     for text in dims:
         name, _, rest = text.rpartition("=")
         match = re.fullmatch(r"(\d{1,10}):(\d{1,10}):(\d{1,10})", rest.strip())
@@ -157,11 +157,11 @@ def _parsed(dims: Sequence[str]) -> dict[str, Dim]:
                 f"the dim {text!r} must have 0 <= min <= opt <= max and max >= 1, for example batch=1:8:64"
             )
         dim = Dim(name.strip(), low, best, high)
-        if found.setdefault(name.strip(), dim) != dim:
+        if parsed.setdefault(name.strip(), dim) != dim:
             raise InputError(
-                f"the dim {name.strip()!r} is given twice: {_text(found[name.strip()])} and {_text(dim)}; give it once"
+                f"the dim {name.strip()!r} is given twice: {_text(parsed[name.strip()])} and {_text(dim)}; give it once"
             )
-    return found
+    return parsed
 
 
 def _text(dim: Dim) -> str:

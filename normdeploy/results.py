@@ -70,8 +70,8 @@ def _state(path: Path | None) -> tuple[int, int] | None:
     """What tells a file from a later one of its name."""
     if path is None or not path.is_file():
         return None
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def onnx_of(value: Any) -> Any:

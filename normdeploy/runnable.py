@@ -17,7 +17,8 @@ import onnx
 from .choices import TENSORRT
 from .errors import ExportError, GraphError
 from .graphs import equal
-from .graphs.protos import inferred, module
+from .graphs.inference import inferred
+from .graphs.protos import module
 from .rewriting.perturbed import Model, short
 from .storage.weights import detached
 
@@ -28,14 +29,14 @@ Feeds = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Trouble:
-    """``said``: why the file does not run, in onnxruntime's words where it names no op; ``loads``: it does not run
+    """``message``: why the file does not run, in onnxruntime's words where it names no op; ``loads``: it does not run
     only.
 
     ``foreign``: nothing is missing but the kernels of ops in domains that are neither ONNX's nor onnxruntime's nor
     ours.
     """
 
-    said: str
+    message: str
     loads: bool = False
     foreign: bool = False
 
@@ -46,21 +47,21 @@ def trouble(proto: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> Trouble | 
         model = Model(proto)
     except Exception as error:  # onnxruntime's exceptions share no base class
         missing = _without_kernel(proto)
-        said = (
+        message = (
             f"onnxruntime has no kernel for {'; '.join(missing)}"
             if missing
             else f"onnxruntime can't load it: {short(error)}"
         )
-        return Trouble(said, foreign=bool(missing) and not any(missing.values()))
-    said = ""
+        return Trouble(message, foreign=bool(missing) and not any(missing.values()))
+    message = ""
     for feeds in samples:
         try:
             model.run(feeds)
         except Exception as error:
-            said = said or short(error)
+            message = message or short(error)
         else:
             return None
-    return Trouble(f"onnxruntime loads it and does not run it: {said}", loads=True) if said else None
+    return Trouble(f"onnxruntime loads it and does not run it: {message}", loads=True) if message else None
 
 
 def require(proto: onnx.ModelProto, samples: Sequence[Feeds], runtime: str, eager: Callable[[Feeds], str]) -> list[str]:
@@ -74,15 +75,15 @@ def require(proto: onnx.ModelProto, samples: Sequence[Feeds], runtime: str, eage
     Raises:
         ExportError: onnxruntime does not load or run it.
     """
-    found = trouble(proto, samples)
-    if found is None:
+    fault = trouble(proto, samples)
+    if fault is None:
         return []
-    if runtime in TENSORRT or found.foreign:
-        return [f"the file was not run: {found.said}"]
-    if found.loads and all(eager(feeds) for feeds in samples):
+    if runtime in TENSORRT or fault.foreign:
+        return [f"the file was not run: {fault.message}"]
+    if fault.loads and all(eager(feeds) for feeds in samples):
         return []  # the samples are to blame: that nothing was compared is noted already
     raise ExportError(
-        f"the file would not run, and nothing is written: {found.said}. Change that part of the model (float64 to"
+        f"the file would not run, and nothing is written: {fault.message}. Change that part of the model (float64 to"
         " float32, say); or give --runtime tensorrt for a file that onnxruntime need not run"
     )
 
@@ -92,11 +93,11 @@ def require_as_before(proto: onnx.ModelProto, before: Callable[[], onnx.ModelPro
     Raises:
         GraphError: onnxruntime does not load ``proto``, which was made of a file that it loads.
     """
-    found = None if runtime in TENSORRT else trouble(proto)
-    if found is not None and trouble(before()) is None:
+    fault = None if runtime in TENSORRT else trouble(proto)
+    if fault is not None and trouble(before()) is None:
         raise GraphError(
-            f"onnxruntime loads the file given and not what was made of it, so nothing is written: {found.said}; please"
-            " report it"
+            f"onnxruntime loads the file given and not what was made of it, so nothing is written: {fault.message};"
+            " please report it"
         )
 
 
@@ -105,11 +106,11 @@ def require_half(proto: onnx.ModelProto, samples: Sequence[Feeds], to: str) -> N
     Raises:
         GraphError: a half-precision file does not run, where the float32 model does.
     """
-    found = trouble(proto, samples)
-    if found is not None:
+    fault = trouble(proto, samples)
+    if fault is not None:
         raise GraphError(
-            f"the file would not run in {to}, and nothing is written: {found.said}; leave --precision out, and please"
-            " report it"
+            f"the file would not run in {to}, and nothing is written: {fault.message}; leave --precision out, and"
+            " please report it"
         )
 
 
@@ -121,9 +122,9 @@ def _without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
     ought to know it."""
     known = {name: kind for name, (kind, _) in inferred(proto).items()}
     written = {(f.domain, f.name) for f in proto.functions}
-    held = {t.name: t for t in proto.graph.initializer if int(np.prod(t.dims)) <= 64}
+    constants = {t.name: t for t in proto.graph.initializer if int(np.prod(t.dims)) <= 64}
     asked: set[tuple[object, ...]] = set()
-    found: dict[str, bool] = {}
+    refused: dict[str, bool] = {}
     for node in proto.graph.node:
         kinds = tuple(known.get(name) for name in node.input)
         key = (node.domain, node.op_type, kinds)
@@ -134,31 +135,36 @@ def _without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
         ):
             continue
         asked.add(key)
-        if _is_refused(proto, node, known, held):
+        if _is_refused(proto, node, known, constants):
             floating = next((k for k in kinds if k in _FLOATING), None)
             of = f" of {onnx.helper.tensor_dtype_to_np_dtype(floating).name}" if floating is not None else ""
             domain = f"{node.domain}." if node.domain else ""
             where = f" in module {path!r}" if (path := module(node)) else ""
-            found[f"{domain}{node.op_type}{of} (node {node.name or node.output[0]!r}{where})"] = node.domain in _OURS
-    return found
+            refused[f"{domain}{node.op_type}{of} (node {node.name or node.output[0]!r}{where})"] = node.domain in _OURS
+    return refused
 
 
 _FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 def _is_refused(
-    proto: onnx.ModelProto, node: onnx.NodeProto, known: Mapping[str, int | None], held: Mapping[str, onnx.TensorProto]
+    proto: onnx.ModelProto,
+    node: onnx.NodeProto,
+    known: Mapping[str, int | None],
+    constants: Mapping[str, onnx.TensorProto],
 ) -> bool:
     """Whether onnxruntime says of a node by itself that it has no kernel for it."""
     read = [name for name in dict.fromkeys(node.input) if name]
-    graph = onnx.GraphProto(name="one", node=[node], initializer=[held[name] for name in read if name in held])
+    graph = onnx.GraphProto(
+        name="one", node=[node], initializer=[constants[name] for name in read if name in constants]
+    )
     graph.input.extend(
-        onnx.helper.make_tensor_value_info(name, known.get(name) or 1, None) for name in read if name not in held
+        onnx.helper.make_tensor_value_info(name, known.get(name) or 1, None) for name in read if name not in constants
     )
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
     model = onnx.ModelProto(ir_version=proto.ir_version, graph=graph, opset_import=proto.opset_import)
     try:
         equal.session(detached(model, smallest=2**62)[0], {})
     except Exception as error:
-        return any(said in str(error) for said in _NO_KERNEL)
+        return any(words in str(error) for words in _NO_KERNEL)
     return False

@@ -64,15 +64,15 @@ def _installed(extension: extensions.Extension) -> Table:
 def _checked(table: Table, name: str) -> dict[Any, Any]:
     if not isinstance(table, Mapping):
         raise InputError(f"{name} is a {type(table).__name__}; it maps operators of torch to onnxscript functions")
-    found = {}
+    checked = {}
     for key, functions in table.items():
         several = functions if isinstance(functions, list | tuple) else (functions,)
         if not several or not all(map(callable, several)):
             raise InputError(
                 f"{name} translates {key} by {functions!r}; give an onnxscript function, or a list of them"
             )
-        found[_operator(key, name)] = functions
-    return found
+        checked[_operator(key, name)] = functions
+    return checked
 
 
 def _operator(key: Any, name: str) -> Any:
@@ -83,13 +83,13 @@ def _operator(key: Any, name: str) -> Any:
         namespace, _, rest = key.partition("::")
         operator, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, namespace), operator, None) if namespace and operator else None
-        found = getattr(packet, overload or "default", None)
-        if found is None:
+        overloaded = getattr(packet, overload or "default", None)
+        if overloaded is None:
             raise InputError(
                 f"{name} names the operator {key!r}, which is not registered; write namespace::name, and import what"
                 " registers it"
             )
-        return found
+        return overloaded
     if not callable(key):
         raise InputError(
             f"{name} has the key {key!r}; it is an operator such as torch.ops.acme.norm.default, or its name"

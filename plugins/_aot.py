@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ._launch import Launch, Op, Tensor
+from ._ptxas import without_spills
 
 # Compute capability: the version of PTX, 8.0 (CUDA 12.0, drivers from R525 on) or the first that knows it (8.6: R565,
 # 8.7: R570); what Triton would choose by itself is newer than many drivers. GPUs that are not listed, as 10.3 and 12.1,
@@ -94,11 +96,11 @@ def compile_launch(
             f" {list(launch.constants)}"
         )
     file = cache_folder() / (_key(launch.kernel, signature, constants, launch.warps, capability) + ".json")
-    found = _read(file)
-    if found is None:
-        found = _compile(launch.kernel, signature, constants, launch.warps, capability)
-        _write(file, found)
-    return found
+    stored = _read(file)
+    if stored is None:
+        stored = _compile(launch.kernel, signature, constants, launch.warps, capability)
+        _write(file, stored)
+    return stored
 
 
 def _key(
@@ -120,7 +122,8 @@ def _key(
 
 @functools.cache
 def _own_source() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    own = Path(__file__)
+    return hashlib.sha256(own.read_bytes() + own.with_name("_ptxas.py").read_bytes()).hexdigest()
 
 
 @functools.cache
@@ -138,10 +141,10 @@ def _read(file: Path) -> Compiled | None:
         digest, text = file.read_text().split("\n", 1)
         if hashlib.sha256(text.encode()).hexdigest() != digest:
             return None
-        held = json.loads(text)
+        content = json.loads(text)
     except (OSError, ValueError):
         return None
-    return Compiled(**held | {"arguments": tuple(held["arguments"])})
+    return Compiled(**content | {"arguments": tuple(content["arguments"])})
 
 
 def _write(file: Path, compiled: Compiled) -> None:
@@ -170,17 +173,21 @@ def _compile(
     options = {"num_warps": warps, "ptx_version": PTX_VERSIONS[capability], "enable_fp_fusion": True}
     with compilation.scope():
         compilation.disable_line_info = True
+        target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
         try:
-            built = triton.compile(
-                source, target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32), options=options
-            )
+            built = triton.compile(source, target=target, options=options)
         except PTXASError as error:
             raise AotError(_refused(kernel.__name__, capability, str(error))) from error
     scratch = built.metadata.global_scratch_size, built.metadata.profile_scratch_size
     if any(scratch):
         raise AotError(f"{built.metadata.name} wants scratch memory of {scratch} bytes, which a plugin has not")
     visible = sum(kind != "constexpr" for kind in signature.values())
-    name, ptx = named(portable(built.asm["ptx"], built.metadata.name, visible), built.metadata.name)
+    ptx = portable(built.asm["ptx"], built.metadata.name, visible)
+    try:
+        ptx = without_spills(ptx, capability)
+    except subprocess.CalledProcessError as error:
+        raise AotError(_refused(kernel.__name__, capability, error.stderr)) from error
+    name, ptx = named(ptx, built.metadata.name)
     arguments = tuple(name for name, kind in signature.items() if kind == "i32")
     return Compiled(name, ptx, built.metadata.shared, built.metadata.num_warps, arguments)
 
@@ -188,8 +195,8 @@ def _compile(
 def _refused(kernel: str, capability: tuple[int, int], told: str) -> str:
     import triton
 
-    found = re.search(r"(?:line \d+; error|ptxas fatal)\s*:\s*(.+)", told)
-    words = found.group(1).strip() if found else told.strip()[:300]
+    message = re.search(r"(?:line \d+; error|ptxas fatal)\s*:\s*(.+)", told)
+    words = message.group(1).strip() if message else told.strip()[:300]
     asked, least = (".".join(map(str, c)) for c in (capability, CAPABILITIES[0]))
     return (
         f"ptxas of Triton {triton.__version__} refuses {kernel} for compute capability {asked}: {words}; install a"

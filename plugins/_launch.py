@@ -35,12 +35,13 @@ class Tensor:
 @dataclass(frozen=True)
 class Tile:
     """What one program works on: ``rows`` × ``block`` elements by ``warps`` warps; ``loop`` over further blocks where
-    the row is longer."""
+    the row is longer; ``pack``: how many groups lie side by side in it, or channels of one group in one row of it."""
 
     rows: int
     block: int
     warps: int
     loop: bool = False
+    pack: int = 1
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Op:
     outputs: tuple[str, ...] = ("y",)
     shapes: Callable[[Sequence[Tensor], dict[str, Any]], list[tuple[Size, ...]]] | None = None
     required: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # attribute: the values that it may have
+    # of inputs (N, C, H, W) whose memory is (N, H, W, C): the op, inputs and attributes that compute the same there
+    beside: Callable[[Sequence[Tensor], dict[str, Any]], Call | None] | None = None
 
     def encoded(self, attributes: Mapping[str, Any]) -> dict[str, int | float]:
         """The attributes as a plugin node holds them, in the order in which they are registered."""
@@ -123,6 +126,20 @@ class Op:
         return [
             Tensor(shape, "fp32" if kind == "F" else inputs[0].dtype) for shape, kind in zip(shapes, kinds, strict=True)
         ]
+
+
+Call = tuple[Op, list[Tensor], dict[str, Any]]
+
+
+def in_channels_last(op: Op, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> Call | None:
+    """What computes ``op`` where x and y are in TensorRT's format HWC8, None where nothing does. HWC8 pads the channels
+    to a multiple of 8 and holds half precision alone; without padding it is (N, H, W, C)."""
+    x = inputs[0]
+    channels = constant(x.shape[1]) if len(x.shape) == 4 else None
+    if op.beside is None or attributes.get("channels_last") or not channels or channels % 8:
+        return None
+    samples, _, *positions = x.shape
+    return op.beside([Tensor((samples, *positions, channels), x.dtype), *inputs[1:]], attributes)
 
 
 def constant(size: Size) -> int | None:
@@ -177,6 +194,9 @@ def next_power_of_2(n: int) -> int:
 # Elements that one program keeps in registers: at 16,384 and 16 or more warps nothing spills in any type
 # (tests/plugins/test_aot.py).
 REGISTER_TILE = 16384
+# Elements and warps of a program that reads a longer row piece by piece. 8 elements a thread, one access of 16 bytes in
+# half precision, take 40 to 56 registers in most kernels, 16 take 64 and more (benchmarks/results/roofline.md).
+LOOPED = ((4096, 16), (2048, 8), (8192, 16))
 # From about this many elements a program on, a block has enough loads in flight; smaller rows share a program.
 SMALL_TILE = 2048
 
@@ -189,13 +209,20 @@ def row_tiles(n: int | None) -> list[Tile]:
     """Tactics for rows of ``n`` contiguous elements, the default first; None is a length known only when the engine
     runs."""
     if n is None or next_power_of_2(n) > REGISTER_TILE:
-        return [Tile(1, 8192, 16, loop=True), Tile(1, 4096, 8, loop=True), Tile(1, 16384, 32, loop=True)]
+        return [Tile(1, size, warps, loop=True) for size, warps in LOOPED]
     block = next_power_of_2(n)
     tiles = [
         Tile(max(1, size // block), block, warps_for(max(size, block), 16))
         for size in (SMALL_TILE, SMALL_TILE // 2, 2 * SMALL_TILE)
     ]
     tiles += [Tile(tiles[0].rows, block, warps) for per in (8, 32) if (warps := warps_for(tiles[0].rows * block, per))]
+    if n % 4 and block <= 256:  # of 2 bytes at once: a warp for itself then needs half as many instructions
+        tiles.insert(0, Tile(256 // block, block, 1))
+    piece = n & -n
+    if 4 * (block - n) >= block and piece >= 256:  # 5120 and 10240: more than a third of the lanes would be idle
+        tiles.append(Tile(max(1, 1024 // piece), piece, warps_for(max(1024, piece), 8), loop=True))
+    elif block == REGISTER_TILE:  # which one block of 32 warps holds, and no other beside it
+        tiles.append(Tile(1, *LOOPED[0], loop=True))
     return [t for t in dict.fromkeys(tiles) if t.rows * t.block // (32 * t.warps) <= 32]
 
 

@@ -34,6 +34,33 @@ def parts(size, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def inside(live, held, ROWS: tl.constexpr):
+    """Which elements of a tile are there: ``held`` of each row's, in the rows that are ``live``. A row that is the only
+    one of its program is there, and without its predicates fewer registers are used."""
+    return held if ROWS == 1 else live & held
+
+
+@triton.jit
+def is_wide(n, ptr):
+    """Whether every row of ``n`` elements begins at a multiple of 16 bytes, as the tensor does."""
+    return n % (128 // ptr.dtype.element_ty.primitive_bitwidth) == 0
+
+
+@triton.jit
+def widened(n, ptr, WIDE: tl.constexpr):
+    """``n``; where `is_wide`, as a product with the elements of 16 bytes: only so does the compiler see that addresses
+    are multiples of it (``tl.multiple_of`` of an argument does not reach them)."""
+    wide: tl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth
+    return n // wide * wide if WIDE else n
+
+
+@triton.jit
+def half(SIZE: tl.constexpr):
+    """Half of a tile: for rows that are not wide, of whose elements each has an address and a predicate of its own."""
+    return SIZE // 2 if SIZE > 1 else SIZE
+
+
+@triton.jit
 def load(ptr, offset, mask):
     return tl.load(ptr + offset, mask=mask, other=0.0).to(tl.float32)
 
@@ -93,11 +120,11 @@ def row_moments(x_ptr, residual_ptr, base, live, first, n, ROWS: tl.constexpr, B
     """Mean and M2 ``[ROWS, 1]`` of rows of ``n`` elements at ``base``, their first being ``first``, read block by
     block."""
     col = tl.arange(0, BLOCK)[None, :]
-    mean = load_sum(x_ptr, residual_ptr, base + col, live & (col < n), ADD)
+    mean = load_sum(x_ptr, residual_ptr, base + col, inside(live, col < n, ROWS), ADD)
     m2 = tl.zeros([ROWS, BLOCK], tl.float32)
     k = 1.0
     for start in range(BLOCK, n, BLOCK):
-        mask = live & (start + col < n)
+        mask = inside(live, start + col < n, ROWS)
         k += 1.0
         mean, m2 = welford(load_sum(x_ptr, residual_ptr, base + (start + col), mask, ADD), mask, k, mean, m2)
     count = tl.where(live, (n - col + BLOCK - 1) // BLOCK, 0).to(tl.float32)
@@ -115,7 +142,7 @@ def row_mean_square(x_ptr, residual_ptr, base, live, n, ROWS: tl.constexpr, BLOC
     col = tl.arange(0, BLOCK)[None, :]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, n, BLOCK):
-        x = load_sum(x_ptr, residual_ptr, base + (start + col), live & (start + col < n), ADD)
+        x = load_sum(x_ptr, residual_ptr, base + (start + col), inside(live, start + col < n, ROWS), ADD)
         total += x * x
     return tl.expand_dims(tl.sum(total, axis=1), 1) / n
 

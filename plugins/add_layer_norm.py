@@ -10,7 +10,7 @@ import triton.language as tl
 
 from . import layer_norm
 from ._launch import Op, constant_product, row_launch, row_tiles
-from ._math import centered, inverse_root, load_sum, row_moments, store, tile_rows
+from ._math import centered, half, inside, inverse_root, is_wide, load_sum, row_moments, store, tile_rows, widened
 from .layer_norm import affine
 
 
@@ -35,26 +35,37 @@ def add_layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, exists = tile_rows(rows, n, ROWS)
-    base, live = (row * n)[:, None], exists[:, None]
-    first = load_sum(x_ptr, residual_ptr, row * n, exists, True)[:, None]
-    col = tl.arange(0, BLOCK)[None, :]
-    if LOOP:
-        mean, m2 = row_moments(x_ptr, residual_ptr, base, live, first, n, ROWS, BLOCK, True)
-        scale = inverse_root(m2 / n, EPSILON)
-        # the sum is made again: what another thread stored could be read back only after a barrier
-        for start in range(0, n, BLOCK):
-            at = start + col
-            mask = live & (at < n)
-            x = load_sum(x_ptr, residual_ptr, base + at, mask, True)
-            store(sum_ptr, base + at, x, mask)
-            store(y_ptr, base + at, affine((x - mean) * scale, gamma_ptr, beta_ptr, at, at < n), mask)
-    else:
-        mask = live & (col < n)
-        x = load_sum(x_ptr, residual_ptr, base + col, mask, True)
-        store(sum_ptr, base + col, x, mask)
-        d, m2 = centered(x, first, mask, n, 1)
-        store(y_ptr, base + col, affine(d * inverse_root(m2 / n, EPSILON), gamma_ptr, beta_ptr, col, col < n), mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(n, x_ptr) == WIDE:
+            length = widened(n, x_ptr, WIDE)
+            SIZE: tl.constexpr = BLOCK if WIDE or not LOOP else half(BLOCK)
+            row, exists = tile_rows(rows, length, ROWS)
+            base, live = (row * length)[:, None], exists[:, None]
+            first = load_sum(x_ptr, residual_ptr, row * length, exists, True)[:, None]
+            col = tl.arange(0, SIZE)[None, :]
+            if LOOP:
+                mean, m2 = row_moments(x_ptr, residual_ptr, base, live, first, length, ROWS, SIZE, True)
+                scale = inverse_root(m2 / length, EPSILON)
+                # the sum is made again: what another thread stored could be read back only after a barrier
+                for start in range(0, length, SIZE):
+                    at = start + col
+                    mask = inside(live, at < length, ROWS)
+                    x = load_sum(x_ptr, residual_ptr, base + at, mask, True)
+                    store(sum_ptr, base + at, x, mask)
+                    store(y_ptr, base + at, affine((x - mean) * scale, gamma_ptr, beta_ptr, at, at < length), mask)
+            else:
+                mask = inside(live, col < length, ROWS)
+                x = load_sum(x_ptr, residual_ptr, base + col, mask, True)
+                store(sum_ptr, base + col, x, mask)
+                d, m2 = centered(x, first, mask, length, 1)
+                store(
+                    y_ptr,
+                    base + col,
+                    affine(d * inverse_root(m2 / length, EPSILON), gamma_ptr, beta_ptr, col, col < length),
+                    mask,
+                )
 
 
 OP = Op(

@@ -10,7 +10,19 @@ import triton.language as tl
 
 from . import rms_norm
 from ._launch import Op, constant_product, row_launch, row_tiles
-from ._math import inverse_root, load, load_sum, mean_square, row_mean_square, store, tile_rows
+from ._math import (
+    half,
+    inside,
+    inverse_root,
+    is_wide,
+    load,
+    load_sum,
+    mean_square,
+    row_mean_square,
+    store,
+    tile_rows,
+    widened,
+)
 
 
 def reference(
@@ -34,23 +46,35 @@ def add_rms_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, exists = tile_rows(rows, n, ROWS)
-    base, live = (row * n)[:, None], exists[:, None]
-    col = tl.arange(0, BLOCK)[None, :]
-    if LOOP:
-        scale = inverse_root(row_mean_square(x_ptr, residual_ptr, base, live, n, ROWS, BLOCK, True), EPSILON)
-        for start in range(0, n, BLOCK):
-            at = start + col
-            mask = live & (at < n)
-            x = load_sum(x_ptr, residual_ptr, base + at, mask, True)
-            store(sum_ptr, base + at, x, mask)
-            store(y_ptr, base + at, x * scale * (load(gamma_ptr, at, at < n) + OFFSET), mask)
-    else:
-        mask = live & (col < n)
-        x = load_sum(x_ptr, residual_ptr, base + col, mask, True)
-        store(sum_ptr, base + col, x, mask)
-        y = x * inverse_root(mean_square(x, mask, n), EPSILON) * (load(gamma_ptr, col, col < n) + OFFSET)
-        store(y_ptr, base + col, y, mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(n, x_ptr) == WIDE:
+            length = widened(n, x_ptr, WIDE)
+            SIZE: tl.constexpr = BLOCK if WIDE or not LOOP else half(BLOCK)
+            row, exists = tile_rows(rows, length, ROWS)
+            base, live = (row * length)[:, None], exists[:, None]
+            col = tl.arange(0, SIZE)[None, :]
+            if LOOP:
+                scale = inverse_root(
+                    row_mean_square(x_ptr, residual_ptr, base, live, length, ROWS, SIZE, True), EPSILON
+                )
+                for start in range(0, length, SIZE):
+                    at = start + col
+                    mask = inside(live, at < length, ROWS)
+                    x = load_sum(x_ptr, residual_ptr, base + at, mask, True)
+                    store(sum_ptr, base + at, x, mask)
+                    store(y_ptr, base + at, x * scale * (load(gamma_ptr, at, at < length) + OFFSET), mask)
+            else:
+                mask = inside(live, col < length, ROWS)
+                x = load_sum(x_ptr, residual_ptr, base + col, mask, True)
+                store(sum_ptr, base + col, x, mask)
+                y = (
+                    x
+                    * inverse_root(mean_square(x, mask, length), EPSILON)
+                    * (load(gamma_ptr, col, col < length) + OFFSET)
+                )
+                store(y_ptr, base + col, y, mask)
 
 
 OP = Op(

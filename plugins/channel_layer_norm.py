@@ -9,7 +9,9 @@ import numpy as np
 import triton
 import triton.language as tl
 
+from . import layer_norm
 from ._launch import (
+    LOOPED,
     REGISTER_TILE,
     Launch,
     Op,
@@ -23,7 +25,7 @@ from ._launch import (
     programs,
     warps_for,
 )
-from ._math import centered, inverse_root, load, load_column, merge, parts, store, welford
+from ._math import centered, half, inverse_root, is_wide, load, load_column, merge, parts, store, welford, widened
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
@@ -49,42 +51,52 @@ def channel_layer_norm_kernel(
     LOOP: tl.constexpr,
 ):
     """``rows`` samples of ``n`` channels of ``inner`` positions; a tile is ROWS channels × BLOCK positions."""
-    blocks = parts(inner, BLOCK)
-    pid = tl.program_id(0)
-    sample = (pid // blocks).to(tl.int64) + tl.zeros([1, 1], tl.int64)
-    at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    live = (sample < rows) & (at < inner)
-    base = sample * n * inner + at
-    first = load(x_ptr, base, live)
-    lane = tl.arange(0, ROWS)
-    channel = lane[:, None]
-    if LOOP:
-        mean = load(x_ptr, base + channel.to(tl.int64) * inner, live & (channel < n))
-        m2 = tl.zeros([ROWS, BLOCK], tl.float32)
-        k = 1.0
-        for start in range(ROWS, n, ROWS):
-            c = start + channel
-            mask = live & (c < n)
-            k += 1.0
-            mean, m2 = welford(load(x_ptr, base + c.to(tl.int64) * inner, mask), mask, k, mean, m2)
-        count = tl.where(live, (n - channel + ROWS - 1) // ROWS, 0).to(tl.float32)
-        mean, m2 = merge(count, mean, m2, first, n, 0)
-        scale = inverse_root(m2 / n, EPSILON)
-        for start in range(0, n, ROWS):
-            c = start + channel
-            mask = live & (c < n)
-            offset = base + c.to(tl.int64) * inner
-            y = (load(x_ptr, offset, mask) - mean) * scale * load_column(gamma_ptr, start + lane, start + lane < n)
-            y += load_column(beta_ptr, start + lane, start + lane < n)
-            store(y_ptr, offset, y, mask)
-    else:
-        mask = live & (channel < n)
-        offset = base + channel.to(tl.int64) * inner
-        d, m2 = centered(load(x_ptr, offset, mask), first, mask, n, 0)
-        y = d * inverse_root(m2 / n, EPSILON) * load_column(gamma_ptr, lane, lane < n) + load_column(
-            beta_ptr, lane, lane < n
-        )
-        store(y_ptr, offset, y, mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(inner, x_ptr) == WIDE:
+            positions = widened(inner, x_ptr, WIDE)
+            SIZE: tl.constexpr = ROWS if WIDE or not LOOP else half(ROWS)
+            blocks = parts(positions, BLOCK)
+            pid = tl.program_id(0)
+            sample = (pid // blocks).to(tl.int64) + tl.zeros([1, 1], tl.int64)
+            at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            live = (sample < rows) & (at < positions)
+            base = sample * n * positions + at
+            first = load(x_ptr, base, live)
+            lane = tl.arange(0, SIZE)
+            channel = lane[:, None]
+            if LOOP:
+                mean = load(x_ptr, base + channel.to(tl.int64) * positions, live & (channel < n))
+                m2 = tl.zeros([SIZE, BLOCK], tl.float32)
+                k = 1.0
+                for start in range(SIZE, n, SIZE):
+                    c = start + channel
+                    mask = live & (c < n)
+                    k += 1.0
+                    mean, m2 = welford(load(x_ptr, base + c.to(tl.int64) * positions, mask), mask, k, mean, m2)
+                count = tl.where(live, (n - channel + SIZE - 1) // SIZE, 0).to(tl.float32)
+                mean, m2 = merge(count, mean, m2, first, n, 0)
+                scale = inverse_root(m2 / n, EPSILON)
+                for start in range(0, n, SIZE):
+                    c = start + channel
+                    mask = live & (c < n)
+                    offset = base + c.to(tl.int64) * positions
+                    y = (
+                        (load(x_ptr, offset, mask) - mean)
+                        * scale
+                        * load_column(gamma_ptr, start + lane, start + lane < n)
+                    )
+                    y += load_column(beta_ptr, start + lane, start + lane < n)
+                    store(y_ptr, offset, y, mask)
+            else:
+                mask = live & (channel < n)
+                offset = base + channel.to(tl.int64) * positions
+                d, m2 = centered(load(x_ptr, offset, mask), first, mask, n, 0)
+                y = d * inverse_root(m2 / n, EPSILON) * load_column(gamma_ptr, lane, lane < n) + load_column(
+                    beta_ptr, lane, lane < n
+                )
+                store(y_ptr, offset, y, mask)
 
 
 def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
@@ -94,8 +106,8 @@ def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
     widest = 128 if inner is None else min(128, max(8, next_power_of_2(inner)))
     if channels is None or next_power_of_2(channels) * min(32, widest) > REGISTER_TILE:
         return [
-            Tile(8192 // min(64, widest), min(64, widest), 16, loop=True),
-            Tile(4096 // min(32, widest), min(32, widest), 8, loop=True),
+            Tile(size // min(width, widest), min(width, widest), warps, loop=True)
+            for (size, warps), width in zip(LOOPED, (64, 32, 64), strict=True)
         ]
     rows = next_power_of_2(channels)
     widths = [w for w in (32, 16, 64, 128) if w <= widest and rows * w <= REGISTER_TILE] or [widest]
@@ -122,4 +134,5 @@ OP = Op(
     tiles=tiles,
     launch=launch,
     reference=reference,
+    beside=lambda inputs, a: (layer_norm.OP, list(inputs), a | {"axis": -1, "ddof": 0}),
 )

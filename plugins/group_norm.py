@@ -6,6 +6,8 @@ x: (N, C, ...) or, ``channels_last`` = 1, (N, ..., C), of rank 3 or more; C divi
 One program takes one group of one sample; ``group_norm_apply`` is for few large groups.
 """
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,21 +15,27 @@ import triton
 import triton.language as tl
 
 from ._launch import (
+    ITEMSIZE,
+    LOOPED,
     REGISTER_TILE,
     Launch,
     Op,
     Size,
     Tensor,
     Tile,
+    cdiv,
     check_size,
     constant,
     constant_product,
     next_power_of_2,
     product,
     programs,
+    row_tiles,
     warps_for,
 )
-from ._math import activate, inverse_root, load, load_column, merge, row_moments, store, welford
+from ._math import activate, half, inverse_root, is_wide, load, load_column, merge, row_moments, store, welford, widened
+from .group_norm_flat import group_norm_flat_kernel
+from .group_norm_packed import group_norm_packed_kernel
 from .scale_shift import activation_reference
 
 
@@ -86,32 +94,38 @@ def group_norm_kernel(
     LOOP: tl.constexpr,
 ):
     """``rows`` groups, each ``channels`` × ``inner`` contiguous elements; a tile is ROWS channels × BLOCK positions."""
-    n = channels * inner
-    group, exists = group_of_program(rows, n)
-    base, live = (group * n)[:, None], exists[:, None]
-    first = load_column(x_ptr, group * n, exists)
-    channel0 = (group % GROUPS) * channels
-    lane = tl.arange(0, ROWS)
-    c = lane[:, None]
-    at = tl.arange(0, BLOCK)[None, :]
-    if LOOP:
-        mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, 1, ROWS * BLOCK, False)
-        scale = inverse_root(m2 / n, EPSILON)
-        for c0 in range(0, channels, ROWS):
-            gamma = load_column(gamma_ptr, channel0 + c0 + lane, exists & (c0 + lane < channels))
-            beta = load_column(beta_ptr, channel0 + c0 + lane, exists & (c0 + lane < channels))
-            for start in range(0, inner, BLOCK):
-                mask = live & (c0 + c < channels) & (start + at < inner)
-                offset = base + (c0 + c) * inner + (start + at)
-                xhat = (load(x_ptr, offset, mask) - mean) * scale
-                store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
-    else:
-        mask = live & (c < channels) & (at < inner)
-        offset = base + c * inner + at
-        d, m2 = centered_tile(load(x_ptr, offset, mask), first, mask, n)
-        gamma = load_column(gamma_ptr, channel0 + lane, exists & (lane < channels))
-        beta = load_column(beta_ptr, channel0 + lane, exists & (lane < channels))
-        store(y_ptr, offset, activate(d * inverse_root(m2 / n, EPSILON) * gamma + beta, ACTIVATION), mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(inner, x_ptr) == WIDE:
+            positions = widened(inner, x_ptr, WIDE)
+            SIZE: tl.constexpr = BLOCK if WIDE or not LOOP else half(BLOCK)
+            n = channels * positions
+            group, exists = group_of_program(rows, n)
+            base, live = (group * n)[:, None], exists[:, None]
+            first = load_column(x_ptr, group * n, exists)
+            channel0 = (group % GROUPS) * channels
+            lane = tl.arange(0, ROWS)
+            c = lane[:, None]
+            at = tl.arange(0, SIZE)[None, :]
+            if LOOP:
+                mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, 1, ROWS * SIZE, False)
+                scale = inverse_root(m2 / n, EPSILON)
+                for c0 in range(0, channels, ROWS):
+                    gamma = load_column(gamma_ptr, channel0 + c0 + lane, exists & (c0 + lane < channels))
+                    beta = load_column(beta_ptr, channel0 + c0 + lane, exists & (c0 + lane < channels))
+                    for start in range(0, positions, SIZE):
+                        mask = live & (c0 + c < channels) & (start + at < positions)
+                        offset = base + (c0 + c) * positions + (start + at)
+                        xhat = (load(x_ptr, offset, mask) - mean) * scale
+                        store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
+            else:
+                mask = live & (c < channels) & (at < positions)
+                offset = base + c * positions + at
+                d, m2 = centered_tile(load(x_ptr, offset, mask), first, mask, n)
+                gamma = load_column(gamma_ptr, channel0 + lane, exists & (lane < channels))
+                beta = load_column(beta_ptr, channel0 + lane, exists & (lane < channels))
+                store(y_ptr, offset, activate(d * inverse_root(m2 / n, EPSILON) * gamma + beta, ACTIVATION), mask)
 
 
 @triton.jit
@@ -149,31 +163,37 @@ def group_norm_channels_last_kernel(
 ):
     """As above, with ``channels`` contiguous elements at each of ``inner`` positions; a tile is ROWS positions × BLOCK
     channels."""
-    group, exists = group_of_program(rows, channels * inner)
-    stride = channels * GROUPS
-    channel0 = (group % GROUPS) * channels
-    start_of_group = (group // GROUPS) * inner * stride + channel0
-    first = load_column(x_ptr, start_of_group, exists)
-    base, live = start_of_group[:, None], exists[:, None]
-    at = tl.arange(0, ROWS)[:, None]
-    c = tl.arange(0, BLOCK)[None, :]
-    present = live & (c < channels)
-    gamma = load(gamma_ptr, channel0[:, None] + c, present)
-    beta = load(beta_ptr, channel0[:, None] + c, present)
-    if LOOP:
-        mean, m2 = strided_moments(x_ptr, base, live, first, inner, channels, stride, ROWS, BLOCK)
-        scale = inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
-        for start in range(0, inner, ROWS):
-            mask = present & (start + at < inner)
-            offset = base + (start + at).to(tl.int64) * stride + c
-            xhat = (load(x_ptr, offset, mask) - mean) * scale
-            store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
-    else:
-        mask = present & (at < inner)
-        offset = base + at.to(tl.int64) * stride + c
-        d, m2 = centered_tile(load(x_ptr, offset, mask), first, mask, inner * channels)
-        xhat = d * inverse_root(m2 / (inner * channels), EPSILON)
-        store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(channels, x_ptr) == WIDE:
+            length = widened(channels, x_ptr, WIDE)
+            SIZE: tl.constexpr = ROWS if WIDE or not LOOP else half(ROWS)
+            group, exists = group_of_program(rows, length * inner)
+            stride = length * GROUPS
+            channel0 = (group % GROUPS) * length
+            start_of_group = (group // GROUPS) * inner * stride + channel0
+            first = load_column(x_ptr, start_of_group, exists)
+            base, live = start_of_group[:, None], exists[:, None]
+            at = tl.arange(0, SIZE)[:, None]
+            c = tl.arange(0, BLOCK)[None, :]
+            present = live & (c < length)
+            gamma = load(gamma_ptr, channel0[:, None] + c, present)
+            beta = load(beta_ptr, channel0[:, None] + c, present)
+            if LOOP:
+                mean, m2 = strided_moments(x_ptr, base, live, first, inner, length, stride, SIZE, BLOCK)
+                scale = inverse_root(m2 / (inner * 1.0 * length), EPSILON)
+                for start in range(0, inner, SIZE):
+                    mask = present & (start + at < inner)
+                    offset = base + (start + at).to(tl.int64) * stride + c
+                    xhat = (load(x_ptr, offset, mask) - mean) * scale
+                    store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
+            else:
+                mask = present & (at < inner)
+                offset = base + at.to(tl.int64) * stride + c
+                d, m2 = centered_tile(load(x_ptr, offset, mask), first, mask, inner * length)
+                xhat = d * inverse_root(m2 / (inner * length), EPSILON)
+                store(y_ptr, offset, activate(xhat * gamma + beta, ACTIVATION), mask)
 
 
 def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, tuple[Size, ...]]:
@@ -198,16 +218,35 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
     if last:
         block = 32 if channels is None else next_power_of_2(channels)
         rows = None if inner is None else next_power_of_2(inner)
+        more = packed_tiles(inputs[0], attributes["num_groups"], channels, inner)
         if channels is not None and rows is not None and rows * block <= REGISTER_TILE:
-            return register_tiles(rows, block)
-        return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in ((8192, 16), (4096, 8))]
+            return register_tiles(rows, block) + more
+        return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in LOOPED] + more
+    flat = []
+    wide = 16 // ITEMSIZE[inputs[0].dtype]
+    if channels and inner and inner % wide and channels * inner % wide == 0:
+        flat = [replace(tile, pack=channels) for tile in row_tiles(channels * inner)[:3]]
     block = 1024 if inner is None else next_power_of_2(inner)
     if channels is not None and inner is not None and next_power_of_2(channels) * block <= REGISTER_TILE:
-        return register_tiles(next_power_of_2(channels), block)
-    return [
-        Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True)
-        for size, warps in ((8192, 16), (4096, 8), (16384, 32))
-    ]
+        return flat + register_tiles(next_power_of_2(channels), block)
+    looped = [Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True) for size, warps in LOOPED]
+    return flat + looped
+
+
+def packed_tiles(x: Tensor, groups: int, channels: int | None, inner: int | None) -> list[Tile]:
+    """Groups side by side whose channels are a multiple of 16 bytes and at least 64, two sectors of the memory; none
+    where one group's are, or all groups' are not."""
+    wide = 16 // ITEMSIZE[x.dtype]
+    if channels is None or channels % wide == 0 or channels * groups % wide:
+        return []
+    pack = wide // math.gcd(wide, channels)
+    while pack * channels < 4 * wide and pack < groups:
+        pack *= 2
+    block = next_power_of_2(pack * channels)
+    if inner is not None and next_power_of_2(inner) * block <= REGISTER_TILE // 2:
+        size = next_power_of_2(inner) * block
+        return [Tile(size // block, block, warps_for(size, 16), pack=pack)]
+    return [Tile(max(1, size // block), block, warps, loop=True, pack=pack) for size, warps in LOOPED[:2]]
 
 
 def register_tiles(rows: int, block: int) -> list[Tile]:
@@ -217,24 +256,27 @@ def register_tiles(rows: int, block: int) -> list[Tile]:
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
     samples, channels, positions = extents(inputs[0], attributes)
     groups = product((samples, attributes["num_groups"]))
-    return Launch(
-        group_norm_channels_last_kernel if attributes["channels_last"] else group_norm_kernel,
-        programs(groups),
-        {"rows": groups, "channels": channels, "inner": product(positions)},
-        {
-            "GROUPS": attributes["num_groups"],
-            "EPSILON": attributes["epsilon"],
-            "ACTIVATION": attributes.get("activation", "none"),
-            "ROWS": tile.rows,
-            "BLOCK": tile.block,
-            "LOOP": tile.loop,
-        },
-        tile.warps,
-    )
+    scalars = {"rows": groups, "channels": channels, "inner": product(positions)}
+    constants = {
+        "GROUPS": attributes["num_groups"],
+        "EPSILON": attributes["epsilon"],
+        "ACTIVATION": attributes.get("activation", "none"),
+        "ROWS": tile.rows,
+        "BLOCK": tile.block,
+        "LOOP": tile.loop,
+    }
+    if tile.pack > 1 and not attributes["channels_last"]:
+        return Launch(group_norm_flat_kernel, programs(cdiv(groups, tile.rows)), scalars, constants, tile.warps)
+    if tile.pack > 1:
+        packs = product((samples, cdiv(attributes["num_groups"], tile.pack)))
+        constants |= {"PACK": tile.pack, "PACK_LANES": next_power_of_2(tile.pack)}
+        return Launch(group_norm_packed_kernel, programs(packs), scalars, constants, tile.warps)
+    kernel = group_norm_channels_last_kernel if attributes["channels_last"] else group_norm_kernel
+    return Launch(kernel, programs(groups), scalars, constants, tile.warps)
 
 
 def op(name: str, activation: str) -> Op:
-    return Op(
+    made = Op(
         name,
         inputs=("x", "gamma", "beta"),
         types="TPPT",
@@ -243,7 +285,9 @@ def op(name: str, activation: str) -> Op:
         launch=lambda inputs, a, tile: launch(inputs, a | {"activation": activation}, tile),
         reference=lambda *arrays, **a: reference(*arrays, **a, activation=activation),
         required={"channels_last": (0, 1)},
+        beside=lambda inputs, a: (made, list(inputs), a | {"channels_last": 1}),
     )
+    return made
 
 
 OP = op("GroupNorm", "none")

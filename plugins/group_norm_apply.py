@@ -14,7 +14,7 @@ import triton.language as tl
 
 from . import group_norm
 from ._launch import Launch, Op, Tensor, Tile, cdiv, constant, constant_product, next_power_of_2, product, programs
-from ._math import activate, inverse_root, load, merged_moments, parts, positive, store
+from ._math import activate, inverse_root, is_wide, load, merged_moments, parts, positive, store, widened
 from .group_norm import extents
 
 
@@ -43,17 +43,25 @@ def group_norm_apply_kernel(
 ):
     """``rows`` channels of samples, ``channels`` a group, ``inner`` contiguous positions; a program takes BLOCK of
     them."""
-    blocks = parts(inner, BLOCK)
-    pid = tl.program_id(0)
-    row = (pid // blocks).to(tl.int64)
-    live = (row + tl.zeros([1, 1], tl.int64)) < rows
-    at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask = live & (at < inner)
-    mean, m2 = merged_moments(statistics_ptr, row // positive(channels), row < rows, inner * channels, SPLITS, 1)
-    xhat = (load(x_ptr, row * inner + at, mask) - mean) * inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
-    channel = row % positive(channels * GROUPS)
-    y = activate(xhat * load(gamma_ptr, channel, row < rows) + load(beta_ptr, channel, row < rows), ACTIVATION)
-    store(y_ptr, row * inner + at, y, mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(inner, x_ptr) == WIDE:
+            positions = widened(inner, x_ptr, WIDE)
+            blocks = parts(positions, BLOCK)
+            pid = tl.program_id(0)
+            row = (pid // blocks).to(tl.int64)
+            at = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            mask = at < positions
+            mean, m2 = merged_moments(
+                statistics_ptr, row // positive(channels), row < rows, positions * channels, SPLITS, 1
+            )
+            xhat = (load(x_ptr, row * positions + at, mask) - mean) * inverse_root(
+                m2 / (positions * 1.0 * channels), EPSILON
+            )
+            channel = row % positive(channels * GROUPS)
+            y = activate(xhat * load(gamma_ptr, channel, row < rows) + load(beta_ptr, channel, row < rows), ACTIVATION)
+            store(y_ptr, row * positions + at, y, mask)
 
 
 @triton.jit
@@ -75,31 +83,38 @@ def group_norm_apply_channels_last_kernel(
 ):
     """``rows`` samples of ``inner`` positions of GROUPS · ``channels`` elements; a program takes ROWS positions × BLOCK
     channels."""
-    width = channels * GROUPS
-    across = parts(width, BLOCK)
-    down = parts(inner, ROWS)
-    pid = tl.program_id(0)
-    sample = (pid // (across * down)).to(tl.int64) + tl.zeros([1, 1], tl.int64)
-    c = (pid % across) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    at = (pid // across % down) * ROWS + tl.arange(0, ROWS)[:, None]
-    live = (sample < rows) & (c < width)
-    mask = live & (at < inner)
-    mean, m2 = merged_moments(statistics_ptr, sample * GROUPS + c // positive(channels), live, inner, SPLITS, channels)
-    scale = inverse_root(m2 / (inner * 1.0 * channels), EPSILON)
-    offset = (sample * inner + at) * width + c
-    xhat = (load(x_ptr, offset, mask) - mean) * scale
-    y = activate(xhat * load(gamma_ptr, c, c < width) + load(beta_ptr, c, c < width), ACTIVATION)
-    store(y_ptr, offset, y, mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(channels, x_ptr) == WIDE:
+            length = widened(channels, x_ptr, WIDE)
+            width = length * GROUPS
+            across = parts(width, BLOCK)
+            down = parts(inner, ROWS)
+            pid = tl.program_id(0)
+            sample = (pid // (across * down)).to(tl.int64) + tl.zeros([1, 1], tl.int64)
+            c = (pid % across) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            at = (pid // across % down) * ROWS + tl.arange(0, ROWS)[:, None]
+            live = c < width
+            mask = live & (at < inner)
+            mean, m2 = merged_moments(
+                statistics_ptr, sample * GROUPS + c // positive(length), live, inner, SPLITS, length
+            )
+            scale = inverse_root(m2 / (inner * 1.0 * length), EPSILON)
+            offset = (sample * inner + at) * width + c
+            xhat = (load(x_ptr, offset, mask) - mean) * scale
+            y = activate(xhat * load(gamma_ptr, c, c < width) + load(beta_ptr, c, c < width), ACTIVATION)
+            store(y_ptr, offset, y, mask)
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
     x = inputs[0]
     if attributes["channels_last"]:
         block = min(1024, next_power_of_2(constant(x.shape[-1]) or 1024))
-        return [Tile(max(1, size // block), block, warps) for size, warps in ((8192, 16), (4096, 16), (16384, 32))]
+        return [Tile(max(1, size // block), block, warps) for size, warps in ((4096, 16), (8192, 16), (2048, 8))]
     inner = constant_product(x.shape[2:])
-    blocks = [min(size, next_power_of_2(inner)) if inner else size for size in (4096, 2048, 8192)]
-    return [Tile(1, block, max(1, min(16, block // 512))) for block in dict.fromkeys(blocks)]
+    blocks = [min(size, next_power_of_2(inner)) if inner else size for size in (2048, 1024, 4096)]
+    return [Tile(1, block, max(1, min(16, block // 256))) for block in dict.fromkeys(blocks)]
 
 
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:

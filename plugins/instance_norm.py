@@ -9,7 +9,20 @@ import triton
 import triton.language as tl
 
 from ._launch import Launch, Op, Tensor, Tile, constant_product, row_launch, row_tiles
-from ._math import centered, inverse_root, load, load_column, positive, row_moments, store, tile_rows
+from ._math import (
+    centered,
+    half,
+    inside,
+    inverse_root,
+    is_wide,
+    load,
+    load_column,
+    positive,
+    row_moments,
+    store,
+    tile_rows,
+    widened,
+)
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
@@ -35,24 +48,30 @@ def instance_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, exists = tile_rows(rows, n, ROWS)
-    base, live = (row * n)[:, None], exists[:, None]
-    channel = row % positive(channels)
-    gamma = load_column(gamma_ptr, channel, exists)
-    beta = load_column(beta_ptr, channel, exists)
-    first = load_column(x_ptr, row * n, exists)
-    col = tl.arange(0, BLOCK)[None, :]
-    if LOOP:
-        mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, ROWS, BLOCK, False)
-        scale = inverse_root(m2 / n, EPSILON) * gamma
-        for start in range(0, n, BLOCK):
-            at = start + col
-            mask = live & (at < n)
-            store(y_ptr, base + at, (load(x_ptr, base + at, mask) - mean) * scale + beta, mask)
-    else:
-        mask = live & (col < n)
-        d, m2 = centered(load(x_ptr, base + col, mask), first, mask, n, 1)
-        store(y_ptr, base + col, d * (inverse_root(m2 / n, EPSILON) * gamma) + beta, mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(n, x_ptr) == WIDE:
+            length = widened(n, x_ptr, WIDE)
+            SIZE: tl.constexpr = BLOCK if WIDE or not LOOP else half(BLOCK)
+            row, exists = tile_rows(rows, length, ROWS)
+            base, live = (row * length)[:, None], exists[:, None]
+            channel = row % positive(channels)
+            gamma = load_column(gamma_ptr, channel, exists)
+            beta = load_column(beta_ptr, channel, exists)
+            first = load_column(x_ptr, row * length, exists)
+            col = tl.arange(0, SIZE)[None, :]
+            if LOOP:
+                mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, length, ROWS, SIZE, False)
+                scale = inverse_root(m2 / length, EPSILON) * gamma
+                for start in range(0, length, SIZE):
+                    at = start + col
+                    mask = inside(live, at < length, ROWS)
+                    store(y_ptr, base + at, (load(x_ptr, base + at, mask) - mean) * scale + beta, mask)
+            else:
+                mask = inside(live, col < length, ROWS)
+                d, m2 = centered(load(x_ptr, base + col, mask), first, mask, length, 1)
+                store(y_ptr, base + col, d * (inverse_root(m2 / length, EPSILON) * gamma) + beta, mask)
 
 
 def launch(inputs: list[Tensor], attributes: dict, tile: Tile) -> Launch:

@@ -10,7 +10,19 @@ import triton
 import triton.language as tl
 
 from ._launch import Op, constant_product, row_launch, row_tiles
-from ._math import centered, inverse_root, load, load_column, row_moments, store, tile_rows
+from ._math import (
+    centered,
+    half,
+    inside,
+    inverse_root,
+    is_wide,
+    load,
+    load_column,
+    row_moments,
+    store,
+    tile_rows,
+    widened,
+)
 
 
 def reference(
@@ -49,24 +61,30 @@ def layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, exists = tile_rows(rows, n, ROWS)
-    base, live = (row * n)[:, None], exists[:, None]
-    first = load_column(x_ptr, row * n, exists)
-    col = tl.arange(0, BLOCK)[None, :]
-    count = degrees(n, DDOF)
-    if LOOP:
-        mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, ROWS, BLOCK, False)
-        scale = inverse_root(m2 / count, EPSILON)
-        for start in range(0, n, BLOCK):
-            at = start + col
-            mask = live & (at < n)
-            y = affine((load(x_ptr, base + at, mask) - mean) * scale, gamma_ptr, beta_ptr, at, at < n)
-            store(y_ptr, base + at, y, mask)
-    else:
-        mask = live & (col < n)
-        d, m2 = centered(load(x_ptr, base + col, mask), first, mask, n, 1)
-        y = affine(d * inverse_root(m2 / count, EPSILON), gamma_ptr, beta_ptr, col, col < n)
-        store(y_ptr, base + col, y, mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(n, x_ptr) == WIDE:
+            length = widened(n, x_ptr, WIDE)
+            SIZE: tl.constexpr = BLOCK if WIDE or not LOOP else half(BLOCK)
+            row, exists = tile_rows(rows, length, ROWS)
+            base, live = (row * length)[:, None], exists[:, None]
+            first = load_column(x_ptr, row * length, exists)
+            col = tl.arange(0, SIZE)[None, :]
+            count = degrees(length, DDOF)
+            if LOOP:
+                mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, length, ROWS, SIZE, False)
+                scale = inverse_root(m2 / count, EPSILON)
+                for start in range(0, length, SIZE):
+                    at = start + col
+                    mask = inside(live, at < length, ROWS)
+                    y = affine((load(x_ptr, base + at, mask) - mean) * scale, gamma_ptr, beta_ptr, at, at < length)
+                    store(y_ptr, base + at, y, mask)
+            else:
+                mask = inside(live, col < length, ROWS)
+                d, m2 = centered(load(x_ptr, base + col, mask), first, mask, length, 1)
+                y = affine(d * inverse_root(m2 / count, EPSILON), gamma_ptr, beta_ptr, col, col < length)
+                store(y_ptr, base + col, y, mask)
 
 
 OP = Op(

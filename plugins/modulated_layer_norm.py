@@ -9,7 +9,20 @@ import triton
 import triton.language as tl
 
 from ._launch import Op, Tensor, Tile, constant_product, product, row_launch, row_tiles
-from ._math import centered, inverse_root, load, load_column, positive, row_moments, store, tile_rows
+from ._math import (
+    centered,
+    half,
+    inside,
+    inverse_root,
+    is_wide,
+    load,
+    load_column,
+    positive,
+    row_moments,
+    store,
+    tile_rows,
+    widened,
+)
 
 
 def reference(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, epsilon: float) -> np.ndarray:
@@ -36,24 +49,30 @@ def modulated_layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    row, exists = tile_rows(rows, n, ROWS)
-    base, live = (row * n)[:, None], exists[:, None]
-    sample = ((row // positive(rows_per_sample)) * n)[:, None]
-    first = load_column(x_ptr, row * n, exists)
-    col = tl.arange(0, BLOCK)[None, :]
-    if LOOP:
-        mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, n, ROWS, BLOCK, False)
-        inverse = inverse_root(m2 / n, EPSILON)
-        for start in range(0, n, BLOCK):
-            at = start + col
-            mask = live & (at < n)
-            xhat = (load(x_ptr, base + at, mask) - mean) * inverse
-            store(y_ptr, base + at, modulate(xhat, scale_ptr, shift_ptr, sample + at, mask), mask)
-    else:
-        mask = live & (col < n)
-        d, m2 = centered(load(x_ptr, base + col, mask), first, mask, n, 1)
-        y = modulate(d * inverse_root(m2 / n, EPSILON), scale_ptr, shift_ptr, sample + col, mask)
-        store(y_ptr, base + col, y, mask)
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(n, x_ptr) == WIDE:
+            length = widened(n, x_ptr, WIDE)
+            SIZE: tl.constexpr = BLOCK if WIDE or not LOOP else half(BLOCK)
+            row, exists = tile_rows(rows, length, ROWS)
+            base, live = (row * length)[:, None], exists[:, None]
+            sample = ((row // positive(rows_per_sample)) * length)[:, None]
+            first = load_column(x_ptr, row * length, exists)
+            col = tl.arange(0, SIZE)[None, :]
+            if LOOP:
+                mean, m2 = row_moments(x_ptr, x_ptr, base, live, first, length, ROWS, SIZE, False)
+                inverse = inverse_root(m2 / length, EPSILON)
+                for start in range(0, length, SIZE):
+                    at = start + col
+                    mask = inside(live, at < length, ROWS)
+                    xhat = (load(x_ptr, base + at, mask) - mean) * inverse
+                    store(y_ptr, base + at, modulate(xhat, scale_ptr, shift_ptr, sample + at, mask), mask)
+            else:
+                mask = inside(live, col < length, ROWS)
+                d, m2 = centered(load(x_ptr, base + col, mask), first, mask, length, 1)
+                y = modulate(d * inverse_root(m2 / length, EPSILON), scale_ptr, shift_ptr, sample + col, mask)
+                store(y_ptr, base + col, y, mask)
 
 
 def launch(inputs: list[Tensor], attributes: dict, tile: Tile):

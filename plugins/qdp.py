@@ -16,7 +16,7 @@ from typing import Any, Union
 import numpy as np
 
 from ._aot import AotError, compile_launch, sources
-from ._launch import Op, Tensor, Unknown, constant
+from ._launch import Op, Tensor, Unknown, constant, in_channels_last
 from .ops import OPS
 
 NAMESPACE = "normdeploy"
@@ -76,18 +76,18 @@ def compute_capability() -> tuple[int, int]:
         raise AotError(
             "no CUDA driver here to ask for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9"
         ) from None
-    device, value, found = ctypes.c_int(), ctypes.c_int(), []
+    device, value, numbers = ctypes.c_int(), ctypes.c_int(), []
     failed = driver.cuInit(0)
     if driver.cuCtxGetDevice(ctypes.byref(device)):  # no context yet: the first device
         failed = failed or driver.cuDeviceGet(ctypes.byref(device), 0)
     for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
         failed = failed or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        found.append(value.value)
+        numbers.append(value.value)
     if failed:
         raise AotError(
             f"CUDA error {failed} when asked for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9"
         )
-    return found[0], found[1]
+    return numbers[0], numbers[1]
 
 
 def _register(op: Op, trtp: Any) -> None:
@@ -114,28 +114,35 @@ def _register(op: Op, trtp: Any) -> None:
         return descs[0] if len(descs) == 1 else tuple(descs)
 
     def autotune(*values: Any) -> Any:
-        """Types and tactics: one type for everything, or parameters in fp32 beside half precision; statistics in
-        fp32."""
-        tensors = [Tensor(_numbers(d.shape), _dtype(d)) for d in values[:count]]
-        tiles = op.tiles(tensors, read(values[count:-1]))
+        """Types, formats and tactics: one type for everything, or parameters in fp32 beside half precision; statistics
+        in fp32. Data of half precision also channels last, as convolutions have it."""
+        tensors, attributes = [Tensor(_numbers(d.shape), _dtype(d)) for d in values[:count]], read(values[count:-1])
+        last = in_channels_last(op, tensors, attributes)
         same = {"T": "|".join(TYPES.values()), "P": "|".join(TYPES.values()), "F": "FP32"}
-        found = []
-        for kinds in [same, *([{"T": MIXED, "P": "FP32", "F": "FP32"}] if "P" in op.types else [])]:
+        mixed = [{"T": MIXED, "P": "FP32", "F": "FP32"}] if "P" in op.types else []
+        offered = [(kinds, "LINEAR", op.tiles(tensors, attributes)) for kinds in [same, *mixed]]
+        if last is not None:
+            offered += [(k, "HWC8", last[0].tiles(*last[1:])) for k in [{"T": MIXED, "P": MIXED, "F": "FP32"}, *mixed]]
+        combinations = []
+        for kinds, layout, tiles in offered:
             combination = trtp.AutoTuneCombination()
             for position, kind in enumerate(op.types):
-                combination.pos([position], kinds[kind])
+                combination.pos([position], kinds[kind], layout if kind == "T" else "LINEAR")
             combination.tactics(list(range(1, len(tiles) + 1)))
-            found.append(combination)
-        return found
+            combinations.append(combination)
+        return combinations
 
     def aot_impl(*values: Any) -> Any:
         """The kernel of one tactic, its launch parameters and int32 arguments."""
         attributes, tensors = read(values[count:-2]), _tensors(values[:count])
         results = [Tensor((), _dtype(d)) for d in values[-2]]  # of which the type alone is known here
-        tiles, tactic = op.tiles(tensors, attributes), values[-1]
+        used, tactic = op, values[-1]
+        if _in_channels_last(values[0]):
+            used, tensors, attributes = in_channels_last(op, tensors, attributes) or (op, tensors, attributes)
+        tiles = used.tiles(tensors, attributes)
         # 0 is TensorRT's default; one that is not there is of a timing cache, and every tile gives the same numbers
-        launch = op.launch(tensors, attributes, tiles[tactic - 1 if 0 < tactic <= len(tiles) else 0])
-        kernel = compile_launch(op, launch, tensors, results, compute_capability())
+        launch = used.launch(tensors, attributes, tiles[tactic - 1 if 0 < tactic <= len(tiles) else 0])
+        kernel = compile_launch(used, launch, tensors, results, compute_capability())
         arguments = trtp.SymIntExprs(len(kernel.arguments))
         for i, name in enumerate(kernel.arguments):
             arguments[i] = trtp.SymInt32(launch.scalars[name])
@@ -200,6 +207,12 @@ def _name_timings(trtp: Any) -> None:
 
     get_timing_cache_id.by = NAMESPACE  # type: ignore[attr-defined]
     template.get_timing_cache_id = get_timing_cache_id
+
+
+def _in_channels_last(desc: Any) -> bool:
+    import tensorrt as trt
+
+    return bool(desc.format == trt.TensorFormat.HWC8)
 
 
 def _dtype(desc: Any) -> str:

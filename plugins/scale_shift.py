@@ -5,12 +5,14 @@ x: any shape with ``C`` elements along ``axis``; scale, shift: (C,); y = act(x Â
 'none', 'relu', 'silu'.
 """
 
+from typing import Any
+
 import numpy as np
 import triton
 import triton.language as tl
 
-from ._launch import Launch, Op, Tensor, Tile, cdiv, constant_product, next_power_of_2, product, programs
-from ._math import activate, load, load_column, parts, positive, store
+from ._launch import ITEMSIZE, Launch, Op, Tensor, Tile, cdiv, constant_product, next_power_of_2, product, programs
+from ._math import activate, is_wide, load, load_column, parts, positive, store, widened
 
 
 def reference(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, axis: int, activation: str) -> np.ndarray:
@@ -35,49 +37,64 @@ def scale_shift_kernel(
     y_ptr,
     ACTIVATION: tl.constexpr,
     BY_ROW: tl.constexpr,
+    UNIT: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """``rows`` rows of ``n`` elements; the channel is the row's number modulo ``channels``, or (not BY_ROW) the
-    column."""
-    blocks = parts(n, BLOCK)
-    pid = tl.program_id(0)
-    row = (pid // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    col = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows)[:, None] & (col < n)
-    offset = (row * n)[:, None] + col
-    if BY_ROW:
-        channel = row % positive(channels)
-        scale = load_column(scale_ptr, channel, row < rows)
-        shift = load_column(shift_ptr, channel, row < rows)
-    else:
-        scale = load(scale_ptr, col, col < n)
-        shift = load(shift_ptr, col, col < n)
-    store(y_ptr, offset, activate(load(x_ptr, offset, mask) * scale + shift, ACTIVATION), mask)
+    column's, UNIT elements each."""
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(n, x_ptr) == WIDE:
+            length = widened(n, x_ptr, WIDE)
+            blocks = parts(length, BLOCK)
+            pid = tl.program_id(0)
+            row = (pid // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+            col = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            mask = (row < rows)[:, None] & (col < length)
+            offset = (row * length)[:, None] + col
+            if BY_ROW:
+                channel = row % positive(channels)
+                scale = load_column(scale_ptr, channel, row < rows)
+                shift = load_column(shift_ptr, channel, row < rows)
+            else:
+                scale = load(scale_ptr, col // UNIT, col < length)
+                shift = load(shift_ptr, col // UNIT, col < length)
+            store(y_ptr, offset, activate(load(x_ptr, offset, mask) * scale + shift, ACTIVATION), mask)
 
 
-def by_row(x: Tensor, axis: int) -> bool:
-    """Whether a channel's elements lie together: not where the channel is the last dim."""
-    return constant_product(x.shape[axis % len(x.shape) + 1 :]) != 1
+def cut(x: Tensor, axis: int) -> tuple[int, int]:
+    """The dim from which on a row is, and how many elements of a row have one channel, 0 where all have.
+
+    A channel's elements are a row, but where they are one, the channel being the last dim, and where they are small
+    images of no multiple of 16 bytes (7 Ã— 7) while a sample is one: then rows begin at the channels' dim.
+    """
+    axis %= len(x.shape)
+    inner, sample = constant_product(x.shape[axis + 1 :]), constant_product(x.shape[axis:])
+    wide = 16 // ITEMSIZE[x.dtype]
+    small = inner and sample and inner % wide and sample % wide == 0 and inner < 1024
+    return (axis, inner) if inner and (inner == 1 or small) else (axis + 1, 0)
 
 
-def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
-    x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
-    n = constant_product(x.shape[axis + 1 :] if by_row(x, axis) else x.shape[axis:])
-    sizes = ((2048, 4), (4096, 8), (4096, 4), (1024, 4))
+def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
+    x = inputs[0]
+    n = constant_product(x.shape[cut(x, attributes["axis"])[0] :])
+    sizes = ((1024, 4), (2048, 8), (2048, 4), (4096, 8))
     blocks = [(min(size, next_power_of_2(n)) if n else size, size, warps) for size, warps in sizes]
     return list(dict.fromkeys(Tile(size // block, block, warps) for block, size, warps in blocks))
 
 
-def launch(inputs: list[Tensor], attributes: dict, tile: Tile) -> Launch:
+def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
     x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
-    cut = axis + 1 if by_row(x, axis) else axis
-    rows, n = product(x.shape[:cut]), product(x.shape[cut:])
+    start, unit = cut(x, axis)
+    rows, n = product(x.shape[:start]), product(x.shape[start:])
+    constants = {"ACTIVATION": attributes["activation"], "BY_ROW": unit == 0, "UNIT": unit}
     return Launch(
         scale_shift_kernel,
         programs(product((cdiv(rows, tile.rows), cdiv(n, tile.block)))),
         {"rows": rows, "n": n, "channels": x.shape[axis]},
-        {"ACTIVATION": attributes["activation"], "BY_ROW": by_row(x, axis), "ROWS": tile.rows, "BLOCK": tile.block},
+        constants | {"ROWS": tile.rows, "BLOCK": tile.block},
         tile.warps,
     )
 
@@ -91,4 +108,5 @@ OP = Op(
     launch=launch,
     reference=reference,
     required={"activation": ("none", "relu", "silu")},
+    beside=lambda inputs, a: (OP, list(inputs), a | {"axis": -1}) if a["axis"] in (1, -3) else None,
 )

@@ -13,8 +13,8 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from ._launch import Launch, Op, Size, Tensor, Tile, constant, next_power_of_2, product, programs
-from ._math import load_column, row_moments, split_length, store
+from ._launch import LOOPED, Launch, Op, Size, Tensor, Tile, constant, next_power_of_2, product, programs
+from ._math import half, is_wide, load_column, row_moments, split_length, store, widened
 from .group_norm import strided_moments
 
 
@@ -48,26 +48,36 @@ def statistics_kernel(
     BLOCK: tl.constexpr,
 ):
     """Rows of ``n`` contiguous elements, or (CHANNELS_LAST) of ``n`` positions with ``channels`` elements each."""
-    pid = tl.program_id(0).to(tl.int64)
-    row = pid // SPLITS
-    length = split_length(n, SPLITS)
-    start = (pid % SPLITS).to(tl.int32) * length
-    count = tl.minimum(length, n - start)  # of a part behind the row's end below 0
-    zero = tl.zeros([1], tl.int64)
-    exists = (zero + row) < rows
-    begun = exists & ((zero + count) > 0)
-    if CHANNELS_LAST:
-        stride = channels * GROUPS
-        base = ((row // GROUPS) * n + start) * stride + (row % GROUPS) * channels + zero
-        first = load_column(x_ptr, base, begun)
-        mean, m2 = strided_moments(x_ptr, base[:, None], begun[:, None], first, count, channels, stride, ROWS, BLOCK)
-    else:
-        base = row * n + start + zero
-        first = load_column(x_ptr, base, begun)
-        mean, m2 = row_moments(x_ptr, x_ptr, base[:, None], begun[:, None], first, count, 1, BLOCK, False)
-    out = (pid * 2 + zero)[:, None]
-    store(statistics_ptr, out, tl.where(begun[:, None], mean, 0.0), exists[:, None])
-    store(statistics_ptr, out + 1, tl.where(begun[:, None], m2, 0.0), exists[:, None])
+    if rows == 0:  # of the one program that a grid then has
+        return
+    for WIDE in tl.static_range(2):
+        if is_wide(channels if CHANNELS_LAST else n, x_ptr) == WIDE:
+            items = n if CHANNELS_LAST else widened(n, x_ptr, WIDE)
+            width = widened(channels, x_ptr, WIDE) if CHANNELS_LAST else channels
+            HEIGHT: tl.constexpr = ROWS if WIDE or not CHANNELS_LAST else half(ROWS)
+            SIZE: tl.constexpr = BLOCK if WIDE or CHANNELS_LAST else half(BLOCK)
+            pid = tl.program_id(0).to(tl.int64)
+            row = pid // SPLITS
+            length = split_length(items, SPLITS)
+            start = (pid % SPLITS).to(tl.int32) * length
+            count = tl.minimum(length, items - start)  # of a part behind the row's end below 0
+            zero = tl.zeros([1], tl.int64)
+            exists = (zero + row) < rows
+            begun = exists & ((zero + count) > 0)
+            if CHANNELS_LAST:
+                stride = width * GROUPS
+                base = ((row // GROUPS) * items + start) * stride + (row % GROUPS) * width + zero
+                first = load_column(x_ptr, base, begun)
+                mean, m2 = strided_moments(
+                    x_ptr, base[:, None], begun[:, None], first, count, width, stride, HEIGHT, SIZE
+                )
+            else:
+                base = row * items + start + zero
+                first = load_column(x_ptr, base, begun)
+                mean, m2 = row_moments(x_ptr, x_ptr, base[:, None], begun[:, None], first, count, 1, SIZE, False)
+            out = (pid * 2 + zero)[:, None]
+            store(statistics_ptr, out, tl.where(begun[:, None], mean, 0.0), exists[:, None])
+            store(statistics_ptr, out + 1, tl.where(begun[:, None], m2, 0.0), exists[:, None])
 
 
 def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, Size]:
@@ -85,7 +95,7 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
             inputs[0].shape[-1]
         )  # one that is not constant is not divided: TensorRT forbids it while it asks for tactics
         block = 32 if width is None else next_power_of_2(width // attributes["groups"])
-    return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in ((8192, 16), (4096, 8))]
+    return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in LOOPED[:2]]
 
 
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:

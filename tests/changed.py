@@ -46,6 +46,8 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
             )
         elif path.parent.name == "docs":
             found.add(Path("tests/test_docs.py"))
+        elif path.parts[0] == "examples":
+            found.update(t for t in every if t.parent.name == path.parent.name)
     return sorted(found)
 
 

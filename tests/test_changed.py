@@ -19,6 +19,7 @@ from tests.changed import files_of
         ("normdeploy/engines/worker.py", "tests/engines/test_worker.py"),
         ("normdeploy/engines/builder.py", "tests/engines/test_build.py"),  # those of its folder
         ("docs/export.md", "tests/test_docs.py"),
+        ("examples/cpp/run_engine.cpp", "tests/cpp/test_cpp.py"),
     ],
 )
 def test_the_files_of_a_file(path: str, wanted: str) -> None:

@@ -57,7 +57,8 @@ def test_links_resolve(path: Path) -> None:
 @pytest.mark.parametrize("path", pages())
 def test_files_and_tests_that_are_named_exist(path: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for file in re.findall(r"`((?:normdeploy|tests|models|plugins|benchmarks|docs)/[\w./]*(?:\.\w+|/))`", text):
+    folders = "normdeploy|tests|models|plugins|benchmarks|docs|examples"
+    for file in re.findall(rf"`((?:{folders})/[\w./]*(?:\.\w+|/))`", text):
         assert (ROOT / file).exists(), f"{path.name} names {file}"
     tests = "".join(p.read_text() for p in (ROOT / "tests").rglob("test_*.py"))
     for name in re.findall(r"`(test_\w+)`", text):

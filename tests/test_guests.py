@@ -27,7 +27,6 @@ from normdeploy.cli import app as cli
 from normdeploy.engines.implement import implemented, packages
 from normdeploy.errors import ExtensionError, InputError
 from normdeploy.evaluate import evaluate
-from normdeploy.forms.form import GuestWriter
 from normdeploy.graphs.graph import Graph
 from normdeploy.norms import bodies, guests
 from normdeploy.norms.ops import OURS, ROWS, Owner
@@ -543,7 +542,6 @@ def test_the_row_of_a_package_is_none_of_the_table(package: Path) -> None:
     assert guests.own("normdeploy", "L2Norm") is OURS["L2Norm"]
     assert guests.own("", "LayerNormalization") is None
     assert guests.row("other", "ClampedScaleNorm") is None
-    assert issubclass(GuestWriter, object)
 
 
 def test_its_function_is_written_anew_and_no_node_of_the_files_own(written: tuple[Path, Any], package: Path) -> None:

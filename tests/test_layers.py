@@ -161,3 +161,13 @@ def test_only_the_command_line_imports_the_package_itself() -> None:
     """``normdeploy/__init__.py`` finds every verb: a module below the verbs that imported it would close a circle."""
     importers = {i.importer for i in imports() if i.imported == "normdeploy"}
     assert importers <= {"normdeploy.cli.app", *(name for name in modules() if name.startswith("normdeploy.cli."))}
+
+
+def test_one_module_makes_the_sessions_of_onnxruntime() -> None:
+    makers = {
+        name
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "InferenceSession"
+    }
+    assert makers == {"normdeploy.sessions"}

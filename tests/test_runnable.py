@@ -98,7 +98,7 @@ def test_ops_of_a_domain_of_ones_own_are_noted() -> None:
     found = trouble(onnx.parser.parse_model(text))
     assert found is not None
     assert found.foreign
-    assert "my.own.Twist of float32" in found.said
+    assert "my.own.Twist of float32" in found.message
 
 
 def test_what_is_made_of_a_file_that_loads_has_to_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Changes one line after the other in a scratch clone and runs the tests of its subject; writes
-``benchmarks/results/mutants.md``.
+``benchmarks/results/mutants.md``, or ``mutants_NAME.md`` of another list.
 
-    python -m benchmarks.mutants [--only WORD] [--resume]
+    python -m benchmarks.mutants [--list NAME] [--only WORD] [--resume]
 
-``mutants.toml`` lists them: ``file``, ``old`` (which stands there exactly once), ``new``, ``breaks`` (what a user would
-see), ``tests`` (of pytest, run until one fails) and, where no test can notice, ``equivalent``: why. The clone has what
-is not committed yet, too. A mutant is killed where a test fails with it that passes without it.
+``mutants.toml``, or ``NAME.toml`` beside it, lists them: ``file``, ``old`` (which stands there exactly once), ``new``,
+``breaks`` (what a user would see), ``tests`` (of pytest, run until one fails) and, where no test can notice,
+``equivalent``: why, or, where the line was not needed and has been deleted, ``redundant``: why. The clone has what is
+not committed yet, too. A mutant is killed where a test fails with it that passes without it, and "killed since" where
+it survived its first run.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LIST = Path(__file__).with_name("mutants.toml")
+USUAL = "mutants"
 RESULTS = ROOT / "benchmarks" / "results"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 _WITHIN = 600.0  # seconds for the tests of one mutant; one that never ends is noticed
@@ -42,6 +44,7 @@ class Mutant:
     breaks: str
     tests: tuple[str, ...]
     equivalent: str = ""
+    redundant: str = ""
 
     @property
     def key(self) -> str:
@@ -50,16 +53,29 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    verdict: str  # killed, survived, equivalent or stale
+    verdict: str  # killed, survived, equivalent, redundant or stale
     by: str  # the test that noticed, or why none can
     seconds: float
+    first: str = ""  # the verdict of its first run
 
     def __bool__(self) -> bool:
-        return self.verdict in ("killed", "equivalent")
+        return self.verdict in ("killed", "equivalent", "redundant")
+
+    @property
+    def since(self) -> bool:
+        """Whether it is killed by a test that was written since its first run."""
+        return self.verdict == "killed" and self.first not in ("", "killed")
 
 
-def listed(file: Path = LIST) -> list[Mutant]:
-    return [Mutant(**entry | {"tests": tuple(entry["tests"])}) for entry in tomllib.loads(file.read_text())["mutant"]]
+def listed(name: str = USUAL) -> list[Mutant]:
+    text = Path(__file__).with_name(f"{name}.toml").read_text()
+    return [Mutant(**entry | {"tests": tuple(entry["tests"])}) for entry in tomllib.loads(text)["mutant"]]
+
+
+def run_again(last: Outcome | None, now: Outcome) -> Outcome:
+    """``now``, and the verdict of the first run with it; a stale mutant was not run."""
+    known = "" if last is None else last.first or last.verdict
+    return replace(now, first=known if known not in ("", "stale") else now.verdict)
 
 
 class Clone:
@@ -82,6 +98,8 @@ class Clone:
 
     def judge(self, mutant: Mutant, last: Outcome | None = None) -> Outcome:
         """``last``: what became of it before; the test that noticed then is tried first."""
+        if mutant.redundant:
+            return Outcome("redundant", mutant.redundant, 0.0)
         source, began = self.root / mutant.file, time.perf_counter()
         text = source.read_text() if source.is_file() else ""
         if text.count(mutant.old) != 1:
@@ -156,19 +174,24 @@ def _git(*arguments: str) -> list[str]:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
-def page(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome]) -> str:
+def page(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome], name: str = USUAL) -> str:
     """The table of those that were run."""
     run = [(m, outcomes[m.key]) for m in mutants if m.key in outcomes]
     rows = [
-        f"| `{m.file}` | {m.breaks} | {o.verdict} | {f'`{o.by}`' if o.verdict == 'killed' else o.by} |" for m, o in run
+        f"| `{m.file}` | {m.breaks} | {_told(o)} | {f'`{o.by}`' if o.verdict == 'killed' else o.by} |" for m, o in run
     ]
     counts = ", ".join(
-        f"{n} {v}" for v in ("killed", "equivalent", "survived", "stale") if (n := sum(o.verdict == v for _, o in run))
+        f"{n} {v}"
+        for v in ("killed", "equivalent", "redundant", "survived", "stale")
+        if (n := sum(o.verdict == v for _, o in run))
     )
+    since = sum(o.since for _, o in run)
+    first = f" Of those killed {since} survived at first: a test written since notices them." if since else ""
     return f"""# Mutants
 
-`python -m benchmarks.mutants`: one line of `benchmarks/mutants/mutants.toml` at a time is changed in a clone, and the
-tests of its subject run until one fails that passes without the change. {len(run)} mutants: {counts}.
+`python -m benchmarks.mutants{"" if name == USUAL else f" --list {name}"}`: one line of `benchmarks/mutants/{name}.toml`
+at a time is changed in a clone, and the tests of its subject run until one fails that passes without the change.
+{len(run)} mutants: {counts}.{first}
 
 | file | what the mutant breaks | outcome | test that noticed, or why none can |
 |---|---|---|---|
@@ -176,29 +199,37 @@ tests of its subject run until one fails that passes without the change. {len(ru
 """
 
 
+def _told(outcome: Outcome) -> str:
+    return "killed since" if outcome.since else outcome.verdict
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", default=USUAL, metavar="NAME", help="the list NAME.toml, not the usual one")
     parser.add_argument(
         "--only", default="", help="mutants whose file or description has this word; the others keep their last outcome"
     )
-    parser.add_argument("--resume", action="store_true", help="run those alone that have no outcome yet")
-    given, mutants, file = parser.parse_args(), listed(), RESULTS / "mutants.json"
+    parser.add_argument("--resume", action="store_true", help="not those that are killed or explained")
+    given = parser.parse_args()
+    mutants = listed(given.list)
+    file = RESULTS / f"{USUAL if given.list == USUAL else f'{USUAL}_{given.list}'}.json"
     held = json.loads(file.read_text()) if file.is_file() else {}
     outcomes = {m.key: Outcome(**held[m.key]) for m in mutants if m.key in held}
     chosen = [
         m
         for m in mutants
-        if (given.only in m.file or given.only in m.breaks) and not (given.resume and m.key in outcomes)
+        if (given.only in m.file or given.only in m.breaks) and not (given.resume and outcomes.get(m.key))
     ]
     with tempfile.TemporaryDirectory() as folder:
         clone = Clone(Path(folder))
-        for mutant in chosen:
-            outcomes[mutant.key] = outcome = clone.judge(mutant, outcomes.get(mutant.key))
+        for mutant in sorted(chosen, key=lambda m: m.key in outcomes):  # first those that were never run
+            last = outcomes.get(mutant.key)
+            outcomes[mutant.key] = outcome = run_again(last, clone.judge(mutant, last))
             print(f"{outcome.verdict} {mutant.file}: {mutant.breaks} [{outcome.by}] {outcome.seconds} s", flush=True)
             file.write_text(
                 json.dumps({m.key: asdict(outcomes[m.key]) for m in mutants if m.key in outcomes}, indent=1) + "\n"
             )
-            file.with_suffix(".md").write_text(page(mutants, outcomes))
+            file.with_suffix(".md").write_text(page(mutants, outcomes, given.list))
     return 0 if all(outcomes[m.key] for m in chosen) else 1
 
 

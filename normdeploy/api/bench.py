@@ -130,5 +130,5 @@ def bench(
 
 def _no_model(loading: Loading) -> None:
     """What says how a model is loaded is nothing to ignore where there is none."""
-    if said := sorted(name for name, value in loading.items() if value):
-        raise InputError(f"{', '.join(said)}: for the model, and none was given; leave it out, or give the model too")
+    if flags := sorted(name for name, value in loading.items() if value):
+        raise InputError(f"{', '.join(flags)}: for the model, and none was given; leave it out, or give the model too")

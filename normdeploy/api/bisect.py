@@ -59,9 +59,9 @@ def bisect(
         followed, notes = remembered_by_any(source, [file], loading)
         model = loaded_as_recorded(source, args, kwargs, followed, loading)
     with stage("bisect"):
-        found = search(model, file, engines=engines, seeds=seeds, inputs=own, progress=progress)
+        bisection = search(model, file, engines=engines, seeds=seeds, inputs=own, progress=progress)
     if output is not None:
         with stage("write"):
-            if found.write(output) is None and not found:
+            if bisection.write(output) is None and not bisection:
                 notes.append(f"nothing was written to {os.fspath(output)}: no nodes were found that fail by themselves")
-    return replace(found, notes=(*notes, *found.notes))
+    return replace(bisection, notes=(*notes, *bisection.notes))

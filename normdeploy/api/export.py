@@ -159,8 +159,8 @@ def export(
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
     norms(summary, notes)
     origin = Origin(source, args, kwargs, loading)
-    held, path = (filled(proto), None) if output is None else (None, Path(output))
-    return ExportResult(held, path, summary, tuple(notes), stage.seconds, account, origin)
+    kept, path = (filled(proto), None) if output is None else (None, Path(output))
+    return ExportResult(kept, path, summary, tuple(notes), stage.seconds, account, origin)
 
 
 def _eager(model: Model, feeds: Mapping[str, Any]) -> str:

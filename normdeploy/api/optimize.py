@@ -142,8 +142,8 @@ def optimize(
         signing.sign(content_of(proto), output, signed)
     norms(summary, notes)
     origin = Origin(source)
-    held, path = (filled(proto), None) if output is None else (None, Path(output))
-    return ExportResult(held, path, summary, tuple(notes), stage.seconds, account, origin)
+    kept, path = (filled(proto), None) if output is None else (None, Path(output))
+    return ExportResult(kept, path, summary, tuple(notes), stage.seconds, account, origin)
 
 
 def _signed(proto: onnx.ModelProto, source: PathLike | onnx.ModelProto) -> dict[str, str] | None:

@@ -97,14 +97,15 @@ def export_parts(
         NormdeployError: as ``export``; or ``output`` is not empty or can't be written.
     """
     target = _new_folder(output)
-    said = cast("Loading", {name: value for name, value in loading.items() if value})
-    if foreign := sorted(name for name in said if name not in _OF_FOLDERS):
+    stated = cast("Loading", {name: value for name, value in loading.items() if value})
+    if foreign := sorted(name for name in stated if name not in _OF_FOLDERS):
         raise InputError(
             f"{foreign[0]} is of one part, and all are exported; leave it out, or export the parts one by one"
         )
-    if said.get("part", ALL_PARTS) != ALL_PARTS:
+    if stated.get("part", ALL_PARTS) != ALL_PARTS:
         raise InputError(
-            f"the part {said['part']!r} alone is one file: `normdeploy export` writes it, from Python normdeploy.export"
+            f"the part {stated['part']!r} alone is one file: `normdeploy export` writes it, from Python"
+            " normdeploy.export"
         )
     options: dict[str, Any] = {
         **{
@@ -118,7 +119,7 @@ def export_parts(
         **{"precision": precision, "keep_io": keep_io},
         **({} if compare_limit is None else {"compare_limit": compare_limit}),
     }
-    read = {name: value for name, value in said.items() if name != "part"}
+    read = {name: value for name, value in stated.items() if name != "part"}
     results: dict[str, ExportResult] = {}
     with atomic_folder(target) as folder:
         for part, model in load_parts(os.fspath(source), **cast("Any", read)):
@@ -126,7 +127,7 @@ def export_parts(
             results[part] = export(
                 cast("Any", model),
                 output=folder / PART_FILES[part],
-                trust=said.get("trust", False),
+                trust=stated.get("trust", False),
                 progress=tell,
                 **options,
             )

@@ -94,18 +94,18 @@ def verify(
     """
     stage = Stages(progress)
     every = [*cast("Sequence[PathLike]", files), *engines]  # models in memory have become files
-    said = PolicyFile() if policy is None else read_policy(policy)
-    rules = policy_of(tolerance, metric).over(said.policy).requiring(also_default)
+    policies = PolicyFile() if policy is None else read_policy(policy)
+    rules = policy_of(tolerance, metric).over(policies.policy).requiring(also_default)
     for name in runners:
         required(name)
-    most = said.most if max_elements is None else max_elements
+    most = policies.most if max_elements is None else max_elements
     own = None if feeds is None else read(feeds)
     if labels is not None and dataset is None:
         raise InputError(
             f"the labels {labels!r} are a part of a dataset, and none is given; give it with --dataset, or leave"
             " them out"
         )
-    column = said.labels if labels is None and rules.labelled else labels  # a file names them for whoever asks
+    column = policies.labels if labels is None and rules.labelled else labels  # a file names them for whoever asks
     with stage("load"):
         model, notes = original(source, every, args, kwargs, loading)
     with stage("verify"):
@@ -117,7 +117,7 @@ def verify(
             drift=drift,
             most=most,
             policy=rules,
-            names=[*said.names.items(), *pairs_of(map)],
+            names=[*policies.names.items(), *pairs_of(map)],
             dataset=() if dataset is None else open_dataset(dataset, model, column),
             runners=runners,
             progress=progress,

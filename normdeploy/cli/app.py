@@ -21,11 +21,11 @@ class _Bare:
     """Help that shows a flag as one: typer writes <bool> behind it, as though it took a value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        found = super().get_params(ctx)  # type: ignore[misc]
-        for option in found:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for option in params:
             if getattr(option, "is_flag", False) and option.metavar is None:
                 option.metavar = ""
-        return found
+        return params
 
 
 class _Group(_Bare, TyperGroup):
@@ -101,6 +101,6 @@ def main() -> None:
         )
 
 
-def _refuse(said: str) -> NoReturn:
-    print(f"error: {printable(said)}", file=sys.stderr)
+def _refuse(message: str) -> NoReturn:
+    print(f"error: {printable(message)}", file=sys.stderr)
     sys.exit(1)

@@ -63,7 +63,7 @@ def bisect(
     loading = load.keywords()
     check_report(report, html, (source, onnx, *(engine or ()), *(given or ()), *([output] if output else ())))
     with bars(quiet) as progress:
-        found = normdeploy.bisect(
+        bisection = normdeploy.bisect(
             source,
             onnx,
             output=output,
@@ -74,9 +74,11 @@ def bisect(
             **loading,
         )
     files = {"model": str(source), "onnx": str(onnx)} | ({"engines": ", ".join(map(str, engine))} if engine else {})
-    if found.reproduction is not None and output is not None:
+    if bisection.reproduction is not None and output is not None:
         files["reproduction"] = str(output)
-    account = Report("bisect", files, parity=found.parity, bisection=found, seconds={"bisect": found.seconds})
+    account = Report(
+        "bisect", files, parity=bisection.parity, bisection=bisection, seconds={"bisect": bisection.seconds}
+    )
     tell(account, report, quiet, html)
-    if not found:
+    if not bisection:
         raise typer.Exit(1)

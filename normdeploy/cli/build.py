@@ -11,8 +11,9 @@ from typer.core import TyperCommand
 
 import normdeploy
 
+from ..choices import EngineRuntime, NormImpl
 from .console import bars, check_report, tell
-from .options import EngineRuntime, HtmlFile, NormImpl, OnnxFile, Output, Quiet, ReportFile
+from .options import HtmlFile, OnnxFile, Output, Quiet, ReportFile
 
 
 class Spread(TyperCommand):
@@ -39,7 +40,7 @@ def build(
             metavar="RUNTIME",
             help="The library that builds and will run the engine: tensorrt-rtx or tensorrt.",
         ),
-    ] = EngineRuntime.tensorrt_rtx,
+    ] = "tensorrt-rtx",
     compute_capability: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,7 +64,7 @@ def build(
             metavar="FORM",
             help="native; plugin: norms in our kernels, held by the engine (tensorrt only); auto: where that helps.",
         ),
-    ] = NormImpl.native,
+    ] = "native",
     add_profile: Annotated[
         list[str] | None,
         typer.Option(

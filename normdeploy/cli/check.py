@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,22 +16,14 @@ from ..storage.atomic import write_bytes
 from .console import bars, check_report
 from .options import (
     LOADING,
-    Fuse,
     FuseOption,
     LoadingOptions,
     Quiet,
-    Runtime,
     RuntimeOption,
 )
 from .options import precision as half
 
-
-class Format(StrEnum):
-    """How the findings are written."""
-
-    text = "text"
-    json = "json"
-    sarif = "sarif"
+Format = Literal["text", "json", "sarif"]
 
 
 def check(
@@ -54,7 +45,7 @@ def check(
     ] = "decomposed,train-mode,eps-lost",
     form: Annotated[
         Format, typer.Option("--format", help="Of the file, or of what is printed where none is given.")
-    ] = Format.text,
+    ] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the findings to this file.")] = None,
     baseline: Annotated[
         Path | None,
@@ -74,8 +65,8 @@ def check(
             ),
         ),
     ] = None,
-    runtime: RuntimeOption = Runtime.any,
-    fuse: FuseOption = Fuse.standard,
+    runtime: RuntimeOption = "any",
+    fuse: FuseOption = "standard",
     load: LoadingOptions = LOADING,
     quiet: Quiet = False,
 ) -> None:
@@ -102,11 +93,11 @@ def check(
             progress=progress,
             **loading,
         )
-    text = {Format.text: told, Format.json: lambda r: r.json(), Format.sarif: sarif}[form](result)
+    text = {"text": told, "json": lambda r: r.json(), "sarif": sarif}[form](result)
     text = text.encode(errors="replace").decode()  # a file's name may be no text
     if output is not None:
         write_bytes(output, text.encode())
-    if form is not Format.text and output is None:
+    if form != "text" and output is None:
         typer.echo(text, nl=False)
     elif not quiet:
         typer.echo(printable(told(result)), nl=False)

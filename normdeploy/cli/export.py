@@ -16,7 +16,6 @@ from .options import (
     Calibrate,
     CompareLimit,
     ExportOptions,
-    Fuse,
     FuseOption,
     HtmlFile,
     KeepIO,
@@ -26,7 +25,6 @@ from .options import (
     ProviderOption,
     Quiet,
     ReportFile,
-    Runtime,
     RuntimeOption,
     Strict,
     StrictProof,
@@ -45,9 +43,9 @@ def export(
     opset: Annotated[
         int | None, typer.Option("--opset", help="18 to 25; without it 21, raised only where a norm needs it.")
     ] = None,
-    runtime: RuntimeOption = Runtime.any,
+    runtime: RuntimeOption = "any",
     provider: ProviderOption = "cpu",
-    fuse: FuseOption = Fuse.standard,
+    fuse: FuseOption = "standard",
     strict: Strict = False,
     strict_proof: StrictProof = False,
     precision: PrecisionOption = None,

@@ -12,13 +12,11 @@ import normdeploy
 from .console import bars, check_report, tell
 from .options import (
     LOADING,
-    Fuse,
     FuseOption,
     HtmlFile,
     LoadingOptions,
     Quiet,
     ReportFile,
-    Runtime,
     RuntimeOption,
 )
 
@@ -26,8 +24,8 @@ from .options import (
 def inspect(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file, or what export takes.")],
     load: LoadingOptions = LOADING,
-    runtime: RuntimeOption = Runtime.any,
-    fuse: FuseOption = Fuse.standard,
+    runtime: RuntimeOption = "any",
+    fuse: FuseOption = "standard",
     explain: Annotated[
         str | None,
         typer.Option("--explain", metavar="NAME", help="Say why this tensor, node or module path was fused or not."),

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..choices import Fuse, Runtime
 from ..dtypes import precision_of
 from ..errors import InputError
 
 if TYPE_CHECKING:
     from ..arguments import Loading
-
-
-class Runtime(StrEnum):
-    """Which of equal standard forms to write."""
-
-    any = "any"
-    onnxruntime = "onnxruntime"
-    onnxruntime_accurate = "onnxruntime-accurate"
-    tensorrt = "tensorrt"
-    tensorrt_rtx = "tensorrt-rtx"
-
-
-class Fuse(StrEnum):
-    """Which ops may be written."""
-
-    standard = "standard"
-    portable = "portable"
 
 
 ModelFile = Annotated[
@@ -43,27 +26,12 @@ ModelFile = Annotated[
 ]
 
 
-class EngineRuntime(StrEnum):
-    """What an engine is built with."""
-
-    tensorrt_rtx = "tensorrt-rtx"
-    tensorrt = "tensorrt"
-
-
 def precision(text: str) -> str:
     """A precision in its one spelling; "" for float32, which is no change."""
     try:
         return precision_of(text) or ""
     except InputError as error:
         raise typer.BadParameter(str(error)) from error
-
-
-class NormImpl(StrEnum):
-    """The form of the norms in an engine."""
-
-    native = "native"
-    plugin = "plugin"
-    auto = "auto"
 
 
 OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]

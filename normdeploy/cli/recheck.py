@@ -33,10 +33,10 @@ def recheck(
 
     check_report(report, used=[bundle, *([onnx] if onnx else ())])
     with bars(quiet) as progress:
-        found = normdeploy.recheck(bundle, onnx=onnx, progress=progress)
+        outcome = normdeploy.recheck(bundle, onnx=onnx, progress=progress)
     if report is not None:
-        write_bytes(report, (json.dumps(plain(found.to_json()), indent=2, allow_nan=False) + "\n").encode())
+        write_bytes(report, (json.dumps(plain(outcome.to_json()), indent=2, allow_nan=False) + "\n").encode())
     if not quiet:
-        show_recheck(_console(), found)
-    if not found:
+        show_recheck(_console(), outcome)
+    if not outcome:
         raise typer.Exit(1)

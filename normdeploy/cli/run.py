@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,12 +12,7 @@ import normdeploy
 from .console import check_report, tell
 from .options import Output, Quiet, ReportFile
 
-
-class RuntimeCache(StrEnum):
-    """What becomes of TensorRT-RTX's compiled kernels."""
-
-    keep = "keep"
-    off = "off"
+RuntimeCache = Literal["keep", "off"]
 
 
 def run(
@@ -82,7 +76,7 @@ def run(
         profile_index=profile_index,
         seed=seed,
         runner=runner,
-        runtime_cache=None if runtime_cache is None else runtime_cache is RuntimeCache.keep,
+        runtime_cache=None if runtime_cache is None else runtime_cache == "keep",
         weight_budget=weight_budget,
     )
     files = {"source": str(source), "output": str(output)}

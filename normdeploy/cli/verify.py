@@ -205,8 +205,8 @@ def _verify_parts(
     for file in PART_FILES.values():
         check_report(of_file(report, file), of_file(html, file), (source, folder / file, *used))
     with bars(quiet) as progress:
-        found = normdeploy.verify_parts(source, folder, progress=progress, **rules, **loading)
-    for file, parity in found.comparisons.items():
+        verdict = normdeploy.verify_parts(source, folder, progress=progress, **rules, **loading)
+    for file, parity in verdict.comparisons.items():
         if not quiet:
             say(title(file))
         account = Report("verify", _roles(source, [folder / file]), parity=parity, seconds={"verify": parity.seconds})
@@ -216,8 +216,8 @@ def _verify_parts(
         elif not parity:
             _say_failures(parity)
     if not quiet:
-        say(verdict_on_parts(found))
-    if not found:
+        say(verdict_on_parts(verdict))
+    if not verdict:
         raise typer.Exit(1)
 
 

@@ -47,22 +47,24 @@ def accounted(findings: Sequence[Finding], read: Read, standard: onnx.ModelProto
     claimed: set[int] = set()
     for expansion in read.expansions:
         own = expansion.finding
-        said = next((i for i in _spoken(expansion, result, places, readers) if i not in claimed), None)
-        if said is None:
+        its = next((i for i in _spoken(expansion, result, places, readers) if i not in claimed), None)
+        if its is None:
             result[len(result)] = own
             continue
-        claimed.add(said)
-        found = result[said]
-        result[said] = replace(
-            found,
-            tensor=own.tensor if found.tensor in expansion.tensors | expansion.inputs else found.tensor,
-            kind=own.kind if found.kind == "unknown" else found.kind,
-            module=found.module or own.module,
+        claimed.add(its)
+        finding_of_norm = result[its]
+        result[its] = replace(
+            finding_of_norm,
+            tensor=own.tensor
+            if finding_of_norm.tensor in expansion.tensors | expansion.inputs
+            else finding_of_norm.tensor,
+            kind=own.kind if finding_of_norm.kind == "unknown" else finding_of_norm.kind,
+            module=finding_of_norm.module or own.module,
             spelling=own.spelling,
             tensors=own.tensors,
-            became=found.became or "standard primitives",
-            notes=(*own.notes, *found.notes),
-            certificate=both(own.certificate, found.certificate),
+            became=finding_of_norm.became or "standard primitives",
+            notes=(*own.notes, *finding_of_norm.notes),
+            certificate=both(own.certificate, finding_of_norm.certificate),
         )
     dropped: set[int] = set()
     for left in read.left:

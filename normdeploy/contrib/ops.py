@@ -39,11 +39,11 @@ def _simplified_layer_norm(w: Writer, attrs: Attrs) -> None:
 
 
 def _affine_norm(w: Writer, attrs: Attrs, x: str, beta: str, centered: bool, inverse: int) -> None:
-    found = w.normalized(x, w.from_axis(x, attrs.get("axis", -1)), attrs.get("epsilon", 1e-5), centered)
-    w.give(0, w.scaled(found.value, w.input(1), beta))
+    normalized = w.normalized(x, w.from_axis(x, attrs.get("axis", -1)), attrs.get("epsilon", 1e-5), centered)
+    w.give(0, w.scaled(normalized.value, w.input(1), beta))
     if centered:
-        w.give(1, found.mean)
-    _give_inverse(w, inverse, found.deviation)
+        w.give(1, normalized.mean)
+    _give_inverse(w, inverse, normalized.deviation)
 
 
 def _give_inverse(w: Writer, index: int, deviation: str) -> None:
@@ -67,10 +67,10 @@ def _skip_norm(w: Writer, attrs: Attrs, beta: str, bias: str, centered: bool) ->
     total = w.then("Add", w.input(0), w.input(1), kind=w.kind(w.input(0), w.input(1), w.input(2)))
     total = w.then("Add", total, bias) if bias else total
     w.alike.append(total)
-    found = w.normalized(total, [-1], attrs.get("epsilon", 1e-12), centered)
-    w.give(0, w.scaled(found.value, w.input(2), beta))
-    w.give(1, found.mean)
-    _give_inverse(w, 2, found.deviation)
+    normalized = w.normalized(total, [-1], attrs.get("epsilon", 1e-12), centered)
+    w.give(0, w.scaled(normalized.value, w.input(2), beta))
+    w.give(1, normalized.mean)
+    _give_inverse(w, 2, normalized.deviation)
     w.give(3, total)
 
 
@@ -90,8 +90,8 @@ def _embed_layer_norm(w: Writer, attrs: Attrs) -> None:
     total = w.then("Add", w.then("Gather", words, ids, axis=0, kind=kind), place)
     if segments:
         total = w.then("Add", total, w.then("Gather", w.input(4), segments, axis=0, kind=kind))
-    found = w.normalized(total, [-1], attrs.get("epsilon", 1e-12))
-    w.give(0, w.scaled(found.value, w.input(5), w.input(6)))
+    normalized = w.normalized(total, [-1], attrs.get("epsilon", 1e-12))
+    w.give(0, w.scaled(normalized.value, w.input(5), w.input(6)))
     if len(w.node.output) > 1 and w.node.output[1]:
         w.give(1, _ones(w, ids, w.input(7)))
     w.give(2, total)
@@ -101,12 +101,12 @@ def _ones(w: Writer, ids: str, mask: str) -> str:
     """The number of ones in each row of an int32 mask; zeros without one."""
     kind = onnx.TensorProto.INT32
     if mask:
-        held = w.cast(w.then("Equal", mask, w.constant(1, kind, "one"), kind=onnx.TensorProto.BOOL), kind)
+        mask_of_ones = w.cast(w.then("Equal", mask, w.constant(1, kind, "one"), kind=onnx.TensorProto.BOOL), kind)
     else:
-        held = w.then("Sub", ids, ids, kind=kind)
+        mask_of_ones = w.then("Sub", ids, ids, kind=kind)
     if w.opset < 13:
-        return w.then("ReduceSum", held, axes=[1], keepdims=0)
-    return w.then("ReduceSum", held, w.ints([1], "axes"), keepdims=0)
+        return w.then("ReduceSum", mask_of_ones, axes=[1], keepdims=0)
+    return w.then("ReduceSum", mask_of_ones, w.ints([1], "axes"), keepdims=0)
 
 
 def _ort_group_norm(w: Writer, attrs: Attrs) -> None:

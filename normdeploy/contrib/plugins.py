@@ -62,11 +62,11 @@ def _trt_instance_norm(w: Writer, attrs: Attrs) -> None:
     x, kind = w.input(0), w.kind(w.input(0))
     if "epsilon" not in attrs:
         raise Refused("its epsilon is not written")
-    found = w.normalized(x, list(range(2 - len(w.shape(x)), 0)), attrs["epsilon"])
+    normalized = w.normalized(x, list(range(2 - len(w.shape(x)), 0)), attrs["epsilon"])
     scale, bias = w.input(1), w.input(2)
     if not scale:
         scale, bias = (_vector(w, attrs, name, w.wide(kind)) for name in ("scales", "bias"))
-    y = w.cast(w.scaled(found.value, scale, bias, shape=[-1, *(1,) * (len(w.shape(x)) - 2)]), kind)
+    y = w.cast(w.scaled(normalized.value, scale, bias, shape=[-1, *(1,) * (len(w.shape(x)) - 2)]), kind)
     if attrs.get("relu", 0):
         y = w.then("LeakyRelu", y, alpha=float(attrs["alpha"])) if attrs.get("alpha") else w.then("Relu", y)
     w.give(0, y)
@@ -85,9 +85,9 @@ def _trt_skip_layer_norm(w: Writer, attrs: Attrs) -> None:
     if "bias" in attrs:  # the plugin holds its vectors in float32, whatever the type of its data
         total = w.cast(total, w.wide(kind))
         total = w.then("Add", total, _vector(w, attrs, "bias", w.wide(kind), ones))
-    found = w.normalized(total, list(range(-1 - len(ones), 0)), SKIP_EPSILON[type_id])
+    normalized = w.normalized(total, list(range(-1 - len(ones), 0)), SKIP_EPSILON[type_id])
     gamma, beta = (_vector(w, attrs, name, w.wide(kind), ones) for name in ("gamma", "beta"))
-    w.give(0, w.cast(w.scaled(found.value, gamma, beta), kind))
+    w.give(0, w.cast(w.scaled(normalized.value, gamma, beta), kind))
     w.notes = (f"epsilon {SKIP_EPSILON[type_id]:.3g} is compiled into the plugin; before February 2024 it had none",)
 
 

@@ -62,14 +62,14 @@ def shapes(op: Op, node: onnx.NodeProto, attrs: Mapping[str, Any], types: Types,
     )
     if groups > 1 and x[along[0]].number is None:
         x[along[0]] = groups * Size.unknown("a group", first.name)
-    found = {first.name: tuple(x)}
+    known = {first.name: tuple(x)}
     for i, t in enumerate(given):
-        if t.name and t.name not in found:
+        if t.name and t.name not in known:
             broadcast = op.owner is Owner.ONNXRUNTIME and op.kind in _TRAILING and len(t.dims or ()) > len(along)
-            found[t.name] = (
+            known[t.name] = (
                 _summand(t, x) if i == summand or broadcast else _vector(op, t, [x[a] for a in along], groups)
             )
-    return found
+    return known
 
 
 def _along(op: Op, attrs: Mapping[str, Any], rank: int) -> list[int]:
@@ -139,11 +139,11 @@ def _embedding(given: Sequence[_Input]) -> dict[str, Shape]:
     width: list[Size] = [dim_size((tables[0].dims or (None, None))[1], f"{tables[0].name}:1")]
     for t in (*tables, by_place[5], by_place[6]):
         _fix(width, 0, (t.dims or (None,))[-1])
-    found = {ids.name: (batch, length), **{t.name: (width[0],) for t in tables}}
+    known = {ids.name: (batch, length), **{t.name: (width[0],) for t in tables}}
     for i, t in by_place.items():
         if i in (5, 6):
-            found[t.name] = tuple(width)
-        elif t.name not in found:
+            known[t.name] = tuple(width)
+        elif t.name not in known:
             rows = batch if t.dims is None or t.dims[0] != 1 else ONE
-            found[t.name] = (rows, length)
-    return found
+            known[t.name] = (rows, length)
+    return known

@@ -56,8 +56,8 @@ def proved(memo: Memo, op: Op, writer: Writer, types: Types) -> Certificate:
             f"the rank of {name!r} is not known: shown at each from {least} to {ranks[-1]}, and at larger ones slice by"
             " slice"
         )
-    found = [_at(memo, op, writer, attrs, shapes(op, writer.node, attrs, types, rank)) for rank in ranks]
-    return certificate_of(next((f for f in found if isinstance(f, NotProved)), found[-1]), more)
+    proofs = [_at(memo, op, writer, attrs, shapes(op, writer.node, attrs, types, rank)) for rank in ranks]
+    return certificate_of(next((f for f in proofs if isinstance(f, NotProved)), proofs[-1]), more)
 
 
 def _at(
@@ -74,10 +74,10 @@ def _at(
 
 def _identity(sides: Sides) -> Identity:
     """An expansion computes no parameter, so nothing is equal up to a scale, a shift or a rounding."""
-    found = identity(sides)
-    if found.parameters or found.epsilons or found.read:
+    proof = identity(sides)
+    if proof.parameters or proof.epsilons or proof.read:
         raise NotProved(Why.DIFFERS, "it computes something else, by a scale or a shift", sides.culprit)
-    return found
+    return proof
 
 
 def _sides(op: Op, writer: Writer, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]) -> Sides:
@@ -88,9 +88,9 @@ def _sides(op: Op, writer: Writer, attrs: Mapping[str, Any], sizes: Mapping[str,
 
     def before(m: Machine, values: Sequence[Value]) -> list[Value]:
         given = inputs_of(values)
-        found = definition(m, [given[name] if name else None for name in node.input], attrs, opset, len(node.output))
-        found = found if isinstance(found, tuple) else (found,)
-        return [found[i] for i in wanted]
+        results = definition(m, [given[name] if name else None for name in node.input], attrs, opset, len(node.output))
+        results = results if isinstance(results, tuple) else (results,)
+        return [results[i] for i in wanted]
 
     def after(m: Machine, values: Sequence[Value]) -> list[Value]:
         env = run_protos(m, writer.nodes, writer.initializers, inputs_of(values), opset)
@@ -120,13 +120,13 @@ def _embedding(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple[tuple[
         leaves["mask"] = sizes[counted]
 
     def inputs_of(values: Sequence[Value]) -> dict[str, Any]:
-        held = dict(zip(leaves, values, strict=True))
+        by_leaf = dict(zip(leaves, values, strict=True))
         given: dict[str, Any] = {
-            t: Table(t, {by: held[table, by] for table, by in picks if table == t}) for t, _ in picks
+            t: Table(t, {by: by_leaf[table, by] for table, by in picks if table == t}) for t, _ in picks
         }
         for index in filter(None, (ids, name[1], counted, positions)):
-            given[index] = Indices(index, sizes[index], held["mask"] if index == counted else None)
-        return given | {vector: held[vector] for vector in (name[5], name[6])}
+            given[index] = Indices(index, sizes[index], by_leaf["mask"] if index == counted else None)
+        return given | {vector: by_leaf[vector] for vector in (name[5], name[6])}
 
     return tuple(leaves.values()), inputs_of
 
@@ -144,7 +144,7 @@ def _key(op: Op, writer: Writer, sizes: Mapping[str, Shape]) -> object:
         terms = [(c, tuple(symbols.setdefault(s, len(symbols)) for s in monomial)) for monomial, c in size.terms]
         return tuple(sorted(terms, key=repr))
 
-    def said(n: onnx.NodeProto) -> object:
+    def content(n: onnx.NodeProto) -> object:
         return (
             n.op_type,
             place(n.input),
@@ -152,6 +152,6 @@ def _key(op: Op, writer: Writer, sizes: Mapping[str, Shape]) -> object:
             tuple(sorted(a.SerializeToString(deterministic=True) for a in n.attribute)),
         )
 
-    own = (op.owner, writer.opset, said(node), *(said(n) for n in writer.nodes))
-    held = tuple((place([t.name]), t.data_type, tuple(t.dims), t.raw_data) for t in writer.initializers)
-    return (*own, held, tuple((place([name]), tuple(map(told, shape))) for name, shape in sizes.items()))
+    own = (op.owner, writer.opset, content(node), *(content(n) for n in writer.nodes))
+    stored = tuple((place([t.name]), t.data_type, tuple(t.dims), t.raw_data) for t in writer.initializers)
+    return (*own, stored, tuple((place([name]), tuple(map(told, shape))) for name, shape in sizes.items()))

@@ -10,8 +10,8 @@ import onnx
 
 from ..domains import STANDARD
 from ..graphs.dims import invented
+from ..graphs.inference import inferred
 from ..graphs.nested import info
-from ..graphs.protos import inferred
 from ..norms.ops import Owner, owned_by
 from ..recognition.roots import is_norm
 from .ops import op_of
@@ -27,7 +27,7 @@ _ELEMENTWISE = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")  # of onnxruntime's
 def types_of(proto: onnx.ModelProto, opset: int) -> Types:
     """The element type and shape of each tensor, as far as they can be known."""
     functions = {(f.domain, f.name) for f in proto.functions}
-    said = {
+    by_name = {
         v.name
         for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
         if v.type.tensor_type.HasField("shape")
@@ -39,7 +39,7 @@ def types_of(proto: onnx.ModelProto, opset: int) -> Types:
         standard = _stand_ins(node, opset, stream, lost)
         strange = node.domain not in STANDARD and (node.domain, node.op_type) not in functions
         if (standard is None and (strange or not lost.isdisjoint(node.input))) or standard == []:
-            lost.update(o for o in node.output if o not in said)
+            lost.update(o for o in node.output if o not in by_name)
         elif standard is not None or is_norm(node):
             stream.update(o for n in standard or [node] for o in n.output)
         nodes += [node] if standard is None else standard

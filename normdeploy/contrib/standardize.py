@@ -147,12 +147,12 @@ def _graph(proto: onnx.ModelProto, around: set[str], read: Read) -> onnx.ModelPr
 
 
 def _inside(nested: Nested, around: set[str], read: Read) -> None:
-    found = Read()
-    out = _graph(nested.model, around, found)
-    if found.expansions:
+    inside = Read()
+    out = _graph(nested.model, around, inside)
+    if inside.expansions:
         nested.put_back(out)
-    read.expansions += [replace(e, finding=_placed(e.finding, nested)) for e in found.expansions]
-    read.left += [replace(f, finding=_placed(f.finding, nested)) for f in found.left]
+    read.expansions += [replace(e, finding=_placed(e.finding, nested)) for e in inside.expansions]
+    read.left += [replace(f, finding=_placed(f.finding, nested)) for f in inside.left]
 
 
 def _leave_all(function: Nested, reason: str, read: Read) -> None:
@@ -161,8 +161,8 @@ def _leave_all(function: Nested, reason: str, read: Read) -> None:
     for node, opset in nodes_of(onnx.ModelProto(graph=function.model.graph, opset_import=function.model.opset_import)):
         if _looks_foreign(node, opset) and (node.domain, node.op_type) not in own:
             op = op_of(node, opset)
-            said = f"{_op_text(node)}: the function that it is in can't be opened: {reason}"
-            finding = _finding(node, op.kind if op is not None else "unknown", "refused", said)
+            message = f"{_op_text(node)}: the function that it is in can't be opened: {reason}"
+            finding = _finding(node, op.kind if op is not None else "unknown", "refused", message)
             read.left.append(Foreign(_placed(finding, function), frozenset(node.input)))
 
 

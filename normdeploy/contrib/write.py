@@ -94,22 +94,22 @@ class Writer:
         """One node more; its result is of ``kind``, by default of the type of its first input."""
         name = self._fresh(op)
         self.nodes.append(onnx.helper.make_node(op, list(inputs), [name], name=name, **attrs))
-        found = kind or self._kinds.get(inputs[0]) or self._types.get(inputs[0], (None, None))[0]
-        if found:
-            self._kinds[name] = found
+        own = kind or self._kinds.get(inputs[0]) or self._types.get(inputs[0], (None, None))[0]
+        if own:
+            self._kinds[name] = own
         return name
 
-    def constant(self, values: object, kind: int, said: str) -> str:
-        name = self._fresh(said)
+    def constant(self, values: object, kind: int, hint: str) -> str:
+        name = self._fresh(hint)
         array = np.asarray(values).astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         self.initializers.append(onnx.numpy_helper.from_array(array, name))
         self._kinds[name] = kind
         return name
 
-    def ints(self, values: Sequence[int], said: str) -> str:
+    def ints(self, values: Sequence[int], hint: str) -> str:
         key = tuple(values)
         if key not in self._ints:
-            self._ints[key] = self.constant(np.array(values, dtype=np.int64), onnx.TensorProto.INT64, said)
+            self._ints[key] = self.constant(np.array(values, dtype=np.int64), onnx.TensorProto.INT64, hint)
         return self._ints[key]
 
     def cast(self, t: str, kind: int) -> str:
@@ -135,8 +135,8 @@ class Writer:
         mean = self.mean(x, axes) if centered else ""
         d = self.then("Sub", x, mean) if centered else x
         power = self.mean(self.then("Mul", d, d), axes)
-        held = np.float64(np.float32(epsilon))  # attributes are float32
-        deviation = self.then("Sqrt", self.then("Add", power, self.constant(held, wide, "epsilon")))
+        stored = np.float64(np.float32(epsilon))  # attributes are float32
+        deviation = self.then("Sqrt", self.then("Add", power, self.constant(stored, wide, "epsilon")))
         return Normalized(self.then("Div", d, deviation), mean, deviation)
 
     def scaled(self, t: str, gamma: str, beta: str, shape: Sequence[int] = ()) -> str:
@@ -178,8 +178,8 @@ class Writer:
             node.input[:] = [name if i == t else i for i in node.input]
             node.output[:] = [name if o == t else o for o in node.output]
 
-    def _fresh(self, said: str) -> str:
-        stem = f"{self.node.output[0]}_{said}"
+    def _fresh(self, hint: str) -> str:
+        stem = f"{self.node.output[0]}_{hint}"
         name, n = stem, 1
         while name in self._taken:
             n += 1

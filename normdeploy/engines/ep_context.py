@@ -89,8 +89,8 @@ def clear(target: Path, keep: str) -> None:
 
 
 def _model(proto: onnx.ModelProto, context: EpContext, engine: bytes, source: str) -> onnx.ModelProto:
-    held = {t.name for t in proto.graph.initializer}
-    inputs = [v for v in proto.graph.input if v.name not in held]
+    initializers = {t.name for t in proto.graph.initializer}
+    inputs = [v for v in proto.graph.input if v.name not in initializers]
     node = helper.make_node(
         OP,
         [v.name for v in inputs],

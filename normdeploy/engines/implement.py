@@ -21,6 +21,7 @@ from typing import Any
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..choices import NORM_IMPLS
 from ..contrib.shadows import apart
 from ..domains import default_opset, is_standard
 from ..errors import InputError, RuntimeUnavailable
@@ -35,10 +36,9 @@ from ..proof.shapes import complete
 from ..storage.protos import subgraphs
 from . import native_forms
 from .plugin_nodes import Plan, Planner
-from .plugin_plans import plan, said, scaled_and_shifted
+from .plugin_plans import op_name, plan, scaled_and_shifted
 from .plugin_proof import proved
 
-NORM_IMPLS = ("native", "plugin", "auto")
 PLUGINS_SINCE = (10, 9)  # TensorRT's first release with plugins compiled ahead of time (aot_impl)
 _IR_OF_FUNCTIONS = 8
 
@@ -176,16 +176,16 @@ def _implement(
     p: Planner, node: gs.Node, norm_impl: str, runtime: str, version: Version, lacking: str
 ) -> Implementation | None:
     brought = guests.row(node.domain, node.op)
-    op = said(node) if brought is None else brought.name
+    op = op_name(node) if brought is None else brought.name
     row = brought or TABLE.get(op)
     if row is None:
-        found = scaled_and_shifted(p, node) if norm_impl == "plugin" else None
-        return _made(p, found, node, "Mul and Add") if found is not None and proved(p.graph, found) else None
+        planned = scaled_and_shifted(p, node) if norm_impl == "plugin" else None
+        return _made(p, planned, node, "Mul and Add") if planned is not None and proved(p.graph, planned) else None
     reason = ""
     if norm_impl == "plugin" or (norm_impl == "auto" and not row.layer):
-        found, reason = _tried(p, node, plan) if not lacking else (None, lacking)
-        if found is not None:
-            return _made(p, found, node, op)
+        planned, reason = _tried(p, node, plan) if not lacking else (None, lacking)
+        if planned is not None:
+            return _made(p, planned, node, op)
     elif norm_impl == "auto":
         reason = "TensorRT has a layer of its own for it"
     attributes = p.graph.attrs(node)
@@ -194,9 +194,9 @@ def _implement(
     )
     if wrong:
         writer = native_forms.one_group if attributes.get("num_groups") == 1 else _OLDER.get(op)
-        found, why = _tried(p, node, writer) if writer is not None else (None, "")
-        if found is not None:
-            return _made(p, found, node, op, "; ".join(filter(None, (reason, wrong))))
+        planned, why = _tried(p, node, writer) if writer is not None else (None, "")
+        if planned is not None:
+            return _made(p, planned, node, op, "; ".join(filter(None, (reason, wrong))))
         reason = "; ".join(filter(None, (reason, wrong, why)))
     return _account(p, node, op, "function body" if own(node.domain, node.op) is not None else "native node", reason)
 
@@ -218,23 +218,23 @@ def _misread(op: str, opset: int, groups: int, runtime: str, version: Version) -
 
 def _tried(p: Planner, node: gs.Node, writer: Writer) -> tuple[Plan | None, str]:
     try:
-        found = writer(p, node)
+        planned = writer(p, node)
     except Refused as kept:
         return None, str(kept)
-    certificate = proved(p.graph, found)
+    certificate = proved(p.graph, planned)
     return (
-        (found, "")
+        (planned, "")
         if certificate
         else (None, f"it is not proved to be what the file's nodes compute: {certificate.note}")
     )
 
 
-def _made(p: Planner, found: Plan, node: gs.Node, op: str, reason: str = "") -> Implementation:
+def _made(p: Planner, planned: Plan, node: gs.Node, op: str, reason: str = "") -> Implementation:
     """Let the new nodes take the place of the old ones."""
-    told = _account(p, node, op, found.said, reason)
-    last = found.new[-1]
-    p.graph.replace(found.outputs[0], found.new)
-    for place, t in enumerate(found.outputs[1:], 1):
+    told = _account(p, node, op, planned.became, reason)
+    last = planned.new[-1]
+    p.graph.replace(planned.outputs[0], planned.new)
+    for place, t in enumerate(planned.outputs[1:], 1):
         p.graph.take_over(t, last, place)
     return told
 
@@ -271,9 +271,9 @@ def _with_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     calls = [n for n in nodes if not _is_plugin(n)]
     called = {(n.domain, n.op_type) for n in calls if guests.belongs(n.domain, n.op_type)}
     kept = [f for f in proto.functions if not guests.belongs(f.domain, f.name) or (f.domain, f.name) in called]
-    held = {(f.domain, f.name) for f in kept}
+    defined = {(f.domain, f.name) for f in kept}
     opset = default_opset(proto)
-    rows = [own(*op) for op in sorted(called - held)]
+    rows = [own(*op) for op in sorted(called - defined)]
     kept += [body(row, opset) for row in rows if row is not None and opset >= row.since]
     taken = {n.op_type for n in nodes if _is_plugin(n)}
     functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in kept]

@@ -107,16 +107,16 @@ def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
 def _per_channel(p: Planner, node: gs.Node, shape: Dims) -> tuple[list[gs.Tensor], list[gs.Node], Dims]:
     """Scale and bias in the shape (C, 1, ...), the nodes that make them so where they are data, and x's shape with
     C."""
-    found, nodes = [], []
+    vectors, nodes = [], []
     laid = (-1, *(1,) * (len(shape) - 2))
     for name, t in zip(("scale", "bias"), node.inputs[1:3], strict=True):
         value, own = p.graph.known(t), p.shape(t, 0)
         if value is None:
             target = p.graph.constant(f"{node.outputs[0].name}_{name}_shape", np.array(laid), np.int64)
             nodes.append(p.graph.node("Reshape", [t, target], t))
-            found.append(nodes[-1].outputs[0])
+            vectors.append(nodes[-1].outputs[0])
         else:
-            found.append(p.constant(node.outputs[0], name, value.reshape(laid), p.graph.dtype(t)))
+            vectors.append(p.constant(node.outputs[0], name, value.reshape(laid), p.graph.dtype(t)))
         size = math.prod(n for n in own if isinstance(n, int)) if all(isinstance(n, int) for n in own) else 1
         shape = _filled(shape, (size, *(1,) * (len(shape) - 2)))
-    return found, nodes, shape
+    return vectors, nodes, shape

@@ -53,13 +53,13 @@ class BuildOptions:
 
     def request(self) -> dict[str, Any]:
         """For `normdeploy.runtimes.build_options`; what was not asked for is left out."""
-        found = {name: value for name, value in vars(self).items() if value not in (None, False)}
-        found.pop("ep_context", None)
+        asked = {name: value for name, value in vars(self).items() if value not in (None, False)}
+        asked.pop("ep_context", None)
         if self.timing_cache:
-            found["timing_cache"] = os.path.realpath(self.timing_cache)
+            asked["timing_cache"] = os.path.realpath(self.timing_cache)
         if self.hardware_compatibility:
-            found["hardware_compatibility"] = HARDWARE[self.hardware_compatibility]
-        return found
+            asked["hardware_compatibility"] = HARDWARE[self.hardware_compatibility]
+        return asked
 
     def notes(self, runtime: str) -> tuple[str, ...]:
         """What an engine that is built so can do that others can't, and what has to be known of it."""

@@ -46,7 +46,7 @@ class Plan:
     new: tuple[gs.Node, ...]
     shape: Dims
     free: tuple[int, ...]
-    said: str
+    became: str
 
 
 class Planner:
@@ -103,10 +103,10 @@ class Planner:
         vectors along the one axis.
         """
         shape, dtype = list(self.shape(x)), self.dtype(x)
-        held = {name: t for name, (t, _) in given.items() if t is not None and not t.is_empty()}
-        values = {name: self.graph.known(t) for name, t in held.items()}
+        tensors = {name: t for name, (t, _) in given.items() if t is not None and not t.is_empty()}
+        values = {name: self.graph.known(t) for name, t in tensors.items()}
         layouts: dict[str, Dims] = {}
-        for name, t in held.items():
+        for name, t in tensors.items():
             value = values[name]
             own: Dims = tuple(value.shape) if value is not None else self.shape(t, 0)
             if channels and own:
@@ -126,18 +126,18 @@ class Planner:
         row = [n for n in (shape[a] for a in axes) if isinstance(n, int)]
         if len(row) < len(axes):
             raise Refused("the size of its rows is not known, so its parameters can't be written out")
-        kinds = {name: self.graph.dtype(t) for name, t in held.items()}
+        kinds = {name: self.graph.dtype(t) for name, t in tensors.items()}
         kind = dtype if all(k == dtype for k in kinds.values()) else np.dtype(np.float32)
         written = []
         for name, (_, neutral) in given.items():
             full = [shape[a] if a in axes else 1 for a in range(len(shape))]
             value = values.get(name)
-            if name in held and value is None:
+            if name in tensors and value is None:
                 if kinds[name] != kind or list(layouts[name]) != full:
                     raise Refused(f"its {name} is data of another type or size than the kernel takes")
-                written.append(held[name])
-            elif name in held and value is not None:
-                source = held[name]
+                written.append(tensors[name])
+            elif name in tensors and value is not None:
+                source = tensors[name]
                 if isinstance(source, gs.Constant) and kinds[name] == kind and value.size == math.prod(row):
                     written.append(source)
                     continue

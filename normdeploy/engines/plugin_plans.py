@@ -19,7 +19,7 @@ Given = dict[
 ]  # name of a parameter -> its tensor, and what stands for it where there is none
 
 
-def said(node: gs.Node) -> str:
+def op_name(node: gs.Node) -> str:
     """The op, with the domain of ours."""
     return f"{node.domain}.{node.op}" if node.domain == DOMAIN else str(node.op)
 
@@ -30,7 +30,7 @@ def plan(p: Planner, node: gs.Node) -> Plan:
     Raises:
         Refused: no kernel takes it.
     """
-    return _PLANS[said(node)](p, node) if node.domain in (None, "", "ai.onnx", DOMAIN) else _guest(p, node)
+    return _PLANS[op_name(node)](p, node) if node.domain in (None, "", "ai.onnx", DOMAIN) else _guest(p, node)
 
 
 def _guest(p: Planner, node: gs.Node) -> Plan:

@@ -50,9 +50,9 @@ def proved(graph: Graph, plan: Plan) -> Certificate:
         then = prove(_activations(graph, plan, middle, plan.old[split:]))
     except NotProved as e:
         return certificate_of(e)
-    found = both(certificate_of(first), certificate_of(then))
-    assert found is not None
-    return found
+    certificate = both(certificate_of(first), certificate_of(then))
+    assert certificate is not None
+    return certificate
 
 
 def _sides(

@@ -23,18 +23,6 @@ class Unsupported(Exception):
     """The evaluator does not know this op, or this form of it; nothing was computed."""
 
 
-MOST = 2**26  # elements that an op may make of smaller tensors: half a gigabyte
-
-
-def require_room(op: str, elements: int, largest: int = 0) -> None:
-    """
-    Raises:
-        Unsupported: ``op`` makes too many ``elements``, and more than the ``largest`` of what it is given has.
-    """
-    if elements > max(MOST, largest):
-        raise Unsupported(f"{op} makes {elements} elements; at most {MOST} are computed")
-
-
 def float32(value: float) -> float:
     """The number that an attribute of the written value holds: attributes and their defaults are float32."""
     return float(np.float32(value))

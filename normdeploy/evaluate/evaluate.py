@@ -9,7 +9,6 @@ attributes are the file's float32 numbers.
 """
 
 import contextlib
-import math
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,10 @@ from ..norms import bodies
 from ..norms.guests import own
 from ..norms.op import NormOp
 from . import attention, linear, pointwise, reductions, shapes
-from .core import MOST, Array, Attrs, Inputs, Table, Unsupported, require_room
+from .budget import require_room_for
+from .core import Array, Attrs, Inputs, Table, Unsupported
 
-__all__ = ["OPS", "VIEWS", "Unsupported", "apply", "quiet", "supported"]
+__all__ = ["OPS", "Unsupported", "apply", "quiet", "supported"]
 
 OPS: Table = pointwise.TABLE | shapes.TABLE | reductions.TABLE | linear.TABLE | attention.TABLE
 
@@ -55,9 +55,7 @@ def apply(
         return _by_body(row, inputs, attrs, opset, outputs)
     if function is None:
         raise Unsupported(f"no float64 evaluation of {op}" + (f" of the domain {domain}" if domain else ""))
-    sizes = [i.size for i in inputs if isinstance(i, np.ndarray)]
-    if op in _GROW or math.prod(sizes) > MOST:
-        require_room(op, _made(op, inputs), max((i.size for i in inputs if _held(i)), default=0))
+    require_room_for(op, inputs)
     result = function(inputs, attrs, opset, outputs)
     if type(result) is tuple:
         return tuple(value if value is None else np.asarray(value) for value in result[:outputs])
@@ -77,41 +75,6 @@ def _by_body(row: NormOp, inputs: Inputs, attrs: Attrs, opset: int, outputs: int
         if node.op_type == "CastLike":  # rounding is an identity here
             known[node.output[0]] = known[node.input[0]]
             continue
-        found = apply(node.op_type, [known[i] for i in node.input], given, opset=opset, outputs=len(node.output))
-        known.update(zip(node.output, found, strict=False))
+        results = apply(node.op_type, [known[i] for i in node.input], given, opset=opset, outputs=len(node.output))
+        known.update(zip(node.output, results, strict=False))
     return tuple(known[name] for name in function.output[:outputs])
-
-
-_GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad"})  # by a value, not by the sizes of their inputs
-VIEWS = frozenset(
-    {"Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"}
-)  # which make nothing
-
-
-def _held(value: Any) -> bool:
-    """Whether an input lies in memory as a whole: of what Expand gives nothing does."""
-    return isinstance(value, np.ndarray) and 0 not in value.strides
-
-
-def _made(op: str, inputs: Inputs) -> int:
-    """About how many elements ``op`` makes; 0 where not more than its largest input has."""
-    given = [i for i in inputs if isinstance(i, np.ndarray)]
-    if op == "ConstantOfShape":
-        return math.prod(map(abs, given[0].ravel().tolist()))
-    if op == "Range" and len(given) == 3 and given[2].any():
-        return int(min(abs(float(given[1].item()) - float(given[0].item())) / abs(float(given[2].item())), 2.0**62))
-    if op == "Tile" and len(given) > 1:
-        return given[0].size * math.prod(map(abs, given[1].ravel().tolist()))
-    if op == "Pad" and len(given) > 1:
-        pads = [max(n, 0) for n in given[1].ravel().tolist()]
-        return math.prod(n + sum(pads[i :: max(given[0].ndim, 1)]) for i, n in enumerate(given[0].shape))
-    if op in ("MatMul", "Gemm") and len(given) > 1 and min(given[0].ndim, given[1].ndim) > 1:
-        return given[0].size // max(given[0].shape[-1], 1) * max(given[1].shape[-1], given[1].shape[-2])
-    if op == "Gather" and len(given) > 1:
-        return given[1].size * (given[0].size // max(given[0].shape[:1] or (1,))) if given[0].size else 0
-    if op in VIEWS:
-        return 0
-    try:
-        return math.prod(np.broadcast_shapes(*(g.shape for g in given))) if given else 0
-    except ValueError:  # no op that broadcasts
-        return max(g.size for g in given)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .core import Array, Attrs, Inputs, Result, Table, optional, require_room, text
+from .budget import require_room
+from .core import Array, Attrs, Inputs, Result, Table, optional, text
 from .shapes import pad
 
 Sizes = tuple[int, ...]

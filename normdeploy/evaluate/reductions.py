@@ -101,7 +101,8 @@ def standardize(x: Array, axes: Axes, epsilon: float) -> tuple[Array, Array, Arr
     center = _add(x, axis=axes, keepdims=True) / n
     centered = x - center
     inverse = 1.0 / np.sqrt(_add(centered * centered, axis=axes, keepdims=True) / n + epsilon)
-    return centered * inverse, center, inverse
+    centered *= inverse
+    return centered, center, inverse
 
 
 def _from_axis(axis: int, rank: int) -> tuple[int, ...]:

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from .core import Array, Attrs, Inputs, Result, Table, Unsupported, integers, optional, require_room, text, widen
+from .budget import require_room
+from .core import Array, Attrs, Inputs, Result, Table, Unsupported, integers, optional, text, widen
 
 
 def _constant(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:

@@ -37,26 +37,29 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
         return Refusal(
             f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name
         )
-    own = portable.op_of(graph, norm)
+    by_row = portable.by_row(graph, norm)
+    own = portable.op_of(graph, norm) if by_row is None else by_row.core
     if (
         norm.fit.clamped
-        and (held := held_epsilon(graph, norm.region, norm.epsilon)) is not None
-        and held != float(np.float32(held))
+        and (exact := held_epsilon(graph, norm.region, norm.epsilon)) is not None
+        and exact != float(np.float32(exact))
     ):
         return Refusal(
-            f"the number {held!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
+            f"the number {exact!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
         )
     if fuse == "portable" and (brought := guests.form(graph, norm)) is not None:
         return brought
     if norm.fit.clamped and (not own or fuse != "portable"):
         return Refusal(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
-    if fuse == "portable" and (norm.fit.clamped or own in ("RMSNorm", "ChannelLayerNorm")):
+    if fuse == "portable" and by_row is not None:
+        return by_row
+    if fuse == "portable" and own in ("RMSNorm", "ChannelLayerNorm"):
         return portable.form(graph, norm)
     if norm.ddof or norm.fit.outside:
         made = mean_variance.form(graph, norm, runtime) if norm.fit.outside else Refusal(_UNBIASED, norm.y.name)
         if isinstance(made, Form) or not own:
             return made
-        portably = portable.form(graph, norm)
+        portably = portable.form(graph, norm) if by_row is None else by_row
         if fuse == "portable" or not isinstance(portably, Form):
             return portably
         return replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")

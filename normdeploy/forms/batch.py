@@ -76,34 +76,36 @@ class Fold:
         return self.expressions.shares
 
 
-def into_previous(graph: Graph, found: Affine) -> Fold | Refusal:
+def into_previous(graph: Graph, affine: Affine) -> Fold | Refusal:
     """a·V(W·x + c) + b as V of one linear op, V being views that keep the channels apart, or none."""
-    t, views = views_above(graph, found.z)
+    t, views = views_above(graph, affine.z)
     linear = linear_of(graph, graph.producer(t))
     if isinstance(linear, Refusal):
         none = linear.kind is Kind.NO_LINEAR_OP
-        return Refusal("no linear op stands before it" if none else linear.reason, found.z.name, kind=linear.kind)
+        return Refusal("no linear op stands before it" if none else linear.reason, affine.z.name, kind=linear.kind)
     for tensor in (t, *(v.outputs[0] for v in views)):
         if not private(graph, tensor):
-            return Refusal(f"{tensor.name!r}, behind {linear.said}, is read by others as well", tensor.name)
-    vectors = [output_vector(graph, values, t, found.z, linear) for values in (found.scale, found.shift)]
+            return Refusal(f"{tensor.name!r}, behind {linear.title}, is read by others as well", tensor.name)
+    vectors = [output_vector(graph, values, t, affine.z, linear) for values in (affine.scale, affine.shift)]
     a, b = vectors
     if a is None or b is None:
-        return Refusal(f"its scale or shift varies along more than the output channels of {linear.said}", found.z.name)
-    made = linear.write(graph, linear.data, *linear.scaled_output(a, b), found.y, found.dtype)
+        return Refusal(
+            f"its scale or shift varies along more than the output channels of {linear.title}", affine.z.name
+        )
+    made = linear.write(graph, linear.data, *linear.scaled_output(a, b), affine.y, affine.dtype)
     if isinstance(made, Refusal):
         return made
     if not views:
-        edits: tuple[Edit, ...] = ((found.y, tuple(made)),)
+        edits: tuple[Edit, ...] = ((affine.y, tuple(made)),)
         nodes = made
     else:
         nodes = [*made, *_copied(graph, views, made[-1].outputs[0])]
-        edits = ((t, tuple(made)), (found.y, (_copy(graph, views[-1], views[-1].inputs[0]),)))
+        edits = ((t, tuple(made)), (affine.y, (_copy(graph, views[-1], views[-1].inputs[0]),)))
     expressions = Expressions(
-        found.region, shares=(Share(linear, "output", a, b, *_written(linear, made), bool(views)),)
+        affine.region, shares=(Share(linear, "output", a, b, *_written(linear, made), bool(views)),)
     )
     return Fold(
-        tuple(nodes), f"folded into {linear.said}", found.y, (linear.data,), (window(linear),), edits, expressions
+        tuple(nodes), f"folded into {linear.title}", affine.y, (linear.data,), (window(linear),), edits, expressions
     )
 
 
@@ -114,11 +116,11 @@ def _written(linear: Linear, made: Sequence[gs.Node]) -> tuple[gs.Constant, gs.C
     return node.inputs[linear.weight], bias
 
 
-def into_concat(graph: Graph, found: Affine) -> Fold | Refusal:
+def into_concat(graph: Graph, affine: Affine) -> Fold | Refusal:
     """The scale and shift of a Concat as those of its parts, each folded into the linear op that makes it."""
-    joint, rank = graph.producer(found.z), len(graph.shape(found.z) or ())
-    if joint is None or joint.op != "Concat" or not private(graph, found.z):
-        return Refusal("no linear op stands before it", found.z.name, kind=Kind.NO_LINEAR_OP)
+    joint, rank = graph.producer(affine.z), len(graph.shape(affine.z) or ())
+    if joint is None or joint.op != "Concat" or not private(graph, affine.z):
+        return Refusal("no linear op stands before it", affine.z.name, kind=Kind.NO_LINEAR_OP)
     axis = int(graph.attrs(joint)["axis"]) % rank
     parts: list[Linear] = []
     for t in joint.inputs:
@@ -135,20 +137,20 @@ def into_concat(graph: Graph, found: Affine) -> Fold | Refusal:
             return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, is read by others as well", t.name)
         if linear.channel_axis(rank) != axis:
             return Refusal(
-                f"Concat {joint.name!r} joins along another axis than the output channels of {linear.said}", t.name
+                f"Concat {joint.name!r} joins along another axis than the output channels of {linear.title}", t.name
             )
         parts.append(linear)
-    vectors = [along(values, axis, sum(p.channels for p in parts)) for values in (found.scale, found.shift)]
+    vectors = [along(values, axis, sum(p.channels for p in parts)) for values in (affine.scale, affine.shift)]
     a, b = vectors
     if a is None or b is None:
-        return Refusal(f"its scale or shift varies along more than the axis of Concat {joint.name!r}", found.z.name)
+        return Refusal(f"its scale or shift varies along more than the axis of Concat {joint.name!r}", affine.z.name)
     nodes: list[gs.Node] = []
     joined: list[gs.Tensor] = []
     shares: list[Share] = []
     start = 0
     for part in parts:
         cut = slice(start, start := start + part.channels)
-        made = part.write(graph, part.data, *part.scaled_output(a[cut], b[cut]), part.out, found.dtype)
+        made = part.write(graph, part.data, *part.scaled_output(a[cut], b[cut]), part.out, affine.dtype)
         if isinstance(made, Refusal):
             return made
         nodes += made
@@ -158,84 +160,84 @@ def into_concat(graph: Graph, found: Affine) -> Fold | Refusal:
             )
         )
         joined.append(made[-1].outputs[0])
-    nodes.append(graph.node("Concat", joined, found.y, {"axis": axis}))
+    nodes.append(graph.node("Concat", joined, affine.y, {"axis": axis}))
     leaves = {id(p.data): p.data for p in parts}
     windows = {id(p.data): window(p) for p in reversed(parts)}
     same = all(window(p) == windows[id(p.data)] for p in parts)
     small = tuple(windows[i] if same else None for i in leaves)
-    said = ", ".join(p.said for p in parts)
-    edits = ((found.y, tuple(nodes)),)
+    titles = ", ".join(p.title for p in parts)
+    edits = ((affine.y, tuple(nodes)),)
     return Fold(
         tuple(nodes),
-        f"folded into {said}",
-        found.y,
+        f"folded into {titles}",
+        affine.y,
         tuple(leaves.values()),
         small,
         edits,
-        Expressions(found.region, shares=tuple(shares)),
+        Expressions(affine.region, shares=tuple(shares)),
     )
 
 
-def into_next(graph: Graph, found: Affine) -> Fold | Refusal:
+def into_next(graph: Graph, affine: Affine) -> Fold | Refusal:
     """W·V(a·z + b) + c as one linear op of V(z), V being views or none."""
-    behind = _behind(graph, found)
+    behind = _behind(graph, affine)
     if isinstance(behind, Refusal):
         return behind
     linear, views, a, b = behind
     if linear.pads() and b.any():
-        return Refusal(f"{linear.said} pads its input with zeros, which the shift would have to reach", found.y.name)
-    return _folded_next(graph, found, linear, views, (a, b), *linear.scaled_input(a, b))
+        return Refusal(f"{linear.title} pads its input with zeros, which the shift would have to reach", affine.y.name)
+    return _folded_next(graph, affine, linear, views, (a, b), *linear.scaled_input(a, b))
 
 
-def scale_into_next(graph: Graph, found: Affine) -> Fold | Refusal:
+def scale_into_next(graph: Graph, affine: Affine) -> Fold | Refusal:
     """The scale into the padding convolution behind it; the shift, divided by the scale, as one Add before it."""
-    behind = _behind(graph, found)
+    behind = _behind(graph, affine)
     if isinstance(behind, Refusal):
         return behind
     linear, views, a, b = behind
     with evaluate.quiet():  # a scale may be 0
-        ratio = found.shift / found.scale
-    if not representable(found.dtype, ratio):
+        ratio = affine.shift / affine.scale
+    if not representable(affine.dtype, ratio):
         return Refusal(
-            f"its shift divided by its scale, which may be 0, does not fit into {found.dtype.name}", found.y.name
+            f"its shift divided by its scale, which may be 0, does not fit into {affine.dtype.name}", affine.y.name
         )
-    shift = graph.constant(f"{found.y.name}_shift", _trimmed(ratio), found.dtype)
-    added = graph.node("Add", [found.z, shift], found.y)
-    return _folded_next(graph, found, linear, views, (a, b), *linear.scaled_input(a, np.zeros_like(a)), added)
+    shift = graph.constant(f"{affine.y.name}_shift", _trimmed(ratio), affine.dtype)
+    added = graph.node("Add", [affine.z, shift], affine.y)
+    return _folded_next(graph, affine, linear, views, (a, b), *linear.scaled_input(a, np.zeros_like(a)), added)
 
 
-def scale_and_shift(graph: Graph, found: Affine) -> Fold | Refusal:
+def scale_and_shift(graph: Graph, affine: Affine) -> Fold | Refusal:
     """One Mul and one Add; the one that does nothing is left out."""
-    if not representable(found.dtype, found.scale, found.shift):
-        return Refusal(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
+    if not representable(affine.dtype, affine.scale, affine.shift):
+        return Refusal(f"its scale or shift does not fit into {affine.dtype.name}", affine.y.name)
     nodes: list[gs.Node] = []
-    held: dict[str, tuple[gs.Constant, ...]] = {}
-    t = found.z
-    for op, value, neutral, name in (("Mul", found.scale, 1.0, "scale"), ("Add", found.shift, 0.0, "shift")):
+    constants: dict[str, tuple[gs.Constant, ...]] = {}
+    t = affine.z
+    for op, value, neutral, name in (("Mul", affine.scale, 1.0, "scale"), ("Add", affine.shift, 0.0, "shift")):
         if (value == neutral).all() and (nodes or op == "Mul"):
             continue
-        held[name] = (graph.constant(f"{found.y.name}_{name}", _trimmed(value), found.dtype),)
-        nodes.append(graph.node(op, [t, *held[name]], found.y))
+        constants[name] = (graph.constant(f"{affine.y.name}_{name}", _trimmed(value), affine.dtype),)
+        nodes.append(graph.node(op, [t, *constants[name]], affine.y))
         t = nodes[-1].outputs[0]
-    said = " and ".join(n.op for n in nodes) + " (one scale and shift)" if len(nodes) > 1 else f"one {nodes[0].op}"
-    expressions = Expressions(found.region, **held)
+    became = " and ".join(n.op for n in nodes) + " (one scale and shift)" if len(nodes) > 1 else f"one {nodes[0].op}"
+    expressions = Expressions(affine.region, **constants)
     remains = tuple(n.op for n in nodes)
-    return Fold(tuple(nodes), said, found.y, (found.z,), (None,), ((found.y, tuple(nodes)),), expressions, remains)
+    return Fold(tuple(nodes), became, affine.y, (affine.z,), (None,), ((affine.y, tuple(nodes)),), expressions, remains)
 
 
-def neutral(graph: Graph, found: Affine, node: gs.Node) -> Fold | Refusal:
+def neutral(graph: Graph, affine: Affine, node: gs.Node) -> Fold | Refusal:
     """The lone BatchNormalization ``node`` with its statistics folded into its scale and bias."""
-    channels = found.shift.shape[1:2] or (1,)
+    channels = affine.shift.shape[1:2] or (1,)
     size = graph.known(node.inputs[1])
-    a, b = (along(v, 1, size.size if size is not None else channels[0]) for v in (found.scale, found.shift))
-    if a is None or b is None or not representable(found.dtype, a, b):
-        return Refusal(f"its scale or shift does not fit into {found.dtype.name}", found.y.name)
-    held = zip(("scale", "shift", "mean", "variance"), (a, b, np.zeros_like(a), np.ones_like(a)), strict=True)
-    inputs = [graph.constant(f"{found.y.name}_{name}", value, found.dtype) for name, value in held]
-    made = graph.node("BatchNormalization", [found.z, *inputs], found.y, {"epsilon": 0.0})
-    said = "BatchNormalization (one scale and shift)"
-    expressions = Expressions(found.region, scale=(inputs[0],), shift=(inputs[1],))
-    return Fold((made,), said, found.y, (found.z,), (None,), ((found.y, (made,)),), expressions, (made.op,))
+    a, b = (along(v, 1, size.size if size is not None else channels[0]) for v in (affine.scale, affine.shift))
+    if a is None or b is None or not representable(affine.dtype, a, b):
+        return Refusal(f"its scale or shift does not fit into {affine.dtype.name}", affine.y.name)
+    vectors = zip(("scale", "shift", "mean", "variance"), (a, b, np.zeros_like(a), np.ones_like(a)), strict=True)
+    inputs = [graph.constant(f"{affine.y.name}_{name}", value, affine.dtype) for name, value in vectors]
+    made = graph.node("BatchNormalization", [affine.z, *inputs], affine.y, {"epsilon": 0.0})
+    became = "BatchNormalization (one scale and shift)"
+    expressions = Expressions(affine.region, scale=(inputs[0],), shift=(inputs[1],))
+    return Fold((made,), became, affine.y, (affine.z,), (None,), ((affine.y, (made,)),), expressions, (made.op,))
 
 
 def is_neutral(graph: Graph, node: gs.Node) -> bool:
@@ -269,29 +271,31 @@ def window(linear: Linear) -> tuple[int, ...] | None:
 # ------------------------------------------------------------------ the linear op behind
 
 
-def _behind(graph: Graph, found: Affine) -> tuple[Linear, list[gs.Node], np.ndarray, np.ndarray] | Refusal:
+def _behind(graph: Graph, affine: Affine) -> tuple[Linear, list[gs.Node], np.ndarray, np.ndarray] | Refusal:
     """The linear op behind the scale, the views on the way, and scale and shift as vectors over its input channels."""
-    t, views = views_below(graph, found.y)
+    t, views = views_below(graph, affine.y)
     reading = readers(graph, t)
-    if graph.is_output(t) or graph.is_output(found.y) or len(reading) != 1:
-        return Refusal("no linear op alone stands behind it", found.y.name, kind=Kind.NO_LINEAR_OP)
+    if graph.is_output(t) or graph.is_output(affine.y) or len(reading) != 1:
+        return Refusal("no linear op alone stands behind it", affine.y.name, kind=Kind.NO_LINEAR_OP)
     linear = linear_of(graph, reading[0])
     if isinstance(linear, Refusal):
         none = linear.kind is Kind.NO_LINEAR_OP
-        return Refusal("no linear op alone stands behind it" if none else linear.reason, found.y.name, kind=linear.kind)
+        return Refusal(
+            "no linear op alone stands behind it" if none else linear.reason, affine.y.name, kind=linear.kind
+        )
     if linear.data is not t:
-        return Refusal(f"it is the weight or bias of {linear.said}", found.y.name)
+        return Refusal(f"it is the weight or bias of {linear.title}", affine.y.name)
     linear = with_added_bias(graph, linear)
-    vectors = [input_vector(graph, values, found.y, t, linear) for values in (found.scale, found.shift)]
+    vectors = [input_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift)]
     a, b = vectors
     if a is None or b is None:
-        return Refusal(f"its scale or shift varies along more than the input channels of {linear.said}", found.y.name)
+        return Refusal(f"its scale or shift varies along more than the input channels of {linear.title}", affine.y.name)
     return linear, views, a, b
 
 
 def _folded_next(
     graph: Graph,
-    found: Affine,
+    affine: Affine,
     linear: Linear,
     views: Sequence[gs.Node],
     vectors: tuple[np.ndarray, np.ndarray],
@@ -301,25 +305,25 @@ def _folded_next(
 ) -> Fold | Refusal:
     """``vectors``: scale and shift over the input channels. ``added``: the Add that keeps the shift, where the scale
     alone is taken."""
-    source = found.z if added is None else added.outputs[0]
+    source = affine.z if added is None else added.outputs[0]
     copies = _copied(graph, views, source)
-    made = linear.write(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, found.dtype)
+    made = linear.write(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, affine.dtype)
     if isinstance(made, Refusal):
         return made
     nodes = (*(() if added is None else (added,)), *copies, *made)
     shapes: list[Edit] = []  # of what is gone now: z has the same shape
-    for reader in (r for r in graph.consumers(found.y) if r.op in ("Shape", "Size")):
-        shapes.append((reader.outputs[0], (_copy(graph, reader, found.z),)))
+    for reader in (r for r in graph.consumers(affine.y) if r.op in ("Shape", "Size")):
+        shapes.append((reader.outputs[0], (_copy(graph, reader, affine.z),)))
     small = None if views else window(linear)
-    said = (
-        f"folded into {linear.said} behind it"
+    became = (
+        f"folded into {linear.title} behind it"
         if added is None
-        else f"its scale folded into {linear.said} behind it, its shift one Add"
+        else f"its scale folded into {linear.title} behind it, its shift one Add"
     )
     share = Share(linear, "input" if added is None else "scale", *vectors, *_written(linear, made), bool(views))
-    expressions = Expressions(found.region, ratio=() if added is None else (added.inputs[1],), shares=(share,))
+    expressions = Expressions(affine.region, ratio=() if added is None else (added.inputs[1],), shares=(share,))
     remains = () if added is None else (added.op,)
-    return Fold(nodes, said, linear.out, (found.z,), (small,), (*shapes, (linear.out, nodes)), expressions, remains)
+    return Fold(nodes, became, linear.out, (affine.z,), (small,), (*shapes, (linear.out, nodes)), expressions, remains)
 
 
 def _copy(graph: Graph, node: gs.Node, data: gs.Tensor) -> gs.Node:

@@ -52,11 +52,11 @@ def branches_of(graph: Graph, node: gs.Node) -> tuple[Part, Part] | None:
     first = next((c for c in convs if c is not None), None)
     if first is None:
         return None
-    found: list[Part] = []
+    parts: list[Part] = []
     for i, (t, conv) in enumerate(zip(node.inputs, convs, strict=True)):
         sign = -1 if node.op == "Sub" and i == 1 else 1
         if conv is not None and conv.data is first.data:
-            found.append(Part(t, sign, conv, None, np.zeros(0), np.zeros(0)))
+            parts.append(Part(t, sign, conv, None, np.zeros(0), np.zeros(0)))
             continue
         chain = _chain(graph, t, first.data)
         if chain is None:
@@ -64,8 +64,8 @@ def branches_of(graph: Graph, node: gs.Node) -> tuple[Part, Part] | None:
         vectors = [along(v, 1, first.inputs) for v in (chain.scale, chain.shift)]
         if vectors[0] is None or vectors[1] is None:
             return None
-        found.append(Part(t, sign, None, chain, vectors[0], vectors[1]))
-    return found[0], found[1]
+        parts.append(Part(t, sign, None, chain, vectors[0], vectors[1]))
+    return parts[0], parts[1]
 
 
 def _chain(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> Affine | None:
@@ -82,8 +82,8 @@ def _chain(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> Affine | None:
             return None
         t = data[0]
         if t is x:
-            found = measure(graph, x, end)
-            return found if isinstance(found, Affine) else None
+            measured = measure(graph, x, end)
+            return measured if isinstance(measured, Affine) else None
     return None
 
 
@@ -94,7 +94,7 @@ def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | Refu
         if not private(graph, part.out):
             return Refusal(f"{part.out.name!r}, one of two parallel branches, is read by others as well", part.out.name)
         if part.linear is not None and part.linear.shared > 1:
-            return Refusal(f"the weight of {part.linear.said} would be stored once more", part.out.name)
+            return Refusal(f"the weight of {part.linear.title} would be stored once more", part.out.name)
     reason = ""
     for frame, other in (parts, parts[::-1]):
         if frame.linear is None:
@@ -127,9 +127,9 @@ def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | Refu
             for p in (frame, other)
         )
         expressions = Branches(told, frame.linear, made[0].inputs[1], bias)
-        said = f"merged with its parallel branches into {frame.linear.said}"
+        became = f"merged with its parallel branches into {frame.linear.title}"
         edits = ((y, tuple(made)),)
-        return Fold(tuple(made), said, y, (frame.linear.data,), (window(frame.linear),), edits, expressions)
+        return Fold(tuple(made), became, y, (frame.linear.data,), (window(frame.linear),), edits, expressions)
     return Refusal(reason, y.name)
 
 
@@ -150,29 +150,29 @@ def _place(frame: Linear, part: Part) -> tuple[int, ...] | str:
         return "it has no axes of places"
     if other is None and frame.channels != frame.inputs:
         return (
-            f"{frame.said} has {frame.inputs} channels before and {frame.channels} behind it, its parallel branch as"
+            f"{frame.title} has {frame.inputs} channels before and {frame.channels} behind it, its parallel branch as"
             " many as its input"
         )
     if any(
         str(v.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "b'NOTSET'") for v in (frame, other) if v is not None
     ):
-        return f"{frame.said} and its parallel branch pad by a rule (auto_pad)"
+        return f"{frame.title} and its parallel branch pad by a rule (auto_pad)"
     if other is not None and (other.groups != frame.groups or other.w.shape[:2] != frame.w.shape[:2]):
-        return f"{frame.said} and {other.said} beside it differ in groups or channels"
-    axes, found = frame.w.ndim - 2, []
+        return f"{frame.title} and {other.title} beside it differ in groups or channels"
+    axes, places = frame.w.ndim - 2, []
     for i in range(axes):
         stride, dilation, begin, end, kernel = _axis(frame, i)
         own = (1, 1, 0, 0, 1) if other is None else _axis(other, i)
-        said = "its parallel branch" if other is None else f"{other.said} beside it"
+        beside = "its parallel branch" if other is None else f"{other.title} beside it"
         if own[0] != stride:
-            return f"{frame.said} has the stride {stride}, {said} {own[0]}"
+            return f"{frame.title} has the stride {stride}, {beside} {own[0]}"
         if own[1] != dilation and own[4] > 1:
-            return f"{frame.said} has the dilation {dilation}, {said} {own[1]}"
+            return f"{frame.title} has the dilation {dilation}, {beside} {own[1]}"
         at, rest = divmod(begin - own[2], dilation)
         if rest or at < 0 or at + own[4] > kernel or end - own[3] != (kernel - own[4] - at) * dilation:
-            return f"the paddings of {frame.said} and of {said} do not line up"
-        found.append(at)
-    return tuple(found)
+            return f"the paddings of {frame.title} and of {beside} do not line up"
+        places.append(at)
+    return tuple(places)
 
 
 def _axis(linear: Linear, i: int) -> tuple[int, int, int, int, int]:

@@ -15,7 +15,7 @@ from ..graphs.graph import Graph
 from ..graphs.region import Refusal
 from ..norms.ops import STANDARD, NormOp
 from ..recognition.facts import Norm
-from ..recognition.parameters import Param
+from ..recognition.parameters import Param, held_epsilon
 from .norm_forms import best
 
 SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/forms/norm_forms.json)"
@@ -65,14 +65,14 @@ class Writer:
             assert param.tensor is not None
             return param.tensor
         else:
-            held = param.tensor
+            tensor = param.tensor
             if (
-                isinstance(held, gs.Constant)
-                and held.name
-                and tuple(held.shape) == tuple(shape)
-                and held.dtype == self.norm.dtype
+                isinstance(tensor, gs.Constant)
+                and tensor.name
+                and tuple(tensor.shape) == tuple(shape)
+                and tensor.dtype == self.norm.dtype
             ):
-                return held
+                return tensor
             axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
             laid_out = param.value.size == math.prod(shape)  # else it varies along fewer axes than the other parameter
             own = shape if laid_out else [param.value.shape[a] for a in axes]
@@ -99,28 +99,38 @@ class Writer:
         onnxruntime does both in one pass: 15 to 40 % less than Mul and Add take behind a norm
         (``benchmarks.norm_forms``)."""
         values = {"scale": scale, "shift": shift, "mean": np.zeros_like(scale), "variance": np.ones_like(scale)}
-        held = [
+        tensors = [
             self.graph.constant(f"{self.norm.y.name}_{name}", value, self.norm.dtype) for name, value in values.items()
         ]
-        self.then("BatchNormalization", *held, epsilon=0.0)
+        self.then("BatchNormalization", *tensors, epsilon=0.0)
 
-    def form(self, core: str, said: str, opset: int = 0) -> Form:
+    @property
+    def exact_epsilon(self) -> float | None:
+        """The number of the file that epsilon is, None where it was measured alone."""
+        return held_epsilon(self.graph, self.norm.region, self.norm.epsilon)
+
+    @property
+    def stash_type(self) -> int:
+        """The type to compute in: ONNX's number of float64 for a norm in float64, else of float32."""
+        return 11 if self.norm.dtype == np.float64 else 1
+
+    def form(self, core: str, became: str, opset: int = 0) -> Form:
         """``opset``: the lowest that has the nodes, where it is another than that of the standard op ``core``."""
         extra = [n.op for n in self.nodes if n.op != core]
-        words = said + (f" with {' '.join(extra)} around it" if extra else "")
+        words = became + (f" with {' '.join(extra)} around it" if extra else "")
         notes = ("the output depends on the batch",) if 0 in self.norm.axes and len(self.norm.shape) > 1 else ()
         return Form(tuple(self.nodes), words, notes, opset or STANDARD[core].opset(self.norm.dtype.name), core)
 
 
-class GuestWriter(Writer):
-    """What the form of an installed package's norm op writes with (`normdeploy.norms.guests`)."""
+class OpWriter(Writer):
+    """What the form that stands in an op's row writes with: one of ours, or an installed package's."""
 
     def __init__(self, graph: Graph, norm: Norm, row: NormOp) -> None:
         super().__init__(graph, norm)
         self.row = row
 
     def op(self, *parameters: gs.Tensor, **attributes: Any) -> None:
-        """The package's op on what was strung together so far, x at first; ``parameters``: its other inputs.
+        """The op on what was strung together so far, x at first; ``parameters``: its other inputs.
 
         Raises:
             ValueError: the inputs or attributes are not those of the op.
@@ -139,10 +149,13 @@ class GuestWriter(Writer):
         attributes: dict[str, Any] = next(
             (n.attrs for n in self.nodes if (n.domain, n.op) == (row.domains[0], row.op)), {}
         )
-        listed = [f"{name}={written(v) if isinstance(v, float) else v}" for name, v in attributes.items()]
-        return replace(
-            self.form(row.op, f"{row.name}({', '.join(listed)})", row.since), package=row.package, kind=row.kind
-        )
+        listed = [
+            f"{name}={written(v) if isinstance(v, float) else v}"
+            for name, v in attributes.items()
+            if name != "stash_type"
+        ]
+        made = self.form(row.op, f"{row.name}({', '.join(listed)})", row.since)
+        return replace(made, package=row.package, kind=row.kind) if row.package else made
 
     def refuse(self, reason: str) -> Refusal:
         """Why the norm is none of the op."""

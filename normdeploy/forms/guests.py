@@ -6,7 +6,7 @@ from ..graphs.graph import Graph
 from ..graphs.region import Refusal
 from ..norms.guests import Guest, every
 from ..recognition.facts import Norm
-from .form import Form, GuestWriter
+from .form import Form, OpWriter
 
 
 def form(graph: Graph, norm: Norm) -> Form | None:
@@ -25,7 +25,7 @@ def form(graph: Graph, norm: Norm) -> Form | None:
 def _asked(graph: Graph, norm: Norm, guest: Guest) -> Form | None:
     row, extension = guest.row, guest.extension
     what = f"has a form of {row.name} that fails at {norm.y.name!r}"
-    made = extension.run(what, guest.norm.form, norm, GuestWriter(graph, norm, row))
+    made = extension.run(what, guest.norm.form, norm, OpWriter(graph, norm, row))
     if isinstance(made, Refusal):
         return None
     if not isinstance(made, Form):

@@ -122,13 +122,13 @@ def _linear(graph: Graph, node: gs.Node) -> _Linear | None:
     """What is asked of a linear op, looked up once: merges are many, and each follows the same ops."""
     key = ("infinities", id(node))
     if key not in graph.memo:
-        found = linear_of(graph, node)
-        if isinstance(found, Refusal):
+        linear = linear_of(graph, node)
+        if isinstance(linear, Refusal):
             graph.memo[key] = None
         else:
-            first = node.op == "Conv" or found.transposed or found.weight == 0
+            first = node.op == "Conv" or linear.transposed or linear.weight == 0
             outputs = 0 if first else 1 if node.op == "ConvTranspose" else -1
-            graph.memo[key] = _Linear(found.data, found.groups, bool((found.w > 0).any(axis=outputs).all()))
+            graph.memo[key] = _Linear(linear.data, linear.groups, bool((linear.w > 0).any(axis=outputs).all()))
     known = graph.memo[key]
     assert known is None or isinstance(known, _Linear)
     return known

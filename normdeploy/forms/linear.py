@@ -9,7 +9,8 @@ addition behind a MatMul is its bias, since it has none of its own. All in float
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -42,7 +43,7 @@ class Linear:
         return self.node.inputs[1 - self.weight]
 
     @property
-    def said(self) -> str:
+    def title(self) -> str:
         name = f"{self.node.op} {self.node.name!r}" if self.node.name else self.node.op
         return f"{name} (its own copy of a weight that {self.shared} nodes share)" if self.shared > 1 else name
 
@@ -125,6 +126,21 @@ class Linear:
             return (w * a, self.c + w @ b) if self.transposed else (w * a[:, None], self.c + b @ w)
         return (w * a[:, None], self.c + b @ w) if self.weight == 1 else (w * a, self.c + w @ b)
 
+    def weight_again(self, graph: Graph, a: np.ndarray, output: bool) -> Callable[[], np.ndarray] | None:
+        """What computes the weight of `scaled_output`, or of `scaled_input`, anew, and keeps no weight for that; None
+        where the weight is none of the file's own."""
+        stored, alpha = self.node.inputs[self.weight], float(self.node.attrs.get("alpha", 1.0))
+        if id(stored) in graph.exact or not isinstance(stored, gs.Constant):
+            return None
+        bare = replace(self, w=np.empty(0))
+
+        def again() -> np.ndarray:
+            w = graph.value(stored)
+            linear = replace(bare, w=w if alpha == 1.0 else w * alpha)
+            return (linear.scaled_output if output else linear.scaled_input)(a, np.zeros_like(a))[0]
+
+        return again
+
     def write(
         self, graph: Graph, data: gs.Tensor, w: np.ndarray, shift: np.ndarray, like: gs.Tensor, dtype: np.dtype
     ) -> list[gs.Node] | Refusal:
@@ -141,8 +157,8 @@ class Linear:
             lined = shift if self.weight == 1 else shift[:, None]
             return [node, graph.node("Add", [node.outputs[0], graph.constant(f"{name}_bias", lined, dtype)], like)]
         if self.biased or shift.any():
-            held = self.node.inputs[2].name if self.biased else ""
-            inputs.append(graph.constant(held or f"{name}_bias", np.broadcast_to(shift, self.channels), dtype))
+            bias = self.node.inputs[2].name if self.biased else ""
+            inputs.append(graph.constant(bias or f"{name}_bias", np.broadcast_to(shift, self.channels), dtype))
         return [graph.node(self.node.op, inputs, like, self.attrs)]
 
 
@@ -151,38 +167,39 @@ def linear_of(graph: Graph, node: gs.Node | None) -> Linear | Refusal:
     if node is None or node.op not in LINEAR or not is_standard(node):
         return Refusal("no linear op", node.outputs[0].name if node is not None else "", kind=Kind.NO_LINEAR_OP)
     out = node.outputs[0].name
-    said = f"{node.op} {node.name!r}" if node.name else node.op
+    title = f"{node.op} {node.name!r}" if node.name else node.op
     if graph.is_constant(node.inputs[1]) and not graph.is_constant(node.inputs[0]):
         weight = 1
     elif node.op == "MatMul" and graph.is_constant(node.inputs[0]) and not graph.is_constant(node.inputs[1]):
         weight = 0
     else:
-        return Refusal(f"the weight of {said} is no constant", out)
+        return Refusal(f"the weight of {title} is no constant", out)
     stored = node.inputs[weight]
     readers = [n for n in graph.consumers(stored) if not graph.is_shape_valued(n.outputs[0])]
     other = next((n for n in readers if n.op not in LINEAR), None)
     if other is not None:
         return Refusal(
-            f"the weight {stored.name!r} of {said} is read by {other.op} {other.name!r} as well: folding would copy it",
+            f"the weight {stored.name!r} of {title} is read by {other.op} {other.name!r} as well: folding would copy"
+            " it",
             out,
         )
     w = graph.known(stored)
     if w is None:
-        return Refusal(f"the weight of {said} can't be evaluated", out)
+        return Refusal(f"the weight of {title} can't be evaluated", out)
     if w.ndim < 2:
-        return Refusal(f"the weight of {said} is a vector: its output has no channels", out)
+        return Refusal(f"the weight of {title} is a vector: its output has no channels", out)
     attrs = dict(node.attrs)
     biased = len(node.inputs) > 2 and not node.inputs[2].is_empty()
     c = graph.known(node.inputs[2]) if biased else np.zeros(1)
     if c is None:
-        return Refusal(f"the bias of {said} is no constant", out)
+        return Refusal(f"the bias of {title} is no constant", out)
     if c.ndim == 2 and c.shape[0] > 1:
-        return Refusal(f"the bias of the {said} differs by row", out)
+        return Refusal(f"the bias of the {title} differs by row", out)
     alpha, beta = float(attrs.pop("alpha", 1.0)), float(attrs.pop("beta", 1.0))
     w, c = w if alpha == 1.0 else w * alpha, c.reshape(-1) * beta
     linear = Linear(node, weight, w, c, biased, len(readers), node.outputs[0], (node,), attrs)
     if c.size not in (1, linear.channels):
-        return Refusal(f"the bias of {said} has {c.size} elements for {linear.channels} channels", out)
+        return Refusal(f"the bias of {title} has {c.size} elements for {linear.channels} channels", out)
     return linear
 
 

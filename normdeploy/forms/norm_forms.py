@@ -38,8 +38,8 @@ class Row:
 @cache
 def table() -> tuple[Row, ...]:
     """The rows of ``norm_forms.json``."""
-    held = json.loads(resources.files(__package__).joinpath("norm_forms.json").read_text())
-    return tuple(Row(**row) for row in held["rows"])
+    content = json.loads(resources.files(__package__).joinpath("norm_forms.json").read_text())
+    return tuple(Row(**row) for row in content["rows"])
 
 
 def measured(runtime: str) -> bool:

@@ -3,25 +3,22 @@ can say."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..graphs.functions import DOMAIN, OLDEST
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal
-from ..norms.ops import STANDARD
+from ..norms.ops import OURS, STANDARD
 from ..recognition.facts import Norm
-from ..recognition.parameters import held_epsilon
-from .form import Form, Writer, inside, inverse, to_the_end, trailing, written
+from .form import Form, OpWriter, Writer, inside, inverse, to_the_end, trailing, written
 
 RMS = STANDARD["RMSNormalization"].since
 
 
 def op_of(graph: Graph, norm: Norm) -> str:
-    """The op of ours that says this norm; "" where a standard node does, or none."""
+    """The op of ours that `form` writes for this norm; "" where a standard node says it, or none."""
     if norm.fit.split is not None:
         return ""
-    if norm.fit.clamped:  # the number that clamps is of the norm, not of a mean: else the file would hold another one
-        return "L2Norm" if held_epsilon(graph, norm.region, norm.epsilon) is not None else ""
+    if norm.fit.clamped:
+        return ""
     if norm.fit.outside:
         return "StdNorm" if norm.fit.centered else ""
     if norm.ddof:
@@ -29,6 +26,15 @@ def op_of(graph: Graph, norm: Norm) -> str:
     if _over_channels(norm):
         return "ChannelLayerNorm"
     return "RMSNorm" if not norm.fit.centered and graph.opset < RMS else ""
+
+
+def by_row(graph: Graph, norm: Norm) -> Form | None:
+    """The norm as the first op whose row says how it is written, None where none does."""
+    for row in OURS.values():
+        made = row.form(norm, OpWriter(graph, norm, row)) if row.form is not None else None
+        if isinstance(made, Form):
+            return made
+    return None
 
 
 def _over_channels(norm: Norm) -> bool:
@@ -44,17 +50,14 @@ def form(graph: Graph, norm: Norm) -> Form | Refusal:
     if not core:
         return Refusal("no op of ours says it", norm.y.name)
     writer = Writer(graph, norm)
-    stash = 11 if norm.dtype == np.float64 else 1
     if core == "ChannelLayerNorm":
         channels = (int(norm.shape[1] or 0),)
         scale, bias = (
             writer.parameter(norm.gamma, channels, 1.0, "scale"),
             writer.parameter(norm.beta, channels, 0.0, "bias"),
         )
-        writer.own(core, scale, bias, epsilon=norm.epsilon, stash_type=stash)
+        writer.own(core, scale, bias, epsilon=norm.epsilon, stash_type=writer.stash_type)
         return writer.form(core, f"{DOMAIN}.{core}(epsilon={written(norm.epsilon)})", OLDEST)
-    if core == "L2Norm":
-        return _l2_norm(writer, stash)
     axis, perm = trailing(norm), list(range(len(norm.shape)))
     if axis is None:
         perm = to_the_end(norm)
@@ -73,7 +76,7 @@ def form(graph: Graph, norm: Norm) -> Form | Refusal:
     if norm.fit.centered:
         inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
     axes = [i - len(perm) for i in range(axis, len(perm))]
-    attrs = {"axes": axes, "epsilon": norm.epsilon, "stash_type": stash}
+    attrs = {"axes": axes, "epsilon": norm.epsilon, "stash_type": writer.stash_type}
     if norm.fit.centered:
         attrs["ddof"] = norm.ddof
     writer.own(core, *inputs, **attrs)
@@ -81,17 +84,3 @@ def form(graph: Graph, norm: Norm) -> Form | Refusal:
     writer.affine(None if fits else norm.gamma, None if fits and norm.fit.centered else norm.beta)
     ddof = f", ddof={norm.ddof}" if norm.fit.centered else ""
     return writer.form(core, f"{DOMAIN}.{core}(axes={axes}, epsilon={written(norm.epsilon)}{ddof})", OLDEST)
-
-
-def _l2_norm(writer: Writer, stash: int) -> Form:
-    """Over whatever axes, with a scale that broadcasts to x as it is."""
-    norm, shape = writer.norm, [1]
-    if norm.gamma is not None and norm.gamma.value is not None:
-        sizes = list(norm.gamma.value.shape)
-        shape = sizes[next((i for i, n in enumerate(sizes) if n > 1), len(sizes)) :] or [1]
-    axes = [a - len(norm.shape) for a in norm.axes]
-    writer.own(
-        "L2Norm", writer.parameter(norm.gamma, shape, 1.0, "scale"), axes=axes, epsilon=norm.epsilon, stash_type=stash
-    )
-    writer.affine(None, norm.beta)
-    return writer.form("L2Norm", f"{DOMAIN}.L2Norm(axes={axes}, epsilon={written(norm.epsilon)})", OLDEST)

@@ -38,17 +38,17 @@ def opened(proto: onnx.ModelProto, fuse: str) -> onnx.ModelProto:
     """
     if not imports(proto):
         return proto
-    held = {(f.domain, f.name) for f in proto.functions if belongs(f.domain, f.name)}
+    ours = {(f.domain, f.name) for f in proto.functions if belongs(f.domain, f.name)}
     others = {(f.domain, f.name) for f in proto.functions if belongs(f.domain, f.name) and not _meant(f)}
     calls = _calls(proto)
     for node in calls:
-        if (node.domain, node.op_type) in held - others and not _whole(node):
+        if (node.domain, node.op_type) in ours - others and not _whole(node):
             raise GraphError(f"{_missing(node)}; the file is no valid ONNX, and nothing can run it")
     if fuse == "portable":
         return _inlined(proto, others, ()) if others else proto
     opset = default_opset(proto)
-    bodies = _bodies(_complete(calls), opset, held)
-    closed = held | {(f.domain, f.name) for f in bodies}
+    bodies = _bodies(_complete(calls), opset, ours)
+    closed = ours | {(f.domain, f.name) for f in bodies}
     return _inlined(proto, closed, bodies) if closed else proto
 
 
@@ -72,9 +72,9 @@ def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return proto
 
 
-def _bodies(ops: Iterable[Op], opset: int, held: Collection[Op] = ()) -> list[onnx.FunctionProto]:
+def _bodies(ops: Iterable[Op], opset: int, present: Collection[Op] = ()) -> list[onnx.FunctionProto]:
     """The functions of those ops that have one at that opset, but for those ``held`` already."""
-    rows = [(op, own(*op)) for op in sorted({*ops} - {*held})]
+    rows = [(op, own(*op)) for op in sorted({*ops} - {*present})]
     return [body(row, opset) for _, row in rows if row is not None and opset >= row.since]
 
 
@@ -88,7 +88,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 def _calls(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes of our domain and packages' ops, outside their functions."""
     holders = [proto.graph.node, *(f.node for f in proto.functions if not belongs(f.domain, f.name))]
-    return [node for held in holders for node in _nodes(held) if belongs(node.domain, node.op_type)]
+    return [node for holder in holders for node in _nodes(holder) if belongs(node.domain, node.op_type)]
 
 
 def _complete(calls: Sequence[onnx.NodeProto]) -> set[Op]:
@@ -154,8 +154,11 @@ def _inlined(proto: onnx.ModelProto, ops: Collection[Op], bodies: Iterable[onnx.
     }
     for node in _nodes((*skeleton.graph.node, *(n for f in skeleton.functions for n in f.node))) if defaults else ():
         if belongs(node.domain, node.op_type):  # the inliner doesn't know of defaults
-            given, held = {a.name for a in node.attribute}, defaults.get((node.domain, node.op_type, node.overload), ())
-            node.attribute.extend(a for a in held if a.name not in given)
+            given, default = (
+                {a.name for a in node.attribute},
+                defaults.get((node.domain, node.op_type, node.overload), ()),
+            )
+            node.attribute.extend(a for a in default if a.name not in given)
     result = onnx.inliner.inline_selected_functions(skeleton, sorted(ops), exclude=False)
     for node in _nodes(result.graph.node):
         call = next((made[o] for o in node.output if o in made), None)

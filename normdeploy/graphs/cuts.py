@@ -13,26 +13,26 @@ import numpy as np
 import onnx
 
 from .dims import Dims
+from .inference import inferred
 from .nested import Nested, bodies, info
 from .nested_functions import functions
-from .protos import inferred
 
 _SMALL = 16  # elements of a constant that a runtime may look at: axes, shapes, epsilon
 
 
 def models(proto: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
     """The graphs of a file by the place that a finding names: "" is the main one, then bodies and functions."""
-    found = {"": proto}
+    graphs = {"": proto}
 
     def visit(inside: Iterator[Nested], around: str) -> None:
         for nested in inside:
             place = f"{around}, {nested.place}" if around else nested.place
-            found[place] = nested.model
+            graphs[place] = nested.model
             visit(bodies(nested.model), place)
 
     visit(bodies(proto), "")
     visit(functions(proto), "")
-    return found
+    return graphs
 
 
 class Cutter:

@@ -12,8 +12,9 @@ import onnx
 import onnxruntime as ort
 
 from ..errors import ExportError
+from ..sessions import open_session
 from ..storage.files import bodies, tensors
-from ..storage.held import array
+from ..storage.held import SMALLEST, array
 from ..storage.weights import detached, refer
 
 _UNIT_ROUNDOFF = {
@@ -23,8 +24,8 @@ _UNIT_ROUNDOFF = {
     onnx.TensorProto.DOUBLE: 2.0**-53,
 }
 
-_LARGE = 1 << 20  # bytes of a weight that is not copied where that can be avoided
-_FED = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Transpose", "Add", "Mul"}
+_LARGE = SMALLEST  # bytes of a weight that is not copied where that can be avoided
+_FED = {"MatMul", "com.microsoft.FusedMatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Transpose", "Add", "Mul"}
 
 _TYPE_ATTRIBUTES = {"to", "dtype"}  # of Cast and of what draws or counts
 
@@ -55,10 +56,10 @@ def check_equal(
     values = _all_held(weights)
     expected = _outputs(light, values, samples)
     light, weights = detached(after)
-    found = _outputs(
+    outputs = _outputs(
         light, _all_held(weights) | {name: values[theirs] for name, theirs in (shared or {}).items()}, samples
     )
-    for (name, old), (_, new) in zip(expected, found, strict=True):
+    for (name, old), (_, new) in zip(expected, outputs, strict=True):
         difference = _difference(old, new)
         bound = relative * float(np.abs(old, where=np.isfinite(old), out=np.zeros(old.shape)).max(initial=0.0))
         if difference > bound:
@@ -87,11 +88,11 @@ def _outputs(
     given = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
     made, fed = session(light, values)
     names = [o.name for o in made.get_outputs()]
-    found: list[tuple[str, np.ndarray]] = []
+    results: list[tuple[str, np.ndarray]] = []
     for sample in samples:
         feeds = fed | {name: ort.OrtValue.ortvalue_from_numpy(computable(sample[name])) for name in given}
-        found += zip(names, (value.numpy() for value in made.run_with_ort_values(names, feeds)), strict=True)
-    return found
+        results += zip(names, (value.numpy() for value in made.run_with_ort_values(names, feeds)), strict=True)
+    return results
 
 
 def session(light: onnx.ModelProto, values: _Values) -> tuple[ort.InferenceSession, _Values]:
@@ -101,15 +102,9 @@ def session(light: onnx.ModelProto, values: _Values) -> tuple[ort.InferenceSessi
     fed = _fed(light, values)
     values = {name: value for name, value in values.items() if name not in fed}
     refer(light, {name: ("held by the session", 0, value.tensor_size_in_bytes()) for name, value in values.items()})
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4  # an exception says it better
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )  # one short run: waiting threads only take cores from others
-    options.add_external_initializers(list(values), list(values.values()))
-    return ort.InferenceSession(light.SerializeToString(), options, providers=["CPUExecutionProvider"]), fed
+    # one short run: prepacked weights do not pay, and waiting threads only take cores from others
+    entries = {"session.disable_prepacking": "1", "session.intra_op.allow_spinning": "0"}
+    return open_session(light.SerializeToString(), entries=entries, initializers=values), fed
 
 
 def _fed(light: onnx.ModelProto, values: _Values) -> _Values:

@@ -11,13 +11,14 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..domains import default_opset
-from ..evaluate import evaluate
+from ..evaluate import budget, evaluate
 from ..norms import guests
 from ..norms.op import NormOp
 from ..norms.ops import DEFAULT, DOMAIN, OURS, STANDARD
 from .dims import Dims, invented
+from .inference import inferred
 from .links import Links
-from .protos import inferred, lonely
+from .protos import lonely
 from .unrounded import Unrounded
 
 # Ops whose result has the shape of its largest input (or broadcasts to it), and the type of its first.
@@ -44,12 +45,7 @@ _ELEMENTWISE = frozenset(
 )
 _NORMS = DEFAULT | OURS
 NEWEST = max(row.since for row in STANDARD.values())  # the highest opset whose ops the passes write
-_A_NODE = 2**10  # elements that numpy computes in the time that a node takes besides: some microseconds
-_AT_ONCE = 2**27  # elements that one constant may be computed from: 1 GB
-_IN_ALL = 2**31  # that all constants of a graph may take: half a minute
 _LARGE = 2**12  # bytes of a constant
-_KEPT = 2**22  # elements of computed constants that are remembered: 32 MB
-_CONTRACTIONS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"})
 
 
 class FileGraph(Links):
@@ -65,8 +61,7 @@ class FileGraph(Links):
         self._new: set[int] = set()  # nodes written by us: they mean what the newest opset says
         self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}
-        self._values: dict[int, np.ndarray] = {}  # of computed constants
-        self._kept = self._computed = 0  # elements in these, and of all that was ever computed
+        self._budget = budget.Budget()  # of computed constants
         self._shape_valued: dict[int, bool] = {}
         self.exact = Unrounded()  # what a rewrite computed
         self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
@@ -133,9 +128,9 @@ class FileGraph(Links):
         stack, made = [t], 0
         while id(t) not in known:
             top = stack.pop()
-            held = self.exact.get(id(top), self._values.get(id(top)))
-            if held is not None:
-                known[id(top)] = held
+            numbers = self.exact.get(id(top), self._budget.values.get(id(top)))
+            if numbers is not None:
+                known[id(top)] = numbers
             elif isinstance(top, gs.Constant):
                 known[id(top)] = widen(stored(top))
             elif id(top) not in known:
@@ -146,35 +141,18 @@ class FileGraph(Links):
                     stack.extend((top, *missing))
                     continue
                 inputs = [known.get(id(i)) for i in node.inputs[: _value_count(node)]]
-                self._spend(_A_NODE + (_products(inputs) if node.op in _CONTRACTIONS else 0))
+                self._budget.take(node.op, inputs)
                 results = self._evaluated(node, inputs)
                 known.update((id(o), v) for o, v in zip(node.outputs, results, strict=False))
                 if known.get(id(top)) is None:
                     raise evaluate.Unsupported(f"{node.op} gives no {top.name!r}")
-                fresh = 0 if node.op in evaluate.VIEWS else sum(v.size for v in results if v is not None)
-                self._spend(fresh)
-                made += fresh
-                if made > _AT_ONCE:
-                    raise evaluate.Unsupported(f"{t.name!r} is computed from {made} elements; at most {_AT_ONCE} are")
-                self._keep_values(node, results)
+                made += self._budget.taken(node.op, results)
+                if made > budget.AT_ONCE:
+                    raise evaluate.Unsupported(
+                        f"{t.name!r} is computed from {made} elements; at most {budget.AT_ONCE} are"
+                    )
+                self._budget.keep({id(o): v for o, v in zip(node.outputs, results, strict=False) if v is not None})
         return known[id(t)]
-
-    def _spend(self, steps: int) -> None:
-        self._computed += steps
-        if self._computed > _IN_ALL:
-            raise evaluate.Unsupported(
-                f"the constants of the file take more than {_IN_ALL} steps to compute; fold them first"
-            )
-
-    def _keep_values(self, node: gs.Node, results: Sequence[Any]) -> None:
-        """Remember what a node on constants gave: each link of a chain of them may be asked for."""
-        held = {id(o): v for o, v in zip(node.outputs, results, strict=False) if v is not None}
-        size = sum(v.size for v in held.values())
-        if self._kept + size <= _KEPT:
-            self._kept += size
-            self._values.update(
-                (key, v if v.base is None else v.copy()) for key, v in held.items()
-            )  # a view would keep all of its base
 
     def known(self, t: gs.Tensor) -> np.ndarray | None:
         """The value of ``t``; None where it is no constant or left out, or none that can be evaluated."""
@@ -214,15 +192,15 @@ class FileGraph(Links):
     def evaluator(self, node: gs.Node) -> Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]:
         """The node as a function in float64. CastLike is a Cast to the type of its second input, whose value is not
         asked for."""
-        found = self._evaluators.get(id(node))
-        if found is None:
+        evaluation = self._evaluators.get(id(node))
+        if evaluation is None:
             if node.op == "CastLike":
                 target = self.dtype(node.inputs[1])
                 kind = target if target is not None and target.kind in "iub" else np.dtype(np.float64)
-                found = partial(_cast, kind)
+                evaluation = partial(_cast, kind)
             else:
                 opset = max(self.opset, NEWEST) if id(node) in self._new else self.opset
-                found = partial(
+                evaluation = partial(
                     evaluate.apply,
                     node.op,
                     attrs=self.attrs(node),
@@ -230,8 +208,8 @@ class FileGraph(Links):
                     domain=node.domain or "",
                     outputs=len(node.outputs),
                 )
-            self._evaluators[id(node)] = found
-        return found
+            self._evaluators[id(node)] = evaluation
+        return evaluation
 
     def shape(self, t: gs.Tensor) -> Dims | None:
         """The shape as far as it is known: ints, symbols or expressions of symbols, None for an unknown dim; None
@@ -318,8 +296,8 @@ class FileGraph(Links):
 def stored(t: gs.Constant) -> np.ndarray:
     """The elements as the file holds them. Those of large ones are read again each time: graphsurgeon would keep a copy
     of every weight."""
-    held = t._values
-    return held.load() if isinstance(held, gs.ir.tensor.LazyValues) and held.nbytes > _LARGE else t.values
+    values = t._values
+    return values.load() if isinstance(values, gs.ir.tensor.LazyValues) and values.nbytes > _LARGE else t.values
 
 
 def widen(values: np.ndarray) -> np.ndarray:
@@ -327,12 +305,6 @@ def widen(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "biu?":
         return values
     return values.astype(np.float64)
-
-
-def _products(inputs: Sequence[Any]) -> int:
-    """About the time of a contraction, in that of elements made one by one: BLAS does some sixteen products in it."""
-    a, b = inputs[:2]
-    return int(a.size * b.size // max(a.shape[-1:] or (1,))) // 16 if a.size else 0
 
 
 def _unsaid(dim: int | str | None) -> bool:

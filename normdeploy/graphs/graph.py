@@ -81,10 +81,12 @@ class Graph(FileGraph):
 
         Attributes are rounded as the file will hold them, in float32: certificates judge the node that is written.
         """
-        held = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in (attrs or {}).items()}
+        attributes = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in (attrs or {}).items()}
         dtype = like.dtype if like.dtype is not None else self.dtype(like)
         outs = [gs.Variable(self._fresh(f"{like.name}_{op}"), dtype=dtype) for _ in range(outputs)]
-        made = gs.Node(op, name=outs[0].name, attrs=held, inputs=list(inputs), outputs=outs, domain=domain or None)
+        made = gs.Node(
+            op, name=outs[0].name, attrs=attributes, inputs=list(inputs), outputs=outs, domain=domain or None
+        )
         self._new.add(id(made))
         self._keep.append(made)
         return made
@@ -146,7 +148,7 @@ class Graph(FileGraph):
         self._new.add(id(node))
         self._keep.append(node)
         self._settled[id(node)] = gs.Constant(t.name, value)
-        self._values.pop(id(t), None)
+        self._budget.values.pop(id(t), None)
         self._constant[id(t)] = True
         self.replace(t, [node])
 

@@ -104,11 +104,11 @@ class Links:
 
     def attrs(self, node: gs.Node) -> dict[str, Any]:
         """Attributes as plain values: numbers, strings, lists, numpy arrays."""
-        found = self._attrs.get(id(node))
-        if found is None:
-            found = {k: v.values if isinstance(v, gs.Constant) else v for k, v in node.attrs.items()}
-            self._attrs[id(node)] = found
-        return found
+        attributes = self._attrs.get(id(node))
+        if attributes is None:
+            attributes = {k: v.values if isinstance(v, gs.Constant) else v for k, v in node.attrs.items()}
+            self._attrs[id(node)] = attributes
+        return attributes
 
     def module(self, node: gs.Node) -> str:
         """Qualified module path of a node, "" where the file does not tell."""

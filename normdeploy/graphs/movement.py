@@ -76,8 +76,8 @@ def _padded_by_nothing(graph: ir.Graph, pad: ir.Node) -> bool:
     """Whatever the mode, the axes and the number to pad with."""
     stated = pad.attributes.get_ints("pads", ())  # below opset 11
     if len(pad.inputs) > 1 and pad.inputs[1] is not None:
-        held = ir.convenience.get_const_tensor(pad.inputs[1])
-        stated = () if held is None else [int(n) for n in held.numpy().reshape(-1)]
+        pads = ir.convenience.get_const_tensor(pad.inputs[1])
+        stated = () if pads is None else [int(n) for n in pads.numpy().reshape(-1)]
     return bool(stated) and not any(stated) and _replaced(graph, pad, ir.node("Identity", [pad.inputs[0]]))
 
 
@@ -133,12 +133,12 @@ def _at_once(graph: ir.Graph, second: ir.Node) -> bool:
 
 def _stated_axes(unsqueeze: ir.Node) -> set[int] | None:
     """Counted from the first; None where they are not stated so."""
-    held = (
+    stated = (
         ir.convenience.get_const_tensor(unsqueeze.inputs[1])
         if len(unsqueeze.inputs) > 1 and unsqueeze.inputs[1] is not None
         else None
     )
-    axes = None if held is None else {int(axis) for axis in held.numpy().reshape(-1)}
+    axes = None if stated is None else {int(axis) for axis in stated.numpy().reshape(-1)}
     return axes if axes and min(axes) >= 0 else None
 
 
@@ -186,7 +186,7 @@ def _rows_stay(graph: ir.Graph, back: ir.Node) -> bool:
 def _between(graph: ir.Graph, back: ir.Node) -> tuple[list[ir.Node], ir.Value | None]:
     """The nodes between ``back`` and the one Reshape that all begins with, and its result; None where others read one
     of these."""
-    found: dict[ir.Node, None] = {}
+    between: dict[ir.Node, None] = {}
     begins: set[ir.Value] = set()
     stack = [back.inputs[0]]
     while stack:
@@ -197,24 +197,24 @@ def _between(graph: ir.Graph, back: ir.Node) -> tuple[list[ir.Node], ir.Value | 
         if made.op_type == "Reshape":
             begins.add(value)
             continue
-        if made in found:
+        if made in between:
             continue
-        if made.op_type not in _EACH or len(found) == _LONGEST or value.dtype is None:
+        if made.op_type not in _EACH or len(between) == _LONGEST or value.dtype is None:
             return [], None
-        found[made] = None
+        between[made] = None
         stack += [v for v in made.inputs if v is not None and not _one_number(v)]
-    if len(begins) != 1 or not found:
+    if len(begins) != 1 or not between:
         return [], None
-    inside = {*found, back}
+    inside = {*between, back}
     (begin,) = begins
-    values = [begin, *(node.outputs[0] for node in found)]
+    values = [begin, *(node.outputs[0] for node in between)]
     alone = all(user in inside for v in values for user, _ in v.uses())
-    return (list(found), begin) if alone else ([], None)
+    return (list(between), begin) if alone else ([], None)
 
 
 def _one_number(value: ir.Value) -> bool:
-    held = ir.convenience.get_const_tensor(value)
-    return held is not None and len(held.shape) == 0
+    constant = ir.convenience.get_const_tensor(value)
+    return constant is not None and len(constant.shape) == 0
 
 
 def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
@@ -228,10 +228,15 @@ def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
 
 def _taken_from_a_table(graph: ir.Graph, node: ir.Node) -> bool:
     """GatherElements of constants: an initializer."""
-    held = [None if v is None or v.is_graph_input() else ir.convenience.get_const_tensor(v) for v in node.inputs]
-    if len(held) != 2 or held[0] is None or held[1] is None or held[1].size > min(_MOST, held[0].size):
+    constants = [None if v is None else ir.convenience.get_const_tensor(v) for v in node.inputs]
+    if (
+        len(constants) != 2
+        or constants[0] is None
+        or constants[1] is None
+        or constants[1].size > min(_MOST, constants[0].size)
+    ):
         return False
-    data, index = held[0].numpy(), held[1].numpy()
+    data, index = constants[0].numpy(), constants[1].numpy()
     axis = node.attributes.get_int("axis", 0)
     if index.ndim != data.ndim or not -data.ndim <= axis < data.ndim:
         return False
@@ -274,8 +279,8 @@ def _axes(node: ir.Node, rank: int) -> set[int] | None:
     """The axes of an Unsqueeze or Squeeze, of ``rank`` axes in all; None where they are not stated as a constant."""
     if len(node.inputs) < 2 or node.inputs[1] is None:
         return None
-    held = ir.convenience.get_const_tensor(node.inputs[1])
-    return None if held is None else {int(axis) % rank for axis in held.numpy().reshape(-1)}
+    axes = ir.convenience.get_const_tensor(node.inputs[1])
+    return None if axes is None else {int(axis) % rank for axis in axes.numpy().reshape(-1)}
 
 
 def _without(perm: Sequence[int], axes: set[int]) -> list[int]:

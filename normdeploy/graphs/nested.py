@@ -19,7 +19,8 @@ import onnx
 from ..domains import is_standard
 from ..storage.protos import graphs
 from .dims import Dims
-from .protos import called, captured, inferred, typed
+from .inference import inferred
+from .protos import called, captured, typed
 
 Type = tuple[int | None, Dims | None]  # element type and shape, None where unknown
 Types = Mapping[str, Type]
@@ -53,13 +54,13 @@ def bodies(proto: onnx.ModelProto) -> Iterator[Nested]:
 
 def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     """The initializers and the tensors of Constant nodes."""
-    found = {t.name: t for t in proto.graph.initializer}
+    constants = {t.name: t for t in proto.graph.initializer}
     for node in proto.graph.node:
         if node.op_type == "Constant" and is_standard(node):
             value = next((a.t for a in node.attribute if a.name == "value"), None)
             if value is not None:
-                found[node.output[0]] = value
-    return found
+                constants[node.output[0]] = value
+    return constants
 
 
 def _body(
@@ -71,8 +72,8 @@ def _body(
     given: Types,
 ) -> Nested:
     model = _model(proto, body)
-    for i, held in enumerate(body.input):
-        model.graph.input[i].CopyFrom(info(held.name, *given.get(held.name, (None, None))))
+    for i, stated in enumerate(body.input):
+        model.graph.input[i].CopyFrom(info(stated.name, *given.get(stated.name, (None, None))))
     outside = _outside(body)
     replaceable = {i.name for i in proto.graph.input}
     for name in outside:
@@ -146,24 +147,26 @@ def _given(
     stated = {i.name: typed(i) for i in body.input}
     outer = [types.get(name, (None, None)) for name in node.input]
     inputs = [i.name for i in body.input]
-    found: dict[str, Type] = {}
+    known_types: dict[str, Type] = {}
     if node.op_type == "Loop":
-        found = dict(zip(inputs, [(onnx.TensorProto.INT64, ()), (onnx.TensorProto.BOOL, ()), *outer[2:]], strict=False))
+        known_types = dict(
+            zip(inputs, [(onnx.TensorProto.INT64, ()), (onnx.TensorProto.BOOL, ()), *outer[2:]], strict=False)
+        )
         carried = dict(zip(inputs[2:], (o.name for o in body.output[1:]), strict=False))
     elif node.op_type == "Scan":
         scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
         axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [0] * scanned)
         states = len(inputs) - scanned
         slices = [_without_axis(t, axis) for t, axis in zip(outer[states:], axes, strict=False)]
-        found = dict(zip(inputs, [*outer[:states], *slices], strict=False))
+        known_types = dict(zip(inputs, [*outer[:states], *slices], strict=False))
         carried = dict(zip(inputs[:states], (o.name for o in body.output), strict=False))
     else:
         return stated
-    for name, (kind, dims) in found.items():
+    for name, (kind, dims) in known_types.items():
         known, shape = stated[name]
-        found[name] = (known or kind, dims if shape is None else shape)
+        known_types[name] = (known or kind, dims if shape is None else shape)
     free = {n: out for n, out in carried.items() if stated[n][1] is None}
-    return _invariant(proto, body, {**stated, **found}, free, types, constants)
+    return _invariant(proto, body, {**stated, **known_types}, free, types, constants)
 
 
 def _without_axis(scanned: Type, axis: int) -> Type:

@@ -14,8 +14,9 @@ import onnx
 
 from ..norms.guests import belongs
 from ..storage.protos import graphs, subgraphs
+from .inference import inferred
 from .nested import Nested, Type, Types, info
-from .protos import called, inferred
+from .protos import called
 
 Key = tuple[str, str, str]  # domain, name, overload
 
@@ -45,41 +46,41 @@ def unopened(proto: onnx.ModelProto) -> Iterator[tuple[Nested, str]]:
 
 def _called(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.ModelProto | str]]:
     """Each function that is called, as a model or with the reason why it can't be one."""
-    held = {(f.domain, f.name, f.overload): f for f in proto.functions if not belongs(f.domain, f.name)}
-    if not held:
+    by_key = {(f.domain, f.name, f.overload): f for f in proto.functions if not belongs(f.domain, f.name)}
+    if not by_key:
         return
     sites: dict[Key, _Sites] = {}
-    _calls(proto.graph.node, inferred(proto), held, sites)
-    for key in _callers_first(held):
+    _calls(proto.graph.node, inferred(proto), by_key, sites)
+    for key in _callers_first(by_key):
         if key not in sites:
             continue
-        model = _model(proto, held[key], sites[key])
+        model = _model(proto, by_key[key], sites[key])
         if isinstance(model, str):
-            _calls(held[key].node, {}, held, sites)  # what it gives to others is not known
+            _calls(by_key[key].node, {}, by_key, sites)  # what it gives to others is not known
         else:
-            _calls(model.graph.node, inferred(model), held, sites)
-        yield held[key], model
+            _calls(model.graph.node, inferred(model), by_key, sites)
+        yield by_key[key], model
 
 
 def _calls(
-    nodes: Sequence[onnx.NodeProto], types: Types, held: dict[Key, onnx.FunctionProto], sites: dict[Key, _Sites]
+    nodes: Sequence[onnx.NodeProto], types: Types, by_key: dict[Key, onnx.FunctionProto], sites: dict[Key, _Sites]
 ) -> None:
     for node in nodes:
         key = (node.domain, node.op_type, node.overload)
-        if key in held:
+        if key in by_key:
             site = sites.setdefault(key, _Sites())
             site.inputs.append(tuple(types.get(name, (None, None)) for name in node.input))
             site.attributes.append({a.name: a for a in node.attribute})
         for body in (g for a in node.attribute for g in graphs(a)):  # what is given there is not known here
-            _calls(body.node, {}, held, sites)
+            _calls(body.node, {}, by_key, sites)
 
 
-def _callers_first(held: dict[Key, onnx.FunctionProto]) -> list[Key]:
+def _callers_first(by_key: dict[Key, onnx.FunctionProto]) -> list[Key]:
     """Each function before those that it calls. ONNX allows no recursion; where a file has one all the same, its order
     does not matter."""
     order: list[Key] = []
     seen: set[Key] = set()
-    stack = [(key, False) for key in held]
+    stack = [(key, False) for key in by_key]
     while stack:
         key, called = stack.pop()
         if called:
@@ -87,8 +88,8 @@ def _callers_first(held: dict[Key, onnx.FunctionProto]) -> list[Key]:
         elif key not in seen:
             seen.add(key)
             stack.append((key, True))
-            inner = ((n.domain, n.op_type, n.overload) for n in held[key].node)
-            stack.extend((k, False) for k in inner if k in held)
+            inner = ((n.domain, n.op_type, n.overload) for n in by_key[key].node)
+            stack.extend((k, False) for k in inner if k in by_key)
     return order[::-1]
 
 

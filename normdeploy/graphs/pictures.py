@@ -32,7 +32,7 @@ def pictures(findings: Sequence[Finding], before: onnx.ModelProto, after: onnx.M
         {place: _Surroundings(graph) for place, graph in (cuts.models(model) if nested else {"": model}).items()}
         for model in (before, after)
     ]
-    found: dict[object, Picture] = {}
+    by_key: dict[object, Picture] = {}
     for finding in findings:
         drawn = [
             graphs[finding.place].boxes(tensors) if finding.place in graphs else ()
@@ -41,12 +41,12 @@ def pictures(findings: Sequence[Finding], before: onnx.ModelProto, after: onnx.M
         if not drawn[0]:
             continue
         key = finding.kind, finding.status, *(tuple(replace(box, name="") for box in boxes) for boxes in drawn)
-        known = found.get(key)
+        known = by_key.get(key)
         if known is not None:
-            found[key] = replace(known, tensors=(*known.tensors, finding.tensor))
-        elif len(found) < _PICTURES:
-            found[key] = Picture(finding.kind, finding.module, finding.status, (finding.tensor,), *drawn)
-    return tuple(found.values())
+            by_key[key] = replace(known, tensors=(*known.tensors, finding.tensor))
+        elif len(by_key) < _PICTURES:
+            by_key[key] = Picture(finding.kind, finding.module, finding.status, (finding.tensor,), *drawn)
+    return tuple(by_key.values())
 
 
 class _Surroundings:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import onnx
 
@@ -13,78 +12,6 @@ from ..storage.protos import subgraphs
 from .dims import Dims
 
 IR_OF_CONSTANTS = 4  # the first IR version in which an initializer need not be a graph input
-
-# Inference of shapes and types reads the values of small integer constants only.
-_INFERENCE_SIZE = 512
-_LONGEST = 2**20  # elements of a vector whose values it may write out
-
-
-def inferred(
-    proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None
-) -> dict[str, tuple[int | None, Dims | None]]:
-    """Element type and shape of each tensor by onnx's own inference, over a copy without the weights.
-
-    ``nodes``: those to look at in the place of the graph's, where it holds some that inference does not know.
-    """
-    skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
-    graph = skeleton.graph
-    graph.name = proto.graph.name
-    graph.node.extend(proto.graph.node if nodes is None else nodes)
-    for field in ("input", "output", "value_info"):
-        getattr(graph, field).extend(getattr(proto.graph, field))
-        for dim in (d for v in getattr(graph, field) for d in v.type.tensor_type.shape.dim if d.dim_value < 0):
-            dim.Clear()  # PaddlePaddle's older writers put -1 for a dynamic size; inference counts with it
-    alone = lonely(proto.graph)
-    for dim in (d for v in graph.output for d in v.type.tensor_type.shape.dim if d.dim_param in alone):
-        dim.Clear()  # inference would keep the name
-    listed = {i.name for i in graph.input}
-    for tensor in proto.graph.initializer:
-        if math.prod(tensor.dims) <= _INFERENCE_SIZE:
-            graph.initializer.append(tensor)
-        elif tensor.name not in listed:
-            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    try:
-        result = onnx.shape_inference.infer_shapes(
-            skeleton, data_prop=not _endless(graph) and not _long_vectors(skeleton)
-        )
-    except Exception:  # a file that inference refuses is still readable where it states its shapes itself
-        result = skeleton
-    held = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
-    return held | {v.name: typed(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]}
-
-
-def _endless(graph: onnx.GraphProto) -> bool:
-    """Whether inference would write out values without end: those of a Range, or one for each element of a vector."""
-    shapes = [v.type.tensor_type.shape for v in (*graph.input, *graph.output, *graph.value_info)]
-    if any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes):
-        return True
-    held = {t.name: t for t in graph.initializer}
-    held |= {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"}
-    for node in graph.node:
-        ends = [held[name] for name in node.input if name in held] if node.op_type == "Range" else []
-        if len(ends) == 3:
-            start, limit, step = (float(onnx.numpy_helper.to_array(t).ravel()[:1].sum()) for t in ends)
-            if not abs(limit - start) <= _LONGEST * abs(step):
-                return True
-    return False
-
-
-def _long_vectors(model: onnx.ModelProto) -> bool:
-    """The same of vectors whose size inference finds itself: those that a ConstantOfShape, an Expand or a Reshape
-    makes."""
-    graph = model.graph
-    shapes = (v.type.tensor_type.shape for v in (*graph.input, *graph.value_info))
-    wide = any(math.prod(max(d.dim_value, 1) for d in shape.dim) > _LONGEST for shape in shapes)
-    whole = [
-        *graph.initializer,
-        *(a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"),
-    ]
-    held = [t for t in whole if t.data_type == onnx.TensorProto.INT64 and t.data_location != onnx.TensorProto.EXTERNAL]
-    if not wide and not any(max(onnx.numpy_helper.to_array(t).ravel().tolist(), default=0) > _LONGEST for t in held):
-        return False
-    found = onnx.shape_inference.infer_shapes(model).graph
-    shapes = (v.type.tensor_type.shape for v in (*found.value_info, *found.output))
-    return any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes)
 
 
 def require_order(graph: onnx.GraphProto) -> None:
@@ -104,8 +31,8 @@ def require_order(graph: onnx.GraphProto) -> None:
                 if early
                 else f"writes {twice!r}, which is an input or was written before it"
             )
-            said = f"{node.op_type} {node.name!r} {wrong}"
-            raise GraphError(f"{said}: that is no valid graph; give tensors names of their own and sort the nodes")
+            message = f"{node.op_type} {node.name!r} {wrong}"
+            raise GraphError(f"{message}: that is no valid graph; give tensors names of their own and sort the nodes")
         written.update(node.output)
 
 
@@ -136,8 +63,8 @@ _MADE_UP = "_empty_nn_module_stack_from_metadata_hook"
 
 def module(node: onnx.NodeProto) -> str:
     """The module path that ``normdeploy.export`` or torch's exporter wrote beside a node, "" where none."""
-    held = {p.key: p.value for p in node.metadata_props}
-    return real(held.get("normdeploy.module", "")) or scope(held.get("pkg.torch.onnx.name_scopes", ""))
+    metadata = {p.key: p.value for p in node.metadata_props}
+    return real(metadata.get("normdeploy.module", "")) or scope(metadata.get("pkg.torch.onnx.name_scopes", ""))
 
 
 def real(path: str) -> str:
@@ -157,18 +84,18 @@ def scope(value: str) -> str:
 def called(proto: onnx.ModelProto, body: onnx.GraphProto | onnx.FunctionProto) -> list[onnx.FunctionProto]:
     """The functions of ``proto`` that ``body`` calls, directly or by way of another: a model of its own needs no
     others."""
-    held = {(f.domain, f.name, f.overload): f for f in proto.functions}
-    found: dict[tuple[str, str, str], onnx.FunctionProto] = {}
-    stack: list[onnx.GraphProto | onnx.FunctionProto] = [body] if held else []
+    defined = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    functions: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+    stack: list[onnx.GraphProto | onnx.FunctionProto] = [body] if defined else []
     while stack:
         for node in stack.pop().node:
             stack.extend(a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
             stack.extend(g for a in node.attribute for g in a.graphs)
             key = (node.domain, node.op_type, node.overload)
-            if key in held and key not in found:
-                found[key] = held[key]
-                stack.append(held[key])
-    return list(found.values())
+            if key in defined and key not in functions:
+                functions[key] = defined[key]
+                stack.append(defined[key])
+    return list(functions.values())
 
 
 def names(graph: onnx.GraphProto) -> Iterator[str]:

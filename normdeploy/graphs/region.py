@@ -142,12 +142,12 @@ def _constant(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], ob
         isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f"
     ):  # not to be read for this
         return (named(t.shape), t.dtype.str, None)
-    held = stored(t) if isinstance(t, gs.Constant) else graph.known(t)
-    if held is None:
+    value = stored(t) if isinstance(t, gs.Constant) else graph.known(t)
+    if value is None:
         return ("unknown", id(t))
-    if held.dtype.kind in "iub":
-        return (held.shape, held.dtype.str, held.tobytes())
-    return (named(held.shape), held.dtype.str, held.tobytes() if held.size <= _SMALL else None)
+    if value.dtype.kind in "iub":
+        return (value.shape, value.dtype.str, value.tobytes())
+    return (named(value.shape), value.dtype.str, value.tobytes() if value.size <= _SMALL else None)
 
 
 class Bound:
@@ -190,26 +190,44 @@ class Bound:
 
     def run(self, feeds: Sequence[np.ndarray], wanted: gs.Tensor | None = None) -> np.ndarray:
         """The value of ``wanted`` (default: the region's y) for values of the leaves, in their order."""
-        return _array(self._values(feeds), wanted if wanted is not None else self._y)
+        end = wanted if wanted is not None else self._y
+        return _array(self._values(feeds, keep=end), end)
 
     def largest(self, feeds: Sequence[np.ndarray]) -> float:
         """The largest magnitude of the first results of its nodes."""
         values = self._values(feeds)
         return max(float(np.abs(_array(values, t)).max()) for n in self._nodes for t in n.outputs[:1])
 
-    def _values(self, feeds: Sequence[np.ndarray]) -> dict[int, Any]:
+    def _values(self, feeds: Sequence[np.ndarray], keep: gs.Tensor | None = None) -> dict[int, Any]:
+        """``keep``: the one tensor whose value is wanted; others are forgotten once they were read for the last
+        time."""
         values = dict(self._known)
         values.update((id(t), v) for t, v in zip(self._leaves, feeds, strict=True))
-        for step in self._steps:
+        for step, last in zip(self._steps, self._lasts, strict=True):
             step.run(values)
+            if keep is not None:
+                for key in last:
+                    if key != id(keep):
+                        values.pop(key, None)
         return values
+
+    @cached_property
+    def _lasts(self) -> list[list[int]]:
+        """Of each step, what no later one reads."""
+        read: set[int] = set()
+        lasts = []
+        for step in reversed(self._steps):
+            here = {i for i in (*step.inputs, *step.outputs) if i is not None}
+            lasts.append(sorted(here - read))
+            read |= here
+        return lasts[::-1]
 
 
 def _array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:
-    found = values.get(id(t))
-    if not isinstance(found, np.ndarray):
+    array = values.get(id(t))
+    if not isinstance(array, np.ndarray):
         raise EvaluationFailed("the region does not compute the wanted tensor")
-    return found
+    return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +240,10 @@ class _Step:
 
     def run(self, values: dict[int, Any]) -> None:
         try:
-            found = self.evaluate([None if i is None else values.get(i) for i in self.inputs])
+            results = self.evaluate([None if i is None else values.get(i) for i in self.inputs])
         except _FAILURES as e:
             raise EvaluationFailed(f"{type(e).__name__}: {e}") from e
-        values.update(zip(self.outputs, found, strict=False))
+        values.update(zip(self.outputs, results, strict=False))
 
 
 @dataclass(frozen=True)

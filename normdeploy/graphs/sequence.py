@@ -52,8 +52,8 @@ class Sequence(Generic[T]):
             item = self._next.get(id(item))
         parts = len(crowded) + 1
         room = self.label(item) - low if item is not None else parts * _ROOM
-        for k, held in enumerate(crowded, 1):
-            self._labels[id(held)] = low + room * k // parts
+        for k, crowd in enumerate(crowded, 1):
+            self._labels[id(crowd)] = low + room * k // parts
 
     def __iter__(self) -> Iterator[T]:
         item = self._items[0] if self._items else None  # nothing is ever put before the first

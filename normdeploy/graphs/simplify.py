@@ -310,7 +310,7 @@ def _round(model: ir.Model, draws: bool) -> bool:
     """One round of all passes; False where nothing changed."""
     folded = fold_constants_ir(model, onnx_shape_inference=True, should_fold=_foldable)
     present = {node.op_type for node in ir.traversal.RecursiveGraphIterator(model.graph)}
-    possible = [rule for op_type, found in _RULES.items() if op_type in present for rule in found]
+    possible = [rule for op_type, of_op in _RULES.items() if op_type in present for rule in of_op]
     wide = any(len(node.inputs) > _WIDE for node in model.graph)
     ruled = model.opset_imports.get("", 0) >= _RULES_FROM
     results = [
@@ -355,15 +355,15 @@ def _count(value: ir.Value) -> int | None:
 
 def _metadata(model: ir.Model) -> dict[tuple[str, str], dict[str, str]]:
     """Each node's metadata, by a tensor that it makes and by the tensor that it reads first."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    metadata: dict[tuple[str, str], dict[str, str]] = {}
     for node in model.graph:
         for kind, values in (("made", node.outputs), ("read", node.inputs[:1])):
             for value in values:
                 if (
                     value is not None and value.name and (node.metadata_props or kind == "made")
                 ):  # a node of no module stays one
-                    found.setdefault((kind, value.name), dict(node.metadata_props))
-    return found
+                    metadata.setdefault((kind, value.name), dict(node.metadata_props))
+    return metadata
 
 
 def _tidy_metadata(model: ir.Model, before: Mapping[tuple[str, str], Mapping[str, str]]) -> None:

@@ -157,25 +157,25 @@ class _Analysis:
     # -------------------------------------------------------------- sizes
 
     def _vector(self, node: onnx.NodeProto, attributes: dict[str, onnx.AttributeProto]) -> _Vector | None:
-        op, held = node.op_type, [self.vectors.get(name) for name in node.input]
+        op, vectors = node.op_type, [self.vectors.get(name) for name in node.input]
         if op == "Shape" and node.input[0] in self.shapes:
             start, end = (attributes[n].i if n in attributes else None for n in ("start", "end"))
             return self.shapes[node.input[0]][start:end]
-        if not held or any(v is None for v in held[:1]):
+        if not vectors or any(v is None for v in vectors[:1]):
             return None
-        first = held[0] or ()
+        first = vectors[0] or ()
         if op in ("Unsqueeze", "Squeeze", "Cast", "CastLike", "Identity", "Reshape"):
             return first
-        if op == "Concat" and all(v is not None for v in held):
-            return tuple(entry for v in held for entry in v or ())
-        if op == "Gather" and len(held) == 2 and held[1] is not None:
-            picked = [n if isinstance(n, int) and -len(first) <= n < len(first) else None for n in held[1]]
+        if op == "Concat" and all(v is not None for v in vectors):
+            return tuple(entry for v in vectors for entry in v or ())
+        if op == "Gather" and len(vectors) == 2 and vectors[1] is not None:
+            picked = [n if isinstance(n, int) and -len(first) <= n < len(first) else None for n in vectors[1]]
             return tuple(None if n is None else first[n] for n in picked)
-        if op == "Slice" and all(v is not None and len(v) == 1 and isinstance(v[0], int) for v in held[1:]):
-            start, end, _, step = (*(v[0] for v in held[1:] if v), None, None)[:4]  # starts, ends, axes, steps
+        if op == "Slice" and all(v is not None and len(v) == 1 and isinstance(v[0], int) for v in vectors[1:]):
+            start, end, _, step = (*(v[0] for v in vectors[1:] if v), None, None)[:4]  # starts, ends, axes, steps
             return first[start : end : step or 1]  # type: ignore[index]
-        if op in ("Add", "Sub") and len(held) == 2 and held[1] is not None and len(first) == len(held[1]) == 1:
-            return (_sum(first[0], held[1][0], 1 if op == "Add" else -1),)
+        if op in ("Add", "Sub") and len(vectors) == 2 and vectors[1] is not None and len(first) == len(vectors[1]) == 1:
+            return (_sum(first[0], vectors[1][0], 1 if op == "Add" else -1),)
         return None
 
     # -------------------------------------------------------------- whole numbers
@@ -258,19 +258,19 @@ class _Analysis:
                 self._limit(self.found.sizes, end.dim, Most(0, dims[axis] - end.offset + 1, node.input[0]))
 
     @staticmethod
-    def _limit(held: dict[str, Most], name: str, most: Most) -> None:
-        held[name] = held.get(name, most) & most
+    def _limit(limits: dict[str, Most], name: str, most: Most) -> None:
+        limits[name] = limits.get(name, most) & most
 
 
 def _merged(origins: Iterable[_Origin]) -> frozenset[_Origin]:
     """One origin for each input and dim, wide enough for all; of a tensor with too many none is told."""
-    found: dict[tuple[str, bool], _Origin] = {}
+    merged: dict[tuple[str, bool], _Origin] = {}
     for origin in origins:
-        other = found.get((origin.what, origin.counted), origin)
-        found[origin.what, origin.counted] = replace(
+        other = merged.get((origin.what, origin.counted), origin)
+        merged[origin.what, origin.counted] = replace(
             origin, low=min(origin.low, other.low), high=max(origin.high, other.high)
         )
-    return frozenset(found.values() if len(found) <= _SMALL else ())
+    return frozenset(merged.values() if len(merged) <= _SMALL else ())
 
 
 def _sum(a: int | _Size | None, b: int | _Size | None, sign: int) -> int | _Size | None:

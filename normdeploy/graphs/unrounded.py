@@ -3,7 +3,7 @@ takes beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -19,12 +19,13 @@ class Unrounded:
     Of a large float32 constant the part that rounding took away is kept, in float32: value = rounded + part, off by
     2⁻⁴⁸ of it at most, for the part is 2⁻²⁴ of the value or less and float32 keeps 24 bits of it. The rounded elements
     are those of the constant where it holds the right ones; otherwise the value is kept whole, so that what is wrong in
-    a constant shows.
+    a constant shows. Of a constant that is proved the part need not be kept where the value can be computed again.
     """
 
     def __init__(self) -> None:
         self._whole: dict[int, np.ndarray] = {}
         self._parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._again: dict[int, tuple[np.ndarray, Callable[[], np.ndarray]]] = {}  # the rounded, and the value
 
     def put(self, stored: gs.Constant, exact: np.ndarray) -> None:
         exact, rounded = np.asarray(exact, dtype=np.float64), stored.values
@@ -35,10 +36,17 @@ class Unrounded:
                 return
         self._whole[id(stored)] = exact
 
+    def drop_part(self, key: int, again: Callable[[], np.ndarray]) -> None:
+        """Keep no longer what rounding took of a large constant; ``again`` computes its value, in float64."""
+        if key in self._parts:
+            self._again[key] = self._parts.pop(key)[0], again
+
     def get(self, key: int, otherwise: np.ndarray | None = None) -> np.ndarray | None:
         if key in self._parts:
             rounded, part = self._parts[key]
             return np.add(rounded, part, dtype=np.float64)
+        if key in self._again:
+            return self._again[key][1]()
         return self._whole.get(key, otherwise)
 
     def each(self, key: int) -> Iterator[tuple[slice, np.ndarray]]:
@@ -48,22 +56,28 @@ class Unrounded:
             for places in pieces(rounded.size):
                 yield places, np.add(rounded[places], part[places], dtype=np.float64)
         else:
-            whole = self._whole[key].reshape(-1)
+            value = self.get(key)
+            assert value is not None
+            whole = value.reshape(-1)
             for places in pieces(whole.size):
                 yield places, whole[places]
 
     def shape(self, key: int) -> tuple[int, ...]:
         """Of a constant that is known."""
-        known: np.ndarray = self._parts[key][0] if key in self._parts else self._whole[key]
-        return known.shape
+        rounded = self._parts.get(key) or self._again.get(key)
+        return (self._whole[key] if rounded is None else rounded[0]).shape
 
     def parts(self, key: int) -> tuple[np.ndarray, np.ndarray] | None:
         """(the rounded elements, what rounding took away) of a large float32 constant, both float32 and not copied;
         else None."""
+        if key in self._again:
+            rounded, again = self._again[key]
+            part = _part(again().reshape(-1), rounded.reshape(-1))
+            return None if part is None else (rounded, part.reshape(rounded.shape))
         return self._parts.get(key)
 
     def __contains__(self, key: int) -> bool:
-        return key in self._whole or key in self._parts
+        return key in self._whole or key in self._parts or key in self._again
 
 
 def _part(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray | None:

@@ -101,8 +101,8 @@ def load(
         elif kind is Kind.HUGGINGFACE:
             loaded = _of_folder(path, load_folder(path, trust, task, part), inputs, dims, eval)
         else:
-            found = find_state(unpickle(path), key, path) if weights is None else weights
-            loaded = _from_weights(path, kind, found, model, model_args or {}, wishes, eval)
+            state = find_state(unpickle(path), key, path) if weights is None else weights
+            loaded = _from_weights(path, kind, state, model, model_args or {}, wishes, eval)
     flags = {
         "model": model,
         "model_args": dict(model_args or {}),
@@ -144,13 +144,13 @@ def load_parts(
             import_module(name, "--import")
         folder = read_folder(path, trust, task)
     known = {part: set(names_of(parse(folder.prepared(part).prepared.inputs, ()).inputs)) for part in PARTS}
-    said = {text: text.partition("=")[0].strip() for text in dims}
+    names = {text: text.partition("=")[0].strip() for text in dims}
     every = sorted(set().union(*known.values()))
-    if foreign := [name for name in said.values() if name not in every]:
+    if foreign := [name for name in names.values() if name not in every]:
         raise InputError(f"the dim {foreign[0]!r} is in no part: they have {', '.join(every)}")
     digest = sha256(path)
     for part in PARTS:
-        own = [text for text, name in said.items() if name in known[part]]
+        own = [text for text, name in names.items() if name in known[part]]
         with _importable_cwd(bool(imports or trust)):
             model = _of_folder(path, folder.prepared(part), (), own, False)
         flags = {"imports": list(imports), "dims": own, "task": task, "part": part}
@@ -247,8 +247,10 @@ def _of_program(
 
 def _of_folder(path: Path, folder: Loaded, inputs: Sequence[str], dims: Sequence[str], eval_mode: bool) -> Model:
     ready = folder.prepared
-    said = parse(inputs or ready.inputs, dims)
-    stated = {name: said.dims[name].max for name in said.stated} | {name: dim.max for name, dim in said.single.items()}
+    wishes = parse(inputs or ready.inputs, dims)
+    stated = {name: wishes.dims[name].max for name in wishes.stated} | {
+        name: dim.max for name, dim in wishes.single.items()
+    }
     ranges = [f"{name}={text}" for name, text in ranges_of(ready, stated).items()] if not inputs else []
     loaded = trace(
         ready.module,
@@ -265,18 +267,18 @@ def _of_folder(path: Path, folder: Loaded, inputs: Sequence[str], dims: Sequence
 def _from_weights(
     path: Path,
     kind: Kind,
-    found: State | ScriptWeights | nn.Module,
+    weights: State | ScriptWeights | nn.Module,
     model: str | None,
     model_args: Mapping[str, Any],
     wishes: Wishes,
     eval_mode: bool,
 ) -> Model:
-    if isinstance(found, nn.Module) and model is None:
-        return trace(unwrapped(found), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
-    if isinstance(found, ScriptWeights):
+    if isinstance(weights, nn.Module) and model is None:
+        return trace(unwrapped(weights), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
+    if isinstance(weights, ScriptWeights):
         made = make_model(str(model), model_args)
-        return _filled(path, made, found.of(made), wishes, eval_mode, kind)
-    state = found.state_dict() if isinstance(found, nn.Module) else found
+        return _filled(path, made, weights.of(made), wishes, eval_mode, kind)
+    state = weights.state_dict() if isinstance(weights, nn.Module) else weights
     if model is None:
         raise LoadError(
             f"{path} holds weights alone ({len(state)} tensors: {listed(list(state), 3)}): say which model they belong "

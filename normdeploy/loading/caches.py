@@ -36,7 +36,7 @@ def taken_apart(cache: Any) -> list[torch.Tensor]:
     Raises:
         ExportError: a layer holds something else (the state of a recurrent layer, a quantized cache).
     """
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for layer in _layers(cache):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
@@ -44,8 +44,8 @@ def taken_apart(cache: Any) -> list[torch.Tensor]:
                 f"a layer of the model's cache is a {type(layer).__name__}, not keys and values; export the model"
                 " without its past"
             )
-        found += [keys, values]
-    return found
+        tensors += [keys, values]
+    return tensors
 
 
 def _layers(cache: Any) -> Sequence[Any]:

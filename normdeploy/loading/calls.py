@@ -99,12 +99,12 @@ def _arranged(module: nn.Module, names: Sequence[str]) -> tuple[list[int], dict[
 def _leading(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, int]) -> list[int]:
     """Which of the inputs given by name can go by position: those of the first parameters, up to the first that is not
     given."""
-    found: list[int] = []
+    leading: list[int] = []
     for name, parameter in parameters.items():
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or name not in given:
             break
-        found.append(given[name])
-    return found
+        leading.append(given[name])
+    return leading
 
 
 def _rank(parameters: Mapping[str, inspect.Parameter], name: str) -> int:
@@ -208,15 +208,15 @@ def leaf_names(bound: inspect.BoundArguments) -> dict[int, str]:
     arguments: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         arguments |= value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for path, leaf in pytree.tree_flatten_with_path(arguments)[0]:
         if isinstance(leaf, torch.Tensor):
-            found[id(leaf)] = re.sub(
+            names[id(leaf)] = re.sub(
                 r"\W+",
                 "_",
                 "_".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path),
             )
-    return found
+    return names
 
 
 def dim_names(module: nn.Module, call: Call, dynamic_shapes: Any) -> list[dict[int, str]]:
@@ -224,7 +224,7 @@ def dim_names(module: nn.Module, call: Call, dynamic_shapes: Any) -> list[dict[i
     arguments = signature_of(module).bind(*call.args, **call.kwargs).arguments
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
         dynamic_shapes = dynamic_shapes.dynamic_shapes(module, call.args, call.kwargs)
-    found: dict[int, dict[int, str]] = {}
+    names: dict[int, dict[int, str]] = {}
     stack: list[tuple[Any, Any]] = [
         (arguments if isinstance(dynamic_shapes, Mapping) else list(arguments.values()), dynamic_shapes)
     ]
@@ -234,14 +234,14 @@ def dim_names(module: nn.Module, call: Call, dynamic_shapes: Any) -> list[dict[i
             shape.items() if isinstance(shape, Mapping) else enumerate(shape) if isinstance(shape, list | tuple) else ()
         )
         if isinstance(value, torch.Tensor):
-            found[id(value)] = {
+            names[id(value)] = {
                 index: dim.__name__ for index, dim in pairs if str(getattr(dim, "__name__", "")).isidentifier()
             }
         elif isinstance(value, Mapping):
             stack.extend((value[key], part) for key, part in pairs if key in value)
         elif isinstance(value, list | tuple):
             stack.extend((value[index], part) for index, part in pairs if isinstance(index, int) and index < len(value))
-    return [found.get(id(leaf), {}) for leaf in call.tensors()]
+    return [names.get(id(leaf), {}) for leaf in call.tensors()]
 
 
 def _checked(leaf: torch.Tensor, wish: Wish) -> Iterator[tuple[Dim, int]]:

@@ -107,8 +107,10 @@ def _text_config(model: nn.Module) -> Any:
 def _positions(model: nn.Module) -> int:
     """How many positions the model knows."""
     config = _text_config(model)
-    found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_target_positions"))
-    return next((n for n in found if isinstance(n, int) and n > 0), _POSITIONS)
+    positions = (
+        getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_target_positions")
+    )
+    return next((n for n in positions if isinstance(n, int) and n > 0), _POSITIONS)
 
 
 def _cache_shapes(model: nn.Module, **example: Any) -> Any:
@@ -258,11 +260,11 @@ def _masks(mask: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _presents(cache: Any, layers: int, wanted: Sequence[str] = ("decoder", "encoder")) -> Outputs:
-    found: Outputs = {}
+    presents: Outputs = {}
     for side, tensors in sides(cache):
         if side in wanted:
-            found |= dict(zip(names("present", layers, side), tensors, strict=True))
-    return found
+            presents |= dict(zip(names("present", layers, side), tensors, strict=True))
+    return presents
 
 
 def _encoded(model: nn.Module, folder: Path) -> tuple[dict[str, Any], str, bool]:

@@ -167,8 +167,8 @@ def require_weights(path: Path, missing: frozenset[str], used: frozenset[str]) -
         LoadError: the exported part of the model uses parameters for which the folder has no weights.
     """
     if random := sorted(missing & used):
-        said = f"{', '.join(random[:3])}{', ...' if len(random) > 3 else ''}"
+        names = f"{', '.join(random[:3])}{', ...' if len(random) > 3 else ''}"
         raise LoadError(
-            f"{path} has no weights for {said}, which would be random numbers: it was not trained for this task; give"
+            f"{path} has no weights for {names}, which would be random numbers: it was not trained for this task; give"
             " another --task, or a folder that was"
         )

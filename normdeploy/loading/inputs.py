@@ -139,9 +139,9 @@ def _draft(text: str, ranges: dict[str, Dim], names: Collection[str], dim_names:
         )
     dtype = match["dtype"] and (type_of(match["dtype"]) or _DTYPES.get(match["dtype"].lower(), ""))
     if dtype == "":
-        held = f"; the inputs are {[*names]}" if names else ""
+        known = f"; the inputs are {[*names]}" if names else ""
         raise InputError(
-            f"the input {text!r} has the unknown dtype {match['dtype']!r}: one of {', '.join(_DTYPES)}{held}"
+            f"the input {text!r} has the unknown dtype {match['dtype']!r}: one of {', '.join(_DTYPES)}{known}"
         )
     shape = (
         tuple(_dim(part.strip(), text, ranges, dim_names) for part in match["shape"].split(","))

@@ -51,7 +51,7 @@ def limited(wishes: Wishes, config: Any) -> Wishes:
 
 
 def _of_config(wishes: Wishes, config: Any) -> dict[str, Limit]:
-    found: dict[str, Limit] = {}
+    limits: dict[str, Limit] = {}
     for wish in wishes.inputs:
         name = wish.name.removeprefix("decoder_")
         keys = _DECODED if name != wish.name else _POSITIONS
@@ -62,12 +62,12 @@ def _of_config(wishes: Wishes, config: Any) -> dict[str, Limit]:
             and (dim := wish.shape[1].name)
             and (limit := _positions(config, keys))
         ):
-            found.setdefault(dim, limit)
+            limits.setdefault(dim, limit)
         if name == _IMAGE and len(wish.shape) == 4:
             for dim, size in zip((d.name for d in wish.shape[2:]), _image_size(config), strict=True):
                 if dim and size:
-                    found.setdefault(dim, Limit(size, "image_size of its config", size))
-    return found
+                    limits.setdefault(dim, Limit(size, "image_size of its config", size))
+    return limits
 
 
 def _positions(config: Any, keys: tuple[str, ...]) -> Limit | None:

@@ -33,30 +33,30 @@ def default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str,
     """
     parameters = inspect.signature(model.forward).parameters
     preprocessor, config = preprocessor_of(folder), config_of(model)
-    found: dict[str, str] = {}
+    shapes: dict[str, str] = {}
     ranges: dict[str, str] = {}
     if "input_ids" in parameters:
-        found["input_ids"] = "int64[batch,seq]"
+        shapes["input_ids"] = "int64[batch,seq]"
         if "attention_mask" in parameters:
-            found["attention_mask"] = "int64[batch,seq]"
+            shapes["attention_mask"] = "int64[batch,seq]"
         if "token_type_ids" in parameters and has_segments(config):
-            found["token_type_ids"] = f"int64[batch,seq]{{0:{config.type_vocab_size}}}"
+            shapes["token_type_ids"] = f"int64[batch,seq]{{0:{config.type_vocab_size}}}"
     if "pixel_values" in parameters:
-        found["pixel_values"] = f"float32[{_images(model, parameters, preprocessor)}]"
+        shapes["pixel_values"] = f"float32[{_images(model, parameters, preprocessor)}]"
     if "input_features" in parameters:
-        found["input_features"] = f"float32[batch,{_features(config, preprocessor)}]"
+        shapes["input_features"] = f"float32[batch,{_features(config, preprocessor)}]"
     if "input_values" in parameters:
         shape, ranges = _sound(config)
-        found["input_values"] = f"float32[batch,{shape}]"
+        shapes["input_values"] = f"float32[batch,{shape}]"
     if "input_points" in parameters:
         height = image_size(config, preprocessor)[0]
-        found["input_points"] = f"float32[batch,point_batch,points,2]{{0:{height}}}"
+        shapes["input_points"] = f"float32[batch,point_batch,points,2]{{0:{height}}}"
         if "input_labels" in parameters:
-            found["input_labels"] = "int64[batch,point_batch,points]{0:2}"
+            shapes["input_labels"] = "int64[batch,point_batch,points]{0:2}"
         ranges |= {"point_batch": "1:2:4", "points": "1:2:8"}
     if "decoder_input_ids" in parameters and getattr(config, "is_encoder_decoder", False):
-        found["decoder_input_ids"] = "int64[batch,decoder_seq]"
-    return [f"{name}:{found[name]}" for name in parameters if name in found], ranges
+        shapes["decoder_input_ids"] = "int64[batch,decoder_seq]"
+    return [f"{name}:{shapes[name]}" for name in parameters if name in shapes], ranges
 
 
 def config_of(model: nn.Module) -> Any:
@@ -72,10 +72,10 @@ def has_segments(config: Any) -> bool:
 def preprocessor_of(folder: Path) -> dict[str, Any]:
     """What ``preprocessor_config.json`` says, {} where there is none that can be read."""
     try:
-        found = json.loads((folder / "preprocessor_config.json").read_bytes())
+        content = json.loads((folder / "preprocessor_config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def part_of(config: Any, name: str, default: Any = None) -> Any:
@@ -84,24 +84,24 @@ def part_of(config: Any, name: str, default: Any = None) -> Any:
         config,
         *(getattr(config, part, None) for part in ("vision_config", "encoder", "backbone_config", "audio_config")),
     )
-    found = (
+    parts = (
         value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
         for value in places
         if value is not None
     )
-    return next((value for value in found if value is not None), default)
+    return next((value for value in parts if value is not None), default)
 
 
 def image_size(config: Any, preprocessor: Mapping[str, Any]) -> tuple[int, int]:
     """(height, width) of the images that the preprocessor makes, else of those that the model was made for."""
-    said = []
+    sizes = []
     if preprocessor.get("do_pad"):
-        said.append(preprocessor.get("pad_size"))
+        sizes.append(preprocessor.get("pad_size"))
     if preprocessor.get("do_center_crop"):
-        said.append(preprocessor.get("crop_size"))
+        sizes.append(preprocessor.get("crop_size"))
     if preprocessor.get("do_resize", True):
-        said.append(preprocessor.get("size"))
-    for size in (*said, part_of(config, "image_size"), _IMAGE_SIZE):
+        sizes.append(preprocessor.get("size"))
+    for size in (*sizes, part_of(config, "image_size"), _IMAGE_SIZE):
         if (pair := _pair(size)) is not None:
             return pair
     raise AssertionError("224 is a size")

@@ -94,26 +94,26 @@ def listed(names: Sequence[str], shown: int = 12) -> str:
 def pickle_globals(stream: IO[bytes]) -> list[str]:
     """The dotted names of the GLOBAL instructions in a row of pickles, in order of first use; a broken tail is left
     out."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     try:
         for _ in range(_PICKLES):
-            _collect_globals(stream, found)
+            _collect_globals(stream, names)
     except (
         Exception
     ):  # pickletools raises ValueError, UnicodeDecodeError, ... on junk; what was found until then counts
         pass
-    return list(found)
+    return list(names)
 
 
-def _collect_globals(stream: IO[bytes], found: dict[str, None]) -> None:
+def _collect_globals(stream: IO[bytes], names: dict[str, None]) -> None:
     strings: list[str] = []  # those pushed lately: STACK_GLOBAL takes its module and name from the stack
     memo: dict[int, str] = {}
     for opcode, argument, _ in pickletools.genops(stream):
         match opcode.name:
             case "GLOBAL" | "INST":
-                found[str(argument).replace(" ", ".", 1)] = None
+                names[str(argument).replace(" ", ".", 1)] = None
             case "STACK_GLOBAL":
-                found[".".join(strings[-2:])] = None
+                names[".".join(strings[-2:])] = None
             case "MEMOIZE":
                 memo[len(memo)] = strings[-1] if strings else "?"
             case "BINPUT" | "LONG_BINPUT" | "PUT":

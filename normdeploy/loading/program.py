@@ -141,8 +141,8 @@ def _on_cpu(program: torch.export.ExportedProgram) -> torch.export.ExportedProgr
 
 def live_guards(program: torch.export.ExportedProgram) -> list[Guard]:
     """The conditions on the input sizes that torch.export found while tracing in this process."""
-    found = []
+    guards = []
     for text in getattr(program, "_guards_code", []):
         with contextlib.suppress(NotAllowed):
-            found.append(Guard(text))
-    return found
+            guards.append(Guard(text))
+    return guards

@@ -230,7 +230,7 @@ def _harmless_target(target: str) -> bool:
 
 def _tree_imports(spec: str) -> list[str]:
     """What loading a pytree spec would import: a defaultdict's factory, the class of an enum among its keys."""
-    found: list[str] = []
+    imports: list[str] = []
     stack: list[Any] = [spec]
     while stack:
         item = stack.pop()
@@ -244,12 +244,12 @@ def _tree_imports(spec: str) -> list[str]:
             stack.extend(item)
         elif isinstance(item, dict):
             if "__enum__" in item:
-                found.append(str(item.get("fqn")))
+                imports.append(str(item.get("fqn")))
             factory = item.get("default_factory_module"), item.get("default_factory_name")
             if factory != (None, None) and not (factory[0] == "builtins" and factory[1] in _FACTORIES):
-                found.append(f"{factory[0]}.{factory[1]}")
+                imports.append(f"{factory[0]}.{factory[1]}")
             stack.extend(item.values())
-    return found
+    return imports
 
 
 def _check_payloads(config: dict[str, Any], folder: str, findings: Findings) -> set[str]:

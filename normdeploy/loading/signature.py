@@ -77,15 +77,15 @@ def _paths(program: torch.export.ExportedProgram, count: int) -> list[tuple[str,
     if signature is None or signature.in_spec.num_leaves != count:
         return [()] * count
     names = signature.forward_arg_names or []
-    found = []
+    paths = []
     for path, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(count)), signature.in_spec))[0]:
         place: Any = path[0]
         position: Any = path[1]
         keyword, rest = place.idx == 1, pytree.keystr(tuple(path[2:]))
         name = position.key if keyword else names[position.idx] if position.idx < len(names) else f"args_{position.idx}"
         variadic = re.fullmatch(r"(.+)_(\d+)", str(name))  # torch names the parts of *xs xs_0, xs_1
-        found.append((f"[{name!r}]{rest}", *([f"[{variadic[1]!r}][{variadic[2]}]{rest}"] if variadic else [])))
-    return found
+        paths.append((f"[{name!r}]{rest}", *([f"[{variadic[1]!r}][{variadic[2]}]{rest}"] if variadic else [])))
+    return paths
 
 
 def used_parameters(program: torch.export.ExportedProgram) -> frozenset[str]:
@@ -129,20 +129,20 @@ def misnamed(names: Sequence[str], given: Sequence[str], what: str) -> str:
     """What is wrong with the names ``given`` of inputs that are called ``names``, and what to do."""
     unknown = [name for name in given if name not in names]
     near = difflib.get_close_matches(unknown[0], names, 1)
-    said = f"the input {unknown[0]!r} is not one of {what}: {', '.join(names) or 'none'}"
-    said += f" (is {near[0]!r} meant?)" if near else ""
+    message = f"the input {unknown[0]!r} is not one of {what}: {', '.join(names) or 'none'}"
+    message += f" (is {near[0]!r} meant?)" if near else ""
     if len(given) != len(names):
         return (
-            f"{said}; use those names, or give all {len(names)} in their order under names of your own (given:"
+            f"{message}; use those names, or give all {len(names)} in their order under names of your own (given:"
             f" {len(given)})"
         )
     moved = next((name for place, name in enumerate(given) if name in names and names.index(name) != place), "")
     if not moved:
-        return f"{said}; write it so, or give it a name that can't be taken for that"
+        return f"{message}; write it so, or give it a name that can't be taken for that"
     place = names.index(moved) + 1
     return (
-        f"{said}; all {len(names)} may have names of your own in their order, but {moved!r} is that of input {place}:"
-        " put it there"
+        f"{message}; all {len(names)} may have names of your own in their order, but {moved!r} is that of input"
+        f" {place}: put it there"
     )
 
 

@@ -78,8 +78,8 @@ Shape = list[str | int]  # a name for each dynamic dim
 def _named_shape(tensor: Placeholder, wish: Wish | None, hints: Mapping[int, str]) -> Shape:
     """The input's shape with the wished names; dims without one get theirs from their symbol later, written as its
     expression."""
-    found = [tensor.size(index) for index in range(tensor.value.dim())]
-    sizes: Shape = [size if isinstance(size, int) else str(size) for size in found]
+    shape = [tensor.size(index) for index in range(tensor.value.dim())]
+    sizes: Shape = [size if isinstance(size, int) else str(size) for size in shape]
     if wish is None:
         return [hints.get(index, f"?{size}") if isinstance(size, str) else size for index, size in enumerate(sizes)]
     if wish.dtype is not None and wish.dtype != dtype_name(tensor.value):

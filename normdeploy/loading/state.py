@@ -43,27 +43,27 @@ def find_state(checkpoint: Any, key: str | None, path: Path) -> State | nn.Modul
     Raises:
         LoadError: there are none, or several and no ``key`` says which.
     """
-    found = _at_key(checkpoint, key, path) if key is not None else checkpoint
-    while not _is_weights(found):
-        if not isinstance(found, Mapping):
+    state = _at_key(checkpoint, key, path) if key is not None else checkpoint
+    while not _is_weights(state):
+        if not isinstance(state, Mapping):
             raise LoadError(
-                f"{path} holds {_kind(found)}{f' under {key!r}' if key else ''}, not weights: wanted a dict of tensors,"
+                f"{path} holds {_kind(state)}{f' under {key!r}' if key else ''}, not weights: wanted a dict of tensors,"
                 " or a dict that holds one"
             )
-        candidates = [name for name, value in found.items() if _is_weights(value) or _leads_on(value)]
+        candidates = [name for name, value in state.items() if _is_weights(value) or _leads_on(value)]
         if len(candidates) != 1:
-            inside = ", ".join(f"{name!r} ({_kind(value)})" for name, value in list(found.items())[:_SHOWN])
+            inside = ", ".join(f"{name!r} ({_kind(value)})" for name, value in list(state.items())[:_SHOWN])
             problem = (
                 f"holds several sets of weights: {', '.join(map(repr, candidates))}"
                 if candidates
                 else "holds no weights"
             )
             raise LoadError(f"{path} {problem}; choose with --key (in it: {inside})")
-        found = found[candidates[0]]
+        state = state[candidates[0]]
     return (
-        found
-        if isinstance(found, nn.Module)
-        else {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        state
+        if isinstance(state, nn.Module)
+        else {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     )
 
 
@@ -207,15 +207,15 @@ def fill(module: nn.Module, state: State, path: Path) -> None:
 
 def _warn_of_unregistered(module: nn.Module) -> None:
     registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    found = [
+    unregistered = [
         path
         for path, item in reachable(module)
         if isinstance(item, torch.Tensor) and item.is_floating_point() and id(item) not in registered
     ]
-    if found:
+    if unregistered:
         warnings.warn(
-            f"no state_dict holds {listed(found, _SHOWN)}, which are plain attributes: they keep the values that the"
-            " factory gave them",
+            f"no state_dict holds {listed(unregistered, _SHOWN)}, which are plain attributes: they keep the values that"
+            " the factory gave them",
             stacklevel=2,
         )
 

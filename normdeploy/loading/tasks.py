@@ -73,14 +73,14 @@ def task_of(name: str) -> Task:
         InputError: there is no such task.
     """
     wanted = _SYNONYMS.get(name, name)
-    found = next((task for task in _TASKS if task.name == wanted), None)
-    if found is None:
+    chosen = next((task for task in _TASKS if task.name == wanted), None)
+    if chosen is None:
         known = ", ".join(task.name for task in _TASKS)
         raise InputError(
             f"there is no task {name!r}; one of {known}. An encoder-decoder's cache is in its part decoder-with-past"
             " (--part)"
         )
-    return found
+    return chosen
 
 
 def check_part(part: str) -> str:

@@ -60,13 +60,13 @@ def read_torchscript(path: Path) -> ScriptWeights:
             raise LoadError(
                 f"{path} can't be read as TorchScript: {type(error).__name__}: {error}; it is truncated or broken"
             ) from error
-        found = _weights(tree, archive, root, path)
-    if not found.parameters and not found.buffers:
+        weights = _weights(tree, archive, root, path)
+    if not weights.parameters and not weights.buffers:
         raise LoadError(
             f"{path} holds no weights: torch.jit.freeze has written them into its code; save the module before it is"
             " frozen"
         )
-    return found
+    return weights
 
 
 class _Object:
@@ -115,7 +115,7 @@ def _tensor(
 def _weights(tree: Any, archive: ZipFile, root: str, path: Path) -> ScriptWeights:
     """All tensors that the classes name, by their paths from the root; a module under two names is there twice, as in a
     state_dict."""
-    found, visited = ScriptWeights(), 0
+    weights, visited = ScriptWeights(), 0
     classes: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
     ahead: list[tuple[str, Any, frozenset[int]]] = [("", tree, frozenset())]
     while ahead:
@@ -137,8 +137,8 @@ def _weights(tree: Any, archive: ZipFile, root: str, path: Path) -> ScriptWeight
             if isinstance(value, _Object):
                 ahead.append((f"{prefix}{name}.", value, around | {id(item)}))
             elif isinstance(value, torch.Tensor) and (name in parameters or name in buffers):
-                (found.parameters if name in parameters else found.buffers)[prefix + name] = value
-    return found
+                (weights.parameters if name in parameters else weights.buffers)[prefix + name] = value
+    return weights
 
 
 def _named(origin: tuple[str, str], archive: ZipFile, root: str, path: Path) -> tuple[set[str], set[str]]:

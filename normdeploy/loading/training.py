@@ -119,24 +119,24 @@ def require_eval(module: nn.Module, mend: bool) -> None:
     Raises:
         TrainingModeError: naming the parts.
     """
-    found = training_parts(module)
-    if found and mend:
-        found = _mended(module, found)
-        if found:
+    parts = training_parts(module)
+    if parts and mend:
+        parts = _mended(module, parts)
+        if parts:
             raise TrainingModeError(
-                f"the training flag of {_described(module, found)} can't be set to False: do it before the model is"
+                f"the training flag of {_described(module, parts)} can't be set to False: do it before the model is"
                 " saved or exported"
             )
-    if found:
+    if parts:
         raise TrainingModeError(
-            f"{_described(module, found)} {'is' if len(found) == 1 else 'are'} in training mode: the export would hold "
+            f"{_described(module, parts)} {'is' if len(parts) == 1 else 'are'} in training mode: the export would hold "
             "batch statistics or random dropout. "
             "Call .eval() before (it does not reach plain objects: set their training flag to False), or pass --eval"
         )
 
 
-def _mended(module: nn.Module, found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    for _, item in found:
+def _mended(module: nn.Module, parts: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    for _, item in parts:
         try:
             if isinstance(item, nn.Module):
                 item.eval()
@@ -147,7 +147,7 @@ def _mended(module: nn.Module, found: list[tuple[str, Any]]) -> list[tuple[str, 
     return training_parts(module)
 
 
-def _described(module: nn.Module, found: list[tuple[str, Any]]) -> str:
+def _described(module: nn.Module, parts: list[tuple[str, Any]]) -> str:
     """The parts by name, those first whose results depend on the mode."""
 
     def rank(part: tuple[str, Any]) -> int:
@@ -160,7 +160,7 @@ def _described(module: nn.Module, found: list[tuple[str, Any]]) -> str:
             if path
             else f"the model itself ({type(module).__name__})"
         )
-        for path, item in sorted(found, key=rank)
+        for path, item in sorted(parts, key=rank)
     ]
     return listed(names, 8)
 
@@ -172,19 +172,19 @@ def require_eval_graph(program: torch.export.ExportedProgram, mend: bool) -> Non
     Raises:
         TrainingModeError: naming the modules; with ``mend`` those whose op has no eval form in place.
     """
-    found = [node for node in graph_nodes(program) if _trains(node)]
-    if not found:
+    nodes = [node for node in graph_nodes(program) if _trains(node)]
+    if not nodes:
         return
     if mend:
-        for node in found:
+        for node in nodes:
             _to_eval(node)
         _drop_batch_counters(program)
-        found = [node for node in found if _trains(node)]
+        nodes = [node for node in nodes if _trains(node)]
         for part in graph_modules(program):
             part.graph.lint()
             part.recompile()
-    if found:
-        names = list(dict.fromkeys(f"{_module_of(node)} ({operator_name(node)})" for node in found))
+    if nodes:
+        names = list(dict.fromkeys(f"{_module_of(node)} ({operator_name(node)})" for node in nodes))
         advice = "export the program again after model.eval()" + ("" if mend else ", or pass --eval")
         raise TrainingModeError(
             f"the program holds training-mode operators: {listed(names, 8)}. Its outputs would be random or depend on"

@@ -20,27 +20,20 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import onnx
 
 from .. import extensions
 from ..extensions import Extension
 from . import bodies
-from .op import DOMAIN, NormOp, Owner
+from .op import DOMAIN, FormOf, NormOp, Owner
 from .ops import OURS, ROWS
-
-if TYPE_CHECKING:
-    from ..forms.form import Form, GuestWriter
-    from ..graphs.region import Refusal
-    from ..recognition.facts import Norm
 
 # of ONNX, onnxruntime and its extensions, PyTorch's exporters, TensorRT's plugins, and ours
 _TAKEN = ("ai.onnx", "com.microsoft", "com.ms", "org.pytorch", "pkg", "trt", DOMAIN)
 _NAME, _DOMAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII), re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _ROLES = ("X", "scale", "bias")
-
-FormOf: TypeAlias = "Callable[[Norm, GuestWriter], Form | Refusal]"
 
 
 @dataclass(frozen=True)
@@ -134,8 +127,8 @@ def of_plugin(domain: str | None, name: str) -> Guest | None:
     """The norm op of a package whose kernel is a plugin of that name, in the domain in which its node is written."""
     if not domain or _is_taken(domain):
         return None
-    held = (g for g in _of_domain(domain).values() if g.norm.plugin is not None and g.norm.plugin.name == name)
-    return next(held, None)
+    matching = (g for g in _of_domain(domain).values() if g.norm.plugin is not None and g.norm.plugin.name == name)
+    return next(matching, None)
 
 
 def every() -> tuple[Guest, ...]:
@@ -144,16 +137,16 @@ def every() -> tuple[Guest, ...]:
     Raises:
         ExtensionError: one is broken, or two have ops of one name.
     """
-    found: dict[str, Guest] = {}
+    guests: dict[str, Guest] = {}
     for name in dict.fromkeys(e.name for e in extensions.installed(extensions.NORMS)):
         for one in _of_domain(name).values():
-            other = found.setdefault(one.row.op, one)
+            other = guests.setdefault(one.row.op, one)
             if other is not one:
                 raise one.extension.error(
                     f"has an op {one.row.op!r}, and so has the package {other.row.package!r}; TensorRT goes by the name"
                     " alone"
                 )
-    return tuple(found.values())
+    return tuple(guests.values())
 
 
 def _is_taken(domain: str) -> bool:
@@ -178,12 +171,12 @@ def _loaded(extension: Extension) -> Mapping[str, Guest]:
         raise extension.error(f"has the domain {domain!r}, which is taken: the name of the entry point is the domain")
     if not _DOMAIN.fullmatch(domain):
         raise extension.error(f"has the domain {domain!r}; one is of letters, digits, _ and dots")
-    found: dict[str, Guest] = {}
+    guests: dict[str, Guest] = {}
     for norm in several:
-        if norm.op in found:
+        if norm.op in guests:
             raise extension.error(f"has two ops {norm.op!r}")
-        found[norm.op] = Guest(_row(extension, norm), norm, extension)
-    return found
+        guests[norm.op] = Guest(_row(extension, norm), norm, extension)
+    return guests
 
 
 def _row(extension: Extension, norm: GuestNorm) -> NormOp:
@@ -204,6 +197,7 @@ def _row(extension: Extension, norm: GuestNorm) -> NormOp:
         tensorrt=(9, 0),
         body=text,
         package=extension.package,
+        form=norm.form,
     )
     function = extension.run(f"has an op {norm.op!r} whose body can't be read", bodies.body, made, norm.since)
     if wrong := _wrong_body(made, function):

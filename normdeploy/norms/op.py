@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from ..forms.form import Form, OpWriter
+    from ..graphs.region import Refusal
+    from ..recognition.facts import Norm
 
 DOMAIN = "normdeploy"  # of our own ops
 CONTRIB = "com.microsoft"  # of onnxruntime's
 
 Version = tuple[int, ...]
+FormOf: TypeAlias = "Callable[[Norm, OpWriter], Form | Refusal]"
 
 
 class Owner(StrEnum):
@@ -62,6 +69,8 @@ class NormOp:
     # (`normdeploy.norms.bodies`)
     body: str | bytes = field(default="", repr=False)
     package: str = ""  # that brings it; "" of all in the table
+    # the norm as this op, or why it is none; None where a module of `normdeploy.forms` writes it
+    form: FormOf | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:

@@ -32,9 +32,14 @@ attributes instead.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .op import DOMAIN, NormOp, Owner, row
+
+if TYPE_CHECKING:
+    from ..forms.form import Form, OpWriter
+    from ..graphs.region import Refusal
+    from ..recognition.facts import Norm
 
 
 def _ours(op: str, *words: str, since: int = 17, plugin: str | None = None, **more: Any) -> NormOp:
@@ -69,6 +74,24 @@ _RMS = (
 )
 _ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, stash_type: int = @stash_type>"
 
+
+def _l2_norm(norm: Norm, writer: OpWriter) -> Form | Refusal:
+    """Over whatever axes, with a scale that broadcasts to x as it is."""
+    if norm.fit.split is not None or not norm.fit.clamped:
+        return writer.refuse("its norm is not clamped from below")
+    if writer.exact_epsilon is None:  # the number that clamps is of the norm: another one would be another function
+        return writer.refuse("the number that clamps it does not stand in the file")
+    shape = [1]
+    if norm.gamma is not None and norm.gamma.value is not None:
+        sizes = list(norm.gamma.value.shape)
+        shape = sizes[next((i for i, n in enumerate(sizes) if n > 1), len(sizes)) :] or [1]
+    scale = writer.parameter(norm.gamma, shape, 1.0, "scale")
+    axes = [a - len(norm.shape) for a in norm.axes]
+    writer.op(scale, axes=axes, epsilon=norm.epsilon, stash_type=writer.stash_type)
+    writer.affine(None, norm.beta)
+    return writer.done()
+
+
 ROWS: tuple[NormOp, ...] = (
     _ours(
         "RMSNorm",
@@ -99,6 +122,7 @@ ROWS: tuple[NormOp, ...] = (
         "axes epsilon stash_type",
         centered=False,
         plugin="",  # in TensorRT too its body runs
+        form=_l2_norm,
         body=f"x = Cast <to: int = @stash_type> (X) {{length}} {_EPSILON} r = Clip (length, small) normal = Div (x, r)"
         f" {_SCALED} Y = CastLike (scaled, X)",
     ),

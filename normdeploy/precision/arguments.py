@@ -60,32 +60,30 @@ def arguments(view: View) -> Iterator[Argument]:
         if node.op_type in _TURNED and (read := view.reads(i)) and is_standard(node):
             seen = view.ranges.get(read[0])
             if counted.issuperset(read):
-                said = f"angles made of positions: at {1 / view.form.unit:.0f} neighbours are one {kind} number"
-                yield Argument(i, "positions", said, None, *_behind(view, [i]))
+                why = f"angles made of positions: at {1 / view.form.unit:.0f} neighbours are one {kind} number"
+                yield Argument(i, "positions", why, None, *_behind(view, [i]))
             elif plain.issuperset(read) or (products.issuperset(read) and (seen is None or seen.magnitude > _TURN)):
-                said = (
-                    f"angles made of an input: in {kind} an angle of 1000 would be off by {1000 * view.form.unit:.2g}"
-                )
-                yield Argument(i, "angles", said, None if seen is None else seen.magnitude, *_behind(view, [i]))
+                why = f"angles made of an input: in {kind} an angle of 1000 would be off by {1000 * view.form.unit:.2g}"
+                yield Argument(i, "angles", why, None if seen is None else seen.magnitude, *_behind(view, [i]))
         for k in float32_inputs(node, view.opset, view.form):
             name = node.input[k] if k < len(node.input) else ""
             if name in view.floating and name not in view.constants:  # computed, or an input of the graph
-                said = f"{node.op_type} takes its scales in float32, and the size of its result hangs on their digits"
+                why = f"{node.op_type} takes its scales in float32, and the size of its result hangs on their digits"
                 maker = view.producer.get(name)
                 made, inputs = ((), (name,)) if maker is None else _behind(view, [maker])
-                yield Argument(i, "scales", said, None, made, inputs)
+                yield Argument(i, "scales", why, None, made, inputs)
 
 
 def _made_of(view: View, inputs: Collection[str], steps: Collection[str]) -> set[str]:
     """The tensors made of whole numbers and of these inputs by such steps alone."""
-    found = set(inputs)
+    known = set(inputs)
     for i, node in enumerate(view.graph.node):
         whole = node.op_type == "Range" or (
             node.op_type == "Cast" and view.types.get(node.input[0]) == TensorProto.INT64
         )
-        if whole or (node.op_type in steps and view.reads(i) and found.issuperset(view.reads(i))):
-            found.update(view.makes(i))
-    return found
+        if whole or (node.op_type in steps and view.reads(i) and known.issuperset(view.reads(i))):
+            known.update(view.makes(i))
+    return known
 
 
 def _behind(view: View, places: list[int]) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -20,9 +20,11 @@ import onnx
 import onnxruntime as ort
 
 from ..errors import InputError, NormdeployError
-from ..graphs.protos import inferred, typed
+from ..graphs.inference import inferred
+from ..graphs.protos import typed
 from ..graphs.stated import stated_inputs
 from ..model import Dim, InputSpec
+from ..sessions import open_session
 from ..storage.archive import read_npz
 from ..storage.files import save_onnx
 from ..storage.files import tensors as tensors_of
@@ -67,7 +69,7 @@ def ranges(
         InputError: the model does not run on a sample.
         NormdeployError: onnxruntime can't load the model.
     """
-    found: dict[str, Range] = {}
+    measured: dict[str, Range] = {}
     chunks = _chunks(proto, tensors, samples) if samples else []
     for done, chunk in enumerate(chunks):
         if progress is not None:
@@ -83,18 +85,18 @@ def ranges(
             for tensor, values in zip(chunk, results, strict=True):
                 seen = _range(values)
                 if seen is not None:
-                    found[tensor] = found[tensor].joined(seen) if tensor in found else seen
-    return found
+                    measured[tensor] = measured[tensor].joined(seen) if tensor in measured else seen
+    return measured
 
 
 def fed(samples: Samples) -> dict[str, Range]:
     """The ranges of the floating inputs."""
-    found: dict[str, Range] = {}
+    measured: dict[str, Range] = {}
     for name, values in (pair for sample in samples for pair in sample.items()):
         seen = None if values.dtype.kind in "iub" else _range(values)
         if seen is not None:
-            found[name] = found[name].joined(seen) if name in found else seen
-    return found
+            measured[name] = measured[name].joined(seen) if name in measured else seen
+    return measured
 
 
 def _range(values: np.ndarray) -> Range | None:
@@ -112,11 +114,11 @@ def require_room(proto: onnx.ModelProto, tensors: Sequence[str], samples: Sample
     Raises:
         InputError: a tensor is too large.
     """
-    held = _bytes(proto, tensors, samples)
-    largest = max(held, key=lambda name: held[name], default="")
-    if held.get(largest, 0) > 4 * _LARGEST:
+    sizes = _bytes(proto, tensors, samples)
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    if sizes.get(largest, 0) > 4 * _LARGEST:
         raise InputError(
-            f"{largest!r} has {held[largest] // 4} elements; at most {_LARGEST} are computed of inputs that are"
+            f"{largest!r} has {sizes[largest] // 4} elements; at most {_LARGEST} are computed of inputs that are"
             " generated"
         )
 
@@ -130,12 +132,12 @@ def _bytes(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> 
                 if isinstance(d, str):
                     sizes[d] = max(sizes.get(d, 0), size)
     shapes = {name: dims for name, (_, dims) in inferred(proto).items()}
-    found: dict[str, int] = {}
+    by_tensor: dict[str, int] = {}
     for tensor in tensors:
         known = shapes.get(tensor)
         dims = [sizes.get(d) if isinstance(d, str) else d for d in ((None,) if known is None else known)]
-        found[tensor] = _UNKNOWN if None in dims else 4 * math.prod(d for d in dims if d is not None)
-    return found
+        by_tensor[tensor] = _UNKNOWN if None in dims else 4 * math.prod(d for d in dims if d is not None)
+    return by_tensor
 
 
 def _chunks(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> list[list[str]]:
@@ -156,12 +158,9 @@ def _session(proto: onnx.ModelProto, tensors: Sequence[str]) -> ort.InferenceSes
     probed = copied(proto)
     ends = {v.name for v in probed.graph.output}
     probed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in ends)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         with loadable(probed) as source:
-            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+            return open_session(source)
     except Exception as error:
         raise NormdeployError(
             f"onnxruntime can't load the model for calibration: {' '.join(str(error).split())[:300]}"
@@ -205,7 +204,7 @@ def fitted(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarra
         )
     wanted = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
     optional = initializers & set(wanted)
-    found = []
+    cast = []
     for number, sample in enumerate(samples):
         missing, unknown = sorted(set(wanted) - optional - set(sample)), sorted(set(sample) - set(wanted))
         if missing or unknown:
@@ -217,8 +216,8 @@ def fitted(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarra
                     f"calibration sample {number}: input {name!r} is {wanted[name]}, it was given {array.dtype};"
                     " convert it"
                 )
-        found.append({name: np.asarray(array).astype(wanted[name]) for name, array in sample.items()})
-    return found
+        cast.append({name: np.asarray(array).astype(wanted[name]) for name, array in sample.items()})
+    return cast
 
 
 def generated(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
@@ -250,10 +249,10 @@ def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
     and 1 are taken."""
     return [
         InputSpec(
-            held.name,
-            held.dtype,
-            tuple(Dim.static(d) if isinstance(d, int) else Dim(d, _FEW, _FEW, _FEW) for d in held.dims or ()),
+            stated.name,
+            stated.dtype,
+            tuple(Dim.static(d) if isinstance(d, int) else Dim(d, _FEW, _FEW, _FEW) for d in stated.dims or ()),
         )
-        for held in stated_inputs(proto.graph)
-        if held.dtype
+        for stated in stated_inputs(proto.graph)
+        if stated.dtype
     ]

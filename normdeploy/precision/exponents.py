@@ -77,7 +77,7 @@ def inexact_logits(view: View) -> dict[int, tuple[str, float]]:
     """The places of Mul and Div by one number on the way to a softmax, where half rounds that so far that it shows in
     the result; with its name and the largest logit seen."""
     largest: dict[int, float] = {}  # of what is multiplied or divided from here on; sums may hold a mask
-    found: dict[int, tuple[str, float]] = {}
+    inexact: dict[int, tuple[str, float]] = {}
     for i in reversed(range(len(view.graph.node))):
         node = view.graph.node[i]
         ends = any(_is(view.graph.node[j], "Softmax", "LogSoftmax") for j in view.followers(i))
@@ -91,14 +91,14 @@ def inexact_logits(view: View) -> dict[int, tuple[str, float]]:
             if (
                 factor and abs(float(view.form.rounded(factor)) / factor - 1) * largest[i] > view.form.unit
             ):  # by which the result is rounded
-                found[i] = name, largest[i]
-    return found
+                inexact[i] = name, largest[i]
+    return inexact
 
 
 def _number(view: View, name: str) -> float | None:
     """The value of a floating constant of one element."""
-    held = view.constants.get(name) if name in view.floating else None
-    return float(values(held).item()) if held is not None and values(held).size == 1 else None
+    constant = view.constants.get(name) if name in view.floating else None
+    return float(values(constant).item()) if constant is not None and values(constant).size == 1 else None
 
 
 def _is(node: onnx.NodeProto, *ops: str) -> bool:

@@ -42,11 +42,11 @@ class View:
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
-        found = defaultdict(list)
+        by_tensor = defaultdict(list)
         for i, node in enumerate(self.graph.node):
             for name in dict.fromkeys((*node.input, *captured(node))):
-                found[name].append(i)
-        return found
+                by_tensor[name].append(i)
+        return by_tensor
 
     @cached_property
     def outputs(self) -> set[str]:

@@ -53,9 +53,9 @@ def find(
     for i, node in enumerate(view.graph.node):
         if not view.floats(i):
             continue
-        found = reason(view, i, carried, author)
-        if found is not None:
-            kind, tensor, text, value = found
+        why = reason(view, i, carried, author)
+        if why is not None:
+            kind, tensor, text, value = why
             kept[i] = Island(kind, node.op_type, module(node), tensor, text, value)
     _arguments(view, kept)
     _exponents(view, kept)
@@ -65,10 +65,10 @@ def find(
 
 def _arguments(view: View, kept: dict[int, Island]) -> None:
     """What is computed for a node that shows all digits of what it reads."""
-    for found in arguments(view):
-        node = view.graph.node[found.place]
-        island = Island(found.kind, node.op_type, module(node), node.output[0], found.reason, found.magnitude)
-        for i in found.made:
+    for argument in arguments(view):
+        node = view.graph.node[argument.place]
+        island = Island(argument.kind, node.op_type, module(node), node.output[0], argument.reason, argument.magnitude)
+        for i in argument.made:
             kept.setdefault(i, island)
 
 
@@ -77,18 +77,18 @@ def _exponents(view: View, kept: dict[int, Island]) -> None:
     form = view.form.dtype.name
     for what, places in logarithms(view):
         node = view.graph.node[places[0]]
-        said = (
+        why = (
             "the sigmoid of a large negative number is 0"
             if what == "log-sigmoid"
             else "1 + x loses what is below a unit of 1"
         )
-        island = Island("logarithm", what, module(node), node.output[0], f"in {form} {said}")
+        island = Island("logarithm", what, module(node), node.output[0], f"in {form} {why}")
         for i in places:
             kept[i] = island  # a better reason than that the type has no such op
     for i, (name, magnitude) in inexact_logits(view).items():
         node = view.graph.node[i]
-        said = f"{form} rounds {name!r}, and a softmax of numbers up to {magnitude:.3g} shows that"
-        kept.setdefault(i, Island("logits", node.op_type, module(node), name, said, magnitude))
+        why = f"{form} rounds {name!r}, and a softmax of numbers up to {magnitude:.3g} shows that"
+        kept.setdefault(i, Island("logits", node.op_type, module(node), name, why, magnitude))
 
 
 # ------------------------------------------------------------------ what is kept around them
@@ -108,10 +108,10 @@ def _grow(view: View, kept: dict[int, Island], carried: Collection[str], wide_in
             ):
                 kept.setdefault(j, island)
     for name in wide_inputs:
-        if said := out_of_range(view, name, carried):
+        if why := out_of_range(view, name, carried):
             for j in view.readers.get(name, ()):
                 node = view.graph.node[j]
-                kept.setdefault(j, Island("range", node.op_type, module(node), name, said, view.ranges[name].magnitude))
+                kept.setdefault(j, Island("range", node.op_type, module(node), name, why, view.ranges[name].magnitude))
     _between(view, kept, wide_inputs)
 
 

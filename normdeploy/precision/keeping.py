@@ -137,19 +137,19 @@ def float32_inputs(node: onnx.NodeProto, opset: int, form: Format) -> frozenset[
 
 def _by_constant(view: View, node: onnx.NodeProto) -> Reason | None:
     always = float32_inputs(node, view.opset, view.form)
-    held = [
+    constants = [
         (k, name, values(view.constants[name]))
         for k, name in enumerate(node.input)
         if _is_float32(view, name) and k not in always
     ]
     if node.op_type == "ConstantOfShape":
-        held = [
+        constants = [
             (0, node.output[0], values(a.t))
             for a in node.attribute
             if a.name == "value" and a.t.data_type == TensorProto.FLOAT
         ]
     form, name_of = view.form, view.form.dtype.name
-    for k, name, v in held:
+    for k, name, v in constants:
         magnitude = float(np.abs(v[np.isfinite(v)]).max(initial=0.0))
         if np.isinf(form.rounded(magnitude)) and node.op_type not in _BOUNDS:
             return (
@@ -179,8 +179,8 @@ def _is_float32(view: View, name: str) -> bool:
 
 def _by_range(view: View, node: onnx.NodeProto, carried: Collection[str]) -> Reason | None:
     for name in node.output:
-        if name in view.floating and (said := out_of_range(view, name, carried)):
-            return "range", name, said, view.ranges[name].magnitude
+        if name in view.floating and (why := out_of_range(view, name, carried)):
+            return "range", name, why, view.ranges[name].magnitude
     if (
         node.op_type == "Cast"
         and node.output[0] in view.floating
@@ -188,8 +188,8 @@ def _by_range(view: View, node: onnx.NodeProto, carried: Collection[str]) -> Rea
     ):
         seen, exact = view.ranges.get(node.output[0]), 1 / view.form.unit
         if seen is not None and seen.magnitude > exact:
-            said = f"whole numbers; {view.form.dtype.name} holds all of them up to {exact:.0f} only"
-            return "range", node.output[0], said, seen.magnitude
+            why = f"whole numbers; {view.form.dtype.name} holds all of them up to {exact:.0f} only"
+            return "range", node.output[0], why, seen.magnitude
     return None
 
 
@@ -209,15 +209,15 @@ def out_of_range(view: View, name: str, carried: Collection[str] = ()) -> str:
 
 def as_written(view: View) -> set[int]:
     """In a file that is half already, what it computes in float32 behind a Cast from half."""
-    found: set[int] = set()
+    kept: set[int] = set()
     for i, node in enumerate(view.graph.node):
         cast = node.op_type == "Cast" and view.types.get(node.input[0]) == view.form.onnx
         if any(view.types.get(o) == TensorProto.FLOAT for o in node.output) and (
             cast
-            or any(view.producer.get(name) in found for name in view.reads(i) if view.types[name] == TensorProto.FLOAT)
+            or any(view.producer.get(name) in kept for name in view.reads(i) if view.types[name] == TensorProto.FLOAT)
         ):
-            found.add(i)
-    return found
+            kept.add(i)
+    return kept
 
 
 def reason(view: View, i: int, carried: Collection[str], author: Collection[int]) -> Reason | None:
@@ -228,7 +228,7 @@ def reason(view: View, i: int, carried: Collection[str], author: Collection[int]
         author: places of the nodes that the file itself has in float32.
     """
     node = view.graph.node[i]
-    found = _by_kind(view, node) or _by_constant(view, node) or _by_range(view, node, carried)
-    return found or (
+    why = _by_kind(view, node) or _by_constant(view, node) or _by_range(view, node, carried)
+    return why or (
         ("as written", node.output[0], "the file itself casts to float32 before it", None) if i in author else None
     )

@@ -24,24 +24,24 @@ def masks(view: View) -> tuple[dict[str, tuple[np.ndarray, float]], set[str]]:
     overflows, so that a row that is masked out altogether is no NaN.
     """
     floor = -(2.0 ** (np.frexp(view.form.largest)[1] - 2))
-    found: dict[str, tuple[np.ndarray, float]] = {}
+    masked: dict[str, tuple[np.ndarray, float]] = {}
     carried: set[str] = set()
     for name, tensor in view.constants.items():
         if tensor.data_type != TensorProto.FLOAT:
             continue
-        held = values(tensor)
-        low = float(held[np.isfinite(held)].min(initial=0.0))
+        array = values(tensor)
+        low = float(array[np.isfinite(array)].min(initial=0.0))
         if low >= -view.form.largest:
             continue
         way = (
             None
-            if (held > view.form.largest).any()
+            if (array > view.form.largest).any()
             else _to_softmax(view, name, _MASKING if low <= _SURELY else _MASKING - {"Mul"})
         )
         if way is not None:
-            found[name] = np.where(np.isfinite(held), np.maximum(held, np.float32(floor)), held), low
+            masked[name] = np.where(np.isfinite(array), np.maximum(array, np.float32(floor)), array), low
             carried |= way
-    return found, carried
+    return masked, carried
 
 
 def _to_softmax(view: View, name: str, through: Collection[str]) -> set[str] | None:

@@ -20,7 +20,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ..errors import GraphError, InputError, NormdeployError
-from ..graphs.protos import captured, inferred
+from ..graphs.inference import inferred
+from ..graphs.protos import captured
 from ..model import InputSpec
 from ..storage.protos import copied
 from ..types import Progress
@@ -91,15 +92,15 @@ def converted(
     rejoin(proto.graph)
     view = View(proto.graph, types_of(proto), form, opset_of(proto))
     _check(view, form)
-    held, carried = masks(view)
-    _replace(proto.graph, {name: v for name, (v, _) in held.items()})
+    masked, carried = masks(view)
+    _replace(proto.graph, {name: v for name, (v, _) in masked.items()})
     view.__dict__.pop("constants", None)
     notes += [
         f"{name!r} only masks: {low:.3g}, which {to} does not hold, is {v.min():.5g} now"
-        for name, (v, low) in held.items()
+        for name, (v, low) in masked.items()
     ]
-    ran, calibrated, said = _calibrated(proto, view, samples, inputs, progress)
-    notes += said
+    ran, calibrated, remarks = _calibrated(proto, view, samples, inputs, progress)
+    notes += remarks
 
     wide_inputs, wide_outputs = _ends(proto, view, carried, keep_io, notes)
     kept, islands = find(view, carried, wide_inputs)
@@ -175,10 +176,10 @@ def _check(view: View, form: Format) -> None:
         raise InputError(f"nothing in the model is float32, so there is nothing to make {form.name} of")
 
 
-def _replace(graph: onnx.GraphProto, held: Mapping[str, np.ndarray]) -> None:
+def _replace(graph: onnx.GraphProto, arrays: Mapping[str, np.ndarray]) -> None:
     for tensor in graph.initializer:
-        if tensor.name in held:
-            tensor.CopyFrom(numpy_helper.from_array(held[tensor.name], tensor.name))
+        if tensor.name in arrays:
+            tensor.CopyFrom(numpy_helper.from_array(arrays[tensor.name], tensor.name))
 
 
 def _calibrated(
@@ -254,11 +255,11 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
 def _end_types(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
     initializers = {t.name for t in proto.graph.initializer}
 
-    def said(values: Sequence[onnx.ValueInfoProto]) -> dict[str, str]:
+    def types(values: Sequence[onnx.ValueInfoProto]) -> dict[str, str]:
         tensors = [v for v in values if v.type.HasField("tensor_type") and v.name not in initializers]
         return {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type).name for v in tensors}
 
-    return said(proto.graph.input), said(proto.graph.output)
+    return types(proto.graph.input), types(proto.graph.output)
 
 
 def _state(proto: onnx.ModelProto, to: str, keep_io: bool, ends: tuple[dict[str, str], dict[str, str]]) -> None:

@@ -9,8 +9,9 @@ from onnx import TensorProto
 from ..contrib.shadows import shadowing
 from ..domains import STANDARD, default_opset, is_standard
 from ..errors import GraphError
+from ..graphs.inference import inferred
 from ..graphs.opsets import needs_conversion, renumbered
-from ..graphs.protos import IR_OF_CONSTANTS, inferred
+from ..graphs.protos import IR_OF_CONSTANTS
 from ..norms.guests import belongs
 from ..storage.protos import copied
 from .keeping import allowed_types
@@ -85,12 +86,12 @@ def types_of(proto: onnx.ModelProto) -> dict[str, int]:
     Raises:
         GraphError: inference can't tell one.
     """
-    found = {name: kind for name, (kind, _) in inferred(proto).items() if kind is not None}
+    types = {name: kind for name, (kind, _) in inferred(proto).items() if kind is not None}
     for node in proto.graph.node:
         for name in node.output:
-            if name and name not in found and not is_standard(node):
+            if name and name not in types and not is_standard(node):
                 raise GraphError(
                     f"the type of {name!r}, which {node.domain}.{node.op_type} {node.name!r} makes, is not known, so"
                     " half precision can't be written around it; state it in the file's value_info"
                 )
-    return found
+    return types

@@ -87,14 +87,14 @@ def narrowed(
         if v.name in apart:
             _of_type(v.type, hide)
     weights = _without_weights(graph, apart)
-    held = [
+    narrow = [
         numpy_helper.to_array(a.t) if a.t.data_type == TensorProto.FLOAT else None
         for n in graph.node
         for a in n.attribute
     ]
     convert_float_to_float16(proto, disable_shape_infer=True, op_block_list=[], node_block_list=[])
     for values, attribute in zip(
-        held, (a for n in graph.node for a in n.attribute), strict=False
+        narrow, (a for n in graph.node for a in n.attribute), strict=False
     ):  # what it adds stands at the end
         if values is not None and attribute.t.data_type == TensorProto.FLOAT16:
             attribute.t.CopyFrom(numpy_helper.from_array(form.rounded(values)))
@@ -158,12 +158,12 @@ def _of_node(node: onnx.NodeProto, change: Change) -> None:
             _of_graph(body, change)
 
 
-def _of_type(held: onnx.TypeProto, change: Change) -> None:
-    kind = held.WhichOneof("value")
+def _of_type(proto: onnx.TypeProto, change: Change) -> None:
+    kind = proto.WhichOneof("value")
     if kind == "tensor_type":
-        held.tensor_type.elem_type = change(held.tensor_type.elem_type)
+        proto.tensor_type.elem_type = change(proto.tensor_type.elem_type)
     elif kind in ("sequence_type", "optional_type"):
-        _of_type(getattr(held, kind).elem_type, change)
+        _of_type(getattr(proto, kind).elem_type, change)
 
 
 # ------------------------------------------------------------------ Casts where the two meet

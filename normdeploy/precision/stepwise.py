@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto
 
 from ..errors import GraphError
-from ..graphs.protos import inferred
+from ..graphs.inference import inferred
 from ..storage.protos import copied, graphs
 from .retype import values
 

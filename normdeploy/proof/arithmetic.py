@@ -283,8 +283,8 @@ class Arithmetic(Sampler):
 
     def ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
         """`multiple` where the number is positive."""
-        found = self.multiple(t, w)
-        return None if found is None else self._positive(*found, t, w)
+        known = self.multiple(t, w)
+        return None if known is None else self._positive(*known, t, w)
 
     def multiple(self, t: Value, w: Value) -> tuple[int, float] | None:
         """t/w where it is one number at all points: its residue and its value. One point fixes the number, the others
@@ -319,11 +319,11 @@ class Arithmetic(Sampler):
     def _sizes(self) -> list[tuple[int, float]]:
         """1, and each size and one over it: in the field and as numbers."""
         assert self.gf is not None
-        found = [(1, 1.0)]
+        sizes = [(1, 1.0)]
         for q, n in self.draws.symbols.values():
             square = q * q % self.gf.p
-            found += [(square, n), (pow(square, -1, self.gf.p), 1 / n)]
-        return found
+            sizes += [(square, n), (pow(square, -1, self.gf.p), 1 / n)]
+        return sizes
 
 
 _HEIGHT = (
@@ -342,9 +342,9 @@ def _moved_by(x: Value, number: Value) -> tuple[Any, int] | None:
 def fixed_axes(axes: Axes, *values: Value) -> frozenset[Any]:
     """The axes along which a root or a divisor of one of the values varies, by the names that they have in ``axes``,
     their common ones."""
-    found = set().union(*(v.fixed for v in values))
+    fixed = set().union(*(v.fixed for v in values))
     for v in values:
         for own, common in zip(reversed(v.axes), reversed(axes), strict=False):
             if len(own) == len(common):
-                found |= {axis_of(b) for a, b in zip(own, common, strict=True) if axis_of(a) in v.fixed}
-    return frozenset(found)
+                fixed |= {axis_of(b) for a, b in zip(own, common, strict=True) if axis_of(a) in v.fixed}
+    return frozenset(fixed)

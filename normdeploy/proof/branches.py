@@ -110,10 +110,10 @@ def given_of(
         w = _embedded(m, w, kernel, part.at)
         add = m.add if part.sign > 0 or absolute else m.sub
         weight, bias = add(weight, w), add(bias, c)
-    found = {id(e.weight): weight}
+    values = {id(e.weight): weight}
     if e.bias is not None:
-        found[id(e.bias)] = bias
-    return found
+        values[id(e.bias)] = bias
+    return values
 
 
 def _channels(m: Machine, v: Value, n: int) -> Value:

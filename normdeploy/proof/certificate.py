@@ -12,10 +12,10 @@ NOT_KNOWN = frozenset(
 )  # nobody can say what it is at every input
 
 
-def certificate_of(found: Identity | NotProved, more: str = "") -> Certificate:
+def certificate_of(identity: Identity | NotProved, more: str = "") -> Certificate:
     """``more``: what else there is to say of how a success was come by."""
-    if isinstance(found, NotProved):
-        at = f" (at {found.culprit!r})" if found.culprit and found.culprit not in found.reason else ""
+    if isinstance(identity, NotProved):
+        at = f" (at {identity.culprit!r})" if identity.culprit and identity.culprit not in identity.reason else ""
         return Certificate(
             False,
             float("inf"),
@@ -23,26 +23,26 @@ def certificate_of(found: Identity | NotProved, more: str = "") -> Certificate:
             0,
             "",
             method="exact",
-            why=found.why.name,
-            note=found.reason + at,
-            culprit=found.culprit,
+            why=identity.why.name,
+            note=identity.reason + at,
+            culprit=identity.culprit,
         )
-    note = "; ".join(filter(None, (_told(found), more)))
+    note = "; ".join(filter(None, (_told(identity), more)))
     return Certificate(
         True,
         0.0,
         0.0,
-        found.points,
+        identity.points,
         "",
         method="exact",
-        bits=found.bits,
-        degree=found.degree,
-        gains=found.gains,
+        bits=identity.bits,
+        degree=identity.degree,
+        gains=identity.gains,
         note=note,
     )
 
 
-def _told(found: Identity) -> str:
-    read = ", ".join(f"{number:.9g} as {fraction}" for number, fraction in found.read)
-    gains = "an infinite input gives NaN where it gave a number before" if found.gains else ""
+def _told(identity: Identity) -> str:
+    read = ", ".join(f"{number:.9g} as {fraction}" for number, fraction in identity.read)
+    gains = "an infinite input gives NaN where it gave a number before" if identity.gains else ""
     return "; ".join(filter(None, (f"constants are read as what they are roundings of: {read}" if read else "", gains)))

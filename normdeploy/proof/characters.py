@@ -32,13 +32,13 @@ class Characters:
         for row in told:
             self._add(sum(1 << i for i in first.values() if row[i]))
 
-    def _add(self, found: int) -> None:
-        while found:
-            highest = found.bit_length()
+    def _add(self, character: int) -> None:
+        while character:
+            highest = character.bit_length()
             if highest not in self._basis:
-                self._basis[highest] = found
+                self._basis[highest] = character
                 return
-            found ^= self._basis[highest]
+            character ^= self._basis[highest]
 
     @property
     def independent(self) -> bool:

@@ -84,13 +84,13 @@ def given(m: Machine, graph: Graph, e: Expressions | Branches, absolute: bool = 
         raise NotProved(Why.SIZE, "its scale or shift depends on a size")
     if absolute:
         a.f, b.f = np.abs(a.f), np.abs(b.f)
-    found: dict[int, Value] = {}
+    values: dict[int, Value] = {}
     for constants, value in ((e.scale, a), (e.shift, b), (e.ratio, None)):
         for c in constants:
-            found[id(c)] = _laid(m, m.div(b, a) if value is None else value, c.shape)
+            values[id(c)] = _laid(m, m.div(b, a) if value is None else value, c.shape)
     for share in e.shares:
-        found |= _shared(m, graph, share, a, None if share.side == "scale" else b, absolute)
-    return found
+        values |= _shared(m, graph, share, a, None if share.side == "scale" else b, absolute)
+    return values
 
 
 def _scale_and_shift(m: Machine, graph: Graph, chain: Region) -> tuple[Value, Value]:
@@ -138,15 +138,15 @@ def _laid(m: Machine, v: Value, shape: Sequence[int]) -> Value:
 
 def _positions(flat: Atoms, atoms: Atoms) -> list[int] | None:
     """Where ``atoms`` stand in ``flat``, in order."""
-    found, at = [], 0
+    positions, at = [], 0
     for atom in atoms:
         while at < len(flat) and flat[at] != atom:
             at += 1
         if at == len(flat):
             return None
-        found.append(at)
+        positions.append(at)
         at += 1
-    return found
+    return positions
 
 
 def _vector(m: Machine, v: Value, n: int, share: Any) -> Value:
@@ -184,11 +184,11 @@ def _shared(m: Machine, graph: Graph, share: Any, a: Value, b: Value | None, abs
         weight, bias = _times(m, linear, w, a, output=True), m.add(m.mul(a, c), b) if b is not None else m.mul(a, c)
     else:
         weight, bias = _times(m, linear, w, a, output=False), c if b is None else m.add(c, _through(m, linear, w, b))
-    found = {id(share.weight): weight}
+    values = {id(share.weight): weight}
     if share.bias is not None:
         shape = share.bias.shape
-        found[id(share.bias)] = _laid(m, bias, shape) if len(shape) != 1 or bias.axes else bias
-    return found
+        values[id(share.bias)] = _laid(m, bias, shape) if len(shape) != 1 or bias.axes else bias
+    return values
 
 
 def _bias(m: Machine, graph: Graph, linear: Any) -> Value:

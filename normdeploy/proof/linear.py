@@ -186,20 +186,20 @@ def _map(
     return index, exact, real
 
 
-def _index(points: int, reads: int, said: tuple[Any, ...]) -> Array:
+def _index(points: int, reads: int, key: tuple[Any, ...]) -> Array:
     """Which point each read takes in floats: all of them, the first and the last by the first and the last, others for
     other attributes."""
-    rng = np.random.default_rng([53, zlib.crc32(repr(said).encode())])
+    rng = np.random.default_rng([53, zlib.crc32(repr(key).encode())])
     index = rng.permutation(np.resize(np.arange(points), reads))
     index[0], index[-1] = 0, points - 1
     return index
 
 
-def _turned(counts: Sequence[int], said: tuple[Any, ...], turn: int) -> Array:
+def _turned(counts: Sequence[int], key: tuple[Any, ...], turn: int) -> Array:
     """One place for all taps, so many further on: by one in the first turn, in others by what the attributes make of
     it."""
     points, places, taps = counts
-    further = 1 if turn == 1 else zlib.crc32(repr((said, turn)).encode()) % points
+    further = 1 if turn == 1 else zlib.crc32(repr((key, turn)).encode()) % points
     return np.repeat((np.arange(places) + further) % points, taps)
 
 

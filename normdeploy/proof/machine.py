@@ -43,18 +43,18 @@ class Machine(Arithmetic):
         ] = {}  # along which atoms what roots were taken of varies, and whether it holds sums
         self.divisors: list[Radicand] = []  # √V + ε
 
-    def constant(self, held: Array | Held, narrow: bool = False) -> Value:
+    def constant(self, stored: Array | Held, narrow: bool = False) -> Value:
         """As `Sampler.constant`; a number that is the rounding of a fraction of counts is that fraction, where such are
         read."""
-        held = held if isinstance(held, Held) else Held(held)
-        if self.draws.counts and held.finite and held.uniform and held.array.size <= readings.FEW:
-            number = held.first()
-            reading = readings.of(number, self.draws.counts, held.half)
+        stored = stored if isinstance(stored, Held) else Held(stored)
+        if self.draws.counts and stored.finite and stored.uniform and stored.array.size <= readings.FEW:
+            number = stored.first()
+            reading = readings.of(number, self.draws.counts, stored.half)
             if reading is not None:
                 return self._read(
-                    tuple(self.plan.atoms(self.plan.length(n)) for n in held.array.shape), number, reading
+                    tuple(self.plan.atoms(self.plan.length(n)) for n in stored.array.shape), number, reading
                 )
-        return super().constant(held, narrow)
+        return super().constant(stored, narrow)
 
     def _read(self, axes: Axes, number: float, reading: readings.Reading) -> Value:
         """A constant as what it is the rounding of."""
@@ -244,14 +244,14 @@ class Machine(Arithmetic):
         """(n^e in the field, as a number, its root) for products of powers of up to two of the sizes in use, 1
         first."""
         assert self.gf is not None
-        p, found = self.gf.p, [(1, 1.0, 1)]
+        p, powers = self.gf.p, [(1, 1.0, 1)]
         for q, n in self.draws.symbols.values():
-            found += [
+            powers += [
                 (c * pow(q, 2 * e, p) % p, x * n**e, s * pow(q, e, p) % p)
-                for c, x, s in found[:64]
+                for c, x, s in powers[:64]
                 for e in (-1, 1, -2, 2)
             ]
-        return found[:4096]
+        return powers[:4096]
 
     def _rational_root(self, q: Fraction) -> int:
         assert self.gf is not None

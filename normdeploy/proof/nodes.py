@@ -42,10 +42,10 @@ class Table:
     picked: Mapping[str | Size, Value]
 
     def rows(self, by: Indices | Size) -> Value:
-        found = self.picked.get(by.name if isinstance(by, Indices) else by)
-        if found is None:
+        indices = self.picked.get(by.name if isinstance(by, Indices) else by)
+        if indices is None:
             raise NotProved(Why.DIFFERS, f"other rows of {self.name!r} are picked", self.name)
-        return found
+        return indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +71,8 @@ def leaky(m: Machine, y: Value, alpha: float) -> Value:
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """Attributes as plain values; tensors as arrays."""
-    found = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    return {k: onnx.numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for k, v in found.items()}
+    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    return {k: onnx.numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for k, v in attrs.items()}
 
 
 def run_protos(
@@ -94,13 +94,13 @@ def run_protos(
     for node in nodes:
         try:
             inputs = [env[name] if name else None for name in node.input]
-            found = _node(m, node, inputs, opset)
+            results = _node(m, node, inputs, opset)
         except NotProved as e:
             e.culprit = e.culprit or node.output[0]
             raise
         except FAILURES as e:
             raise NotProved(Why.OP, f"{node.op_type} can't be followed: {type(e).__name__}: {e}", node.output[0]) from e
-        env.update(zip(node.output, found, strict=False))
+        env.update(zip(node.output, results, strict=False))
     return env
 
 

@@ -61,21 +61,21 @@ def check(sides: Sides, plan: Plan) -> bool:
     Raises:
         NotProved: a NaN or Inf is lost, or comes from a finite input that gave none.
     """
-    looked, gains, found, read = list[Pattern](), False, list[tuple[Array, Array]](), set[object]()
+    looked, gains, arrays, read = list[Pattern](), False, list[tuple[Array, Array]](), set[object]()
     while looked != (
         wanted := patterns([len(places) for places in _places(sides, plan)])
     ):  # an evaluation may cut axes
         looked = wanted
-        found = evaluated(sides, plan, looked, read=read)
-    for old, new in found:
+        arrays = evaluated(sides, plan, looked, read=read)
+    for old, new in arrays:
         shown, kept = ~np.isfinite(old), ~np.isfinite(new)
         for i, (name, _) in enumerate(looked):
             lost = (shown[i] & ~kept[i]).any()
             if name in _SAID and lost:
                 raise NotProved(Why.HIDDEN, f"{_SAID[name]} that the nodes show would be hidden", sides.culprit)
             if name not in _SAID and (shown[i] != kept[i]).any():
-                said = f"0/0 on {name} rows would be hidden" if lost else f"NaN on {name} rows is new"
-                raise NotProved(Why.HIDDEN, said, sides.culprit)
+                message = f"0/0 on {name} rows would be hidden" if lost else f"NaN on {name} rows is new"
+                raise NotProved(Why.HIDDEN, message, sides.culprit)
             gains = gains or bool((kept[i] & ~shown[i]).any())
     if read and not plan.displaced:  # of one convolution: through it, or past it
         _check_ways(sides, plan, [p for p in looked if p[0] == "nan"], 1 if len(read) == 1 else _TURNS)
@@ -131,15 +131,17 @@ def _zeros_of(size: Size) -> list[dict[str, int]] | None:
 
 def _together(zeros: Sequence[Size]) -> list[dict[str, int]] | None:
     """All sizes at which one of them is zero, or several at once; None where they can't be told."""
-    found: list[dict[str, int]] = [{}]
+    choices: list[dict[str, int]] = [{}]
     for zero in zeros:
         there = _zeros_of(zero)
         if there is None:
             return None
-        found += [one | other for one in found for other in there if all(one.get(s, n) == n for s, n in other.items())]
-        if len(found) > _AT_ONCE:
+        choices += [
+            one | other for one in choices for other in there if all(one.get(s, n) == n for s, n in other.items())
+        ]
+        if len(choices) > _AT_ONCE:
             return None
-    return found[1:]
+    return choices[1:]
 
 
 def _exist(sides: Sides, sizes: Mapping[str, int]) -> bool:
@@ -160,21 +162,25 @@ def check_sizes(sides: Sides, zeros: Sequence[Size]) -> None:
             raise NotProved(
                 Why.SIZE, f"it divides by {zero}, which may be zero, and no input says how large that is", sides.culprit
             )
-    there, said = _together(zeros), " and ".join(map(str, zeros))
+    there, divisors = _together(zeros), " and ".join(map(str, zeros))
     if there is None or any(n > _LARGEST for given in there for n in given.values()):
-        raise NotProved(Why.SIZE, f"it divides by {said}, and it is not known where that is zero", sides.culprit)
+        raise NotProved(Why.SIZE, f"it divides by {divisors}, and it is not known where that is zero", sides.culprit)
     for given in there:
         if not _exist(sides, given):
             continue  # a leaf of h − 2 places is there for h of 3 and more
         looked = [sizes for n in _OTHERS if _exist(sides, sizes := dict.fromkeys(symbols, n) | given)][:2]
         if not looked:
-            raise NotProved(Why.SIZE, f"it divides by {said}, and can't be seen where that is zero", sides.culprit)
+            raise NotProved(Why.SIZE, f"it divides by {divisors}, and can't be seen where that is zero", sides.culprit)
         for sizes, number in itertools.product(looked, (np.nan, 0.5, 0.0)):
-            found = sides.at(sizes, [number] * len(sides.shapes))
-            if found is None:
-                raise NotProved(Why.SIZE, f"it divides by {said}, and can't be seen where that is zero", sides.culprit)
-            if any((np.isfinite(b) != np.isfinite(a)).any() for b, a in zip(*found, strict=True)):
-                raise NotProved(Why.HIDDEN, f"where {said} is zero one of both is finite, the other not", sides.culprit)
+            both = sides.at(sizes, [number] * len(sides.shapes))
+            if both is None:
+                raise NotProved(
+                    Why.SIZE, f"it divides by {divisors}, and can't be seen where that is zero", sides.culprit
+                )
+            if any((np.isfinite(b) != np.isfinite(a)).any() for b, a in zip(*both, strict=True)):
+                raise NotProved(
+                    Why.HIDDEN, f"where {divisors} is zero one of both is finite, the other not", sides.culprit
+                )
 
 
 def evaluated(
@@ -207,11 +213,11 @@ def evaluated(
             continue
         if read is not None:
             read |= {key[2:] for key in m.gathered}
-        found = []
+        results = []
         for (_, f), (_, g) in pairs:
             shape = (len(looked), *np.broadcast_shapes(f.shape[1:], g.shape[1:]))
-            found.append((np.broadcast_to(f, shape), np.broadcast_to(g, shape)))
-        return found
+            results.append((np.broadcast_to(f, shape), np.broadcast_to(g, shape)))
+        return results
 
 
 def _reals(looked: Sequence[Pattern], leaf: int, places: Sequence[int], counts: tuple[int, ...]) -> Array:

@@ -337,8 +337,8 @@ def _einsum(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) 
     values = []
     for term, x in zip(terms, inputs, strict=True):
         v = _transpose(m, [lifted(m, x)], {"perm": [term.index(c) for c in letters if c in term]}, opset, 1)
-        held = iter(v.axes)
-        values.append(v.moved(tuple(next(held) if c in term else () for c in letters)))
+        own = iter(v.axes)
+        values.append(v.moved(tuple(next(own) if c in term else () for c in letters)))
     y = values[0]
     for i, v in enumerate(values[1:]):
         y = m.mul(y, y) if inputs[i + 1] is inputs[0] and terms[i + 1] == terms[0] and len(values) == 2 else m.mul(y, v)

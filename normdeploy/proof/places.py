@@ -32,20 +32,20 @@ def classes(plan: Plan, atoms: Sequence[Size]) -> Array:
 def representatives(plan: Plan, atoms: Sequence[Size]) -> list[int]:
     """The places of elements, in row-major order: the first, the last, and one of each class besides theirs."""
     labels = classes(plan, atoms).reshape(-1)
-    found, first = np.unique(labels, return_index=True)
+    labelled, first = np.unique(labels, return_index=True)
     known = {int(labels[0]), int(labels[-1])}
-    return [0, labels.size - 1, *(int(i) for label, i in zip(found, first, strict=True) if int(label) not in known)]
+    return [0, labels.size - 1, *(int(i) for label, i in zip(labelled, first, strict=True) if int(label) not in known)]
 
 
 def _points(plan: Plan, atom: Size) -> tuple[_Point, ...]:
     name = atom.terms
     if atom not in plan.joins:
         return tuple(((False, name, i),) for i in range(plan.count(atom)))
-    found: list[_Point] = []
+    held: list[_Point] = []
     for number, part in enumerate(plan.joins[atom]):
         inner = itertools.product(*(_points(plan, a) for a in plan.atoms(part)))
-        found += [((True, name, number), *(mark for point in points for mark in point)) for points in inner]
-    return tuple(found)
+        held += [((True, name, number), *(mark for point in points for mark in point)) for points in inner]
+    return tuple(held)
 
 
 @lru_cache(maxsize=256)

@@ -172,9 +172,9 @@ def _group_norm_apply(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[
     return _grouped()(m, [x, *inputs[2:]], attrs)
 
 
-def _require(found: Statistics, own: Statistics) -> None:
-    told = [(s.axis, s.groups, s.channels_last) for s in (found, own)]
-    if found.x is not own.x or told[0] != told[1]:
+def _require(stated: Statistics, own: Statistics) -> None:
+    told = [(s.axis, s.groups, s.channels_last) for s in (stated, own)]
+    if stated.x is not own.x or told[0] != told[1]:
         raise NotProved(
             Why.DIFFERS, f"statistics of (axis, groups, channels_last) {told[0]} are taken for those of {told[1]}"
         )

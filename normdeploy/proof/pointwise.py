@@ -98,10 +98,10 @@ def _product(a: Terms, b: Terms) -> Terms:
 
 
 def _bounded(terms: Terms) -> Terms:
-    found = {power: c for power, c in terms.items() if c}
-    if len(found) > _TERMS or any(max(power) > _DEGREE for power in found):
+    bounded = {power: c for power, c in terms.items() if c}
+    if len(bounded) > _TERMS or any(max(power) > _DEGREE for power in bounded):
         raise NoForm
-    return found
+    return bounded
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,10 @@ class _Reader:
         return Fraction(float(known.reshape(())))
 
     def number(self, t: gs.Tensor) -> Fraction:
-        found = self._number(t)
-        if found is None:
+        own = self._number(t)
+        if own is None:
             raise NoForm
-        return found
+        return own
 
     def inverse(self, of: Ratio) -> Ratio:
         """1 over what is never 0: a number, or a sum of powers of e^u or |x| and a number, all of one sign."""

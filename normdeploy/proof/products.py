@@ -89,20 +89,20 @@ def dot(a: Array, b: Array, p: int) -> Array:
 
 def _digits(a: Array, p: int, digits: int) -> Array:
     flat = a.reshape(-1).tolist()
-    held = {id(v): v for v in flat}  # what a convolution gathers stands there many times
-    said = {at: (int(v) % p).to_bytes(2 * digits, "little") for at, v in held.items()}
-    data = b"".join(map(said.__getitem__, map(id, flat)))
+    numbers = {id(v): v for v in flat}  # what a convolution gathers stands there many times
+    written = {at: (int(v) % p).to_bytes(2 * digits, "little") for at, v in numbers.items()}
+    data = b"".join(map(written.__getitem__, map(id, flat)))
     return np.frombuffer(data, dtype="<u2").reshape(*a.shape, digits).astype(np.float64)
 
 
 def _numbers(sums: Array, p: int) -> list[int]:
     """Carry from digit to digit, and read the numbers."""
     carry = np.zeros(sums.shape[:-1], dtype=np.int64)
-    found = np.empty(sums.shape, dtype="<u2")
+    digits = np.empty(sums.shape, dtype="<u2")
     for j in range(sums.shape[-1]):
         carry += sums[..., j]
-        found[..., j] = carry & (2**_DIGIT - 1)
+        digits[..., j] = carry & (2**_DIGIT - 1)
         carry >>= _DIGIT
     assert not carry.any()
-    data, size = found.tobytes(), 2 * sums.shape[-1]
+    data, size = digits.tobytes(), 2 * sums.shape[-1]
     return [int.from_bytes(data[i : i + size], "little") % p for i in range(0, len(data), size)]

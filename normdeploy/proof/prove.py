@@ -102,18 +102,18 @@ def identity_of_any_length(sides: Sides) -> Identity:
         NotProved: they are not, or it can't be shown without the lengths.
     """
     shapes = sides.of_any_length().shapes
-    found, error = None, NotProved(Why.SIZE, "it has no length that may be any")
+    proof, error = None, NotProved(Why.SIZE, "it has no length that may be any")
     for apart in [shapes for shapes, _ in _told_apart(shapes, sides.named.values())] or [shapes]:
         try:
-            found = _identity(replace(sides, shapes=apart), {}, sides.named)
+            proof = _identity(replace(sides, shapes=apart), {}, sides.named)
             break
         except NotProved as e:
             error = e
-    if found is None:
+    if proof is None:
         raise error
-    if found.zeros:  # where that is zero can be looked at in one file alone
+    if proof.zeros:  # where that is zero can be looked at in one file alone
         raise NotProved(Why.SIZE, "it divides by a size that may be zero")
-    return found
+    return proof
 
 
 def _told_apart(
@@ -152,42 +152,42 @@ def _identity(sides: Sides, lengths: dict[Size, int], named: dict[int, Size] | N
     counts = readings.counts([s.number for s in shape] for shape in sides.shapes)
     read: frozenset[int] = frozenset()
     try:
-        found = _in_the_field(sides, plan, read, length)
+        proof = _in_the_field(sides, plan, read, length)
     except NotProved as e:
         if e.why not in (Why.DIFFERS, Why.SIGN, Why.LIMIT) or not counts:
             raise
         read = counts
         try:
-            found = _in_the_field(sides, plan, read, length)
+            proof = _in_the_field(sides, plan, read, length)
         except NotProved:
             raise e from None
-        if not found.read:
+        if not proof.read:
             raise
-    if found.bits < _ASKED and found.lost + _ASKED <= _LONGEST:  # many roots: in a larger field
-        found = _in_the_field(sides, plan, read, found.lost + _ASKED)
-    if found.bits < _ASKED:
+    if proof.bits < _ASKED and proof.lost + _ASKED <= _LONGEST:  # many roots: in a larger field
+        proof = _in_the_field(sides, plan, read, proof.lost + _ASKED)
+    if proof.bits < _ASKED:
         raise NotProved(
-            Why.LIMIT, f"it takes {found.roots} roots of each input, too many for an error probability of 2^-{PROMISED}"
+            Why.LIMIT, f"it takes {proof.roots} roots of each input, too many for an error probability of 2^-{PROMISED}"
         )
     gains = nonfinite.check(sides, plan)
     known = {s: n for size, n in lengths.items() for s in size.symbols()}  # told apart, but what the file says
     shapes = tuple(tuple(size.filled(known) for size in shape) for shape in sides.shapes)
     zeros = [
-        zero for zero in (size.filled(known) for size in found.zeros) if not zero.positive and not (-zero).positive
+        zero for zero in (size.filled(known) for size in proof.zeros) if not zero.positive and not (-zero).positive
     ]
     nonfinite.check_sizes(replace(sides, shapes=shapes), zeros)
-    return replace(found, gains=gains)
+    return replace(proof, gains=gains)
 
 
-def checked(sides: Sides, found: Identity) -> None:
+def checked(sides: Sides, proof: Identity) -> None:
     """Show that what the rewrite computed and stored is what the identity speaks of.
 
     Raises:
         NotProved: a parameter is not the exact one, or not stored as it, rounded once.
     """
-    plan = found.plan.at(sides.named) if found.plan.named else found.plan
-    if found.parameters or found.epsilons:
-        stored.check(sides, plan, found.epsilons, bool(found.read))
+    plan = proof.plan.at(sides.named) if proof.plan.named else proof.plan
+    if proof.parameters or proof.epsilons:
+        stored.check(sides, plan, proof.epsilons, bool(proof.read))
     if sides.expressions is not None and sides.graph is not None:
         stored.check_expressions(sides.graph, sides.expressions, plan, sides.held)
     stored.check_bytes(sides)
@@ -195,9 +195,9 @@ def checked(sides: Sides, found: Identity) -> None:
 
 def prove(sides: Sides) -> Identity:
     """`identity` and `checked`."""
-    found = identity(sides)
-    checked(sides, found)
-    return found
+    proof = identity(sides)
+    checked(sides, proof)
+    return proof
 
 
 def _in_the_field(sides: Sides, plan: Plan, counts: frozenset[int], length: int = BITS) -> Identity:
@@ -212,7 +212,7 @@ def _in_the_field(sides: Sides, plan: Plan, counts: frozenset[int], length: int 
         m = Machine(plan, draws, field_number(number, length))
         try:
             with evaluate.quiet():
-                found = _once(m, sides)
+                equal = _once(m, sides)
         except Restart:
             draws = _fresh(draws, epsilons=True)
             continue
@@ -230,9 +230,9 @@ def _in_the_field(sides: Sides, plan: Plan, counts: frozenset[int], length: int 
             draws.epsilons[e.node] = (e.residue, e.value)
             continue
         if all(draws.seen[i].independent for i in range(len(m.radicands))):
-            again = _again(draws, found, bool(m.unknown))
+            again = _again(draws, equal, bool(m.unknown))
             if again is None:
-                return found
+                return equal
             draws = again
             continue
         unseen += 1
@@ -268,10 +268,10 @@ def _learn(sides: Sides, plan: Plan) -> int:
     return min(max(BITS, _ASKED + 16 + 4 * roots + 8), _LONGEST)  # 8: a degree of up to 256
 
 
-def _again(draws: Draws, found: Identity, unknown: bool) -> Draws | None:
+def _again(draws: Draws, proof: Identity, unknown: bool) -> Draws | None:
     """What is to be looked at once more: other sizes, on which no scale, shift or epsilon may depend; the other sign of
     roots."""
-    sizes = bool(found.parameters or found.epsilons) and len(draws.affine) == 1
+    sizes = bool(proof.parameters or proof.epsilons) and len(draws.affine) == 1
     if len(draws.affine) == 2:
         for one, other in zip(*draws.affine, strict=True):
             if (one is None) != (other is None) or (

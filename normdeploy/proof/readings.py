@@ -33,13 +33,13 @@ class Reading:
 def counts(shapes: Iterable[Iterable[int | None]]) -> frozenset[int]:
     """How many elements some axes of a tensor have together, of every tensor; an axis of unknown size belongs to
     none."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for shape in shapes:
         some = {1}
         for n in shape:
             some |= {a * n for a in some} if n is not None and len(some) < 256 else set()
-        found |= some
-    return frozenset(n for n in found if 1 < n < 2**31)
+        numbers |= some
+    return frozenset(n for n in numbers if 1 < n < 2**31)
 
 
 def of(number: float, known: frozenset[int], half: bool) -> Reading | None:

@@ -21,8 +21,8 @@ def redrawn(draws: Draws, e: Redraw, p: int) -> None:
     rows, then all; and so on. Where the radicand is an element plus c (the variance of a BatchNorm), the element is
     drawn as s² − c for a random s: a polynomial in s, of twice the degree.
     """
-    held = {k: v for k, v in draws.elements.items() if k[0] in ("leaf", "constant")}
-    masks = {k: _over(e, k[-1], v.shape) for k, v in held.items()}
+    drawn = {k: v for k, v in draws.elements.items() if k[0] in ("leaf", "constant")}
+    masks = {k: _over(e, k[-1], v.shape) for k, v in drawn.items()}
     if e.mask is not None:
         fewest, told = e.mask.mean(), _told_by(e)
         tight = {k: mask for k, mask in masks.items() if mask.mean() <= fewest}
@@ -32,12 +32,12 @@ def redrawn(draws: Draws, e: Redraw, p: int) -> None:
     shift = None
     if e.drawn is not None and draws.redraws < _ROUNDS:
         key, shift = e.drawn
-        masks = {key: _over(e, key[-1], held[key].shape)}
+        masks = {key: _over(e, key[-1], drawn[key].shape)}
     draws.redraws += 1
     for key, mask in masks.items():
         count = int(mask.sum())
         if count:
-            fresh = held[key].copy()
+            fresh = drawn[key].copy()
             random_ = [draws.rng.randrange(1, p) for _ in range(count)]
             fresh[mask] = random_ if shift is None else [(s * s - shift) % p for s in random_]
             draws.elements[key] = fresh

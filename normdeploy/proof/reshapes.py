@@ -28,7 +28,7 @@ def resolve_reshapes(proto: onnx.ModelProto) -> None:
         return
     graph = Graph(proto)
     sizes = sizes_in(graph)
-    found: dict[str, list[int]] = {}
+    resolved: dict[str, list[int]] = {}
     idle: set[str] = set()
     for node in graph.nodes:
         if node.op not in _OPS or not is_standard(node) or len(node.inputs) < 2:
@@ -51,23 +51,23 @@ def resolve_reshapes(proto: onnx.ModelProto) -> None:
             _view(data, asked, graph.attrs(node).get("allowzero", 0)) if node.op == "Reshape" else _spread(data, asked)
         )
         if numbers is not None:
-            found[node.outputs[0].name] = numbers
+            resolved[node.outputs[0].name] = numbers
     taken = {t.name for t in proto.graph.initializer} | {
         name for node in proto.graph.node for name in (*node.input, *node.output)
     }
-    for held in proto.graph.node:
-        if held.output and held.output[0] in idle:
-            held.op_type = "Identity"
-            del held.input[1:], held.attribute[:]
-        numbers = found.get(held.output[0]) if held.output else None
+    for node_proto in proto.graph.node:
+        if node_proto.output and node_proto.output[0] in idle:
+            node_proto.op_type = "Identity"
+            del node_proto.input[1:], node_proto.attribute[:]
+        numbers = resolved.get(node_proto.output[0]) if node_proto.output else None
         if numbers is None:
             continue
-        name = f"{held.output[0]}.sizes"
+        name = f"{node_proto.output[0]}.sizes"
         while name in taken:
             name += "_"
         taken.add(name)
         proto.graph.initializer.append(numpy_helper.from_array(np.array(numbers, dtype=np.int64), name))
-        held.input[1] = name
+        node_proto.input[1] = name
 
 
 def _idle(op: str, data: list[Size], asked: list[Size]) -> bool:
@@ -87,30 +87,30 @@ def _idle(op: str, data: list[Size], asked: list[Size]) -> bool:
 def _view(data: list[Size], asked: list[Size], allowzero: int) -> list[int] | None:
     if allowzero:
         return None
-    found: list[int] = []
+    view: list[int] = []
     copied = rest = False
     for i, n in enumerate(asked):
         number = n.number
         if number is not None:  # a size, 0 or -1
-            found.append(number)
+            view.append(number)
         elif i < len(data) and n == data[i]:
-            found.append(0)
+            view.append(0)
             copied = True
         else:
-            found.append(-1)
+            view.append(-1)
             rest = True
-    if found.count(-1) > 1 or (rest and copied):  # of no elements "the rest" is not known beside a copied size of zero
+    if view.count(-1) > 1 or (rest and copied):  # of no elements "the rest" is not known beside a copied size of zero
         return None
-    return found
+    return view
 
 
 def _spread(data: list[Size], asked: list[Size]) -> list[int] | None:
     offset = len(asked) - len(data)
-    found: list[int] = []
+    spread: list[int] = []
     for i, n in enumerate(asked):
         own = data[i - offset] if i >= offset else ONE
         number = n.number
         if number is None and n != own:
             return None
-        found.append(1 if number is None else number)
-    return found
+        spread.append(1 if number is None else number)
+    return spread

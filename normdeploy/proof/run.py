@@ -82,7 +82,7 @@ def run_nodes(
         opset = max(graph.opset, NEWEST) if id(node) in graph._new else graph.opset
         try:
             meaning = own(node) if own is not None else None
-            found = (
+            results = (
                 meaning(m, inputs, graph.attrs(node)) if meaning is not None else _node(m, graph, node, inputs, opset)
             )
         except NotProved as e:
@@ -92,7 +92,7 @@ def run_nodes(
             raise NotProved(
                 Why.OP, f"{node.op} can't be followed: {type(e).__name__}: {e}", node.outputs[0].name
             ) from e
-        env.update((id(t), v) for t, v in zip(node.outputs, found, strict=False) if v is not None)
+        env.update((id(t), v) for t, v in zip(node.outputs, results, strict=False) if v is not None)
 
 
 class _Shaped:
@@ -119,8 +119,8 @@ def _input(m: Machine, graph: Graph, node: gs.Node, i: int, t: gs.Tensor, env: M
 
 def constant(m: Machine, graph: Graph, t: gs.Tensor, narrow: bool = False) -> Any:
     """A constant of the file: whole numbers as they are, others as a value. ``narrow``: as for `Sampler.constant`."""
-    held = m.draws.held.get(id(t))
-    if held is None:
+    stored = m.draws.held.get(id(t))
+    if stored is None:
         try:
             with evaluate.quiet():
                 array = graph.value(t)
@@ -128,8 +128,8 @@ def constant(m: Machine, graph: Graph, t: gs.Tensor, narrow: bool = False) -> An
             raise NotProved(Why.LIMIT, str(e), t.name) from e
         if array.dtype.kind in "iub":
             return array
-        held = m.draws.held[id(t)] = Held(array, half(graph, t))
-    return m.constant(held, narrow)
+        stored = m.draws.held[id(t)] = Held(array, half(graph, t))
+    return m.constant(stored, narrow)
 
 
 def half(graph: Graph, t: gs.Tensor) -> bool:
@@ -181,8 +181,8 @@ def apply(
     function = ops.TABLE.get(op) or norms.TABLE.get(op) or linear.TABLE.get(op) or LEMMAS.get(op)
     if function is None:
         raise NotProved(Why.OP, f"{op} is no algebra", op)
-    found = function(m, inputs, attrs, opset, outputs)
-    return found if isinstance(found, tuple) else (found,)
+    results = function(m, inputs, attrs, opset, outputs)
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _whole(sizes: list[Size], shape: tuple[int, ...]) -> np.ndarray:
@@ -212,8 +212,8 @@ def _function(m: Machine, row: NormOp, inputs: list[Any], attrs: Mapping[str, An
         if any(a.ref_attr_name == "epsilon" for a in node.attribute) and node.op_type == "Constant":
             known[node.output[0]] = m.epsilon(attrs["epsilon"])
             continue
-        found = apply(
+        results = apply(
             m, node.op_type, "", [known[n] if n else None for n in node.input], given, opset, len(node.output)
         )
-        known.update(zip(node.output, found, strict=False))
+        known.update(zip(node.output, results, strict=False))
     return tuple(known[name] for name in function.output)

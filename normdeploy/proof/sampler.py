@@ -108,8 +108,8 @@ def _bounds(array: Array) -> tuple[float, float]:
     if not array.size:
         return 1.0, 1.0
     flat = array.reshape(-1)
-    found = [(flat[places].min(), flat[places].max()) for places in pieces(array.size)]
-    return float(np.min([low for low, _ in found])), float(np.max([high for _, high in found]))
+    bounds = [(flat[places].min(), flat[places].max()) for places in pieces(array.size)]
+    return float(np.min([low for low, _ in bounds])), float(np.max([high for _, high in bounds]))
 
 
 def told_apart(constants: Iterable[Held]) -> None:
@@ -140,38 +140,45 @@ class Sampler:
     def __init__(self, plan: Plan, draws: Draws, gf: Field | None, real: type = np.float64) -> None:
         self.plan, self.draws, self.gf, self.real = plan, draws, gf, real
 
-    def constant(self, held: Array | Held, narrow: bool = False) -> Value:
+    def constant(self, stored: Array | Held, narrow: bool = False) -> Value:
         """A constant of the file: a number where all its elements are one, else elements of their own (any, in the
         field).
 
         ``narrow``: float32 elements may stay such, for one who multiplies them by float64.
         """
-        held = held if isinstance(held, Held) else Held(held)
-        array = held.array
+        stored = stored if isinstance(stored, Held) else Held(stored)
+        array = stored.array
         axes: Axes = tuple(self.plan.atoms(self.plan.length(n)) for n in array.shape)
         atoms = [a for axis in axes for a in axis]
         if not array.size:
             raise NotProved(Why.SIZE, "a constant of it has no element")
-        if not held.finite:  # no element of the field: nothing that depends on it is proved
+        if not stored.finite:  # no element of the field: nothing that depends on it is proved
             return Value(axes, None, np.full((1,) * (1 + len(atoms)), np.nan, dtype=self.real))
-        if held.uniform:
-            number = held.first()
+        if stored.uniform:
+            number = stored.first()
             f: Array = np.full((1,) * (1 + len(atoms)), number, dtype=self.real)
             a = None if self.gf is None else self.gf.numbers(f.astype(np.float64))
             size = Size.of(int(number)) if number == int(number) and abs(number) < 2**53 else None
-            return Value(axes, a, f, sign=held.sign, below=held.below, size=size, nonzero=held.nonzero)
+            return Value(axes, a, f, sign=stored.sign, below=stored.below, size=size, nonzero=stored.nonzero)
         lengths, chosen = [self.plan.places(a) for a in atoms], [self._places(a) for a in atoms]
         every = all(places == list(range(n)) for places, n in zip(chosen, lengths, strict=True))
-        if narrow and every and held.rest is None:
+        if narrow and every and stored.rest is None:
             f = array.reshape(lengths)[None]
         else:
-            f = held.values(lengths, None if every else chosen).astype(self.real, copy=False)[None]
+            f = stored.values(lengths, None if every else chosen).astype(self.real, copy=False)[None]
         a, drawn = None, None
         if self.gf is not None:
-            drawn = (("constant", held.content, tuple(atoms)), 0)
+            drawn = (("constant", stored.content, tuple(atoms)), 0)
             a = self.elements(drawn[0], f.shape)
         return Value(
-            axes, a, f, sign=held.sign, below=held.below, degree=Degree.of(atoms), nonzero=held.nonzero, drawn=drawn
+            axes,
+            a,
+            f,
+            sign=stored.sign,
+            below=stored.below,
+            degree=Degree.of(atoms),
+            nonzero=stored.nonzero,
+            drawn=drawn,
         )
 
     def leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
@@ -189,12 +196,12 @@ class Sampler:
     def elements(self, key: Any, shape: tuple[int, ...]) -> Array:
         """Random elements of the field that stay the same until they are drawn again."""
         assert self.gf is not None
-        found = self.draws.elements.get(key)
-        if found is None or found.shape != shape:
-            found = np.empty(shape, dtype=object)
-            found.reshape(-1)[:] = [self.draws.rng.randrange(1, self.gf.p) for _ in range(found.size)]
-            self.draws.elements[key] = found
-        return found
+        drawn = self.draws.elements.get(key)
+        if drawn is None or drawn.shape != shape:
+            drawn = np.empty(shape, dtype=object)
+            drawn.reshape(-1)[:] = [self.draws.rng.randrange(1, self.gf.p) for _ in range(drawn.size)]
+            self.draws.elements[key] = drawn
+        return drawn
 
     def number(self, value: Fraction | int | float) -> Value:
         f: Array = np.full((1,), float(value), dtype=self.real)
@@ -229,14 +236,14 @@ class Sampler:
         )  # more than n of an axis of any length
 
     def _joined_places(self, atom: Size) -> list[int]:
-        found, start = [], 0
+        joined, start = [], 0
         for part in self.plan.joins[atom]:
             places = [0]
             for a in self.plan.atoms(part):
                 places = [p * self.plan.places(a) + i for p in places for i in self._places(a)]
-            found += [start + p for p in places]
+            joined += [start + p for p in places]
             start += self.plan.places(part)
-        return found
+        return joined
 
     def _weights(self, atom: Size) -> tuple[Array | None, Array | None]:
         """Of the points of an atom: they add up to its size. None where there is a point for each place."""

@@ -52,9 +52,9 @@ def sizes_in(graph: Graph) -> Mapping[int, np.ndarray]:
                 graph.learn(told, kind, _better(graph, node, graph.shape(told), dims))
         for output in unknown:
             if _open(graph.shape(output)) and node.op in _SHAPES:
-                found = _worked_out(graph, node, output, known)
-                if found is not None:
-                    graph.learn(output, None, _better(graph, node, graph.shape(output), found))
+                shape = _worked_out(graph, node, output, known)
+                if shape is not None:
+                    graph.learn(output, None, _better(graph, node, graph.shape(output), shape))
     return known
 
 
@@ -85,17 +85,17 @@ def _inferred(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None]]
         if dims is None or dtype is None:
             return {}
         types[t.name] = onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(dtype), dims)
-        held = graph.known(t) if dtype.kind == "i" and _small(dims) else None
-        if held is not None:
-            data[t.name] = numpy_helper.from_array(np.asarray(held, dtype=dtype), t.name)
+        value = graph.known(t) if dtype.kind == "i" and _small(dims) else None
+        if value is not None:
+            data[t.name] = numpy_helper.from_array(np.asarray(value, dtype=dtype), t.name)
     try:
         schema = onnx.defs.get_schema(node.op, graph.opset)
-        found = onnx.shape_inference.infer_node_outputs(
+        results = onnx.shape_inference.infer_node_outputs(
             schema, graph.node_proto(node), types, data, opset_imports=list(graph.proto.opset_import)
         )
     except Exception:  # it refuses what it can't follow
         return {}
-    return {name: (t.tensor_type.elem_type, _dims(t)) for name, t in found.items() if t.HasField("tensor_type")}
+    return {name: (t.tensor_type.elem_type, _dims(t)) for name, t in results.items() if t.HasField("tensor_type")}
 
 
 def _small(dims: Dims) -> bool:
@@ -136,10 +136,10 @@ def _whole_numbers(graph: Graph, node: gs.Node, known: dict[int, np.ndarray]) ->
             known[id(node.outputs[0])] = inputs[0]  # type: ignore[assignment]
         return
     try:
-        found = whole_numbers.apply(node.op, inputs, graph.attrs(node), graph.opset, len(node.outputs))
+        numbers = whole_numbers.apply(node.op, inputs, graph.attrs(node), graph.opset, len(node.outputs))
     except _FAILURES:
         return
-    for output, value in zip(node.outputs, found, strict=False):
+    for output, value in zip(node.outputs, numbers, strict=False):
         if whole_numbers.is_whole(value) and value is not None and value.size <= _OPERAND:
             known[id(output)] = value
 
@@ -150,8 +150,8 @@ def _operand(graph: Graph, t: gs.Tensor, known: Mapping[int, np.ndarray]) -> np.
     dtype, dims = graph.dtype(t), graph.shape(t)
     if dtype is None or dtype.kind not in "iub" or dims is None or not _small(dims):
         return None
-    held = graph.known(t)
-    return None if held is None else np.asarray(held).astype(dtype)
+    value = graph.known(t)
+    return None if value is None else np.asarray(value).astype(dtype)
 
 
 def _numbers(operand: np.ndarray | None) -> list[int] | None:
@@ -190,12 +190,12 @@ def _worked_out(graph: Graph, node: gs.Node, output: gs.Tensor, known: Mapping[i
     try:
         if node.op == "Gather":
             indices = shape_of(graph, node.inputs[1])
-            found = None if indices is None else _gathered(shapes[0], indices, graph.attrs(node))  # type: ignore[arg-type]
+            shape = None if indices is None else _gathered(shapes[0], indices, graph.attrs(node))  # type: ignore[arg-type]
         else:
-            found = _SHAPES[node.op](shapes, operands, graph.attrs(node), node.outputs.index(output))
+            shape = _SHAPES[node.op](shapes, operands, graph.attrs(node), node.outputs.index(output))
     except _FAILURES:
         return None
-    return None if found is None else tuple(_dim_of(n) for n in found)
+    return None if shape is None else tuple(_dim_of(n) for n in shape)
 
 
 def _dim_of(size: Size | None) -> int | str | None:
@@ -265,10 +265,10 @@ def _padded(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int)
     axes = _numbers(operands[3]) if len(operands) > 3 and operands[3] is not None else list(range(rank))
     if axes is None or len(pads) != 2 * len(axes):
         return None
-    found = list(shapes[0])
+    shape = list(shapes[0])
     for i, axis in enumerate(axes):
-        found[axis] = Size.of(found[axis] + pads[i] + pads[i + len(axes)])
-    return [n if n.not_negative else None for n in found]
+        shape[axis] = Size.of(shape[axis] + pads[i] + pads[i + len(axes)])
+    return [n if n.not_negative else None for n in shape]
 
 
 def _joined(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
@@ -276,14 +276,14 @@ def _joined(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int)
     if len(ranks) != 1:
         return None
     axis %= ranks.pop()
-    found: Shape = [
+    shape: Shape = [
         next((s[i] for s in shapes if s[i].number is not None), shapes[0][i]) for i in range(len(shapes[0]))
     ]
     total = Size.of(0)
     for s in shapes:
         total = total + s[axis]
-    found[axis] = total
-    return found
+    shape[axis] = total
+    return shape
 
 
 def _gathered(data: list[Size], indices: list[Size], attrs: Mapping[str, Any]) -> Shape:
@@ -300,10 +300,10 @@ def _sliced(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int)
     steps = given[1] if given[1] is not None else [1] * len(starts)
     if any(len(operands) > i and operands[i] is not None and given[i - 3] is None for i in (3, 4)):
         return None
-    found: Shape = list(shapes[0])
+    shape: Shape = list(shapes[0])
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        found[axis] = _cut(shapes[0][axis], Size.of(start), Size.of(end), step)
-    return found
+        shape[axis] = _cut(shapes[0][axis], Size.of(start), Size.of(end), step)
+    return shape
 
 
 def _cut(size: Size, start: Size, end: Size, step: int) -> Size | None:

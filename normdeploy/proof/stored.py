@@ -78,13 +78,13 @@ def check(sides: Sides, plan: Plan, epsilons: Mapping[int, float], read: bool) -
         ("normal", ()),
         ("zero", tuple((i, 0.0, -1) for i in range(len(sides.shapes)))),
     ]
-    for old, found in evaluated(sides, full, looked, np.longdouble if double else np.float64):
-        finite = np.isfinite(old) & np.isfinite(found)
-        dy, dz = old[1] - old[0], found[1] - found[0]
-        apart = np.abs(found[0] - found[2]) + np.abs(found[1] - found[2])  # a row of zeros is the shift alone, or 0/0
+    for old, after in evaluated(sides, full, looked, np.longdouble if double else np.float64):
+        finite = np.isfinite(old) & np.isfinite(after)
+        dy, dz = old[1] - old[0], after[1] - after[0]
+        apart = np.abs(after[0] - after[2]) + np.abs(after[1] - after[2])  # a row of zeros is the shift alone, or 0/0
         apart = np.where(np.isfinite(apart), apart, np.abs(dz))
-        scale, shift = np.abs(dz - dy) <= close * apart, np.abs(old - found) <= close * (np.abs(found) + apart)
-        shift[2] = np.abs(old[2] - found[2]) <= close * np.abs(found[2])
+        scale, shift = np.abs(dz - dy) <= close * apart, np.abs(old - after) <= close * (np.abs(after) + apart)
+        shift[2] = np.abs(old[2] - after[2]) <= close * np.abs(after[2])
         if not (scale | ~finite[0] | ~finite[1]).all() or not (shift | ~finite).all():
             raise NotProved(Why.STORED, "its scale or shift is not the exact one", sides.culprit)
 
@@ -114,23 +114,21 @@ def check_expressions(graph: Graph, e: Expressions | Branches, plan: Plan, held:
         if id(c) not in graph.exact:
             raise NotProved(Why.STORED, f"{c.name!r} is no constant that was computed", c.name)
         shape = graph.exact.shape(id(c))
-        found = _laid_out(full, values[id(c)], shape)
-        if _near(found, graph, c, found):  # whose magnitude is less than the sum of those of its terms
+        laid = _laid_out(full, values[id(c)], shape)
+        if _near(laid, graph, c, laid):  # whose magnitude is less than the sum of those of its terms
             continue
         with evaluate.quiet():
             terms = terms or given(m, graph, e, absolute=True)
-        if not _near(found, graph, c, _laid_out(full, terms[id(c)], shape)):
+        if not _near(laid, graph, c, _laid_out(full, terms[id(c)], shape)):
             exact = np.concatenate([part for _, part in graph.exact.each(id(c))])
-            worst = int(np.argmax(np.abs(found - exact)))
-            raise NotProved(
-                Why.STORED, f"{c.name!r} holds {exact[worst]:.9g} where {found[worst]:.9g} is right", c.name
-            )
+            worst = int(np.argmax(np.abs(laid - exact)))
+            raise NotProved(Why.STORED, f"{c.name!r} holds {exact[worst]:.9g} where {laid[worst]:.9g} is right", c.name)
 
 
-def _near(found: np.ndarray, graph: Graph, c: gs.Constant, terms: np.ndarray) -> bool:
+def _near(stored: np.ndarray, graph: Graph, c: gs.Constant, terms: np.ndarray) -> bool:
     """Whether a constant's elements are what float64 makes of sums of such magnitudes."""
     each = graph.exact.each(id(c))
-    return all((np.abs(found[places] - exact) <= _TERMS * np.abs(terms[places])).all() for places, exact in each)
+    return all((np.abs(stored[places] - exact) <= _TERMS * np.abs(terms[places])).all() for places, exact in each)
 
 
 def _laid_out(plan: Plan, v: Value, shape: tuple[int, ...]) -> np.ndarray:
@@ -165,27 +163,27 @@ def check_bytes(sides: Sides) -> None:
                 _within_half_an_ulp(widen(values[places]), exact, np.dtype(c.dtype).name, repr(c.name))
 
 
-def _rounded_once(held: np.ndarray, exact: np.ndarray) -> bool:
+def _rounded_once(stored: np.ndarray, exact: np.ndarray) -> bool:
     """Whether ``held`` is what IEEE's rounding to nearest makes of ``exact``; ml_dtypes rounds to bfloat16 in two
     steps."""
-    if held.dtype not in (np.float16, np.float32, np.float64):
+    if stored.dtype not in (np.float16, np.float32, np.float64):
         return False
     with np.errstate(all="ignore"):
-        return bool((held == exact.astype(held.dtype)).all()) and bool(np.isfinite(held).all())
+        return bool((stored == exact.astype(stored.dtype)).all()) and bool(np.isfinite(stored).all())
 
 
-def _within_half_an_ulp(held: np.ndarray, exact: np.ndarray, dtype: str, name: str, off: float = 0.0) -> None:
+def _within_half_an_ulp(stored: np.ndarray, exact: np.ndarray, dtype: str, name: str, off: float = 0.0) -> None:
     """``off``: relative error of ``exact`` itself."""
     unit, least = _UNITS.get(dtype, 2.0**-24), _LEAST.get(dtype, 0.0)
     with np.errstate(all="ignore"):
-        _, exponent = np.frexp(held)
+        _, exponent = np.frexp(stored)
         half = np.maximum(
             np.ldexp(unit, exponent - 1), least
         )  # |held| lies in [2^(e−1), 2^e), where an ulp is 2·unit·2^(e−1)
-        if not (np.abs(held - exact) <= half + off * np.abs(exact)).all():
-            worst = int(np.argmax(np.abs(held - exact).reshape(-1)))
+        if not (np.abs(stored - exact) <= half + off * np.abs(exact)).all():
+            worst = int(np.argmax(np.abs(stored - exact).reshape(-1)))
             raise NotProved(
                 Why.STORED,
-                f"{name} is stored as {held.reshape(-1)[worst]:.9g}, which is more than half an ulp from"
+                f"{name} is stored as {stored.reshape(-1)[worst]:.9g}, which is more than half an ulp from"
                 f" {exact.reshape(-1)[worst]:.9g}",
             )

@@ -119,7 +119,7 @@ def parts(graph: Graph, barred: Container[int]) -> list[Part]:
     together: dict[int, list[gs.Node]] = {}
     for node in nodes:
         together.setdefault(find(id(node)), []).append(node)
-    return [_part(graph, found) for found in together.values() if any(_worth(graph, n) for n in found)]
+    return [_part(graph, members) for members in together.values() if any(_worth(graph, n) for n in members)]
 
 
 def _part(graph: Graph, nodes: list[gs.Node]) -> Part:
@@ -141,7 +141,7 @@ def _worth(graph: Graph, node: gs.Node) -> bool:
 
 def _followed(graph: Graph, barred: Container[int]) -> list[gs.Node]:
     """The nodes, in topological order, that float64 may compute in the place of the file's type."""
-    found: list[gs.Node] = []
+    nodes: list[gs.Node] = []
     exact: dict[int, bool] = {}  # of computed tensors: whether they hold stored numbers as they are
     decided: list[gs.Tensor] = []  # what the nodes read that are steps of computed numbers
     for node in graph.nodes:
@@ -154,10 +154,10 @@ def _followed(graph: Graph, barred: Container[int]) -> list[gs.Node]:
             decided += inputs
         if not allowed or id(node) in barred or not all(_stored(graph, t) or id(t) in exact for t in inputs):
             continue
-        found.append(node)
+        nodes.append(node)
         kept = pure and (node.op in _EXACT | _STEPS or node.op in ("Cast", "CastLike"))
         exact.update((id(o), kept or not _floating(graph, o)) for o in node.outputs)
-    return _without_decided(found, {id(t) for t in decided}, exact)
+    return _without_decided(nodes, {id(t) for t in decided}, exact)
 
 
 def _without_decided(nodes: list[gs.Node], decided: set[int], exact: Mapping[int, bool]) -> list[gs.Node]:
@@ -227,7 +227,7 @@ def nbytes(graph: Graph, t: gs.Tensor) -> int:
 def repeated_constants(graph: Graph) -> list[gs.Tensor]:
     """The Expands and Tiles of a learned constant, along sizes that are open, that a norm normalizes: to it they are
     data."""
-    found: dict[int, gs.Tensor] = {}
+    same: dict[int, gs.Tensor] = {}
     for node in graph.nodes:
         if not (is_norm(node) or _is_root(graph, node)) or not node.inputs or not _open(graph, node.inputs[0]):
             continue
@@ -238,8 +238,8 @@ def repeated_constants(graph: Graph) -> list[gs.Tensor]:
                 and graph.is_constant(above.inputs[0])
                 and (elements(graph, above.inputs[0]) or 0) > 1
             ):
-                found[id(above)] = above.outputs[0]
-    return list(found.values())
+                same[id(above)] = above.outputs[0]
+    return list(same.values())
 
 
 def _open(graph: Graph, t: gs.Tensor) -> bool:

@@ -42,9 +42,9 @@ def explain(proto: onnx.ModelProto, findings: Sequence[Finding], name: str) -> t
     meant = re.fullmatch(r"\((.*)\)", name)
     wanted = _pattern(meant[1] if meant else name)
     outputs = {o.name for g in graphs.values() for n in g.nodes if wanted(n.name) for o in n.outputs}
-    found = [f for f in findings if _is_of(f, wanted, outputs)]
-    if found:
-        return tuple(_explained(graphs.get(f.place), f, name) for f in found)
+    matching = [f for f in findings if _is_of(f, wanted, outputs)]
+    if matching:
+        return tuple(_explained(graphs.get(f.place), f, name) for f in matching)
     for graph in graphs.values():
         nodes = [
             n
@@ -91,18 +91,18 @@ def _explained(graph: Graph | None, finding: Finding, name: str) -> Explanation:
     best = next((a for a in finding.attempts if a.reason == finding.reason), None)
     start, end = (best.start, best.end) if best is not None and best.end else (finding.input, finding.tensor)
     way = () if graph is None else _way(graph, start, end, finding, best.tensor if best is not None else "")
-    said = [] if best is None else [_CAME[best.stage]]
+    lines = [] if best is None else [_CAME[best.stage]]
     if best is not None and best.tensor not in {"", *(s.tensor for s in way)} and graph is not None:
         culprit = next((n for n in graph.nodes if any(o.name == best.tensor for o in n.outputs)), None)
-        said.append(
+        lines.append(
             f"the culprit: {best.tensor} = {_text(graph, culprit)}"
             if culprit is not None
             else f"the culprit: {best.tensor}"
         )
     others = [a for a in finding.attempts if a is not best and a.reason != finding.reason]
-    said += _tried(others, "also tried")
+    lines += _tried(others, "also tried")
     known = any(t.name == start for n in graph.nodes for t in n.inputs) if graph is not None else False
-    return Explanation(name, finding, start if known else "", way, tuple(said))
+    return Explanation(name, finding, start if known else "", way, tuple(lines))
 
 
 def _tried(attempts: Sequence[Attempt], word: str) -> list[str]:
@@ -178,12 +178,12 @@ def _text(graph: Graph, node: gs.Node) -> str:
 
 
 def _argument(graph: Graph, t: gs.Tensor) -> str:
-    held = graph.known(t)
-    if held is None:
+    value = graph.known(t)
+    if value is None:
         return str(t.name)
-    if held.size <= 4:
-        return str(_number(held.item() if held.ndim == 0 else held.tolist()))
-    return f"{t.name} (constant of {list(held.shape)})"
+    if value.size <= 4:
+        return str(_number(value.item() if value.ndim == 0 else value.tolist()))
+    return f"{t.name} (constant of {list(value.shape)})"
 
 
 def _number(value: object) -> object:
@@ -233,14 +233,14 @@ def _around(graph: Graph, nodes: Sequence[gs.Node], findings: Sequence[Finding])
 
 def _rejected(graph: Graph, root: gs.Node) -> list[str]:
     """Why the surroundings of a root gave no finding."""
-    said = f"{root.outputs[0].name} = {_text(graph, root)}"
+    line = f"{root.outputs[0].name} = {_text(graph, root)}"
     around = candidate(graph, root)
     if around is None:
-        return [f"{_STARTS}; there is a root, {said}, but no reduction lies before it"]
+        return [f"{_STARTS}; there is a root, {line}, but no reduction lies before it"]
     tried = [r for r in readings(graph, around) if not isinstance(r, Norm)]
     attempts = [Attempt(r.start, r.end, "values" if r.clarity else "ends", r.reason, r.tensor) for r in tried]
     return [
-        f"around the root {said} no norm begins and ends:",
+        f"around the root {line} no norm begins and ends:",
         *(_tried(attempts, "tried") or ["nothing there has one shape and one type"]),
     ]
 
@@ -276,13 +276,13 @@ def _unknown(name: str, graphs: Iterable[Graph], findings: Sequence[Finding]) ->
             )
     inside = [k for k in known if name and name.lower() in k.lower()]
     near = inside[:5] or difflib.get_close_matches(name, known, n=5, cutoff=0.5)
-    said = f"no tensor, node or module of the model is called {name!r}"
+    message = f"no tensor, node or module of the model is called {name!r}"
     if near:
-        return f"{said}; near it: {', '.join(near)}"
+        return f"{message}; near it: {', '.join(near)}"
     listed = list(dict.fromkeys(f.module or f.tensor for f in findings))
     more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
     return (
-        f"{said}; norms were found at {', '.join(listed[:5])}{more}"
+        f"{message}; norms were found at {', '.join(listed[:5])}{more}"
         if listed
-        else f"{said}, and no norm was found in it"
+        else f"{message}, and no norm was found in it"
     )

@@ -38,16 +38,16 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
                 clarity=Clarity.APART,
             )
         like = graph.memo.get((template, size))
-        found = fit(bound, size, others, like if isinstance(like, Fit) else None)
-        if isinstance(found, Refusal):
-            refusal = replace(found, tensor=region.y.name, region=region)
-            if found.kind is Kind.NOT_EVALUATED:
+        fitted = fit(bound, size, others, like if isinstance(like, Fit) else None)
+        if isinstance(fitted, Refusal):
+            refusal = replace(fitted, tensor=region.y.name, region=region)
+            if fitted.kind is Kind.NOT_EVALUATED:
                 continue
             return refusal
-        graph.memo.setdefault((template, size), found)
-        fits.append(found)
+        graph.memo.setdefault((template, size), fitted.resized(size))
+        fits.append(fitted)
         given.append(others)
-        if len(fits) == 2 or not _group_is_dynamic(shape, found):
+        if len(fits) == 2 or not _group_is_dynamic(shape, fitted):
             break
     if not fits:
         return refusal
@@ -67,27 +67,28 @@ def _like(region: Region, other: Norm) -> Norm | None:
     can't be told."""
     if len(region.leaves) > 1 or other.dtype.itemsize == 2:  # half precision may not hold a wider constant
         return None
-    found: list[Param | None] = []
+    params: list[Param | None] = []
     for param in (other.gamma, other.beta):
-        held = param.tensor if param is not None else None
+        tensor = param.tensor if param is not None else None
         place = next(
-            ((n, i) for n, node in enumerate(other.region.nodes) for i, t in enumerate(node.inputs) if t is held), None
+            ((n, i) for n, node in enumerate(other.region.nodes) for i, t in enumerate(node.inputs) if t is tensor),
+            None,
         )
         if param is None or param.value is None or place is None:
             return None
         t = region.nodes[place[0]].inputs[place[1]]
         if not isinstance(t, gs.Constant) or not np.isfinite(t.values).all():
             return None
-        found.append(Param(region.graph.value(t).reshape(param.value.shape), t, param.varies))
-    return replace(other, region=region, x=region.leaves[0], y=region.y, gamma=found[0], beta=found[1], guessed=True)
+        params.append(Param(region.graph.value(t).reshape(param.value.shape), t, param.varies))
+    return replace(other, region=region, x=region.leaves[0], y=region.y, gamma=params[0], beta=params[1], guessed=True)
 
 
 def _random_leaf(graph: Graph, t: gs.Tensor, bound: Bound, seed: int) -> np.ndarray:
     return np.random.default_rng(7 + seed).uniform(0.5, 1.5, concrete(graph, t, bound.sizes) or ())
 
 
-def _group_is_dynamic(shape: Dims, found: Fit) -> bool:
-    return not all(isinstance(shape[a], int) for a in found.over)
+def _group_is_dynamic(shape: Dims, fitted: Fit) -> bool:
+    return not all(isinstance(shape[a], int) for a in fitted.over)
 
 
 def _unbiased(a: Fit, b: Fit) -> Fit | None:
@@ -106,16 +107,16 @@ def _unbiased(a: Fit, b: Fit) -> Fit | None:
     return None if _differ_by_size(*told) else told[0]
 
 
-def _as_written(graph: Graph, region: Region, found: Fit) -> Fit | None:
+def _as_written(graph: Graph, region: Region, fitted: Fit) -> Fit | None:
     """Of epsilon outside the root over a static size: the fit with n − 1, where that is the epsilon that the file
     holds."""
-    if not found.outside or not found.centered or found.n < 2:
+    if not fitted.outside or not fitted.centered or fitted.n < 2:
         return None
-    factor = np.sqrt(found.n / (found.n - 1))
-    held = held_epsilon(graph, region, found.epsilon * factor)
-    if held is None or held_epsilon(graph, region, found.epsilon) is not None:
+    factor = np.sqrt(fitted.n / (fitted.n - 1))
+    exact = held_epsilon(graph, region, fitted.epsilon * factor)
+    if exact is None or held_epsilon(graph, region, fitted.epsilon) is not None:
         return None
-    return replace(found, gamma=found.gamma * factor, epsilon=held)
+    return replace(fitted, gamma=fitted.gamma * factor, epsilon=exact)
 
 
 def _differ_by_size(a: Fit, b: Fit) -> str:
@@ -137,11 +138,11 @@ def _varies(fit: Fit) -> bool:
 
 
 def _norm(
-    graph: Graph, region: Region, found: Fit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype, ddof: int = 0
+    graph: Graph, region: Region, fitted: Fit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype, ddof: int = 0
 ) -> Norm | Refusal:
-    grouped = found.split is not None
-    gamma = parameter(graph, region, found.gamma, others, neutral=1.0, vector=grouped)
-    beta = parameter(graph, region, found.beta, others, neutral=0.0, vector=grouped)
+    grouped = fitted.split is not None
+    gamma = parameter(graph, region, fitted.gamma, others, neutral=1.0, vector=grouped)
+    beta = parameter(graph, region, fitted.beta, others, neutral=0.0, vector=grouped)
     if isinstance(gamma, Refusal):
         return gamma
     if isinstance(beta, Refusal):
@@ -162,12 +163,12 @@ def _norm(
     if isinstance(again, Refusal):
         return again
     region = again
-    epsilon = epsilon_of(graph, region, found.epsilon)
+    epsilon = epsilon_of(graph, region, fitted.epsilon)
     return Norm(
         region,
         region.leaves[0],
         region.y,
-        found,
+        fitted.resized(fitted.shape),  # without gamma and beta, which take as much as x
         shape,
         dtype,
         epsilon,

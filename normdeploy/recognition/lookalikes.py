@@ -28,8 +28,8 @@ def lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list[Find
     findings."""
     graph = Graph(proto)
     taken = {t for f in findings if not f.place for t in (f.tensor, *f.tensors, *(a.end for a in f.attempts))}
-    found = (_read(graph, n) for n in graph.nodes if n.op in ("Div", "Mul") and n.outputs[0].name not in taken)
-    return [f for f in found if f is not None]
+    readings = (_read(graph, n) for n in graph.nodes if n.op in ("Div", "Mul") and n.outputs[0].name not in taken)
+    return [f for f in readings if f is not None]
 
 
 def _read(graph: Graph, node: gs.Node) -> Finding | None:

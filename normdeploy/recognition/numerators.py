@@ -27,7 +27,7 @@ def reason_of(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
 
 def _divided(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
     """The numerators of the fractions that have it, or a view of it, as their denominator."""
-    found: list[gs.Tensor] = []
+    numerators: list[gs.Tensor] = []
     stack, seen = [(deviation, False)], 0
     while stack and seen < _FARTHEST:
         t, inverse = stack.pop()
@@ -38,8 +38,8 @@ def _divided(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
             elif reader.op == "Reciprocal":
                 stack.append((reader.outputs[0], not inverse))
             elif reader.op == ("Mul" if inverse else "Div") and (inverse or reader.inputs[1] is t):
-                found.append(next((i for i in reader.inputs if i is not t), t))
-    return found
+                numerators.append(next((i for i in reader.inputs if i is not t), t))
+    return numerators
 
 
 def _stranger(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> gs.Node | None:

@@ -101,22 +101,22 @@ def snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int
             or (reduced.size == 1 and t.dtype.kind not in "fV")
         ):
             continue
-        held = graph.value(t)
-        if held.dtype.kind != "f" or not np.isfinite(held).all() or not held.any():
+        stored = graph.value(t)
+        if stored.dtype.kind != "f" or not np.isfinite(stored).all() or not stored.any():
             continue
-        held = held.reshape(reduced.shape)
-        if _close(held, reduced, 1e-11 * np.abs(held).max()):
-            return Param(held, t, varies)
-        ratio = float((held * reduced).sum() / (held * held).sum())
-        if reduced.size > 1 and _close(held * ratio, reduced, 1e-11 * np.abs(reduced).max()):
-            return Param(held * ratio, None, varies)
+        stored = stored.reshape(reduced.shape)
+        if _close(stored, reduced, 1e-11 * np.abs(stored).max()):
+            return Param(stored, t, varies)
+        ratio = float((stored * reduced).sum() / (stored * stored).sum())
+        if reduced.size > 1 and _close(stored * ratio, reduced, 1e-11 * np.abs(reduced).max()):
+            return Param(stored * ratio, None, varies)
     return Param(reduced, None, varies)
 
 
 def epsilon_of(graph: Graph, region: Region, epsilon: float) -> float:
     """The measured epsilon, or the number of the file that it is."""
-    held = held_epsilon(graph, region, epsilon)
-    return epsilon if held is None else held
+    exact = held_epsilon(graph, region, epsilon)
+    return epsilon if exact is None else exact
 
 
 def held_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None:
@@ -132,7 +132,7 @@ def held_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None:
 def cast_to_zero(graph: Graph, region: Region) -> list[tuple[float, str]]:
     """The numbers that Casts of the file make zero, which the evaluation in float64 does not show, and the types that
     they are cast to."""
-    found: dict[tuple[float, str], None] = {}
+    vanished: dict[tuple[float, str], None] = {}
     stack = [
         t
         for n in region.nodes
@@ -145,12 +145,12 @@ def cast_to_zero(graph: Graph, region: Region) -> list[tuple[float, str]]:
         if node is None or node.op not in _FIXED:
             continue
         stack.append(node.inputs[0])
-        held, kind = graph.known(t), graph.dtype(t)
-        if node.op in _CASTS and held is not None and held.size == 1 and kind is not None and kind.kind not in "iub":
-            number = float(held.item())
-            if number and not held.astype(kind).any():
-                found[number, kind.name] = None
-    return list(found)
+        value, kind = graph.known(t), graph.dtype(t)
+        if node.op in _CASTS and value is not None and value.size == 1 and kind is not None and kind.kind not in "iub":
+            number = float(value.item())
+            if number and not value.astype(kind).any():
+                vanished[number, kind.name] = None
+    return list(vanished)
 
 
 def constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:

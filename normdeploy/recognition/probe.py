@@ -23,12 +23,14 @@ import numpy as np
 
 from ..evaluate import evaluate
 from ..graphs.region import Bound, Clarity, EvaluationFailed, Kind, Refusal
+from ..storage.heap import trim
 
 # Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the
 # scales.
 _TOLERANCE = 1e-9
 CLAMPED = "its denominator is clamped from below instead of having epsilon added"
 EVEN = "it is the same for x and −x: a deviation, and what it divides is no part of it"
+_HEAVY = 2**20  # bytes of an x, of which a dozen were held
 _LARGE = 2.0**34  # about 1.7e10: an ε up to 0.1 is far below the tolerance there, inside the root or outside
 
 
@@ -80,12 +82,16 @@ class Fit:
         """(x − mean, or x where not centered; its mean square), both broadcast to x's shape."""
         view, axes = self._view(x)
         d = view - view.mean(axis=axes, keepdims=True) if self.centered else view
-        v = np.broadcast_to((d * d).mean(axis=axes, keepdims=True), view.shape)
+        v = np.broadcast_to(np.square(d).mean(axis=axes, keepdims=True), view.shape)
         return d.reshape(self.shape), v.reshape(self.shape)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         d, v = self.statistics(x)
-        return self.gamma * d / self.denominator(v) + self.beta
+        y = np.asarray(self.gamma * d)
+        del d
+        y = np.asarray(y / self.denominator(v))
+        del v
+        return np.asarray(y + self.beta)
 
     def denominator(self, v: np.ndarray) -> np.ndarray:
         if self.clamped:
@@ -149,10 +155,14 @@ class _Asked:
 
     def draw(self) -> np.ndarray:
         """Magnitudes in [0.5, 1.5] with random signs: few values lie near their group's mean."""
-        return self.rng.uniform(0.5, 1.5, self.shape) * self.rng.choice([-1.0, 1.0], self.shape)
+        z = self.rng.uniform(0.5, 1.5, self.shape)
+        z *= self.rng.choice([-1.0, 1.0], self.shape)
+        return z
 
     def odd(self, x: np.ndarray) -> np.ndarray:
-        return (self(x) - self(-x)) / 2
+        odd = np.asarray(self(x) - self(-x))
+        odd /= 2
+        return odd
 
 
 def _fit(ask: _Asked) -> Fit | Refusal:
@@ -161,6 +171,7 @@ def _fit(ask: _Asked) -> Fit | Refusal:
     if not (np.isfinite(up).all() and np.isfinite(down).all()):
         return Refusal("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
     beta, odd = (up + down) / 2, (up - down) / 2
+    del down  # an x may have millions of elements, and the peak of an export may be here
     if not odd.any():
         moves = bool((ask(_LARGE * ask.draw()) != up).any())
         if moves:
@@ -172,24 +183,31 @@ def _fit(ask: _Asked) -> Fit | Refusal:
     axes, split, block = groups
     moved = np.abs(ask(_LARGE * (z + 3.0)) - up).max()
     centered = bool(moved <= 1e-7 * np.abs(odd).max())
-    plain = Fit(ask.shape, axes, split, block, centered, 0.0, np.ones(ask.shape), np.zeros(ask.shape))
+    del up
+    plain = Fit(ask.shape, axes, split, block, centered, 0.0, np.ones(()), np.zeros(()))
     if centered and plain.n == 1:
         return Refusal("each group has one element: the result does not depend on the input", clarity=Clarity.VAGUE)
-    found = _with_epsilon(ask, plain, odd / plain(_LARGE * z), beta, z)
-    if isinstance(found, Refusal):
-        return found
-    return _why_not(ask, found) if _check(ask, found) else found
+    odd /= plain(_LARGE * z)
+    fitted = _with_epsilon(ask, plain, odd, beta, z)
+    del odd, beta, z
+    if isinstance(fitted, Refusal):
+        return fitted
+    if not _check(ask, fitted):
+        return fitted
+    if fitted.gamma.nbytes > _HEAVY:
+        trim()
+    return _why_not(ask, fitted)
 
 
 def _refit(ask: _Asked, like: Fit) -> Fit | None:
     """``like`` with the gamma and beta that are measured; None where that is no fit."""
     z = ask.draw()
     up, down = ask(_LARGE * z), ask(-_LARGE * z)
-    unit = replace(like, epsilon=0.0, outside=False, gamma=np.ones(ask.shape), beta=np.zeros(ask.shape))(_LARGE * z)
+    unit = replace(like, epsilon=0.0, outside=False, gamma=np.ones(()), beta=np.zeros(()))(_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()) or np.abs(unit).min() < 0.05:
         return None
-    found = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
-    return None if _check(ask, found) else found
+    refitted = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
+    return None if _check(ask, refitted) else refitted
 
 
 def _groups(
@@ -213,8 +231,10 @@ def _moved_with_first(ask: _Asked, z: np.ndarray, up: np.ndarray) -> list[int]:
     """The extent of the box of what moves when element 0 does."""
     changed = z.copy()
     changed.flat[0] += 7.0
-    moved = np.argwhere(ask(_LARGE * changed) != up)
-    return [int(e) for e in moved.max(axis=0) + 1] if len(moved) else [1] * z.ndim
+    changed *= _LARGE
+    moved = ask(changed) != up
+    along = (moved.any(axis=tuple(b for b in range(z.ndim) if b != a)) for a in range(z.ndim))
+    return [int(places.nonzero()[0].max(initial=0)) + 1 for places in along]
 
 
 def _movers_of_largest(ask: _Asked, z: np.ndarray, up: np.ndarray, flat: int) -> list[int]:
@@ -238,59 +258,69 @@ def _movers_of_largest(ask: _Asked, z: np.ndarray, up: np.ndarray, flat: int) ->
 def _with_epsilon(ask: _Asked, plain: Fit, gamma: np.ndarray, beta: np.ndarray, z: np.ndarray) -> Fit | Refusal:
     """Measure epsilon where it matters: at a scale at which it is about as large as the variance."""
     d, v = plain.statistics(z)
-    unit = gamma * d / np.sqrt(v)
-    weight = np.abs(unit) >= max(np.median(np.abs(unit)), 0.1 * np.abs(unit).max())  # the best conditioned ones
+    unit = np.asarray(gamma * d)
+    unit /= np.sqrt(v)
+    size = np.abs(unit)
+    weight = size >= max(np.median(size), 0.1 * size.max())  # the best conditioned ones
+    unit, v = unit[weight], v[weight]
+    del size, d
     scale, epsilon = 1e-2, 0.0
     for _ in range(8):
-        ratio = (ask.odd(scale * z) / unit)[weight]
+        ratio = ask.odd(scale * z)[weight] / unit
         if not np.isfinite(ratio).all():
             return Refusal("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
-        estimate = float(np.median(scale**2 * v[weight] * (1.0 / ratio**2 - 1.0)))
-        variance = float(np.median(scale**2 * v[weight]))
+        estimate = float(np.median(scale**2 * v * (1.0 / ratio**2 - 1.0)))
+        variance = float(np.median(scale**2 * v))
         if abs(estimate) <= 1e-11 * variance:  # below what float64 shows at this scale
             scale *= 1e-4
             continue
         epsilon = estimate
         if 0.3 < estimate / variance < 3:
             break
-        scale = float(np.sqrt(abs(estimate) / np.median(v[weight])))
+        scale = float(np.sqrt(abs(estimate) / np.median(v)))
     if epsilon < 0:
         return _why_not(ask, replace(plain, gamma=gamma, beta=beta))
     return replace(plain, epsilon=epsilon, gamma=gamma, beta=beta)
 
 
-def _check(ask: _Asked, found: Fit) -> bool:
+def _check(ask: _Asked, fitted: Fit) -> bool:
     """True where a fresh input, its groups at several scales, tells the region from the fit."""
     root = (
-        found.epsilon
-        if found.outside
-        else found.epsilon / np.sqrt(found.n)
-        if found.clamped
-        else np.sqrt(found.epsilon)
+        fitted.epsilon
+        if fitted.outside
+        else fitted.epsilon / np.sqrt(fitted.n)
+        if fitted.clamped
+        else np.sqrt(fitted.epsilon)
     )
     scales = [s for s in (0.6 * root, 1.0, 10 * root, _LARGE, 0.05 * root) if s]
-    rows = found.rows(ask.draw())
+    rows = fitted.rows(ask.draw())
     for start in range(0, len(scales), len(rows)):
         order = (start + np.arange(len(rows))) % len(scales)
-        x = found.arrange(rows * np.array(scales)[order][:, None])
-        expected, actual = found(x), ask(x)
-        if not (
-            np.abs(actual - expected) <= _TOLERANCE * (np.abs(expected) + np.abs(found.gamma) + np.abs(found.beta))
-        ).all():
+        x = fitted.arrange(rows * np.array(scales)[order][:, None])
+        expected = fitted(x)
+        apart = np.abs(ask(x) - expected)
+        allowed = np.abs(expected)
+        for part in (fitted.gamma, fitted.beta):
+            allowed = allowed + np.abs(part)
+        if not (apart <= _TOLERANCE * allowed).all():
             return True
     return False
 
 
-def _why_not(ask: _Asked, found: Fit) -> Fit | Refusal:
+def _why_not(ask: _Asked, fitted: Fit) -> Fit | Refusal:
     """Tell the usual lookalikes apart by what happens to the odd part as x shrinks. Epsilon outside the root is a fit
     of its own."""
     x = ask.draw()
     large = ask.odd(_LARGE * x)
-    d, v = found.statistics(x)
-    sure = (np.abs(large) > 0.3 * np.median(np.abs(large))) & (v > 0)
-    unit = found.gamma * d / np.sqrt(v)
-    if not np.allclose(large[sure], unit[sure], rtol=1e-6, atol=0):
-        if np.allclose(_LARGE * ask.odd(x)[sure], large[sure], rtol=1e-3, atol=0):
+    d, v = fitted.statistics(x)
+    size = np.abs(large)
+    sure = (size > 0.3 * np.median(size)) & (v > 0)
+    unit = np.asarray(fitted.gamma * d)
+    unit /= np.sqrt(v)
+    large, unit, v = large[sure], unit[sure], v[sure]
+    del size, d
+    if not np.allclose(large, unit, rtol=1e-6, atol=0):
+        if np.allclose(_LARGE * ask.odd(x)[sure], large, rtol=1e-3, atol=0):
             return Refusal(
                 "its result grows with its input: not divided by its own deviation (global response normalization is"
                 " such)",
@@ -301,9 +331,9 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | Refusal:
             " root)",
             clarity=Clarity.VAGUE,
         )
-    deviation, scale = np.sqrt(v)[sure], 1e-2
+    deviation, scale = np.sqrt(v), 1e-2
     for _ in range(5):
-        ratio = ask.odd(scale * x)[sure] / unit[sure]
+        ratio = ask.odd(scale * x)[sure] / unit
         if not np.isfinite(ratio).all():
             return Refusal("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
         if (np.abs(ratio - 1.0) < 1e-12).any() and (ratio < 0.999).any():
@@ -311,30 +341,30 @@ def _why_not(ask: _Asked, found: Fit) -> Fit | Refusal:
         added = scale * deviation * (1.0 / ratio - 1.0)
         epsilon = float(np.median(added))
         if epsilon > 1e-3 * scale and np.ptp(added) <= 1e-6 * np.abs(added).max():
-            outside = replace(found, epsilon=epsilon, outside=True)
+            outside = replace(fitted, epsilon=epsilon, outside=True)
             if not _check(ask, outside):
                 return outside
             break
         scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3
-    if sure.any() and (np.abs(ask.odd(x)[sure] / unit[sure] - 1) < 1e-12).all():
-        clamped = _clamped(ask, found, x, sure)
+    if sure.any() and (np.abs(ask.odd(x)[sure] / unit - 1) < 1e-12).all():
+        clamped = _clamped(ask, fitted, x, sure)
         if clamped is not None and not _check(ask, clamped):
             return clamped
-        return Refusal(CLAMPED, fit=replace(found, epsilon=math.nan))
-    return Refusal("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(found, epsilon=math.nan))
+        return Refusal(CLAMPED, fit=replace(fitted, epsilon=math.nan))
+    return Refusal("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(fitted, epsilon=math.nan))
 
 
-def _clamped(ask: _Asked, found: Fit, x: np.ndarray, sure: np.ndarray) -> Fit | None:
+def _clamped(ask: _Asked, fitted: Fit, x: np.ndarray, sure: np.ndarray) -> Fit | None:
     """The fit with max(‖x‖₂, ε) in the denominator: of a small x the result is γ·x/ε."""
-    gamma, scale = found.gamma * math.sqrt(found.n), 1.0
+    gamma, scale = fitted.gamma * math.sqrt(fitted.n), 1.0
     for _ in range(16):
         told = scale * (gamma * x)[sure] / ask.odd(scale * x)[sure]  # ε, or where that is larger ‖x‖
         epsilon = float(np.median(told))
         if not np.isfinite(told).all() or epsilon <= 0:
             return None
         if np.ptp(told) <= 1e-9 * epsilon and epsilon > 2 * scale * float(
-            np.sqrt(found.n * found.statistics(x)[1].max())
+            np.sqrt(fitted.n * fitted.statistics(x)[1].max())
         ):
-            return None if found.centered else replace(found, gamma=gamma, epsilon=epsilon, clamped=True)
+            return None if fitted.centered else replace(fitted, gamma=gamma, epsilon=epsilon, clamped=True)
         scale *= 1e-2
     return None

@@ -106,7 +106,7 @@ def _norms_in_a_row(graph: Graph, region: Region) -> int:
 def _operands(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> list[gs.Tensor]:
     """Data besides x that enters between the root and y (or into a root that takes scale and bias)."""
     root, inside = c.root, {id(t) for t in c.ys}
-    found: dict[int, gs.Tensor] = {}
+    operands: dict[int, gs.Tensor] = {}
     stack, seen = [y], {id(y)}
     while stack:
         node = graph.producer(stack.pop())
@@ -119,10 +119,10 @@ def _operands(graph: Graph, c: Candidate, x: gs.Tensor, y: gs.Tensor) -> list[gs
             if id(t) in inside:
                 stack.append(t)
             elif isinstance(compile_region(graph, t, [x], INSIDE), Refusal):
-                found[id(t)] = t
+                operands[id(t)] = t
     if is_norm(root):
-        found.update((id(t), t) for t in root.inputs[1:] if not t.is_empty() and not graph.is_shape_valued(t))
-    return list(found.values())
+        operands.update((id(t), t) for t in root.inputs[1:] if not t.is_empty() and not graph.is_shape_valued(t))
+    return list(operands.values())
 
 
 def _same(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:

@@ -58,7 +58,7 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
     These are the places where a norm's input can be. The walk ends at an op that no norm contains, and at the root of
     another norm.
     """
-    found: list[gs.Tensor] = []
+    entering: list[gs.Tensor] = []
     passed: list[gs.Node] = []
     seen: set[int] = set()
     heap: list[tuple[float, int, gs.Tensor]] = []
@@ -75,7 +75,7 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
     while heap and len(passed) < _UPWARD:
         t = heapq.heappop(heap)[2]
         if not heap:
-            found.append(t)
+            entering.append(t)
         node = graph.producer(t)
         another = (
             node is not None and is_root(graph, node) and (is_norm(node) or any(n.op in REDUCTIONS for n in passed))
@@ -87,7 +87,7 @@ def entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]
             break
         passed.append(node)
         push(value_inputs(node))
-    return found, passed
+    return entering, passed
 
 
 def results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Tensor]:
@@ -98,13 +98,13 @@ def results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Ten
     """
     heap = [(graph.order(root), id(root), root)]
     seen = {id(root)}
-    found: dict[int, gs.Tensor] = {}
-    while heap and len(found) < _DOWNWARD:
+    tensors: dict[int, gs.Tensor] = {}
+    while heap and len(tensors) < _DOWNWARD:
         node = heapq.heappop(heap)[2]
         t = node.outputs[0]
-        if node is not root and any(_foreign(graph, other, t, xs, found) for other in value_inputs(node)):
+        if node is not root and any(_foreign(graph, other, t, xs, tensors) for other in value_inputs(node)):
             continue
-        found[id(t)] = t
+        tensors[id(t)] = t
         statistic = bool(xs) and graph.shape(t) != graph.shape(xs[-1])
         for consumer in graph.consumers(t):
             passable = (
@@ -113,12 +113,12 @@ def results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Ten
             if id(consumer) not in seen and passable and _standard(consumer):
                 seen.add(id(consumer))
                 heapq.heappush(heap, (graph.order(consumer), id(consumer), consumer))
-    return list(found.values())
+    return list(tensors.values())
 
 
-def _foreign(graph: Graph, t: gs.Tensor, y: gs.Tensor, xs: Sequence[gs.Tensor], found: Mapping[int, gs.Tensor]) -> bool:
+def _foreign(graph: Graph, t: gs.Tensor, y: gs.Tensor, xs: Sequence[gs.Tensor], inner: Mapping[int, gs.Tensor]) -> bool:
     """Data as large as ``y`` that is neither below the root nor computed from the farthest of ``xs``."""
-    if id(t) in found or graph.is_shape_valued(t) or not xs or any(t is x for x in xs):
+    if id(t) in inner or graph.is_shape_valued(t) or not xs or any(t is x for x in xs):
         return False
     a, b = graph.shape(t), graph.shape(y)
     if a is None or b is None or len(a) != len(b) or any(d == 1 and e != 1 for d, e in zip(a, b, strict=True)):

@@ -14,10 +14,10 @@ import onnx_graphsurgeon as gs
 
 from ..domains import is_standard
 from ..evaluate import evaluate
+from ..evaluate.budget import affordable
 from ..graphs.graph import Graph, value_inputs
 from ..graphs.region import Bound, EvaluationFailed, Refusal, Region, assignments, compile_region, concrete
 from .roots import FLOATING, VIEWS, narrowing
-from .sizes import affordable
 
 _PLACEWISE = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"})
 _STEPS = VIEWS | _PLACEWISE

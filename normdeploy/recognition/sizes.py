@@ -18,13 +18,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..evaluate import evaluate
+from ..evaluate.budget import affordable
 from ..graphs.region import Bound, EvaluationFailed, Region, assignments, concrete
 
 _LARGE = 2**16  # elements of x up to which static sizes are left as they are
 _LONG = 8  # an axis up to this is left as it is
 _FEW = (2, 3)  # in place of a longer one; never 1, which would broadcast
-_MOST = 2**26  # elements of an x: half a gigabyte
-_MOST_RANK = 64  # numpy's
 _TRIAL = 3  # while it is not known yet what is normalized: of two elements x̂ is ±1 and depends on neither
 
 
@@ -62,11 +61,6 @@ def _wide_enough(region: Region, sizes: Mapping[str, int]) -> tuple[Mapping[str,
     return larger, size
 
 
-def affordable(shape: tuple[int, ...]) -> bool:
-    """Whether an x of this shape is made at all: a file can state any."""
-    return len(shape) <= _MOST_RANK and math.prod(shape) <= _MOST
-
-
 def loose_axes(region: Region) -> tuple[int, ...]:
     """The axes of x, the first leaf, whose static size says nothing about what the region computes."""
     graph = region.graph
@@ -80,9 +74,9 @@ def loose_axes(region: Region) -> tuple[int, ...]:
         key = ("loose", region.template)
         if key not in graph.memo:
             graph.memo[key] = _place_by_place(bound, size, long)
-        found = graph.memo[key]
-        assert isinstance(found, tuple)
-        return found
+        axes = graph.memo[key]
+        assert isinstance(axes, tuple)
+        return axes
     return ()
 
 

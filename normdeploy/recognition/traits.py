@@ -53,10 +53,10 @@ class Traits(TypedDict, total=False):
 
 def of_norm(graph: Graph, norm: Norm) -> Traits:
     """The traits of a norm."""
-    found = of_region(graph, norm.region, norm.fit, norm.ddof)
+    traits = of_region(graph, norm.region, norm.fit, norm.ddof)
     gamma = norm.gamma
     if (
-        found["ddof"] and not norm.ddof and gamma is not None and gamma.value is not None
+        traits["ddof"] and not norm.ddof and gamma is not None and gamma.value is not None
     ):  # its factor sqrt((n - 1)/n) is the variance's
         value = gamma.value / math.sqrt((norm.fit.n - 1) / norm.fit.n)
         gamma = (
@@ -64,9 +64,9 @@ def of_norm(graph: Graph, norm: Norm) -> Traits:
             if value.size == 1 and abs(value.item() - 1) < 1e-9
             else snapped(graph, norm.region, value, gamma.varies)
         )
-    found["gamma"] = _parameter(graph, norm.region, gamma, scale=True)
-    found["beta"] = _parameter(graph, norm.region, norm.beta, scale=False)
-    return found
+    traits["gamma"] = _parameter(graph, norm.region, gamma, scale=True)
+    traits["beta"] = _parameter(graph, norm.region, norm.beta, scale=False)
+    return traits
 
 
 def of_region(graph: Graph, region: Region, fit: Fit | None, told: int = 0) -> Traits:
@@ -75,7 +75,7 @@ def of_region(graph: Graph, region: Region, fit: Fit | None, told: int = 0) -> T
     ``fit``: what recognition came to, None where to nothing; ``told``: the ddof of the variance that it speaks of.
     """
     x = region.leaves[0]
-    found = Traits(
+    traits = Traits(
         input=x.name,
         shape=graph.shape(x),
         statistics=_statistics(graph, region.nodes),
@@ -87,9 +87,9 @@ def of_region(graph: Graph, region: Region, fit: Fit | None, told: int = 0) -> T
         if not math.isnan(fit.epsilon):
             biased = fit.n / (fit.n - 1) if ddof and not told else 1.0
             epsilon = epsilon_of(graph, region, fit.epsilon * (math.sqrt(biased) if fit.outside else biased))
-        found |= Traits(ddof=ddof, epsilon_as_written=epsilon, outside=fit.outside)
-    found["half"] = _half(graph, region.nodes, epsilon)
-    return found
+        traits |= Traits(ddof=ddof, epsilon_as_written=epsilon, outside=fit.outside)
+    traits["half"] = _half(graph, region.nodes, epsilon)
+    return traits
 
 
 def of_scale(graph: Graph, chain: Affine) -> Traits:
@@ -217,15 +217,15 @@ def _one_plus(graph: Graph, tensors: Sequence[gs.Tensor], value: np.ndarray | No
         if node is None or node.op != "Add" or (value is not None and not _holds(graph, t, value)):
             continue
         for one, w in (node.inputs, node.inputs[::-1]):
-            held = graph.known(one)
-            if held is not None and held.size == 1 and held.item() == 1:
+            number = graph.known(one)
+            if number is not None and number.size == 1 and number.item() == 1:
                 return str(w.name)
     return None
 
 
 def _holds(graph: Graph, t: gs.Tensor, value: np.ndarray) -> bool:
-    held = graph.known(t)
-    return held is not None and held.size == value.size and np.allclose(held.ravel(), value.ravel(), rtol=1e-9)
+    number = graph.known(t)
+    return number is not None and number.size == value.size and np.allclose(number.ravel(), value.ravel(), rtol=1e-9)
 
 
 def _half(graph: Graph, nodes: Sequence[gs.Node], epsilon: float | None) -> tuple[Half, ...]:
@@ -269,9 +269,9 @@ def _largest(graph: Graph, nodes: Sequence[gs.Node]) -> Iterator[tuple[str, floa
         seen.add(id(t))
         node = graph.producer(t)
         if isinstance(t, gs.Constant) or (node is not None and node.op == "Constant"):
-            dtype, held = graph.dtype(t), graph.known(t)
-            if held is not None and held.size and (dtype is None or dtype.kind in "fV"):
-                magnitude = np.abs(held[np.abs(held) < _BOUND])
+            dtype, value = graph.dtype(t), graph.known(t)
+            if value is not None and value.size and (dtype is None or dtype.kind in "fV"):
+                magnitude = np.abs(value[np.abs(value) < _BOUND])
                 yield t.name, float(magnitude.max(initial=0.0))
         elif node is not None:
             stack.extend(node.inputs)

@@ -22,20 +22,20 @@ _WRONG = {
 _MANY = 8  # nodes that are named
 
 
-def show_bisection(console: Console, found: Bisection) -> None:
+def show_bisection(console: Console, bisection: Bisection) -> None:
     """Each fault, what could not be looked into, and the verdict."""
-    for number, fault in enumerate(found.faults, 1):
+    for number, fault in enumerate(bisection.faults, 1):
         module = printable(fault.module) or "module unknown"
         console.print(Text(f"{number}. {module}", style="red").append(f"  ({_WRONG[fault.wrong]})", style="default"))
-        for name, said in _lines(fault).items():
-            console.print(Text(f"   {name:<10}", style="dim").append(printable(said), style="default"))
-    for missed in found.not_searched:
+        for name, text in _lines(fault).items():
+            console.print(Text(f"   {name:<10}", style="dim").append(printable(text), style="default"))
+    for missed in bisection.not_searched:
         console.print(Text(printable(f"not searched: {missed.runtime}: {missed.reason}"), style="dim"))
-    for note in found.notes:
+    for note in bisection.notes:
         console.print(Text(printable(f"note: {note}"), style="yellow"))
-    if found:
+    if bisection:
         console.print(Text("nothing to find: no output leaves the bound", style="green"))
-    elif not found.faults:
+    elif not bisection.faults:
         console.print(Text("an output is wrong, and no fault was found", style="red"))
 
 

@@ -13,12 +13,12 @@ def text(result: Check) -> str:
     lines = [line for file in result.files for line in _lines(file)]
     problems = [p for file in result.files for p in file.findings]
     counts = [f"{sum(p.level == level for p in problems)} {level}s" for level in ("error", "warning", "note")]
-    said = f"{len(result.files)} file{'s' if len(result.files) > 1 else ''}: {', '.join(counts)}"
-    said += f", {n} known" if (n := sum(p.known for p in problems)) else ""
+    counted = f"{len(result.files)} file{'s' if len(result.files) > 1 else ''}: {', '.join(counts)}"
+    counted += f", {n} known" if (n := sum(p.known for p in problems)) else ""
     notes = dict.fromkeys(
         f"note: {note}" for file in result.files for note in file.notes if "missing-kernel" in result.fail_on
     )
-    return "\n".join([*lines, *notes, f"{said}; it fails on {', '.join(result.fail_on) or 'nothing'}"]) + "\n"
+    return "\n".join([*lines, *notes, f"{counted}; it fails on {', '.join(result.fail_on) or 'nothing'}"]) + "\n"
 
 
 def _lines(file: Checked) -> list[str]:

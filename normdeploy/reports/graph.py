@@ -28,16 +28,16 @@ class Layout:
         """The centres of boxes that stand in ``rows``, each row in the middle of as many ``columns``; ``top``: the
         first row's centre."""
         seen: dict[int, int] = {}
-        found = []
+        boxes = []
         for at in rows:
             seen[at] = seen.get(at, -1) + 1
-            found.append(
+            boxes.append(
                 (
                     left + (columns - rows.count(at)) * self.across / 2 + self.across / 2 + seen[at] * self.across,
                     top + at * self.down,
                 )
             )
-        return found
+        return boxes
 
     def arrow(self, start: Place, end: Place, center: float, head: str) -> str:
         """From the lower edge of a box to the upper edge of another; around the outside of the boxes in rows
@@ -81,7 +81,7 @@ def svg(boxes: Sequence[Mapping[str, Any]], head: str) -> str:
     return f'<svg class="graph" {size} aria-hidden="true">{marker}{"".join(arrows)}{"".join(drawn)}</svg>'
 
 
-def said(boxes: Sequence[Mapping[str, Any]]) -> str:
+def caption(boxes: Sequence[Mapping[str, Any]]) -> str:
     """The norm's own ops in words, for who does not see the picture."""
     return " ".join(box["op"] for box in boxes if box["own"]) or "nothing is left of it"
 
@@ -89,8 +89,8 @@ def said(boxes: Sequence[Mapping[str, Any]]) -> str:
 def _box(box: Mapping[str, Any], x: float, y: float) -> str:
     name = str(box["op"] or box["name"])
     text = escape(name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…")
-    said = f'<text x="{x:g}" y="{y + 4:g}">{text}<title>{escape(name)}</title></text>'
+    label = f'<text x="{x:g}" y="{y + 4:g}">{text}<title>{escape(name)}</title></text>'
     if not box["op"]:
-        return said
+        return label
     kind = "own" if box["own"] else "beside"
-    return f"{_PAGE.frame(kind, x, y)}{said}"
+    return f"{_PAGE.frame(kind, x, y)}{label}"

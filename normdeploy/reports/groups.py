@@ -33,7 +33,7 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
     """Findings by what the reader would call the same line, in the order of their first members."""
     alike: dict[tuple[Any, ...], list[Finding]] = {}
     for f in findings:
-        said = (
+        key = (
             f.kind,
             f.status,
             f.spelling,
@@ -49,7 +49,7 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
         failed = f.certificate is not None and not f.certificate
         place = (unnumbered(f.place), bool(f.module), re.sub(r"\d+", "#", name_of(f)))
         proved = tuple(p.removesuffix(LIKE) for p in f.proved)
-        alike.setdefault((said, known, half, f.runtimes, proved, failed, place), []).append(f)
+        alike.setdefault((key, known, half, f.runtimes, proved, failed, place), []).append(f)
     return [group for members in alike.values() for group in _by_path(members)]
 
 
@@ -128,7 +128,7 @@ def proof(group: Group) -> list[str]:
     if not proofs:
         return list(group.first.proved)
     worst = max(proofs, key=lambda c: math.inf if math.isnan(c.error) else c.error)
-    said = {
+    lines = {
         "identity": _identity(
             worst, sum(c.cases for c in proofs), all(c.method == "exact" for c in proofs), min(c.bits for c in proofs)
         )
@@ -137,5 +137,5 @@ def proof(group: Group) -> list[str]:
     if rounding:
         ran = max(rounding, key=lambda c: (c.rounding_after or 0) / (c.rounding_bound or 1))
         sign = "≤" if ran.rounding_ok else ">"
-        said["onnxruntime run"] = f"onnxruntime run {ran.rounding_after:.1g} {sign} {ran.rounding_bound:.1g}"
-    return [said.get(place, place) for place in group.first.proved]
+        lines["onnxruntime run"] = f"onnxruntime run {ran.rounding_after:.1g} {sign} {ran.rounding_bound:.1g}"
+    return [lines.get(place, place) for place in group.first.proved]

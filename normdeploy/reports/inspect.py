@@ -80,8 +80,8 @@ def _rows(group: Group, runtimes: bool = True) -> Iterable[tuple[str, Text]]:
     if computed := _computed(group):
         yield "computes", Text(computed)
     for half in first.half:
-        if said := _half(half, first, several=len(group.findings) > 1):
-            yield f"in {half.dtype}", Text(said, style="yellow")
+        if words := _half(half, first, several=len(group.findings) > 1):
+            yield f"in {half.dtype}", Text(words, style="yellow")
     what = Text(_WOULD[first.status], style=COLOURS[first.status])
     became = unnumbered(first.became) if len(group.findings) > 1 else first.became
     what.append("".join(f": {s}" for s in (became, reason(group)) if s), style="default")
@@ -127,18 +127,18 @@ def _affine(finding: Finding) -> str:
         and (gamma.data, gamma.axes, gamma.one_plus) == (beta.data, beta.axes, False)
     ):
         return _parameter("γ and β", gamma)
-    said = [_parameter(name, p) for name, p in (("γ", gamma), ("β", beta)) if p is not None]
-    if said:
-        return " and ".join(said)
+    words = [_parameter(name, p) for name, p in (("γ", gamma), ("β", beta)) if p is not None]
+    if words:
+        return " and ".join(words)
     known = finding.ddof is not None or finding.kind == "RMSNorm"
     recognised = not finding.attempts or any(a.stage == "form" for a in finding.attempts)
     return "γ 1 and β 0 everywhere" if known and recognised else ""
 
 
 def _parameter(name: str, p: Parameter) -> str:
-    said = f"{name} = 1 + w" if p.one_plus else name
-    said += " from data" if p.data else ""
-    return f"{said} along {_axes(p.axes)}" if p.axes else f"{said} the same everywhere"
+    text = f"{name} = 1 + w" if p.one_plus else name
+    text += " from data" if p.data else ""
+    return f"{text} along {_axes(p.axes)}" if p.axes else f"{text} the same everywhere"
 
 
 def _axes(axes: Sequence[int]) -> str:
@@ -147,23 +147,23 @@ def _axes(axes: Sequence[int]) -> str:
 
 def _half(half: Half, finding: Finding, several: bool) -> str:
     """What is bad about the norm's constants in a 16-bit type, "" where nothing."""
-    said = []
+    words = []
     epsilon = finding.epsilon if finding.epsilon_as_written is None else finding.epsilon_as_written
     if half.vanishes == "zero":
-        said.append(f"ε {epsilon:.7g} becomes 0")
+        words.append(f"ε {epsilon:.7g} becomes 0")
     elif half.vanishes:
-        said.append(f"ε {epsilon:.7g} is subnormal ({half.epsilon:.4g}; 0 where a GPU flushes these)")
+        words.append(f"ε {epsilon:.7g} is subnormal ({half.epsilon:.4g}; 0 where a GPU flushes these)")
     if half.overflow:
-        said.append("constants overflow" if several else f"these constants overflow: {', '.join(half.overflow)}")
-    return "; ".join(said)
+        words.append("constants overflow" if several else f"these constants overflow: {', '.join(half.overflow)}")
+    return "; ".join(words)
 
 
 def _support(support: Support) -> Text:
-    said = Text(f"{_FORMS[support.form]}: ")
-    said.append(support.verdict, style="yellow" if support.verdict in ("missing", "function") else "default")
+    text = Text(f"{_FORMS[support.form]}: ")
+    text.append(support.verdict, style="yellow" if support.verdict in ("missing", "function") else "default")
     if support.parts and support.verdict != "missing":
-        said.append(f" {_counted(support.parts)}" if support.verdict == "layers" else f" ({_counted(support.parts)})")
-    return said.append(f": {support.reason}" if support.reason else "")
+        text.append(f" {_counted(support.parts)}" if support.verdict == "layers" else f" ({_counted(support.parts)})")
+    return text.append(f": {support.reason}" if support.reason else "")
 
 
 def _counted(parts: Sequence[str]) -> str:

@@ -29,25 +29,27 @@ def show_package(console: Console, made: Package) -> None:
     _verdict(console, bool(made), "every sample is as expected, as the models are configured", "NOT as expected")
 
 
-def show_recheck(console: Console, found: Recheck) -> None:
+def show_recheck(console: Console, outcome: Recheck) -> None:
     """What changed, what the runtimes make of the samples now, and the verdict."""
-    console.print(Text(printable(f"{found.path}: {found.name}, made {found.made}; {found.files} files compared")))
-    if found.changes:
+    console.print(
+        Text(printable(f"{outcome.path}: {outcome.name}, made {outcome.made}; {outcome.files} files compared"))
+    )
+    if outcome.changes:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in ("changed", "what", "was", "is now"):
             table.add_column(column, overflow="fold")
-        for change in found.changes:
+        for change in outcome.changes:
             cells = (change.what, change.name, change.was or "–", change.now or "–")
             table.add_row(*(Text(printable(cell)) for cell in cells), style="red" if change.worse else "")
         console.print(table)
     else:
         console.print("nothing changed")
-    if found.judgement is not None:
-        show_judgement(console, found.judgement)
-    for note in found.notes:
+    if outcome.judgement is not None:
+        show_judgement(console, outcome.judgement)
+    for note in outcome.notes:
         console.print(Text(printable(f"note: {note}"), style="yellow"))
-    worse = sum(change.worse for change in found.changes)
-    _verdict(console, bool(found), "nothing got worse", f"{worse} got worse")
+    worse = sum(change.worse for change in outcome.changes)
+    _verdict(console, bool(outcome), "nothing got worse", f"{worse} got worse")
 
 
 def show_judgement(console: Console, judgement: Judgement) -> None:

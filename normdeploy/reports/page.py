@@ -84,7 +84,7 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
     rows = norms(report.get("norms") or ())
     parity, precision, race = report.get("parity"), report.get("precision"), report.get("race")
     files = report.get("files") or {}
-    held = report.get("environment") or {"normdeploy": report["normdeploy"]}
+    versions = report.get("environment") or {"normdeploy": report["normdeploy"]}
     return {
         "report": (
             dict.fromkeys(_OPTIONAL) | {"files": {}, "sizes": {}} | {k: v for k, v in report.items() if v is not None}
@@ -94,8 +94,8 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
         "done": Cut.of([row for row in rows if row.status not in _LEFT]),
         "left": Cut.of([row for row in rows if row.status in _LEFT]),
         "explain": _explain(files, rows),
-        "versions": {k: v for k, v in held.items() if k not in _MACHINE and not k.startswith("gpu")},
-        "machine": {k: v for k, v in held.items() if k in _MACHINE or k.startswith("gpu")},
+        "versions": {k: v for k, v in versions.items() if k not in _MACHINE and not k.startswith("gpu")},
+        "machine": {k: v for k, v in versions.items() if k in _MACHINE or k.startswith("gpu")},
         "islands": Cut.of(islands(precision["islands"])) if precision else None,
         "forms": Cut.of(report["engine"]["norms"]) if report.get("engine") else None,
         "results": Cut.of(parity["results"]) if parity else None,
@@ -118,10 +118,10 @@ def _subject(files: Mapping[str, str]) -> str:
 def _busy(race: Mapping[str, Any]) -> str:
     """How many cores a race had, and how many processes wanted them."""
     machine = race.get("machine") or {}
-    said = [f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"] if "cores" in machine else []
+    words = [f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"] if "cores" in machine else []
     loads = (("before", machine.get("load")), ("at the end", race.get("load")))
-    said += [f"load {_num(load)} {when}" for when, load in loads if load is not None]
-    return f"{', '.join(said)}." if said else ""
+    words += [f"load {_num(load)} {when}" for when, load in loads if load is not None]
+    return f"{', '.join(words)}." if words else ""
 
 
 def _explain(files: Mapping[str, str], rows: Sequence[Row]) -> str:
@@ -164,7 +164,7 @@ def _plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
 def _picture(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A norm's graph before and after, as SVG and in words."""
     count, forms = len(picture["tensors"]), [("now", picture["before"]), ("then", picture["after"])]
-    drawn = [(when, graph.svg(boxes, f"head-{number}-{when}"), graph.said(boxes)) for when, boxes in forms if boxes]
+    drawn = [(when, graph.svg(boxes, f"head-{number}-{when}"), graph.caption(boxes)) for when, boxes in forms if boxes]
     name = picture["module"] or picture["tensors"][0]
     return {"name": name, "kind": picture["kind"], "status": picture["status"], "count": count, "forms": drawn}
 
@@ -188,12 +188,12 @@ def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(value, what it is, tone) of each figure at the top."""
     stats: list[tuple[str, str, str]] = []
     tones = {"fused": "good", "folded": "good", "reduced": "", "kept": "", "refused": "warn", "undone": "bad"}
-    said = {"reduced": "reduced to a scale and shift", "refused": "left as they are", "kept": "kept, best already"}
+    titles = {"reduced": "reduced to a scale and shift", "refused": "left as they are", "kept": "kept, best already"}
     for status, tone in tones.items():
         if count := sum(
             ("reduced" if norm.get("remains") else norm["status"]) == status for norm in report.get("norms") or ()
         ):
-            stats.append((str(count), said.get(status, status), tone))
+            stats.append((str(count), titles.get(status, status), tone))
     if nodes := report.get("nodes"):
         stats.append((f"{nodes['before']} → {nodes['after']}", "nodes", ""))
     if report.get("opset"):
@@ -237,10 +237,10 @@ def _num(value: Any) -> str:
     """A measured number, three figures at most; what is not known is a dash."""
     if value is None:
         return "–"
-    held = float(value)
-    if not math.isfinite(held) or held == 0 or 1e-2 <= abs(held) < 1e4:
-        return f"{held:.3g}" if not abs(held) >= 1000 else f"{held:.0f}"
-    return f"{held:.1e}"
+    number = float(value)
+    if not math.isfinite(number) or number == 0 or 1e-2 <= abs(number) < 1e4:
+        return f"{number:.3g}" if not abs(number) >= 1000 else f"{number:.0f}"
+    return f"{number:.1e}"
 
 
 def _whole(text: str) -> Markup:

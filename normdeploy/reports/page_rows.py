@@ -87,7 +87,7 @@ def _row(group: Group, seen: float | None = None) -> Row:
 
 def _finding(told: Mapping[str, Any]) -> Finding:
     """The record that the report was made from."""
-    held = {f.name: _frozen(told[f.name]) for f in fields(Finding) if f.name in told}
+    known = {f.name: _frozen(told[f.name]) for f in fields(Finding) if f.name in told}
     kinds: Mapping[str, type] = {
         "certificate": Certificate,
         "gamma": Parameter,
@@ -95,14 +95,14 @@ def _finding(told: Mapping[str, Any]) -> Finding:
         "half": Half,
         "runtimes": Support,
     }
-    for name in kinds.keys() & held.keys():
+    for name in kinds.keys() & known.keys():
         value = told[name]
-        held[name] = (
+        known[name] = (
             tuple(_made(kinds[name], v) for v in value)
             if isinstance(value, list)
             else value and _made(kinds[name], value)
         )
-    return Finding(**held | {"attempts": ()})
+    return Finding(**known | {"attempts": ()})
 
 
 def _made(kind: type, told: Mapping[str, Any]) -> Any:

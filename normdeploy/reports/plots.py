@@ -45,12 +45,12 @@ def identity(certificates: Sequence[Mapping[str, Any]]) -> Plot:
         dots(axes, errors, [not c["identity"] for c in shown], FIRST, "error")
         in_order(axes, "norms with a certificate, in the graph's order", "relative error, float64")
         passed = sum(bool(c["identity"]) for c in certificates)
-        said = (
+        title = (
             f"{len(certificates)} certificates, {passed} passed; the largest error is {_most(errors)}, the least bound"
             f" {min(bounds):.1e}."
         )
         caption = "Before and after are the same function: error in float64 against the bound."
-        return Plot(caption + _left_out(shown, certificates), said, inline(figure, "identity"))
+        return Plot(caption + _left_out(shown, certificates), title, inline(figure, "identity"))
 
 
 def proofs(certificates: Sequence[Mapping[str, Any]]) -> Plot:
@@ -62,14 +62,14 @@ def proofs(certificates: Sequence[Mapping[str, Any]]) -> Plot:
         ticks(axes, [float(_LEAST)] * len(bits), INK, "least")
         dots(axes, bits, [b < _LEAST for b in bits], FIRST, "proof")
         in_order(axes, "norms with an exact proof, in the graph's order", "−log₂ of the error probability")
-        said = (
+        title = (
             f"{len(certificates)} exact proofs; the probability that one of them is wrong is at most"
             f" 2^-{int(min(bits))} each."
         )
         caption = (
             "Before and after are the same function at every input and size: how unlikely it is that a proof is wrong."
         )
-        return Plot(caption + _left_out(shown, certificates), said, inline(figure, "proofs"))
+        return Plot(caption + _left_out(shown, certificates), title, inline(figure, "proofs"))
 
 
 def rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:
@@ -86,12 +86,12 @@ def rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:
         dots(axes, after, [not c["rounding_ok"] for c in shown], FIRST, "after", shift=0.16)
         in_order(axes, "norms that onnxruntime ran, in the graph's order", "largest |error|")
         failed = sum(not c["rounding_ok"] for c in ran)
-        said = (
+        title = (
             f"{len(ran)} norms in onnxruntime: the largest error is {_most(before)} before and {_most(after)} after;"
             f" {failed} exceed."
         )
         caption = "Rounding in onnxruntime, in the model's own type, against float64."
-        return Plot(caption + _left_out(shown, ran), said, inline(figure, "rounding"))
+        return Plot(caption + _left_out(shown, ran), title, inline(figure, "rounding"))
 
 
 def ops(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
@@ -137,8 +137,8 @@ def ops(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
         axes.margins(x=0.18, y=0.01)
         axes.set_xlim(left=0)
         legend(axes)
-        said = "; ".join(f"{name} {b} before, {a} after" for name, b, a in rows)
-        return Plot("Nodes by op type.", said, inline(figure, "ops"))
+        title = "; ".join(f"{name} {b} before, {a} after" for name, b, a in rows)
+        return Plot("Nodes by op type.", title, inline(figure, "ops"))
 
 
 def drift(runtime: str, points: Sequence[Mapping[str, Any]], place: int) -> Plot:
@@ -161,14 +161,14 @@ def drift(runtime: str, points: Sequence[Mapping[str, Any]], place: int) -> Plot
         )
         in_order(axes, "boundaries of modules, from input to output", "largest |error|")
         first = next((p for p, w in zip(points, wrong, strict=True) if w), None)
-        said = f"{len(points)} tensors in {runtime}: {sum(wrong)} exceed what is allowed"
-        said += (
+        title = f"{len(points)} tensors in {runtime}: {sum(wrong)} exceed what is allowed"
+        title += (
             f", the first is {_where(first)}."
             if first
             else f"; the last is off by {error[-1]:.1e}, allowed are {allowed[-1]:.1e}."
         )
         caption = f"Error by layer in {runtime}, against float64."
-        return Plot(caption + _left_out(shown, points), said, inline(figure, f"drift{place}"))
+        return Plot(caption + _left_out(shown, points), title, inline(figure, f"drift{place}"))
 
 
 def race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
@@ -183,23 +183,23 @@ def race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
             points_at(axes, [t for t, _ in shown], [y for _, y in shown], FIRST, 1.6)
             lines = [t for t in (median, p95) if t <= right]
             segments(axes, lines, [-row - 0.27] * len(lines), lines, [-row + 0.27] * len(lines), INK, 1.2)
-            said = f"{_short(_entry(entry), 48)}: {median:.3g} ms"
+            title = f"{_short(_entry(entry), 48)}: {median:.3g} ms"
             axes.annotate(
-                said, (0, -row + 0.27), (2, 2), textcoords="offset points", va="bottom", fontsize=9, color=INK
+                title, (0, -row + 0.27), (2, 2), textcoords="offset points", va="bottom", fontsize=9, color=INK
             )
         axes.set_xlim(0, right)
         axes.set_ylim(-len(entries) + 0.6, 0.72)
         axes.yaxis.set_major_locator(NullLocator())
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("ms; lines at the median and at 95 %")
-        said = "; ".join(
+        title = "; ".join(
             f"{_entry(e)}: median {number(e['median']):.3g} ms, 95 % below {number(e['p95']):.3g} ms" for e in entries
         )
         outside = sum(number(t) > right for e in entries for t in e["samples"])
         caption = f"{norm or 'Latency'}, each call a dot" + (
             f"; {outside} slower ones are not shown." if outside else "."
         )
-        return Plot(caption, said, inline(figure, f"race{place}"))
+        return Plot(caption, title, inline(figure, f"race{place}"))
 
 
 def _some(values: Sequence[Mapping[str, Any]], bad: Sequence[bool], most: int) -> Sequence[Mapping[str, Any]]:
@@ -210,8 +210,8 @@ def _some(values: Sequence[Mapping[str, Any]], bad: Sequence[bool], most: int) -
     return [values[i] for i in sorted(kept)]
 
 
-def _left_out(shown: Sequence[Any], held: Sequence[Any]) -> str:
-    return f" {len(shown)} of {len(held)} are drawn." if len(shown) < len(held) else ""
+def _left_out(shown: Sequence[Any], every: Sequence[Any]) -> str:
+    return f" {len(shown)} of {len(every)} are drawn." if len(shown) < len(every) else ""
 
 
 def _entry(entry: Mapping[str, Any]) -> str:

@@ -230,17 +230,17 @@ def _printable(value: Any) -> Any:
         items = tuple(map(_printable, value))
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
     if isinstance(value, Mapping):
-        return {_printable(name): _printable(held) for name, held in value.items()}
+        return {_printable(name): _printable(item) for name, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        safe = {name: _printable(held) for name, held in vars(value).items()}
-        return replace(value, **safe) if any(safe[name] is not held for name, held in vars(value).items()) else value
+        safe = {name: _printable(item) for name, item in vars(value).items()}
+        return replace(value, **safe) if any(safe[name] is not item for name, item in vars(value).items()) else value
     return value
 
 
 def plain(value: Any) -> Any:
     """``value`` in the types that JSON has."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(held) for name, held in vars(value).items()}
+        return {name: plain(item) for name, item in vars(value).items()}
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

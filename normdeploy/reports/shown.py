@@ -27,10 +27,10 @@ def verdict_on_parts(result: Any) -> Text:
     notes = "".join(f"note: {printable(note)}\n" for note in result.notes)
     failing = [file for file, comparison in result.comparisons.items() if not comparison]
     count = len(result.comparisons)
-    said = (
+    verdict = (
         f"{len(failing)} of {count} parts fail: {', '.join(failing)}" if failing else f"all {count} parts are verified"
     )
-    return Text(notes, style="yellow").append(said, style="red" if failing else "green")
+    return Text(notes, style="yellow").append(verdict, style="red" if failing else "green")
 
 
 def text(result: Any) -> str:

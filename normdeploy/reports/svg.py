@@ -149,11 +149,11 @@ def inline(figure: Figure, name: str) -> str:
     used = {m for element in root.iter() for value in element.attrib.values() for m in re.findall(r"#([\w-]+)", value)}
     for element in root.iter():
         element.tag = _local(element.tag)
-        held = {_local(key): value for key, value in element.attrib.items()}
-        if held.pop("id", None) in used:
-            held["id"] = f"{name}-{element.attrib['id']}"
+        attributes = {_local(key): value for key, value in element.attrib.items()}
+        if attributes.pop("id", None) in used:
+            attributes["id"] = f"{name}-{element.attrib['id']}"
         element.attrib.clear()
-        element.attrib.update({key: _own(key, value, name) for key, value in held.items()})
+        element.attrib.update({key: _own(key, value, name) for key, value in attributes.items()})
     view = root.attrib["viewBox"]
     root.attrib.clear()
     root.attrib.update({"viewBox": view, "aria-hidden": "true", "class": "plot"})

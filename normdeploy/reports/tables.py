@@ -41,7 +41,7 @@ def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> 
     else:
         _show_done(console, summary)
     counts = Counter("reduced" if f.remains else f.status for f in summary.findings)
-    said = (
+    text = (
         ", ".join(f"{counts[status]} {_counted(summary, status)}" for status in _ORDER if counts[status])
         or "no normalization found"
     )
@@ -49,7 +49,7 @@ def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> 
     others = "".join(
         f"; {n} {word}{'s' * (n > 1)} as one node each" for word, ops in _OTHERS.items() if (n := _more(summary, ops))
     )
-    console.print(f"{said}; {nodes}{others}; opset {summary.opset}")
+    console.print(f"{text}; {nodes}{others}; opset {summary.opset}")
 
 
 def _more(summary: Summary, ops: tuple[str, ...]) -> int:
@@ -222,6 +222,6 @@ def _table(*columns: str) -> Table:
 def show_inference(console: Console, done: Inference) -> None:
     """What was run, how long it took, and its arrays."""
     lines = [f"{done.runner}: loaded in {done.seconds['load']:.2f} s, ran in {done.seconds['run']:.3f} s"]
-    lines += [f"  in   {name}  {said}" for name, said in done.inputs.items()]
-    lines += [f"  out  {name}  {said}" for name, said in done.outputs.items()]
+    lines += [f"  in   {name}  {text}" for name, text in done.inputs.items()]
+    lines += [f"  out  {name}  {text}" for name, text in done.outputs.items()]
     console.print(Text(printable("\n".join(lines))), soft_wrap=True)

@@ -168,23 +168,23 @@ def write(work: Work, node: gs.Node) -> None:
         return
     best: tuple[int, gs.Tensor, list[gs.Node], Standard] | None = None
     for x, y, form in _forms(graph, node):
-        found = standard(form)
-        if found is None or not _vanishes(graph, form, y) or graph.opset < found.opset:
+        node_form = standard(form)
+        if node_form is None or not _vanishes(graph, form, y) or graph.opset < node_form.opset:
             continue
-        saved = len(form.nodes) - found.nodes
+        saved = len(form.nodes) - node_form.nodes
         if (
             saved > (best[0] if best else 0)
-            and (nodes := _nodes(graph, found, x, y)) is not None
+            and (nodes := _nodes(graph, node_form, x, y)) is not None
             and _alike(graph, x, y, nodes)
         ):
-            best = (saved, y, nodes, found)
+            best = (saved, y, nodes, node_form)
     if best is None:
         return
-    _, y, nodes, found = best
+    _, y, nodes, node_form = best
     work.sealed += seals(graph, nodes)
     graph.replace(y, nodes)
     assert work.step is not None
-    told = Finding("activation", "fused", y.name, graph.module(nodes[-1]), became=found.op)
+    told = Finding("activation", "fused", y.name, graph.module(nodes[-1]), became=node_form.op)
     work.settled.append((work.step, told))  # the comparison of the whole model may take it back
 
 
@@ -219,17 +219,17 @@ def _promising(form: Form) -> bool:
 
 def _above(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
     """What the argument of ``node`` may be a function of."""
-    found: dict[int, gs.Tensor] = {}
+    inner: dict[int, gs.Tensor] = {}
     queue = list(node.inputs[:2])
-    while queue and len(found) < _UP:
+    while queue and len(inner) < _UP:
         t = queue.pop(0)
-        if id(t) in found or graph.is_constant(t):
+        if id(t) in inner or graph.is_constant(t):
             continue
-        found[id(t)] = t
+        inner[id(t)] = t
         above = graph.producer(t)
         if above is not None and above.op in (*ALGEBRA, "Relu") and (above.domain or "") in STANDARD:
             queue += above.inputs
-    return list(found.values())
+    return list(inner.values())
 
 
 def _made_of(graph: Graph, t: gs.Tensor) -> list[gs.Tensor]:
@@ -246,19 +246,19 @@ def _vanishes(graph: Graph, form: Form, y: gs.Tensor) -> bool:
     )
 
 
-def _nodes(graph: Graph, found: Standard, x: gs.Tensor, y: gs.Tensor) -> list[gs.Node] | None:
+def _nodes(graph: Graph, form: Standard, x: gs.Tensor, y: gs.Tensor) -> list[gs.Node] | None:
     """None where float32 does not hold a factor as it is."""
     nodes: list[gs.Node] = []
-    if found.times == -1:
+    if form.times == -1:
         nodes.append(graph.node("Neg", [x], y))
-    elif found.times != 1:
-        factor = np.float32(float(found.times))
-        if Fraction(float(factor)) != found.times:
+    elif form.times != 1:
+        factor = np.float32(float(form.times))
+        if Fraction(float(factor)) != form.times:
             return None
         nodes.append(graph.node("Mul", [x, graph.constant(f"{y.name}_factor", np.array(float(factor)), np.float32)], y))
     inner = nodes[-1].outputs[0] if nodes else x
-    nodes.append(graph.node(found.op, [inner], y, dict(found.attrs)))
-    if found.gated:
+    nodes.append(graph.node(form.op, [inner], y, dict(form.attrs)))
+    if form.gated:
         nodes.append(graph.node("Mul", [x, nodes[-1].outputs[0]], y))
     return nodes
 

@@ -61,13 +61,13 @@ def attend(work: Work, node: gs.Node) -> None:
     """Write the attention whose Softmax is ``node`` as one node; what becomes of it is no finding, for it is no
     norm."""
     graph = work.graph
-    found = (
+    attention = (
         _scores(graph, node) if _op(node) == "Softmax" and graph.opset >= 13 and work.wanted.limit >= OPSET else None
     )
-    product = _only_reader(graph, node.outputs[0]) if found is not None else None
-    if found is None or product is None or _op(product) != "MatMul" or product.inputs[0] is not node.outputs[0]:
+    product = _only_reader(graph, node.outputs[0]) if attention is not None else None
+    if attention is None or product is None or _op(product) != "MatMul" or product.inputs[0] is not node.outputs[0]:
         return
-    matmul, mask, scale = found
+    matmul, mask, scale = attention
     (y,) = product.outputs
     if mask is not None and may_be_hidden(graph, mask, y):
         return
@@ -210,12 +210,12 @@ def _keys(graph: Graph, turned: gs.Tensor, v: gs.Tensor) -> Iterator[_Keys]:
 def _once(graph: Graph, t: gs.Tensor) -> gs.Tensor | None:
     """[B, G, T, D] of [B, H, T, D] that repeats each of its heads."""
     for ops in (("Reshape", "Expand", "Unsqueeze"), ("Reshape", "Expand", "Reshape")):
-        found: gs.Tensor | None = t
+        current: gs.Tensor | None = t
         for op in ops:
-            node = _maker(graph, found) if found is not None else None
-            found = node.inputs[0] if node is not None and _op(node) == op else None
-        if found is not None:
-            return found
+            node = _maker(graph, current) if current is not None else None
+            current = node.inputs[0] if node is not None and _op(node) == op else None
+        if current is not None:
+            return current
     return None
 
 

@@ -96,8 +96,8 @@ def _behind(work: Work, t: gs.Tensor) -> Finding | None:
     readers = work.graph.consumers(t)
     if len(readers) != 1 or readers[0].op not in ("Mul", "Div", "BatchNormalization"):
         return None
-    found = fold(work, readers[0])
-    return found if found is not None and found.status == "folded" else None
+    folded = fold(work, readers[0])
+    return folded if folded is not None and folded.status == "folded" else None
 
 
 # ------------------------------------------------------------------ accuracy
@@ -110,11 +110,11 @@ def _priced(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Fold | Refusa
         loss = _loss(graph, parts, form)
     if loss is None:
         return form
-    said = (
+    reason = (
         f"merged it would lose accuracy: in channel {loss.channel} the error grows from {loss.before:.2g} to"
         f" {loss.after:.2g}, and {TIMES} times the error before and {ULPS} ulp are allowed"
     )
-    return Costly(said, form.old.name)
+    return Costly(reason, form.old.name)
 
 
 def _loss(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Loss | None:
@@ -165,7 +165,7 @@ def _loss(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Loss | None:
             )
         )
         channels.append(int(o))
-    return worst(np.array(exact).T, np.array(before).T, np.array(after).T, dtype, np.array(channels), frame.said)
+    return worst(np.array(exact).T, np.array(before).T, np.array(after).T, dtype, np.array(channels), frame.title)
 
 
 def _in_order(parts: tuple[Part, Part], e: Branches) -> list[Branch]:

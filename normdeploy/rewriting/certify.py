@@ -61,7 +61,7 @@ def certified(
         read = [*rewrites[0].before.leaves, *(() if expressions is None else expressions.leaves)]
         sides = replace(sides, named=_lengths(rewrites[0].before.graph, read, constants, sides.held))
         told = _told(rewrites[0].before.graph, constants, sides.held)
-        found: Identity | NotProved = NotProved(Why.SIZE, "")
+        proof: Identity | NotProved = NotProved(Why.SIZE, "")
         general = [(sides.named, identity_of_any_length)] if sides.named else []
         for names, show in (*general, ({}, identity)):
             parts = [region.template_of(names) for r in rewrites for region in (r.before, r.after)]
@@ -71,17 +71,17 @@ def certified(
                     memo[key] = show(sides)
                 except NotProved as e:
                     memo[key] = _bare(e)
-            found = memo[key]
-            if isinstance(found, Identity):
-                if found.epsilons:  # which may be made of the elements of constants: of this rewrite alone
+            proof = memo[key]
+            if isinstance(proof, Identity):
+                if proof.epsilons:  # which may be made of the elements of constants: of this rewrite alone
                     del memo[key]
                 break
-        if isinstance(found, NotProved):  # not raised, which would give it a frame
-            return certificate_of(found)
-        checked(sides, found)
+        if isinstance(proof, NotProved):  # not raised, which would give it a frame
+            return certificate_of(proof)
+        checked(sides, proof)
     except NotProved as e:
         return certificate_of(e)
-    return certificate_of(found)
+    return certificate_of(proof)
 
 
 def _bare(error: NotProved) -> NotProved:
@@ -115,23 +115,23 @@ def unproved(finding: Finding, certificate: Certificate) -> Finding:
 
 def _read(graph: Graph, constants: Sequence[tuple[gs.Node, int]]) -> dict[int, Held]:
     """The floating constants by the ids of their tensors."""
-    found: dict[int, Held] = {}
+    read: dict[int, Held] = {}
     for node, i in constants:
         t = node.inputs[i]
-        parts = None if id(t) in found else graph.parts(t)
+        parts = None if id(t) in read else graph.parts(t)
         if parts is not None and parts[0].dtype.kind == "f":
-            found[id(t)] = Held(parts[0], half(graph, t), parts[1])
-    told_apart(found.values())
-    return found
+            read[id(t)] = Held(parts[0], half(graph, t), parts[1])
+    told_apart(read.values())
+    return read
 
 
 def _lengths(
     graph: Graph, leaves: Sequence[gs.Tensor], constants: Sequence[tuple[gs.Node, int]], held: Mapping[int, Held]
 ) -> dict[int, Size]:
     """The lengths along leaves and constants, each as a size of its own, in the order in which they are met."""
-    found, taps = dict[int, None](), set[int]()
+    lengths, taps = dict[int, None](), set[int]()
     for t in leaves:
-        found |= dict.fromkeys(n for n in graph.shape(t) or () if isinstance(n, int))
+        lengths |= dict.fromkeys(n for n in graph.shape(t) or () if isinstance(n, int))
         taps |= {
             number
             for n in graph.shape(t) or ()
@@ -145,9 +145,9 @@ def _lengths(
             known = graph.known(node.inputs[i])
             taps |= set() if known is None else {*known.shape, *known.reshape(-1)[:_NAMED].tolist()}
         else:
-            found |= dict.fromkeys(constant.array.shape)
+            lengths |= dict.fromkeys(constant.array.shape)
             taps |= set(constant.array.shape[2:]) if node.op in _KERNELS and i == 1 else set()
-    long = [n for n in found if n >= _LONG and n not in taps]
+    long = [n for n in lengths if n >= _LONG and n not in taps]
     return {n: Size.unknown("length", i) for i, n in enumerate(long)}
 
 

@@ -62,13 +62,13 @@ def priced(graph: Graph, chain: Affine, form: Fold | Refusal) -> Fold | Refusal:
     worst = max((loss for loss in losses if loss is not None), key=lambda loss: loss.ratio, default=None)
     if worst is None:
         return form
-    into = f"folded into {worst.said}, it" if worst.said else "as one scale and shift, it"
-    said = (
+    into = f"folded into {worst.into}, it" if worst.into else "as one scale and shift, it"
+    reason = (
         f"{into} would lose accuracy: in channel {worst.channel} the error in {chain.dtype.name} grows from"
         f" {worst.before:.2g} to {worst.after:.2g} at the inputs that its statistics state, and {TIMES} times the error"
         f" before and {ULPS} ulp are allowed"
     )
-    return Costly(said, chain.y.name)
+    return Costly(reason, chain.y.name)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Loss:
     before: float  # the largest errors against float64
     after: float
     allowed: float
-    said: str
+    into: str
 
     @property
     def ratio(self) -> float:
@@ -105,9 +105,9 @@ def _stated(graph: Graph, chain: Affine, a: np.ndarray, b: np.ndarray, axis: int
     batched = next((n for n in chain.nodes if n.op == "BatchNormalization"), None)
     run = _by_nodes(graph, chain, axis, channels) if axis is not None else None
     if batched is not None and batched.inputs[0] is chain.z and axis == 1:
-        held = [graph.known(t) for t in batched.inputs[3:5]]
-        if all(v is not None and v.size == channels for v in held):
-            mean, variance = (np.asarray(v).reshape(-1) for v in held)
+        known = [graph.known(t) for t in batched.inputs[3:5]]
+        if all(v is not None and v.size == channels for v in known):
+            mean, variance = (np.asarray(v).reshape(-1) for v in known)
             return _Stated(run or scaled(chain, a, b, True), mean, np.sqrt(np.maximum(variance, 0)))
     mean, spread = (np.where(a != 0, v / np.where(a != 0, a, 1), neutral) for v, neutral in ((-b, 0.0), (1.0, 1.0)))
     return _Stated(run or scaled(chain, a, b, batched is not None), mean, np.abs(spread))
@@ -270,7 +270,7 @@ def _of(
 ) -> Loss | None:
     cut = share.start + channels
     y = [stated.run(exact, False), stated.run(before, True), after]
-    return worst(y[0][:, cut], y[1][:, cut], y[2][:, cut], dtype, channels, share.linear.said)
+    return worst(y[0][:, cut], y[1][:, cut], y[2][:, cut], dtype, channels, share.linear.title)
 
 
 def _behind(chain: Affine, share: Share, stated: _Stated) -> Loss | None:
@@ -299,7 +299,7 @@ def _behind(chain: Affine, share: Share, stated: _Stated) -> Loss | None:
         before.append(summed(linear, (computed[..., row.inputs] * w).reshape(draws, -1), bias[o], dtype))
         after.append(summed(linear, (z[..., row.inputs] * folded).reshape(draws, -1), shifted, dtype))
         channels.append(o)
-    return worst(np.array(exact).T, np.array(before).T, np.array(after).T, dtype, np.array(channels), linear.said)
+    return worst(np.array(exact).T, np.array(before).T, np.array(after).T, dtype, np.array(channels), linear.title)
 
 
 def summed(linear: Linear, products: np.ndarray, bias: np.ndarray | float, dtype: np.dtype) -> np.ndarray:
@@ -311,7 +311,7 @@ def summed(linear: Linear, products: np.ndarray, bias: np.ndarray | float, dtype
 
 
 def worst(
-    exact: np.ndarray, before: np.ndarray, after: np.ndarray, dtype: np.dtype, channels: np.ndarray, said: str
+    exact: np.ndarray, before: np.ndarray, after: np.ndarray, dtype: np.dtype, channels: np.ndarray, into: str
 ) -> Loss | None:
     """The channel that breaks the rule most, None where none does. All are (draws, channels)."""
     valid = np.isfinite(exact) & np.isfinite(before)
@@ -321,7 +321,7 @@ def worst(
     if not (now > allowed).any():
         return None
     c = int(np.argmax(np.where(now > allowed, now / (allowed + 1e-300), 0.0)))
-    return Loss(int(channels[c]), float(was[c]), float(now[c]), float(allowed[c]), said)
+    return Loss(int(channels[c]), float(was[c]), float(now[c]), float(allowed[c]), into)
 
 
 def _epsilon(dtype: np.dtype) -> float:

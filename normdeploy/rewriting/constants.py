@@ -97,7 +97,7 @@ def _values(
     """What is stored for each result, in its own type; those that can't be computed are left out and their nodes get a
     reason."""
     graph = work.graph
-    found: list[tuple[gs.Tensor, np.ndarray]] = []
+    computed: list[tuple[gs.Tensor, np.ndarray]] = []
     for t in chosen:
         node, dtype = graph.producer(t), graph.dtype(t)
         assert node is not None
@@ -114,8 +114,8 @@ def _values(
         if stored is None or not fits or stored.shape != graph.shape(t):
             reasons[id(node)] = "constants alone feed it, but what it computes is not finite, or of no known type"
             continue
-        found.append((t, stored))
-    return found
+        computed.append((t, stored))
+    return computed
 
 
 def _step(work: Work, part: Part) -> Step:

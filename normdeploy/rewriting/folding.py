@@ -13,10 +13,13 @@ from ..recognition import traits
 from ..recognition.roots import VIEWS, is_norm
 from ..recognition.scales import Affine, affines, measure
 from ..records import Finding, Status
+from ..storage.heap import trim
 from . import certify, rounding, trials
 from .conditioning import Costly, priced
 from .sealed import seals
 from .work import Work
+
+_LARGE = 2**20  # bytes of weights, of which the proofs held some times as much in float64
 
 
 def fold(work: Work, start: gs.Node) -> Finding | None:
@@ -111,6 +114,11 @@ def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
         proved=("identity",),
     )
     finding = replace(finding, remains=" ".join(form.remains))
+    for share in form.shares:
+        if (again := share.linear.weight_again(graph, share.scale, share.side == "output")) is not None:
+            graph.exact.drop_part(id(share.weight), again)
+    if sum(share.weight.values.nbytes for share in form.shares) > _LARGE:
+        trim()
     work.sealed += seals(graph, form.nodes)
     for old, nodes in form.edits:
         graph.replace(old, nodes)
@@ -120,7 +128,7 @@ def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
 
 
 def _chain_finding(work: Work, chain: Affine, status: Status, reason: str = "") -> Finding:
-    found = Finding(
+    finding = Finding(
         kind="BatchNorm" if chain.normalizes else "scale and shift",
         status=status,
         tensor=chain.y.name,
@@ -129,4 +137,4 @@ def _chain_finding(work: Work, chain: Affine, status: Status, reason: str = "") 
         reason=reason,
         dtype=chain.dtype.name,
     )
-    return replace(found, **traits.of_scale(work.graph, chain)) if work.wanted.census else found
+    return replace(finding, **traits.of_scale(work.graph, chain)) if work.wanted.census else finding

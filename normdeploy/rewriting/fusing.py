@@ -34,9 +34,9 @@ _Refusal = tuple[Refusal, Norm | None]  # the norm, where it was one and only it
 def fuse(work: Work, root: gs.Node) -> Finding | None:
     """Deal with the norm around one root."""
     around = candidate(work.graph, root) if is_root(work.graph, root) else None
-    found = None if around is None else _fuse(work, root, around)
+    fused = None if around is None else _fuse(work, root, around)
     brought = guests.row(root.domain, root.op)
-    return replace(found, kind=brought.kind) if found and brought and found.status == "kept" else found
+    return replace(fused, kind=brought.kind) if fused and brought and fused.status == "kept" else fused
 
 
 def _fuse(
@@ -100,15 +100,15 @@ def _wider(work: Work, finding: Finding, form: Form) -> Finding:
     proved."""
     node = next(n for n in form.nodes if n.op == form.core)
     around = candidate(work.graph, node)
-    found = _fuse(work, node, around) if around is not None else None
-    if found is None or found.status != "fused":
+    fused = _fuse(work, node, around) if around is not None else None
+    if fused is None or fused.status != "fused":
         return finding
-    spelling = found.spelling.replace(form.core, finding.spelling)
+    spelling = fused.spelling.replace(form.core, finding.spelling)
     return replace(
-        found,
+        fused,
         spelling=spelling,
-        notes=(*finding.notes, *found.notes),
-        certificate=both(finding.certificate, found.certificate),
+        notes=(*finding.notes, *fused.notes),
+        certificate=both(finding.certificate, fused.certificate),
     )
 
 
@@ -118,7 +118,7 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
     For a runtime whose forms were measured, of equals the outermost: a part of the norm has a form of its own, but not
     the one measured. Of "any" runtime these are the group norms.
     """
-    found: list[tuple[int, Norm, Form]] = []
+    candidates: list[tuple[int, Norm, Form]] = []
     refusals: list[_Refusal] = []
     for reading in readings(work.graph, around):
         if isinstance(reading, Refusal):
@@ -132,15 +132,15 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
             refusals.append((replace(made, start=reading.x.name, end=reading.y.name), reading))
             continue
         written = sum(node.op != "Shape" for node in made.nodes)
-        found.append((written - len(_data_nodes(work.graph, reading)), reading, made))
-        if len(made.nodes) == 1 or len(found) == 4:
+        candidates.append((written - len(_data_nodes(work.graph, reading)), reading, made))
+        if len(made.nodes) == 1 or len(candidates) == 4:
             break
-    if not found:
+    if not candidates:
         return None, refusals
     outermost = measured(work.wanted.forms) and (
-        work.wanted.forms != ANY or any(norm.kind == "GroupNorm" for _, norm, _ in found)
+        work.wanted.forms != ANY or any(norm.kind == "GroupNorm" for _, norm, _ in candidates)
     )
-    _, norm, form = min(found, key=lambda f: (f[0], 0 if outermost else len(f[2].nodes)))
+    _, norm, form = min(candidates, key=lambda f: (f[0], 0 if outermost else len(f[2].nodes)))
     return (norm, form), refusals
 
 
@@ -204,7 +204,7 @@ def _heart(graph: Graph, norm: Norm) -> gs.Node | None:
 def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, reason: str = "") -> Finding:
     heart = _heart(work.graph, norm)
     module = work.graph.module(heart) if heart is not None else ""
-    found = Finding(
+    finding = Finding(
         kind=(form.kind if form is not None else "") or norm.kind,
         status=status,
         tensor=norm.y.name,
@@ -217,16 +217,16 @@ def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, r
         dtype=norm.dtype.name,
         notes=form.notes if form is not None else (),
     )
-    return replace(found, **traits.of_norm(work.graph, norm)) if work.wanted.census else found
+    return replace(finding, **traits.of_norm(work.graph, norm)) if work.wanted.census else finding
 
 
 def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | None:
     """The refusal that says most: the innermost clear one. None where no two ends around the root belong together."""
-    said = [(r, norm) for r, norm in refusals if r.clarity]
-    if not said:
+    clear = [(r, norm) for r, norm in refusals if r.clarity]
+    if not clear:
         return None
-    best, norm = next((pair for pair in reversed(said) if pair[0].clarity is Clarity.SPECIFIC), said[0])
-    best, norm = next(pair for pair in said if pair[0].reason == best.reason)  # of the same flaw the whole norm
+    best, norm = next((pair for pair in reversed(clear) if pair[0].clarity is Clarity.SPECIFIC), clear[0])
+    best, norm = next(pair for pair in clear if pair[0].reason == best.reason)  # of the same flaw the whole norm
     if best.kind is Kind.EVEN and (region := best.region) is not None:
         best = replace(best, reason=reason_of(work.graph, region.leaves[0], region.y))
     if best.kind is Kind.OPSET and work.wanted.unraised:
@@ -236,7 +236,7 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
     if norm is not None:
         return replace(_finding(work, norm, status, reason=best.reason), attempts=attempts)
     fit = best.fit
-    found = Finding(
+    finding = Finding(
         kind=root.op if is_norm(root) else fit.kind if fit is not None else "unknown",
         status=status,
         tensor=best.tensor or root.outputs[0].name,
@@ -248,9 +248,9 @@ def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | N
     )
     region = best.region or next((r.region for r, _ in refusals if r.region is not None), None)
     return (
-        replace(found, **traits.of_region(work.graph, region, fit))
+        replace(finding, **traits.of_region(work.graph, region, fit))
         if work.wanted.census and region is not None
-        else found
+        else finding
     )
 
 

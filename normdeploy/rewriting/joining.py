@@ -62,9 +62,9 @@ def join(work: Work, node: gs.Node) -> Finding | None:
     ):
         return _finding(work, node, node.outputs[0], work.graph.attrs(node))
     for propose in (_modulated, _added, _activated):
-        found = propose(work.graph, node)
-        if found is not None:
-            return _replace(work, found)
+        proposal = propose(work.graph, node)
+        if proposal is not None:
+            return _replace(work, proposal)
     return None
 
 
@@ -117,10 +117,10 @@ def _modulated(graph: Graph, node: gs.Node) -> Join | None:
         return None
     if any(graph.shape(t) != (shape[0], *[1] * (len(shape) - 2), shape[-1]) for t in (scale, shift)):
         return None
-    found = _less_one(graph, scale)
-    if found is None:
+    weight = _less_one(graph, scale)
+    if weight is None:
         return None
-    plain, s, views = found
+    plain, s, views = weight
     attrs = {"epsilon": row.epsilon, "stash_type": row.stash}
     y = node.outputs[0]
     return Join(
@@ -239,7 +239,9 @@ def _less_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tup
     if node is None or not _is(node, "Add"):
         return None
     ones = [
-        t for t in node.inputs if (held := graph.known(t)) is not None and held.size == 1 and float(held.flat[0]) == 1.0
+        t
+        for t in node.inputs
+        if (value := graph.known(t)) is not None and value.size == 1 and float(value.flat[0]) == 1.0
     ]
     others = [t for t in node.inputs if not any(t is one for one in ones)]
     if len(ones) != 1 or graph.shape(others[0]) != graph.shape(node.outputs[0]):
@@ -263,53 +265,55 @@ def _known(shape: Dims | None) -> bool:
 # ------------------------------------------------------------------ what is written
 
 
-def _replace(work: Work, found: Join) -> Finding | None:
+def _replace(work: Work, proposal: Join) -> Finding | None:
     graph = work.graph
-    node = graph.node(found.op, found.inputs, found.old[0], found.attrs, DOMAIN, outputs=len(found.old))
+    node = graph.node(proposal.op, proposal.inputs, proposal.old[0], proposal.attrs, DOMAIN, outputs=len(proposal.old))
     pairs: list[Rewrite] = []
-    for old, new in zip(found.old, node.outputs, strict=True):
-        before, after = compile_region(graph, old, found.leaves), compile_region(graph, new, found.leaves)
+    for old, new in zip(proposal.old, node.outputs, strict=True):
+        before, after = compile_region(graph, old, proposal.leaves), compile_region(graph, new, proposal.leaves)
         if isinstance(before, Refusal) or isinstance(after, Refusal):
             return None
         pairs.append(Rewrite(before, after))
     certificate = certified(work.proofs, pairs)
-    place = work.place(found.norm.name)
+    place = work.place(proposal.norm.name)
     if place is None or not certificate:
-        told = _finding(work, node, found.norm, found.attrs)
+        told = _finding(work, node, proposal.norm, proposal.attrs)
         if not certificate:
             return unproved(told, certificate)
         place = len(work.findings)
         work.findings.append(told)
     if work.findings[place].certificate is None:  # else onnxruntime runs the nodes that the body holds already
-        scale = graph.known(found.inputs[len(found.leaves)]) if len(found.leaves) < 3 else None
-        case = join_trials.case(pairs[0], found.grouping)
+        scale = graph.known(proposal.inputs[len(proposal.leaves)]) if len(proposal.leaves) < 3 else None
+        case = join_trials.case(pairs[0], proposal.grouping)
         n = len(work.trials)
         trial = (
-            join_trials.trial(case, pairs[0], found.grouping, scale, oldest(found.op), n) if case is not None else None
+            join_trials.trial(case, pairs[0], proposal.grouping, scale, oldest(proposal.op), n)
+            if case is not None
+            else None
         )
         work.trials += [(place, trial)] if trial is not None else []
-    work.sealed += seals(graph, (*found.views, node))
-    if len(found.old) > 1:  # it stands where the Add stood: others may read the sum before the norm does
-        graph.replace(found.old[1], (node,), place=1)
-        graph.take_over(found.old[0], node, 0)
+    work.sealed += seals(graph, (*proposal.views, node))
+    if len(proposal.old) > 1:  # it stands where the Add stood: others may read the sum before the norm does
+        graph.replace(proposal.old[1], (node,), place=1)
+        graph.take_over(proposal.old[0], node, 0)
     else:
-        graph.replace(found.old[0], (*found.views, node))
-    work.opset = max(work.opset, oldest(found.op))
+        graph.replace(proposal.old[0], (*proposal.views, node))
+    work.opset = max(work.opset, oldest(proposal.op))
     if work.step is not None:
         work.steps.setdefault(place, []).append(work.step)
-    work.findings[place] = _merged(work.findings[place], found, node, certificate, work.wanted.census)
+    work.findings[place] = _merged(work.findings[place], proposal, node, certificate, work.wanted.census)
     return None
 
 
-def _merged(norm: Finding, found: Join, node: gs.Node, certificate: Certificate, census: bool) -> Finding:
+def _merged(norm: Finding, proposal: Join, node: gs.Node, certificate: Certificate, census: bool) -> Finding:
     """One finding for a norm and what it was joined with: the errors of both steps add up."""
     again = norm.status == "fused"
     return replace(
         norm,
         status="fused",
-        tensor=found.old[0].name,
-        spelling=" ".join(filter(None, (found.before, norm.spelling if again else found.core, found.behind))),
-        became=f"{DOMAIN}.{found.op}({_written(found.attrs)})",
+        tensor=proposal.old[0].name,
+        spelling=" ".join(filter(None, (proposal.before, norm.spelling if again else proposal.core, proposal.behind))),
+        became=f"{DOMAIN}.{proposal.op}({_written(proposal.attrs)})",
         reason="",
         certificate=both(norm.certificate, certificate),
         proved=norm.proved or ("identity",),
@@ -325,7 +329,7 @@ def _finding(work: Work, node: gs.Node, norm: gs.Tensor, attrs: Mapping[str, Any
     """Of an op of ours, as if it stood in the graph already; ``norm``: the result of the norm in it."""
     graph = work.graph
     producer, dtype = graph.producer(norm), graph.dtype(norm)
-    found = Finding(
+    finding = Finding(
         kind=OURS[node.op].kind,
         status="kept",
         tensor=norm.name,
@@ -336,7 +340,7 @@ def _finding(work: Work, node: gs.Node, norm: gs.Tensor, attrs: Mapping[str, Any
         epsilon=float(attrs["epsilon"]),
         dtype=dtype.name if dtype is not None else "",
     )
-    return replace(found, **traits.of_joined(graph, node, float(attrs["epsilon"]))) if work.wanted.census else found
+    return replace(finding, **traits.of_joined(graph, node, float(attrs["epsilon"]))) if work.wanted.census else finding
 
 
 def _axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:

@@ -32,8 +32,8 @@ def may_be_hidden(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool:
         return (
             known is None or not known.size or not bool((known.max(axis=-1) > LOWEST).all() and (known < np.inf).all())
         )
-    found = bounds(graph, mask)
-    return found is None or (found[0] <= _FAR and not _zeroed(graph, mask, y))
+    limits = bounds(graph, mask)
+    return limits is None or (limits[0] <= _FAR and not _zeroed(graph, mask, y))
 
 
 def bounds(graph: Graph, t: gs.Tensor, deep: int = 0) -> Bounds | None:

@@ -17,8 +17,10 @@ import onnx
 import onnxruntime as ort
 
 from ..graphs import equal
+from ..graphs.turned import as_they_lie
 from ..norms.ops import STANDARD
 from ..storage.files import bodies
+from ..storage.heap import trim
 from ..storage.held import array
 from ..storage.weights import detached
 
@@ -47,16 +49,15 @@ class Model:
         floating: Mapping[str, int] | None = None,
     ) -> None:
         light, weights = detached(proto)
+        self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
+        self._parameters = {} if floating is None else _as_inputs(light) | _shaken(light, floating)
         self._stored: dict[str, np.ndarray] = {}
         self.values: dict[str, ort.OrtValue] = {}
-        for name, tensor in weights.items():
-            stored = array(tensor)
+        for name, stored in as_they_lie(light, {name: array(tensor) for name, tensor in weights.items()}).items():
             if other is not None and name in other.values and _same(stored, other._stored[name]):
                 self._stored[name], self.values[name] = other._stored[name], other.values[name]
             else:
                 self._stored[name], self.values[name] = stored, equal.held(stored)
-        self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
-        self._parameters = {} if floating is None else _as_inputs(light) | _shaken(light, floating)
         unread = {name: value for name, value in self.values.items() if name not in self._parameters}
         for name in self._parameters:
             if name in self.values:
@@ -78,6 +79,7 @@ class Model:
         }
         fed = self._fed | {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in values.items()}
         options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")  # two sessions, one of which runs
         watch = threading.Timer(
             patience, lambda: setattr(options, "terminate", True)
         )  # a loop in a stranger's file may never end
@@ -89,11 +91,18 @@ class Model:
             ]
         finally:
             watch.cancel()
+            trim()
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether they are the same, byte for byte."""
-    return a is b or (a.dtype == b.dtype and a.shape == b.shape and np.array_equal(_bytes(a), _bytes(b)))
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return _place(a) == _place(b) or np.array_equal(_bytes(a), _bytes(b))
+
+
+def _place(array: np.ndarray) -> tuple[object, ...]:
+    return array.__array_interface__["data"][0], array.strides
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
@@ -110,7 +119,7 @@ def _as_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
             for name in node.input:
                 readers.setdefault(name, set()).add(f"{node.domain}{node.op_type}")
     named = {v.name for v in (*light.graph.input, *light.graph.output)}
-    found = {}
+    inputs = {}
     for tensor in list(light.graph.initializer):
         floating = tensor.data_type in FLOATING and tensor.data_type != onnx.TensorProto.BFLOAT16
         if (
@@ -120,16 +129,16 @@ def _as_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
             and math.prod(tensor.dims) <= _LARGE
         ):
             external = tensor.data_location == onnx.TensorProto.EXTERNAL
-            found[tensor.name] = np.zeros(0) if external else onnx.numpy_helper.to_array(tensor)
+            inputs[tensor.name] = np.zeros(0) if external else onnx.numpy_helper.to_array(tensor)
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
             light.graph.initializer.remove(tensor)
-    return found
+    return inputs
 
 
 def _shaken(light: onnx.ModelProto, floating: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Multiply the results of reductions by inputs that are 1, which is exact; these by name."""
     nodes = list(light.graph.node)
-    found: dict[str, np.ndarray] = {}
+    shaken: dict[str, np.ndarray] = {}
     made: list[onnx.NodeProto] = []
     for node in nodes:
         made.append(node)
@@ -139,11 +148,11 @@ def _shaken(light: onnx.ModelProto, floating: Mapping[str, int]) -> dict[str, np
             node.output[0] = exact
             made.append(onnx.helper.make_node("Mul", [exact, factor], [y]))
             light.graph.input.append(onnx.helper.make_tensor_value_info(factor, kind, []))
-            found[factor] = np.ones((), onnx.helper.tensor_dtype_to_np_dtype(kind))
-    if found:
+            shaken[factor] = np.ones((), onnx.helper.tensor_dtype_to_np_dtype(kind))
+    if shaken:
         light.graph.ClearField("node")
         light.graph.node.extend(made)
-    return found
+    return shaken
 
 
 def _moved(value: np.ndarray, rng: np.random.Generator, by: float) -> np.ndarray:

@@ -36,6 +36,7 @@ from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
 from ..records import Finding, Summary
 from ..storage.files import filled
+from ..storage.heap import trim
 from ..storage.held import Weights
 from ..storage.ordering import ordered
 from ..storage.protos import copied
@@ -114,9 +115,15 @@ def optimized(
     require_sealed(out, work.seals)
     if strict:
         require_kept(work.findings)
-    ops, left, found = op_counts(proto), op_counts(out), tuple(work.findings)
+    ops, left, findings = op_counts(proto), op_counts(out), tuple(work.findings)
     summary = Summary(
-        found, sum(ops.values()), len(out.graph.node), default_opset(out), work.seconds, ops_before=ops, ops_after=left
+        findings,
+        sum(ops.values()),
+        len(out.graph.node),
+        default_opset(out),
+        work.seconds,
+        ops_before=ops,
+        ops_after=left,
     )
     return out, summary, work.taken
 
@@ -193,12 +200,12 @@ def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelPr
     name = shadows.written(out) or (shadows.standard if default_opset(out) != default_opset(source) else "")
     if not name:
         return work, shadows.restored(out)
-    said = (
+    reason = (
         f"the file has a function {name!r}, and a file with the rewrite would take it for ONNX's op, or ONNX's op for"
         " it; rename it"
     )
     work.findings = [
-        replace(f, status="refused", reason=said, became="", written=()) if _written(f) else f for f in work.findings
+        replace(f, status="refused", reason=reason, became="", written=()) if _written(f) else f for f in work.findings
     ]
     work.taken, work.gross, work.seals = [], {}, []
     return work, copied(source)
@@ -321,10 +328,12 @@ def _told(work: Work, finding: Finding) -> bool:
 def _try(work: Work) -> None:
     """Let onnxruntime run the trials at hand, and keep of them the verdicts alone."""
     began = time.perf_counter()
-    found = rounding.verdicts([t for _, t in work.trials])
-    work.verdicts += [(place, step, v) for (place, _), step, v in zip(work.trials, work.tried, found, strict=True)]
-    work.trials.clear()
-    work.tried.clear()
+    verdicts = rounding.verdicts([t for _, t in work.trials])
+    work.verdicts += [(place, step, v) for (place, _), step, v in zip(work.trials, work.tried, verdicts, strict=True)]
+    if work.trials:
+        work.trials.clear()
+        work.tried.clear()
+        trim()
     work.seconds[_ROUNDING] = work.seconds.get(_ROUNDING, 0.0) + time.perf_counter() - began
 
 
@@ -343,15 +352,15 @@ def _rounding(work: Work) -> None:
         if certificate.rounding_after is not None and "onnxruntime run" not in proved:
             proved = (*proved, "onnxruntime run")
         if certificate.rounding_ok is False:
-            found, most = certificate.rounding_after, certificate.rounding_bound
-            said = f"onnxruntime's kernel is inaccurate here: error {found:.2g}, expected at most {most:.2g}"
+            measured, most = certificate.rounding_after, certificate.rounding_bound
+            reason = f"onnxruntime's kernel is inaccurate here: error {measured:.2g}, expected at most {most:.2g}"
             better = best(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
             hint = (
                 "; --runtime onnxruntime writes another form"
                 if better and work.wanted.runtime not in ONNXRUNTIME
                 else ""
             )
-            notes = (*notes, said + hint)
+            notes = (*notes, reason + hint)
         work.findings[place] = replace(finding, certificate=certificate, notes=notes, proved=proved)
         if verdict.gross and decides:
             work.gross[step] = undone(work.findings[place], verdict.gross)

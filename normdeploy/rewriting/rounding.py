@@ -34,6 +34,7 @@ from ..graphs.graph import Graph, value_inputs
 from ..graphs.region import EvaluationFailed, Region, concrete
 from ..recognition.facts import Norm
 from ..records import Certificate, Finding
+from ..sessions import open_session
 from ..storage.held import holdable
 from .certify import Rewrite
 from .trials import Case
@@ -224,12 +225,12 @@ def like(finding: Finding, first: Finding) -> Finding:
 
 def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
     """Of each trial, in its worst group."""
-    found: list[Verdict] = []
+    results: list[Verdict] = []
     for start in range(0, len(trials), BATCH):
         batch = trials[start : start + BATCH]
         before, after = (_run([getattr(t, side) for t in batch]) for side in ("before", "after"))
-        found.extend(_judge(t, b, a) for t, b, a in zip(batch, before, after, strict=True))
-    return found
+        results.extend(_judge(t, b, a) for t, b, a in zip(batch, before, after, strict=True))
+    return results
 
 
 def with_rounding(certificate: Certificate, verdict: Verdict) -> Certificate:
@@ -269,12 +270,7 @@ def _session(pieces: Sequence[Piece]) -> list[Any]:
         graph.output.append(onnx.ValueInfoProto(name=p.output))
     opsets = [onnx.helper.make_opsetid("", max(p.opset for p in pieces)), onnx.helper.make_opsetid("com.microsoft", 1)]
     model = attach(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), opsets[0].version)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, _values(feeds)))
+    return list(open_session(model.SerializeToString(), threads=1).run(None, _values(feeds)))
 
 
 def _values(feeds: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -306,8 +302,11 @@ def _judge(t: Trial, before: Any, after: Any) -> Verdict:
     def errors(value: Any) -> np.ndarray:
         if isinstance(value, str):
             return np.full(len(ref), np.inf)
-        difference = np.abs(t.rows(np.asarray(value, dtype=np.float64)) - ref)
-        return np.where(np.isfinite(ref), np.where(np.isnan(difference), np.inf, difference), 0.0).max(axis=1)
+        difference = t.rows(np.asarray(value, dtype=np.float64)) - ref
+        np.abs(difference, out=difference)
+        difference[np.isnan(difference)] = np.inf
+        difference[~np.isfinite(ref)] = 0.0
+        return difference.max(axis=1)
 
     with evaluate.quiet():
         was, now = errors(before), errors(after)

@@ -61,16 +61,16 @@ def _first(linear: Linear, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def cancelling(linear: Linear, table: np.ndarray, large: np.ndarray, small: np.ndarray) -> np.ndarray:
     """For each row how much larger its terms get than what they come to."""
-    found = []
+    rows = []
     step = max(1, 2**18 // max(1, table[0].size))
     for start in range(0, len(table), step):
         each = np.abs(table[start : start + step]).sum(axis=2)
         if linear.groups > 1:
             read = _first(linear, table, np.arange(start, start + len(each)))[:, None] + np.arange(table.shape[1])
-            found.append((each * large[read]).sum(axis=1) / ((each * small[read]).sum(axis=1) + 1e-300))
+            rows.append((each * large[read]).sum(axis=1) / ((each * small[read]).sum(axis=1) + 1e-300))
         else:
-            found.append((each @ large) / (each @ small + 1e-300))
-    return np.nan_to_num(np.concatenate(found))
+            rows.append((each @ large) / (each @ small + 1e-300))
+    return np.nan_to_num(np.concatenate(rows))
 
 
 def chosen_rows(cancels: np.ndarray, most: int) -> np.ndarray:

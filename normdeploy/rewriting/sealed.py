@@ -32,12 +32,12 @@ class Seal(NamedTuple):
 
 def seals(graph: Graph, nodes: Iterable[gs.Node]) -> list[tuple[gs.Node, Seal]]:
     """Of nodes that were just proved."""
-    found = []
+    sealed = []
     for node in nodes:
-        held = {t.name: tensor for t in node.inputs if (tensor := _held(graph, t)) is not None}
+        tensors = {t.name: tensor for t in node.inputs if (tensor := _held(graph, t)) is not None}
         proto = graph.node_proto(node)
-        found.append((node, Seal(node.outputs[0].name, _kind(proto, held), _digest(proto, held))))
-    return found
+        sealed.append((node, Seal(node.outputs[0].name, _kind(proto, tensors), _digest(proto, tensors))))
+    return sealed
 
 
 def require_sealed(proto: onnx.ModelProto, wanted: Sequence[Seal]) -> None:
@@ -79,35 +79,35 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
 def _digests(
     nodes: Iterable[onnx.NodeProto], around: Mapping[str, onnx.TensorProto], kinds: Collection[str]
 ) -> Iterator[bytes]:
-    held = dict(around)
+    tensors = dict(around)
     for node in nodes:
         if (tensor := _constant(node)) is not None:
-            held[node.output[0]] = tensor
-        if _kind(node, held) in kinds:
-            yield _digest(node, held)
+            tensors[node.output[0]] = tensor
+        if _kind(node, tensors) in kinds:
+            yield _digest(node, tensors)
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs):
                 if body.node:
-                    yield from _digests(body.node, {**held, **{t.name: t for t in body.initializer}}, kinds)
+                    yield from _digests(body.node, {**tensors, **{t.name: t for t in body.initializer}}, kinds)
 
 
-def _kind(node: onnx.NodeProto, held: Mapping[str, onnx.TensorProto]) -> str:
+def _kind(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> str:
     given = [
-        f"{t.data_type}{list(t.dims)}" if (t := held.get(name)) is not None else "-" if name else ""
+        f"{t.data_type}{list(t.dims)}" if (t := tensors.get(name)) is not None else "-" if name else ""
         for name in node.input
     ]
     return f"{node.domain.replace('ai.onnx', '')}.{node.op_type}({', '.join(given)})"
 
 
-def _digest(node: onnx.NodeProto, held: Mapping[str, onnx.TensorProto]) -> bytes:
+def _digest(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> bytes:
     """Of op, attributes and constants; names and metadata don't count."""
-    made = hashlib.sha256(_kind(node, held).encode())
+    made = hashlib.sha256(_kind(node, tensors).encode())
     for attribute in sorted(node.attribute, key=lambda a: a.name):
         plain = onnx.AttributeProto()
         plain.CopyFrom(attribute)
         plain.ClearField("doc_string")
         made.update(plain.SerializeToString(deterministic=True))
     for name in node.input:
-        if (tensor := held.get(name)) is not None:
+        if (tensor := tensors.get(name)) is not None:
             made.update(tensor.raw_data or np.ascontiguousarray(array(tensor)).data)
     return made.digest()

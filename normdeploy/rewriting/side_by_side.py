@@ -24,7 +24,8 @@ import onnx
 
 from ..graphs import equal
 from ..graphs.dims import Dims, evaluate_dim
-from ..graphs.protos import inferred, may_draw
+from ..graphs.inference import inferred
+from ..graphs.protos import may_draw
 from ..graphs.stated import STRING, stated_inputs
 from ..model import Dim, InputSpec
 from .perturbed import FLOATING, PATIENCE, Model, short
@@ -44,7 +45,7 @@ _UNITS = 8
 class Difference:
     """Where after and before differ; ``fails`` where after does not run at all."""
 
-    said: str
+    message: str
     sizes: Mapping[str, int]
     fails: bool = False
 
@@ -56,11 +57,11 @@ def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
     """What a file alone says of its inputs: of integers nothing, and 0 and 1 are taken; a dynamic dim is taken at
     `_BARE`."""
     specs = []
-    for held in stated_inputs(proto.graph):
-        if held.dtype in ("", STRING):
-            raise _NotComparable(f"the input {held.name!r} is no tensor of numbers")
-        shape = tuple(Dim.static(d) if isinstance(d, int) else Dim(d, *_BARE) for d in held.dims or ())
-        specs.append(InputSpec(held.name, held.dtype, shape))
+    for stated in stated_inputs(proto.graph):
+        if stated.dtype in ("", STRING):
+            raise _NotComparable(f"the input {stated.name!r} is no tensor of numbers")
+        shape = tuple(Dim.static(d) if isinstance(d, int) else Dim(d, *_BARE) for d in stated.dims or ())
+        specs.append(InputSpec(stated.name, stated.dtype, shape))
     return specs
 
 
@@ -215,14 +216,14 @@ class Reference:
             if only is not None and seen.sizes != only:
                 continue
             try:
-                found = self._at(seen, model)
+                worst = self._at(seen, model)
             except MemoryError:  # of numpy, which computes in float64: the models themselves ran
                 self._note(
                     f"the whole model was not compared at {_sizes_text(seen.sizes)}: there is not enough memory for it"
                 )
                 continue
-            if found is not None:
-                return found
+            if worst is not None:
+                return worst
         return None
 
     def _note(self, text: str) -> None:
@@ -233,17 +234,17 @@ class Reference:
         try:
             outputs = model.run(seen.feeds, patience=4 * PATIENCE)
         except Exception as e:
-            said = (
+            message = (
                 f"at {_sizes_text(seen.sizes)} the result does not run in onnxruntime, where the model before does:"
                 f" {short(e)}"
             )
-            return Difference(said, seen.sizes, True)
+            return Difference(message, seen.sizes, True)
         for draws in _PERTURBED:
             self._perturb(seen, draws)
-            said = self._compared(seen, outputs)
-            if not said:
+            message = self._compared(seen, outputs)
+            if not message:
                 return None
-        return Difference(f"at {_sizes_text(seen.sizes)} {said}", seen.sizes)
+        return Difference(f"at {_sizes_text(seen.sizes)} {message}", seen.sizes)
 
     def _perturb(self, seen: _Seen, draws: int) -> None:
         for number in range(seen.draws, draws):

@@ -15,10 +15,11 @@ from functools import lru_cache
 import numpy as np
 
 from ..evaluate import evaluate
+from ..evaluate.budget import affordable
 from ..graphs.region import Bound, EvaluationFailed, assignments, concrete
 from ..recognition.facts import Norm
 from ..recognition.probe import Fit
-from ..recognition.sizes import affordable, bindings, loose_axes
+from ..recognition.sizes import bindings, loose_axes
 from .certify import Rewrite
 
 
@@ -80,12 +81,19 @@ def _norm_case(norm: Norm, rewrite: Rewrite, loose: tuple[int, ...]) -> Case | N
     return None
 
 
-@lru_cache(maxsize=8)
 def battery(
     shape: tuple[int, ...], axes: tuple[int, ...], split: int | None, block: int, epsilon: float
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
     """Every pattern in some group, for all norms that group alike: inputs of the shape, and the patterns of their
     groups."""
+    made = _battery if math.prod(shape) <= _FEW else _battery.__wrapped__  # large ones are not kept
+    return made(shape, axes, split, block, epsilon)
+
+
+@lru_cache(maxsize=8)
+def _battery(
+    shape: tuple[int, ...], axes: tuple[int, ...], split: int | None, block: int, epsilon: float
+) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
     rng = np.random.default_rng(11)
     layout = Fit(shape, axes, split, block, True, epsilon, np.ones(()), np.zeros(()))
     order, groups = list(PATTERNS), math.prod(shape) // layout.n
@@ -124,3 +132,4 @@ def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tu
 
 
 _MOST = 2**20  # elements of an input that a fold is tried on
+_FEW = 2**16  # elements of inputs that are kept for the next norm

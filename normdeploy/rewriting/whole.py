@@ -62,25 +62,26 @@ def settled(
     reference = Reference(before, specs)
     if reference.failed:
         return made, [f"the whole model was not compared: {reference.failed}"], False
-    found = reference.difference(made[0])
-    if found is None:
+    difference = reference.difference(made[0])
+    if difference is None:
         return made, reference.notes, True
-    if found.fails and not loads:
-        return made, [*reference.notes, f"the whole model was not compared: {found.said}"], False
+    if difference.fails and not loads:
+        return made, [*reference.notes, f"the whole model was not compared: {difference.message}"], False
     left: dict[Step, Finding] = {}
     if tidy is not None:
         made = make(left)
-        found = reference.difference(made[0])
-    while found is not None:
+        difference = reference.difference(made[0])
+    while difference is not None:
         steps = {step: finding for step, finding in made[2] if step not in left}
         if not steps:
             raise ExportError(
-                f"{found.said}; none of the rewrites is to blame: this is a mistake of normdeploy's, please report it"
+                f"{difference.message}; none of the rewrites is to blame: this is a mistake of normdeploy's, please"
+                " report it"
             )
-        blamed = _blamed(reference, make, left, steps, found) if len(left) < _SEARCHES else list(steps)
-        left |= {step: undone(steps[step], f"{found.said}; without it that is not so") for step in blamed}
+        blamed = _blamed(reference, make, left, steps, difference) if len(left) < _SEARCHES else list(steps)
+        left |= {step: undone(steps[step], f"{difference.message}; without it that is not so") for step in blamed}
         made = make(left)
-        found = reference.difference(made[0])
+        difference = reference.difference(made[0])
     if strict:
         require_kept(made[1].findings)
     if tidy is None:
@@ -88,19 +89,23 @@ def settled(
     tidied = tidy(made[0])
     wrong = reference.difference(tidied)
     if wrong is not None:
-        return made, [*reference.notes, f"the graph was left unsimplified: {wrong.said}"], True
+        return made, [*reference.notes, f"the graph was left unsimplified: {wrong.message}"], True
     return (tidied, *made[1:]), reference.notes, True
 
 
 def _blamed(
-    reference: Reference, make: Make, left: Mapping[Step, Finding], steps: Mapping[Step, Finding], found: Difference
+    reference: Reference,
+    make: Make,
+    left: Mapping[Step, Finding],
+    steps: Mapping[Step, Finding],
+    difference: Difference,
 ) -> list[Step]:
     """The step with which the first ``k`` of ``steps`` begin to differ; all where leaving out all does not help."""
     order = list(steps)
 
     def differs(first: int) -> bool:
         proto, *_ = make({**left, **{step: steps[step] for step in order[first:]}})
-        return reference.difference(proto, only=found.sizes) is not None
+        return reference.difference(proto, only=difference.sizes) is not None
 
     if differs(0):
         return order

@@ -57,18 +57,18 @@ def require_taken(trt: Any, builder: Any, options: Options) -> None:
 
 def arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]:
     """The options as Polygraphy's CreateConfig takes them; ``folder``: for files that it wants to read."""
-    found: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     if "workspace" in options:
-        found["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: options["workspace"]}
+        keywords["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: options["workspace"]}
     if "optimization_level" in options:
-        found["builder_optimization_level"] = options["optimization_level"]
+        keywords["builder_optimization_level"] = options["optimization_level"]
     if "hardware_compatibility" in options:
-        found["hardware_compatibility_level"] = _level(trt, options["hardware_compatibility"])
+        keywords["hardware_compatibility_level"] = _level(trt, options["hardware_compatibility"])
     if "timing_cache" in options and (data := _read(Path(options["timing_cache"]))):
         (copy := folder / "timing-cache").write_bytes(data)  # Polygraphy would leave a lock beside the user's file
-        found["load_timing_cache"] = str(copy)
+        keywords["load_timing_cache"] = str(copy)
     named = {"refit": "refittable", "version_compatible": "version_compatible", "weight_streaming": "weight_streaming"}
-    return found | {name: True for option, name in named.items() if options.get(option)}
+    return keywords | {name: True for option, name in named.items() if options.get(option)}
 
 
 def save_timing_cache(config: Any, options: Options) -> str:
@@ -153,11 +153,11 @@ def _require_timing_cache(config: Any, path: Path) -> None:
     if not hasattr(config, "create_timing_cache"):
         raise Untaken("timing_cache", "it has no timing cache")
     data = _read(path)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         cache = config.create_timing_cache(data)
         taken = cache is not None and config.set_timing_cache(cache, ignore_mismatch=False)
-    if any("no-op" in str(w.message) for w in said):
+    if any("no-op" in str(w.message) for w in raised):
         raise Untaken("timing_cache", "it says that timing caches are no-ops in it")
     if not taken:
         raise Untaken(

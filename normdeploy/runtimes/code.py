@@ -42,11 +42,11 @@ class CodeRunner(EagerRunner):
         except (
             Exception
         ) as error:  # inductor's and dynamo's errors share no base class, and operators raise what they like
-            said = " ".join(str(error).split())[:300] or type(error).__name__
+            message = " ".join(str(error).split())[:300] or type(error).__name__
             if self._compiled:
-                raise RuntimeUnavailable(f"torch.compile can't compile the model here: {said}") from error
+                raise RuntimeUnavailable(f"torch.compile can't compile the model here: {message}") from error
             raise InputError(
-                f"the model does not run on these inputs: {said}; give sizes and values that it takes"
+                f"the model does not run on these inputs: {message}; give sizes and values that it takes"
             ) from error
 
     def prepare(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], Sequence[Any]]:

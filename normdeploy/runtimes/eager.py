@@ -225,8 +225,8 @@ class _Rounding(_Interpreter):
                 raise
             half = halves.pop()
             args, kwargs = tree_map(lambda v: widen(v, lambda d: torch.float32 if d == half else d), (args, kwargs))
-            found = super().call_function(target, args, kwargs)
-            return tree_map(lambda v: widen(v, halved(half)), found)
+            result = super().call_function(target, args, kwargs)
+            return tree_map(lambda v: widen(v, halved(half)), result)
 
 
 @dataclass(frozen=True)
@@ -240,8 +240,8 @@ class Widening(_Interpreter):
     """Parameters become float64 where they are read, one at a time."""
 
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[Any, Any]:
-        found: tuple[Any, Any] = super().fetch_args_kwargs_from_env(n)
-        return tree_map(lambda v: widen(v.tensor) if isinstance(v, Narrow) else v, found)
+        arguments: tuple[Any, Any] = super().fetch_args_kwargs_from_env(n)
+        return tree_map(lambda v: widen(v.tensor) if isinstance(v, Narrow) else v, arguments)
 
 
 _TorchRunner._interpreter, HalfRunner._interpreter, Float64Runner._interpreter = _Interpreter, _Rounding, Widening

@@ -113,8 +113,8 @@ class EngineRunner(LiveRunner):
         config = self._engine.create_runtime_config()
         if cuda_graph:
             config.cuda_graph_strategy = self._library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-        if said := self._cache.attach(config):
-            self.notes = (*self.notes, said)
+        if warning := self._cache.attach(config):
+            self.notes = (*self.notes, warning)
         return self._engine.create_execution_context(config)
 
     def _run(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -128,25 +128,25 @@ class EngineRunner(LiveRunner):
                 )
         stays = any(tensor.device == device for tensor in tensors.values())
         with self._cuda.running():
-            found = self._recorded(profile, tensors) if self._records else self._once(profile, tensors)
-            self._cuda.share([*tensors.values(), *found.values()])
+            outputs = self._recorded(profile, tensors) if self._records else self._once(profile, tensors)
+            self._cuda.share([*tensors.values(), *outputs.values()])
             if stays and not self._host:
-                return found
-            results = found if stays else {name: tensor.to("cpu") for name, tensor in found.items()}
+                return outputs
+            results = outputs if stays else {name: tensor.to("cpu") for name, tensor in outputs.items()}
             self._cuda.synchronize()  # host memory must outlast the work
             return results
 
     def _prepared(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
         profile = chosen(self.name, tensors, self.inputs, self._engine.num_optimization_profiles, self._named)
         with self._cuda.running():
-            held = self._bindable(tensors)
-            outputs = self._prepare(profile, held)
+            bindable = self._bindable(tensors)
+            outputs = self._prepare(profile, bindable)
 
         def once() -> None:
             self._execute()
             self._cuda.synchronize()
 
-        once.held = held, outputs  # type: ignore[attr-defined]  # the context holds addresses alone
+        once.held = bindable, outputs  # type: ignore[attr-defined]  # the context holds addresses alone
         return once
 
     def _once(self, profile: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -169,13 +169,13 @@ class EngineRunner(LiveRunner):
             self._graph = key, _Graph(self, profile, tensors)
         return self._graph[1](tensors)
 
-    def _prepare(self, profile: int, held: dict[str, torch.Tensor]) -> Callable[[], dict[str, torch.Tensor]]:
+    def _prepare(self, profile: int, tensors: dict[str, torch.Tensor]) -> Callable[[], dict[str, torch.Tensor]]:
         """Profile, shapes and addresses, in the order in which each needs the one before; what comes out is known after
         the run."""
         context = self._context
         if context.active_optimization_profile != profile:
             self._must(context.set_optimization_profile_async(profile, self._cuda.handle), f"profile {profile}")
-        for name, tensor in held.items():
+        for name, tensor in tensors.items():
             self._must(
                 context.set_input_shape(name, tuple(tensor.shape)), f"input {name!r} of shape {list(tensor.shape)}"
             )

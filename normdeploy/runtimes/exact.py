@@ -78,15 +78,15 @@ class Exact:
 
     def before(self, ends: Iterable[str], stops: Collection[str] = ()) -> list[int]:
         """The places of the nodes that ``ends`` are computed by from ``stops``, in order."""
-        found: set[int] = set()
+        nodes: set[int] = set()
         stack = list(ends)
         while stack:
             name = stack.pop()
             place = self.makers.get(name)
-            if place is not None and place not in found and name not in stops:
-                found.add(place)
+            if place is not None and place not in nodes and name not in stops:
+                nodes.add(place)
                 stack += self.reads(self.nodes[place])
-        return sorted(found)
+        return sorted(nodes)
 
     def run(self, places: Sequence[int], known: Values, change: Change | None = None) -> dict[str, Array]:
         """Values in float64 (integers as they are) of everything that ``places`` write, and ``known``, which is not
@@ -96,24 +96,24 @@ class Exact:
             NotEvaluated: something that is read can't be computed.
         """
         change = change or Change()
-        found = dict(known)
+        results = dict(known)
         with evaluate.quiet():
             for place in places:
                 node = change.nodes.get(place, self.nodes[place])
-                if all(name in found for name in node.output if name):
+                if all(name in results for name in node.output if name):
                     continue
-                inputs = [self.value(name, found) if name else None for name in node.input]
+                inputs = [self.value(name, results) if name else None for name in node.input]
                 for (where, i), function in change.inputs.items():
                     if where == place:
                         inputs[i] = function(np.asarray(inputs[i]))
-                for name, value in zip(node.output, self.apply(node, inputs, found), strict=False):
+                for name, value in zip(node.output, self.apply(node, inputs, results), strict=False):
                     if name and name not in known and value is not None:
-                        found[name] = value
-        return found
+                        results[name] = value
+        return results
 
-    def value(self, name: str, found: Values) -> Array:
-        if name in found:
-            return found[name]
+    def value(self, name: str, known: Values) -> Array:
+        if name in known:
+            return known[name]
         if name not in self._wide:
             if name in self.weights:
                 self._wide[name] = widen(values(self.weights[name]))
@@ -123,7 +123,7 @@ class Exact:
                 raise NotEvaluated(f"the value of {name!r} is not known")
         return self._wide[name]
 
-    def apply(self, node: onnx.NodeProto, inputs: Sequence[Any], found: Values) -> Sequence[Array | None]:
+    def apply(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Values) -> Sequence[Array | None]:
         """What one node writes, in float64 where it is floating.
 
         Raises:
@@ -139,7 +139,7 @@ class Exact:
                 node.op_type, inputs, attrs, opset=opset_of(self.proto), domain=domain, outputs=len(node.output)
             )
         except evaluate.Unsupported:
-            return self._by_runtime(node, inputs, found)
+            return self._by_runtime(node, inputs, known)
         except (
             ValueError,
             TypeError,
@@ -152,9 +152,9 @@ class Exact:
         ) as error:
             raise NotEvaluated(f"{node.op_type} {node.name!r}: {type(error).__name__}: {error}") from error
 
-    def _by_runtime(self, node: onnx.NodeProto, inputs: Sequence[Array | None], found: Values) -> list[Array | None]:
+    def _by_runtime(self, node: onnx.NodeProto, inputs: Sequence[Array | None], known: Values) -> list[Array | None]:
         given = {name: value for name, value in zip(node.input, inputs, strict=True) if name and value is not None}
-        given |= {name: self.value(name, found) for name in self.reads(node) if name not in given}
+        given |= {name: self.value(name, known) for name in self.reads(node) if name not in given}
         if any(isinstance(value, list) for value in given.values()):
             raise NotEvaluated(f"{node.op_type} {node.name!r} reads a sequence, and has no float64 form")
         feeds = {name: self.rounded(name, value) for name, value in given.items()}
@@ -217,15 +217,15 @@ def _kind(dtype: np.dtype) -> int:
 
 def _called(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
     """The functions that ``nodes`` and their bodies call, and those that these call."""
-    held = {(f.domain, f.name): f for f in proto.functions}
+    functions = {(f.domain, f.name): f for f in proto.functions}
     called: dict[tuple[str, str], onnx.FunctionProto] = {}
     stack = list(nodes)
     while stack:
         node = stack.pop()
         key = (node.domain, node.op_type)
-        if key in held and key not in called:
-            called[key] = held[key]
-            stack += held[key].node
+        if key in functions and key not in called:
+            called[key] = functions[key]
+            stack += functions[key].node
         stack += [inner for a in node.attribute for body in (a.g, *a.graphs) for inner in body.node]
     return list(called.values())
 

@@ -19,7 +19,7 @@ import torch
 from ..errors import NormdeployError
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
-from ..graphs.protos import inferred
+from ..graphs.inference import inferred
 from ..norms.ops import STANDARD, Statistics
 from . import RunResult
 from .arrays import check_names
@@ -151,9 +151,9 @@ class File64Runner:
         def read(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
             return [rounded(n, v) if n in self._exact.constants else v for n, v in zip(node.input, inputs, strict=True)]
 
-        found = self._run(feeds, rounded, read, lambda node, inputs, name, value: rounded(name, value))
+        values = self._run(feeds, rounded, read, lambda node, inputs, name, value: rounded(name, value))
         with np.errstate(all="ignore"):
-            return {name: value.astype(kind(name, value)) if _wide(value) else value for name, value in found.items()}
+            return {name: value.astype(kind(name, value)) if _wide(value) else value for name, value in values.items()}
 
     def _run(
         self,
@@ -163,25 +163,25 @@ class File64Runner:
         write: Callable[[onnx.NodeProto, list[Any], str, Array], Array],
     ) -> RunResult:
         check_names(self.name, feeds, sorted(self._exact.inputs))
-        found: dict[str, Array] = {name: feed(name, widen(np.asarray(value))) for name, value in feeds.items()}
+        values: dict[str, Array] = {name: feed(name, widen(np.asarray(value))) for name, value in feeds.items()}
         try:
             with evaluate.quiet():
                 for place in self._places:
-                    self._step(place, found, read, write)
-                return {name: np.asarray(self._exact.value(name, found)) for name in self._outputs}
+                    self._step(place, values, read, write)
+                return {name: np.asarray(self._exact.value(name, values)) for name in self._outputs}
         except NotEvaluated as error:
             raise NormdeployError(f"the float64 reference can't be run: {error}") from error
 
-    def _step(self, place: int, found: dict[str, Array], read: Any, write: Any) -> None:
+    def _step(self, place: int, values: dict[str, Array], read: Any, write: Any) -> None:
         node = self._exact.nodes[place]
-        inputs = read(node, [self._exact.value(name, found) if name else None for name in node.input])
-        made = self._exact.apply(node, inputs, found) if node.op_type not in _SEQUENCES else _sequence(node, inputs)
+        inputs = read(node, [self._exact.value(name, values) if name else None for name in node.input])
+        made = self._exact.apply(node, inputs, values) if node.op_type not in _SEQUENCES else _sequence(node, inputs)
         for name, value in zip(node.output, made, strict=False):
             if name and value is not None:
-                found[name] = write(node, inputs, name, value) if _wide(value) else value
+                values[name] = write(node, inputs, name, value) if _wide(value) else value
         for name in {*node.input, *node.output}:
             if self._last.get(name, -1) <= place and name not in self._outputs:
-                found.pop(name, None)
+                values.pop(name, None)
 
     def __enter__(self) -> Self:
         return self

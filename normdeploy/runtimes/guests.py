@@ -40,14 +40,14 @@ def required(name: str) -> Extension:
     Raises:
         InputError: no installed package brings it.
     """
-    found = extensions.named(extensions.RUNTIMES, name)
-    if found is None:
+    matching = extensions.named(extensions.RUNTIMES, name)
+    if matching is None:
         known = ", ".join(repr(e.name) for e in extensions.installed(extensions.RUNTIMES))
         raise InputError(
             f"no installed package brings a runtime {name!r}; "
             + (f"there are {known}" if known else "none brings any (with --no-extensions none is looked for)")
         )
-    return found
+    return matching
 
 
 def title(extension: Extension) -> str:
@@ -99,16 +99,16 @@ class GuestRunner(LiveRunner):
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         for array in arrays.values():
             array.flags.writeable = False  # they are the caller's
-        found: Any = self._called("fails", self._runner.infer, arrays)
+        outputs: Any = self._called("fails", self._runner.infer, arrays)
         names = [spec.name for spec in self.outputs]
-        if not isinstance(found, Mapping) or not all(isinstance(found.get(name), np.ndarray) for name in names):
-            told = list(found) if isinstance(found, Mapping) else type(found).__name__
+        if not isinstance(outputs, Mapping) or not all(isinstance(outputs.get(name), np.ndarray) for name in names):
+            told = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
             raise self._extension.error(f"gives {told!r:.160} where the outputs are {names}, each a numpy array")
-        return {name: found[name] for name in names}
+        return {name: outputs[name] for name in names}
 
     def _run(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        found = self._run_arrays({name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()})
-        return {name: as_tensor(name, array) for name, array in found.items()}
+        outputs = self._run_arrays({name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()})
+        return {name: as_tensor(name, array) for name, array in outputs.items()}
 
     def _prepared(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
         arrays = {name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()}

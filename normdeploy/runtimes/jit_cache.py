@@ -61,16 +61,16 @@ class JitCache:
         if not self._reads or not (self._writes or self.path.is_file()):
             return ""
         self._cache = config.create_runtime_cache()
-        said = ""
+        warning = ""
         if self.path.is_file():
             self._before = self.path.read_bytes()
             if not self._cache.deserialize(self._before):
-                said = (
+                warning = (
                     f"the runtime cache {self.path.name} was not used: it is damaged, or was made on another GPU, with"
                     " another driver or by another version"
                 )
         config.set_runtime_cache(self._cache)
-        return said
+        return warning
 
     def save(self) -> None:
         """Write what has been compiled, where it is to be kept and is new."""

@@ -36,14 +36,14 @@ def validity(library: Any, loader: Any, engine: bytes) -> tuple[bool, str]:
     """
     if not hasattr(loader, "get_engine_validity"):
         return True, ""
-    found, diagnostics = loader.get_engine_validity(engine)
+    status, diagnostics = loader.get_engine_validity(engine)
     known = library.EngineInvalidityDiagnostics.__members__
     named = [name for name, bit in known.items() if int(diagnostics) & int(bit)]
-    said = "; ".join(_ADVICE.get(name, name) for name in named)
-    if found == library.EngineValidity.INVALID:
-        return False, said
-    if found == library.EngineValidity.SUBOPTIMAL:
-        return True, f"the engine may be slow on this GPU{': ' if said else ''}{said}"
+    advice = "; ".join(_ADVICE.get(name, name) for name in named)
+    if status == library.EngineValidity.INVALID:
+        return False, advice
+    if status == library.EngineValidity.SUBOPTIMAL:
+        return True, f"the engine may be slow on this GPU{': ' if advice else ''}{advice}"
     return True, ""
 
 
@@ -54,12 +54,12 @@ def opened(library: Any, loader: Any, log: Any, path: Path, title: str) -> tuple
         NormdeployError: it can't be loaded here; with the library's reason and what to do.
     """
     data = path.read_bytes()
-    valid, said = validity(library, loader, data)
+    valid, advice = validity(library, loader, data)
     engine = loader.deserialize_cuda_engine(data) if valid else None
     if engine is None:
-        why = said or (f"{log.taken()}; build it with this version of {title} for this GPU's compute capability")
+        why = advice or (f"{log.taken()}; build it with this version of {title} for this GPU's compute capability")
         raise NormdeployError(f"{path.name} can't be loaded on this GPU: {why}")
-    return engine, (said,) if said else ()
+    return engine, (advice,) if advice else ()
 
 
 def set_weight_budget(engine: Any, budget: int, name: str) -> None:
@@ -94,7 +94,7 @@ def log_of(library: Any) -> Any:
                 self._messages.append(" ".join(message.split()))
 
         def taken(self) -> str:
-            said, self._messages = "; ".join(dict.fromkeys(self._messages)), []
-            return said or "no reason is given"
+            messages, self._messages = "; ".join(dict.fromkeys(self._messages)), []
+            return messages or "no reason is given"
 
     return Log()

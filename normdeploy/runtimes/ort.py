@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import ml_dtypes
 import numpy as np
@@ -16,13 +16,13 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
+from ..sessions import PROVIDERS, open_session
 from . import RunResult
 from .arrays import check_names
 from .trt import no_gpu
 
 _SILENT, _WARNINGS = 4, 2  # onnxruntime's severities
 _ALL_WEIGHTS = "0"  # bytes: a file of more than 2 GB can't hold them
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
 
@@ -55,26 +55,17 @@ class OrtRunner:
         if provider == "cuda" and (reason := no_cuda()):
             raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
         self.name = title(provider, optimize=optimize)
-        options = ort.SessionOptions()
-        options.log_severity_level = _SILENT
-        options.add_session_config_entry(
-            "session.intra_op.allow_spinning", "0"
-        )  # its idle threads would take torch's time
-        level = ort.GraphOptimizationLevel
-        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        entries = {"session.intra_op.allow_spinning": "0"}  # its idle threads would take torch's time
         if disabled:
-            options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(disabled))
+            entries["optimization.disable_specified_optimizers"] = ";".join(disabled)
         if saved is not None:
-            options.optimized_model_filepath = os.fspath(saved)
-            options.add_session_config_entry(
-                "session.optimized_model_external_initializers_file_name", f"{saved.name}.data"
-            )
-            options.add_session_config_entry(
-                "session.optimized_model_external_initializers_min_size_in_bytes", _ALL_WEIGHTS
-            )
-        settings: dict[str, Any] = {"use_tf32": "0"} if provider == "cuda" else {}
+            prefix = "session.optimized_model_external_initializers"
+            entries |= {f"{prefix}_file_name": f"{saved.name}.data", f"{prefix}_min_size_in_bytes": _ALL_WEIGHTS}
+        settings = {"use_tf32": "0"} if provider == "cuda" else {}
         try:
-            self._session = ort.InferenceSession(_model(source), options, providers=[(PROVIDERS[provider], settings)])
+            self._session = open_session(
+                _model(source), optimize=optimize, provider=provider, settings=settings, entries=entries, saved=saved
+            )
         except Exception as error:  # onnxruntime's exceptions share no base class
             kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
             raise kind(f"{self.name} can't load the model: {short(error)}") from error
@@ -135,12 +126,12 @@ def no_cuda() -> str:
         identity = onnx.parser.parse_model(
             '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Identity(x) }'
         )
-        session = ort.InferenceSession(identity.SerializeToString(), providers=[PROVIDERS["cuda"]])
+        made = open_session(identity.SerializeToString(), provider="cuda")
     except Exception as error:
         return short(error)
     finally:
         ort.set_default_logger_severity(_WARNINGS)
-    if PROVIDERS["cuda"] not in session.get_providers():
+    if PROVIDERS["cuda"] not in made.get_providers():
         return f"onnxruntime {ort.__version__} does not find the CUDA and cuDNN libraries that it was built for"
     return ""
 

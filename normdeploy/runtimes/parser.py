@@ -46,8 +46,8 @@ def main() -> None:
         if parser.parse(base64.b64decode(model)) and not parser.num_errors:
             answer: dict[str, Any] = {"layers": layers(network)}
         else:
-            said = "; ".join(dict.fromkeys(parser.get_error(i).desc() for i in range(parser.num_errors)))
-            answer = {"refused": said or "its parser gives no reason"}
+            messages = "; ".join(dict.fromkeys(parser.get_error(i).desc() for i in range(parser.num_errors)))
+            answer = {"refused": messages or "its parser gives no reason"}
         channel.write(json.dumps(answer) + "\n")
 
 

@@ -149,18 +149,18 @@ def _shapes(
     if item.name in shapes:
         return shapes[item.name]
     spec = recorded.get(item.name)
-    found: list[Range] = []
+    of_input: list[Range] = []
     for axis, dim in enumerate(item.dims):
         if isinstance(dim, int):
-            found.append((dim, dim, dim))
+            of_input.append((dim, dim, dim))
         elif dim is not None and dim in ranges:
-            found.append(ranges[dim][0])
+            of_input.append(ranges[dim][0])
         elif spec is not None and len(spec.shape) == len(item.dims) and spec.shape[axis].name == dim:
-            found.append((spec.shape[axis].min, spec.shape[axis].opt, spec.shape[axis].max))
+            of_input.append((spec.shape[axis].min, spec.shape[axis].opt, spec.shape[axis].max))
         else:
             known = f"dim {dim!r}" if dim is not None else f"dim {axis}"
             raise InputError(
                 f"{known} of input {item} is dynamic, and nothing says which sizes it takes; give a profile: {_HOW}"
             )
-    low, best, high = zip(*found, strict=True)
+    low, best, high = zip(*of_input, strict=True)
     return low, best, high

@@ -106,8 +106,8 @@ class _Rounded(Widening):
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[Any, Any]:
         if not self._op or not self._unit or self._op in _ONE_ROUNDING or self._op == "cumsum":
             return super().fetch_args_kwargs_from_env(n)
-        found: tuple[Any, Any] = torch.fx.Interpreter.fetch_args_kwargs_from_env(self, n)
-        return tree_map(self._operand, found)
+        arguments: tuple[Any, Any] = torch.fx.Interpreter.fetch_args_kwargs_from_env(self, n)
+        return tree_map(self._operand, arguments)
 
     def _operand(self, value: Any) -> Any:
         if isinstance(value, Narrow):

@@ -12,8 +12,9 @@ import onnx
 import onnxruntime as ort
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
+from ..sessions import open_session
 from .live import LiveRunner
-from .ort import NOT_IMPLEMENTED, PROVIDERS, from_ort, no_cuda, short
+from .ort import NOT_IMPLEMENTED, from_ort, no_cuda, short
 from .tensors import DTYPES, TensorSpec
 
 if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU need none of it
@@ -21,7 +22,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU 
 
     from .cuda import Cuda
 
-_ERRORS_ONLY = 4  # onnxruntime's severity
 _NO_GRAPH = "-1"  # its gpu_graph_id of a run that neither records nor replays
 _TYPES = {"float": "float32", "double": "float64"}
 _ELEMENTS: dict[str, int] = {
@@ -66,15 +66,12 @@ class SessionRunner(LiveRunner):
                 "user_compute_stream": str(self._cuda.handle),
                 "enable_cuda_graph": str(int(cuda_graph)),
             }
-        options = ort.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY
-        options.intra_op_num_threads = threads
-        if threads:
-            options.add_session_config_entry(
-                "session.force_spinning_stop", "1"
-            )  # between runs they would take the cores of others
+        # between runs threads that spin would take the cores of others
+        entries = {"session.force_spinning_stop": "1"} if threads else {}
         try:
-            self._session = ort.InferenceSession(os.fspath(path), options, providers=[(PROVIDERS[provider], settings)])
+            self._session = open_session(
+                path, optimize=True, provider=provider, settings=settings, threads=threads, entries=entries
+            )
         except Exception as error:  # onnxruntime's exceptions share no base class
             kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
             raise kind(f"{self.name} can't load the model: {short(error)}") from error
@@ -106,11 +103,11 @@ class SessionRunner(LiveRunner):
         stays = any(tensor.is_cuda for tensor in tensors.values())
         with self._cuda.running():
             graphs = self._graphs
-            found = (
+            outputs = (
                 self._bound(tensors, "cuda" if stays else "cpu") if graphs is None else self._replayed(tensors, graphs)
             )
-            self._cuda.share([*tensors.values(), *found.values()])
-            return found if stays else {name: tensor.cpu() for name, tensor in found.items()}
+            self._cuda.share([*tensors.values(), *outputs.values()])
+            return outputs if stays else {name: tensor.cpu() for name, tensor in outputs.items()}
 
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         try:
@@ -141,10 +138,10 @@ class SessionRunner(LiveRunner):
         values = zip(self.outputs, binding.get_outputs(), strict=True)
         return {spec.name: _tensor(value, spec) for spec, value in values}
 
-    def _binding(self, held: dict[str, torch.Tensor], where: str) -> ort.IOBinding:
+    def _binding(self, tensors: dict[str, torch.Tensor], where: str) -> ort.IOBinding:
         binding = self._session.io_binding()
         for spec in self.inputs:
-            self._bind(binding.bind_input, spec, held[spec.name])
+            self._bind(binding.bind_input, spec, tensors[spec.name])
         for spec in self.outputs:
             binding.bind_output(
                 spec.name, where, (self._cuda.device.index or 0) if where == "cuda" and self._cuda else 0
@@ -232,7 +229,7 @@ def _over(array: np.ndarray) -> ort.OrtValue:
 def _tensor(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:
     import torch
 
-    found = torch.from_dlpack(
+    tensor = torch.from_dlpack(
         value._ortvalue
     )  # the wrapper's own __dlpack__ does not take the arguments that torch gives
-    return found.view(torch.bool) if spec.dtype == "bool" else found  # onnxruntime says uint8 there
+    return tensor.view(torch.bool) if spec.dtype == "bool" else tensor  # onnxruntime says uint8 there

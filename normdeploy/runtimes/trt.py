@@ -160,8 +160,8 @@ class _Log(logging.Handler):
 
     def taken(self) -> str:
         """All since the last time, in one line."""
-        said, self._messages = "; ".join(dict.fromkeys(self._messages)), []
-        return said or "no reason is given"
+        messages, self._messages = "; ".join(dict.fromkeys(self._messages)), []
+        return messages or "no reason is given"
 
 
 @functools.cache

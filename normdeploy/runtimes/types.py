@@ -69,12 +69,14 @@ def check(trt: Any, network: Any, precision: str, stated: Mapping[str, str]) -> 
 
 
 def _differing(what: str, tensors: list[Any], stated: Mapping[str, str]) -> list[str]:
-    found = [
+    differing = [
         (t.name, FLOATS.get(t.dtype.name, t.dtype.name))
         for t in tensors
         if t.name in stated and stated[t.name] in FLOATS.values()
     ]
-    return [f"{what} {name!r} is {kind}, the file says {stated[name]}" for name, kind in found if kind != stated[name]]
+    return [
+        f"{what} {name!r} is {kind}, the file says {stated[name]}" for name, kind in differing if kind != stated[name]
+    ]
 
 
 def _strong(trt: Any, network: Any) -> bool:

@@ -34,17 +34,17 @@ def told(node: onnx.NodeProto) -> str:
         f"by version {version}" if (version := text_of(node, "ep_sdk_version")) else "",
     ]
     need = f" (pip install {PACKAGE}) on such a GPU" if provider == PROVIDER else ""
-    said = " ".join(part for part in ("compiled", *built) if part)
+    title = " ".join(part for part in ("compiled", *built) if part)
     return (
-        f"holds, in the place of nodes, an engine for onnxruntime's {provider}, {said}: only onnxruntime with that"
+        f"holds, in the place of nodes, an engine for onnxruntime's {provider}, {title}: only onnxruntime with that"
         f" provider{need} runs it"
     )
 
 
 def text_of(node: onnx.NodeProto, name: str) -> str:
     """A text among the attributes, "" where it is not there; nothing in it is believed."""
-    found = next((a.s for a in node.attribute if a.name == name), b"")
-    text = found[: 4 * _SHOWN].decode(errors="replace")
+    value = next((a.s for a in node.attribute if a.name == name), b"")
+    text = value[: 4 * _SHOWN].decode(errors="replace")
     return "".join(c if c.isprintable() else "?" for c in text)[:_SHOWN]
 
 

@@ -145,8 +145,8 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
                     stream.seek(offset)
                     tensor.raw_data = stream.read(length)
             except (OSError, MemoryError, OverflowError) as error:
-                said = f"can't read the {length} bytes of the weight {tensor.name!r} from {file.name!r}"
-                raise GraphError(f"{said}: {_why(error)}") from error
+                message = f"can't read the {length} bytes of the weight {tensor.name!r} from {file.name!r}"
+                raise GraphError(f"{message}: {_why(error)}") from error
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
     return proto

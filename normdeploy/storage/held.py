@@ -3,6 +3,9 @@
 A protobuf copies a weight each time that it is read, and each time that a message is put together from others. So while
 a model is rewritten, its large floating weights are arrays, of which the initializers name the key. Whoever makes a
 model so keeps its `Weights`: with them the arrays are gone. A key is random, so that no file can name one.
+
+The weight of a linear layer is torch's own memory, read by columns: a copy by rows would take as much again, for all
+layers at once. It is made of one layer at a time, where the weight is written.
 """
 
 from __future__ import annotations
@@ -29,9 +32,8 @@ Weights = dict[str, np.ndarray]
 def refer(tensor: onnx.TensorProto, array: np.ndarray, weights: Weights) -> None:
     """Let ``tensor``, whose name, type and dims are set, refer to ``array``, which ``weights`` keeps and nobody may
     write to any more."""
-    kept = (
-        np.ascontiguousarray(array).reshape(tuple(tensor.dims)).view()
-    )  # a view of our own, so that the flag is its own, too
+    laid = array if turned(array) else np.ascontiguousarray(array)
+    kept = laid.reshape(tuple(tensor.dims)).view()  # a view of our own, so that the flag is its own, too
     kept.flags.writeable = False
     key = str(next(_numbers))
     _arrays[key] = weights[key] = kept
@@ -40,6 +42,11 @@ def refer(tensor: onnx.TensorProto, array: np.ndarray, weights: Weights) -> None
     del tensor.external_data[:]
     tensor.external_data.add(key="location", value=_LOCATION)
     tensor.external_data.add(key="key", value=key)
+
+
+def turned(array: np.ndarray) -> bool:
+    """Whether it is a matrix that lies in memory by columns: the transpose of one that lies there as usual."""
+    return array.ndim == 2 and array.flags.f_contiguous and not array.flags.c_contiguous
 
 
 def holdable(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
@@ -58,23 +65,23 @@ def held(tensor: onnx.TensorProto) -> np.ndarray | None:
     location, key = (entry.value for entry in tensor.external_data)
     if location != _LOCATION:
         return None
-    found = _arrays.get(key)
-    if found is None:
+    own = _arrays.get(key)
+    if own is None:
         raise GraphError(
             f"the weight {tensor.name!r} is held no more: keep the weights of a model as long as the model"
         )
-    return found
+    return own
 
 
 def array(tensor: onnx.TensorProto) -> np.ndarray:
     """The elements, wherever they are; those of a held weight can't be written to."""
-    found = held(tensor)
-    return onnx.numpy_helper.to_array(tensor) if found is None else found
+    own = held(tensor)
+    return onnx.numpy_helper.to_array(tensor) if own is None else own
 
 
 def fill(tensor: onnx.TensorProto) -> None:
     """Let ``tensor`` hold the elements that it refers to, where it refers to any."""
-    if (found := held(tensor)) is not None:
-        tensor.raw_data = found.tobytes()
+    if (own := held(tensor)) is not None:
+        tensor.raw_data = own.tobytes()
         tensor.ClearField("data_location")
         del tensor.external_data[:]

@@ -105,5 +105,5 @@ def _sorted(nodes: Sequence[onnx.NodeProto], above: Sequence[dict[int, str]]) ->
 
 def _circle(node: onnx.NodeProto, tensor: str, reader: onnx.NodeProto) -> str:
     way = "" if reader is node else f" by way of {reader.op_type} {reader.name or reader.output[0]!r}"
-    said = f"{node.op_type} {node.name or node.output[0]!r} needs its own result {tensor!r}{way}"
-    return f"{said}: the nodes form a circle, and nothing can compute them; give tensors names of their own"
+    message = f"{node.op_type} {node.name or node.output[0]!r} needs its own result {tensor!r}{way}"
+    return f"{message}: the nodes form a circle, and nothing can compute them; give tensors names of their own"

@@ -34,7 +34,7 @@ def standard_opset(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.Operator
 def nodes_of(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
     """Every node of the graph, its bodies and the file's functions (this project's own are written anew for each
     opset), and the opset that it is written in."""
-    found: list[tuple[onnx.NodeProto, int]] = []
+    listed: list[tuple[onnx.NodeProto, int]] = []
     for holder, nodes in (
         (proto, proto.graph.node),
         *((f, f.node) for f in proto.functions if not belongs(f.domain, f.name)),
@@ -42,8 +42,8 @@ def nodes_of(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
         entry = standard_opset(holder)
         if entry is not None:
             inside = [inner for node in nodes for body in subgraphs(node) for inner in body.node]
-            found += [(n, entry.version) for n in (*nodes, *inside)]
-    return found
+            listed += [(n, entry.version) for n in (*nodes, *inside)]
+    return listed
 
 
 def copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:

@@ -95,10 +95,10 @@ def recorded(proto: onnx.ModelProto) -> dict[str, Any]:
     if not content:
         return {}
     try:
-        found = {part: dict(content[part]) for part in ("model", "load", "export", "versions")}
-        _check_flags(found["load"])
+        parts = {part: dict(content[part]) for part in ("model", "load", "export", "versions")}
+        _check_flags(parts["load"])
         inputs = tuple(_input(entry) for entry in content["inputs"])
-        return {**found, "schema": content["schema"], "inputs": inputs, "outputs": [str(o) for o in content["outputs"]]}
+        return {**parts, "schema": content["schema"], "inputs": inputs, "outputs": [str(o) for o in content["outputs"]]}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _malformed(error) from error
 
@@ -129,9 +129,11 @@ def content_of(proto: onnx.ModelProto) -> dict[str, Any]:
     return content
 
 
-def runs_code(found: Mapping[str, Any]) -> bool:
+def runs_code(record_of_export: Mapping[str, Any]) -> bool:
     """Whether loading the model as ``recorded`` says imports or runs what the flags name."""
-    return bool(found) and (any(found["load"].get(name) for name in CODE) or bool(found["export"].get("trust")))
+    return bool(record_of_export) and (
+        any(record_of_export["load"].get(name) for name in CODE) or bool(record_of_export["export"].get("trust"))
+    )
 
 
 def _malformed(error: Exception) -> GraphError:

@@ -118,14 +118,14 @@ def check(path: str | os.PathLike[str] | None) -> None:
 def code_of(folder: Path) -> dict[str, str]:
     """The modules of this process that were imported from ``folder`` itself: path within it -> SHA-256 of the
     source."""
-    found: dict[str, str] = {}
+    code: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         for place in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py"):
             if isinstance(file, str) and os.path.realpath(file) == os.path.realpath(folder / place):
                 with suppress(OSError):
-                    found[place] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    return dict(sorted(found.items()))
+                    code[place] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return dict(sorted(code.items()))
 
 
 # ------------------------------------------------------------------ the document

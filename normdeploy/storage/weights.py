@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from ..errors import GraphError
 from . import held
 
 _ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the file
+_PIECE = 2**18  # bytes that are turned at once: they stay in the processor's cache
 
 
 def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
@@ -93,17 +94,21 @@ def element_bits(data_type: int) -> int:
     return (ml_dtypes.iinfo if "int" in kind.name else ml_dtypes.finfo)(kind).bits
 
 
-def raw(tensor: onnx.TensorProto) -> bytes | memoryview:
-    """The bytes of a weight, of a held one where they lie."""
-    if (array := held.held(tensor)) is not None:
-        return array.reshape(-1).view(np.uint8).data
+def chunks(tensor: onnx.TensorProto) -> Iterator[bytes | memoryview]:
+    """The bytes of a weight; those of a held one where they lie, or copied by some rows where it lies by columns."""
+    array = held.held(tensor)
+    if array is not None:
+        rows = _PIECE // array[:1].nbytes + 1 if held.turned(array) else 0
+        parts = (array[i : i + rows] for i in range(0, len(array), rows)) if rows else (array,)
+        yield from (np.ascontiguousarray(part).reshape(-1).view(np.uint8).data for part in parts)
+        return
     data = tensor.raw_data
     if len(data) != nbytes(tensor):
         raise GraphError(
             f"the weight {tensor.name!r} of shape {list(tensor.dims)} needs {nbytes(tensor)} bytes and holds"
             f" {len(data)}"
         )
-    return data
+    yield data
 
 
 def write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], temporary: Path) -> None:
@@ -131,7 +136,7 @@ def write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
         for piece, weight in pieces:
             file.write(piece)
             if weight is not None:
-                file.write(raw(weight))
+                file.writelines(chunks(weight))
 
 
 def _embedded(
@@ -159,10 +164,10 @@ def write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto
             gap = bytes(-file.tell() % _ALIGNMENT)
             digest.update(gap)
             file.write(gap)
-            data = raw(tensor)
-            places[tensor.name] = (file.tell(), len(data))
-            digest.update(data)
-            file.write(data)
+            places[tensor.name] = (file.tell(), nbytes(tensor))
+            for data in chunks(tensor):
+                digest.update(data)
+                file.write(data)
     location = f"{name}.{digest.hexdigest()[:16]}.data"
     refer(light, {key: (location, *place) for key, place in places.items()})
     return location

@@ -98,31 +98,31 @@ def _require_texts(proto: onnx.ModelProto) -> None:
 
 
 def _require_tensor(tensor: onnx.TensorProto) -> None:
-    said = f"the weight {tensor.name!r}" if tensor.name else "a constant"
+    title = f"the weight {tensor.name!r}" if tensor.name else "a constant"
     if tensor.data_type not in _TYPES:
-        raise GraphError(f"{said} is of the type {tensor.data_type}, which ONNX does not have; the file is damaged")
+        raise GraphError(f"{title} is of the type {tensor.data_type}, which ONNX does not have; the file is damaged")
     if min(tensor.dims, default=0) < 0 or len(tensor.dims) > _MOST_RANK:
         shape = list(tensor.dims)[: _MOST_RANK + 1]
         raise GraphError(
-            f"{said} has the shape {shape}; sizes are not negative, and there are at most {_MOST_RANK} of them"
+            f"{title} has the shape {shape}; sizes are not negative, and there are at most {_MOST_RANK} of them"
         )
     if tensor.HasField("segment"):
-        raise GraphError(f"{said} is one segment of a tensor, which no runtime reads; write it whole")
+        raise GraphError(f"{title} is one segment of a tensor, which no runtime reads; write it whole")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return
     elements, bits = math.prod(tensor.dims), element_bits(tensor.data_type)
     if tensor.HasField("raw_data"):
-        needed, held = math.ceil(elements * bits / 8), len(tensor.raw_data)
-        if tensor.data_type == onnx.TensorProto.STRING or held != needed:
+        needed, given = math.ceil(elements * bits / 8), len(tensor.raw_data)
+        if tensor.data_type == onnx.TensorProto.STRING or given != needed:
             raise GraphError(
-                f"{said} of shape {list(tensor.dims)} needs {needed} bytes and holds {held}; the file is damaged"
+                f"{title} of shape {list(tensor.dims)} needs {needed} bytes and holds {given}; the file is damaged"
             )
         return
     needed = math.ceil(elements * min(bits, 8) / 8) * (2 if tensor.data_type in _WIDE else 1)
-    held = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
-    if held != needed:
+    given = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
+    if given != needed:
         raise GraphError(
-            f"{said} of shape {list(tensor.dims)} needs {needed} numbers and holds {held}; the file is damaged"
+            f"{title} of shape {list(tensor.dims)} needs {needed} numbers and holds {given}; the file is damaged"
         )
 
 
@@ -176,9 +176,9 @@ def _require_calls(proto: onnx.ModelProto) -> None:
                 path.append((following, iter(called[following])))
     total = sum(done[key] for key in _calls(proto.graph, functions))
     if total > _MOST_NODES:
-        said = str(total) if total < _COUNTED else f"more than {_COUNTED}"
+        count = str(total) if total < _COUNTED else f"more than {_COUNTED}"
         raise GraphError(
-            f"the calls of the file's functions are {said} nodes when written out; at most {_MOST_NODES} are read"
+            f"the calls of the file's functions are {count} nodes when written out; at most {_MOST_NODES} are read"
         )
 
 
@@ -211,8 +211,8 @@ def _scalars(holder: onnx.GraphProto | onnx.FunctionProto) -> dict[str, int]:
     """The single integers and truth values among the constants of a graph and the bodies in it, but for those that a
     caller may replace."""
     bodies = [holder, *(body for node in holder.node for body in subgraphs(node))]
-    found = {t.name: t for body in bodies if isinstance(body, onnx.GraphProto) for t in body.initializer}
-    found |= {
+    scalars = {t.name: t for body in bodies if isinstance(body, onnx.GraphProto) for t in body.initializer}
+    scalars |= {
         n.output[0]: a.t
         for body in bodies
         for n in body.node
@@ -221,9 +221,9 @@ def _scalars(holder: onnx.GraphProto | onnx.FunctionProto) -> dict[str, int]:
         if a.name == "value"
     }
     for value in holder.input if isinstance(holder, onnx.GraphProto) else ():
-        found.pop(value.name, None)
+        scalars.pop(value.name, None)
     kinds = (onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
-    single = {name: t for name, t in found.items() if t.data_type in kinds and math.prod(t.dims) == 1}
+    single = {name: t for name, t in scalars.items() if t.data_type in kinds and math.prod(t.dims) == 1}
     return {
         name: int(onnx.numpy_helper.to_array(t).item())
         for name, t in single.items()
@@ -236,10 +236,10 @@ def _require_rounds(body: onnx.GraphProto | onnx.FunctionProto, known: dict[str,
     for node in body.node:
         rounds = around * (_rounds(node, known) if node.op_type == "Loop" else 1)
         if rounds > _MOST_ROUNDS:
-            said = "without end" if rounds >= _ENDLESS else f"{rounds} rounds"
+            count = "without end" if rounds >= _ENDLESS else f"{rounds} rounds"
             loop = f"the Loop {node.name or node.output[0]!r}"
             raise GraphError(
-                f"{loop} runs {said}, and nothing in it ends it earlier; at most {_MOST_ROUNDS} rounds are run"
+                f"{loop} runs {count}, and nothing in it ends it earlier; at most {_MOST_ROUNDS} rounds are run"
             )
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):

@@ -120,11 +120,11 @@ def open_runner(
     return SessionRunner(path, provider or "cpu", device, stream, cuda_graph, threads)
 
 
-def _guest(path: PathLike, runner: str, said: object) -> LiveRunner:
+def _guest(path: PathLike, runner: str, dims: object) -> LiveRunner:
     required(runner)
     if is_engine(path):
         raise InputError(f"{os.fspath(path)!r} is an engine, which TensorRT runs; leave the runner {runner!r} out")
-    if said:
+    if dims:
         raise InputError(
             "provider, device, stream, cuda_graph, threads, runtime_cache and weight_budget are onnxruntime's and"
             f" TensorRT's, and the runner is {runner!r}; leave them out"
@@ -200,14 +200,14 @@ def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
         InputError: a text can't be read, or a size is below 1.
     """
     texts = [f"{name}={size}" for name, size in given.items()] if isinstance(given, Mapping) else given
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for text in texts:
         name, _, size = text.rpartition("=")
         if not name or not size.isdecimal() or int(size) < 1:
             raise InputError(f"the size {text!r} can't be read; write name=size, such as batch=8")
-        if found.setdefault(name, int(size)) != int(size):
-            raise InputError(f"the dim {name!r} is given the sizes {found[name]} and {size}; give it one")
-    return found
+        if sizes.setdefault(name, int(size)) != int(size):
+            raise InputError(f"the dim {name!r} is given the sizes {sizes[name]} and {size}; give it one")
+    return sizes
 
 
 def _apart(target: Path, sources: list[PathLike]) -> None:

@@ -111,9 +111,9 @@ def loaded_as_recorded(
     except (InputError, LoadError) as error:
         if not recorded or isinstance(error, TrustError) or (isinstance(error, LoadError) and "key" not in recorded):
             raise
-        said = ", ".join(f"{name}={value!r}" for name, value in sorted(recorded.items()))
+        options = ", ".join(f"{name}={value!r}" for name, value in sorted(recorded.items()))
         raise type(error)(
-            f"{error}. The ONNX file's record of its export says {said}: give here what this model takes instead"
+            f"{error}. The ONNX file's record of its export says {options}: give here what this model takes instead"
         ) from error
 
 
@@ -161,11 +161,11 @@ def remembered_by_any(source: Source, files: Sequence[PathLike], given: Loading)
     for file in files:
         if not is_engine(file):
             try:
-                loading, said = remembered(source, file, given)
+                loading, remarks = remembered(source, file, given)
             except InputError as error:
                 refused = refused or error
                 continue
-            notes += said
+            notes += remarks
             if loading != given:
                 return loading, notes
     if refused is not None:
@@ -209,7 +209,7 @@ def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loa
     load, strange = _fitting(
         {n: value for n, value in record["load"].items() if value and not given.get(n)}, Path(source), given
     )
-    notes += [f"{name} records {said}" for said in strange]
+    notes += [f"{name} records {oddity}" for oddity in strange]
     data = {n: value for n, value in load.items() if n in DATA}
     code = {n: value for n, value in load.items() if n in CODE}
     trust = bool(record["export"].get("trust")) and not given.get("trust")
@@ -226,9 +226,9 @@ def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loa
             )  # what the user names is imported from the working directory
             followed |= {**code, "trust": trust or given.get("trust", False), **({"code": signed} if bare else {})}
         elif code:
-            said = ", ".join(f"{n}={value!r}" for n, value in sorted(code.items()))
+            oddity = ", ".join(f"{n}={value!r}" for n, value in sorted(code.items()))
             raise InputError(
-                f"{name!r} says that its model was loaded with {said}, which may run code and is not followed because"
+                f"{name!r} says that its model was loaded with {oddity}, which may run code and is not followed because"
                 f" {why}; give these here, if you trust them"
             )
     if data and "code" not in followed:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import typer
 import typer.main
 import typer.testing
 from onnx import TensorProto, helper
@@ -312,6 +313,9 @@ def test_factory_arguments_are_literals_or_text(called: Called) -> None:
         "empty": "",
     }
     assert called("export", "m.pt", "-o", "m.onnx", "--model-arg", "12").returncode == 2
+    for text in ("layers", "12=3", "=3"):
+        with pytest.raises(typer.BadParameter, match="NAME=VALUE"):
+            factory_arg(text)
 
 
 def on_a_terminal(*args: str | Path) -> str:

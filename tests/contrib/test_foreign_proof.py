@@ -14,6 +14,8 @@ from onnx import helper, numpy_helper
 from normdeploy.contrib import proof as foreign_proof
 from normdeploy.contrib import standardize as foreign
 from normdeploy.contrib.ops import op_of
+from normdeploy.contrib.premises import shapes
+from normdeploy.contrib.shapes import types_of
 from normdeploy.contrib.standardize import standardized
 from normdeploy.contrib.write import Op, Writer
 from normdeploy.evaluate import evaluate
@@ -364,3 +366,20 @@ def test_a_scale_that_varies_from_row_to_row_is_broadcast() -> None:
     certificate = standardized(proto)[1].expansions[0].finding.certificate
     assert certificate
     assert certificate.degree > 0
+
+
+@pytest.mark.parametrize(("given", "length"), [(8, 8), (1, None), ("H", None)])
+def test_a_scale_of_one_element_does_not_say_how_long_a_row_is(given: int | str, length: int | None) -> None:
+    """A proof for rows of one element would show next to nothing: each is its own mean."""
+    node = helper.make_node("LayerNormalization", ["x", "g"], ["y"], domain="com.microsoft")
+    op = op_of(node, 17)
+    assert op is not None
+    found = shapes(op, node, {}, {"x": (1, ("B", None)), "g": (1, (given,))}, 0)
+    assert found["x"][-1].number == length
+
+
+def test_the_sum_that_a_skip_norm_gives_has_the_type_and_shape_of_its_summands() -> None:
+    proto = file("""(float[B,8] x, float[B,8] s) => (float[B,8] z) <float[8] g = {1,2,3,4,5,6,7,8}>
+        { y, m, v, t = com.microsoft.SkipLayerNormalization (x, s, g) u = Relu (t) z = Add (u, y) }""")
+    types = types_of(proto, 17)
+    assert types["t"] == types["u"] == types["y"] == (onnx.TensorProto.FLOAT, ("B", 8))

@@ -332,6 +332,12 @@ def test_ieee_and_no_warnings():
         assert np.isnan(apply("Sqrt", [np.array([-1.0])], {}, opset=21)[0]).all()
         assert apply("Exp", [np.array([1e4])], {}, opset=21)[0] == math.inf
         assert np.isnan(apply("Max", [np.array([math.nan]), np.zeros(1)], {}, opset=21)[0]).all()
+        rows = np.array([[-math.inf, -math.inf], [-math.inf, 2.0], [math.inf, 0.0]])
+        assert apply("ReduceLogSumExp", [rows, ints(1)], {"keepdims": 0}, opset=21)[0].tolist() == [
+            -math.inf,
+            2,
+            math.inf,
+        ]
 
 
 def test_a_real_convolution_and_many_small_nodes_are_fast():

@@ -324,6 +324,14 @@ def test_a_concat_with_a_part_that_can_not_take_its_share() -> None:
     assert "'k', a part of Concat 'Concat_z', can't take its share: no linear op makes it" in summary.findings[0].reason
 
 
+def test_a_convolution_that_a_concat_reads_twice_is_computed_once() -> None:
+    """Its two places have scales of their own, and it can't take both."""
+    nodes: list[Node] = [("Conv", ["x", "w"], "h"), ("Concat", ["h", "h"], "z", {"axis": 1}), bn("z", "y")]
+    ops, summary = optimized(net(nodes, ["N", 4, 9], {"w": values("w", 3, 4, 1)} | statistics(6)), 2, 4, 9)
+    assert ops.count("Conv") == 1
+    assert "'h', a part of Concat 'Concat_z', is read by others as well" in summary.findings[0].reason
+
+
 def test_two_batch_norms_in_a_row() -> None:
     nodes: list[Node] = [("Conv", ["x", "w"], "h"), bn("h", "z"), bn("z", "y", "2")]
     ops, _ = optimized(

@@ -16,6 +16,7 @@ from torch import nn
 import normdeploy
 from normdeploy.forms.batch import Fold
 from normdeploy.forms.branches import branches_of, merged
+from normdeploy.forms.infinities import hiding
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Refusal, compile_region
 from normdeploy.proof.branches import Branches
@@ -121,6 +122,34 @@ def test_a_scaled_difference_of_branches_is_merged() -> None:
 
     made = exported(nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU(), Mixer()).eval())
     assert made.summary.ops_after == {"Conv": 2, "Relu": 1, "Add": 1}
+
+
+class Far(nn.Module):
+    """A batch norm of inputs around ``mean`` beside a convolution that makes small numbers of them."""
+
+    def __init__(self, mean: float, sign: int) -> None:
+        super().__init__()
+        self.conv, self.norm, self.sign = nn.Conv2d(C, C, 3, padding=1, groups=C, bias=False), norm(C, 4), sign
+        with torch.no_grad():
+            self.conv.weight.mul_(1e-3)
+            for t, value in zip(
+                (self.norm.running_mean, self.norm.running_var, self.norm.weight), (mean, 1.0, 1.0), strict=True
+            ):
+                assert t is not None
+                t.fill_(value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) + self.norm(x) if self.sign > 0 else self.conv(x) - self.norm(x)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_branches_whose_merger_costs_accuracy_stay(sign: int) -> None:
+    """x − 1000 is exact in float32 where x is near it, and a sum of products of 1000 is not."""
+    for mean, nodes in ((1000.0, {"Conv": 2, "Relu": 1, "BatchNormalization": 1}), (0.0, {"Conv": 2, "Relu": 1})):
+        made = exported(nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU(), Far(mean, sign)).eval())
+        left = {op: n for op, n in made.summary.ops_after.items() if op in ("Conv", "Relu", "BatchNormalization")}
+        assert left == nodes
+        assert ("merged it would lose accuracy" in made.summary.findings[0].reason) == (mean > 0)
 
 
 # ------------------------------------------------------------------ lookalikes
@@ -423,3 +452,24 @@ def test_the_place_of_a_kernel_is_proved_not_believed(monkeypatch: pytest.Monkey
     real = branches._place
     monkeypatch.setattr(branches, "_place", lambda *given: tuple(o - 1 for o in real(*given)))
     assert not _proved(None)
+
+
+@pytest.mark.parametrize(
+    ("between", "hides"),
+    [
+        ("r = Relu(y)", None),
+        ("q = Relu(y) n = Neg(q) r = Relu(n)", "r"),  # +Inf is −Inf behind Neg, and zero behind Relu
+        ("q = Relu(y) n = Sub(zero, q) r = Relu(n)", "r"),
+        ("q = Relu(y) n = Sub(q, zero) r = Relu(n)", None),
+    ],
+)
+def test_a_negation_turns_the_infinity_that_is_left(between: str, hides: str | None) -> None:
+    w = np.random.default_rng(2).standard_normal((4, 4, 1, 1)).astype(np.float32)
+    w[0], w[1] = np.abs(w[0]), -np.abs(w[1])
+    text = f"""<ir_version: 10, opset_import: ["" : 21]> g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] z)
+        <float[1] zero = {{0}}> {{ y = Conv(x, w) {between} z = Conv(r, w) }}"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    made = Graph(proto)
+    found = hiding(made, made.nodes[0].outputs[0], w, 1)
+    assert (None if found is None else found.outputs[0].name) == hides

@@ -277,3 +277,18 @@ def test_a_group_norm_in_bfloat16_gets_the_opset_of_its_form() -> None:
 def test_a_provider_is_one_of_onnxruntimes(runtime: str, provider: str) -> None:
     with pytest.raises(InputError, match=provider):
         normdeploy.optimize(residual(), runtime=runtime, provider=provider)
+
+
+def test_a_shift_inside_the_scale_of_an_rms_norm_is_one_add_behind_its_node() -> None:
+    """(x/rms + b)·g is x/rms·g + b·g."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 23]> g (float[B, 4] x) => (float[B, 4] y)
+        <float[4] g = {1, 2, 3, 4}, float[4] b = {4, 3, 2, 1}, float e = {1e-5}, int64[1] a = {-1}>
+        { q = Mul(x, x) m = ReduceMean(q, a) w = Add(m, e) r = Sqrt(w) d = Div(x, r) n = Add(d, b) y = Mul(n, g) }"""
+    )
+    made, _ = rewrite.optimize(proto)
+    assert [n.op_type for n in made.graph.node] == ["RMSNormalization", "Add"]
+    x = np.random.default_rng(3).standard_normal((5, 4)).astype(np.float32)
+    wide, g, b = x.astype(np.float64), np.arange(1, 5), np.arange(4, 0, -1)
+    expected = (wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) + b) * g
+    np.testing.assert_allclose(run_onnxruntime(made, {"x": x})[0], expected, rtol=0, atol=2e-6 * np.abs(expected).max())

@@ -14,11 +14,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from normdeploy import optimize
-from normdeploy.evaluate import evaluate
+from normdeploy.evaluate import budget, evaluate
 from normdeploy.graphs import file_graph
 from normdeploy.graphs.graph import Graph
+from normdeploy.graphs.inference import inferred
 from normdeploy.graphs.nested_functions import functions
-from normdeploy.graphs.protos import inferred
 
 NORM = (  # op, inputs, output
     "ReduceMean x axes m, Sub x m c, Mul c c s, ReduceMean s axes v, Add v eps e, Sqrt e r, Div c r y"
@@ -102,20 +102,20 @@ def test_each_link_of_a_chain_of_constants_is_computed_once(monkeypatch: pytest.
 
 
 def test_constants_that_take_too_long_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_graph, "_IN_ALL", 40 * file_graph._A_NODE)
+    monkeypatch.setattr(budget, "IN_ALL", 40 * budget.A_NODE)
     optimize(scales(100))
     proto = model(
         [helper.make_node("Add", ["w", "zero"], ["k0"]), helper.make_node("Mul", ["x", "k0"], ["p"]), *norm("p")]
     )
-    monkeypatch.setattr(file_graph, "_IN_ALL", 0)
+    monkeypatch.setattr(budget, "IN_ALL", 0)
     graph = Graph(proto)
     (k,) = (t for n in graph.nodes for t in n.outputs if t.name == "k0")
     assert graph.is_constant(k)
     assert graph.known(k) is None
     with pytest.raises(evaluate.Unsupported, match="more than 0 steps"):
         graph.value(k)
-    monkeypatch.setattr(file_graph, "_IN_ALL", 2**32)
-    monkeypatch.setattr(file_graph, "_AT_ONCE", 7)
+    monkeypatch.setattr(budget, "IN_ALL", 2**32)
+    monkeypatch.setattr(budget, "AT_ONCE", 7)
     with pytest.raises(evaluate.Unsupported, match="8 elements; at most 7"):
         Graph(proto).value(next(t for n in graph.nodes for t in n.outputs if t.name == "k0"))
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from onnx import parser
@@ -281,3 +282,20 @@ def test_rows_of_a_table_of_constants_are_taken_once(index: list[list[int]]) -> 
     body = f"""d = Constant<value = float[3, 4] {{{table}}}>() i = Constant<value = int64[2, {rows}] {{{flat}}}>()
         g = GatherElements<axis = 1>(d, i) n = ReduceSum(x) y = Add(g, n)"""
     assert "GatherElements" not in cleaned(body, X)
+
+
+@pytest.mark.parametrize("given", ["d", "i"])
+def test_a_table_that_a_caller_may_replace_is_looked_up_each_time(given: str) -> None:
+    kinds = {"d": "float[3, 4]", "i": "int64[2, 1]"}
+    values = {"d": f"{{{', '.join(map(str, range(12)))}}}", "i": "{3, 0}"}
+    held = ", ".join(f"{kinds[name]} {name} = {values[name]}" for name in kinds)
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21]> g (float[2, 1] x, {kinds[given]} {given}) => (float[2, 1] y)
+        <{held}> {{ g = GatherElements<axis = 1>(d, i) y = Add(g, x) }}"""
+    )
+    made = simplify(proto).proto
+    other = {"d": np.ones((3, 4), np.float32), "i": np.array([[1], [2]])}[given]
+    wanted = {"d": [[1], [1]], "i": [[1], [6]]}[given]
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.zeros((2, 1), np.float32), given: other})
+    np.testing.assert_array_equal(found, wanted)

@@ -176,6 +176,23 @@ def test_ranges_through_offsets() -> None:
     assert _ranges(_bounds(Fields(), ["fields:int64[batch,3]"])) == {"fields": (0, 9)}
 
 
+class Behind(nn.Module):
+    """Values that are moved back by a stored tensor, another number in each column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.register_buffer("back", torch.tensor([1, 3, 2]))
+
+    def forward(self, fields: torch.Tensor) -> torch.Tensor:
+        return self.table(fields - self.back)
+
+
+def test_ranges_behind_what_is_taken_off() -> None:
+    """The least value is that of the column which loses most, the largest that of the one which loses least."""
+    assert _ranges(_bounds(Behind(), ["fields:int64[batch,3]"])) == {"fields": (3, 10)}
+
+
 def test_ranges_of_other_indexing() -> None:
     model = _bounds(Indexing(), ["a:int64[n]", "b:int64[6,2]", "c:int64[n]", "d:int64[n]"])
     assert _ranges(model) == {"a": (0, 6), "b": (0, 5), "c": (0, 6), "d": (1, 5)}

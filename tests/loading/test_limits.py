@@ -23,7 +23,8 @@ from normdeploy.errors import ExportError, GraphError, InputError
 from normdeploy.exporter import to_onnx
 from normdeploy.graphs.tables import bounds
 from normdeploy.loading import from_module, live
-from normdeploy.loading.inputs import describe
+from normdeploy.loading.inputs import describe, parse
+from normdeploy.loading.limits import limited
 from normdeploy.model import Dim, InputSpec, Model
 from normdeploy.runtimes.profiles import profile
 from normdeploy.storage.record import recorded
@@ -105,6 +106,16 @@ def test_the_config_says_it_where_the_code_does_not() -> None:
         "n_positions of its config",
     )
     assert seq(traced("none", max_position_embeddings=-1)) == ("seq=1:8:64", "nothing says more")  # XLNet
+
+
+def test_a_decoder_has_a_limit_of_its_own() -> None:
+    """Whisper, TrOCR: the positions of the text that is made are not those of what is read."""
+    wishes = parse(["input_ids:int64[batch,seq]", "decoder_input_ids:int64[batch,made]"], [])
+    config = SimpleNamespace(max_position_embeddings=512, max_target_positions=44)
+    found = limited(wishes, config)
+    assert (found.dims["seq"].max, found.dims["made"].max) == (512, 44)
+    assert found.sources["made"] == "max_target_positions of its config"
+    assert limited(wishes, SimpleNamespace(max_position_embeddings=512)).dims["made"].max == 512
 
 
 def test_what_is_stated_is_taken_and_not_said() -> None:

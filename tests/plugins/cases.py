@@ -25,7 +25,7 @@ class Case:
     dtype: str = "fp32"
     data: str = "normal"
     parameters: str = ""  # the type of gamma and beta, "" as x
-    tile: tuple[int, int, int, bool] | None = None
+    tile: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         parts = [
@@ -231,6 +231,7 @@ MORE = [
         for s, a in (((3, 5, 9, 7), 1), ((5, 40), 1))
         for f in ("relu", "silu")
     ),
+    Case("ScaleShift", (3, 16, 7, 7), {"axis": 1, "activation": "silu"}, "bf16"),  # whose rows are samples
     Case("ScaleShift", (2, 3, 5000), {"axis": 1, "activation": "none"}),
     Case("NormStatistics", (2, 9000), {"axis": -1, "groups": 1, "splits": 4, "channels_last": 0}),
     Case(

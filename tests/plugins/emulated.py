@@ -36,11 +36,13 @@ def run(
     capability: tuple[int, int] = (9, 0),
     change: Callable[[str], str] = lambda ptx: ptx,
     dynamic: bool = False,
+    counts: emulator.Counts | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The inputs as they were stored and the outputs, in float64. Raises Fault, also where a byte of an output was not
     written.
 
     ``change``: what is done to the PTX before, to see that it is found. ``dynamic``: compiled with no size known.
+    ``counts``: filled with what is issued.
     """
     op = BY_NAME[case.op]
     tensors = [Tensor(tuple(a.shape), d) for a, d in zip(arrays, case.dtypes(), strict=True)]
@@ -60,7 +62,7 @@ def run(
         *(launch.scalars[name] for name in kernel.arguments),
         *pointers[len(stored) :],
     ]
-    emulator.run(change(kernel.ptx), arguments, range(launch.grid), emulator.Memory(buffers), kernel.shared)
+    emulator.run(change(kernel.ptx), arguments, range(launch.grid), emulator.Memory(buffers, counts), kernel.shared)
     for buffer in buffers[len(stored) :]:
         assert buffer.written is not None
         if not buffer.written.all():

@@ -16,6 +16,7 @@ Only the instructions that our kernels compile to are known (``instructions.py``
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,8 +40,27 @@ class Buffer:
 
 
 @dataclass
+class Counts:
+    """What was issued, an instruction of a warp once each: all of them, and those to global memory by (the buffer's
+    place, "ld" or "st", bytes a thread)."""
+
+    instructions: int = 0
+    accesses: Counter[tuple[int, str, int]] = field(default_factory=Counter)
+
+
+def warps(threads: Array) -> int:
+    return int(threads.reshape(-1, 32).any(1).sum())
+
+
+@dataclass
 class Memory:
     buffers: list[Buffer] = field(default_factory=list)
+    counts: Counts | None = None
+
+    def count(self, buffer: Buffer, name: str, width: int, guard: Array) -> None:
+        if self.counts is not None:
+            place = next(i for i, b in enumerate(self.buffers) if b is buffer)
+            self.counts.accesses[place, name, width] += warps(guard)
 
     def at(self, addresses: Array, width: int, *, write: bool) -> tuple[Buffer, Array]:
         """The buffer that all of ``addresses`` are in, and the index of each byte ``[threads, width]``."""
@@ -84,6 +104,8 @@ class Block(Arithmetic):
             at = min(paths)
             active = paths.pop(at)
             instruction = self.program.instructions[at]
+            if self.memory.counts is not None:
+                self.memory.counts.instructions += warps(active)
             guard = active if instruction.guard is None else active & self.guard(instruction.guard)
             name, onwards = instruction.parts[0], active
             if name in ("bra", "ret"):
@@ -184,6 +206,7 @@ class Block(Arithmetic):
                 value[guard] = self.take(addresses, item * count, self.thread[guard])
             else:
                 buffer, index = self.memory.at(addresses, item * count, write=False)
+                self.memory.count(buffer, "ld", item * count, guard)
                 value[guard] = buffer.data[index]
         parts = [t.strip() for t in target.strip("{} ").split(",")]
         for part, column in zip(parts, value.view(np.dtype(f"u{item}")).T, strict=True):
@@ -200,6 +223,7 @@ class Block(Arithmetic):
             self.keep(addresses, value, self.thread[guard])
             return
         buffer, index = self.memory.at(addresses, value.shape[1], write=True)
+        self.memory.count(buffer, "st", value.shape[1], guard)
         assert buffer.written is not None
         again = buffer.written[index] > 0
         buffer.data[index] = np.where(again, buffer.data[index], value)

@@ -1,6 +1,6 @@
 """PTX's instructions: how they are read, and what those that use no memory compute, for all threads of a block at once.
 
-Approximate instructions (``div.full``, ``ex2.approx``) err by as much as the PTX manual allows, at random.
+Approximate instructions (``div.full``, ``ex2.approx``) err by as much as the PTX manual allows.
 """
 
 from __future__ import annotations
@@ -21,6 +21,17 @@ TYPES: dict[str, Any] = {
 TYPES |= {"f32": np.dtype(np.float32), "pred": np.dtype(bool)}
 HALVES: dict[str, Any] = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 BANKS = {"%p": np.dtype(bool), "%rs": np.dtype("u2"), "%r": np.dtype("u4"), "%rd": np.dtype("u8")}
+
+
+def _least(pick: Callable[..., Any]) -> Callable[..., Any]:
+    """+0 is larger than −0, whichever stands first."""
+    return lambda a, b: np.where((a == 0) & (b == 0), -((-a) + (-b)), pick(a, b)).astype(a.dtype)
+
+
+def _greatest(pick: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b: np.where((a == 0) & (b == 0), a + b, pick(a, b)).astype(a.dtype)
+
+
 _BINARY: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -30,10 +41,10 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "xor": np.bitwise_xor,
     # of numbers; a NaN is dropped where the other is none, but for .NaN (PTX ISA, "Floating Point Instructions: min"
     # and "max")
-    "min": np.fmin,
-    "max": np.fmax,
-    "min.NaN": np.minimum,
-    "max.NaN": np.maximum,
+    "min": _least(np.fmin),
+    "max": _greatest(np.fmax),
+    "min.NaN": _least(np.minimum),
+    "max.NaN": _greatest(np.maximum),
 }
 _COMPARE: dict[str, Callable[..., Any]] = {
     "eq": np.equal,
@@ -93,7 +104,6 @@ class Arithmetic:
     """``read`` and ``write`` are the block's: of registers and numbers, into registers."""
 
     thread: Array
-    rng: np.random.Generator
 
     def read(self, operand: str, dtype: Any) -> Array:
         raise NotImplementedError
@@ -110,6 +120,9 @@ class Arithmetic:
         kind = instruction.parts[-1]
         if instruction.parts[0] == "cvt":
             value = self.convert(instruction.parts, sources)
+        elif kind in ("s16x2", "u16x2"):
+            halves = [self.read(s, np.dtype("u4")).view(np.dtype(f"{kind[0].replace('s', 'i')}2")) for s in sources]
+            value = binary(instruction.parts)(*halves).view(np.uint32)
         elif kind in ("f32x2", "f16x2", "bf16x2", "f16", "bf16") or instruction.parts[-2:] == ("rn", "bf16"):
             value = self.small(instruction.parts, sources)
         else:
@@ -197,8 +210,10 @@ class Arithmetic:
         return self.read(sources[0], kinds[source]).astype(kinds[target])
 
     def approximate(self, exact: Array, ulps: int) -> Array:
-        """``exact`` off by up to ``ulps``, at random; what is 0 or not finite stays."""
-        off = self.rng.integers(-ulps, ulps + 1, exact.shape).astype(np.float32)
+        """``exact`` off by up to ``ulps``, as if at random; equal results are off equally, as on a GPU, where threads
+        that hold copies of one element go on with one number. What is 0 or not finite stays."""
+        mixed = exact.view(np.uint32).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)
+        off = (mixed % np.uint64(2 * ulps + 1)).astype(np.float32) - np.float32(ulps)
         moved = exact + off * np.spacing(exact)
         return np.where(np.isfinite(moved) & (exact != 0), moved, exact)
 

@@ -25,7 +25,7 @@ def run(
     dtypes: list[str],
     attributes: dict[str, Any],
     tactic: int = 0,
-    tile: tuple[int, int, int, bool] | None = None,
+    tile: tuple[int, ...] | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Launches one op; gives the inputs as they were stored in ``dtypes`` and the outputs, all as float64.
 

@@ -134,12 +134,12 @@ def test_another_releases_layout_is_found(release: Release, folder: Path) -> Non
 def test_every_op(release: Release, folder: Path) -> None:
     """From creator to launch, and the same of a clone: every op, layout, type and tactic, static and dynamic.
 
-    ``make test`` compiles one kernel of each op, of the default tactic in float16 at dynamic sizes, and takes
-    placeholders for the others.
+    ``make test`` compiles one kernel of each op and format, of the default tactic in float16 at dynamic sizes, and
+    takes placeholders for the others.
     """
     everything = release is not INSTALLED
-    compiled = {case.op: case for case in cases(["fp16"]) if case.dynamic and case.types[-1] == "fp16"}
-    tried = [(case, everything or case == compiled[case.op]) for case in cases()]
+    compiled = {(c.op, c.format): c for c in cases(["fp16"]) if c.dynamic and c.types[-1] == "fp16"}
+    tried = [(case, everything or case == compiled[case.op, case.format]) for case in cases()]
     told = [
         case.request(compiled=real, cloned=True, tactics=None if everything or not real else 1, strange=[0, 99])
         for case, real in tried

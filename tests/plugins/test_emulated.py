@@ -42,8 +42,9 @@ def test_each_architecture(name: str) -> None:
         judge(case, *run(case, case.arrays(), capability=capability))
 
 
+# 1004 and 6 · 10 are multiples of 8 bytes and not of 16: the second row begins between two places for 16 bytes
 DYNAMIC = [
-    *(Case(op, (*before, n), a, "fp16") for op, (before, a) in ROW_OPS.items() for n in (1, 1001, 9000)),
+    *(Case(op, (*before, n), a, "fp16") for op, (before, a) in ROW_OPS.items() for n in (1, 1001, 1004, 9000)),
     *(
         Case(
             op,
@@ -55,12 +56,18 @@ DYNAMIC = [
             "fp16",
         )
         for op in ("GroupNorm", "GroupNormApply")
-        for shape, last in (((2, 12, 7, 9), 0), ((2, 7, 9, 12), 1), ((2, 4, 33, 65), 0), ((2, 33, 65, 4), 1))
+        for shape, last in (
+            *(((2, 12, 7, 9), 0), ((2, 7, 9, 12), 1), ((2, 4, 33, 65), 0), ((2, 33, 65, 4), 1)),
+            *(((2, 12, 6, 10), 0), ((2, 7, 9, 24), 1), ((2, 12, 8, 10), 0), ((2, 7, 9, 16), 1)),
+        )
     ),
-    *(Case("ChannelLayerNorm", shape, EPS, "fp16") for shape in ((2, 96, 7, 9), (2, 8, 0), (0, 8, 5), (1, 300, 3))),
+    *(
+        Case("ChannelLayerNorm", shape, EPS, "fp16")
+        for shape in ((2, 96, 7, 9), (2, 8, 6, 10), (2, 8, 8, 10), (2, 8, 0), (0, 8, 5), (1, 300, 3))
+    ),
     *(
         Case("ScaleShift", shape, {"axis": 1, "activation": "relu"}, "fp16")
-        for shape in ((2, 3, 7, 9), (2, 3, 0), (2, 0, 5), (0, 3, 5))
+        for shape in ((2, 3, 7, 9), (2, 3, 6, 10), (2, 3, 8, 10), (2, 3, 0), (2, 0, 5), (0, 3, 5))
     ),
     *(Case(op, (*before, 0), a, "fp16") for op, (before, a) in ROW_OPS.items()),
     *(
@@ -69,7 +76,11 @@ DYNAMIC = [
     ),
     Case("ModulatedLayerNorm", (2, 0, 64), EPS, "fp16"),
     Case("NormStatistics", (2, 33, 65, 12), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 1}, "fp16"),
-    Case("NormStatistics", (2, 12, 33, 31), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 0}, "fp16"),
+    *(
+        Case("NormStatistics", shape, {"axis": 1, "groups": 4, "splits": 2, "channels_last": 0}, "fp16")
+        for shape in ((2, 12, 33, 31), (2, 12, 6, 10), (2, 12, 40, 40))
+    ),
+    Case("NormStatistics", (2, 7, 9, 16), {"axis": 1, "groups": 4, "splits": 2, "channels_last": 1}, "fp16"),
 ]
 
 
@@ -110,12 +121,17 @@ NAN, ONE, HALVES = "0f7FC00000", "0f3F800000", "0x3C007E00"  # HALVES: 1 and NaN
         (f"min.NaN.f32 %r1, {ONE}, {NAN}", 0x7FC00000),
         (f"max.f16x2 %r1, {HALVES}, 0x00003C00", 0x3C003C00),
         (f"max.NaN.f16x2 %r1, {HALVES}, 0x00003C00", 0x3C007E00),
+        ("max.f32 %r1, 0f80000000, 0f00000000", 0),
+        ("max.f32 %r1, 0f00000000, 0f80000000", 0),
+        ("min.f32 %r1, 0f00000000, 0f80000000", 0x80000000),
+        ("min.NaN.f32 %r1, 0f80000000, 0f00000000", 0x80000000),
+        ("max.f16x2 %r1, 0x80000000, 0x00008000", 0),
         ("max.s32 %r1, -3, 2", 2),
         ("min.u32 %r1, 3, 4", 3),
     ],
 )
 def test_min_and_max_drop_a_nan_unless_told(instruction: str, bits: int) -> None:
-    """As the PTX ISA says: otherwise a kernel that loses NaN on a GPU would keep it here."""
+    """As the PTX ISA says (and +0 above −0): otherwise a kernel that loses NaN on a GPU would keep it here."""
     ptx = f""".visible .entry one(
         .param .u64 one_param_0
 )

@@ -97,6 +97,15 @@ CASES += [
     ),
     Case("GroupNormSiLU", (2, 12, 9, 9), EPS | {"num_groups": 2} | NCHW, "bf16", tile=(4, 32, 4, True)),
     Case("GroupNormSiLU", (2, 9, 9, 12), EPS | {"num_groups": 2} | NHWC, "bf16", tile=(16, 8, 4, True)),
+    # small images whose groups are rows, in registers, several to a program, and looped
+    Case("GroupNormSiLU", (3, 16, 7, 7), EPS | {"num_groups": 2} | NCHW, "fp16"),
+    Case("GroupNorm", (1, 8, 5, 5), EPS | {"num_groups": 2} | NCHW, "fp32", "offset"),
+    Case("GroupNorm", (1, 1024, 7, 7), EPS | {"num_groups": 2} | NCHW, "bf16"),
+    # several groups to a program; in the third the last program has fewer
+    Case("GroupNormSiLU", (2, 7, 9, 320), EPS | {"num_groups": 32} | NHWC, "fp16", tile=(64, 64, 4, False, 4)),
+    Case("GroupNormSiLU", (1, 11, 9, 40), EPS | {"num_groups": 4} | NHWC, "fp32", "offset", tile=(8, 32, 2, True, 2)),
+    Case("GroupNorm", (2, 11, 9, 120), EPS | {"num_groups": 12} | NHWC, "bf16", tile=(8, 128, 4, True, 8)),
+    Case("GroupNorm", (2, 5, 9, 40), EPS | {"num_groups": 4} | NHWC, "fp16", "constant", tile=(16, 64, 4, True, 4)),
     Case("GroupNorm", (2, 20, 40, 40), EPS | {"num_groups": 1} | NCHW, "fp16", "constant"),
     Case("GroupNorm", (0, 8, 3, 3), EPS | {"num_groups": 2} | NCHW),
     Case("LayerNormApply", (2, 5000), APPLY, "fp32", "offset"),

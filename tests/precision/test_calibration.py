@@ -23,8 +23,13 @@ from tests.support import run_onnxruntime
 def test_ranges_are_those_of_all_samples() -> None:
     proto = text("h = Mul(x, two) y = Relu(h)", two=np.array(2.0))
     both = [{"x": X}, {"x": -10 * X}]
-    assert ranges(proto, ["h", "y"], both) == {"h": Range(-80, 40), "y": Range(0, 40)}
-    assert fed(both) == {"x": Range(-40, 20)}
+    for order in (both, both[::-1]):
+        assert ranges(proto, ["h", "y"], order) == {"h": Range(-80, 40), "y": Range(0, 40)}
+        assert fed(order) == {"x": Range(-40, 20)}
+
+
+def test_the_magnitude_is_that_of_the_larger_end() -> None:
+    assert [Range(low, high).magnitude for low, high in ((-8, 1), (1, 8), (-8, -1), (-1, 8))] == [8, 8, 8, 8]
 
 
 def test_ranges_are_the_same_in_one_run_and_in_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,16 @@ def test_a_huge_constant_that_is_no_mask_is_kept() -> None:
     np.testing.assert_allclose(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], -1, rtol=1e-3)
 
 
+def test_a_constant_that_lets_one_place_win_is_no_mask() -> None:
+    """It is computed in float32 with the numbers that it has."""
+    m = np.array([0, -1e9, 0, 1e5], np.float32)
+    made, account = converted(text("a = Add(x, m) y = Softmax<axis = -1>(a)", m=m), "fp16", [{"x": X}])
+    assert account.kept == 2
+    assert not any("masks" in note for note in account.notes)
+    assert [numpy_helper.to_array(t).tolist() for t in made.graph.initializer] == [m.tolist()]
+    np.testing.assert_array_equal(run_onnxruntime(made, {"x": X.astype(np.float16)})[0], [[0, 0, 0, 1]] * 2)
+
+
 def test_a_bound_that_overflows_is_no_bound() -> None:
     made, account = converted(
         text("y = Clip(x, low, high)", low=np.array(LOW), high=np.array(-LOW)), "fp16", [{"x": X}]

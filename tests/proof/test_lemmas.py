@@ -222,3 +222,20 @@ def test_numbers_that_are_roundings_are_read_as_what_they_are() -> None:
         third=np.float32(0.3333),
         three=3.0,
     )
+
+
+@pytest.mark.parametrize(("kind", "holds"), [(6, True), (7, True), (12, False), (13, False), (5, False)])
+def test_a_size_that_may_be_below_zero_or_large_is_cast_where_it_fits(kind: int, holds: bool) -> None:
+    body = f"""n = Shape <start = 1, end = 2> (x) m = Sub(n, three) c = Cast <to = {kind}> (m) f = Cast <to = 1> (c)
+        before = Mul(x, f) g = Cast <to = 1> (m) after = Mul(x, g)"""
+    if holds:
+        proved(body, three=np.array([3]))
+    else:
+        refused(body, Why.SIZE, three=np.array([3]))
+
+
+def test_a_softmax_over_all_axes_behind_one_is_no_softmax_over_that_one() -> None:
+    """Up to opset 12 it was over ``axis`` and all behind it."""
+    turned = "t = Transpose <perm = [0, 2, 1]> (x) s = Softmax <axis = 2> (t) after = Transpose <perm = [0, 2, 1]> (s)"
+    proved(f"before = Softmax <axis = 1> (x) {turned}", opset=13)
+    refused(f"before = Softmax <axis = 1> (x) {turned}", Why.OP, opset=12)

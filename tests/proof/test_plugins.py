@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from normdeploy_plugins.ops import BY_NAME
 
+from normdeploy.proof.errors import NotProved, Why
 from normdeploy.proof.plugins import TABLE
 
 from .floats import evaluated
@@ -70,3 +71,29 @@ def test_the_meaning_is_the_reference(name: str) -> None:
         for got, ref in zip(found, expected if isinstance(expected, tuple) else (expected,), strict=True):
             assert got is not None
             np.testing.assert_allclose(got, ref, rtol=1e-12, atol=1e-12, err_msg=str(attrs))
+
+
+# of what the statistics are taken: the input itself (0) or another tensor of its shape (1), and how
+OTHERS = {
+    "of another tensor": (1, {"axis": 1, "groups": 2, "channels_last": 0}),
+    "in other groups": (0, {"axis": 1, "groups": 4, "channels_last": 0}),
+    "along another axis": (0, {"axis": 2, "groups": 2, "channels_last": 0}),
+    "of another layout": (0, {"axis": 1, "groups": 2, "channels_last": 1}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_statistics_are_refused(name: str) -> None:
+    place, how = OTHERS[name]
+    attrs = BY_NAME["GroupNormApply"].encoded(
+        {"num_groups": 2, "activation": "none", "channels_last": 0, "epsilon": 1e-5}
+    )
+
+    def definition(m: Any, leaves: list[Any]) -> Any:
+        (statistics,) = TABLE["NormStatistics"](m, [leaves[place]], how)
+        return TABLE["GroupNormApply"](m, [leaves[0], statistics, *leaves[2:]], attrs)
+
+    rng = np.random.default_rng(4)
+    with pytest.raises(NotProved) as error:
+        evaluated(definition, [rng.standard_normal(shape) for shape in ((2, 4, 3, 4), (2, 4, 3, 4), (4,), (4,))])
+    assert error.value.why is Why.DIFFERS

@@ -41,3 +41,8 @@ def test_a_sum_of_what_is_positive_is_divided_by(sum_: str) -> None:
 )
 def test_a_difference_is_not(sum_: str) -> None:
     refused(f"{VARIANCE} {sum_} {INVERSE}", Why.SIGN, one=ONE, below=BELOW, zero=np.float32(0))
+
+
+@pytest.mark.parametrize("w", ["w = Mul(d, two)", "w = Mul(two, d)", "r = Div(one, e) w = Mul(d, r)"])
+def test_a_product_is_not_where_one_factor_may_be_zero(w: str) -> None:
+    refused(f"{VARIANCE} e = Add(v, eps) {w} {INVERSE}", Why.SIGN, one=ONE, two=np.float32(2))

@@ -166,6 +166,14 @@ def test_another_dilation() -> None:
     struck(body, shape="B, 3, 11", k=kernel)
 
 
+@pytest.mark.parametrize("pads", [[0, 1], [1, 0], [0, 0]])
+def test_a_shift_past_a_border_of_zeros(pads: list[int]) -> None:
+    """Its tap times the shift is what it adds, but for places whose kernel reaches into the padding."""
+    body = f"s = Add(x, c) before = Conv <pads = {pads}> (s, k) y = Conv <pads = {pads}> (x, k) after = Add(y, b)"
+    found = judged(body, shape="B, 1, 6", k=np.full((1, 1, 1), 3.0), c=0.5, b=1.5)
+    assert isinstance(found, NotProved) == any(pads), found
+
+
 def test_three_taps_of_two_points() -> None:
     """det(Σ_t k_j[t]·x_t^i) is det k times Vandermonde's determinant of three neighbours, zero where two of them are
     one."""

@@ -242,3 +242,32 @@ def test_a_lone_batch_norm_behind_an_identity_stays_one_node() -> None:
     out, summary = optimize(onnx.parser.parse_model(text))
     assert [f.status for f in summary.findings] == ["folded"]
     assert [n.op_type for n in out.graph.node] == ["BatchNormalization", "Relu"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "variance", "epsilon", "status"),
+    [(0, 1, 0, "kept"), (0, 4, 0, "folded"), (1, 1, 0, "folded"), (0, 1, 1e-3, "folded")],
+)
+def test_only_a_batch_norm_of_plain_scale_and_shift_is_one_already(
+    mean: float, variance: float, epsilon: float, status: str
+) -> None:
+    """Of mean 0, variance 1 and epsilon 0; every other one is written so."""
+    text = f"""<ir_version: 9, opset_import: ["" : 21]> net (float[B, 2, H] x) => (float[B, 2, H] y)
+        <float[2] g = {{1, 2}}, float[2] s = {{3, 4}}, float[2] m = {{{mean}, {mean}}},
+        float[2] v = {{{variance}, {variance}}}>
+        {{ i = Relu(x) n = BatchNormalization <epsilon = {float(epsilon)}> (i, g, s, m, v) y = Relu(n) }}"""
+    out, summary = optimize(onnx.parser.parse_model(text))
+    assert [f.status for f in summary.findings] == [status]
+    made = next(n for n in out.graph.node if n.op_type == "BatchNormalization")
+    held = {t.name: onnx.numpy_helper.to_array(t) for t in out.graph.initializer}
+    assert [held[i].tolist() for i in made.input[3:5]] == [[0, 0], [1, 1]]
+
+
+def test_a_scale_and_shift_of_what_was_cast_is_not_folded_past_the_cast() -> None:
+    """The result keeps its type."""
+    text = """<ir_version: 9, opset_import: ["" : 21]> net (float16[B, 2, H] x) => (float[B, 2, H] y)
+        <float16[2, 2, 1] w = {1, 2, 3, 4}, float[2, 1] s = {3, 4}, float[2, 1] b = {0.5, 1}>
+        { h = Conv(x, w) c = Cast <to = 1> (h) m = Mul(c, s) y = Add(m, b) }"""
+    out, _ = optimize(onnx.parser.parse_model(text))
+    onnx.checker.check_model(out, full_check=True)
+    assert [n.op_type for n in out.graph.node] == ["Conv", "Cast", "Mul", "Add"]

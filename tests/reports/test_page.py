@@ -506,3 +506,12 @@ def luminance(colour: list[int]) -> float:
     """Relative luminance of sRGB, 0 to 1 (WCAG 2.2)."""
     linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_an_error_that_is_no_number_exceeds_what_is_allowed() -> None:
+    """JSON has no NaN: it is null there."""
+    point = {"module": "a", "tensor": "t", "error": 1e-7, "eager": 1e-7, "allowed": 1e-6, "reason": ""}
+    plot = plots.drift("onnxruntime", [point, point | {"module": "b", "error": None}, point | {"error": 2e-6}], 0)
+    assert plot.alt == "3 tensors in onnxruntime: 2 exceed what is allowed, the first is b."
+    plot = plots.drift("onnxruntime", [point], 0)
+    assert plot.alt.startswith("1 tensors in onnxruntime: 0 exceed what is allowed; the last is off by 1.0e-07")

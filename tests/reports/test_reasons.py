@@ -17,13 +17,15 @@ from tests.recognition.test_scales import norm
 class EvoNorm(nn.Module):
     """EvoNorm-S0: x·sigmoid(v·x) over the deviation of its group."""
 
-    def __init__(self, gated: bool = True) -> None:
+    def __init__(self, gated: bool = True, divided: bool = False) -> None:
         super().__init__()
-        self.gated, self.v = gated, nn.Parameter(torch.randn(1, 8, 1, 1))
+        self.gated, self.divided, self.v = gated, divided, nn.Parameter(torch.randn(1, 8, 1, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(x.shape[0], 4, -1)
         deviation = (rows.var(2, keepdim=True, correction=0) + 1e-5).sqrt().expand(rows.shape).reshape(x.shape)
+        if self.divided:
+            return deviation / x.cos()
         return x * (x * self.v).sigmoid() / deviation if self.gated else deviation
 
 
@@ -42,6 +44,12 @@ def test_evonorm_is_told_by_what_it_divides() -> None:
     assert "gamma" not in finding.reason
     made, _ = told(nn.Sequential(nn.Conv2d(3, 8, 3), EvoNorm(gated=False)), 1, 3, 6, 6)
     assert "the same for x and −x" in made.summary.findings[0].reason
+
+
+def test_what_divides_a_deviation_is_not_what_it_divides() -> None:
+    made, _ = told(nn.Sequential(nn.Conv2d(3, 8, 3), EvoNorm(divided=True)), 1, 3, 6, 6)
+    (finding,) = made.summary.findings
+    assert "the same for x and −x" in finding.reason
 
 
 def test_what_is_left_of_folded_norms_is_counted() -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from normdeploy.engines.build import Engine
 from normdeploy.records import Certificate, Finding, Half, Parameter, Summary, Support
-from normdeploy.reports.groups import grouped
+from normdeploy.reports.groups import grouped, proof
 from normdeploy.reports.report import SCHEMA, Report
 from normdeploy.verbs.verify.verify import Comparison, NotRun, OutputResult
 
@@ -117,6 +117,14 @@ def test_worst_certificate_of_a_group_is_shown() -> None:
     text = shown(fused("a.0"), fused("a.1", certificate=worse), fused("a.2"), width=220)
     assert "identity 5e-08 ≤ 1e-07, 42 inputs" in text
     assert "onnxruntime run 9e-06 > 4e-06" in text
+
+
+def test_of_the_runs_of_a_group_the_one_nearest_to_its_bound_is_shown() -> None:
+    """A small error beyond a small bound is worse than a larger one within its own."""
+    near = dataclasses.replace(PROOF, rounding_after=3e-7, rounding_bound=2e-7)
+    findings = [fused("layers.0.norm"), fused("layers.1.norm", certificate=near), fused("layers.2.norm")]
+    (group,) = grouped(findings)
+    assert "onnxruntime run 3e-07 > 2e-07" in proof(group)
 
 
 def test_failed_certificates_stand_with_their_reason() -> None:

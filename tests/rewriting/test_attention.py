@@ -405,6 +405,9 @@ def test_bounds_of_a_mask() -> None:
     assert bounds("f = Cast<to = 1>(b) n = Neg(f) m = Add(n, low)") == (-10001, -1e4)
     assert bounds("f = Cast<to = 1>(i) m = Mul(f, low)") == (-1e4 * (2.0**63 - 1), 1e4 * 2.0**63)
     assert bounds("f = Cast<to = 1>(i) m = Mul(f, lowest)") is None
+    share = "f = Cast<to = 1>(b) s = Sub(one, f)"
+    assert bounds(f"{share} w = Sub(f, two) m = Mul(s, w)", two=np.float32(2)) == (-2, 0)  # [0, 1] times [-2, -1]
+    assert bounds(f"{share} n = Neg(s) m = Mul(s, n)") == (-1, 0)
     assert bounds("m = Where(b, zero, lowest)") == (LOWEST, 0)
     assert bounds("w = Where(b, zero, lowest) m = Add(w, low)") is None
     assert bounds("m = Where(b, zero, minus_inf)") is None

@@ -18,7 +18,7 @@ from normdeploy.recognition.facts import Norm
 from normdeploy.recognition.parameters import Param
 from normdeploy.recognition.readings import candidate, readings
 from normdeploy.recognition.roots import is_root
-from normdeploy.records import Certificate
+from normdeploy.records import Certificate, both
 from normdeploy.rewriting import certify, rewrite
 
 AXES = {"last": "-1", "channel": "1"}
@@ -206,3 +206,17 @@ def test_a_division_that_spares_constant_rows_is_refused() -> None:
     result, summary = rewrite.optimize(proto)
     assert [n.op_type for n in result.graph.node] == [n.op_type for n in proto.graph.node]
     assert [f.status for f in summary.findings] == ["refused"]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_two_steps_are_as_sure_as_the_less_sure_of_both(turned: bool) -> None:
+    """Either may be wrong: 2^-100 and 2^-120 are less than 2^-99 together. What one step makes of Inf stays made."""
+    one = Certificate(True, 1e-9, 1e-7, 4, "zero", method="exact", bits=100, degree=3, gains=True)
+    other = Certificate(True, 3e-9, 2e-7, 6, "normal", method="exact", bits=120, degree=5)
+    found = both(*((other, one) if turned else (one, other)))
+    assert found is not None
+    assert (found.bits, found.degree, found.gains, found.cases, found.worst) == (99, 5, True, 10, "normal")
+    assert (found.error, found.bound) == (4e-9, 1e-7 + 2e-7)
+    numeric = both(one, replace(other, method="float64", bits=0))
+    assert numeric is not None
+    assert (numeric.method, numeric.bits) == ("float64", 0)

@@ -199,3 +199,31 @@ def test_hostile_sizes_cost_nothing() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 16 * 2**20
+
+
+@pytest.mark.parametrize("after", [np.inf, -np.inf, np.nan])
+def test_what_a_fold_makes_no_number_of_is_the_worst_loss(after: float) -> None:
+    """Where the nodes before give none either, nothing is lost."""
+    exact, channels = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([5, 7])
+    made = exact.copy()
+    made[1, 1] = after
+    loss = conditioning.worst(exact, exact, made, np.dtype(np.float32), channels, "it")
+    assert loss is not None
+    assert (loss.channel, loss.before, loss.after) == (7, 0.0, np.inf)
+    assert conditioning.worst(exact, made, made, np.dtype(np.float32), channels, "it") is None
+
+
+def test_inputs_are_spread_as_the_statistics_state() -> None:
+    """By the deviation, the root of the variance; without statistics, so that what comes out is a unit wide."""
+    text = """<ir_version: 9, opset_import: ["" : 21]> net (float[B, 2, H] x) => (float[B, 2, H] y)
+        <float[2] g = {3, 5}, float[2] s = {1, 2}, float[2] m = {10, -4}, float[2] v = {4, 0.25},
+        float[2, 1] k = {8, -2}>
+        { i = Relu(x) n = BatchNormalization <epsilon = 0.0> (i, g, s, m, v) y = Mul(i, k) }"""
+    graph = Graph(onnx.parser.parse_model(text))
+    for op, mean, spread in (("BatchNormalization", [10, -4], [2, 0.5]), ("Mul", [0, 0], [0.125, 0.5])):
+        node = next(n for n in graph.nodes if n.op == op)
+        chain = next(iter(affines(graph, node)))
+        a, b = (np.broadcast_to(v.reshape(-1), 2) for v in (chain.scale, chain.shift))
+        stated = conditioning._stated(graph, chain, a, b, 1, 2)
+        np.testing.assert_allclose(stated.mean, mean)
+        np.testing.assert_allclose(stated.spread, spread)

@@ -333,7 +333,7 @@ def test_a_record_that_can_not_be_read_is_no_error() -> None:
 
 def difference(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
     found = side_by_side.Reference(before, ()).difference(after)
-    return "" if found is None else found.said
+    return "" if found is None else found.message
 
 
 def test_each_row_has_a_bound_of_its_own() -> None:

@@ -88,6 +88,23 @@ def test_a_model_is_written_with_the_weights_that_it_refers_to(
     assert load_onnx(folder / "light.onnx") == load_onnx(folder / "whole.onnx") == whole
 
 
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("shape", [(128, 64), (8192, 1), (3, 70000)])
+def test_a_weight_by_columns_is_not_copied_and_written_by_rows(
+    shape: tuple[int, int], external: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("turned")
+    w = np.random.default_rng(0).standard_normal(shape[::-1]).astype(np.float32).T
+    light, weights = parsed(TEXTS["plain"]), held.Weights()
+    tensor = light.graph.initializer.add(name="w", data_type=onnx.TensorProto.FLOAT, dims=shape)
+    held.refer(tensor, w, weights)
+    assert np.shares_memory(held.array(tensor), w)
+    save_onnx(light, folder / "light.onnx", external=external)
+    whole = filled(light)
+    assert load_onnx(folder / "light.onnx") == whole
+    assert (numpy_helper.to_array(whole.graph.initializer[-1]) == w).all()
+
+
 def test_no_file_reaches_the_weights_of_another(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("hostile")
     proto = parsed(TEXTS["plain"])

@@ -21,10 +21,11 @@ from normdeploy.loading import from_module
 from normdeploy.proof.errors import NotProved
 from normdeploy.rewriting import rewrite, rounding
 from normdeploy.rewriting.rewrite import optimize
-from normdeploy.storage import held
+from normdeploy.storage import heap, held
 from normdeploy.storage.files import filled
 from normdeploy.storage.protos import copied
 from tests.recognition.test_scales import norm
+from tests.support import parsed
 
 
 def constant(values: np.ndarray) -> gs.Constant:
@@ -304,3 +305,55 @@ def test_what_only_has_a_shape_takes_no_memory() -> None:
         "b0_t0": ((9, 64, 16), True),
         "b0_like": ((9, 64, 16), False),
     }
+
+
+BN = "BatchNormalization({}, s, t, m, v)"
+FOLDED = {
+    "Conv": ("float[N,64,8,8]", f"h = Conv<group = 2>(x, w) y = {BN.format('h')}", (64, 32, 3, 3)),
+    "ConvTranspose": ("float[N,64,8,8]", f"h = ConvTranspose<group = 2>(x, w) y = {BN.format('h')}", (64, 32, 3, 3)),
+    "Gemm": ("float[N,80]", f"h = Gemm<alpha = 0.7>(x, w) y = {BN.format('h')}", (80, 80)),
+    "Gemm, transposed": ("float[N,80]", f"h = Gemm<transB = 1>(x, w) y = {BN.format('h')}", (80, 80)),
+    "MatMul": ("float[N,80]", f"h = MatMul(x, w) y = {BN.format('h')}", (80, 80)),
+    "the Conv behind": ("float[N,64,8,8]", f"h = {BN.format('x')} y = Conv<group = 2>(h, w)", (64, 32, 3, 3)),
+    "the MatMul behind": ("float[N,80]", f"h = {BN.format('x')} y = MatMul(h, w)", (80, 80)),
+    "the scale alone": ("float[N,64,8,8]", f"h = {BN.format('x')} y = Conv<pads = [1,1,1,1]>(h, w)", (64, 64, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_what_rounding_took_of_a_folded_weight_is_computed_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, nodes, dims = FOLDED[name]
+    rng = np.random.default_rng(0)
+    weights = {k: rng.uniform(0.5, 2, dims[0]).astype(np.float32) for k in "stmv"}
+    weights["w"] = rng.standard_normal(dims).astype(np.float32)
+    text = f"net ({shape} x) => (float[N,M{',H,W' * (len(dims) > 2)}] y)"
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def dropped(self: Unrounded, key: int, again: Any, real: Any = Unrounded.drop_part) -> None:
+        kept, parts = self.get(key), self.parts(key)
+        real(self, key, again)
+        computed, remade = self.get(key), self.parts(key)
+        assert kept is not None
+        assert computed is not None
+        assert parts is not None
+        assert remade is not None
+        assert all(np.array_equal(a, b) for a, b in zip(parts, remade, strict=True))
+        assert np.concatenate([part for _, part in self.each(key)]).tobytes() == computed.tobytes()
+        assert self.shape(key) == computed.shape
+        assert key in self
+        seen.append((kept, computed))
+
+    monkeypatch.setattr(Unrounded, "drop_part", dropped)
+    _, summary = optimize(parsed(f"{text} {{ {nodes} }}", **weights))
+    assert [f.status for f in summary.findings] == ["folded"]
+    ((kept, computed),) = seen
+    assert (np.abs(kept - computed) <= 2.0**-48 * np.abs(computed)).all()
+
+
+def test_a_heap_is_given_back_whatever_the_c_library_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    heap.trim()
+    heap._malloc_trim.cache_clear()
+    monkeypatch.setattr(heap.sys, "platform", "darwin")
+    assert heap._malloc_trim() is None
+    heap.trim()
+    heap._malloc_trim.cache_clear()

@@ -119,18 +119,18 @@ def _scale(scale: float) -> Fraction:
         return Fraction(scale)
     half = Fraction(float(np.spacing(np.float32(abs(scale))))) / 2
     if abs(Fraction(float(scale)) - scale.exact) > half:
-        said = (
+        formula = (
             f"the scale of Attention is stored as {float(scale):.9g}, which is more than half an ulp from"
             f" {float(scale.exact):.9g}"
         )
-        raise NotProved(Why.STORED, said, "Attention")
+        raise NotProved(Why.STORED, formula, "Attention")
     return scale.exact
 
 
 def _turned(m: Machine, x: Value) -> Value:
     perm = [*range(len(x.axes) - 2), len(x.axes) - 1, len(x.axes) - 2]
-    found: Value = OPS["Transpose"](m, [x], {"perm": perm}, 23, 1)
-    return found
+    turned: Value = OPS["Transpose"](m, [x], {"perm": perm}, 23, 1)
+    return turned
 
 
 def _product(m: Machine, x: Value, y: Value) -> Value:

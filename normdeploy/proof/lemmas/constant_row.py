@@ -67,8 +67,8 @@ def _truth(m: Machine, f: Any, *inputs: Any, rows: tuple[Row, ...] = ()) -> Trut
     values = [_floats(m, x) for x in inputs]
     axes, arrays = m.over_each_other(*values)
     with np.errstate(all="ignore"):
-        found: Array = np.asarray(f(*(g for _, g in arrays)), dtype=np.float64)
-    return Truth(Value(axes, None, found, any(v.data for v in values)), rows)
+        truth: Array = np.asarray(f(*(g for _, g in arrays)), dtype=np.float64)
+    return Truth(Value(axes, None, truth, any(v.data for v in values)), rows)
 
 
 def _equal(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Truth:

@@ -9,17 +9,17 @@ import numpy as np
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
-def disagreement(found: Sequence[np.ndarray], reference: Sequence[np.ndarray], unit: float) -> tuple[float, str]:
+def disagreement(answers: Sequence[np.ndarray], reference: Sequence[np.ndarray], unit: float) -> tuple[float, str]:
     """The largest error relative to the largest value of its output, and what is wrong, "" where nothing is.
 
     Args:
         unit: the unit roundoff of the coarser of the types that the two were computed in; errors up to its square root
         are rounding.
     """
-    if len(found) != len(reference):
-        return float("inf"), f"{len(found)} outputs, {len(reference)} expected"
+    if len(answers) != len(reference):
+        return float("inf"), f"{len(answers)} outputs, {len(reference)} expected"
     worst, allowed = 0.0, unit**0.5
-    for place, (value, expected) in enumerate(zip(found, reference, strict=True)):
+    for place, (value, expected) in enumerate(zip(answers, reference, strict=True)):
         if value.shape != expected.shape:
             return float("inf"), f"output {place} has shape {list(value.shape)}, {list(expected.shape)} expected"
         if expected.dtype.kind in "iub":

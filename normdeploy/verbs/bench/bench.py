@@ -201,11 +201,11 @@ def _contestants(
     stack: ExitStack,
     runners: Sequence[str] = (),
 ) -> tuple[list[Contestant], list[NotRun]]:
-    found, not_run = list[Contestant](), list[NotRun]()
+    contestants, not_run = list[Contestant](), list[NotRun]()
     if model is not None:
         for compiled in (False, True):
             runner = stack.enter_context(CodeRunner(model, compiled=compiled))
-            found.append(
+            contestants.append(
                 Contestant(
                     runner.name, "", runner.infer, runner.prepare, _coarsest(spec.dtype for spec in model.inputs)
                 )
@@ -218,7 +218,7 @@ def _contestants(
         except RuntimeUnavailable as error:
             not_run.append(NotRun(f"{runtime} ({name})", str(error)))
         else:
-            found.append(_of(runner, runtime, name, coarsest))
+            contestants.append(_of(runner, runtime, name, coarsest))
 
     places = {(Path(file).name, os.path.realpath(file)) for file in files}
     for file in files:
@@ -238,9 +238,9 @@ def _contestants(
             enter(title(required(other)), name, _asked(file), file, runner=other)
     if cuda:
         not_run.append(NotRun("onnxruntime CUDA", cuda))
-    if not found:
+    if not contestants:
         raise RuntimeUnavailable("nothing can be raced here: " + "; ".join(f"{n.runtime}: {n.reason}" for n in not_run))
-    return found, not_run
+    return contestants, not_run
 
 
 def _of(runner: LiveRunner, runtime: str, file: str, coarsest: str) -> Contestant:
@@ -327,9 +327,9 @@ def _check(contestant: Contestant, inputs: Mapping[str, np.ndarray], reference: 
 
 @contextmanager
 def _torch_threads(threads: int) -> Iterator[None]:
-    held = torch.get_num_threads()
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(held)
+        torch.set_num_threads(before)

@@ -32,6 +32,6 @@ def machine() -> Machine:
     """This one, now."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    found = environment()
-    system = f"{platform.system()} {platform.machine()}, Python {found['python']}"
-    return Machine(found["cpu"], cores, load, system, {name: found[name] for name in _LIBRARIES if name in found})
+    facts = environment()
+    system = f"{platform.system()} {platform.machine()}, Python {facts['python']}"
+    return Machine(facts["cpu"], cores, load, system, {name: facts[name] for name in _LIBRARIES if name in facts})

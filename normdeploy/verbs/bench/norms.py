@@ -86,8 +86,8 @@ def bench_norms(
     for done, case in enumerate(cases):
         if progress is not None:
             progress(str(case), done, len(cases))
-        found, timing = _raced(case, wanted, engines and not absent, threads, rounds, seed, progress)
-        entries += found
+        raced, timing = _raced(case, wanted, engines and not absent, threads, rounds, seed, progress)
+        entries += raced
         if timing is not None:
             warmup = max(warmup, timing.warmup)
             notes += [UNSTEADY.format(str(case), timing.warmup)] if timing.unsteady else []
@@ -184,7 +184,7 @@ def norms_of(
                 dim.dim_value = size
     for value in fixed.graph.output:
         value.type.tensor_type.ClearField("shape")
-    graph, found, notes = Graph(fixed), dict[str, NormCase](), list[str]()
+    graph, cases, notes = Graph(fixed), dict[str, NormCase](), list[str]()
     graph.completer = complete
     for node in graph.nodes:
         if node.op not in _RACED or not is_standard(node):
@@ -193,8 +193,8 @@ def norms_of(
         if isinstance(case, str):
             notes.append(f"{node.name or node.outputs[0].name} was not raced: {case}")
         else:
-            found.setdefault(str(case), case)
-    return [*found.values()], notes
+            cases.setdefault(str(case), case)
+    return [*cases.values()], notes
 
 
 def _case(graph: Graph, node: gs.Node) -> NormCase | str:
@@ -266,9 +266,9 @@ def _judged(entry: Entry, case: NormCase, runner: LiveRunner) -> Entry:
     errors = []
     for offset in (0.0, FAR):
         feeds = case.feeds(offset)
-        (found,), expected = runner.infer(feeds).values(), case.reference(feeds["x"])
+        (answer,), expected = runner.infer(feeds).values(), case.reference(feeds["x"])
         if not offset:
-            _, wrong = disagreement([found], [expected], UNITS[case.dtype])
+            _, wrong = disagreement([answer], [expected], UNITS[case.dtype])
             entry = replace(entry, reason=f"it does not compute the norm: {wrong}; not timed" if wrong else "")
-        errors.append(float(np.abs(found.astype(np.float64) - expected).max()))
+        errors.append(float(np.abs(answer.astype(np.float64) - expected).max()))
     return replace(entry, error=errors[0], far_error=errors[1])

@@ -79,10 +79,10 @@ def written(
                 assert program is not None  # None comes from the old exporter only
                 program.save(plain)
         except Exception as error:  # whatever torch raises
-            said = " ".join(str(error).split())[:200]
-            raise ExportError(f"torch.onnx.export does not write this model, leave --against out: {said}") from error
+            message = " ".join(str(error).split())[:200]
+            raise ExportError(f"torch.onnx.export does not write this model, leave --against out: {message}") from error
     proto = load_onnx(plain if model is not None else files[0])
-    found = [plain] if PLAIN in names and model is not None else []
+    paths = [plain] if PLAIN in names and model is not None else []
     not_run = []
     if PLAIN in names and model is None:
         not_run.append(NotRun(PLAIN, "without a model the plain file is the one that was given"))
@@ -93,7 +93,7 @@ def written(
         try:
             with quiet():
                 save_onnx(_TOOLS[name][1](onnx.ModelProto.FromString(proto.SerializeToString())), path)
-            found.append(path)
+            paths.append(path)
         except Exception as error:  # whatever the tool raises
             not_run.append(NotRun(name, f"it fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"))
-    return found, not_run
+    return paths, not_run

@@ -118,9 +118,9 @@ def _to_search(parity: Comparison, given: Sequence[str], not_searched: list[NotR
     chosen: OutputResult | None = None
     for runtime in (OFF, STEPWISE, ON, *CUDA):
         own = [r for r in failed if r.runtime == runtime]
-        held = ", ".join(map(repr, given)) or "none"
+        files = ", ".join(map(repr, given)) or "none"
         not_searched += [
-            NotRun(runtime, f"the file has no output {r.output!r}; it has {held}", r.file)
+            NotRun(runtime, f"the file has no output {r.output!r}; it has {files}", r.file)
             for r in own
             if r.output not in given
         ]
@@ -131,11 +131,11 @@ def _to_search(parity: Comparison, given: Sequence[str], not_searched: list[NotR
             chosen = of
     for r in failed:
         if r.runtime not in (OFF, STEPWISE, ON, *CUDA):
-            said = (
+            message = (
                 "an engine is compared at its outputs only; its inner tensors are seen by building it anew with them as"
                 " outputs"
             )
-            not_searched.append(NotRun(r.runtime, f"{r.output} is off by {r.max_abs_error:.3g}: {said}", r.file))
+            not_searched.append(NotRun(r.runtime, f"{r.output} is off by {r.max_abs_error:.3g}: {message}", r.file))
     return chosen
 
 

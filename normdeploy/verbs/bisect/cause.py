@@ -105,31 +105,31 @@ def _constant(exact: Exact, name: str) -> Array | None:
 
 def _weights(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
     for i, name in enumerate(exact.nodes[place].input):
-        held = _constant(exact, name)
-        if held is None or held.size < 2:
+        stored = _constant(exact, name)
+        if stored is None or stored.size < 2:
             continue
         for parameter, value in parameters.items():
-            if value.size != held.size:
+            if value.size != stored.size:
                 continue
             for layout, right in (("", value), ("transposed ", value.T)):
-                right = right.reshape(held.shape)
-                if not np.array_equal(right, held):
+                right = right.reshape(stored.shape)
+                if not np.array_equal(right, stored):
                     text = (
                         f"{_node(exact, place)}:"
-                        f" {_weight_said(name, held, parameter, right, value.T if not layout else value)}"
+                        f" {_weight_said(name, stored, parameter, right, value.T if not layout else value)}"
                     )
                     yield Cause("weights", text, place), Change(inputs={(place, i): _always(right)})
 
 
-def _weight_said(name: str, held: Array, parameter: str, right: Array, turned: Array) -> str:
-    same = (held == right) | (np.isnan(held) & np.isnan(right))
-    differs = np.where(same, 0.0, np.nan_to_num(np.abs(held - right), nan=np.inf))
-    if held.ndim > 1 and np.abs(held - turned.reshape(held.shape)).max() <= 1e-3 * np.abs(right).max(initial=0):
+def _weight_said(name: str, stored: Array, parameter: str, right: Array, turned: Array) -> str:
+    same = (stored == right) | (np.isnan(stored) & np.isnan(right))
+    differs = np.where(same, 0.0, np.nan_to_num(np.abs(stored - right), nan=np.inf))
+    if stored.ndim > 1 and np.abs(stored - turned.reshape(stored.shape)).max() <= 1e-3 * np.abs(right).max(initial=0):
         return f"{name!r} is {parameter!r} transposed the other way"
-    where = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), held.shape))
-    count = held.size - int(same.sum())
+    where = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), stored.shape))
+    count = stored.size - int(same.sum())
     return (
-        f"{name!r} is not {parameter!r}: {held[where]:.6g} where that is {right[where]:.6g} ({count} of {held.size}"
+        f"{name!r} is not {parameter!r}: {stored[where]:.6g} where that is {right[where]:.6g} ({count} of {stored.size}"
         " numbers differ)"
     )
 
@@ -144,9 +144,14 @@ def _epsilons(exact: Exact, place: int, numbers: Sequence[float]) -> Iterator[tu
             yield Cause("epsilon", text, place), Change(nodes={place: _with(node, "epsilon", epsilon)})
         if node.op_type in ("Add", "Max", "Clip"):
             for i, name in enumerate(node.input):
-                held = _constant(exact, name)
-                if held is not None and held.size == 1 and abs(held.item()) < _LARGEST and held.item() != epsilon:
-                    was = held.item()
+                stored = _constant(exact, name)
+                if (
+                    stored is not None
+                    and stored.size == 1
+                    and abs(stored.item()) < _LARGEST
+                    and stored.item() != epsilon
+                ):
+                    was = stored.item()
                     gone = (
                         f" (it vanished: {exact.types[name]} can't hold it)" if not was and name in exact.types else ""
                     )
@@ -165,10 +170,10 @@ def _ddof(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Cha
         sizes = {d for value in values.values() if value.dtype.kind == "f" for d in value.shape if d > 1}
         for n, (text, power) in itertools.product(sorted(sizes), (("a biased", 1), ("an unbiased", -1))):
             other = "an unbiased" if power == 1 else "a biased"
-            said = (
+            reason = (
                 f"the variance before {_node(exact, place)} is {text} one over {n} numbers, the model has {other} one"
             )
-            yield Cause("ddof", said, place), Change(inputs={(place, 0): _times((n / (n - 1)) ** power)})
+            yield Cause("ddof", reason, place), Change(inputs={(place, 0): _times((n / (n - 1)) ** power)})
     elif node.op_type == "LayerNormalization" and len(node.input) > 1:
         x = values.get(node.input[0])
         if x is None:
@@ -177,8 +182,8 @@ def _ddof(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Cha
         n = math.prod(x.shape[axis:])
         for text, power in (("a biased", -1), ("an unbiased", 1)) if n > 1 else ():
             other = "an unbiased" if power == -1 else "a biased"
-            said = f"{_node(exact, place)} has {text} variance over {n} numbers, the model {other} one"
-            yield Cause("ddof", said, place), Change(inputs={(place, 1): _times((n / (n - 1)) ** (power / 2))})
+            reason = f"{_node(exact, place)} has {text} variance over {n} numbers, the model {other} one"
+            yield Cause("ddof", reason, place), Change(inputs={(place, 1): _times((n / (n - 1)) ** (power / 2))})
 
 
 def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:

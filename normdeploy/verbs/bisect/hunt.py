@@ -11,7 +11,8 @@ import onnx
 
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen
-from ...graphs.protos import inferred, module
+from ...graphs.inference import inferred
+from ...graphs.protos import module
 from ...model import Model
 from ...precision.precision import asked
 from ...precision.retype import FORMATS
@@ -112,23 +113,23 @@ class Hunt:
 
     def faults(self) -> list[Fault]:
         """Those that make the output wrong, one after the other."""
-        point, found = self.at_output(), list[Fault]()
+        point, named = self.at_output(), list[Fault]()
         for _ in range(MOST):
             if point:
                 break
             trace = self._trace(point)
             fault, right = trace.fault, trace.right
-            held = None if right is None or fault.tensor == self._output else self._units.stored(fault.tensor, right)
-            if right is None or held is None or not np.isfinite(held.astype(np.float64))[np.isfinite(right)].all():
+            stored = None if right is None or fault.tensor == self._output else self._units.stored(fault.tensor, right)
+            if right is None or stored is None or not np.isfinite(stored.astype(np.float64))[np.isfinite(right)].all():
                 at_end = fault.tensor == self._output and right is not None
                 fault = replace(
                     fault,
                     mended=at_end or bool(fault.widened.mends),
                     mended_error=0.0 if at_end else fault.widened.error,
                 )
-                found.append(self._kept(trace, fault))
+                named.append(self._kept(trace, fault))
                 break
-            before, self._bench.held[fault.tensor] = self._value, held
+            before, self._bench.held[fault.tensor] = self._value, stored
             after = self.at_output()
             if worse(after, point) and trace.wrong in self._first.pairs and trace.wrong != self._output:
                 del self._bench.held[fault.tensor]
@@ -136,7 +137,7 @@ class Hunt:
                 continue
             self._first.forget()
             if output_changed(before, self._value, point.allowed):
-                found.append(
+                named.append(
                     self._kept(
                         trace, replace(fault, mended=bool(after), mended_error=None if after.reason else after.error)
                     )
@@ -147,11 +148,11 @@ class Hunt:
                     " output does not feel"
                 )
             point = after
-        if found and not found[-1].mended:
+        if named and not named[-1].mended:
             self.notes.append(
                 f"{self._output!r} would still be wrong with what was found mended: there is more to find then"
             )
-        return found
+        return named
 
     def _kept(self, trace: _Trace, fault: Fault) -> Fault:
         self.reproduction = self.reproduction or trace.reproduction

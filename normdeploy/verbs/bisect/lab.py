@@ -59,15 +59,17 @@ class Bench(Laboratory):
     def eager(self, nodes: Iterable[str]) -> RunResult:
         return self._remembered(self._eagers, nodes, super().eager)
 
-    def _remembered(self, held: RunResult, nodes: Iterable[str], run: Callable[[list[str]], RunResult]) -> RunResult:
+    def _remembered(
+        self, known_values: RunResult, nodes: Iterable[str], run: Callable[[list[str]], RunResult]
+    ) -> RunResult:
         """Values do not change from run to run; as many are kept as fit."""
         wanted = list(nodes)
-        found = {n: held[n] for n in wanted if n in held}
-        if missing := [n for n in wanted if n not in held]:
-            found |= run(missing)
-            if sum(v.nbytes for v in (*held.values(), *found.values())) < _KEPT:
-                held |= found
-        return found
+        known = {n: known_values[n] for n in wanted if n in known_values}
+        if missing := [n for n in wanted if n not in known_values]:
+            known |= run(missing)
+            if sum(v.nbytes for v in (*known_values.values(), *known.values())) < _KEPT:
+                known_values |= known
+        return known
 
     def fetch(self, tensors: Sequence[str]) -> RunResult:
         probed = copied(self.proto)
@@ -129,16 +131,16 @@ class FirstWrong:
         else:
             self._judge(before)
             start = output
-        found, stack = set[str](), [start]
+        tensors, stack = set[str](), [start]
         while stack:
             name = stack.pop()
-            found.add(name)
-            stack += [other for other in self.frontier(name) if other not in found and not self.right(other)]
-        return min(found, key=lambda name: self._exact.makers.get(name, -1))
+            tensors.add(name)
+            stack += [other for other in self.frontier(name) if other not in tensors and not self.right(other)]
+        return min(tensors, key=lambda name: self._exact.makers.get(name, -1))
 
     def frontier(self, name: str) -> list[str]:
         """The compared tensors that ``name`` is computed from without another between."""
-        found, seen, stack = list[str](), set[int](), [name]
+        tensors, seen, stack = list[str](), set[int](), [name]
         while stack:
             place = self._exact.makers.get(stack.pop())
             if place is None or place in seen:
@@ -146,10 +148,10 @@ class FirstWrong:
             seen.add(place)
             for read in self._exact.reads(self._exact.nodes[place]):
                 if self._compared(read):
-                    found.append(read)
+                    tensors.append(read)
                 else:
                     stack.append(read)
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(tensors))
 
     def right(self, tensor: str) -> bool:
         self._judge([tensor])

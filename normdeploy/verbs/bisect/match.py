@@ -70,13 +70,13 @@ class Program:
 
     def before(self, end: str, stops: Iterable[str]) -> list[str]:
         """``end`` and the operators that it is computed by from ``stops``, which are left out, in order."""
-        found, stack, known = set[str](), [end], set(stops)
+        names, stack, known = set[str](), [end], set(stops)
         while stack:
             name = stack.pop()
-            if name not in found and name not in known:
-                found.add(name)
+            if name not in names and name not in known:
+                names.add(name)
                 stack += self.inputs(name)
-        return sorted(found, key=self.order.__getitem__)
+        return sorted(names, key=self.order.__getitem__)
 
     def tensors(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name in self._is_tensor]
@@ -97,15 +97,15 @@ class Program:
         targets = {
             s.arg.name: s.target for s in self.model.program.graph_signature.input_specs if getattr(s, "target", None)
         }
-        held = {**self.model.program.constants, **self.model.program.state_dict}
+        state = {**self.model.program.constants, **self.model.program.state_dict}
         read = {targets[s.name] for name in names for s in self.nodes[name].all_input_nodes if s.name in targets}
-        tensors = {name: held[name] for name in sorted(read) if isinstance(held.get(name), torch.Tensor)}
+        tensors = {name: state[name] for name in sorted(read) if isinstance(state.get(name), torch.Tensor)}
         return {name: t.detach().double().numpy() for name, t in tensors.items() if t.is_floating_point()}
 
     def numbers(self, names: Iterable[str]) -> list[float]:
         """Floating arguments of the operators, epsilons among them."""
-        found = (a for name in names for a in (*self.nodes[name].args, *self.nodes[name].kwargs.values()))
-        return list(dict.fromkeys(a for a in found if isinstance(a, float)))
+        arguments = (a for name in names for a in (*self.nodes[name].args, *self.nodes[name].kwargs.values()))
+        return list(dict.fromkeys(a for a in arguments if isinstance(a, float)))
 
 
 def counterparts(values: Values, reference: Values, allowed: Mapping[str, float]) -> dict[str, list[str]]:
@@ -113,7 +113,7 @@ def counterparts(values: Values, reference: Values, allowed: Mapping[str, float]
     by_size: dict[int, list[str]] = {}
     for node, value in reference.items():
         by_size.setdefault(value.size, []).append(node)
-    found: dict[str, list[str]] = {}
+    pairs: dict[str, list[str]] = {}
     for name, value in values.items():
         flat = value.reshape(-1)
         few = slice(None, None, max(1, flat.size // _SAMPLE))
@@ -122,8 +122,8 @@ def counterparts(values: Values, reference: Values, allowed: Mapping[str, float]
             if (flat.dtype.kind in "f") == (other.dtype.kind in "f") and all(
                 _same(flat[s], other[s], allowed[node]) for s in (few, slice(None))
             ):
-                found.setdefault(name, []).append(node)
-    return found
+                pairs.setdefault(name, []).append(node)
+    return pairs
 
 
 def _same(value: Array, other: Array, allowed: float) -> bool:

@@ -58,19 +58,19 @@ class Units:
         """The places in the file that runs."""
         if self.original is self.ran:
             return list(places)
-        found: set[int] = set()
+        kept: set[int] = set()
         for node in (self.original.nodes[p] for p in places):
-            found |= set(self.ran.before(filter(None, node.output), set(self.original.reads(node))))
-        return sorted(found)
+            kept |= set(self.ran.before(filter(None, node.output), set(self.original.reads(node))))
+        return sorted(kept)
 
     def first_wrong(self, places: Sequence[int], right: Values) -> Wrong | None:
         """The first node of a stretch that is wrong on right inputs."""
         for place in places:
             for end in self.original.nodes[place].output:
                 if end in right and right[end].dtype.kind == "f":
-                    found = self.judged([place], end, right)
-                    if found:
-                        return found
+                    judged = self.judged([place], end, right)
+                    if judged:
+                        return judged
         return None
 
     def judged(self, places: Sequence[int], end: str, right: Values) -> Wrong:
@@ -142,18 +142,18 @@ class Units:
     def shrunk(self, places: Sequence[int], end: str, right: Values) -> Wrong | None:
         """The smallest part of a stretch, its front cut off node by node, that is wrong on right inputs; None where all
         is right."""
-        found = self.judged(places, end, right)
-        if not found:
+        judged = self.judged(places, end, right)
+        if not judged:
             return None
         stops = set(right) - {name for p in places for name in self.original.nodes[p].output}
         for place in places[:_CUTS]:
             fewer = stops | set(self.original.nodes[place].output)
             rest = self.original.before([end], fewer)
-            if rest and len(rest) < len(found.places):
+            if rest and len(rest) < len(judged.places):
                 smaller = self.judged(rest, end, right)
                 if smaller:
-                    found, stops = smaller, fewer
-        return found
+                    judged, stops = smaller, fewer
+        return judged
 
 
 def cause_of(wrong: Wrong, dtype: np.dtype, result: OutputResult) -> Cause:

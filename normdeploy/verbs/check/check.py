@@ -115,13 +115,13 @@ def check(
     files = []
     for source in dict.fromkeys(f for s in cast("Sequence[PathLike]", sources) for f in onnx_files(os.fspath(s))):
         try:
-            found, notes = _of_file(source, runtime, fuse, precision, progress, loading, others)
+            problems, notes = _of_file(source, runtime, fuse, precision, progress, loading, others)
         except ExtensionError:  # of no file's doing
             raise
         except NormdeployError as error:
             files.append(Checked(source, error=str(error)))
             continue
-        files.append(Checked(source, tuple(_judged(source, found, failing, left, rules)), tuple(notes)))
+        files.append(Checked(source, tuple(_judged(source, problems, failing, left, rules)), tuple(notes)))
     return Check(tuple(files), failing, baseline is not None, rules)
 
 
@@ -133,13 +133,13 @@ def onnx_files(source: str) -> list[str]:
     """
     if not os.path.isdir(source):
         return [source]
-    found = []
+    paths = []
     for folder, inner, files in os.walk(source):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
-        found += [
+        paths += [
             os.path.join(folder, name) for name in sorted(files) if name.endswith(".onnx") and not name.startswith(".")
         ]
-    return found or [source]
+    return paths or [source]
 
 
 def _of_file(
@@ -156,16 +156,16 @@ def _of_file(
     nodes = {name: node for body in bodies(proto) for node in body.node for name in node.output}
     in_training = list(training(proto))
     random = {p.tensor for p in in_training}
-    found = [*in_training]
+    problems = [*in_training]
     for finding in summary.findings:
         if finding.tensor not in random:
-            found += of_norm(finding, deployed, runtime, precision)
+            problems += of_norm(finding, deployed, runtime, precision)
     told = {name for f in summary.findings for h in f.half if h.dtype == "float16" for name in h.overflow}
-    found += constants(proto, told)
-    found += [problem for other in others for problem in other.problems(proto)]
+    problems += constants(proto, told)
+    problems += [problem for other in others for problem in other.problems(proto)]
     del weights  # which had to live until here
     return [
-        replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in found
+        replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in problems
     ], summary.notes
 
 
@@ -173,11 +173,11 @@ def _of_file(
 
 
 def _judged(
-    source: str, found: Sequence[Problem], fail_on: Sequence[str], left: Counter[str], rules: Sequence[Rule]
+    source: str, problems: Sequence[Problem], fail_on: Sequence[str], left: Counter[str], rules: Sequence[Rule]
 ) -> Iterator[Problem]:
     levels = {rule.id: rule.level for rule in rules}
     seen: Counter[tuple[str, ...]] = Counter()
-    for p in found:
+    for p in problems:
         key = (p.rule, Path(source).name, p.kind, p.place, p.module or re.sub(r"\d+", "", p.node or p.tensor))
         seen[key] += 1
         fingerprint = hashlib.sha256(json.dumps([*key, seen[key]]).encode()).hexdigest()[:32]

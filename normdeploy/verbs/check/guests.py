@@ -77,18 +77,18 @@ class Brought:
             ExtensionError: the rule raises, or gives something else than findings.
         """
         what = f"has a rule {self.rule.id!r} that fails"
-        for found in self.extension.run(what, lambda: [*self.find(copied(proto))]):
-            texts = [getattr(found, name, None) for name in GuestFinding.__dataclass_fields__]
-            if not isinstance(found, GuestFinding) or not all(isinstance(text, str) for text in texts):
-                raise self.extension.error(f"has a rule {self.rule.id!r} that gives {found!r:.80}, no GuestFinding")
+        for problem in self.extension.run(what, lambda: [*self.find(copied(proto))]):
+            texts = [getattr(problem, name, None) for name in GuestFinding.__dataclass_fields__]
+            if not isinstance(problem, GuestFinding) or not all(isinstance(text, str) for text in texts):
+                raise self.extension.error(f"has a rule {self.rule.id!r} that gives {problem!r:.80}, no GuestFinding")
             yield Problem(
                 self.rule.id,
-                " ".join(found.message.split()),
-                found.kind,
-                found.module,
-                found.place,
-                found.node,
-                found.tensor,
+                " ".join(problem.message.split()),
+                problem.kind,
+                problem.module,
+                problem.place,
+                problem.node,
+                problem.tensor,
             )
 
 

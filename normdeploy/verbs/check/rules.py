@@ -123,8 +123,8 @@ def of_norm(f: Finding, deployed: bool, runtime: str, precision: str | None) -> 
         yield replace(at, rule="unfolded", message=f"{f.kind} can be {f.became}")
     elif f.status in ("refused", "undone"):
         yield replace(at, rule="refused", message=f"{f.kind} is left as it is: {f.reason}")
-    if said := _lost(f, precision):
-        yield replace(at, rule="eps-lost", message=f"{f.kind}: {said}")
+    if message := _lost(f, precision):
+        yield replace(at, rule="eps-lost", message=f"{f.kind}: {message}")
     for half in f.half:
         if half.dtype == "float16" and half.overflow:
             yield replace(
@@ -166,7 +166,7 @@ def _kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[
 def training(proto: onnx.ModelProto) -> Iterator[Problem]:
     """Nodes in training mode, those of bodies and functions too (ONNX, BatchNormalization 1, 7, 9 and 14, Dropout 1, 7
     and 12)."""
-    held = _constants(proto)
+    known = _constants(proto)
     for node, opset in nodes_of(proto):
         if not is_standard(node) or node.op_type not in ("BatchNormalization", "Dropout"):
             continue
@@ -174,24 +174,24 @@ def training(proto: onnx.ModelProto) -> Iterator[Problem]:
         if node.op_type == "BatchNormalization":
             by_outputs = sum(map(bool, node.output)) > 1
             active = bool(attributes.get("training_mode", 0)) if opset >= 14 else by_outputs
-            said = "its statistics are of the batch"
+            why = "its statistics are of the batch"
         else:
-            ratio, flag = (held.get(node.input[k]) if opset >= 12 and len(node.input) > k else None for k in (1, 2))
+            ratio, flag = (known.get(node.input[k]) if opset >= 12 and len(node.input) > k else None for k in (1, 2))
             active = flag is not None and bool(_values(flag).any()) and (ratio is None or bool(_values(ratio).any()))
-            said = "its result is random"
+            why = "its result is random"
         if active if opset >= 7 else not attributes.get("is_test", 0):
             kind = "BatchNorm" if node.op_type == "BatchNormalization" else ""
-            message = f"{node.op_type} in training mode: {said}"
+            message = f"{node.op_type} in training mode: {why}"
             yield Problem("train-mode", message, kind, module(node), node=node.name, tensor=next(iter(node.output), ""))
 
 
 def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto | onnx.AttributeProto]:
     """The initializers and the outputs of Constant nodes, in bodies and functions too."""
     inside = list(bodies(proto))
-    held: dict[str, onnx.TensorProto | onnx.AttributeProto] = {
+    known: dict[str, onnx.TensorProto | onnx.AttributeProto] = {
         t.name: t for b in inside if isinstance(b, onnx.GraphProto) for t in b.initializer
     }
-    return held | {
+    return known | {
         n.output[0]: a for b in inside for n in b.node if n.op_type == "Constant" and n.output for a in n.attribute
     }
 

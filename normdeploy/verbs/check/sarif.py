@@ -61,7 +61,7 @@ def _result(checked: Checked, p: Problem, result: Check) -> dict[str, Any]:
     names = (("function", p.place), ("module", p.module), ("node", p.node), ("tensor", p.tensor))
     logical = [{"kind": kind, "name": name, "fullyQualifiedName": name} for kind, name in names if name]
     at = {"physicalLocation": _physical(checked)} | ({"logicalLocations": logical} if logical else {})
-    said = {
+    entry = {
         "ruleId": p.rule,
         "ruleIndex": [rule.id for rule in result.rules].index(p.rule),
         "level": p.level,
@@ -69,7 +69,7 @@ def _result(checked: Checked, p: Problem, result: Check) -> dict[str, Any]:
         "locations": [at],
         "partialFingerprints": {FINGERPRINT: p.fingerprint, "primaryLocationLineHash": p.fingerprint},
     }
-    return said | ({"baselineState": "unchanged" if p.known else "new"} if result.baseline else {})
+    return entry | ({"baselineState": "unchanged" if p.known else "new"} if result.baseline else {})
 
 
 def _physical(checked: Checked) -> dict[str, Any]:

@@ -151,10 +151,10 @@ def scan(root: Path) -> tuple[dict[str, int], list[str]]:
     while stack:
         folder, prefix = stack.pop()
         with os.scandir(folder) as entries:
-            found = list(entries)
-            if not found and prefix:
+            listed = list(entries)
+            if not listed and prefix:
                 others.append(prefix)
-            for entry in found:
+            for entry in listed:
                 path = f"{prefix}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     stack.append((Path(entry.path), f"{path}/"))

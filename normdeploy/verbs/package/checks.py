@@ -53,8 +53,8 @@ class Wanted:
         if self.provider not in PROVIDERS:
             raise InputError(f"there is no provider {self.provider!r}; choose one of {', '.join(PROVIDERS)}")
         if not 1 <= self.instances <= _INSTANCES or (self.max_batch or 0) < 0:
-            said = f"instances is {self.instances} and the largest batch {self.max_batch}"
-            raise InputError(f"{said}; give 1 to {_INSTANCES} instances, and no negative batch")
+            sizes = f"instances is {self.instances} and the largest batch {self.max_batch}"
+            raise InputError(f"{sizes}; give 1 to {_INSTANCES} instances, and no negative batch")
 
 
 @dataclass
@@ -92,27 +92,27 @@ def job_of(wanted: Wanted) -> Job:
 def free_target(wanted: Wanted) -> Path:
     """Where the bundle is to stand; refused where something else would be lost."""
     target = Path(os.path.realpath(wanted.output))
-    said = repr(os.fspath(wanted.output))
+    path = repr(os.fspath(wanted.output))
     if not target.parent.is_dir():
-        raise InputError(f"can't write {said}: there is no folder {target.parent.name!r}; make it first")
+        raise InputError(f"can't write {path}: there is no folder {target.parent.name!r}; make it first")
     if not target.exists():
         return target
     if not target.is_dir():
-        raise InputError(f"can't write {said}: it is a file; give the name of a folder")
+        raise InputError(f"can't write {path}: it is a file; give the name of a folder")
     if not any(target.iterdir()):
         return target
     try:
         old = bundle.open_bundle(target)
         known = old.read("files", bundle.described)
     except InputError as error:
-        raise InputError(f"{said} is not empty and no bundle of ours ({error}); give another folder") from error
+        raise InputError(f"{path} is not empty and no bundle of ours ({error}); give another folder") from error
     files, others = bundle.scan(target)
     if strange := sorted({*files, *others} - known.keys() - {bundle.MANIFEST}):
         raise InputError(
-            f"the bundle {said} holds files that are not its own and would be lost: {strange[:5]}; move them away"
+            f"the bundle {path} holds files that are not its own and would be lost: {strange[:5]}; move them away"
         )
     if not wanted.replace:
-        raise InputError(f"{said} holds a bundle already; replace it with --replace, or give another folder")
+        raise InputError(f"{path} holds a bundle already; replace it with --replace, or give another folder")
     return target
 
 
@@ -131,10 +131,10 @@ def certificates_of(report: PathLike | None, proto: onnx.ModelProto) -> list[dic
     """The norms of a report that have a certificate."""
     if report is None:
         return []
-    said, path = repr(os.fspath(report)), Path(report)
+    title, path = repr(os.fspath(report)), Path(report)
     if not path.is_file() or path.stat().st_size > _REPORT_BYTES:
         raise InputError(
-            f"the report {said} is no file, or larger than {_REPORT_BYTES} bytes; give what --report of export wrote"
+            f"the report {title} is no file, or larger than {_REPORT_BYTES} bytes; give what --report of export wrote"
         )
     try:
         document = json.loads(path.read_bytes())
@@ -143,13 +143,13 @@ def certificates_of(report: PathLike | None, proto: onnx.ModelProto) -> list[dic
         schema = document["schema"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(
-            f"{said} is no report of normdeploy ({type(error).__name__}: {error}); give what --report of export wrote"
+            f"{title} is no report of normdeploy ({type(error).__name__}: {error}); give what --report of export wrote"
         ) from error
     if schema != SCHEMA:
-        raise InputError(f"the report {said} has the schema {schema!r}, this version reads {SCHEMA!r}; export again")
+        raise InputError(f"the report {title} has the schema {schema!r}, this version reads {SCHEMA!r}; export again")
     if written and not written & {o for node in proto.graph.node for o in node.output}:
         raise InputError(
-            f"the report {said} is of another file: none of the norms that it says were fused is in this one"
+            f"the report {title} is of another file: none of the norms that it says were fused is in this one"
         )
     return [{"schema": "normdeploy/certificate/1", **norm} for norm in norms]
 

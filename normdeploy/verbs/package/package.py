@@ -145,14 +145,14 @@ def package(
     )
     target = free_target(wanted)
     job = job_of(wanted)
-    held = engines_of(engines)
+    brought = engines_of(engines)
     certificates = certificates_of(report_from, job.proto)
     samples, batch, why = samples_of(job, wanted, loading, progress)
     commands = words.commands(wanted, job.proto, loading)
     with atomic_folder(target) as folder:
         repository = folder / words.REPOSITORY
         onnx_file = place_onnx(job.path, job.proto, repository / f"{job.name}_onnx" / "1")
-        placed = place_engines(held, repository / f"{job.name}_trt" / "1", folder / "engines")
+        placed = place_engines(brought, repository / f"{job.name}_trt" / "1", folder / "engines")
         paths = [folder / e.path for e in placed]
         judgement = judge(onnx_file, paths, samples, runtime_cache=True, progress=progress)
         optimize = not judgement.optimizer_is_wrong

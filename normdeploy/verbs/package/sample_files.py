@@ -66,16 +66,16 @@ def _arrays(
     bundle: Bundle, path: Any, ports: Mapping[str, tuple[str, str]], *, every: bool = True
 ) -> dict[str, np.ndarray]:
     file = bundle.file(path)
-    held = read_npz(file, limit=file.stat().st_size)  # as `package` writes them they are not compressed
+    content = read_npz(file, limit=file.stat().st_size)  # as `package` writes them they are not compressed
     arrays = {}
     for name, (dtype, key) in ports.items():
-        if key not in held and not every:
+        if key not in content and not every:
             continue
-        array = held.get(key)
+        array = content.get(key)
         if array is not None and dtype == "bfloat16" and array.dtype.str[1:] == "V2":
             array = array.view(ml_dtypes.bfloat16)
         if array is None or array.dtype.name != dtype:
-            found = "nothing" if array is None else array.dtype.name
-            raise InputError(f"{path} holds {found} for {name!r}, the manifest says {dtype}; make the bundle again")
+            kind = "nothing" if array is None else array.dtype.name
+            raise InputError(f"{path} holds {kind} for {name!r}, the manifest says {dtype}; make the bundle again")
         arrays[name] = array
     return arrays

@@ -71,8 +71,8 @@ def judge(
         GraphError: the ONNX file is broken.
         InputError: an engine is none.
     """
-    found = [subject_of(file) for file in (path, *engines)]
-    candidates, not_run = candidates_of(found)
+    subjects = [subject_of(file) for file in (path, *engines)]
+    candidates, not_run = candidates_of(subjects)
     notes = []
     for done, candidate in enumerate(candidates):
         if candidate.subject is not None and candidate.subject.runtime == "tensorrt-rtx":
@@ -82,7 +82,7 @@ def judge(
         with ExitStack() as stack:  # one at a time is in memory: each may be as large as the model
             candidate.load(stack)
             for sample in samples.cases:
-                _run(candidate, sample, samples, half=found[0].precision != "")
+                _run(candidate, sample, samples, half=subjects[0].precision != "")
             candidate.runner = None
         if candidate.skipped and candidate.tallies:
             notes.append(

@@ -146,9 +146,9 @@ def from_file(
     specs = tuple(known.get(p.name) or (_named(p) if inputs else _guessed(p, batch, largest)) for p in ports)
     cases, notes = _cases(Signature(inputs=specs, outputs=outputs, kind="onnx"), batch, inputs, {})
     if guessed:
-        said = ", ".join(guessed)
+        names = ", ".join(guessed)
         notes.append(
-            f"the file does not say which values {said} may take: the samples are standard normal ones, integers 0"
+            f"the file does not say which values {names} may take: the samples are standard normal ones, integers 0"
             " and 1"
         )
     samples: list[Sample] = []
@@ -236,12 +236,12 @@ def _keep(samples: list[Sample], sample: Sample, notes: list[str]) -> None:
 
 def _free(whole: RunResult, others: Sequence[RunResult]) -> dict[str, np.ndarray]:
     """Where integer outputs hang on a rounding; outputs without such a place are not named."""
-    found = {}
+    free = {}
     for name, value in whole.items():
         loose = [np.asarray(other[name] != value) for other in others if other[name].shape == value.shape]
         if loose and np.any(loose):
-            found[name] = np.asarray(np.logical_or.reduce(loose))
-    return found
+            free[name] = np.asarray(np.logical_or.reduce(loose))
+    return free
 
 
 def _same(one: RunResult, other: RunResult) -> bool:

@@ -101,25 +101,25 @@ def notes(
     certificates: int | None,
 ) -> list[str]:
     """What the user should know of the bundle."""
-    said = [*before]
+    lines = [*before]
     if serving.reason:
-        said.append(f"Triton does not batch: {serving.reason}")
+        lines.append(f"Triton does not batch: {serving.reason}")
     if aside := [e.path for e in engines if not e.served]:
-        said.append(
+        lines.append(
             f"{', '.join(aside)}: Triton's backend for TensorRT can't load TensorRT-RTX engines; they lie outside the"
             " repository, for recheck and for programs of your own"
         )
     if not optimize:
-        said.append(
+        lines.append(
             "onnxruntime's optimizer breaks this file, and the configuration turns it off (optimization.graph.level 2)"
         )
     if certificates == 0:
-        said.append("the report given holds no certificate: nothing was rewritten")
+        lines.append("the report given holds no certificate: nothing was rewritten")
     elif certificates is None:
-        said.append(
+        lines.append(
             "there are no certificates: give the report that export or optimize wrote (--report) with --report-from"
         )
-    return [*said, *judgement.notes]
+    return [*lines, *judgement.notes]
 
 
 def readme(name: str, models: Sequence[str], serving: Serving, reference: str, count: int) -> str:

@@ -195,8 +195,8 @@ def batch_dim(inputs: Sequence[Port], outputs: Sequence[Port]) -> tuple[str, str
     first = {p.name: p.shape[0] if p.shape else None for p in every}
     names = set(first.values())
     if len(names) > 1 or not isinstance(next(iter(names), None), str):
-        said = ", ".join(map(str, every))
-        return "", f"the inputs and outputs do not begin with one dynamic dim of the same name ({said})"
+        dims = ", ".join(map(str, every))
+        return "", f"the inputs and outputs do not begin with one dynamic dim of the same name ({dims})"
     name = str(names.pop())
     if again := [p.name for p in every if name in p.shape[1:]]:
         return "", f"the first dim {name!r} is also another dim of {again[0]!r}, so requests can't be joined along it"

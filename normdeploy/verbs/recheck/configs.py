@@ -21,15 +21,15 @@ _BYTES = 16 * 2**20
 def check_configs(bundle: Bundle, onnx_file: Path) -> list[Change]:
     """A change for each configuration that can't be read, or does not fit the ONNX file and what lies beside it."""
     configs = bundle.read("configs", lambda value: [str(path) for path in value])
-    found = []
+    problems = []
     for path in configs:
         try:
             wrong = _wrong(bundle, path, onnx_file)
         except NormdeployError as error:
             wrong = str(error)
         if wrong:
-            found.append(Change("config", path, "it fitted the model", wrong, True))
-    return found
+            problems.append(Change("config", path, "it fitted the model", wrong, True))
+    return problems
 
 
 def _wrong(bundle: Bundle, path: str, onnx_file: Path) -> str:

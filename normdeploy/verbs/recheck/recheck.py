@@ -103,9 +103,9 @@ def recheck(
         changes += _compared(before, None, "the ONNX file is not there")
     else:
         changes += check_configs(bundle, path)
-        judgement, more, said = _results(bundle, path, before, known, damaged, progress)
+        judgement, more, told = _results(bundle, path, before, known, damaged, progress)
         changes += more
-        notes += said
+        notes += told
         changes += _norms(bundle, path, progress)
     name, made = str(bundle.manifest.get("name", ""))[:100], str(bundle.manifest.get("made", ""))[:40]
     return Recheck(
@@ -136,18 +136,18 @@ def _files(
     for done, (path, (digest, size)) in enumerate(sorted(known.items())):
         if progress is not None:
             progress("hash", done, len(known))
-        found = ""
+        wrong = ""
         if path in links:
-            found = "a link or special file, which is never opened"
+            wrong = "a link or special file, which is never opened"
         elif path not in present:
-            found = "missing"
+            wrong = "missing"
         elif present[path] != size:
-            found = f"{present[path]} bytes"
+            wrong = f"{present[path]} bytes"
         elif (now := _digest(bundle.file(path))) != digest:
-            found = now if " " in now else f"sha256 {now[:16]}"
-        if found:
+            wrong = now if " " in now else f"sha256 {now[:16]}"
+        if wrong:
             damaged.add(path)
-            changes.append(Change("file", path, f"{size} bytes, sha256 {digest[:16]}", found, True))
+            changes.append(Change("file", path, f"{size} bytes, sha256 {digest[:16]}", wrong, True))
     for path in sorted(present.keys() - known.keys() - {MANIFEST}):
         changes.append(Change("file", path, "", "new: not in the manifest", path.startswith(f"{REPOSITORY}/")))
     return changes, damaged
@@ -224,8 +224,8 @@ class _Result:
         return cls(value["verdict"] == "pass", float(value["max_abs_error"]), str(value["reason"]))
 
     def __str__(self) -> str:
-        said = f"{'pass' if self.passed else 'fail'}, error {self.error:.2e}"
-        return f"{said}: {self.reason}" if self.reason else said
+        text = f"{'pass' if self.passed else 'fail'}, error {self.error:.2e}"
+        return f"{text}: {self.reason}" if self.reason else text
 
 
 def _compared(before: _Results, judgement: Judgement | None, otherwise: str) -> list[Change]:
@@ -234,15 +234,15 @@ def _compared(before: _Results, judgement: Judgement | None, otherwise: str) -> 
     reasons = {missed.runtime: missed.reason for missed in judgement.not_run} if judgement is not None else {}
     changes = []
     for key in [*before, *(key for key in now if key not in before)]:
-        was, found = before.get(key), now.get(key)
+        then, current = before.get(key), now.get(key)
         name = f"{key[0]} in {key[1]}"
-        if found is None:
+        if current is None:
             why = reasons.get(key[1]) or reasons.get(key[1].partition(" (")[0]) or otherwise
-            changes.append(Change("result", name, str(was), f"not run: {why}", was is not None and was.passed))
-        elif was is None:
-            changes.append(Change("result", name, "", str(found), not found.passed))
-        elif was.passed != found.passed or not _alike(was.error, found.error):
-            changes.append(Change("result", name, str(was), str(found), was.passed and not found.passed))
+            changes.append(Change("result", name, str(then), f"not run: {why}", then is not None and then.passed))
+        elif then is None:
+            changes.append(Change("result", name, "", str(current), not current.passed))
+        elif then.passed != current.passed or not _alike(then.error, current.error):
+            changes.append(Change("result", name, str(then), str(current), then.passed and not current.passed))
     return changes
 
 
@@ -267,15 +267,15 @@ def _norms(bundle: Bundle, path: Path, progress: Progress | None) -> list[Change
     changes = []
     for key in [*before, *(key for key in now if key not in before)]:
         module, was = before.get(key, ("", {}))
-        found = now.get(key, ("", {}))[1]
+        status = now.get(key, ("", {}))[1]
         name = f"{key[0]} {module or now.get(key, ('', {}))[0] or key[2]}"
         if key not in now or key not in before:
             changes.append(
                 Change("norm", name, "there" if key in before else "", "there" if key in now else "gone", key in before)
             )
             continue
-        for runtime in sorted(was.keys() & found.keys()):
-            if was[runtime] != found[runtime]:
-                worse = _RANK.get(found[runtime], 0) > _RANK.get(was[runtime], 0)
-                changes.append(Change("norm", f"{name} in {runtime}", was[runtime], found[runtime], worse))
+        for runtime in sorted(was.keys() & status.keys()):
+            if was[runtime] != status[runtime]:
+                worse = _RANK.get(status[runtime], 0) > _RANK.get(was[runtime], 0)
+                changes.append(Change("norm", f"{name} in {runtime}", was[runtime], status[runtime], worse))
     return changes

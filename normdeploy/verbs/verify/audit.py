@@ -95,9 +95,9 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     missing = {name: value for name, value in stored.items() if name not in placed}
     shifts = list(shifts_of(model, stored))
     if not isinstance(model, FileModel):
-        shifts += [(said, w.reshape(-1), size.reshape(-1)) for said, w, size in merged(model, stored)]
+        shifts += [(parameter, w.reshape(-1), size.reshape(-1)) for parameter, w, size in merged(model, stored)]
     modules = _modules(proto, stored)
-    found = []
+    remarks = []
     for tensor, array, share in unknown:
         weight = _origin(
             Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size),
@@ -106,21 +106,21 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
             shifts,
         )
         if weight.origin is Origin.COMPUTED and share >= _MOSTLY and rows.lacks(array, missing.values()):
-            said = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
-            weight = replace(weight, origin=Origin.ALTERED, reason=said)
-        found.append(weight)
-    return sorted(found, key=bool)
+            parameter = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
+            weight = replace(weight, origin=Origin.ALTERED, reason=parameter)
+        remarks.append(weight)
+    return sorted(remarks, key=bool)
 
 
 def _modules(proto: onnx.ModelProto, stored: Mapping[str, Array]) -> dict[str, str]:
     """Initializer -> the module that it belongs to: by its name, else by the first node that takes it."""
     owners = {name.rpartition(".")[0] for name in stored} - {""}
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for node in proto.graph.node:
         for name in node.input:
             owner = name.rpartition(".")[0]
-            found.setdefault(name, owner if owner in owners else module(node))
-    return found
+            modules.setdefault(name, owner if owner in owners else module(node))
+    return modules
 
 
 # ------------------------------------------------------------------ the same numbers
@@ -184,11 +184,11 @@ class _Rows:
         with np.errstate(over="ignore"):
             matrices = [p.astype(array.dtype) for p in parameters if len(_squeezed(p.shape)) > 1]
         for axis, size in enumerate(array.shape):
-            held = {line.tobytes() for line in _lines(array, axis)}
-            foreign = held - self._of(size, array.dtype)
+            lines = {line.tobytes() for line in _lines(array, axis)}
+            foreign = lines - self._of(size, array.dtype)
             for matrix in matrices:
                 for along in (i for i, length in enumerate(matrix.shape) if length == size >= _ROW):
-                    absent = {line.tobytes() for line in _lines(matrix, along)} - held
+                    absent = {line.tobytes() for line in _lines(matrix, along)} - lines
                     if 0 < len(absent) <= len(foreign) or _close(foreign, absent, array.dtype):
                         return True
         return False
@@ -209,7 +209,7 @@ class _Rows:
 
     def _runs(self, vector: Array) -> float:
         """How much of it is parts of vectors, each of some elements, one behind the other."""
-        at = held = 0
+        at = length = 0
         vectors = [
             p.reshape(-1) for p in self._parameters if len(_squeezed(p.shape)) == 1 and p.size <= 16 * vector.size
         ]
@@ -217,9 +217,9 @@ class _Rows:
             vectors = [v.astype(vector.dtype) for v in vectors]
         while at < vector.size and vectors:
             longest = max(_run(vector[at:], v) for v in vectors)
-            held += longest if longest >= _ROW else 0
+            length += longest if longest >= _ROW else 0
             at += longest if longest >= _ROW else 1
-        return held / vector.size
+        return length / vector.size
 
 
 def _close(some: set[bytes], others: set[bytes], dtype: Any) -> bool:
@@ -264,15 +264,15 @@ def _origin(
         if outside.mean() <= 0.5 and wide.size >= _ROW:
             reason = _changed(outside, wide.reshape(-1), shift, source)
             best = _told(replace(weight, parameter=source), Origin.ALTERED, away, reason)
-    for parameter, held in missing.items():
-        if held.size != array.size:
+    for parameter, arrays in missing.items():
+        if arrays.size != array.size:
             continue
-        for arranged in _arranged(held, array):
-            found = _beside(replace(weight, parameter=parameter), wide, arranged.astype(np.float64), unit)
-            if found is not None and (
-                best is None or (bool(found), -found.difference) > (bool(best), -best.difference)
+        for arranged in _arranged(arrays, array):
+            origin = _beside(replace(weight, parameter=parameter), wide, arranged.astype(np.float64), unit)
+            if origin is not None and (
+                best is None or (bool(origin), -origin.difference) > (bool(best), -best.difference)
             ):
-                best = found
+                best = origin
     if best is None:
         return replace(weight, reason="like no parameter or buffer of the model")
     return best
@@ -305,8 +305,8 @@ def _beside(weight: Weight, array: Array, parameter: Array, unit: float) -> Weig
     if closest is not None and closest[0] <= 0.25 * array.size:
         scaled = closest[1] * parameter
         outside = np.abs(array - scaled) > 2 * _ROUNDINGS * unit * np.abs(scaled) + tolerance
-        said = f"{weight.parameter} times a number for each channel"
-        return _told(weight, Origin.ALTERED, np.abs(array - scaled), _changed(outside, array, scaled, said))
+        name = f"{weight.parameter} times a number for each channel"
+        return _told(weight, Origin.ALTERED, np.abs(array - scaled), _changed(outside, array, scaled, name))
     if (away <= _NEAR * np.abs(parameter)).all():
         return _told(weight, Origin.ALTERED, away, _changed(differs, array, parameter, weight.parameter))
     return None
@@ -332,7 +332,7 @@ def _told(weight: Weight, origin: Origin, away: Array, reason: str) -> Weight:
     return replace(weight, origin=origin, difference=float(away.max(initial=0.0)), reason=reason)
 
 
-def _changed(differs: Array, array: Array, expected: Array, said: str) -> str:
+def _changed(differs: Array, array: Array, expected: Array, name: str) -> str:
     with np.errstate(all="ignore"):
         away = np.where(differs, np.abs(array - expected), -1.0)
     place = tuple(int(i) for i in np.unravel_index(int(np.nan_to_num(away, nan=np.inf).argmax()), array.shape))
@@ -341,4 +341,4 @@ def _changed(differs: Array, array: Array, expected: Array, said: str) -> str:
         if place
         else f"{array[()]:.9g}"
     )
-    return f"{int(differs.sum())} of {prod(array.shape)} elements are not those of {said}: {numbers}"
+    return f"{int(differs.sum())} of {prod(array.shape)} elements are not those of {name}: {numbers}"

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from ...model import Dim, InputSpec, Signature
-from .cases import EXTREME, INFINITE, NAN, Case, elements, generated, is_floating, largest_sizes, said
+from .cases import EXTREME, INFINITE, NAN, Case, at_sizes, elements, generated, is_floating, largest_sizes
 from .originals import Original, work_of
 
 _OUTLIER = 1e3  # times a usual value
@@ -60,7 +60,7 @@ def battery(model: Signature, seeds: int, *, most: int | None = None, work: floa
         spent += cost
         seed = 1000 + number
         cases.append(
-            Case(f"seed {seed}{said(sizes)}", "random", _sampled(model, seed, sizes), promised=False, sizes=key)
+            Case(f"seed {seed}{at_sizes(sizes)}", "random", _sampled(model, seed, sizes), promised=False, sizes=key)
         )
     return Battery(tuple(cases), tuple(left_out), limit)
 
@@ -98,7 +98,9 @@ def _extreme(model: Signature, opt: Mapping[str, int], seed: int) -> Iterator[Ca
         "one outlier": outlier,
     }
     for name, change in changes.items():
-        yield Case(f"{name}{said(opt)}", EXTREME, _changed(model, opt, seed, free, change), sizes=tuple(opt.items()))
+        yield Case(
+            f"{name}{at_sizes(opt)}", EXTREME, _changed(model, opt, seed, free, change), sizes=tuple(opt.items())
+        )
 
 
 def _not_finite(model: Signature, opt: Mapping[str, int], seed: int) -> Iterator[Case]:
@@ -111,7 +113,7 @@ def _not_finite(model: Signature, opt: Mapping[str, int], seed: int) -> Iterator
 
             kind = NAN if np.isnan(value) else INFINITE
             yield Case(
-                f"one {value} in {name}{said(opt)}",
+                f"one {value} in {name}{at_sizes(opt)}",
                 kind,
                 _changed(model, opt, seed, {name}, change),
                 sizes=tuple(opt.items()),
@@ -168,7 +170,7 @@ def _rows(model: Signature, seed: int, most: int | None) -> Iterator[Case]:
                 feeds[name] = (low + (start + np.arange(values.size)) % span).reshape(values.shape).astype(values.dtype)
                 return feeds
 
-            rows = f"rows {low + start} to {low + min(start + count, span) - 1} of {name}{said(sizes)}"
+            rows = f"rows {low + start} to {low + min(start + count, span) - 1} of {name}{at_sizes(sizes)}"
             yield Case(rows, "random", make, sizes=tuple(sizes.items()))
 
 

@@ -104,18 +104,18 @@ def subjects(
     graphs = {s.label: load_onnx(s.path, external_data=False).graph for s in every if not s.runtime}
     if len(graphs) == len(every):
         check_used(given, model, {label: _names(graph) for label, graph in graphs.items()})
-    found, notes = list[Subject](), list[str]()
+    named, notes = list[Subject](), list[str]()
     for subject in every:
         if subject.runtime:
             inputs = {spec.name for spec in model.inputs}
             own = {theirs: ours for theirs, ours in given.items() if ours in inputs}
-            found.append(replace(subject, inputs=own, outputs={a: b for a, b in given.items() if a not in own}))
+            named.append(replace(subject, inputs=own, outputs={a: b for a, b in given.items() if a not in own}))
             continue
         matched = match(subject.label, graphs[subject.label], model, ends, given, ordered)
         notes += matched.notes
         subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs)
-        found.append(replace(subject, types=subject.named(subject.types)))
-    return found, notes
+        named.append(replace(subject, types=subject.named(subject.types)))
+    return named, notes
 
 
 def _names(graph: onnx.GraphProto) -> Ends:
@@ -133,13 +133,13 @@ def subject_of(path: Path, label: str = "") -> Subject:
 
 def _ops(proto: onnx.ModelProto) -> frozenset[str]:
     waiting = [list(proto.graph.node), *(list(f.node) for f in proto.functions)]
-    found = set[str]()
+    ops = set[str]()
     while waiting:
         for node in waiting.pop():
-            found.add(node.op_type)
+            ops.add(node.op_type)
             waiting += [list(a.g.node) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
             waiting += [list(g.node) for a in node.attribute for g in a.graphs]
-    return frozenset(found)
+    return frozenset(ops)
 
 
 def types_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:
@@ -238,10 +238,10 @@ class Candidate:
         return next((short for short, name in FLOATS.items() if name in stated), usual)
 
 
-def candidates_of(found: Sequence[Subject], runners: Sequence[str] = ()) -> tuple[list[Candidate], list[NotRun]]:
+def candidates_of(compared: Sequence[Subject], runners: Sequence[str] = ()) -> tuple[list[Candidate], list[NotRun]]:
     """Every runtime of this machine for every file, and what can't be run. ``runners``: those of packages, by name."""
     candidates, not_run = list[Candidate](), list[NotRun]()
-    files = [s for s in found if not s.runtime]
+    files = [s for s in compared if not s.runtime]
     reason = no_cuda() if files else ""
     if reason:
         not_run.append(NotRun("onnxruntime CUDA", reason))
@@ -254,9 +254,9 @@ def candidates_of(found: Sequence[Subject], runners: Sequence[str] = ()) -> tupl
         if subject.precision:
             wide = {n: np.dtype(np.float32) if t.kind in "fV" else t for n, t in subject.types.items()}
             candidates.append(Candidate(STEPWISE, partial(_stepwise, subject.path), subject, types=wide))
-    if len(files) == len(found):
+    if len(files) == len(compared):
         not_run.append(NotRun("TensorRT", "no engine was given"))
-    for subject in (s for s in found if s.runtime):
+    for subject in (s for s in compared if s.runtime):
         name = f"{TITLES[subject.runtime]} ({subject.label})"
         if lack := missing(subject.runtime):
             not_run.append(NotRun(name, lack, subject.label))

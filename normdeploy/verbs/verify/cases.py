@@ -61,12 +61,12 @@ def read(inputs: Inputs) -> list[Given]:
     Raises:
         InputError: there is no such file, or it is no .npz of arrays.
     """
-    found = []
+    cases = []
     for number, feeds in enumerate([inputs] if isinstance(inputs, Mapping | str | os.PathLike | Given) else inputs):
         if isinstance(feeds, Mapping):
             feeds = Given(f"given input {number}", feeds)
-        found.append(feeds if isinstance(feeds, Given) else Given(os.fspath(feeds), read_npz(feeds)))
-    return found
+        cases.append(feeds if isinstance(feeds, Given) else Given(os.fspath(feeds), read_npz(feeds)))
+    return cases
 
 
 def given(inputs: Inputs) -> list[Case]:
@@ -143,8 +143,10 @@ def generated(model: Signature, seeds: int, most: int | None = None) -> tuple[li
             seen.append(sizes)
             cases.append(_random(model, sizes, seeds + len(seen), promised))
     if any(is_floating(spec) for spec in model.inputs):
-        cases.append(Case(f"inputs around {SMALL:g}{said(opt)}", "small", lambda: _scaled(model.samples(seeds), SMALL)))
-    cases.append(Case(f"zeros{said(opt)}", "zeros", lambda: {spec.name: _zeros(spec) for spec in model.inputs}))
+        cases.append(
+            Case(f"inputs around {SMALL:g}{at_sizes(opt)}", "small", lambda: _scaled(model.samples(seeds), SMALL))
+        )
+    cases.append(Case(f"zeros{at_sizes(opt)}", "zeros", lambda: {spec.name: _zeros(spec) for spec in model.inputs}))
     cases.extend(_hidden(model, opt, seeds, spec.name) for spec in model.inputs if spec.mask)
     return cases, largest.left_out
 
@@ -158,12 +160,12 @@ def _hidden(model: Signature, opt: Mapping[str, int], seed: int, name: str) -> C
         feeds[name].reshape(-1, feeds[name].shape[-1])[:1] = 0
         return feeds
 
-    return Case(f"{name} hides a whole row{said(opt)}", HIDDEN, make)
+    return Case(f"{name} hides a whole row{at_sizes(opt)}", HIDDEN, make)
 
 
 def _random(model: Signature, sizes: dict[str, int], seed: int, promised: bool) -> Case:
     return Case(
-        f"seed {seed}{said(sizes)}", "random", lambda: model.samples(seed, sizes), promised, tuple(sizes.items())
+        f"seed {seed}{at_sizes(sizes)}", "random", lambda: model.samples(seed, sizes), promised, tuple(sizes.items())
     )
 
 
@@ -232,7 +234,7 @@ def _zeros(spec: InputSpec) -> np.ndarray:
     return np.full_like(sample, nearest)
 
 
-def said(sizes: Mapping[str, int]) -> str:
+def at_sizes(sizes: Mapping[str, int]) -> str:
     return f", {listed(sizes)}" if sizes else ""
 
 

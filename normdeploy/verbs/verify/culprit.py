@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
-from ...runtimes.ort import PROVIDERS, OrtRunner
+from ...runtimes.ort import OrtRunner
+from ...sessions import PROVIDERS
 from ...types import Progress
 from .candidates import Candidate
 from .judging import Trial
@@ -87,12 +88,12 @@ def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: 
         make = partial(OrtRunner, path, provider=provider, disabled=disabled)
         return trial.passes(Candidate(candidate.name, make, candidate.subject, types=candidate.types), outputs, names)
 
-    found = culprits(path, provider, passes)
-    if found and passes(found, ()):
-        candidate.culprit = found
-        these = "it" if len(found) == 1 else "these"
+    blamed = culprits(path, provider, passes)
+    if blamed and passes(blamed, ()):
+        candidate.culprit = blamed
+        these = "it" if len(blamed) == 1 else "these"
         candidate.advice = (
-            f"onnxruntime's optimizer is the culprit: {', '.join(found)}; with {these} disabled the file passes"
+            f"onnxruntime's optimizer is the culprit: {', '.join(blamed)}; with {these} disabled the file passes"
         )
     else:
         candidate.advice = _WHOLE
@@ -101,8 +102,8 @@ def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: 
 def applied(path: Path, provider: str, disabled: Sequence[str] = ()) -> list[str]:
     """The optimizers that change the graph of a file, in their order, where those ``disabled`` do not."""
     command = [sys.executable, "-P", "-c", _LISTEN, str(path.absolute()), PROVIDERS[provider], *disabled]
-    said = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr
-    return list(dict.fromkeys(_MODIFIED.findall(said)))
+    run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr
+    return list(dict.fromkeys(_MODIFIED.findall(run)))
 
 
 def culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
@@ -126,14 +127,14 @@ def culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
     return tuple(_fewest(passes, [], known, tried=True))
 
 
-def _fewest(passes: Passes, held: Sequence[str], names: Sequence[str], *, tried: bool) -> list[str]:
+def _fewest(passes: Passes, kept: Sequence[str], names: Sequence[str], *, tried: bool) -> list[str]:
     """The fewest of ``names`` that mend it together with ``held``; all of them do. ``tried``: ``held`` alone is known
     not to."""
-    if not tried and passes(held):
+    if not tried and passes(kept):
         return []
     if len(names) == 1:
         return list(names)
     left, right = names[: len(names) // 2], names[len(names) // 2 :]
-    last = _fewest(passes, [*held, *left], right, tried=False)
-    first = _fewest(passes, [*held, *last], left, tried=not last)
+    last = _fewest(passes, [*kept, *left], right, tried=False)
+    first = _fewest(passes, [*kept, *last], left, tried=not last)
     return [*first, *last]

@@ -68,13 +68,13 @@ def _npz(file: Path, model: Signature, read: Callable[[Path], dict[str, np.ndarr
             f"the dataset {file.name!r} has {counts} samples of its inputs; give each as many, and one at least"
         )
 
-    if labels is not None and labels not in (held := read(file)):
-        raise InputError(f"the dataset {file.name!r} has no labels {labels!r}; it holds {list(held)}")
+    if labels is not None and labels not in (columns := read(file)):
+        raise InputError(f"the dataset {file.name!r} has no labels {labels!r}; it holds {list(columns)}")
     classes = None if labels is None else _labels(file.name, labels, read(file)[labels], count)
 
     def batch(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
         return lambda: _inputs(
-            file.name, {name: held[start:stop] for name, held in read(file).items() if name in counts}, model
+            file.name, {name: columns[start:stop] for name, columns in read(file).items() if name in counts}, model
         )
 
     batches = _batches(file.name, count, model)
@@ -108,11 +108,11 @@ def _part(labels: np.ndarray | None, start: int, stop: int) -> np.ndarray | None
     return None if labels is None else labels[start:stop]
 
 
-def _inputs(name: str, held: Mapping[str, Any], model: Signature) -> dict[str, np.ndarray]:
+def _inputs(name: str, columns: Mapping[str, Any], model: Signature) -> dict[str, np.ndarray]:
     wanted = [spec.name for spec in model.inputs]
-    if missing := [n for n in wanted if n not in held]:
-        raise InputError(f"the dataset {name!r} has no {missing}; the model takes {wanted}, it holds {list(held)}")
-    return {spec.name: _typed(name, spec, np.asarray(held[spec.name])) for spec in model.inputs}
+    if missing := [n for n in wanted if n not in columns]:
+        raise InputError(f"the dataset {name!r} has no {missing}; the model takes {wanted}, it holds {list(columns)}")
+    return {spec.name: _typed(name, spec, np.asarray(columns[spec.name])) for spec in model.inputs}
 
 
 def _typed(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:

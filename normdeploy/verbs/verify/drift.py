@@ -73,7 +73,7 @@ def pairs(model: Model, proto: onnx.ModelProto) -> list[Pair]:
     """Corresponding tensors in the file's order; outputs are the last."""
     theirs, makers = _of_program(model)
     ours, order = _of_file(proto)
-    found: dict[tuple[str, str], Pair] = {}
+    matched: dict[tuple[str, str], Pair] = {}
     for where in sorted(
         theirs.keys() & ours.keys()
     ):  # of several boundaries the last is told: an output, or the innermost module
@@ -81,8 +81,8 @@ def pairs(model: Model, proto: onnx.ModelProto) -> list[Pair]:
             (node,), (tensor,) = theirs[where], ours[where]
             if tensor in order and node in makers:
                 place, module = makers[node]
-                found[tensor, node] = Pair(tensor, node, module, where, (order[tensor], place))
-    return sorted(found.values(), key=lambda pair: pair.place)
+                matched[tensor, node] = Pair(tensor, node, module, where, (order[tensor], place))
+    return sorted(matched.values(), key=lambda pair: pair.place)
 
 
 def _of_program(model: Model) -> tuple[dict[str, set[str]], dict[str, tuple[int, str]]]:
@@ -114,8 +114,8 @@ def _of_program(model: Model) -> tuple[dict[str, set[str]], dict[str, tuple[int,
 
 
 def _of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dict[str, int]]:
-    held = {t.name for t in proto.graph.initializer}
-    inputs = {v.name for v in proto.graph.input} - held
+    initializers = {t.name for t in proto.graph.initializer}
+    inputs = {v.name for v in proto.graph.input} - initializers
     paths: dict[str, str | None] = dict.fromkeys(inputs)
     order: dict[str, int] = {}
     edges: list[tuple[str, str | None, str | None]] = []
@@ -135,14 +135,14 @@ def _of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dict[str, int
     return boundaries, order
 
 
-def _boundaries(edges: Iterable[tuple[str, str | None, str | None]], found: dict[str, set[str]]) -> None:
+def _boundaries(edges: Iterable[tuple[str, str | None, str | None]], boundaries: dict[str, set[str]]) -> None:
     """What leaves and what enters each module; None is outside of all."""
     for tensor, maker, reader in edges:
         made, read = _around(maker), _around(reader)
         for path in made - read:
-            found.setdefault(f"out of {path}", set()).add(tensor)
+            boundaries.setdefault(f"out of {path}", set()).add(tensor)
         for path in read - made:
-            found.setdefault(f"into {path}", set()).add(tensor)
+            boundaries.setdefault(f"into {path}", set()).add(tensor)
 
 
 def _around(path: str | None) -> set[str]:
@@ -290,9 +290,9 @@ def drift(
     """
     every = pairs(model, proto)
     if ran is not None:
-        held = {name for node in ran.graph.node for name in node.output} | {v.name for v in ran.graph.input}
-        every = [pair for pair in every if pair.tensor in held]
-    laboratory, found, start, size = (
+        names = {name for node in ran.graph.node for name in node.output} | {v.name for v in ran.graph.input}
+        every = [pair for pair in every if pair.tensor in names]
+    laboratory, matched, start, size = (
         Laboratory(model, proto if ran is None else ran, feeds, precision),
         list[Point](),
         0,
@@ -301,9 +301,9 @@ def drift(
     while chosen := every[start : start + size]:
         if progress is not None:
             progress("drift", start, len(every))
-        found += [point for point in laboratory.points(chosen) if point is not None]
+        matched += [point for point in laboratory.points(chosen) if point is not None]
         start, size = start + size, max(AT_ONCE, _BYTES // max(laboratory.largest, 1))
-    return found
+    return matched
 
 
 def optimized(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -133,9 +133,9 @@ class Tally:
         with np.errstate(all="ignore"):
             ratios = np.where(error > 0, error / allowed, 0.0)
         place = np.unravel_index(int(ratios.argmax()), ratios.shape)
-        found = Worst(float(ratios[place]), float(error[place]), float(allowed[place]), case)
-        if self.worst is None or found.ratio > self.worst.ratio:
-            self.worst, self.case = found, self.case if self.broken else case
+        worst = Worst(float(ratios[place]), float(error[place]), float(allowed[place]), case)
+        if self.worst is None or worst.ratio > self.worst.ratio:
+            self.worst, self.case = worst, self.case if self.broken else case
 
     def badness(self, eager: Tally) -> float:
         """Above 1 it fails."""

@@ -29,10 +29,10 @@ def file_inputs(
     Raises:
         InputError: what is said of an input or dim fits none, or one is no tensor of numbers.
     """
-    held, known = stated_inputs(proto.graph), recorded_inputs(proto)
-    every = {d for item in held for d in item.dims or () if isinstance(d, str)}
+    stated, known = stated_inputs(proto.graph), recorded_inputs(proto)
+    every = {d for item in stated for d in item.dims or () if isinstance(d, str)}
     every |= {d.name for spec in known.values() for dim in spec.shape for d in dim.named() if d.name is not None}
-    return _specs(held, known, parse(inputs, dims, [item.name for item in held], every), label)
+    return _specs(stated, known, parse(inputs, dims, [item.name for item in stated], every), label)
 
 
 def recorded_inputs(proto: onnx.ModelProto) -> dict[str, InputSpec]:
@@ -44,9 +44,9 @@ def recorded_inputs(proto: onnx.ModelProto) -> dict[str, InputSpec]:
 
 
 def _specs(
-    file: Sequence[Stated], held: Mapping[str, InputSpec], wishes: Wishes, label: str
+    file: Sequence[Stated], by_record: Mapping[str, InputSpec], wishes: Wishes, label: str
 ) -> tuple[tuple[InputSpec, ...], list[str], bool]:
-    said = {wish.name: wish for wish in wishes.inputs}
+    by_name = {wish.name: wish for wish in wishes.inputs}
     stated = {**wishes.single, **{name: wishes.dims[name] for name in wishes.stated}}
     specs, values, sizes = list[InputSpec](), list[str](), dict[str, None]()
     used = set[str]()
@@ -55,8 +55,8 @@ def _specs(
         if not dtype or dtype == STRING:
             what = "takes strings" if dtype else "is no tensor of a known type"
             raise InputError(f"{label}: the input {name!r} {what}; only tensors of numbers can be given: make it one")
-        spec = held.get(name)
-        if (wish := said.pop(name, None)) is not None:
+        spec = by_record.get(name)
+        if (wish := by_name.pop(name, None)) is not None:
             if wish.dtype not in (None, dtype):
                 raise InputError(
                     f"{label}: the input {name!r} is {dtype}, and --input says {wish.dtype}; leave the type out"
@@ -80,8 +80,8 @@ def _specs(
         if spec.range is None and np.dtype(np.float32 if dtype == "bfloat16" else dtype).kind in "iu":
             values.append(name)
         specs.append(spec)
-    if said:
-        raise InputError(f"{label} has no input {next(iter(said))!r}; it has {[spec.name for spec in specs]}")
+    if by_name:
+        raise InputError(f"{label} has no input {next(iter(by_name))!r}; it has {[spec.name for spec in specs]}")
     if unknown := sorted(stated.keys() - used):
         raise InputError(f"{label} has no dynamic dim {unknown[0]!r}; it has {sorted(used)}")
     notes = []

@@ -219,18 +219,18 @@ class Trial:
         if candidate.failure:
             dtype = str(self._dtype(output))
             nan = float("nan")
-            found = OutputResult(
+            result = OutputResult(
                 output, candidate.name, dtype, nan, nan, nan, "fail", candidate.where, reason=candidate.failure
             )
         elif mine and not candidate.unavailable:
             default = judged(output, candidate.name, mine, eager, self.eager.name)
-            found = decided(default, candidate.measures.judged(output), self._policy.required)
+            result = decided(default, candidate.measures.judged(output), self._policy.required)
         else:
             return
-        if not found and candidate.advice:
-            reason = f"{found.reason}; {candidate.advice}" if found.reason else candidate.advice
-            found = replace(found, reason=reason, culprit=candidate.culprit)
-        yield replace(found, file=candidate.file, precision=self.precision)
+        if not result and candidate.advice:
+            reason = f"{result.reason}; {candidate.advice}" if result.reason else candidate.advice
+            result = replace(result, reason=reason, culprit=candidate.culprit)
+        yield replace(result, file=candidate.file, precision=self.precision)
 
 
 def _comparable(candidate: Candidate, case: Case) -> bool:

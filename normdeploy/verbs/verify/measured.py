@@ -51,12 +51,12 @@ class Judged:
         if self.kind == "tolerance":
             return f"{self.rule}: error {self.measured:.2e} {'≤' if self else '>'} {self.wanted:.2e}{where}"
         if self.accuracies:
-            said = " and ".join(
+            text = " and ".join(
                 f"{share:.6g}{whose}"
                 for share, whose in zip(self.accuracies, (" in the reference", " here"), strict=True)
             )
             return (
-                f"{self.kind} {self.measured:.6g} {'≤' if self else '>'} {self.wanted:g}: {said}, of {self.samples}"
+                f"{self.kind} {self.measured:.6g} {'≤' if self else '>'} {self.wanted:g}: {text}, of {self.samples}"
                 " samples"
             )
         return f"{self.kind} {self.measured:.6g} {'≥' if self else '<'} {self.wanted:g}{where}"
@@ -176,8 +176,8 @@ class _Reaching(Measure):
             self._rows.append((value, reference))
         elif self._metric.pooled:
             self._agreeing.append(np.asarray(self._metric.of(value, reference)))
-        elif (found := float(self._metric.of(value, reference))) < self._least or np.isnan(found) or not self._where:  # type: ignore[arg-type]
-            self._least, self._where = found, case
+        elif (score := float(self._metric.of(value, reference))) < self._least or np.isnan(score) or not self._where:  # type: ignore[arg-type]
+            self._least, self._where = score, case
 
     def _judged(self) -> Judged:
         if self._rows:

@@ -51,8 +51,8 @@ def merged(model: Model, stored: Mapping[str, Array]) -> Iterator[tuple[str, Arr
     known: dict[str, _Linear] = {}
 
     def tensor(value: Any) -> Array | None:
-        held = stored.get(names.get(getattr(value, "name", ""), ""))
-        return None if held is None else held.astype(np.float64)
+        array = stored.get(names.get(getattr(value, "name", ""), ""))
+        return None if array is None else array.astype(np.float64)
 
     def of(value: Any) -> _Linear:
         name = str(getattr(value, "name", ""))

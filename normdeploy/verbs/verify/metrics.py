@@ -100,13 +100,13 @@ def correct(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     file that gives all classes one score finds label 0 alone.
     """
 
-    def found(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    def shares(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Scores [samples, classes] and labels [samples], whole numbers of 0 or more and below classes."""
         own = scores[np.arange(len(labels)), labels][:, None]
         before = (scores > own) | ((scores == own) & (np.arange(scores.shape[-1]) < labels[:, None]))
         return (before.sum(-1) < count).astype(np.float64)
 
-    return found
+    return shares
 
 
 def nearest(value: np.ndarray, reference: np.ndarray) -> np.ndarray:

@@ -73,16 +73,16 @@ def parse_map(given: Map, model: Signature) -> dict[str, str]:
         InputError: one can't be read, the model has no such input or output, or one of the file's names is given twice.
     """
     known = [*(spec.name for spec in model.inputs), *model.outputs]
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for theirs, ours in (_pair(pair, known) if isinstance(pair, str) else pair for pair in pairs_of(given)):
         if ours not in known:
-            held = f"it takes {[spec.name for spec in model.inputs]} and gives {list(model.outputs)}"
+            ends = f"it takes {[spec.name for spec in model.inputs]} and gives {list(model.outputs)}"
             raise InputError(
-                f"the map {theirs}={ours} names {ours!r}, which is no input or output of the model; {held}"
+                f"the map {theirs}={ours} names {ours!r}, which is no input or output of the model; {ends}"
             )
-        if found.setdefault(theirs, ours) != ours:
-            raise InputError(f"{theirs!r} is mapped to {found[theirs]!r} and to {ours!r}; give it one")
-    return found
+        if names.setdefault(theirs, ours) != ours:
+            raise InputError(f"{theirs!r} is mapped to {names[theirs]!r} and to {ours!r}; give it one")
+    return names
 
 
 def _pair(text: str, known: Sequence[str]) -> tuple[str, str]:
@@ -115,8 +115,10 @@ def check_used(names: Mapping[str, str], model: Signature, held: Mapping[str, En
             continue
         file = next((file for file, sides in held.items() if any(theirs in ends for ends in sides)), None)
         if file is None:
-            said = "; ".join(f"{file} has {[*sides[0], *sides[1]]}" for file, sides in held.items())
-            raise InputError(f"the map {theirs}={ours} names {theirs!r}, which is no input or output of a file: {said}")
+            files = "; ".join(f"{file} has {[*sides[0], *sides[1]]}" for file, sides in held.items())
+            raise InputError(
+                f"the map {theirs}={ours} names {theirs!r}, which is no input or output of a file: {files}"
+            )
         side = int(theirs in held[file][1])
         a, b = ("an output", "an input") if side else ("an input", "an output")
         raise InputError(
@@ -188,21 +190,21 @@ def _matched(
     label: str, theirs: Sequence[End], ours: Sequence[End], names: Mapping[str, str], ordered: bool
 ) -> tuple[dict[str, str], _Left]:
     own = {end.name for end in ours}
-    said = {end.name: names[end.name] for end in theirs if names.get(end.name) in own}
-    if twice := [b for b in said.values() if list(said.values()).count(b) > 1]:
+    stated = {end.name: names[end.name] for end in theirs if names.get(end.name) in own}
+    if twice := [b for b in stated.values() if list(stated.values()).count(b) > 1]:
         raise InputError(
-            f"{label}: {[a for a, b in said.items() if b == twice[0]]} are all mapped to {twice[0]!r}; give one"
+            f"{label}: {[a for a, b in stated.items() if b == twice[0]]} are all mapped to {twice[0]!r}; give one"
         )
-    same = {end.name for end in theirs if end.name in own and end.name not in said} - set(said.values())
+    same = {end.name for end in theirs if end.name in own and end.name not in stated} - set(stated.values())
     left = _Left(
-        [end for end in theirs if end.name not in said and end.name not in same],
-        [end for end in ours if end.name not in said.values() and end.name not in same],
+        [end for end in theirs if end.name not in stated and end.name not in same],
+        [end for end in ours if end.name not in stated.values() and end.name not in same],
     )
-    found = {a: b for a, b in said.items() if a != b}
+    changed = {a: b for a, b in stated.items() if a != b}
     pairs = list(zip(left.theirs, left.ours, strict=False))
     if ordered and not same and len(left.theirs) == len(left.ours) and all(a.fits(b) for a, b in pairs):
-        return found | {a.name: b.name for a, b in pairs}, _Left((), ())
-    return found, left
+        return changed | {a.name: b.name for a, b in pairs}, _Left((), ())
+    return changed, left
 
 
 def _both(left: _Left) -> str:
@@ -248,9 +250,9 @@ def _every_name(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _fresh(name: str, used: set[str]) -> str:
-    found = next(f"{name}_inside{n or ''}" for n in count() if f"{name}_inside{n or ''}" not in used)
-    used.add(found)
-    return found
+    fresh = next(f"{name}_inside{n or ''}" for n in count() if f"{name}_inside{n or ''}" not in used)
+    used.add(fresh)
+    return fresh
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:

@@ -140,15 +140,15 @@ def outputs_of(model: Original) -> list[End]:
     specs = [
         s for s in model.program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")
     ]
-    found = []
+    outputs = []
     for name, spec in zip(model.outputs, specs, strict=False):
         value = values.get(spec.arg.name)
         if len(specs) != len(model.outputs) or not isinstance(value, torch.Tensor):
-            found.append(End(name))
+            outputs.append(End(name))
             continue
         kind = "f" if value.is_floating_point() else "b" if value.dtype == torch.bool else "i"
-        found.append(End(name, kind, tuple(d if isinstance(d, int) else None for d in value.shape)))
-    return found
+        outputs.append(End(name, kind, tuple(d if isinstance(d, int) else None for d in value.shape)))
+    return outputs
 
 
 class _Own:
@@ -168,15 +168,15 @@ class _Own:
                     raise
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
-        found = self._run(feeds)
+        outputs = self._run(feeds)
         if not self._asked:  # once is enough
             self._asked, again = True, self._run(feeds)
-            if any(value.tobytes() != again[name].tobytes() for name, value in found.items()):
+            if any(value.tobytes() != again[name].tobytes() for name, value in outputs.items()):
                 raise InputError(
                     f"{self._model.label} gives other outputs each time it is run on the same inputs: nothing can be"
                     " compared"
                 )
-        return found
+        return outputs
 
     def _run(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
         if self._half is None and self._model.session is not None:
@@ -214,12 +214,12 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
     path, session = None, None
     if is_session(source):
         session = source
-        held = getattr(source, "_model_path", None) or getattr(source, "_model_bytes", None)
-        if held is None:
+        given = getattr(source, "_model_path", None) or getattr(source, "_model_bytes", None)
+        if given is None:
             raise GraphError(
                 "the session does not hold the model that it was made from; give the ONNX file or the ModelProto"
             )
-        source = held if isinstance(held, str) else onnx.load_from_string(bytes(held))
+        source = given if isinstance(given, str) else onnx.load_from_string(bytes(given))
     if isinstance(source, onnx.ModelProto):
         proto, label = source, source.graph.name or "the reference"
     else:

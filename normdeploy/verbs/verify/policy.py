@@ -140,13 +140,13 @@ def _thresholds(given: Thresholds | None) -> Iterable[tuple[str, Rule]]:
     ]
 
 
-def tolerance(value: object, said: str | None = None) -> Tolerance:
+def tolerance(value: object, written: str | None = None) -> Tolerance:
     """``1e-3:1e-2`` or (1e-3, 1e-2).
 
     Raises:
         InputError: it is neither, or a number is negative or not finite.
     """
-    said = said if said is not None else str(value)
+    written = written if written is not None else str(value)
     parts: list[Any] = (
         value.split(":") if isinstance(value, str) else list(value) if isinstance(value, Sequence) else [value]
     )
@@ -154,11 +154,11 @@ def tolerance(value: object, said: str | None = None) -> Tolerance:
         absolute, relative = (float(part) for part in parts)
     except (ValueError, TypeError):
         raise InputError(
-            f"the tolerance {said!r} can't be read; write ABS:REL or OUTPUT=ABS:REL, for example logits=1e-3:1e-2 (0"
+            f"the tolerance {written!r} can't be read; write ABS:REL or OUTPUT=ABS:REL, for example logits=1e-3:1e-2 (0"
             " leaves one out)"
         ) from None
     if not all(math.isfinite(n) and n >= 0 for n in (absolute, relative)):
-        raise InputError(f"the tolerance {said!r} holds a number that is negative or not finite; give 0 or more")
+        raise InputError(f"the tolerance {written!r} holds a number that is negative or not finite; give 0 or more")
     return Tolerance(absolute, relative)
 
 
@@ -168,26 +168,26 @@ def threshold(text: object, *, named: bool = False) -> Threshold:
     Raises:
         InputError: it can't be read, there is no such metric, or it can't reach the threshold.
     """
-    found = _parts(text)
-    if found["output"] and not named:
+    parts = _parts(text)
+    if parts["output"] and not named:
         raise InputError(
             f"the metric {text!r} names an output, and it is given for one already; write"
-            f" {found['metric']}:{found['least']}"
+            f" {parts['metric']}:{parts['least']}"
         )
-    if found["metric"] not in METRICS:
-        raise InputError(f"there is no metric {found['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}")
-    metric = METRICS[found["metric"]]
-    if found["sign"] not in (metric.sign, ":"):
+    if parts["metric"] not in METRICS:
+        raise InputError(f"there is no metric {parts['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}")
+    metric = METRICS[parts["metric"]]
+    if parts["sign"] not in (metric.sign, ":"):
         better = "smaller" if metric.labelled else "larger"
         raise InputError(
-            f"{text!r}: the {better} {metric.name} is, the better; write {metric.name}{metric.sign}{found['least']}"
+            f"{text!r}: the {better} {metric.name} is, the better; write {metric.name}{metric.sign}{parts['least']}"
         )
     try:
-        least = float(found["least"])
+        least = float(parts["least"])
     except ValueError:
         example = f"{metric.name}{metric.sign}{'0.01' if metric.labelled else '0.99'}"
         raise InputError(
-            f"{text!r}: the threshold {found['least']!r} is no number; write {example}, for example"
+            f"{text!r}: the threshold {parts['least']!r} is no number; write {example}, for example"
         ) from None
     if not (math.isfinite(least) and metric.least <= least <= metric.most):
         span = (
@@ -200,10 +200,10 @@ def threshold(text: object, *, named: bool = False) -> Threshold:
 
 
 def _parts(text: object) -> re.Match[str]:
-    if not isinstance(text, str) or (found := _METRIC.fullmatch(text)) is None:
+    if not isinstance(text, str) or (match := _METRIC.fullmatch(text)) is None:
         raise InputError(
             f"the metric {text!r} can't be read; write NAME>=THRESHOLD or OUTPUT=NAME>=THRESHOLD, in a shell within"
             " quotes (it takes > for a redirection) or with a colon: logits=cosine:0.995. The names are"
             f" {', '.join(METRICS)}"
         )
-    return found
+    return match

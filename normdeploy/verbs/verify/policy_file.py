@@ -57,20 +57,20 @@ def read_policy(path: str | os.PathLike[str]) -> PolicyFile:
         raise InputError(f"the policy {name!r} has {len(raw)} bytes; at most {_LONGEST} are read")
     try:
         text = raw.decode()
-        held = tomllib.loads(text)
+        content = tomllib.loads(text)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"the policy {name!r} is no TOML: {error}") from error
-    return _Reader(name, text).read(held)
+    return _Reader(name, text).read(content)
 
 
 class _Reader:
     def __init__(self, name: str, text: str) -> None:
         self._name, self._text = name, text
 
-    def read(self, held: Mapping[str, Any]) -> PolicyFile:
-        self._known(held, _KEYS, ())
-        outputs = self._table(held, "outputs", ())
-        rules: dict[str, dict[str, Rule]] = {ALL: self._rules(held, ())}
+    def read(self, table: Mapping[str, Any]) -> PolicyFile:
+        self._known(table, _KEYS, ())
+        outputs = self._table(table, "outputs", ())
+        rules: dict[str, dict[str, Rule]] = {ALL: self._rules(table, ())}
         for output, own in outputs.items():
             where = ("outputs", output)
             if not isinstance(own, Mapping):
@@ -79,17 +79,17 @@ class _Reader:
             if not output:
                 raise self._wrong(where, "has no name; rules for every output stand at the top of the file")
             rules[output] = self._rules(own, where)
-        required = held.get("also-default", False)
+        required = table.get("also-default", False)
         if not isinstance(required, bool):
             raise self._wrong(("also-default",), f"is {required!r}; write true or false")
-        policy = Policy({name: found for name, found in rules.items() if found}, required)
-        most = held.get("max-elements")
+        policy = Policy({name: rule for name, rule in rules.items() if rule}, required)
+        most = table.get("max-elements")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise self._wrong(("max-elements",), f"is {most!r}; write a whole number of 1 or more")
-        labels = held.get("labels")
+        labels = table.get("labels")
         if labels is not None and not (isinstance(labels, str) and labels):
             raise self._wrong(("labels",), f"is {labels!r}; write the name of the dataset's array or column")
-        names = self._table(held, "map", ())
+        names = self._table(table, "map", ())
         for theirs, ours in names.items():
             if not isinstance(ours, str) or not ours or not theirs:
                 raise self._wrong(
@@ -97,18 +97,18 @@ class _Reader:
                 )
         return PolicyFile(policy, dict(names), most, labels)
 
-    def _rules(self, held: Mapping[str, Any], where: tuple[str, ...]) -> dict[str, Rule]:
-        found: dict[str, Rule] = {}
-        if "tolerance" in held:
-            found["tolerance"] = self._located(
-                (*where, "tolerance"), lambda: tolerance(self._pair(held["tolerance"], (*where, "tolerance")))
+    def _rules(self, table: Mapping[str, Any], where: tuple[str, ...]) -> dict[str, Rule]:
+        rules: dict[str, Rule] = {}
+        if "tolerance" in table:
+            rules["tolerance"] = self._located(
+                (*where, "tolerance"), lambda: tolerance(self._pair(table["tolerance"], (*where, "tolerance")))
             )
-        texts = held.get("metric", [])
+        texts = table.get("metric", [])
         for text in [texts] if not isinstance(texts, list) else texts:
             rule = self._located((*where, "metric"), lambda text=text: threshold(text))  # type: ignore[misc]
-            if found.setdefault(rule.kind, rule) != rule:
-                raise self._wrong((*where, "metric"), f"says {found[rule.kind]} and {rule}; give one")
-        return found
+            if rules.setdefault(rule.kind, rule) != rule:
+                raise self._wrong((*where, "metric"), f"says {rules[rule.kind]} and {rule}; give one")
+        return rules
 
     def _pair(self, value: Any, where: tuple[str, ...]) -> Any:
         if not isinstance(value, Mapping):
@@ -122,14 +122,14 @@ class _Reader:
         except InputError as error:
             raise InputError(f"{self._at(where)}: {error}") from None
 
-    def _table(self, held: Mapping[str, Any], key: str, where: tuple[str, ...]) -> Mapping[str, Any]:
-        value = held.get(key, {})
+    def _table(self, table: Mapping[str, Any], key: str, where: tuple[str, ...]) -> Mapping[str, Any]:
+        value = table.get(key, {})
         if not isinstance(value, Mapping):
             raise self._wrong((*where, key), f"is {value!r}, not a table")
         return value
 
-    def _known(self, held: Mapping[str, Any], keys: tuple[str, ...], where: tuple[str, ...]) -> None:
-        if unknown := [key for key in held if key not in keys]:
+    def _known(self, table: Mapping[str, Any], keys: tuple[str, ...], where: tuple[str, ...]) -> None:
+        if unknown := [key for key in table if key not in keys]:
             raise self._wrong(
                 (*where, unknown[0]),
                 f"is no key of {'a policy' if not where else '.'.join(where)}; these are {', '.join(keys)}",

@@ -64,14 +64,14 @@ def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], result
     return notes
 
 
-def other_forms(found: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:
+def other_forms(subjects: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:
     """Of a file that failed in onnxruntime and was exported for its speed: that there are forms of its norms with
     smaller errors."""
     failed = {r.file for r in results if r.runtime in NAMES and not r}
     return [
         f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate writes"
         " those with the smallest errors"
-        for s in found
+        for s in subjects
         if s.label in failed
         and recorded(load_onnx(s.path, external_data=False)).get("export", {}).get("runtime") == "onnxruntime"
     ]

@@ -64,9 +64,9 @@ class OutputResult:
 
     def row(self) -> tuple[str, ...]:
         """The cells under COLUMNS."""
-        said = self.reason or (f"{self.near_ties} near-ties" if self.near_ties else "")
+        remark = self.reason or (f"{self.near_ties} near-ties" if self.near_ties else "")
         numbers = (f"{self.max_abs_error:.2e}", f"{self.max_rel_error:.2e}", f"{self.allowed:.2e}")
-        return (self.output, self.runtime, *numbers, f"{self.verdict}: {said}" if said else self.verdict, self.case)
+        return (self.output, self.runtime, *numbers, f"{self.verdict}: {remark}" if remark else self.verdict, self.case)
 
 
 def judged(
@@ -99,14 +99,14 @@ def judged(
     )
 
 
-def decided(found: OutputResult, rules: Sequence[Judged], required: bool) -> OutputResult:
+def decided(result: OutputResult, rules: Sequence[Judged], required: bool) -> OutputResult:
     """``found``, the default rule's verdict, beside the rules that were given, which decide; with ``required`` the
     default rule too."""
-    found = replace(found, by_default=found.verdict)
+    result = replace(result, by_default=result.verdict)
     if not rules:
-        return found
+        return result
     failing = [str(rule) for rule in rules if not rule]
-    if required and not found:
-        failing.append(f"{DEFAULT}: {found.reason or f'error {found.max_abs_error:.2e} > {found.allowed:.2e}'}")
+    if required and not result:
+        failing.append(f"{DEFAULT}: {result.reason or f'error {result.max_abs_error:.2e} > {result.allowed:.2e}'}")
     verdict: Literal["pass", "fail"] = "fail" if failing else "pass"
-    return replace(found, rules=tuple(rules), verdict=verdict, reason="; ".join(failing), default_reason=found.reason)
+    return replace(result, rules=tuple(rules), verdict=verdict, reason="; ".join(failing), default_reason=result.reason)

@@ -33,10 +33,10 @@ def stored_in(model: Original) -> dict[str, Array]:
         ]
         return {name: value for name, value in every if value.size and value.dtype.kind not in "iubSOc"}
     program = model.program
-    held = {**program.constants, **program.state_dict}
+    state = {**program.constants, **program.state_dict}
     return {
         name: to_numpy(value.detach().contiguous())
-        for name, value in held.items()
+        for name, value in state.items()
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
     }
 
@@ -69,8 +69,8 @@ def shifts_of(model: Original, stored: Mapping[str, Array]) -> Iterator[tuple[st
     values, and the sum of the magnitudes in it, of which its rounding is relative."""
 
     def of(name: str | None, default: float, like: Array) -> Array:
-        held = stored.get(name or "")
-        return np.full(like.shape, default) if held is None else held.astype(np.float64)
+        own = stored.get(name or "")
+        return np.full(like.shape, default) if own is None else own.astype(np.float64)
 
     for norm in _of_file(model) if isinstance(model, FileModel) else _of_program(model):
         variance = stored.get(norm.variance or "")
@@ -79,8 +79,8 @@ def shifts_of(model: Original, stored: Mapping[str, Array]) -> Iterator[tuple[st
         scale = of(norm.weight, 1.0, variance) / np.sqrt(variance.astype(np.float64) + norm.epsilon)
         mean, shift = of(norm.mean, 0.0, variance), of(norm.bias, 0.0, variance)
         biases = {"": np.zeros(variance.shape)} | {n: v for n, v in stored.items() if v.shape == variance.shape}
-        for bias, held in biases.items():
-            b = held.astype(np.float64)
+        for bias, added in biases.items():
+            b = added.astype(np.float64)
             size = (np.abs(b) + np.abs(mean)) * np.abs(scale) + np.abs(shift)
             yield f"{bias or 'no bias'} by the BatchNorm {norm.owner}", (b - mean) * scale + shift, size
         yield f"the BatchNorm {norm.owner}", scale, np.abs(scale)
@@ -93,14 +93,19 @@ def _of_program(model: Model) -> Iterator[_BatchNorm]:
         if node.op != "call_function" or "batch_norm" not in operator_name(node):
             continue
         given = arguments(node)
-        held = {
+        by_name = {
             key: names.get(getattr(given.get(key), "name", ""))
             for key in ("weight", "bias", "running_mean", "running_var")
         }
-        if "eps" in given and held["running_var"] is not None:
-            owner = held["running_var"].rpartition(".")[0]
+        if "eps" in given and by_name["running_var"] is not None:
+            owner = by_name["running_var"].rpartition(".")[0]
             yield _BatchNorm(
-                owner, float(given["eps"]), held["weight"], held["bias"], held["running_mean"], held["running_var"]
+                owner,
+                float(given["eps"]),
+                by_name["weight"],
+                by_name["bias"],
+                by_name["running_mean"],
+                by_name["running_var"],
             )
 
 

@@ -217,28 +217,30 @@ def verify(
             "drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out"
         )
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
-    found, notes = subjects(every, model, outputs_of(model), parse_map(names or (), model), names is not None)
+    compared, notes = subjects(every, model, outputs_of(model), parse_map(names or (), model), names is not None)
     plan = (
-        battery_of(model, seeds, most) if own is None else Battery(tuple(given_to(model, own, _halves(found))), (), 0)
+        battery_of(model, seeds, most)
+        if own is None
+        else Battery(tuple(given_to(model, own, _halves(compared))), (), 0)
     )
     cases = (*_unpromised(model, plan.cases), *dataset)
     if not plan.cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
-    candidates, not_run = candidates_of(found, runners)
-    trials = _tried(model, candidates, _usual(found), cases, rules, tell)
+    candidates, not_run = candidates_of(compared, runners)
+    trials = _tried(model, candidates, _usual(compared), cases, rules, tell)
     results = _ordered(model, trials, candidates)
     not_run += [NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable]
     notes += [
         *(model.notes if isinstance(model, FileModel) and own is None else ()),
         *plan.left_out,
         *remarks(trials, candidates, results),
-        *other_forms(found, results),
+        *other_forms(compared, results),
     ]
     points = None
     if drift and isinstance(model, Model):
-        points, more = _drifts(model, found, trials, results, tell)
+        points, more = _drifts(model, compared, trials, results, tell)
         notes += more
-    weights = [weight for s in found if not s.runtime for weight in audit(model, load_onnx(s.path), s.label)]
+    weights = [weight for s in compared if not s.runtime for weight in audit(model, load_onnx(s.path), s.label)]
     notes += computed(weights)
     done = dict.fromkeys(answer.case.name for trial in trials.values() for answer in trial.answers)
     seconds = time.perf_counter() - start
@@ -261,18 +263,18 @@ def _unpromised(model: Original, cases: Sequence[Case]) -> Iterable[Case]:
     return (replace(case, promised=False) if guessed and case.kind != "given" else case for case in cases)
 
 
-def _halves(found: Sequence[Subject]) -> dict[str, set[np.dtype]]:
+def _halves(compared: Sequence[Subject]) -> dict[str, set[np.dtype]]:
     """Input -> the half types in which a file takes it."""
     kinds: dict[str, set[np.dtype]] = {}
-    for name, kind in (pair for subject in found for pair in subject.types.items()):
+    for name, kind in (pair for subject in compared for pair in subject.types.items()):
         if kind.name in FLOATS.values():
             kinds.setdefault(name, set()).add(kind)
     return kinds
 
 
-def _usual(found: Sequence[Subject]) -> str:
+def _usual(compared: Sequence[Subject]) -> str:
     """The precision of an engine of which nothing else tells it: that of the ONNX files, where they agree."""
-    kinds = {s.precision for s in found if not s.runtime}
+    kinds = {s.precision for s in compared if not s.runtime}
     return kinds.pop() if len(kinds) == 1 else ""
 
 
@@ -315,11 +317,15 @@ def _ordered(model: Original, trials: Mapping[str, Trial], candidates: Sequence[
 
 
 def _drifts(
-    model: Model, found: Sequence[Subject], trials: Mapping[str, Trial], results: Sequence[OutputResult], tell: Progress
+    model: Model,
+    compared: Sequence[Subject],
+    trials: Mapping[str, Trial],
+    results: Sequence[OutputResult],
+    tell: Progress,
 ) -> tuple[list[Point], list[str]]:
     """The inner tensors of each ONNX file, on the case in which it fails, else on the first."""
     points, notes = list[Point](), list[str]()
-    for subject in found:
+    for subject in compared:
         if subject.runtime:
             notes.append(f"no drift of {subject.label}: an engine can't be looked into")
             continue

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from normdeploy_plugins._launch import Tensor
+from normdeploy_plugins._launch import Call, Tensor, in_channels_last
 from normdeploy_plugins.ops import BY_NAME
 
+LINEAR, HWC8 = 0, 2  # TensorRT's numbers of formats
 # dynamic sizes: name -> number in the mock; two sets of values, the second with an empty batch
 NUMBERS = {"b": 1, "s": 2, "h": 3, "w": 4, "c": 5, "g": 6}
 SIZES = ({"b": 2, "s": 77, "h": 24, "w": 40, "c": 1000, "g": 64}, {"b": 0, "s": 5, "h": 7, "w": 9, "c": 40_000, "g": 0})
@@ -54,17 +55,19 @@ LAYOUTS: tuple[tuple[str, str, Shapes, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    """``types`` are the inputs' (fp32, fp16, bf16). A static case has the first of SIZES written into its shapes."""
+    """``types`` are the inputs' (fp32, fp16, bf16), ``format`` is that of x and y. A static case has the first of SIZES
+    written into its shapes."""
 
     op: str
     layout: str
     shapes: Shapes
     types: tuple[str, ...]
     attributes: dict[str, Any]
+    format: int = LINEAR
 
     def __str__(self) -> str:
-        size = "dynamic" if self.dynamic else "static"
-        return "-".join(filter(None, (self.op, self.layout, "/".join(dict.fromkeys(self.types)), size)))
+        size, form = "dynamic" if self.dynamic else "static", "HWC8" if self.format == HWC8 else ""
+        return "-".join(filter(None, (self.op, self.layout, "/".join(dict.fromkeys(self.types)), form, size)))
 
     @property
     def dynamic(self) -> bool:
@@ -79,6 +82,11 @@ class Case:
         known = sizes or dict.fromkeys(NUMBERS, unknown)
         shapes = [tuple(known[d] if isinstance(d, str) else d for d in shape) for shape in self.shapes]
         return [Tensor(shape, dtype) for shape, dtype in zip(shapes, self.types, strict=True)]
+
+    def call(self, sizes: dict[str, int] | None = None, unknown: Any = None) -> Call:
+        """What the plugin has to call at these sizes: the op itself, or, in HWC8, the one that computes it there."""
+        call = BY_NAME[self.op], self.tensors(sizes, unknown), self.attributes
+        return (in_channels_last(*call) or call) if self.format == HWC8 else call
 
     def request(self, **more: Any) -> dict[str, Any]:
         """What the worker is told of it."""
@@ -101,10 +109,12 @@ def _types(op: str) -> Iterator[tuple[str, ...]]:
 def cases(types: Sequence[str] = ("fp32", "fp16", "bf16")) -> list[Case]:
     """Every op, layout and combination of types whose data has one of ``types``, with dynamic sizes and with static
     ones."""
-    return [
+    found = [
         Case(op, layout, sized, kinds, attributes)
         for op, layout, shapes, attributes in LAYOUTS
         for kinds in _types(op)
         if kinds[0] in types
         for sized in (shapes, _static(shapes))
     ]
+    halves = [case for case in found if case.types[0] != "fp32" and in_channels_last(*case.call(SIZES[0]))]
+    return found + [replace(case, format=HWC8) for case in halves]

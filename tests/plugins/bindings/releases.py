@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normdeploy_plugins._launch import Unknown
+from normdeploy_plugins._launch import Unknown, in_channels_last
 from normdeploy_plugins.ops import BY_NAME
 
 from . import mock, wheels
-from .cases import Case
+from .cases import HWC8, LINEAR, Case
 
-LINEAR = 0
 COMPILER = shutil.which("g++")
 
 
@@ -84,28 +83,37 @@ def complaints(case: Case, plugin: dict[str, Any], real: bool) -> Iterator[str]:
     """How one plugin's answers differ from what the op says for the same sizes as plain numbers."""
     op, attributes, sizes = BY_NAME[case.op], case.attributes, case.sizes
     results = [op.output_tensors(case.tensors(s), attributes) for s in sizes]
-    tiles = op.tiles(case.tensors(unknown=Unknown()), attributes)
+    used, unknown, given = case.call(unknown=Unknown())
+    tiles = used.tiles(unknown, given)
     data = ("fp32", "fp16", "bf16")
     mixed = [(d, "fp32") for d in data[1:]] if "P" in op.types else []
     typed = [{"T": d, "P": p, "F": "fp32"} for d, p in [*((d, d) for d in data), *mixed]]
+    # groups, channels' norms and what a BatchNorm leaves, as convolutions of half precision have them
+    channels_last = (
+        [k for k in typed if k["T"] != "fp32"]
+        if in_channels_last(op, case.tensors(unknown=Unknown()), attributes)
+        else []
+    )
     expected = {
         "kinds": mock.AOT,
         "name": [op.name, "1", "normdeploy"],
         "types": [t.dtype for t in results[0]],
         "shapes": [[list(t.shape) for t in result] for result in results],
-        "combinations": [[[kinds[letter], LINEAR] for letter in op.types] for kinds in typed],
+        "combinations": [[[kinds[letter], LINEAR] for letter in op.types] for kinds in typed]
+        + [[[kinds[letter], HWC8 if letter == "T" else LINEAR] for letter in op.types] for kinds in channels_last],
         "tactics": list(range(1, len(tiles) + 1)),
     }
     for what, wanted in expected.items():
         if plugin[what] != wanted:
             yield f"{what}: {plugin[what]}, not {wanted}"
-    symbolic = op.launch(case.tensors(unknown=Symbol()), attributes, tiles[0]).scalars
+    _, symbols, _ = case.call(unknown=Symbol())
+    symbolic = used.launch(symbols, given, tiles[0]).scalars
     passed = [name for name, value in symbolic.items() if not isinstance(value, int) or name == "rows"]
     for launched in plugin["launches"]:
         tactic = launched["tactic"]
         tile = tiles[tactic - 1 if tactic in expected["tactics"] else 0]
         for at, (params, extra, kinds) in zip(sizes, launched["at"], strict=True):
-            launch = op.launch(case.tensors(at), attributes, tile)
+            launch = used.launch(case.call(at)[1], given, tile)
             wanted = dict.fromkeys(mock.PARAMETERS, 1) | {"grid_x": launch.grid, "block_x": 32 * launch.warps}
             wanted["shared_mem"] = params["shared_mem"]  # known to the compiler alone
             if params != wanted or not 0 <= params["shared_mem"] <= 48 * 1024:

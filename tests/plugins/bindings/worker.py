@@ -70,9 +70,10 @@ def _all(plugins: list[tuple[dict[str, Any], mock.Plugin]]) -> dict[str, Any]:
         said["types"] = plugin.output_types(case["types"], [len(s) for s in case["shapes"]])
         plugin.output_shapes(case["shapes"])
         said["shapes"] = [plugin.output_dims(sizes) for sizes in case["sizes"]]
-    for (_, plugin), said in zip(plugins, found, strict=True):
+    for (case, plugin), said in zip(plugins, found, strict=True):
         combinations = said["combinations"] = plugin.combinations()
-        plugin.configure(next(i for i, c in enumerate(combinations) if [t for t, _ in c] == plugin.types))
+        asked = [i for i, c in enumerate(combinations) if [t for t, _ in c] == plugin.types]
+        plugin.configure(next(i for i in asked if combinations[i][0][1] == case["format"]))
         said |= {"tactics": plugin.tactics(), "timing": plugin.timing_cache_id()}
     for (case, plugin), said in reversed(list(zip(plugins, found, strict=True))):
         said["launches"] = [_launch(case, plugin, t) for t in said["tactics"][: case.get("tactics")]]

@@ -19,9 +19,11 @@ from typer.testing import CliRunner
 import normdeploy
 from normdeploy.cli.app import app
 from normdeploy.errors import InputError, NormdeployError, RuntimeUnavailable
+from normdeploy.model import Dim
 from normdeploy.reports.bench import show_race
 from normdeploy.reports.page import page
 from normdeploy.reports.report import Report
+from normdeploy.verbs.bench import given as bench_given
 from normdeploy.verbs.bench import norms as bench_norms
 from normdeploy.verbs.bench import timing as bench_timing
 from normdeploy.verbs.bench.answers import UNITS, disagreement
@@ -406,3 +408,12 @@ def test_names_from_files_are_no_commands_to_the_terminal() -> None:
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "x\N{REPLACEMENT CHARACTER}[31m" in text
+
+
+def test_both_ends_of_a_range_are_sizes_that_the_model_takes() -> None:
+    dim = Dim("n", 2, 4, 8)
+    for size in (2, 8):
+        bench_given.known({"n": size}, {"n"}, [dim])
+    for size in (1, 9):
+        with pytest.raises(InputError, match="the model takes 2 to 8"):
+            bench_given.known({"n": size}, {"n"}, [dim])

@@ -23,6 +23,7 @@ from normdeploy.errors import NormdeployError
 from normdeploy.runtimes.ort import OrtRunner
 from normdeploy.verbs.bisect import lab as bisect_lab
 from normdeploy.verbs.bisect.bisect import Bisection
+from normdeploy.verbs.bisect.match import counterparts
 from normdeploy.verbs.verify import candidates
 
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "inner": 64, "vocabulary": 50}
@@ -298,3 +299,15 @@ def test_a_folder_that_holds_something_is_refused_before_any_work(tmp_path: Path
     with pytest.raises(NormdeployError, match="not an empty folder"):
         looked_for(encoder(), tmp_path / "missing.onnx", output=tmp_path / "repro")
     assert [p.name for p in (tmp_path / "repro").iterdir()] == ["mine"]
+
+
+def test_values_are_counterparts_where_they_are_no_numbers_too() -> None:
+    """A NaN stands where the model has one, an infinity only where the model has the same."""
+    held = {"n": np.array([np.nan, 1.0, np.inf])}
+
+    def found(*values: float) -> dict[str, list[str]]:
+        return counterparts({"t": np.array(values)}, held, {"n": 1e-3})
+
+    assert found(np.nan, 1.0005, np.inf) == {"t": ["n"]}
+    assert found(np.nan, 1.002, np.inf) == found(0.0, 1.0, np.inf) == found(np.nan, 1.0, -np.inf) == {}
+    assert found(np.nan, np.nan, np.inf) == {}

@@ -412,3 +412,12 @@ def test_kernels_of_another_form_do_not_count() -> None:
     }
     assert found[True] == []
     assert [p.rule for p in found[False]] == ["missing-kernel"]
+
+
+def test_sarif_calls_the_rules_that_fail_errors() -> None:
+    run = json.loads(sarif(Check((), ("unfolded", "refused"))))["runs"][0]
+    levels = {rule["id"]: rule["defaultConfiguration"]["level"] for rule in run["tool"]["driver"]["rules"]}
+    assert levels == dict.fromkeys(IDS, "warning") | {"unfolded": "error", "refused": "error"}
+    run = json.loads(sarif(Check((), ())))["runs"][0]
+    levels = {rule["id"]: rule["defaultConfiguration"]["level"] for rule in run["tool"]["driver"]["rules"]}
+    assert levels == dict.fromkeys(IDS, "warning") | {"refused": "note"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from normdeploy.storage import folder as atomic_folder
 from normdeploy.storage.files import write_bytes
 from normdeploy.verbs.package import manifest, samples, triton
 from normdeploy.verbs.package import text as package_text
+from normdeploy.verbs.package.checks import Wanted, free_target, serving_of
 from normdeploy.verbs.package.sample_runs import Judgement
 from normdeploy.verbs.package.triton import Port, Serving, Warmup
 from normdeploy.verbs.verify.results import OutputResult
@@ -137,6 +139,31 @@ def test_the_batch_dim(inputs: list[Port], outputs: list[Port], batch: str, why:
     name, reason = triton.batch_dim(inputs, outputs)
     assert name == batch
     assert why in reason
+
+
+def test_only_a_model_that_takes_single_rows_is_batched() -> None:
+    """Triton joins requests into batches, and sends one that came alone as it is."""
+
+    def served(least: int, max_batch: int | None = None) -> Serving:
+        wanted = Wanted("m.onnx", "out", None, (), (), None, max_batch, 1, "cpu", None, False)
+        return serving_of("n", "", wanted, (least, 4, 8))
+
+    assert served(1) == Serving(8, (4, 8), 1)
+    assert served(2) == Serving(0, (), 1, "the dim 'n' is 2 at least, and Triton sends single rows too")
+    with pytest.raises(InputError, match="'n' is 2 at least"):
+        served(2, 8)
+
+
+@pytest.mark.parametrize(
+    "put", [lambda p: p.write_text("mine"), lambda p: p.symlink_to("README.md"), lambda p: p.mkdir()]
+)
+def test_a_bundle_with_something_else_in_it_is_not_replaced(bundle: Path, put: Callable[[Path], Any]) -> None:
+    """A file, a link and an empty folder of somebody's."""
+    wanted = Wanted("m.onnx", bundle, None, (), (), None, None, 1, "cpu", None, True)
+    assert free_target(wanted) == bundle
+    put(bundle / "own")
+    with pytest.raises(InputError, match=r"holds files that are not its own and would be lost: \['own"):
+        free_target(wanted)
 
 
 def test_dims_reshapes_types_and_hostile_names() -> None:

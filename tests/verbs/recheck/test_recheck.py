@@ -75,6 +75,12 @@ def flip(path: Path) -> None:
             "config.pbtxt",
             "has 1 bytes",
         ),
+        (
+            lambda b: (b / "model_repository/model_onnx/warmup/0_0.bin").write_bytes(bytes(2**16)),
+            "config",
+            "config.pbtxt",
+            "has 65536 bytes",
+        ),
     ],
 )
 def test_damage_is_named(bundle: Path, spoil: Callable[[Path], Any], what: str, name: str, said: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from normdeploy.errors import InputError
+from normdeploy.verbs.verify import metrics
 from normdeploy.verbs.verify.cases import DATASET, Case
 from normdeploy.verbs.verify.measured import Measures
 from normdeploy.verbs.verify.metrics import METRICS
@@ -263,3 +264,14 @@ def test_other_types_and_shapes() -> None:
     assert judged("1:0", None, (np.asarray([3, 4]), [4, 4]))
     assert "its shape is [3]" in str(judged("1:0", None, (np.ones(3), np.ones(2))))
     assert "no such output" in str(judged("1:0", None, (None, np.ones(2))))
+
+
+def test_nearest_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many vectors are looked at a few at a time, each beside all others but itself."""
+    rng = np.random.default_rng(8)
+    reference = rng.standard_normal((7, 5))
+    value = reference + 0.7 * rng.standard_normal((7, 5))
+    whole = metrics.nearest(value, reference)
+    assert 0 < whole.sum() < 7
+    monkeypatch.setattr(metrics, "_AT_ONCE", 14)
+    np.testing.assert_array_equal(metrics.nearest(value, reference), whole)

@@ -1,0 +1,192 @@
+"""What the fused kernels cost, counted on the CPU, and what share of the memory's bandwidth that allows: ESTIMATES.
+
+    python -m benchmarks.roofline [--types fp16 bf16 fp32] [--ops NAME ...]
+
+For every op, layout and type, with static and with dynamic sizes: what one block issues in the tests' emulator of PTX
+(accesses by width, instructions), and for each compute capability what ptxas says (registers, spilled bytes) and how
+many warps a multiprocessor then holds (the rules of NVIDIA's ``cuda_occupancy.h``). Nothing is timed, no GPU is asked.
+
+The share is that of a roofline (Williams, Waterman, Patterson, CACM 52(4), 2009): the time of the memory over the
+longest of three, which are the bytes that must be moved over the bandwidth; the instructions over four a clock and
+multiprocessor; and the bytes over those under way, by Little's law (Volkov, "Better performance at lower occupancy",
+GTC 2010): latency · bandwidth have to be, as many are as the resident warps load before they wait. The instructions are
+PTX's, of which ptxas makes others. It knows no cache, no tail of the last blocks, no wait of a reduction.
+Writes ``benchmarks/results/roofline.json``, ``.md`` and ``.png``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normdeploy_plugins._launch import ITEMSIZE
+
+from tests.plugins import counted
+from tests.plugins.bindings.cases import HWC8, SIZES, Case, cases
+from tests.plugins.occupancy import LIMITS
+
+RESULTS = Path(__file__).parent / "results"
+LATENCY = 600e-9  # seconds from a load to its data; an assumption, measured values lie between 400 and 800 ns
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Of the vendor's data sheets: bytes a second, multiprocessors, clock with boost in Hz."""
+
+    name: str
+    bandwidth: float
+    multiprocessors: int
+    clock: float
+
+
+GPUS = {
+    (8, 0): Gpu("A100 SXM 80 GB", 2.039e12, 108, 1.41e9),
+    (8, 6): Gpu("RTX 3090", 0.936e12, 82, 1.70e9),
+    (8, 9): Gpu("RTX 4090", 1.008e12, 128, 2.52e9),
+    (9, 0): Gpu("H100 SXM", 3.35e12, 132, 1.98e9),
+    (10, 0): Gpu("B200", 8.0e12, 148, 1.96e9),
+    (12, 0): Gpu("RTX 5090", 1.792e12, 170, 2.41e9),
+}
+
+
+def share(gpu: Gpu, size: int, instructions: float, under_way: float) -> float:
+    """``size``: bytes to move; ``instructions``: of all warps; ``under_way``: bytes on one multiprocessor at once."""
+    memory = size / gpu.bandwidth
+    issue = instructions / (4 * gpu.multiprocessors * gpu.clock)
+    waiting = size / (under_way * gpu.multiprocessors / LATENCY)
+    return memory / max(memory, issue, waiting)
+
+
+def measured(case: Case, tactic: int) -> dict[str, Any]:
+    op, inputs, _ = case.call(SIZES[0])
+    made = counted.kernel(case, (9, 0), tactic, SIZES[0])
+    found = counted.issued(case, made)
+    large = [t for t in made.tensors if math.prod(t.shape) == math.prod(inputs[0].shape)]
+    size = sum(math.prod(t.shape) * ITEMSIZE[t.dtype] for t in made.tensors)
+    elements, tile, warps = math.prod(inputs[0].shape), made.tile, made.launch.warps
+    instructions = found.instructions * made.launch.grid
+    each = max(1, tile.rows * tile.block // (32 * warps)) * ITEMSIZE[inputs[0].dtype]
+    reads = max(1, len(large) - len(op.outputs)) if op.name != "NormStatistics" else 1
+    row: dict[str, Any] = {
+        "op": case.op,
+        "layout": case.layout or ("NCHW" if len(inputs[0].shape) == 4 else "rows"),
+        "format": "HWC8" if case.format == HWC8 else "LINEAR",
+        "dtype": case.types[0],
+        "sizes": "dynamic" if case.dynamic else "static",
+        "tile": f"{tile.rows}x{tile.block}/{tile.warps}" + "L" * tile.loop + f" pack {tile.pack}" * (tile.pack > 1),
+        "bytes": size,
+        "accesses": {f"{name}.{kind}.{width}": n for (name, kind, width), n in sorted(found.accesses.items()) if n},
+        "instructions": round(instructions / (elements / 32), 1),
+        "gpus": {},
+    }
+    for capability, gpu in GPUS.items():
+        registers, spilled, occupied = counted.kernel(case, capability, tactic, SIZES[0]).resources(capability)
+        under_way = occupied * LIMITS[capability].warps * 32 * each * reads
+        row["gpus"]["{}.{}".format(*capability)] = {
+            "registers": registers,
+            "spilled": spilled,
+            "occupancy": round(occupied, 3),
+            "share": round(share(gpu, size, instructions, under_way), 2),
+        }
+    return row
+
+
+def rows(types: list[str], ops: list[str]) -> Iterator[dict[str, Any]]:
+    """The first tactic of each, and of groups whose channels are no 16 bytes that which takes several."""
+    for case in cases(types):
+        same = {case.types[0]} >= set(case.types) - ({"fp32"} if case.op.endswith("Apply") else set())
+        if not same or (ops and case.op not in ops) or len({*case.types}) > 2:
+            continue
+        op, inputs, attributes = case.call(unknown=counted.Unknown()) if case.dynamic else case.call(SIZES[0])
+        packs = [tile.pack for tile in op.tiles(inputs, attributes)]
+        for tactic in sorted({0, packs.index(max(packs))}):
+            yield measured(case, tactic)
+
+
+def widths(row: dict[str, Any]) -> str:
+    """The accesses to x and y, the widest first."""
+    words = []
+    for name in ("x", "y"):
+        kinds = {int(k.split(".")[2]): n for k, n in row["accesses"].items() if k.split(".")[0] == name}
+        words += [f"{name} " + ", ".join(f"{n}×{w}" for w, n in sorted(kinds.items(), reverse=True))] if kinds else []
+    return "; ".join(words)
+
+
+def page(found: list[dict[str, Any]]) -> str:
+    gpus = ", ".join(f"{g.name} ({c[0]}.{c[1]})" for c, g in GPUS.items())
+    spilled = sum(g["spilled"] for r in found for g in r["gpus"].values())
+    lines = [
+        "# The kernels' costs, counted",
+        "",
+        "**Estimates: nothing here was timed, no kernel ran on a GPU.** `python -m benchmarks.roofline` writes this",
+        "page and `roofline.json`; its head says how. Accesses: of one block's warps, count × bytes a thread; the few",
+        "loads of 2 or 4 bytes beside those of 16 are each row's first element. Instructions: PTX's, of warps, for 32",
+        "elements. Then for each compute capability: registers a thread · occupancy · the share of the bandwidth that",
+        f"the roofline allows, with a latency of {LATENCY * 1e9:.0f} ns (assumed) and the data sheets' numbers of",
+        f"{gpus}.",
+        f"Spilled bytes of all these kernels on all these GPUs together: {spilled}.",
+        "",
+        "![Estimated shares](roofline.png)",
+    ]
+    for dtype in dict.fromkeys(r["dtype"] for r in found):
+        own = [r for r in found if r["dtype"] == dtype]
+        names = list(own[0]["gpus"])
+        lines += ["", f"## {dtype}", "", "| op | sizes | tile | accesses | instr. | " + " | ".join(names) + " |"]
+        lines += ["|---|---|---|---|---|" + "---|" * len(names)]
+        for r in own:
+            form = f" {r['layout']}" + f" {r['format']}" * (r["format"] != "LINEAR")
+            cells = [f"{g['registers']} · {g['occupancy']:.0%} · {g['share']:.0%}" for g in r["gpus"].values()]
+            head = [r["op"] + form, r["sizes"], r["tile"], widths(r), str(r["instructions"])]
+            lines.append("| " + " | ".join(head + cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(found: list[dict[str, Any]], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    own = [r for r in found if r["dtype"] == "fp16"]
+    figure, axis = pyplot.subplots(figsize=(9, 0.24 * len(own) + 1.5))
+    for capability, gpu in GPUS.items():
+        values = [r["gpus"]["{}.{}".format(*capability)]["share"] for r in own]
+        axis.plot(values, range(len(own)), "o", markersize=3, label=gpu.name)
+    labels = [f"{r['op']} {r['layout']} {r['format'] if r['format'] != 'LINEAR' else ''} {r['sizes']}" for r in own]
+    axis.set_yticks(range(len(own)), labels, fontsize=6)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1.02)
+    axis.set_xlabel("share of the bandwidth, ESTIMATED from counts (fp16)")
+    axis.grid(axis="x", alpha=0.3)
+    axis.legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", nargs="+", choices=list(ITEMSIZE), default=["fp16", "bf16", "fp32"])
+    parser.add_argument("--ops", nargs="+", default=[])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("NORMDEPLOY_CACHE", folder)
+        for row in rows(options.types, options.ops):
+            found.append(row)
+            print(row["op"], row["layout"], row["format"], row["dtype"], row["sizes"], row["gpus"]["9.0"], flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "roofline.json").write_text(json.dumps(found, indent=1) + "\n")
+    (options.out / "roofline.md").write_text(page(found))
+    plot(found, options.out / "roofline.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""onnx's own inference of types and shapes, kept from what would take it hours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import onnx
+
+from .dims import Dims
+from .protos import lonely, typed
+
+# Inference of shapes and types reads the values of small integer constants only.
+_INFERENCE_SIZE = 512
+_LONGEST = 2**20  # elements of a vector whose values it may write out
+
+
+def inferred(
+    proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None
+) -> dict[str, tuple[int | None, Dims | None]]:
+    """Element type and shape of each tensor by onnx's own inference, over a copy without the weights.
+
+    ``nodes``: those to look at in the place of the graph's, where it holds some that inference does not know.
+    """
+    skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    graph = skeleton.graph
+    graph.name = proto.graph.name
+    graph.node.extend(proto.graph.node if nodes is None else nodes)
+    for field in ("input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(proto.graph, field))
+        for dim in (d for v in getattr(graph, field) for d in v.type.tensor_type.shape.dim if d.dim_value < 0):
+            dim.Clear()  # PaddlePaddle's older writers put -1 for a dynamic size; inference counts with it
+    alone = lonely(proto.graph)
+    for dim in (d for v in graph.output for d in v.type.tensor_type.shape.dim if d.dim_param in alone):
+        dim.Clear()  # inference would keep the name
+    listed = {i.name for i in graph.input}
+    for tensor in proto.graph.initializer:
+        if math.prod(tensor.dims) <= _INFERENCE_SIZE:
+            graph.initializer.append(tensor)
+        elif tensor.name not in listed:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    try:
+        result = onnx.shape_inference.infer_shapes(
+            skeleton, data_prop=not _endless(graph) and not _long_vectors(skeleton)
+        )
+    except Exception:  # a file that inference refuses is still readable where it states its shapes itself
+        result = skeleton
+    initializers = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
+    return initializers | {
+        v.name: typed(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]
+    }
+
+
+def _endless(graph: onnx.GraphProto) -> bool:
+    """Whether inference would write out values without end: those of a Range, or one for each element of a vector."""
+    shapes = [v.type.tensor_type.shape for v in (*graph.input, *graph.output, *graph.value_info)]
+    if any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes):
+        return True
+    initializers = {t.name: t for t in graph.initializer}
+    initializers |= {
+        n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"
+    }
+    for node in graph.node:
+        ends = [initializers[name] for name in node.input if name in initializers] if node.op_type == "Range" else []
+        if len(ends) == 3:
+            start, limit, step = (float(onnx.numpy_helper.to_array(t).ravel()[:1].sum()) for t in ends)
+            if not abs(limit - start) <= _LONGEST * abs(step):
+                return True
+    return False
+
+
+def _long_vectors(model: onnx.ModelProto) -> bool:
+    """The same of vectors whose size inference finds itself: those that a ConstantOfShape, an Expand or a Reshape
+    makes."""
+    graph = model.graph
+    shapes = (v.type.tensor_type.shape for v in (*graph.input, *graph.value_info))
+    wide = any(math.prod(max(d.dim_value, 1) for d in shape.dim) > _LONGEST for shape in shapes)
+    whole = [
+        *graph.initializer,
+        *(a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"),
+    ]
+    vectors = [
+        t for t in whole if t.data_type == onnx.TensorProto.INT64 and t.data_location != onnx.TensorProto.EXTERNAL
+    ]
+    if not wide and not any(max(onnx.numpy_helper.to_array(t).ravel().tolist(), default=0) > _LONGEST for t in vectors):
+        return False
+    inferred_graph = onnx.shape_inference.infer_shapes(model).graph
+    shapes = (v.type.tensor_type.shape for v in (*inferred_graph.value_info, *inferred_graph.output))
+    return any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes)

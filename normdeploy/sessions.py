@@ -1,0 +1,53 @@
+"""The one place that makes onnxruntime's sessions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
+
+
+def open_session(
+    model: str | os.PathLike[str] | bytes,
+    *,
+    optimize: bool = False,
+    provider: str = "cpu",
+    settings: Mapping[str, str] | None = None,
+    threads: int = 0,
+    entries: Mapping[str, str] | None = None,
+    initializers: Mapping[str, ort.OrtValue] | None = None,
+    saved: Path | None = None,
+) -> ort.InferenceSession:
+    """
+    Args:
+        model: a path (needed where weights are external or above 2 GB), or the bytes of a model.
+        optimize: onnxruntime's own optimizer: all of it, or none.
+        provider: "cpu" or "cuda", behind which stands the CPU, as onnxruntime adds it itself.
+        settings: of the provider.
+        threads: of one operator; 0: one for each core.
+        entries: of the session's configuration, by their names in onnxruntime_session_options_config_keys.h.
+        initializers: values of external weights, taken where they lie.
+        saved: where to write the optimized graph.
+
+    Raises:
+        Exception: onnxruntime refuses the model; its exceptions share no base class.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL
+    options.intra_op_num_threads = threads
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    if saved is not None:
+        options.optimized_model_filepath = os.fspath(saved)
+    for name, value in (entries or {}).items():
+        options.add_session_config_entry(name, value)
+    if initializers:
+        options.add_external_initializers(list(initializers), list(initializers.values()))
+    providers: list[Any] = [(PROVIDERS[provider], dict(settings or {}))]
+    return ort.InferenceSession(model if isinstance(model, bytes) else os.fspath(model), options, providers=providers)
