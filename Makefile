@@ -4,6 +4,9 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 ARCHITECTURES := .venv-architectures
 HUGGINGFACE := .venv-huggingface
+# a worker gets whole files, so that what their tests share is made once; one thread for each: two workers with two
+# threads each are slower than two with one
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
@@ -12,13 +15,12 @@ export ORT_DISABLE_TELEMETRY ?= 1
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
 
-# one thread for each pytest worker: two workers with two threads each are slower than two with one
 test: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-cache --no-logo
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(PYTEST)
 
 # the linters, and the tests of what is changed: for while one works
 check: $(STAMP)
@@ -27,7 +29,7 @@ check: $(STAMP)
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 	@tests=$$($(BIN)/python -m tests.changed); echo "tests: $${tests:-none}"; \
-	test -z "$$tests" || OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $$tests || test $$? = 5
+	test -z "$$tests" || $(PYTEST) -m "not slow" $$tests || test $$? = 5
 
 # spellings and lookalikes that no run has drawn before, a quarter of an hour
 test-random: $(STAMP)

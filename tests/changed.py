@@ -9,6 +9,7 @@ itself. Nothing here says that the others pass: ``make test`` runs all.
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,6 +56,7 @@ def _module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def _imports(file: Path) -> set[str]:
     """The modules that a file imports, and those of which it imports a name."""
     found: set[str] = set()

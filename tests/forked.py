@@ -26,13 +26,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Done:
-    """How one run ended. ``memory``: the most resident bytes above those of the server at the fork; of its own children
-    nothing."""
+    """How one run ended. ``processor``: seconds of it and its children, to which nothing else on the machine adds.
+    ``memory``: the most resident bytes above those of the server at the fork; of its own children nothing."""
 
     returncode: int  # negative: the signal
     stdout: str
     stderr: str
     seconds: float
+    processor: float
     memory: int
     appeared: float | None  # seconds after which something new stood in the watched folder
 
@@ -77,7 +78,9 @@ class Server:
             self._process.stdin.flush()
             answer = json.loads(self._process.stdout.readline())
             out, err = ((Path(folder) / name).read_text(errors="replace") for name in ("out", "err"))
-        return Done(answer["returncode"], out, err, answer["seconds"], answer["memory"], answer["appeared"])
+        return Done(
+            answer["returncode"], out, err, answer["seconds"], answer["processor"], answer["memory"], answer["appeared"]
+        )
 
 
 @contextlib.contextmanager
@@ -170,6 +173,7 @@ def _forked(request: dict[str, Any], answers: TextIO) -> dict[str, Any]:
     return {
         "returncode": os.waitstatus_to_exitcode(status),
         "seconds": time.monotonic() - start,
+        "processor": used.ru_utime + used.ru_stime,
         "memory": memory,
         "appeared": appeared,
     }

@@ -16,7 +16,8 @@ from tests.changed import files_of
         ("normdeploy/proof/pointwise.py", "tests/rewriting/test_activations.py"),  # which imports it
         ("tests/rewriting/test_rows.py", "tests/rewriting/test_rows.py"),
         ("normdeploy/verbs/package/triton.py", "tests/verbs/package/test_package.py"),
-        ("normdeploy/engines/worker.py", "tests/engines/test_build.py"),  # those of its folder
+        ("normdeploy/engines/worker.py", "tests/engines/test_worker.py"),
+        ("normdeploy/engines/builder.py", "tests/engines/test_build.py"),  # those of its folder
         ("docs/export.md", "tests/test_docs.py"),
         ("examples/cpp/run_engine.cpp", "tests/cpp/test_cpp.py"),
     ],

@@ -24,6 +24,8 @@ from normdeploy.cli.app import app, main
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 RUN = ("python", "console")
 """Languages of blocks that are run."""
+SLOW = ("bench", "bisect", "unet-block", "verify")
+"""Pages whose blocks take more than ten seconds."""
 
 
 def pages(*names: str) -> list[Any]:
@@ -107,8 +109,11 @@ def test_commands_exist(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in PAGES if p != PAGE and any(b.language in RUN for b in blocks(p.read_text()))],
-    ids=lambda path: path.stem,
+    [
+        pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in SLOW else [])
+        for p in PAGES
+        if p != PAGE and any(b.language in RUN for b in blocks(p.read_text()))
+    ],
 )
 def test_pages_run(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,5 @@
-"""The command line as a user runs it: in a process of its own."""
+"""The command line as a user runs it: in a process of its own where what it imports or prints at its start counts, else
+in this one."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +42,26 @@ def run(*args: str | Path, cwd: Path | None = None, timeout: float = 300) -> sub
     return subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=cwd, timeout=timeout, env=env
     )
+
+
+Called = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Called:
+    """As `run`, in this process, which has imported what a verb takes seconds to import."""
+
+    def call(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["normdeploy", *map(str, args)])
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            sys.exit(cli.main())  # type: ignore[func-returns-value]
+        return subprocess.CompletedProcess(args, int(ended.value.code or 0), *capfd.readouterr())
+
+    return call
 
 
 def layer_norm_by_hand(path: Path, epsilon: float = 1e-12) -> Path:
@@ -109,8 +131,8 @@ def test_verbs_on_onnx_files_import_neither_torch_nor_sympy(verb: str, tmp_path:
     assert done.stderr.strip() == "[] True"
 
 
-def test_every_verb_is_listed() -> None:
-    text = run("--help").stdout
+def test_every_verb_is_listed(called: Called) -> None:
+    text = called("--help").stdout
     for verb in ("export", "build", "verify", "inspect", "optimize"):
         assert f" {verb} " in text
 
@@ -119,8 +141,8 @@ def test_every_verb_is_listed() -> None:
     "args",
     [["no-such-verb"], ["optimize"], ["optimize", "a.onnx"], ["optimize", "a.onnx", "-o", "b", "--runtime", "x"]],
 )
-def test_wrong_usage_exits_with_2(args: list[str]) -> None:
-    done = run(*args)
+def test_wrong_usage_exits_with_2(args: list[str], called: Called) -> None:
+    done = called(*args)
     assert done.returncode == 2
     assert "Usage" in done.stderr
     assert "Traceback" not in done.stderr
@@ -141,13 +163,13 @@ def test_optimize_fuses_and_reports(tmp_path: Path) -> None:
     assert document["files"] == {"source": str(source), "output": str(out)}
 
 
-def test_quiet_says_nothing(tmp_path: Path) -> None:
-    done = run("optimize", layer_norm_by_hand(tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx", "--quiet")
+def test_quiet_says_nothing(tmp_path: Path, called: Called) -> None:
+    done = called("optimize", layer_norm_by_hand(tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "out.onnx").exists()
 
 
-def test_users_errors_are_one_message(tmp_path: Path) -> None:
+def test_users_errors_are_one_message(tmp_path: Path, called: Called) -> None:
     (tmp_path / "junk.onnx").write_bytes(b"\x00junk" * 10)
     source = layer_norm_by_hand(tmp_path / "in.onnx")
     for args, said in (
@@ -157,7 +179,7 @@ def test_users_errors_are_one_message(tmp_path: Path) -> None:
         (["optimize", source, "-o", "out.onnx", "--report", "no/such/folder/report.json"], "folder"),
         (["optimize", source, "-o", "in.onnx"], "is the input"),
     ):
-        done = run(*args, cwd=tmp_path)
+        done = called(*args, cwd=tmp_path)
         assert done.returncode == 1, args
         assert done.stderr.startswith("error: "), done.stderr
         assert said in done.stderr
@@ -166,29 +188,29 @@ def test_users_errors_are_one_message(tmp_path: Path) -> None:
         assert done.stdout == ""
 
 
-def test_output_through_a_link_to_the_input_is_refused(tmp_path: Path) -> None:
+def test_output_through_a_link_to_the_input_is_refused(tmp_path: Path, called: Called) -> None:
     source = layer_norm_by_hand(tmp_path / "in.onnx")
     before = source.read_bytes()
     (tmp_path / "link.onnx").symlink_to(source)
-    done = run("optimize", source, "-o", tmp_path / "link.onnx")
+    done = called("optimize", source, "-o", tmp_path / "link.onnx")
     assert done.returncode == 1
     assert source.read_bytes() == before
 
 
-def test_inspect_changes_nothing(tmp_path: Path) -> None:
+def test_inspect_changes_nothing(tmp_path: Path, called: Called) -> None:
     source = layer_norm_by_hand(tmp_path / "in.onnx")
     before = source.read_bytes()
-    done = run("inspect", source)
+    done = called("inspect", source)
     assert done.returncode == 0, done.stderr
     assert "LayerNorm written as ReduceMean Sub Pow" in " ".join(done.stdout.split())
     assert [p.name for p in tmp_path.iterdir()] == ["in.onnx"]
     assert source.read_bytes() == before
 
 
-def test_build_takes_several_compute_capabilities_after_one_option(tmp_path: Path) -> None:
+def test_build_takes_several_compute_capabilities_after_one_option(tmp_path: Path, called: Called) -> None:
     source, out, report = layer_norm_by_hand(tmp_path / "in.onnx"), tmp_path / "m.engine", tmp_path / "report.json"
     given = ["--compute-capability", "8.6", "8.9", "--profile", "batch=1:4:16", "--compute-capability", "12.0"]
-    done = run("build", source, "-o", out, *given, "--report", report)
+    done = called("build", source, "-o", out, *given, "--report", report)
     assert done.returncode == 0, done.stderr
     assert "built only" in done.stdout
     engine = json.loads(report.read_text())["engine"]
@@ -198,14 +220,15 @@ def test_build_takes_several_compute_capabilities_after_one_option(tmp_path: Pat
     assert engine["bytes"] == out.stat().st_size
 
 
-def test_build_of_a_dynamic_file_without_ranges_says_what_is_missing(tmp_path: Path) -> None:
-    done = run("build", layer_norm_by_hand(tmp_path / "in.onnx"), "-o", tmp_path / "m.engine")
+def test_build_of_a_dynamic_file_without_ranges_says_what_is_missing(tmp_path: Path, called: Called) -> None:
+    done = called("build", layer_norm_by_hand(tmp_path / "in.onnx"), "-o", tmp_path / "m.engine")
     assert done.returncode == 1
     assert "batch" in done.stderr
     assert "batch=1:8:64" in done.stderr
 
 
-def test_export_build_verify(project: Path) -> None:
+@pytest.mark.slow
+def test_export_build_verify(project: Path, called: Called) -> None:
     done = run("export", "model.pt", "-o", "model.onnx", "--report", "export.json", cwd=project)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -216,10 +239,10 @@ def test_export_build_verify(project: Path) -> None:
     assert document["nodes"]["after"] < document["nodes"]["before"]
     assert list(document["seconds"]) == ["load", "export", "norms", "simplify", "compare", "write"]
 
-    done = run("build", "model.onnx", "-o", "model.engine", "--compute-capability", "8.6", cwd=project)
+    done = called("build", "model.onnx", "-o", "model.engine", "--compute-capability", "8.6", cwd=project)
     assert done.returncode == 0, done.stderr
 
-    done = run(
+    done = called(
         "verify", "model.pt", "model.onnx", "model.engine", "--seeds", "2", "--report", "verify.json", cwd=project
     )
     assert done.returncode == 0, done.stderr
@@ -239,7 +262,7 @@ def test_export_build_verify(project: Path) -> None:
     (norm,) = (node for node in proto.graph.node if node.op_type == "LayerNormalization")
     next(a for a in norm.attribute if a.name == "epsilon").f = 1e-3
     onnx.save(proto, project / "model.onnx")
-    done = run("verify", "model.pt", "model.onnx", "--seeds", "1", "--report", "verify.json", cwd=project)
+    done = called("verify", "model.pt", "model.onnx", "--seeds", "1", "--report", "verify.json", cwd=project)
     assert done.returncode == 1, "another epsilon"
     assert "NOT verified" in done.stdout
     parity = json.loads((project / "verify.json").read_text())["parity"]
@@ -277,7 +300,7 @@ def test_every_loading_option_reaches_the_python_function(group: type[LoadingOpt
     }
 
 
-def test_factory_arguments_are_literals_or_text() -> None:
+def test_factory_arguments_are_literals_or_text(called: Called) -> None:
     from normdeploy.cli.options import factory_arg
 
     given = ("layers=12", "name=tiny", "sizes=[1, 2]", "flag=True", "path=a=b", "empty=")
@@ -289,7 +312,7 @@ def test_factory_arguments_are_literals_or_text() -> None:
         "path": "a=b",
         "empty": "",
     }
-    assert run("export", "m.pt", "-o", "m.onnx", "--model-arg", "12").returncode == 2
+    assert called("export", "m.pt", "-o", "m.onnx", "--model-arg", "12").returncode == 2
     for text in ("layers", "12=3", "=3"):
         with pytest.raises(typer.BadParameter, match="NAME=VALUE"):
             factory_arg(text)
@@ -426,9 +449,9 @@ def test_profiles_sizes_and_dims_mean_one_thing_in_all_verbs() -> None:
     assert len(metavars["--profile-index"]) == len(metavars["--precision"]) == len(metavars["--input"]) == 1
 
 
-def test_verbose_logs_stages_norms_and_files(tmp_path: Path) -> None:
+def test_verbose_logs_stages_norms_and_files(tmp_path: Path, called: Called) -> None:
     source, out = layer_norm_by_hand(tmp_path / "in.onnx"), tmp_path / "out.onnx"
-    done = run("optimize", source, "-o", out, "-q", "-v")
+    done = called("optimize", source, "-o", out, "-q", "-v")
     assert (done.returncode, done.stdout) == (0, "")
     for said in (
         "norms took",

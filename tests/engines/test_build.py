@@ -7,15 +7,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,9 +22,7 @@ from onnx import helper
 
 from normdeploy.engines.build import Engine, build
 from normdeploy.errors import BuildError, GraphError, InputError, RuntimeUnavailable
-from normdeploy.model import Dim, InputSpec
 from normdeploy.runtimes import trt
-from normdeploy.runtimes.profiles import GraphInput, parse, profile
 
 from ..norm_nodes import MODELS as NODES
 
@@ -270,200 +265,6 @@ def test_a_failed_build_leaves_the_old_engine_and_a_good_one_removes_the_old_log
     assert not (tmp_path / "m.engine.log").exists()
 
 
-def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Let the worker be this Python program."""
-    monkeypatch.setattr(importlib.import_module("normdeploy.engines.worker"), "COMMAND", (sys.executable, "-c", code))
-
-
-@pytest.mark.skipif(os.name != "posix", reason="other systems have no signals")
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [
-        (signal.SIGABRT, r"crashed \(SIGABRT\): tactic 7 is null"),
-        (signal.SIGKILL, "killed by the system, most likely for want of memory"),
-    ],
-)
-def test_a_crash_of_the_library_is_an_error_with_its_reason(
-    number: signal.Signals, said: str, layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker(
-        monkeypatch,
-        "import os, sys; print('[V] fine\\n[E] tactic 7 is null', file=sys.stderr, flush=True); os.kill(os.getpid(),"
-        f" {number})",
-    )
-    with pytest.raises(BuildError, match=said):
-        build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"])
-    assert "tactic 7" in (tmp_path / "m.engine.log").read_text()
-    assert not (tmp_path / "m.engine").exists()
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("raise SystemExit('out of luck')", "could not build the engine: out of luck"),
-        (
-            "import sys; print('[E] a\\n[E] b\\n[E] a', file=sys.stderr); sys.exit(1)",
-            "could not build the engine: a; b",
-        ),
-        ("pass", "could not build the engine"),
-    ],
-)
-def test_a_worker_that_ends_without_an_answer(
-    code: str, said: str, layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker(monkeypatch, code)
-    with pytest.raises(BuildError, match=said):
-        build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"])
-
-
-def asked(onnx_path: Path, engine: Path) -> tuple[dict[str, Any], str]:
-    """(the worker's last answer, its log) when it is asked directly, without the checks before it."""
-    request = {
-        "runtime": "tensorrt-rtx",
-        "onnx": str(onnx_path),
-        "engine": str(engine),
-        "capabilities": [],
-        "profile": {},
-    }
-    command = [sys.executable, "-m", "normdeploy.engines.builder"]
-    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
-
-
-def test_a_network_of_no_layers_is_refused(layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library itself parses an empty file without complaint."""
-    (tmp_path / "empty.onnx").write_bytes(b"")
-    assert asked(tmp_path / "empty.onnx", tmp_path / "m.engine")[0] == {"refused": "empty"}
-    assert not (tmp_path / "m.engine").exists()
-    worker(monkeypatch, """print('{"refused": "empty"}')""")
-    with pytest.raises(BuildError, match="network of 0 layers"):
-        build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"])
-
-
-def test_products_of_float32_are_not_computed_in_tf32(tmp_path: Path) -> None:
-    path = saved(tmp_path / "m.onnx", "(float[2, 8] x) => (float[2, 8] y) { y = LayerNormalization(x, s) }", s=ONES)
-    answer, log = asked(path, tmp_path / "m.engine")
-    assert answer["built"]["layers"] > 0
-    (flags,) = (line for line in log.splitlines() if line.strip().startswith("Flags"))
-    assert "STRONGLY_TYPED" in flags
-    assert "TF32" not in flags
-
-
-def test_the_time_is_limited(layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker(monkeypatch, "import time; time.sleep(60)")
-    with pytest.raises(BuildError, match="within the timeout"):
-        build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"], timeout=0.2)
-
-
-def test_an_interrupted_build_leaves_no_process_and_no_file(
-    layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker(monkeypatch, """import os, time; print('{"progress": [1, %d]}' % os.getpid(), flush=True); time.sleep(60)""")
-
-    def interrupt(stage: str, done: int, total: int) -> None:
-        if done:
-            started.append(total)
-            raise KeyboardInterrupt
-
-    started: list[int] = []
-    with pytest.raises(KeyboardInterrupt):
-        build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"], progress=interrupt)
-    with pytest.raises(ProcessLookupError):
-        os.kill(started[0], 0)
-    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
-
-
-def test_the_working_directory_is_not_imported(
-    layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "polygraphy.py").write_text("open('ran', 'w'); raise ImportError")
-    monkeypatch.chdir(tmp_path)
-    build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"])
-    assert not (tmp_path / "ran").exists()
-
-
-# ------------------------------------------------------------------ profiles
-
-
-IDS, MASK, LONE = (
-    GraphInput("ids", ("batch", "seq")),
-    GraphInput("mask", ("batch", "seq", 4)),
-    GraphInput("batch", ("batch",)),
-)
-OPEN = GraphInput("open", (None, 4))
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        (["batch=1:2:4", "seq=1:8:9"], {"ids": ((1, 1), (2, 8), (4, 9)), "mask": ((1, 1, 4), (2, 8, 4), (4, 9, 4))}),
-        (["ids=1x1:2x8:4x9"], {"ids": ((1, 1), (2, 8), (4, 9)), "mask": ((1, 1, 4), (2, 8, 4), (4, 9, 4))}),
-        (
-            {"batch": (1, 2, 4), "seq": [1, 8, 9]},
-            {"ids": ((1, 1), (2, 8), (4, 9)), "mask": ((1, 1, 4), (2, 8, 4), (4, 9, 4))},
-        ),
-        (
-            {"mask": ([1, 1, 4], [2, 8, 4], [4, 9, 4])},
-            {"ids": ((1, 1), (2, 8), (4, 9)), "mask": ((1, 1, 4), (2, 8, 4), (4, 9, 4))},
-        ),
-        ("seq=2:2:2", {"ids": ((5, 2), (6, 2), (7, 2)), "mask": ((5, 2, 4), (6, 2, 4), (7, 2, 4))}),
-    ],
-)
-def test_profiles_by_input_and_by_dim(given: Any, wanted: dict[str, Any]) -> None:
-    batch = Dim("batch", 5, 6, 7)
-    recorded = [
-        InputSpec("ids", "int64", (batch, Dim("seq", 1, 1, 1))),
-        InputSpec("mask", "int64", (batch, Dim("seq", 1, 1, 1), Dim.static(4))),
-    ]
-    assert profile([IDS, MASK], recorded, given) == wanted
-
-
-def test_an_input_and_a_dim_of_one_name() -> None:
-    assert profile([LONE], (), ["batch=1:2:3"]) == {"batch": ((1,), (2,), (3,))}
-    assert profile([GraphInput("batch", ("batch", 2))], (), ["batch=1:2:3"]) == {"batch": ((1, 2), (2, 2), (3, 2))}
-    assert profile([OPEN], (), ["open=1x4:2x4:3x4"]) == {"open": ((1, 4), (2, 4), (3, 4))}
-    assert profile([GraphInput("x", (2, 3))], ()) == {}
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            ["idz=1x1:2x8:4x9"],
-            (
-                r"names 'idz', which is neither an input nor a dynamic dim; the file's inputs are ids\[batch, seq\],"
-                r" mask\["
-            ),
-        ),
-        (["batch=1:2:4"], r"dim 'seq' of input ids\[batch, seq\] is dynamic, and nothing says which sizes"),
-        (["batch=4:2:1", "seq=1:1:1"], "is 4:2:1, but every size must have 1 <= min <= opt <= max"),
-        (["batch=0:2:4", "seq=1:1:1"], "1 <= min"),
-        (["ids=1x1x1:2x8x1:4x9x1"], r"of rank 3, but ids\[batch, seq\] has rank 2"),
-        (["mask=1x1x4:2x8x4:4x9x5"], r"dim 2 of mask\[batch, seq, 4\] is fixed at 4"),
-        (["ids=1x1:2x8:4x9", "mask=1x1x4:2x8x4:5x9x4"], "'batch' is 1:2:4 by the profile of input 'ids', but 1:2:5"),
-        (["ids=1x1:2x8:4x9", "batch=1:1:1"], "'batch' is 1:1:1 by its own profile, but 1:2:4"),
-        (["batch=1x2:1x2:1x2"], "a dim has one size"),
-        (["ids=1x1:2x8"], "has 2 parts instead of min, opt and max"),
-        (["ids=1x1:2x8:4"], "mixes ranks: 1x1:2x8:4"),
-        (["ids=1x1:2x8:4x"], "can't be read; write name=min:opt:max"),
-        (["ids"], "can't be read"),
-        (["batch=1:2:4", "batch=1:2:4"], "gives 'batch' twice"),
-    ],
-)
-def test_profiles_that_make_no_sense(given: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        profile([IDS, MASK], (), given)
-
-
-def test_an_unnamed_dim_is_missed_by_its_place() -> None:
-    with pytest.raises(InputError, match=r"dim 0 of input open\[\?, 4\] is dynamic"):
-        profile([OPEN], ())
-
-
-def test_names_may_hold_what_the_text_uses() -> None:
-    assert parse(["model.x=y=1x2:1x2:3x4"]) == {"model.x=y": ((1, 2), (1, 2), (3, 4))}
-
-
 # ------------------------------------------------------------------ the form of the norms
 
 
@@ -511,17 +312,6 @@ def test_a_rewritten_model_above_protobuf_s_limit(tmp_path: Path, monkeypatch: p
     engine = build(tmp_path / "m.onnx", tmp_path / "m.engine", norm_impl="auto")
     assert [n.form for n in engine.norms] == ["native node"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine", "m.onnx", "w.bin"]
-
-
-def test_a_failed_build_leaves_no_rewritten_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    onnx.save(NODES["GroupNormalization of one group"].proto(static=True), tmp_path / "m.onnx")
-    worker(monkeypatch, "import json, sys; print(json.load(sys.stdin)['onnx'], file=sys.stderr); sys.exit(1)")
-    with pytest.raises(BuildError, match=r"could not build the engine: .*m\.onnx"):
-        build(tmp_path / "m.onnx", tmp_path / "m.engine")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine.log", "m.onnx"]
-    path = (tmp_path / "m.engine.log").read_text().strip()
-    assert path != str(tmp_path / "m.onnx")
-    assert not Path(path).exists()
 
 
 def test_plugins_for_tensorrt_rtx_are_refused_before_any_work(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.quick import made_once
+
 MISSING = "triton is not installed: the kernels can't be tried (pip install triton)"
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -50,7 +52,7 @@ def interpreter() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
+    return made_once(tmp_path_factory, "kernels", lambda folder: None)  # which all workers fill
 
 
 @pytest.fixture(scope="module")

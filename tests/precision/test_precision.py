@@ -62,6 +62,7 @@ def worst(found: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float
     return max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in zip(found, reference, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["fp16", "bf16"])
 def test_no_model_is_worse_than_twice_eager(bank: tuple[Bank, onnx.ModelProto], to: str) -> None:
     together, wide = bank

@@ -152,6 +152,7 @@ def check(example: Example) -> None:
         pytest.fail("\n".join([*wrong, found, repr(example), onnx.printer.to_text(out.graph)]), pytrace=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("book", list(BOOKS))
 @given(data=st.data())
 @graphs
@@ -159,6 +160,7 @@ def test_graphs_become_their_norm(book: str, data: st.DataObject) -> None:
     check(generate(drawn(data), BOOKS[book], "onnx"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("book", list(BOOKS))
 @given(data=st.data())
 @graphs

@@ -73,6 +73,7 @@ def bank() -> tuple[registry.Bank, tuple[torch.Tensor, ...], onnx.ModelProto, Su
     return module, args, proto, summary
 
 
+@pytest.mark.slow
 def test_every_static_spelling_becomes_its_norm() -> None:
     _, _, proto, summary = bank()
     nodes = by_module(proto)
@@ -83,12 +84,14 @@ def test_every_static_spelling_becomes_its_norm() -> None:
     assert not wrong, [f for f in summary.findings if f.status in ("refused", "undone")][:5]
 
 
+@pytest.mark.slow
 def test_every_static_spelling_gives_the_same_numbers() -> None:
     module, args, proto, _ = bank()
     feeds = {i.name: a.numpy() for i, a in zip(proto.graph.input, args, strict=True)}
     assert_close(run_onnxruntime(proto, feeds), module, args)
 
 
+@pytest.mark.slow
 def test_every_rewrite_has_its_certificate() -> None:
     summary = bank()[3]
     rewritten = [f for f in summary.findings if f.status in ("fused", "folded")]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -23,7 +22,6 @@ from normdeploy.model import Dim, InputSpec, Model
 from normdeploy.runtimes import RunResult, trt
 from normdeploy.runtimes.ort import OrtRunner
 from normdeploy.storage.files import save_onnx
-from normdeploy.verbs.verify.error import Tally, Ties, ulp
 from normdeploy.verbs.verify.verify import COLUMNS, Comparison, NotRun, OutputResult, verify
 
 OFF, ON = "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"
@@ -500,51 +498,3 @@ def test_the_account_is_plain(net: Model, proto: onnx.ModelProto, tmp_path: Path
     assert len(document["results"]) == len(comparison.results) == 9
     assert {len(row) for row in comparison.table()} == {len(COLUMNS)}
     assert len(comparison.table()) == 9 + len(comparison.not_run)
-
-
-@pytest.mark.parametrize(
-    ("magnitude", "dtype", "wanted"),
-    [
-        (1.0, np.float32, 2.0**-23),
-        (1.9, np.float32, 2.0**-23),
-        (3.0, np.float16, 2.0**-9),
-        (1.0, ml_dtypes.bfloat16, 2.0**-7),
-        (0.0, np.float16, 2.0**-24),
-        (1e-30, np.float64, float(np.spacing(1e-30))),
-        (1e9, np.float16, 2.0**5),
-        (0.0, np.float32, 2.0**-149),
-    ],
-)
-def test_ulp_is_the_spacing_of_the_type(magnitude: float, dtype: Any, wanted: float) -> None:
-    assert ulp(magnitude, np.dtype(dtype)) == wanted
-
-
-def all_right(value: np.ndarray) -> np.ndarray:
-    return np.ones(value.shape, bool)
-
-
-def test_the_error_allowed_is_eager_s_times_four_and_four_ulp() -> None:
-    reference, eager = np.array([1.0, 3.0]), Tally(np.dtype(np.float32))
-    eager.add("a", (reference + np.array([0, 1e-6])).astype(np.float32), reference, all_right)
-    error = float(np.float32(3.000001)) - 3.0
-    mine = Tally(np.dtype(np.float32))
-    assert mine.allowed(eager) == 4 * error + 4 * 2.0**-22
-    mine.add("b", (reference + np.array([1e-4, 0])).astype(np.float32), reference, all_right)
-    assert mine.absolute == pytest.approx(1e-4, rel=1e-3)
-    assert (mine.case, mine.scale) == ("b", 3.0)
-
-
-def test_ties_disturb_the_reference_no_more_than_needed() -> None:
-    asked: list[int] = []
-
-    def perturbed(seed: int) -> RunResult:
-        asked.append(seed)
-        return {"y": np.array([0, int(seed == 3), 0])}
-
-    ties = Ties(perturbed, {"y": np.zeros(3, int)}, {"y": np.array([0, 0, 7])})
-    assert ties.explained("y", np.array([0, 0, 7])).tolist() == [True, True, True]
-    assert asked == []
-    assert ties.explained("y", np.array([0, 1, 7])).tolist() == [True, True, True]
-    assert asked == [0, 1, 2, 3]
-    assert ties.explained("y", np.array([1, 2, 6])).tolist() == [False, False, False]
-    assert asked == list(range(16))

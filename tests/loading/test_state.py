@@ -1,0 +1,201 @@
+"""Weights alone, in whatever a training script leaves: a model is filled with them, or what does not fit is listed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from normdeploy.errors import InputError, LoadError
+from normdeploy.loading import load
+from normdeploy.loading.state import fill
+from normdeploy.model import Dim
+from tests.loading.test_loading import INPUTS, _same
+
+
+def test_state_dict_with_a_factory_in_the_working_directory(net: Any) -> None:
+    torch.save(net.state_dict(), "w.pt")
+    path_before = list(sys.path)
+    model = load("w.pt", model=net.where, inputs=INPUTS)
+    _same(model, net)
+    assert sys.path == path_before
+    assert model.kind == "state_dict"
+    assert model.dims == {"batch": Dim("batch", 1, 8, 64)}
+    assert model.sha256 == hashlib.sha256(Path("w.pt").read_bytes()).hexdigest()
+    assert model.recorded == {"model": net.where, "inputs": INPUTS}
+    again = load("w.pt", **json.loads(json.dumps(model.recorded)))
+    assert again.inputs == model.inputs
+    _same(again, net)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize(
+    "prefix",
+    ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.", "module.model."],
+    ids=lambda p: p or "none",
+)
+def test_prefixes(net: Any, prefix: str, legacy: bool) -> None:
+    state = {prefix + name: value for name, value in net.state_dict().items()}
+    torch.save(state, "w.pt", _use_new_zipfile_serialization=not legacy)
+    _same(load("w.pt", model=net.where, inputs=INPUTS), net)
+
+
+def test_compiled_submodule_and_averaged_model(net: Any) -> None:
+    state = {name.replace("encoder.", "encoder._orig_mod."): value for name, value in net.state_dict().items()}
+    torch.save(state, "a.pt")
+    _same(load("a.pt", model=net.where, inputs=INPUTS), net)
+    torch.save(torch.optim.swa_utils.AveragedModel(net).state_dict(), "b.pt")
+    _same(load("b.pt", model=net.where, inputs=INPUTS), net)
+
+
+class Module(nn.Module):
+    """Its only child is called ``module``: that prefix is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+def test_a_prefix_of_the_model_itself_stays(tmp_path: Path) -> None:
+    reference = Module().eval()
+    for number, prefix in enumerate(("", "module.")):
+        torch.save({prefix + name: value for name, value in reference.state_dict().items()}, tmp_path / f"{number}.pt")
+        _same(load(tmp_path / f"{number}.pt", model=f"{__name__}:Module", inputs=INPUTS), reference)
+
+
+def _shifted(net: nn.Module, by: float) -> dict[str, torch.Tensor]:
+    return {name: value + by if value.is_floating_point() else value for name, value in net.state_dict().items()}
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict", "ema"])
+def test_checkpoint_with_one_set_of_weights(net: Any, key: str) -> None:
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    torch.save({"epoch": 3, key: net.state_dict(), "optimizer": optimizer.state_dict(), "loss": 0.5}, "c.pt")
+    _same(load("c.pt", model=net.where, inputs=INPUTS), net)
+
+
+def test_checkpoint_with_an_average_beside_the_weights(net: Any) -> None:
+    average = {f"module.{name}": value for name, value in _shifted(net, 0.25).items()}
+    torch.save({"model": net.state_dict(), "ema": {"decay": 0.99, "module": average}, "step": 1}, "c.pt")
+    with pytest.raises(LoadError, match=r"several sets of weights: 'model', 'ema'; choose with --key"):
+        load("c.pt", model=net.where, inputs=INPUTS)
+    model = load("c.pt", model=net.where, inputs=INPUTS, key="model")
+    _same(model, net)
+    assert model.recorded["key"] == "model"
+    net.load_state_dict(_shifted(net, 0.25))
+    for key in ("ema", "ema.module"):
+        _same(load("c.pt", model=net.where, inputs=INPUTS, key=key), net)
+    with pytest.raises(LoadError, match=r"nothing under the key 'teacher'; there are: 'model', 'ema', 'step'"):
+        load("c.pt", model=net.where, inputs=INPUTS, key="teacher")
+    with pytest.raises(LoadError, match=r"int under 'step'"):
+        load("c.pt", model=net.where, inputs=INPUTS, key="step")
+
+
+def test_checkpoint_without_weights(tmp_path: Path) -> None:
+    torch.save({"epoch": 3, "losses": [0.5, 0.25]}, tmp_path / "c.pt")
+    with pytest.raises(LoadError, match=r"holds no weights.*'epoch' \(int\)"):
+        load(tmp_path / "c.pt", model="a:b", inputs=INPUTS)
+    torch.save([torch.ones(2)], tmp_path / "d.pt")
+    with pytest.raises(LoadError, match=r"holds list, not weights"):
+        load(tmp_path / "d.pt", model="a:b", inputs=INPUTS)
+
+
+def test_keys_and_shapes_that_do_not_fit_are_listed(net: Any) -> None:
+    state = net.state_dict()
+    torch.save(
+        {"extra.weight": torch.ones(1), **{name: value for name, value in state.items() if name != "head.bias"}}, "a.pt"
+    )
+    with pytest.raises(LoadError) as caught:
+        load("a.pt", model=net.where, inputs=INPUTS)
+    assert "1 missing from the file:\n    head.bias" in str(caught.value)
+    assert "1 not in the model:\n    extra.weight" in str(caught.value)
+    torch.save(state, "b.pt")
+    with pytest.raises(LoadError, match=r"head\.weight: the file has \[2, 4\], the model \[2, 6\]"):
+        load("b.pt", model=net.where, model_args={"width": 6}, inputs=INPUTS)
+
+
+def test_an_empty_parameter_shares_its_memory_with_none(tmp_path: Path) -> None:
+    """All empty tensors lie at the address 0, as if they were tied."""
+    module = nn.ParameterDict({"a": nn.Parameter(torch.ones(0)), "b": nn.Parameter(torch.ones(0))})
+    with pytest.raises(LoadError, match="1 missing from the file:\n    b"):
+        fill(module, {"a": torch.ones(0)}, tmp_path / "w.pt")
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.out = nn.Linear(4, 9, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(ids))
+
+
+def test_safetensors_with_tied_weights_and_bfloat16(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    reference = Tied().eval()
+    save_file({"table.weight": reference.table.weight.detach().clone()}, tmp_path / "tied.safetensors")
+    model = load(tmp_path / "tied.safetensors", model=f"{__name__}:Tied", inputs=["ids:int64[batch]"])
+    assert model.kind == "safetensors"
+    assert model.inputs[0].range == (0, 9)
+    ids = torch.tensor([1, 5, 8])
+    torch.testing.assert_close(model.program.module()(ids), reference(ids), rtol=0, atol=0)
+
+    half = Module().to(torch.bfloat16).eval()
+    save_file(half.state_dict(), tmp_path / "half.safetensors")
+    model = load(tmp_path / "half.safetensors", model=f"{__name__}:bfloat16_module", inputs=["x:bfloat16[batch,3]"])
+    x = torch.randn(5, 3, dtype=torch.bfloat16)
+    torch.testing.assert_close(model.program.module()(x), half(x), rtol=0, atol=0)
+    assert model.inputs[0].dtype == "bfloat16"
+    widened = load(tmp_path / "half.safetensors", model=f"{__name__}:Module", inputs=INPUTS)
+    torch.testing.assert_close(widened.program.module()(x.float()), half.float()(x.float()), rtol=0, atol=0)
+
+
+def bfloat16_module() -> nn.Module:
+    return Module().to(torch.bfloat16)
+
+
+def test_safetensors_without_a_factory_or_with_a_key(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    with pytest.raises(LoadError, match="--model"):
+        load(tmp_path / "w.safetensors", inputs=INPUTS)
+    with pytest.raises(InputError, match="--key"):
+        load(tmp_path / "w.safetensors", model="a:b", key="ema")
+
+
+class PlainNorm:
+    def __init__(self) -> None:
+        self.gamma = torch.ones(3)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gamma
+
+
+class HoldsPlain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = PlainNorm(), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x))
+
+
+def test_parameters_that_no_state_dict_holds_are_named(tmp_path: Path) -> None:
+    torch.save(HoldsPlain().state_dict(), tmp_path / "w.pt")
+    with pytest.warns(UserWarning, match=r"no state_dict holds norm\.gamma"):
+        load(tmp_path / "w.pt", model=f"{__name__}:HoldsPlain", inputs=INPUTS)
