@@ -15,9 +15,10 @@ from ..evaluate import evaluate
 from ..proof.certificate import certificate_of
 from ..proof.contrib import TABLE
 from ..proof.errors import NotProved, Why
+from ..proof.evaluation import Identity
 from ..proof.machine import Machine
 from ..proof.nodes import Indices, Table, attributes, run_protos
-from ..proof.prove import Identity, identity
+from ..proof.prove import identity
 from ..proof.sides import Sides
 from ..proof.sizes import Size
 from ..proof.value import Value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,8 +13,9 @@ import torch
 from torch import nn
 
 from ..errors import ExportError, InputError, LoadError
-from ..model import Dim, Model
+from ..model import Model
 from .calls import Call, dim_names, example_sizes, given_call, made_call, signature_of, spread, with_example_sizes
+from .complaints import above_excluded, complaint, narrowed
 from .inputs import Wishes, describe, names_of, parse
 from .limits import limited
 from .program import live_guards
@@ -203,10 +203,10 @@ def _export_narrowing(
         except Exception as error:
             if "Constraints violated" not in str(error):
                 raise _translated(module, call, wishes, error) from error
-            narrower, in_steps = _narrowed(str(error), wishes)
-            narrower = _above_excluded(str(error), narrower)
+            narrower, in_steps = narrowed(str(error), wishes)
+            narrower = above_excluded(str(error), narrower)
             if narrower == wishes and in_steps <= steps:
-                raise InputError(_complaint(str(error), wishes)) from error
+                raise InputError(complaint(str(error), wishes)) from error
             wishes, steps = narrower, steps or in_steps
     raise InputError(
         f"{type(module).__name__} can't be exported with {', '.join(map(describe, wishes.dims.values()))}: state"
@@ -260,118 +260,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-_RANGE = re.compile(r"Dim\('\w+'(, min=(?P<min>\d+))?(, max=(?P<max>\d+))?\)")
-_STEPS = re.compile(r"(?P<step>\d+)\*(?P<root>\w+)( \+ (?P<offset>\d+))?")
-
-
-def _fixes(message: str) -> dict[str, str]:
-    """torch's suggested fixes, ``{"seq": "Dim('seq', max=12)"}``."""
-    lines = message.partition("Suggested fixes:")[2].splitlines()
-    return {
-        name: value
-        for line in lines
-        if line.startswith("  ")
-        for name, separator, value in [line.strip().partition(" = ")]
-        if separator
-    }
-
-
-def _narrowed(message: str, wishes: Wishes) -> tuple[Wishes, bool]:
-    """The wishes with the ranges that torch asks for, and whether dims go in steps.
-
-    Raises:
-        InputError: a dim is fixed by the model, equal to another, or its stated range is too wide.
-    """
-    dims, steps = dict(wishes.dims), False
-    fixes = _fixes(message)
-    for name, fix in fixes.items():
-        if fix.isdecimal():
-            wished = f" ({describe(dims[name])})" if name in dims else ""
-            raise InputError(
-                f"the dim {name!r} was asked to be dynamic{wished}, but the model fixes it to the size {fix}: "
-                f"write {fix} in its place, or change what fixes it in the model"
-            )
-        if name in dims and fix in dims:
-            raise InputError(f"the dims {name!r} and {fix!r} are always equal in the model: give them one name")
-        low, high, step, offset = _allowed(fix, fixes)
-        if name in dims and low is not None:
-            steps |= step > 1
-            dims[name] = _fitted(dims[name], low, high, step, offset, name in wishes.stated)
-    return wishes.with_dims(dims), steps
-
-
-def _allowed(fix: str, fixes: Mapping[str, str]) -> tuple[int | None, int | None, int, int]:
-    """(min, max, step, offset) of one suggested fix; the min is None where it can't be read."""
-    step, offset = 1, 0
-    if match := _STEPS.fullmatch(fix):
-        step, offset, fix = int(match["step"]), int(match["offset"] or 0), fixes.get(match["root"], "")
-    if not (match := _RANGE.fullmatch(fix)):
-        return None, None, 1, 0
-    high = int(match["max"]) * step + offset if match["max"] else None
-    return int(match["min"] or 1) * step + offset, high, step, offset
-
-
-def _fitted(wished: Dim, low: int, high: int | None, step: int, offset: int, stated: bool) -> Dim:
-    high = wished.max if high is None else min(high, wished.max)
-    sizes = range(low + max(0, -(-(wished.min - low) // step)) * step, high + 1, step)
-    kind = f"multiples of {step}{f' plus {offset}' if offset else ''} " if step > 1 else ""
-    if not sizes or (stated and not {wished.min, wished.opt, wished.max} <= set(sizes)):
-        raise InputError(
-            f"the dim {describe(wished)} was asked for, but the model takes only {kind}from {low} to {high}: state such"
-            " a range, or change what limits it in the model"
-        )
-    return Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1])
-
-
-_VIOLATED = re.compile(r"Not all values of (?P<name>\w+) = .* satisfy the generated guard (?P<guard>.*)")
-_EXCLUDED = re.compile(r"\(\((?P<offset>-\d+)\) \+ L\[\S*\.size\(\)\[\d+\]\) != (?P<size>[01])\.?")
-_SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
-
-
-def _excluded(message: str) -> dict[str, int]:
-    """Sizes that torch can't trace together with others, as something a constant shorter (x[:, 1:]) has one place
-    there, or none."""
-    lines = [match for line in message.splitlines() if (match := _VIOLATED.match(line.strip().removeprefix("- ")))]
-    return {m["name"]: int(e["size"]) - int(e["offset"]) for m in lines if (e := _EXCLUDED.fullmatch(m["guard"]))}
-
-
-def _above_excluded(message: str, wishes: Wishes) -> Wishes:
-    """The wishes with dims of which nothing was stated above the sizes that torch excludes."""
-    dims = dict(wishes.dims)
-    for name, size in _excluded(message).items():
-        dim = dims.get(name)
-        if dim is not None and name not in wishes.stated and dim.min <= size < dim.max:
-            dims[name] = Dim(name, size + 1, max(dim.opt, size + 1), dim.max)
-    return wishes.with_dims(dims)
-
-
-def _complaint(message: str, wishes: Wishes) -> str:
-    """torch's own words on a violated constraint, without its advice on its own API."""
-    lines = [
-        line.strip().removeprefix("- ")
-        for line in message.partition("Suggested fixes")[0].splitlines()
-        if line.startswith("  ")
-    ]
-    violated = [match for line in lines if (match := _VIOLATED.match(line))]
-    for match in violated:
-        if special := _SPECIAL.fullmatch(match["guard"]):
-            size, dim = special["size"], wishes.dims.get(match["name"])
-            wished = f" ({describe(dim)})" if dim else ""
-            asked = f"the dim {match['name']!r} was asked to be dynamic{wished}"
-            return f"{asked}, but the model was made for the size {size} there: write {size} in its place"
-    for name, size in _excluded(message).items():
-        if name in wishes.dims:
-            return (
-                f"the dim {describe(wishes.dims[name])} was asked for, but torch can't trace the model with {size}:"
-                f" begin at {size + 1}"
-            )
-    if violated:
-        conditions = "; ".join(match["guard"].rstrip(".") for match in violated[:3])
-        asked = f"the dim {violated[0]['name']!r} does not have the range that was asked for"
-        return f"{asked}: the model needs {conditions}; state another with --dim"
-    return "the dynamic dims do not fit the model: " + "; ".join(lines[:3])
 
 
 def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception) -> Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ..records import Certificate
 from .errors import NotProved, Why
-from .prove import Identity
+from .evaluation import Identity
 
 NOT_KNOWN = frozenset(
     {Why.OP.name, Why.SIZE.name, Why.LAYOUT.name, Why.LIMIT.name}

@@ -7,72 +7,18 @@ what is stored.
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
-
-from ..evaluate import evaluate
 from . import nonfinite, readings, stored
 from .branches import Branches
-from .degree import ALL, times
-from .errors import NewPrime, NotProved, OtherEpsilon, Redraw, Restart, Why
-from .field import BITS, Field
-from .field import field as field_number
-from .folds import given
-from .machine import DRAWS, Draws, Machine
-from .plan import Atoms, Plan
-from .redraw import redrawn
+from .errors import NotProved, Why
+from .evaluation import ASKED, LONGEST, PROMISED, Identity, in_the_field, learn
+from .plan import Plan
 from .sides import Sides
 from .sizes import Size
-from .value import Value
 
-_BEGINNINGS = 500  # evaluations that one proof may begin
-PROMISED = 80  # bits of the error probability of an exact certificate
-_ASKED = PROMISED + 16  # of each identity: a certificate may hold several
-_LONGEST = 4096  # bits of a prime
-_PRIMES = 12
 _ALIKE = 8  # places of axes that are worth telling apart
-_UNSEEN = 60  # evaluations in which a radicand may be a square every time
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Both sides are one function. ``parameters``: but for a scale and shift of each element, which stand in the file
-    rounded.
-
-    ``epsilons``: by place among the nodes after, the exact epsilon. ``plan``: how the axes were laid out. It holds for
-    all sides that differ in the elements of larger constants alone; what these hold `checked` looks at.
-    """
-
-    points: int
-    degree: int
-    parameters: bool
-    epsilons: dict[int, float]
-    plan: Plan = field(compare=False)
-    gains: bool = False  # an infinite input gives NaN where it gave a number before
-    read: tuple[
-        tuple[float, str], ...
-    ] = ()  # constants that were read as the fractions they are roundings of (`proof.readings`)
-    # elements of roots in one input: each doubles the degree of what has to vanish, and halves the inputs that have it
-    roots: int = 0
-    zeros: tuple[Size, ...] = ()  # sizes that both divide by and that may be zero
-    length: int = BITS  # of the prime, in bits
-
-    @property
-    def bits(self) -> int:
-        """The error probability is 2^-bits or less: 4^roots · (total degree)/p, the total degree (weights, sizes and
-        parameters too) being less than 2^16 times the counted one, and less for p itself (docs/certificates.md)."""
-        return max(self.length - self.lost, 0)
-
-    @property
-    def lost(self) -> int:
-        """Bits of the prime that go to roots and degree."""
-        return 16 + 2 * self.roots + math.ceil(math.log2(max(self.degree, 1)))
 
 
 def identity(sides: Sides) -> Identity:
@@ -148,24 +94,24 @@ def _told_apart(
 
 def _identity(sides: Sides, lengths: dict[Size, int], named: dict[int, Size] | None = None) -> Identity:
     plan = Plan(displaced=isinstance(sides.expressions, Branches), lengths=lengths, named=named or {})
-    length = _learn(sides, plan)
+    length = learn(sides, plan)
     counts = readings.counts([s.number for s in shape] for shape in sides.shapes)
     read: frozenset[int] = frozenset()
     try:
-        proof = _in_the_field(sides, plan, read, length)
+        proof = in_the_field(sides, plan, read, length)
     except NotProved as e:
         if e.why not in (Why.DIFFERS, Why.SIGN, Why.LIMIT) or not counts:
             raise
         read = counts
         try:
-            proof = _in_the_field(sides, plan, read, length)
+            proof = in_the_field(sides, plan, read, length)
         except NotProved:
             raise e from None
         if not proof.read:
             raise
-    if proof.bits < _ASKED and proof.lost + _ASKED <= _LONGEST:  # many roots: in a larger field
-        proof = _in_the_field(sides, plan, read, proof.lost + _ASKED)
-    if proof.bits < _ASKED:
+    if proof.bits < ASKED and proof.lost + ASKED <= LONGEST:  # many roots: in a larger field
+        proof = in_the_field(sides, plan, read, proof.lost + ASKED)
+    if proof.bits < ASKED:
         raise NotProved(
             Why.LIMIT, f"it takes {proof.roots} roots of each input, too many for an error probability of 2^-{PROMISED}"
         )
@@ -198,206 +144,3 @@ def prove(sides: Sides) -> Identity:
     proof = identity(sides)
     checked(sides, proof)
     return proof
-
-
-def _in_the_field(sides: Sides, plan: Plan, counts: frozenset[int], length: int = BITS) -> Identity:
-    """Evaluate both until every root is at hand, and compare.
-
-    Args:
-        counts: of which constants are read as fractions.
-        length: of the prime, in bits.
-    """
-    number, draws, unseen = 0, replace(_fresh(counts=counts), length=length, held=sides.held), 0
-    for _ in range(_BEGINNINGS):
-        m = Machine(plan, draws, field_number(number, length))
-        try:
-            with evaluate.quiet():
-                equal = _once(m, sides)
-        except Restart:
-            draws = _fresh(draws, epsilons=True)
-            continue
-        except Redraw as e:
-            redrawn(draws, e, field_number(number, length).p)
-            continue
-        except NewPrime:
-            number, draws = number + 1, _fresh(draws)
-            if number == _PRIMES:
-                raise NotProved(Why.LIMIT, "its constants have no common field") from None
-            continue
-        except OtherEpsilon as e:
-            if e.node in draws.epsilons:
-                raise NotProved(Why.DIFFERS, "it takes roots that no one epsilon agrees with") from None
-            draws.epsilons[e.node] = (e.residue, e.value)
-            continue
-        if all(draws.seen[i].independent for i in range(len(m.radicands))):
-            again = _again(draws, equal, bool(m.unknown))
-            if again is None:
-                return equal
-            draws = again
-            continue
-        unseen += 1
-        if unseen == _UNSEEN:
-            raise NotProved(Why.SIGN, "it takes the root of what is a square itself")
-        draws.elements, draws.affine = {k: v for k, v in draws.elements.items() if k[0] == "weights"}, []
-    raise NotProved(Why.LIMIT, "no points were found at which all its roots exist")
-
-
-def _learn(sides: Sides, plan: Plan) -> int:
-    """What floats alone show, for a tenth of the time: how axes are cut, which are summed over, of which degree all is.
-
-    Returns:
-        the bits of a prime that the roots leave enough of (`Identity.lost`).
-    """
-    plan.learning, rooted = True, dict[Atoms, bool]()
-    for _ in range(_BEGINNINGS):
-        m = Machine(plan, replace(_fresh(), held=sides.held), None)
-        try:
-            with evaluate.quiet():
-                leaves = _leaves(m, sides)
-                for a, b in zip(sides.after(m, leaves), sides.before(m, leaves), strict=True):
-                    plan.need(b.degree.against(a.degree), not any(m.rooted.values()))
-        except Restart:
-            continue
-        except NotProved:
-            if plan.named:  # with the lengths it may be proved
-                raise
-        rooted = m.rooted
-        break
-    plan.learning = False
-    roots = sum(math.prod(map(plan.count, atoms)) for atoms in rooted)
-    return min(max(BITS, _ASKED + 16 + 4 * roots + 8), _LONGEST)  # 8: a degree of up to 256
-
-
-def _again(draws: Draws, proof: Identity, unknown: bool) -> Draws | None:
-    """What is to be looked at once more: other sizes, on which no scale, shift or epsilon may depend; the other sign of
-    roots."""
-    sizes = bool(proof.parameters or proof.epsilons) and len(draws.affine) == 1
-    if len(draws.affine) == 2:
-        for one, other in zip(*draws.affine, strict=True):
-            if (one is None) != (other is None) or (
-                one is not None and any((u != v).any() for u, v in zip(one, other, strict=True))
-            ):
-                raise NotProved(Why.DIFFERS, "a scale, a shift or an epsilon of it depends on a size")
-        draws.affine = [None]  # looked at
-    if sizes:
-        draws.elements = {k: v for k, v in draws.elements.items() if k[0] == "constant"}
-        draws.symbols = {}
-        return draws
-    if not unknown or draws.flipped:
-        return None
-    draws.flipped, draws.affine = True, []
-    return draws
-
-
-def _fresh(old: Draws | None = None, epsilons: bool = False, counts: frozenset[int] = frozenset()) -> Draws:
-    """New random elements; the file's constants and, in the same field, the epsilons stay."""
-    draws = Draws(random.Random(random.SystemRandom().getrandbits(128)), counts=counts)
-    if old is not None:
-        draws.held, draws.counts, draws.length = old.held, old.counts, old.length
-        draws.epsilons = dict(old.epsilons) if epsilons else {}
-    return draws
-
-
-def _leaves(m: Machine, sides: Sides) -> list[Value]:
-    """The leaves, and in the machine what a fold's constants are proved to be: first, for they may have to be drawn
-    again."""
-
-    def drawn() -> list[Value]:
-        return [m.leaf(i, shape, partial(_floats, i)) for i, shape in enumerate(sides.shapes)]
-
-    if sides.expressions is not None and sides.graph is not None:
-        try:
-            m.given = given(m, sides.graph, sides.expressions)
-        except NotProved:
-            sides.before(m, drawn())  # which may show how an axis is cut
-            raise
-    return drawn()
-
-
-def _once(m: Machine, sides: Sides) -> Identity:
-    leaves = _leaves(m, sides)
-    new = sides.after(m, leaves)
-    zeros, m.zeros, divided, m.divided = m.zeros, [], m.divided, set()
-    old = sides.before(m, leaves)
-    computed = bool(m.draws.epsilons or m.draws.read) or any(
-        id(c) in sides.graph.exact for c in sides.constants() if sides.graph
-    )
-    try:
-        if set(zeros) != set(m.zeros):
-            sizes = ", ".join(map(str, set(zeros) ^ set(m.zeros)))
-            raise NotProved(Why.SIZE, f"one of both divides by {sizes}, which is zero at some size")
-        if divided != m.divided:
-            raise NotProved(Why.HIDDEN, "one of both divides by a deviation that may be zero, the other does not")
-        results = [_compared(m, b, a, computed) for b, a in zip(old, new, strict=True)]
-    except NotProved as e:
-        e.culprit = e.culprit or sides.culprit
-        if e.why is not Why.DIFFERS or not m.others or m.draws.epsilons:
-            raise
-        raise m.others[-1] from None
-    places = {id(n): i for i, n in enumerate(sides.nodes)}
-    epsilons = {places[node]: value for node, (_, value) in m.draws.epsilons.items()}
-    points, degrees, affine = zip(*results, strict=True)
-    m.draws.affine.append(affine)
-    roots = sum(r.root.a.size // r.root.a.shape[0] for r in m.radicands if r.root.a is not None)
-    return Identity(
-        sum(points),
-        max(degrees),
-        any(x is not None for x in affine),
-        epsilons,
-        m.plan,
-        read=tuple(sorted(m.draws.read.items())),
-        roots=roots,
-        zeros=tuple(set(zeros)),
-        length=m.draws.length,
-    )
-
-
-def _floats(leaf: int, counts: tuple[int, ...]) -> Any:
-    """Normal, and in the last draw zero, where an epsilon shows as it is."""
-    x = np.random.default_rng(41 + leaf).standard_normal((DRAWS, *counts))
-    x[-1] = 0.0
-    return x
-
-
-def _compared(m: Machine, old: Value, new: Value, computed: bool) -> tuple[int, int, Any]:
-    """(points, degree, the scale and shift of each element where they are equal up to these).
-
-    ``computed``: after holds numbers that were rounded.
-    """
-    if old.shape != new.shape:
-        raise NotProved(Why.SIZE, f"the shape {_told(old)} becomes {_told(new)}, and nothing says that they are one")
-    degrees = old.degree.against(new.degree)
-    _, ((b, f), (a, g)) = m.over_each_other(old, new)
-    assert a is not None
-    assert b is not None
-    assert m.gf is not None
-    p = m.gf.p
-    same = not ((a - b) % p != 0).any()
-    if not same and not computed:
-        raise NotProved(Why.DIFFERS, "it computes something else")
-    if not same:
-        degrees = times(degrees, 2)
-    affine = None if same else _affine(a, b, p)
-    m.plan.need(degrees, not m.draws.opaque and not any(r.w.degree.summed for r in m.radicands))
-    f, g = np.broadcast_arrays(f[: DRAWS - 1], g[: DRAWS - 1])
-    if same and not np.allclose(f, g, rtol=1e-6, atol=1e-6 * (float(np.abs(f).max()) + 1e-300), equal_nan=True):
-        raise NotProved(Why.DIFFERS, "the floats differ where the field agrees")
-    return int(np.prod(np.broadcast_shapes(a.shape, b.shape))), degrees.get(ALL, 0), affine
-
-
-def _affine(a: Any, b: Any, p: int) -> tuple[Any, Any]:
-    """A and B of before = A·after + B at each element, the same for all inputs: two draws fix them, the others
-    agree."""
-    a, b = np.broadcast_arrays(a, b)
-    if a.shape[0] < 4:
-        raise NotProved(Why.DIFFERS, "it computes something else")
-    da, db = (a[1:] - a[0]) % p, (b[1:] - b[0]) % p
-    if ((da == 0) != (db == 0)).any() or ((db[1:] * da[0] - db[0] * da[1:]) % p != 0).any():
-        raise NotProved(Why.DIFFERS, "it computes something else")
-    scale = Field(p).inverse(da[0]) * db[0] % p
-    scale[da[0] == 0] = 1  # where gamma is zero both are a shift
-    return scale, (b[0] - scale * a[0]) % p
-
-
-def _told(v: Value) -> str:
-    return "(" + ", ".join(map(str, v.shape)) + ")"

@@ -17,8 +17,9 @@ from ..graphs.region import Refusal, Region, compile_region
 from ..proof.branches import Branches
 from ..proof.certificate import NOT_KNOWN, certificate_of
 from ..proof.errors import NotProved, Why
+from ..proof.evaluation import Identity
 from ..proof.folds import Expressions
-from ..proof.prove import Identity, checked, identity, identity_of_any_length
+from ..proof.prove import checked, identity, identity_of_any_length
 from ..proof.run import half
 from ..proof.sampler import Held, told_apart
 from ..proof.sides import of_regions

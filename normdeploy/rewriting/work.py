@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.graph import NEWEST, Graph
 from ..proof.errors import NotProved
-from ..proof.prove import Identity
+from ..proof.evaluation import Identity
 from ..records import Finding
 from ..storage.held import Weights
 from ..types import Progress

@@ -11,7 +11,8 @@ from normdeploy.evaluate import evaluate
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Region, compile_region
 from normdeploy.proof.errors import NotProved, Why
-from normdeploy.proof.prove import Identity, prove
+from normdeploy.proof.evaluation import Identity
+from normdeploy.proof.prove import prove
 from normdeploy.proof.sides import of_regions
 
 BY_HAND = """

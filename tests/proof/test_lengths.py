@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from normdeploy.proof.prove import Identity
+from normdeploy.proof.evaluation import Identity
 from normdeploy.proof.sides import Sides
 from normdeploy.records import Summary
 from normdeploy.rewriting import certify

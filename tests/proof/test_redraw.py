@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normdeploy.proof import prove
+from normdeploy.proof import evaluation, prove
 from normdeploy.proof.errors import Why
 from normdeploy.proof.sides import of_regions
 
@@ -41,8 +41,8 @@ def test_an_element_under_a_root_is_drawn_as_a_square(monkeypatch: pytest.Monkey
     """Where 64 elements plus an epsilon need a root each, half have none: drawn one after the other until all do, that
     takes seven draws. And floats alone show before what is summed over."""
     begun = []
-    once = prove._once
-    monkeypatch.setattr(prove, "_once", lambda m, sides: (begun.append(m.plan.learning), once(m, sides))[1])
+    once = evaluation._once
+    monkeypatch.setattr(evaluation, "_once", lambda m, sides: (begun.append(m.plan.learning), once(m, sides))[1])
     rng = np.random.default_rng(3)
     constants = {name: rng.uniform(0.5, 1.5, 64) for name in ("scale", "shift", "mean", "variance")}
     body = """y = Conv <kernel_shape = [1], group = 1> (x, w)
