@@ -30,15 +30,17 @@ class _Lines(logging.Formatter):
 
 
 def watch(verbosity: int) -> None:
-    """From now on the log goes to standard error: stages and results for 1, each attempt too for more, nothing for
-    0."""
-    if not verbosity:
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines())
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
-    log.propagate = False
+    """From now on the log goes to standard error: stages and results for 1, each attempt too for more, nothing for 0.
+
+    What an earlier call asked for ends with this one; handlers that a program added itself stay.
+    """
+    log.handlers[:] = [handler for handler in log.handlers if not isinstance(handler.formatter, _Lines)]
+    log.setLevel({0: logging.NOTSET, 1: logging.INFO}.get(verbosity, logging.DEBUG))
+    log.propagate = not verbosity
+    if verbosity:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Lines())
+        log.addHandler(handler)
 
 
 def norms(summary: Summary, notes: Iterable[str] = ()) -> None:

@@ -71,6 +71,14 @@ def same_draws() -> None:
     seeded()
 
 
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """What a test's ``-v`` asked for ends with it: the stream that it wrote to is closed by then."""
+    yield
+    if "normdeploy.log" in sys.modules:
+        sys.modules["normdeploy.log"].watch(0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_signals() -> Iterator[None]:
     """A test may call the command line in this process, whose signals are pytest's."""

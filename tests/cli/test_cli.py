@@ -460,6 +460,8 @@ def test_verbose_logs_stages_norms_and_files(tmp_path: Path, called: Called) -> 
     ):
         assert said in done.stderr, said
     assert "tried from" not in done.stderr
+    again = called("optimize", source, "-o", tmp_path / "again.onnx", "-q")
+    assert (again.returncode, again.stderr) == (0, ""), "what -v asked for ends with its call"
 
 
 def test_completion_is_offered() -> None:
