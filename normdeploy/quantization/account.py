@@ -1,0 +1,84 @@
+"""What became of each linear layer where a model was quantized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..proof.certificate import Certificate
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A factor or a shift that was moved from a norm into the linear layers behind it, before anything was rounded.
+
+    ``kind``: "gamma and beta", "smooth", "awq", "center", "rotate". ``status``: "made", or "refused" for ``reason``.
+    """
+
+    kind: str
+    norm: str  # the tensor that holds the norm's result
+    linears: tuple[str, ...]  # the results of the linear layers
+    status: Literal["made", "refused"]
+    reason: str = ""
+    alpha: float | None = None  # of SmoothQuant: between 0 (all in the activations) and 1 (all in the weights)
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear layer or convolution with a constant weight."""
+
+    tensor: str  # its result, by which it is named
+    op: str  # Conv, ConvTranspose, Gemm or MatMul
+    module: str
+    input: str  # the tensor that is quantized in front of it
+    status: Literal["quantized", "float"]
+    reason: str = ""  # why it stays float
+    weight: str = ""  # "int8 for each of 384 channels", "int4 in blocks of 32"
+    activation: str = ""  # "int8", "uint8", "float8e4m3fn"; "" where the weight alone is quantized
+    low: float | None = None  # the range that calibration gave its input
+    high: float | None = None
+    scale: float | None = None
+    zero_point: int | None = None
+    migrated: tuple[str, ...] = ()  # kinds of the migrations into it
+    error: float | None = None  # ‖output with it alone quantized − output‖ / ‖output‖ of the model, on the samples
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One metric of one output, on samples that did not calibrate."""
+
+    output: str
+    metric: str
+    threshold: float
+    value: float  # of the quantized file
+    float32: float  # of the file before
+    met: bool
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Layers that were left in float for the metric's sake, and the worst metric before and after."""
+
+    tensors: tuple[str, ...]
+    metric: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Account:
+    """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form of Q and DQ was written; ``calibration``: "minmax",
+    "entropy", "percentile", "dynamic" or "none"; ``calibrated`` and ``judging``: samples."""
+
+    to: str
+    runtime: str
+    calibration: str
+    calibrated: int
+    judging: int
+    layers: tuple[Layer, ...]
+    migrations: tuple[Migration, ...] = ()
+    judged: tuple[Judged, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
+    bytes: tuple[int, int] = (0, 0)  # of the weights, before and after
+    notes: tuple[str, ...] = ()  # what it builds for, among others
