@@ -132,6 +132,7 @@ class Graph(FileGraph):
         before.outputs[_index(before.outputs, old)] = gs.Variable(
             self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape
         )
+        self._keep.append(node.outputs[place])  # asked about already: no tensor made later may bear its id
         node.outputs[place] = old
         self.drop_if_unused(before)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -106,6 +108,18 @@ def test_the_second_output_of_a_node_is_replaced_behind_what_took_the_place_of_t
     graph.replace(b, reads_both)
     agrees(graph)
     assert [n.op for n in graph.nodes] == ["Neg", "Relu", "Exp", "Concat"]
+
+
+def test_a_tensor_that_was_asked_about_outlives_its_place() -> None:
+    """A constant made later took its id, and was no constant: a true proof failed, one run in three."""
+    graph = chain()
+    t = graph.nodes[0].outputs[0]
+    made = graph.node("Abs", graph.nodes[0].inputs, t)
+    replaced = weakref.ref(made.outputs[0])
+    assert not graph.is_constant(made.outputs[0])  # which is remembered by its id
+    graph.replace(t, [made])
+    gc.collect()
+    assert replaced() is not None
 
 
 def test_nodes_and_order_agree_after_random_edits() -> None:
