@@ -7,6 +7,8 @@ from typing import Literal, get_args
 Runtime = Literal["any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx"]  # of a file
 Fuse = Literal["standard", "portable"]  # which ops may be written
 EngineRuntime = Literal["tensorrt-rtx", "tensorrt"]  # what an engine is built with
+Quantize = Literal["int8", "fp8", "int4"]  # what linear layers are quantized to
+Calibrator = Literal["minmax", "entropy", "percentile"]  # how ranges are taken of samples
 NormImpl = Literal["native", "plugin", "auto"]  # the form of the norms in an engine
 
 OPSETS = range(18, 26)  # torch takes others without a word and writes something else

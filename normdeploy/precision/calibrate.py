@@ -70,14 +70,14 @@ def ranges(
         NormdeployError: onnxruntime can't load the model.
     """
     measured: dict[str, Range] = {}
-    chunks = _chunks(proto, tensors, samples) if samples else []
-    for done, chunk in enumerate(chunks):
+    parts = chunks(proto, tensors, samples) if samples else []
+    for done, chunk in enumerate(parts):
         if progress is not None:
-            progress("calibrate", done, len(chunks))
-        session = _session(proto, chunk)
+            progress("calibrate", done, len(parts))
+        runner = session(proto, chunk)
         for number, sample in enumerate(samples):
             try:
-                results = session.run(chunk, dict(sample))
+                results = runner.run(chunk, dict(sample))
             except Exception as error:  # onnxruntime's exceptions share no base class
                 raise InputError(
                     f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
@@ -140,20 +140,20 @@ def _bytes(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> 
     return by_tensor
 
 
-def _chunks(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> list[list[str]]:
+def chunks(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> list[list[str]]:
     """``tensors`` in groups whose values together take about ``_AT_ONCE`` bytes in the largest sample."""
-    chunks: list[list[str]] = [[]]
+    parts: list[list[str]] = [[]]
     taken = 0
     for tensor, size in _bytes(proto, tensors, samples).items():
-        if chunks[-1] and taken + size > _AT_ONCE:
-            chunks.append([])
+        if parts[-1] and taken + size > _AT_ONCE:
+            parts.append([])
             taken = 0
-        chunks[-1].append(tensor)
+        parts[-1].append(tensor)
         taken += size
-    return chunks
+    return parts
 
 
-def _session(proto: onnx.ModelProto, tensors: Sequence[str]) -> ort.InferenceSession:
+def session(proto: onnx.ModelProto, tensors: Sequence[str]) -> ort.InferenceSession:
     """The model with inner tensors as outputs, its own optimizer off, which would fuse them away."""
     probed = copied(proto)
     ends = {v.name for v in probed.graph.output}

@@ -60,25 +60,36 @@ def open_dataset(path: str | os.PathLike[str], model: Signature, labels: str | N
 
 
 def _npz(file: Path, model: Signature, read: Callable[[Path], dict[str, np.ndarray]], labels: str | None) -> list[Case]:
-    arrays = _inputs(file.name, read(file), model)
-    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    return cases_of(file.name, lambda: read(file), model, labels)
+
+
+def cases_of(
+    name: str, read: Callable[[], Mapping[str, np.ndarray]], model: Signature, labels: str | None = None
+) -> list[Case]:
+    """One case for each batch of the arrays that ``read`` gives: name -> [samples, ...].
+
+    Raises:
+        InputError: as `open_dataset`.
+    """
+    arrays = _inputs(name, read(), model)
+    counts = {key: len(array) if array.ndim else 0 for key, array in arrays.items()}
     count = min(counts.values())
     if count == 0 or len(set(counts.values())) > 1:
         raise InputError(
-            f"the dataset {file.name!r} has {counts} samples of its inputs; give each as many, and one at least"
+            f"the dataset {name!r} has {counts} samples of its inputs; give each as many, and one at least"
         )
 
-    if labels is not None and labels not in (columns := read(file)):
-        raise InputError(f"the dataset {file.name!r} has no labels {labels!r}; it holds {list(columns)}")
-    classes = None if labels is None else _labels(file.name, labels, read(file)[labels], count)
+    if labels is not None and labels not in (columns := read()):
+        raise InputError(f"the dataset {name!r} has no labels {labels!r}; it holds {list(columns)}")
+    classes = None if labels is None else _labels(name, labels, read()[labels], count)
 
     def batch(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
         return lambda: _inputs(
-            file.name, {name: columns[start:stop] for name, columns in read(file).items() if name in counts}, model
+            name, {key: columns[start:stop] for key, columns in read().items() if key in counts}, model
         )
 
-    batches = _batches(file.name, count, model)
-    return [_case(f"{file.name}, samples {a} to {b - 1}", model, batch(a, b), _part(classes, a, b)) for a, b in batches]
+    batches = _batches(name, count, model)
+    return [_case(f"{name}, samples {a} to {b - 1}", model, batch(a, b), _part(classes, a, b)) for a, b in batches]
 
 
 def _labels(dataset: str, name: str, value: np.ndarray, count: int) -> np.ndarray:

@@ -1,0 +1,93 @@
+"""How near a quantized file comes to the model, on samples that did not calibrate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+
+from ..errors import InputError
+from ..precision.calibrate import loadable
+from ..sessions import open_session
+from ..verbs.verify.metrics import METRICS
+from ..verbs.verify.policy import Policy, Threshold
+from .account import Judged
+
+Feeds = Mapping[str, np.ndarray]
+Outputs = list[dict[str, np.ndarray]]  # of each batch: output -> value
+
+
+class Judge:
+    """Runs files on the judging samples and measures them against the model in float64.
+
+    ``samples``: batches, their samples along the first axis. ``reference``: what the model gives on each. Where an
+    output has one row for each sample, each row is an input of its own, so that ``cosine`` is that of the worst sample.
+    """
+
+    def __init__(self, samples: Sequence[Feeds], reference: Outputs, policy: Policy, optimize: bool) -> None:
+        self.samples, self.reference, self.optimize = samples, reference, optimize
+        names = [name for name, value in reference[0].items() if value.dtype.kind == "f"]
+        policy.check(names)
+        self.rules = [(name, rule) for name in names for rule in _thresholds(policy, name)]
+
+    def run(self, proto: onnx.ModelProto) -> Outputs:
+        """What onnxruntime makes of each batch."""
+        return run(proto, self.samples, self.optimize)
+
+    def judged(self, outputs: Outputs, float32: Outputs) -> tuple[Judged, ...]:
+        """Each metric that is asked for, of each output."""
+        judged = []
+        for name, rule in self.rules:
+            value, plain = (self._measure(rule.kind, name, made) for made in (outputs, float32))
+            judged.append(Judged(name, rule.kind, rule.least, value, plain, bool(value >= rule.least)))
+        return tuple(judged)
+
+    def _measure(self, metric: str, name: str, outputs: Outputs) -> float:
+        pairs = [(made[name], right[name]) for made, right in zip(outputs, self.reference, strict=True)]
+        kind = METRICS[metric]
+        if kind.pooled:
+            rows = len(next(iter(self.samples[0].values())))
+            alike = all(v.ndim and len(v) == len(next(iter(s.values()))) for (v, _), s in zip(pairs, self.samples, strict=True))
+            if alike and rows:  # samples of all batches together: a neighbour may be in another
+                shapes = {v.shape[1:] for v, _ in pairs}
+                if len(shapes) == 1:
+                    pairs = [(np.concatenate([v for v, _ in pairs]), np.concatenate([r for _, r in pairs]))]
+            shares = np.concatenate([np.atleast_1d(kind.of(v, r)) for v, r in pairs])
+            return float(shares.mean()) if shares.size else 1.0
+        return min(float(kind.of(v, r)) for v, r in self._rows(pairs))
+
+    def _rows(self, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        for (value, right), sample in zip(pairs, self.samples, strict=True):
+            if value.ndim and len(value) == len(next(iter(sample.values()))):
+                yield from zip(value, right, strict=True)
+            else:
+                yield value, right
+
+
+def _thresholds(policy: Policy, name: str) -> list[Threshold]:
+    rules = policy.of(name)
+    for rule in rules:
+        if not isinstance(rule, Threshold) or METRICS[rule.kind].labelled:
+            raise InputError(f"{rule} can't decide on what stays float; give a metric that needs no labels")
+    return [rule for rule in rules if isinstance(rule, Threshold)]
+
+
+def run(proto: onnx.ModelProto, samples: Sequence[Feeds], optimize: bool) -> Outputs:
+    """``proto`` in onnxruntime on each of ``samples``."""
+    names = [v.name for v in proto.graph.output]
+    with loadable(proto) as source:
+        session = open_session(source, optimize=optimize)
+    return [dict(zip(names, session.run(names, dict(sample)), strict=True)) for sample in samples]
+
+
+def distance(outputs: Outputs, reference: Outputs) -> float:
+    """The largest ‖value − reference‖ / ‖reference‖ of the floating outputs, over all batches together."""
+    worst = 0.0
+    for name, right in reference[0].items():
+        if right.dtype.kind != "f":
+            continue
+        off = sum(float(np.sum((m[name].astype(np.float64) - r[name]) ** 2)) for m, r in zip(outputs, reference, strict=True))
+        length = sum(float(np.sum(r[name].astype(np.float64) ** 2)) for r in reference)
+        worst = max(worst, (off / max(length, 1e-300)) ** 0.5)
+    return worst

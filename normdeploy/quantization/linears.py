@@ -1,0 +1,63 @@
+"""The linear layers of a graph whose weights are constants, and what stands before each: views, a scale and shift, a
+norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from ..forms.channels import views_above
+from ..forms.linear import LINEAR, Linear, linear_of, with_added_bias
+from ..graphs.graph import Graph
+from ..graphs.region import Kind, Refusal
+from ..norms.ops import DEFAULT
+from ..recognition.scales import Affine, measure
+
+_STEPS = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Identity"})
+_LONGEST = 8  # steps of a scale and shift
+SPLIT = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a linear layer's input comes from: y = a·z + b, seen through ``views``.
+
+    ``norm``: the node that makes z; ``affine`` is None where z and y are one tensor.
+    """
+
+    y: gs.Tensor
+    views: tuple[gs.Node, ...]
+    z: gs.Tensor
+    norm: gs.Node | None
+    affine: Affine | None
+
+
+def linears(graph: Graph) -> list[Linear | Refusal]:
+    """Every Conv, ConvTranspose, Gemm and MatMul, in the graph's order; a Refusal for one without a constant weight."""
+    read = [linear_of(graph, node) for node in graph.nodes if node.op in LINEAR]
+    read = [one for one in read if not (isinstance(one, Refusal) and one.kind is Kind.NO_LINEAR_OP)]
+    return [one if isinstance(one, Refusal) else with_added_bias(graph, one) for one in read]
+
+
+def source_of(graph: Graph, data: gs.Tensor) -> Source:
+    """What makes the input ``data`` of a linear layer."""
+    y, views = views_above(graph, data)
+    tops, t = [y], y
+    while len(tops) <= _LONGEST and (node := graph.producer(t)) is not None and node.op in _STEPS:
+        carried = [i for i in node.inputs if not graph.is_constant(i)]
+        if len(carried) != 1 or node.op == "Div" and node.inputs[0] is not carried[0]:
+            break
+        t = carried[0]
+        tops.append(t)
+    for z in reversed(tops[1:]):
+        node = graph.producer(z)
+        if node is None or not (node.op in DEFAULT and node.outputs[0] is z):
+            continue
+        affine = measure(graph, z, y)
+        if isinstance(affine, Affine):
+            return Source(y, tuple(views), z, node, affine)
+    node = graph.producer(y)
+    if node is None or node.op not in DEFAULT or node.outputs[0] is not y:
+        return Source(data, (), data, None, None)  # views of something else lead nowhere
+    return Source(y, tuple(views), y, node, None)

@@ -1,0 +1,232 @@
+"""What is moved into linear layers before anything is rounded, each move proved (`normdeploy.proof`).
+
+A norm's gamma and beta spread the channels of its result over ranges of their own, which one scale of an activation
+can't serve. With n = (x − mean)/sqrt(var + ε), γ = s·γ' and any s > 0 for each channel,
+
+    γ∘n + β = y            W·y + c = (W·diag(γ·s))·(n/s) + (c + W·β)
+
+so the linear layer reads n/s, which the norm writes with gamma 1/s, and takes the rest into its weight and bias; whoever
+else reads y (a residual, an output, another op) reads (n/s)·(γ·s) + β. With s = 1 the channels of n have one variance;
+another s (SmoothQuant, Xiao et al., arXiv 2211.10438) trades the spread of the activations for that of the weights. s is
+a power of two, so that nothing is rounded by it.
+
+Behind no norm the same is written as two ops in front of the layer, (y − shift)/s, with the shift of the channels
+(Wei et al., Outlier Suppression+, arXiv 2304.09145).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..forms.batch import Share
+from ..forms.channels import input_vector
+from ..forms.linear import Linear, linear_of, with_added_bias
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal, compile_region
+from ..proof.folds import Expressions
+from ..recognition.scales import Affine, measure
+from ..records import Certificate
+from ..rewriting import certify
+from ..rewriting.certify import Memo
+from .account import Migration
+from .linears import SPLIT, Source, linears, source_of
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What the input of linear layers is to be divided by and, first, to be lessened by: over its channels."""
+
+    scale: np.ndarray  # powers of two
+    shift: np.ndarray | None = None
+    kind: str = "smooth"
+    alpha: float | None = None
+
+
+@dataclass
+class _Pass:
+    graph: Graph
+    conditions: Mapping[str, Condition]
+    proofs: Memo = field(default_factory=dict)
+    migrations: list[Migration] = field(default_factory=list)
+
+
+def migrated(
+    proto: onnx.ModelProto, conditions: Mapping[str, Condition] | None = None
+) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
+    """``proto`` with the scale and shift of each norm moved into the linear layers behind it.
+
+    Args:
+        proto: a float32 model with its weights; not changed.
+        conditions: by the name of the tensor that linear layers read, what it is to be conditioned by besides; tensors
+            that are not named are migrated as they are where a norm makes them.
+
+    Returns:
+        The model, and an account of each migration, made or refused.
+
+    Raises:
+        GraphError: the model can't be read.
+    """
+    work = _Pass(Graph(proto), conditions or {})
+    groups: dict[int, list[str]] = {}
+    inputs: dict[int, gs.Tensor] = {}
+    for linear in linears(work.graph):
+        if isinstance(linear, Linear) and work.graph.dtype(linear.data) == np.float32:
+            data = source_of(work.graph, linear.data).y
+            groups.setdefault(id(data), []).append(linear.node.outputs[0].name)
+            inputs[id(data)] = data
+    for key, names in groups.items():
+        _migrate(work, inputs[key], names)
+    return work.graph.to_proto(), tuple(work.migrations)
+
+
+def _migrate(work: _Pass, y: gs.Tensor, names: Sequence[str]) -> None:
+    """Move what stands before ``y`` into the layers ``names`` that read it."""
+    graph, condition = work.graph, work.conditions.get(y.name)
+    source = source_of(graph, y)
+    if source.affine is None and source.norm is not None:
+        split = _split(work, source, condition)
+        if isinstance(split, str):
+            work.migrations.append(Migration("gamma and beta", y.name, tuple(names), "refused", split))
+            return
+        if split:
+            source = source_of(graph, y)
+    if source.affine is None:
+        if condition is not None and (condition.shift is not None or bool((condition.scale != 1).any())):
+            _each(work, y, names, condition, lambda linear: _conditioned(work, y, linear, condition))
+        return
+    affine = source.affine
+    if affine.scale.size == 1 and not affine.shift.any() and float(affine.scale.reshape(-1)[0]) == 1.0:
+        return
+    _each(work, y, names, condition, lambda linear: _folded(work, affine, linear))
+
+
+def _each(work: _Pass, y: gs.Tensor, names: Sequence[str], condition: Condition | None, move) -> None:  # type: ignore[no-untyped-def]
+    kind = "gamma and beta" if condition is None else condition.kind
+    alpha = None if condition is None else condition.alpha
+    made: dict[Certificate, list[str]] = {}
+    for name in names:
+        node = next((n for n in work.graph.nodes if n.outputs[0].name == name), None)
+        linear = linear_of(work.graph, node)
+        done = move(with_added_bias(work.graph, linear)) if isinstance(linear, Linear) else linear.reason
+        if isinstance(done, str):
+            work.migrations.append(Migration(kind, y.name, (name,), "refused", done, alpha))
+        else:
+            made.setdefault(done, []).append(name)
+    work.migrations += [Migration(kind, y.name, tuple(n), "made", "", alpha, c) for c, n in made.items()]
+
+
+def _split(work: _Pass, source: Source, condition: Condition | None) -> bool | str:
+    """Write a norm's gamma and beta as a Mul and an Add behind it; True where that was done, else why not."""
+    graph, node, y = work.graph, source.norm, source.y
+    assert node is not None
+    if node.op not in SPLIT or not condition and not _scales(graph, node):
+        return False
+    known = [graph.known(t) if not t.is_empty() else None for t in node.inputs[1:3]]
+    gamma, beta = known[0], known[1] if len(known) > 1 else None
+    if gamma is None or (len(node.inputs) > 2 and beta is None):
+        return f"gamma or beta of {node.op} {node.name!r} is no constant"
+    if gamma.ndim != 1 or sum(o.name != "" and bool(graph.consumers(o)) for o in node.outputs[1:]):
+        return f"{node.op} {node.name!r} normalizes over several axes, or its statistics are read as well"
+    scale = np.ones_like(gamma) if condition is None else condition.scale
+    dtype = np.dtype(np.float32)
+    inner = graph.constant(f"{y.name}_inverse", 1.0 / scale, dtype)
+    nodes = [graph.node(node.op, [node.inputs[0], inner], y, dict(node.attrs), domain=node.domain or "")]
+    for op, value, neutral in (("Mul", gamma * scale, 1.0), ("Add", beta, 0.0)):
+        if value is None or bool((value == neutral).all()):
+            continue
+        constant = graph.constant(f"{y.name}_{'gamma' if op == 'Mul' else 'beta'}", value, dtype)
+        nodes.append(graph.node(op, [nodes[-1].outputs[0], constant], y))
+    if len(nodes) == 1:
+        return False
+    before = compile_region(graph, y, [node.inputs[0]])
+    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, nodes)
+    if isinstance(rewrite, Refusal):
+        return rewrite.reason
+    if not (certificate := certify.certified(work.proofs, [rewrite])):
+        return f"it can't be proved: {certificate.note}"
+    graph.replace(y, nodes, shape=graph.shape(y))
+    return True
+
+
+def _scales(graph: Graph, node: gs.Node) -> bool:
+    known = [graph.known(t) for t in node.inputs[1:3] if not t.is_empty()]
+    return any(v is None or bool((v != neutral).any()) for v, neutral in zip(known, (1.0, 0.0), strict=False))
+
+
+def _folded(work: _Pass, affine: Affine, linear: Linear) -> Certificate | str:
+    """Let ``linear`` read z in the place of y = a·z + b."""
+    graph = work.graph
+    t, views = linear.data, source_of(graph, linear.data).views
+    a, b = (input_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift))
+    if a is None or b is None:
+        return f"its scale or shift varies along more than the input channels of {linear.title}"
+    if linear.pads() and b.any():
+        return f"{linear.title} pads its input with zeros, which the shift would have to reach"
+    data, nodes = affine.z, []
+    for view in views:
+        nodes.append(graph.node(view.op, [data, *view.inputs[1:]], view.outputs[0], dict(view.attrs)))
+        data = nodes[-1].outputs[0]
+    return _written(work, affine, linear, (a, b), nodes, data, affine.z)
+
+
+def _conditioned(work: _Pass, y: gs.Tensor, linear: Linear, condition: Condition) -> Certificate | str:
+    """Let ``linear`` read (y − shift)/s."""
+    graph, rank = work.graph, len(graph_shape) if (graph_shape := work.graph.shape(y)) else 0
+    if linear.data is not y or not rank:
+        return "views stand between, or its rank is not known"
+    if condition.shift is not None and linear.pads():
+        return f"{linear.title} pads its input with zeros, which the shift would have to reach"
+    laid = [-1 if i == linear.input_axis(rank) else 1 for i in range(rank)]
+    dtype, nodes, data = np.dtype(np.float32), list[gs.Node](), y
+    back: list[tuple[str, gs.Constant]] = []
+    for op, value, inverse in (
+        ("Sub", condition.shift, "Add"),
+        ("Div", None if (condition.scale == 1).all() else condition.scale, "Mul"),
+    ):
+        if value is None:
+            continue
+        constant = graph.constant(f"{y.name}_{op.lower()}", value.astype(np.float32).reshape(laid), dtype)
+        nodes.append(graph.node(op, [data, constant], y))
+        data = nodes[-1].outputs[0]
+        back.insert(0, (inverse, constant))
+    z = end = data
+    for op, constant in back:
+        end = graph.node(op, [end, constant], y).outputs[0]
+    affine = measure(graph, z, end)
+    if isinstance(affine, Refusal):
+        return affine.reason
+    a, b = (input_vector(graph, values, end, end, linear) for values in (affine.scale, affine.shift))
+    assert a is not None and b is not None
+    return _written(work, affine, linear, (a, b), nodes, z, y)
+
+
+def _written(
+    work: _Pass,
+    affine: Affine,
+    linear: Linear,
+    vectors: tuple[np.ndarray, np.ndarray],
+    nodes: list[gs.Node],
+    data: gs.Tensor,
+    leaf: gs.Tensor,
+) -> Certificate | str:
+    graph = work.graph
+    made = linear.write(graph, data, *linear.scaled_input(*vectors), linear.out, affine.dtype)
+    if isinstance(made, Refusal):
+        return made.reason
+    weight = made[0].inputs[linear.weight]
+    bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
+    share = Share(linear, "input", *vectors, weight, bias, bool(nodes))
+    before = compile_region(graph, linear.out, [leaf])
+    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, [*nodes, *made])
+    if isinstance(rewrite, Refusal):
+        return rewrite.reason
+    certificate = certify.certified(work.proofs, [rewrite], Expressions(affine.region, shares=(share,)))
+    if not certificate:
+        return f"it can't be proved: {certificate.note}"
+    graph.replace(linear.out, [*nodes, *made])
+    return certificate

@@ -1,0 +1,68 @@
+"""What the inputs of linear layers are on samples: rows to try quantization on, and the range of each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ..errors import InputError
+from ..precision.calibrate import Samples, chunks, session
+from ..types import Progress
+
+ROWS = 512  # of each tensor that are kept
+
+
+@dataclass(frozen=True)
+class Seen:
+    """``rows``: float32 [rows, channels], drawn from all samples alike; ``low``, ``high``: [channels], of all."""
+
+    rows: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def observe(
+    proto: onnx.ModelProto, axes: Mapping[str, int], samples: Samples, progress: Progress | None = None
+) -> dict[str, Seen]:
+    """Run ``proto`` on ``samples`` and look at each tensor of ``axes``: its name -> the axis of its channels.
+
+    Tensors without an element, or with a number that is not finite, are left out.
+
+    Raises:
+        InputError: the model does not run on a sample.
+        NormdeployError: onnxruntime can't load it.
+    """
+    kept: dict[str, list[np.ndarray]] = {name: [] for name in axes}
+    ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    parts = chunks(proto, list(axes), samples)
+    share = max(1, -(-ROWS // max(len(samples), 1)))
+    for done, part in enumerate(parts):
+        runner = session(proto, part)
+        for number, sample in enumerate(samples):
+            if progress is not None:
+                progress("observe", done * len(samples) + number, len(parts) * len(samples))
+            try:
+                values = runner.run(part, dict(sample))
+            except Exception as error:  # onnxruntime's exceptions share no base class
+                raise InputError(
+                    f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
+                ) from error
+            for name, value in zip(part, values, strict=True):
+                rows = np.moveaxis(value, axes[name], -1).reshape(-1, value.shape[axes[name]])
+                if not rows.size:
+                    continue
+                draw = np.random.default_rng([number, len(name)])
+                kept[name].append(rows[draw.permutation(len(rows))[:share]])
+                low, high = rows.min(0), rows.max(0)
+                before = ends.get(name)
+                ends[name] = (low, high) if before is None else (np.minimum(low, before[0]), np.maximum(high, before[1]))
+    return {
+        name: Seen(np.concatenate(rows), *ends[name])
+        for name, rows in kept.items()
+        if rows and np.isfinite([*ends[name][0], *ends[name][1]]).all()
+    }
+
+

@@ -1,0 +1,156 @@
+"""The file: QuantizeLinear and DequantizeLinear around linear layers, in standard ONNX.
+
+The input of a layer is quantized for that layer alone: whoever else reads it (a residual, a norm) reads what it read.
+Weights are stored quantized, behind one DequantizeLinear. Layers of one input share its pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ..graphs.protos import captured, names
+from ..storage.protos import copied
+from .steps import INT4, Format, Step, codes, laid, weight_scales
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one layer is written.
+
+    ``tensor``: the first result of its node. ``data``, ``weight``: which of its inputs. ``step``: of its input, None
+    where the weight alone is quantized. ``axis``: of the weight, along which there is a scale for each place, or for
+    each ``block`` of them; None: one scale.
+    """
+
+    tensor: str
+    data: int
+    weight: int
+    form: Format
+    axis: int | None
+    step: Step | None = None
+    block: int = 0
+
+
+def written(proto: onnx.ModelProto, plans: Mapping[str, Plan], bias: bool = False) -> onnx.ModelProto:
+    """A copy of ``proto`` with the layers of ``plans`` quantized; they are named by the first result of their node.
+
+    ``bias``: int32 biases behind a DequantizeLinear, as onnxruntime's integer kernels of Conv and Gemm want it; of
+    others they stay float.
+    """
+    out = copied(proto)
+    graph = out.graph
+    work = _Writer(graph, {t.name: t for t in graph.initializer}, names(graph))
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        plan = plans.get(node.output[0]) if node.output else None
+        if plan is not None:
+            work.layer(node, plan, nodes, bias)
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    read = {i for n in nodes for i in (*n.input, *captured(n))} | {v.name for v in (*graph.output, *graph.input)}
+    kept = [t for t in (*graph.initializer, *work.made) if t.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return out
+
+
+class _Writer:
+    """Makes names, constants and pairs; each once."""
+
+    def __init__(self, graph: onnx.GraphProto, weights: Mapping[str, TensorProto], taken: set[str]) -> None:
+        self.weights, self.taken = weights, set(taken)
+        self.made: list[TensorProto] = []
+        self._pairs: dict[object, str] = {}
+
+    def fresh(self, name: str) -> str:
+        candidate, n = name, 1
+        while candidate in self.taken:
+            n += 1
+            candidate = f"{name}_{n}"
+        self.taken.add(candidate)
+        return candidate
+
+    def constant(self, name: str, values: np.ndarray, kind: int) -> str:
+        made = self.fresh(name)
+        self.made.append(_tensor(made, values, kind))
+        return made
+
+    def layer(self, node: onnx.NodeProto, plan: Plan, nodes: list[onnx.NodeProto], bias: bool) -> None:
+        weight = node.input[plan.weight]
+        key = ("weight", weight, plan.form.name, plan.axis, plan.block)
+        w = numpy_helper.to_array(self.weights[weight])
+        scales = weight_scales(w, plan.axis, plan.form, plan.block)
+        if key not in self._pairs:
+            q = codes(w, laid(scales, w.shape, plan.axis, plan.block), plan.form)
+            self._pairs[key] = self.dequantized(weight, q, scales, plan, nodes)
+        node.input[plan.weight] = self._pairs[key]
+        if plan.step is None:
+            return
+        node.input[plan.data] = self.pair(node.input[plan.data], plan.step, nodes)
+        if bias and len(node.input) > 2 and node.input[2] in self.weights and plan.form.integers:
+            self.bias(node, plan, scales, nodes)
+
+    def dequantized(
+        self, name: str, q: np.ndarray, scales: np.ndarray, plan: Plan, nodes: list[onnx.NodeProto]
+    ) -> str:
+        form = plan.form
+        inputs = [
+            self.constant(f"{name}_{form.name}", q, form.onnx),
+            self.constant(f"{name}_scale", scales, TensorProto.FLOAT),
+            self.constant(f"{name}_zero_point", np.zeros(scales.shape, form.dtype), form.onnx),
+        ]
+        attributes = {} if plan.axis is None else {"axis": plan.axis}
+        if plan.block:
+            attributes["block_size"] = plan.block
+        out = self.fresh(f"{name}_dequantized")
+        nodes.append(helper.make_node("DequantizeLinear", inputs, [out], name=out, **attributes))
+        return out
+
+    def pair(self, name: str, step: Step, nodes: list[onnx.NodeProto]) -> str:
+        key = ("input", name, step)
+        if key not in self._pairs:
+            ends = [
+                self.constant(f"{name}_scale", np.array(step.scale, np.float32), TensorProto.FLOAT),
+                self.constant(f"{name}_zero_point", np.array(step.zero_point, step.format.dtype), step.format.onnx),
+            ]
+            q, out = self.fresh(f"{name}_{step.format.name}"), self.fresh(f"{name}_dequantized")
+            nodes.append(helper.make_node("QuantizeLinear", [name, *ends], [q], name=q))
+            nodes.append(helper.make_node("DequantizeLinear", [q, *ends], [out], name=out))
+            self._pairs[key] = out
+        return self._pairs[key]
+
+    def bias(self, node: onnx.NodeProto, plan: Plan, scales: np.ndarray, nodes: list[onnx.NodeProto]) -> None:
+        """The bias in steps of input times weight, which is what the integer product counts in."""
+        assert plan.step is not None
+        b = numpy_helper.to_array(self.weights[node.input[2]])
+        step = np.broadcast_to(scales.reshape(-1) * np.float32(plan.step.scale), b.shape).astype(np.float32)
+        counted = np.rint(b.astype(np.float64) / step)
+        if np.abs(counted).max(initial=0.0) >= 2**31:  # beside a tiny step: it stays float
+            return
+        inputs = [
+            self.constant(f"{node.input[2]}_int32", counted.astype(np.int32), TensorProto.INT32),
+            self.constant(f"{node.input[2]}_scale", step, TensorProto.FLOAT),
+            self.constant(f"{node.input[2]}_zero_point", np.zeros(step.shape, np.int32), TensorProto.INT32),
+        ]
+        out = self.fresh(f"{node.input[2]}_dequantized")
+        nodes.append(helper.make_node("DequantizeLinear", inputs, [out], name=out, axis=0))
+        node.input[2] = out
+
+
+def _tensor(name: str, values: np.ndarray, kind: int) -> TensorProto:
+    """An initializer; of INT4 two codes in a byte, the first in the low half (ONNX's TensorProto)."""
+    made = TensorProto(name=name, data_type=kind, dims=values.shape)
+    if kind == INT4.onnx:
+        nibbles = values.reshape(-1).astype(np.int8).view(np.uint8) & 0xF
+        nibbles = np.concatenate([nibbles, np.zeros(len(nibbles) % 2, np.uint8)])
+        made.raw_data = (nibbles[::2] | (nibbles[1::2] << 4)).tobytes()
+    else:
+        made.raw_data = np.ascontiguousarray(values).tobytes()
+    return made
+

@@ -1,0 +1,349 @@
+"""A float32 file to one whose linear layers compute in int8, FP8 or with INT4 weights.
+
+In this order: what the layers read is looked at on samples; scales and shifts are moved from norms into the layers
+behind (`migrate`, proved); ranges are taken; the file is written and judged on samples that took no part; layers that
+cost more than the metric allows go back to float, those first that cost most.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..choices import ONNXRUNTIME, TENSORRT
+from ..errors import GraphError, InputError, NormdeployError
+from ..graphs.graph import Graph
+from ..graphs.opsets import needs_conversion, renumbered
+from ..model import InputSpec
+from ..precision.calibrate import specs_of
+from ..storage.protos import copied, standard_opset
+from ..types import Progress
+from ..verbs.verify.policy import Policy
+from . import judge
+from .account import Account, Layer, Migration
+from .calibration import calibrated
+from .conditions import condition_of
+from .exclude import Chosen, excluded
+from .groups import Candidate, candidates, group_of
+from .migrate import Condition, migrated
+from .observe import Seen, observe
+from .qdq import Plan, written
+from .samples import Split
+from .steps import FP8, INT4, INT8, UINT8, Format, step_of
+
+PROPERTY = "normdeploy.quantization"
+BLOCK = 64  # input channels that share a scale in INT4: TensorRT takes it, and onnxruntime
+_LONG = 60.0  # seconds that the float64 reference may take
+_QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
+_QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "DynamicQuantizeMatMul"})
+
+
+@dataclass(frozen=True)
+class Wish:
+    """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form; ``calibration``: "minmax", "entropy" or "percentile";
+    ``policy``: the metrics that the file is to reach; ``float``: results of layers that stay float."""
+
+    to: str
+    runtime: str = "any"
+    calibration: str = "minmax"
+    policy: Policy = field(default_factory=Policy)
+
+    @property
+    def weight(self) -> Format:
+        return {"int8": INT8, "fp8": FP8, "int4": INT4}[self.to]
+
+    @property
+    def activation(self) -> Format | None:
+        if self.to == "int4":
+            return None
+        return UINT8 if self.to == "int8" and self.runtime in ONNXRUNTIME else self.weight
+
+    @property
+    def block(self) -> int:
+        return BLOCK if self.to == "int4" else 0
+
+
+def require(proto: onnx.ModelProto, wish: Wish) -> None:
+    """Before any work.
+
+    Raises:
+        InputError: the file is quantized already, or the runtime has no kernels for what is wished.
+    """
+    require_runtime(wish)
+    done = next((n for n in proto.graph.node if n.op_type in _QUANTIZED), None)
+    if done is not None:
+        raise InputError(
+            f"the file is quantized already: it has {done.op_type} {done.name or done.output[0]!r}; quantize the float"
+            " model it was made of"
+        )
+
+
+def require_runtime(wish: Wish) -> None:
+    """
+    Raises:
+        InputError: the runtime has no kernels for what is wished.
+    """
+    if wish.to == "fp8" and wish.runtime not in TENSORRT:
+        raise InputError(
+            f"FP8 has kernels in TensorRT alone (compute capability 8.9 and above), and the runtime is {wish.runtime!r};"
+            " give --runtime tensorrt or tensorrt-rtx"
+        )
+
+
+def quantized(
+    proto: onnx.ModelProto,
+    wish: Wish,
+    split: Split | None,
+    inputs: Sequence[InputSpec] = (),
+    progress: Progress | None = None,
+) -> tuple[onnx.ModelProto, Account]:
+    """``proto`` quantized, and the account of it.
+
+    Args:
+        proto: a float32 model with its weights, its norms single nodes; not changed.
+        split: the samples; None for INT4 weights alone, which are then judged by nothing.
+        inputs: what the model takes, where the file's own record says it.
+
+    Raises:
+        InputError: nothing can be quantized, a sample does not run, or no choice of layers reaches the metrics.
+        GraphError: the opset can't be raised as far as the types need.
+    """
+    require(proto, wish)
+    before = _raised(copied(proto), max(wish.weight.since, 13))
+    graph = Graph(before)
+    layers = _fit(candidates(graph, wish.weight, wish.block), wish)
+    if all(c.reason for c in layers):
+        reasons = "; ".join(f"{c.result!r}: {c.reason}" for c in layers[:3]) or "it has no linear layer"
+        raise InputError(f"nothing in the model can be quantized to {wish.to}: {reasons}")
+    samples = split.calibrating if split is not None else ()
+    conditions = _conditions(graph, layers, before, wish, samples, progress)
+    moved, migrations = migrated(before, conditions)
+    left = _fit(candidates(Graph(moved), wish.weight, wish.block), wish)
+    plans, layers_told = _planned(moved, left, wish, samples, migrations, progress)
+    work = Chosen(moved, plans, lambda chosen: _written(moved, chosen, wish), ())
+    notes: list[str] = []
+    if split is not None:
+        names = {c.plan.tensor: c.result for c in left}
+        judging, float32, more = _judge(before, wish, split, progress)
+        notes += more
+        work = excluded(work, judging, float32, samples, names, progress)
+    out = work.file
+    kept = {c.plan.tensor: c.result for c in left if c.plan.tensor in work.plans}
+    told = tuple(
+        layer
+        if layer.status == "float" or layer.tensor in kept.values()
+        else replace(layer, status="float", reason="its error costs more than the metric allows")
+        for layer in layers_told
+    )
+    told = tuple(replace(layer, error=work.errors.get(layer.tensor)) for layer in told)
+    _state(out, wish)
+    calibration = wish.calibration if wish.activation is not None else "none"
+    counts = split.counts if split is not None else (0, 0)
+    account = Account(
+        wish.to,
+        wish.runtime,
+        calibration,
+        *counts,
+        told,
+        migrations,
+        work.judged,
+        work.exclusions,
+        (_bytes(before), _bytes(out)),
+        (*notes, *_builds(wish)),
+    )
+    return out, account
+
+
+def asked(proto: onnx.ModelProto) -> str:
+    """What ``quantized`` made of a file: "int8", "fp8" or "int4"; "" for any other file."""
+    text = next((p.value for p in proto.metadata_props if p.key == PROPERTY), "")
+    try:
+        return str(json.loads(text)["to"]) if text else ""
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def _raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    entry = standard_opset(proto)
+    if entry is None or entry.version >= opset:
+        return proto
+    if stuck := needs_conversion(proto, opset):
+        raise GraphError(
+            f"the file has opset {entry.version}, the types need {opset}, and {stuck[0]} means something else there;"
+            f" export the model again with --opset {opset}"
+        )
+    return renumbered(proto, opset)
+
+
+def _fit(layers: list[Candidate], wish: Wish) -> list[Candidate]:
+    """With the reason at those that the runtime has no kernel for."""
+    if wish.to == "int8":
+        return layers
+    name = {"int4": "INT4 weights are", "fp8": "FP8 is"}[wish.to]
+    return [
+        replace(c, reason=f"{name} for MatMul and Gemm") if not c.reason and c.op not in ("MatMul", "Gemm") else c
+        for c in layers
+    ]
+
+
+def _conditions(
+    graph: Graph,
+    layers: list[Candidate],
+    proto: onnx.ModelProto,
+    wish: Wish,
+    samples: Sequence[Mapping[str, np.ndarray]],
+    progress: Progress | None,
+) -> dict[str, Condition]:
+    """What serves each tensor that linear layers read."""
+    by_source: dict[str, list[Candidate]] = defaultdict(list)
+    for c in layers:
+        if not c.reason:
+            by_source[c.source].append(c)
+    groups = {name: group for name, cs in by_source.items() if (group := group_of(graph, cs)) is not None}
+    groups = {name: g for name, g in groups.items() if g.free or wish.runtime not in ONNXRUNTIME}
+    if not samples:
+        return {}
+    seen = observe(proto, {name: by_source[name][0].axis for name in groups}, samples, progress)
+    conditions: dict[str, Condition] = {}
+    for done, (name, group) in enumerate(groups.items()):
+        if progress is not None:
+            progress("smooth", done, len(groups))
+        if name in seen:
+            condition = condition_of(group, seen[name], wish.activation, wish.weight, wish.block)
+            if condition is not None:
+                conditions[name] = condition
+    return conditions
+
+
+def _planned(
+    proto: onnx.ModelProto,
+    layers: list[Candidate],
+    wish: Wish,
+    samples: Sequence[Mapping[str, np.ndarray]],
+    migrations: Sequence[Migration],
+    progress: Progress | None,
+) -> tuple[dict[str, Plan], tuple[Layer, ...]]:
+    """How each layer would be written, and the account of it."""
+    ready = [c for c in layers if not c.reason]
+    seen: Mapping[str, Seen] = {}
+    ends: Mapping[str, tuple[float, float]] = {}
+    form = wish.activation
+    if form is not None:
+        seen = observe(proto, {c.input: c.axis for c in ready}, samples, progress)
+        ends = {name: (float(s.low.min()), float(s.high.max())) for name, s in seen.items()}
+        if wish.calibration != "minmax" and seen:
+            ends = calibrated(proto, list(seen), samples, wish.calibration, form is not UINT8, progress)
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for m in migrations:
+        if m.status == "made":
+            for name in m.linears:
+                kinds[name].append(m.kind)
+    plans: dict[str, Plan] = {}
+    told: list[Layer] = []
+    for c in layers:
+        layer = Layer(c.result, c.op, c.module, c.input, "float", c.reason, migrated=tuple(kinds[c.plan.tensor]))
+        reason = c.reason or (_useless(seen.get(c.input)) if form is not None else "")
+        if reason:
+            told.append(replace(layer, reason=reason))
+            continue
+        step = None if form is None else step_of(*ends[c.input], form)
+        plans[c.plan.tensor] = replace(c.plan, step=step)
+        low, high = ends.get(c.input, (None, None))
+        told.append(
+            replace(
+                layer,
+                status="quantized",
+                weight=_granularity(c),
+                activation="" if form is None else form.name,
+                low=low,
+                high=high,
+                scale=None if step is None else step.scale,
+                zero_point=None if step is None else step.zero_point,
+            )
+        )
+    return plans, tuple(told)
+
+
+def _useless(seen: Seen | None) -> str:
+    if seen is None:
+        return "its input has no element, or a number that is not finite, on the samples"
+    if float(seen.low.min()) == float(seen.high.max()):
+        return f"its input is {float(seen.low.min()):g} on all samples: no range can be taken of it"
+    return ""
+
+
+def _granularity(c: Candidate) -> str:
+    if c.plan.block:
+        return f"{c.plan.form.name} in blocks of {c.plan.block}"
+    return f"{c.plan.form.name} for each of {c.outputs} channels" if c.plan.axis is not None else c.plan.form.name
+
+
+def _written(proto: onnx.ModelProto, plans: Mapping[str, Plan], wish: Wish) -> onnx.ModelProto:
+    return written(proto, plans, bias=wish.runtime in ONNXRUNTIME)
+
+
+def _judge(
+    proto: onnx.ModelProto, wish: Wish, split: Split, progress: Progress | None
+) -> tuple[judge.Judge, judge.Outputs, list[str]]:
+    """The judge, what the float32 file gives, and notes."""
+    from ..runtimes.file64 import File64Runner
+
+    optimize = wish.runtime in ONNXRUNTIME
+    float32 = judge.run(proto, split.judging, optimize)
+    reference: judge.Outputs = []
+    notes: list[str] = []
+    try:
+        runner = File64Runner(proto)
+        for number, sample in enumerate(split.judging):
+            if progress is not None:
+                progress("float64", number, len(split.judging))
+            start = time.perf_counter()
+            reference.append(dict(runner.infer(sample)))
+            if (time.perf_counter() - start) * len(split.judging) > _LONG:
+                break
+    except NormdeployError as error:
+        notes.append(f"judged against float32: {error}")
+        reference = []
+    if len(reference) < len(split.judging):
+        notes += [] if notes else ["judged against float32: float64 would take more than a minute"]
+        reference = [{name: np.asarray(v) for name, v in outputs.items()} for outputs in float32]
+    return judge.Judge(split.judging, reference, wish.policy, optimize), float32, notes
+
+
+def _state(proto: onnx.ModelProto, wish: Wish) -> None:
+    """Say in the file what was asked."""
+    kept = [p for p in proto.metadata_props if p.key != PROPERTY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    value: dict[str, Any] = {"to": wish.to, "runtime": wish.runtime, "calibration": wish.calibration}
+    proto.metadata_props.add(key=PROPERTY, value=json.dumps(value, sort_keys=True))
+
+
+def _builds(wish: Wish) -> tuple[str, ...]:
+    if wish.to == "fp8":
+        return ("FP8 needs compute capability 8.9 or above",)
+    if wish.runtime in ONNXRUNTIME and wish.to == "int8":
+        return ("uint8 with a zero point is for onnxruntime: TensorRT takes symmetric int8 alone",)
+    return ()
+
+
+def _bytes(proto: onnx.ModelProto) -> int:
+    bits = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4}
+    return sum(
+        int(np.prod(t.dims))
+        * bits.get(t.data_type, 8 * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize)
+        // 8
+        for t in proto.graph.initializer
+    )
+
+
+def described(proto: onnx.ModelProto, inputs: Sequence[InputSpec]) -> Sequence[InputSpec]:
+    """What the samples are held against: the file's record, or what its inputs state."""
+    return inputs or specs_of(proto)
