@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from onnx import ModelProto
 
-from .choices import FUSES, OPSETS, PROVIDERS, RUNTIMES
+from .choices import CALIBRATORS, FUSES, OPSETS, PROVIDERS, QUANTIZE, RUNTIMES
 from .dtypes import precision_of
 from .errors import InputError, NormdeployError
 from .results import ExportResult, onnx_of, several
@@ -69,6 +69,7 @@ _SEVERAL = frozenset(
         *("dims", "imports"),
     }
 )
+_OPTIONAL = frozenset({"provider", "quantize", "calibration"})
 _FLAGS = frozenset({"strict", "strict_proof", "keep_io", "drift", "trust", "eval", "replace", "also_default"})
 _LOADING = frozenset(Loading.__annotations__)
 
@@ -129,10 +130,16 @@ def _checked(name: str, value: Any, runtimes: Sequence[str]) -> Any:
     """
     if name == "precision":
         return precision_of(value)
-    for choices, wanted in ((runtimes, "runtime"), (FUSES, "fuse"), (PROVIDERS, "provider")):
+    for choices, wanted in (
+        (runtimes, "runtime"),
+        (FUSES, "fuse"),
+        (PROVIDERS, "provider"),
+        (QUANTIZE, "quantize"),
+        (CALIBRATORS, "calibration"),
+    ):
         if (
-            name == wanted and value not in choices and (name, value) != ("provider", None)
-        ):  # None: whatever fits the file
+            name == wanted and value not in choices and (value is not None or name not in _OPTIONAL)
+        ):  # None: whatever fits the file, or nothing
             raise InputError(f"there is no {name} {value!r}; choose one of {', '.join(choices)}")
     if name == "opset" and value is not None and (type(value) is not int or value not in OPSETS):
         raise InputError(

@@ -14,6 +14,8 @@ NormImpl = Literal["native", "plugin", "auto"]  # the form of the norms in an en
 OPSETS = range(18, 26)  # torch takes others without a word and writes something else
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 NORM_IMPLS: tuple[NormImpl, ...] = get_args(NormImpl)
+QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)
+CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
 PROVIDERS = ("cpu", "cuda")
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -16,6 +16,9 @@ from .precision.precision import Account
 from .records import Summary
 from .shown import Shown
 from .storage.files import load_onnx
+
+if TYPE_CHECKING:
+    from .quantization.account import Account as Quantization
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,9 @@ class ExportResult(Shown):
 
     ``proto`` is the model with its weights, read again from ``path`` where it was written: large ones are held by
     nobody until then. ``path`` is where it was written, None where no output was asked for; ``seconds`` holds stage ->
-    seconds, in the order run. ``precision`` tells what stayed float32 where half precision was asked for. ``origin`` is
-    what it was made from: ``verify(result)`` and ``bisect(result)`` compare with that. Wherever a verb takes an ONNX
-    file, the result may stand in its place.
+    seconds, in the order run. ``precision`` tells what stayed float32 where half precision was asked for,
+    ``quantization`` what became of each layer where that was. ``origin`` is what it was made from: ``verify(result)``
+    and ``bisect(result)`` compare with that. Wherever a verb takes an ONNX file, the result may stand in its place.
     """
 
     made: onnx.ModelProto | None = field(repr=False)  # where it was not written
@@ -46,6 +49,7 @@ class ExportResult(Shown):
     seconds: dict[str, float] = field(default_factory=dict)
     precision: Account | None = None
     origin: Origin | None = field(default=None, repr=False, compare=False)
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_written", _state(self.path))

@@ -27,7 +27,9 @@ from ..storage.files import filled, save_onnx
 from ..storage.record import content_of, recorded, runs_code
 from ..types import PathLike, Progress
 from ..verbs.sources import loaded
+from ..verbs.verify.policy import Thresholds
 from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
+from .quantizing import quantized_file, wish_of
 
 if TYPE_CHECKING:
     from ..arguments import Example
@@ -55,6 +57,9 @@ def export(
     precision: str | None = None,
     calibrate: Calibration = (),
     keep_io: bool = False,
+    quantize: str | None = None,
+    calibration: str | None = None,
+    metric: Thresholds | None = None,
     compare_limit: int = whole.LIMIT,
     custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
@@ -79,8 +84,15 @@ def export(
         input.
         precision: "fp16" or "bf16": the file computes in it, but for what it can't hold
         (``normdeploy.precision.precision``).
-        calibrate: inputs to see that on: .npz files, or mappings name -> array; empty: some are generated.
+        calibrate: inputs to see that on: .npz files, or mappings name -> array; empty: some are generated. For
+            ``quantize`` samples, along the first axis of each array; every second batch of them calibrates, the others
+            judge.
         keep_io: inputs and outputs of a half-precision file stay float32.
+        quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in it, or hold their weights in it
+            (``normdeploy.quantization.quantize``).
+        calibration: how ranges are taken of the samples: "minmax", "entropy" or "percentile".
+        metric: what the quantized file has to reach on samples that do not calibrate, such as "cosine>=0.995", or
+            output -> such texts; layers are left in float until it does.
         compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
         (`rewriting.whole`).
         custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
@@ -96,7 +108,8 @@ def export(
         check_output(output, source)
     signing.check(output)
     target = target_of(runtime, provider)
-    samples = samples_of(calibrate, precision, keep_io)
+    wish = wish_of(quantize, target, calibration, metric, calibrate, precision)
+    samples = samples_of(calibrate if wish is None else (), precision, keep_io)
     with stage("load"):
         model = loaded(source, args, kwargs, loading, shared=True)
     with stage("export"):
@@ -138,8 +151,13 @@ def export(
             if ran and runtime not in TENSORRT:
                 runnable.require_half(proto, _samples(signature), precision)
         summary = replace(summary, opset=half.opset_of(proto))
+    quantization = None
+    if wish is not None:
+        with stage("quantize"):
+            proto, quantization = quantized_file(filled(proto), wish, calibrate, signature.inputs, progress)
+        summary = replace(summary, opset=half.opset_of(proto))
     flags = {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)}
-    record(proto, signature, flags | ({"precision": precision} if precision is not None else {}))
+    record(proto, signature, flags | {n: v for n, v in (("precision", precision), ("quantize", quantize)) if v})
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
@@ -160,7 +178,7 @@ def export(
     norms(summary, notes)
     origin = Origin(source, args, kwargs, loading)
     kept, path = (filled(proto), None) if output is None else (None, Path(output))
-    return ExportResult(kept, path, summary, tuple(notes), stage.seconds, account, origin)
+    return ExportResult(kept, path, summary, tuple(notes), stage.seconds, account, origin, quantization)
 
 
 def _eager(model: Model, feeds: Mapping[str, Any]) -> str:

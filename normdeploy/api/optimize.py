@@ -26,7 +26,9 @@ from ..storage.files import filled, load_onnx, opened_sizes, save_onnx
 from ..storage.record import amend, content_of, recorded, runs_code
 from ..storage.weights import lifted
 from ..types import PathLike, Progress
+from ..verbs.verify.policy import Thresholds
 from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
+from .quantizing import quantized_file, wish_of
 
 
 @prepared()
@@ -42,6 +44,9 @@ def optimize(
     precision: str | None = None,
     calibrate: Calibration = (),
     keep_io: bool = False,
+    quantize: str | None = None,
+    calibration: str | None = None,
+    metric: Thresholds | None = None,
     compare_limit: int = whole.LIMIT,
     simplify: bool = True,
     dims: Sequence[str] = (),
@@ -59,8 +64,8 @@ def optimize(
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
         strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite
         input.
-        precision, calibrate, keep_io, compare_limit: as for ``export``. Inputs are generated from what ``export``
-            recorded in the file, if it did.
+        precision, calibrate, keep_io, quantize, calibration, metric, compare_limit: as for ``export``. Inputs are
+            generated from what ``export`` recorded in the file, if it did.
         simplify: constants are computed, duplicates and dead ends removed, shapes resolved
             (`normdeploy.graphs.simplify`), where the result can be compared with the model; else norms alone are
             touched.
@@ -80,7 +85,8 @@ def optimize(
         check_output(output, source)
     signing.check(output)
     target = target_of(runtime, provider)
-    samples = samples_of(calibrate, precision, keep_io)
+    wish = wish_of(quantize, target, calibration, metric, calibrate, precision)
+    samples = samples_of(calibrate if wish is None else (), precision, keep_io)
     with stage("load"):
         read = (
             partial(opened_sizes, source)
@@ -131,6 +137,12 @@ def optimize(
         inputs = half.recast(inputs, account)
         ops = rewrite.op_counts(proto)
         summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node), ops_after=ops)
+    quantization = None
+    if wish is not None:
+        with stage("quantize"):
+            proto, quantization = quantized_file(filled(proto), wish, calibrate, inputs, progress)
+        ops = rewrite.op_counts(proto)
+        summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node), ops_after=ops)
     if dims:
         ranges.name_dims(proto)
     if dims or (account is not None and recorded(proto)):
@@ -143,7 +155,7 @@ def optimize(
     norms(summary, notes)
     origin = Origin(source)
     kept, path = (filled(proto), None) if output is None else (None, Path(output))
-    return ExportResult(kept, path, summary, tuple(notes), stage.seconds, account, origin)
+    return ExportResult(kept, path, summary, tuple(notes), stage.seconds, account, origin, quantization)
 
 
 def _signed(proto: onnx.ModelProto, source: PathLike | onnx.ModelProto) -> dict[str, str] | None:

@@ -14,15 +14,18 @@ from .console import bars, check_report, of_file, say, tell
 from .options import (
     EXPORTING,
     Calibrate,
+    CalibrationOption,
     CompareLimit,
     ExportOptions,
     FuseOption,
     HtmlFile,
     KeepIO,
+    MetricOption,
     ModelFile,
     Output,
     PrecisionOption,
     ProviderOption,
+    QuantizeOption,
     Quiet,
     ReportFile,
     RuntimeOption,
@@ -51,6 +54,9 @@ def export(
     precision: PrecisionOption = None,
     calibrate: Calibrate = None,
     keep_io: KeepIO = False,
+    quantize: QuantizeOption = None,
+    calibration: CalibrationOption = None,
+    metric: MetricOption = None,
     compare_limit: CompareLimit = 2**30,
     report: ReportFile = None,
     html: HtmlFile = None,
@@ -75,12 +81,22 @@ def export(
                 "--calibrate holds the inputs of one part, and all are exported; leave it out, or export that part"
                 " alone"
             )
+        if quantize is not None:
+            raise InputError("parts are quantized one by one; export that part alone, with --part NAME")
         _export_parts(source, output, report, html, quiet, options, loading)
         return
     check_report(report, html, (source, output, *(calibrate or ())))
     with bars(quiet) as progress:
         result = normdeploy.export(
-            source, output=output, calibrate=calibrate or (), progress=progress, **options, **loading
+            source,
+            output=output,
+            calibrate=calibrate or (),
+            quantize=quantize,
+            calibration=calibration,
+            metric=metric,
+            progress=progress,
+            **options,
+            **loading,
         )
     tell(_account(source, output, result), report, quiet, html)
 
@@ -115,5 +131,11 @@ def _account(source: Path, output: Path, result: ExportResult) -> Report:
 
     files = {"source": str(source), "output": str(output)}
     return Report(
-        "export", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds
+        "export",
+        files,
+        result.summary,
+        precision=result.precision,
+        quantization=result.quantization,
+        notes=result.notes,
+        seconds=result.seconds,
     )

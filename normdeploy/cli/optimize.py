@@ -11,15 +11,18 @@ import normdeploy
 from .console import bars, check_report, tell
 from .options import (
     Calibrate,
+    CalibrationOption,
     CompareLimit,
     Dims,
     FuseOption,
     HtmlFile,
     KeepIO,
+    MetricOption,
     OnnxFile,
     Output,
     PrecisionOption,
     ProviderOption,
+    QuantizeOption,
     Quiet,
     ReportFile,
     RuntimeOption,
@@ -39,6 +42,9 @@ def optimize(
     precision: PrecisionOption = None,
     calibrate: Calibrate = None,
     keep_io: KeepIO = False,
+    quantize: QuantizeOption = None,
+    calibration: CalibrationOption = None,
+    metric: MetricOption = None,
     compare_limit: CompareLimit = 2**30,
     no_simplify: Annotated[bool, typer.Option("--no-simplify", help="Leave all but the norms as it is.")] = False,
     dim: Dims = None,
@@ -62,6 +68,9 @@ def optimize(
             precision=precision or None,
             calibrate=calibrate or (),
             keep_io=keep_io,
+            quantize=quantize,
+            calibration=calibration,
+            metric=metric,
             compare_limit=compare_limit,
             simplify=not no_simplify,
             dims=dim or (),
@@ -69,6 +78,12 @@ def optimize(
         )
     files = {"source": str(source), "output": str(output)}
     account = Report(
-        "optimize", files, result.summary, precision=result.precision, notes=result.notes, seconds=result.seconds
+        "optimize",
+        files,
+        result.summary,
+        precision=result.precision,
+        quantization=result.quantization,
+        notes=result.notes,
+        seconds=result.seconds,
     )
     tell(account, report, quiet, html)

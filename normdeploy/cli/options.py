@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..choices import Fuse, Runtime
+from ..choices import Calibrator, Fuse, Quantize, Runtime
 from ..dtypes import precision_of
 from ..errors import InputError
 
@@ -73,7 +73,31 @@ PrecisionOption = Annotated[
 Calibrate = Annotated[
     list[Path] | None,
     typer.Option(
-        "--calibrate", metavar="IN.npz", help="Inputs, by name, to see what half precision can't hold. Repeatable."
+        "--calibrate",
+        metavar="IN.npz",
+        help="Inputs, by name, to see what half precision can't hold; with --quantize samples. Repeatable.",
+    ),
+]
+QuantizeOption = Annotated[
+    Quantize | None,
+    typer.Option(
+        "--quantize",
+        help="Let linear layers and convolutions compute in int8 or FP8, or hold their weights in INT4 (QDQ).",
+    ),
+]
+CalibrationOption = Annotated[
+    Calibrator | None,
+    typer.Option("--calibration", help="With --quantize: how ranges are taken of the samples; minmax without it."),
+]
+MetricOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        metavar="[OUTPUT=]NAME>=X",
+        help=(
+            "With --quantize: what the file has to reach on samples that do not calibrate, such as cosine:0.995; layers"
+            " stay float until it does. Repeatable."
+        ),
     ),
 ]
 KeepIO = Annotated[bool, typer.Option("--keep-io", help="With --precision: inputs and outputs stay float32.")]

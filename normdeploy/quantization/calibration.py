@@ -8,19 +8,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import onnx
 from onnxruntime.quantization.calibrate import CalibrationDataReader, EntropyCalibrater, PercentileCalibrater
 
-from ..choices import Calibrator
 from ..errors import InputError
 from ..precision.calibrate import Samples
 from ..storage.files import save_onnx
 from ..types import Progress
 
-CALIBRATORS: tuple[str, ...] = get_args(Calibrator)
 _LARGE = 2**30  # bytes of weights, from which on they are kept beside the model
 
 

@@ -103,9 +103,9 @@ def error_of(
 ) -> float:
     """The root of the mean over the rows of ‖x'·W' − x·W‖² / length², the range of x that of all channels.
 
-    ``form``: of activations, of weights, and the block. ``lengths``: of the products before any factor and shift. Each row by its own length: the norm behind brings all
-    rows to one, and of some tokens a channel is a hundred times as large as of the others (Sun et al., Massive
-    Activations, arXiv 2402.17762).
+    ``form``: of activations, of weights, and the block. ``lengths``: of the products before any factor and shift. Each
+    row by its own length: the norm behind brings all rows to one, and of some tokens a channel is a hundred times as
+    large as of the others (Sun et al., Massive Activations, arXiv 2402.17762).
     """
     activation, weight, block = form
     x = rows

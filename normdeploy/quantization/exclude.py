@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -103,9 +104,7 @@ def excluded(
     )
 
 
-def _alone(
-    work: Chosen, samples: Sequence[Mapping[str, np.ndarray]], progress: Progress | None
-) -> dict[str, float]:
+def _alone(work: Chosen, samples: Sequence[Mapping[str, np.ndarray]], progress: Progress | None) -> dict[str, float]:
     """How far the outputs are off with one layer quantized, for each."""
     few = samples[:_FEW]
     right = judge.run(work.proto, few, False)
@@ -123,7 +122,7 @@ def _steps(
     """What each step that was judged bought, up to the last."""
     steps: list[Exclusion] = []
     counts = sorted(count for count in told if count <= last)
-    for before, after in zip(counts, counts[1:], strict=False):
+    for before, after in pairwise(counts):
         new = min(told[after], key=lambda j: j.value - j.threshold)
         was = next(j for j in told[before] if (j.output, j.metric) == (new.output, new.metric))
         left_out = tuple(names.get(t, t) for t in order[before:after])

@@ -1,4 +1,4 @@
-"""The linear layers of a file, as they can be quantized: where the channels lie, and what kind of group they stand in."""
+"""The linear layers of a file, as they can be quantized: where their channels lie, and which read one tensor."""
 
 from __future__ import annotations
 
@@ -101,11 +101,16 @@ def group_of(graph: Graph, candidates: list[Candidate]) -> Group | None:
         return None
     source = source_of(graph, layers[0].data)
     w = [one.w.T if one.weight == 0 or (one.node.op == "Gemm" and one.transposed) else one.w for one in layers]
-    if source.norm is not None and source.affine is None and source.norm.op in SPLIT and not source.views:
+    if source.norm is not None and source.affine is None and source.norm.op in SPLIT:
         known = [graph.known(t) if not t.is_empty() else None for t in source.norm.inputs[1:3]]
         gamma = known[0]
         if gamma is None or gamma.shape != (w[0].shape[0],):
             return None
+        places = np.arange(len(gamma), dtype=float)
+        last = places.reshape([1] * (len(graph.shape(source.y) or ()) - 1) + [-1])
+        laid = [input_vector(graph, last, source.y, one.data, one) for one in layers]
+        if not all(v is not None and np.array_equal(v, places) for v in laid):
+            return None  # views between mix the channels
         beta = known[1] if len(known) > 1 and known[1] is not None else np.zeros_like(gamma)
         return Group(source.y.name, tuple(w), gamma, beta, True)
     if source.affine is not None:

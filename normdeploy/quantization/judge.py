@@ -48,7 +48,9 @@ class Judge:
         kind = METRICS[metric]
         if kind.pooled:
             rows = len(next(iter(self.samples[0].values())))
-            alike = all(v.ndim and len(v) == len(next(iter(s.values()))) for (v, _), s in zip(pairs, self.samples, strict=True))
+            alike = all(
+                v.ndim and len(v) == len(next(iter(s.values()))) for (v, _), s in zip(pairs, self.samples, strict=True)
+            )
             if alike and rows:  # samples of all batches together: a neighbour may be in another
                 shapes = {v.shape[1:] for v, _ in pairs}
                 if len(shapes) == 1:
@@ -87,7 +89,9 @@ def distance(outputs: Outputs, reference: Outputs) -> float:
     for name, right in reference[0].items():
         if right.dtype.kind != "f":
             continue
-        off = sum(float(np.sum((m[name].astype(np.float64) - r[name]) ** 2)) for m, r in zip(outputs, reference, strict=True))
+        off = sum(
+            float(np.sum((m[name].astype(np.float64) - r[name]) ** 2)) for m, r in zip(outputs, reference, strict=True)
+        )
         length = sum(float(np.sum(r[name].astype(np.float64) ** 2)) for r in reference)
         worst = max(worst, (off / max(length, 1e-300)) ** 0.5)
     return worst

@@ -34,8 +34,10 @@ class Source:
 
 
 def linears(graph: Graph) -> list[Linear | Refusal]:
-    """Every Conv, ConvTranspose, Gemm and MatMul, in the graph's order; a Refusal for one without a constant weight."""
-    read = [linear_of(graph, node) for node in graph.nodes if node.op in LINEAR]
+    """Every Conv, ConvTranspose, Gemm and MatMul with one constant input, in the graph's order; a Refusal for one that
+    can't be read."""
+    nodes = [n for n in graph.nodes if n.op in LINEAR and sum(graph.is_constant(t) for t in n.inputs[:2]) == 1]
+    read = [linear_of(graph, node) for node in nodes]
     read = [one for one in read if not (isinstance(one, Refusal) and one.kind is Kind.NO_LINEAR_OP)]
     return [one if isinstance(one, Refusal) else with_added_bias(graph, one) for one in read]
 
@@ -46,7 +48,7 @@ def source_of(graph: Graph, data: gs.Tensor) -> Source:
     tops, t = [y], y
     while len(tops) <= _LONGEST and (node := graph.producer(t)) is not None and node.op in _STEPS:
         carried = [i for i in node.inputs if not graph.is_constant(i)]
-        if len(carried) != 1 or node.op == "Div" and node.inputs[0] is not carried[0]:
+        if len(carried) != 1 or (node.op == "Div" and node.inputs[0] is not carried[0]):
             break
         t = carried[0]
         tops.append(t)

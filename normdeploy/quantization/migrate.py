@@ -1,14 +1,14 @@
 """What is moved into linear layers before anything is rounded, each move proved (`normdeploy.proof`).
 
 A norm's gamma and beta spread the channels of its result over ranges of their own, which one scale of an activation
-can't serve. With n = (x − mean)/sqrt(var + ε), γ = s·γ' and any s > 0 for each channel,
+can't serve. With n = (x − mean)/sqrt(var + ε) and any s > 0 for each channel,
 
     γ∘n + β = y            W·y + c = (W·diag(γ·s))·(n/s) + (c + W·β)
 
-so the linear layer reads n/s, which the norm writes with gamma 1/s, and takes the rest into its weight and bias; whoever
-else reads y (a residual, an output, another op) reads (n/s)·(γ·s) + β. With s = 1 the channels of n have one variance;
-another s (SmoothQuant, Xiao et al., arXiv 2211.10438) trades the spread of the activations for that of the weights. s is
-a power of two, so that nothing is rounded by it.
+so the linear layer reads n/s, which the norm writes with gamma 1/s, and takes the rest into its weight and bias;
+whoever else reads y (a residual, an output, another op) reads (n/s)·(γ·s) + β. With s = 1 the channels of n have one
+variance; another s (SmoothQuant, Xiao et al., arXiv 2211.10438) trades the spread of the activations for that of the
+weights. s is a power of two, so that nothing is rounded by it.
 
 Behind no norm the same is written as two ops in front of the layer, (y − shift)/s, with the shift of the channels
 (Wei et al., Outlier Suppression+, arXiv 2304.09145).
@@ -16,7 +16,7 @@ Behind no norm the same is written as two ops in front of the layer, (y − shif
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,59 +72,70 @@ def migrated(
         GraphError: the model can't be read.
     """
     work = _Pass(Graph(proto), conditions or {})
-    groups: dict[int, list[str]] = {}
+    groups: dict[int, list[gs.Node]] = {}
     inputs: dict[int, gs.Tensor] = {}
     for linear in linears(work.graph):
         if isinstance(linear, Linear) and work.graph.dtype(linear.data) == np.float32:
             data = source_of(work.graph, linear.data).y
-            groups.setdefault(id(data), []).append(linear.node.outputs[0].name)
+            groups.setdefault(id(data), []).append(linear.node)
             inputs[id(data)] = data
-    for key, names in groups.items():
-        _migrate(work, inputs[key], names)
+    for key, nodes in groups.items():
+        _migrate(work, inputs[key], nodes)
     return work.graph.to_proto(), tuple(work.migrations)
 
 
-def _migrate(work: _Pass, y: gs.Tensor, names: Sequence[str]) -> None:
-    """Move what stands before ``y`` into the layers ``names`` that read it."""
+def _migrate(work: _Pass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
+    """Move what stands before ``y`` into the layers ``nodes`` that read it."""
     graph, condition = work.graph, work.conditions.get(y.name)
     source = source_of(graph, y)
     if source.affine is None and source.norm is not None:
         split = _split(work, source, condition)
         if isinstance(split, str):
-            work.migrations.append(Migration("gamma and beta", y.name, tuple(names), "refused", split))
+            names = tuple(_named(graph, node) for node in nodes)
+            work.migrations.append(Migration("gamma and beta", y.name, names, "refused", split))
             return
         if split:
             source = source_of(graph, y)
     if source.affine is None:
         if condition is not None and (condition.shift is not None or bool((condition.scale != 1).any())):
-            _each(work, y, names, condition, lambda linear: _conditioned(work, y, linear, condition))
+            _each(work, y, nodes, condition, lambda linear: _conditioned(work, y, linear, condition))
         return
     affine = source.affine
     if affine.scale.size == 1 and not affine.shift.any() and float(affine.scale.reshape(-1)[0]) == 1.0:
         return
-    _each(work, y, names, condition, lambda linear: _folded(work, affine, linear))
+    _each(work, y, nodes, condition, lambda linear: _folded(work, affine, linear))
 
 
-def _each(work: _Pass, y: gs.Tensor, names: Sequence[str], condition: Condition | None, move) -> None:  # type: ignore[no-untyped-def]
+def _named(graph: Graph, node: gs.Node) -> str:
+    """The layer's result, an added bias included: a name that stays."""
+    linear = linear_of(graph, node)
+    return with_added_bias(graph, linear).out.name if isinstance(linear, Linear) else str(node.outputs[0].name)
+
+
+def _each(
+    work: _Pass,
+    y: gs.Tensor,
+    nodes: Sequence[gs.Node],
+    condition: Condition | None,
+    move: Callable[[Linear], Certificate | str],
+) -> None:
+    """``move`` each layer, and tell of it."""
     kind = "gamma and beta" if condition is None else condition.kind
     alpha = None if condition is None else condition.alpha
-    made: dict[Certificate, list[str]] = {}
-    for name in names:
-        node = next((n for n in work.graph.nodes if n.outputs[0].name == name), None)
-        linear = linear_of(work.graph, node)
+    for node in nodes:
+        name, linear = _named(work.graph, node), linear_of(work.graph, node)
         done = move(with_added_bias(work.graph, linear)) if isinstance(linear, Linear) else linear.reason
         if isinstance(done, str):
             work.migrations.append(Migration(kind, y.name, (name,), "refused", done, alpha))
         else:
-            made.setdefault(done, []).append(name)
-    work.migrations += [Migration(kind, y.name, tuple(n), "made", "", alpha, c) for c, n in made.items()]
+            work.migrations.append(Migration(kind, y.name, (name,), "made", "", alpha, done))
 
 
 def _split(work: _Pass, source: Source, condition: Condition | None) -> bool | str:
     """Write a norm's gamma and beta as a Mul and an Add behind it; True where that was done, else why not."""
     graph, node, y = work.graph, source.norm, source.y
     assert node is not None
-    if node.op not in SPLIT or not condition and not _scales(graph, node):
+    if node.op not in SPLIT or (not condition and not _scales(graph, node)):
         return False
     known = [graph.known(t) if not t.is_empty() else None for t in node.inputs[1:3]]
     gamma, beta = known[0], known[1] if len(known) > 1 else None
@@ -201,7 +212,8 @@ def _conditioned(work: _Pass, y: gs.Tensor, linear: Linear, condition: Condition
     if isinstance(affine, Refusal):
         return affine.reason
     a, b = (input_vector(graph, values, end, end, linear) for values in (affine.scale, affine.shift))
-    assert a is not None and b is not None
+    if a is None or b is None:
+        return f"its factors vary along more than the input channels of {linear.title}"
     return _written(work, affine, linear, (a, b), nodes, z, y)
 
 

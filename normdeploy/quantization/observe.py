@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,7 @@ def observe(
     """
     kept: dict[str, list[np.ndarray]] = {name: [] for name in axes}
     ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    parts = chunks(proto, list(axes), samples)
+    parts = chunks(proto, list(axes), samples) if axes else []
     share = max(1, -(-ROWS // max(len(samples), 1)))
     for done, part in enumerate(parts):
         runner = session(proto, part)
@@ -58,11 +58,11 @@ def observe(
                 kept[name].append(rows[draw.permutation(len(rows))[:share]])
                 low, high = rows.min(0), rows.max(0)
                 before = ends.get(name)
-                ends[name] = (low, high) if before is None else (np.minimum(low, before[0]), np.maximum(high, before[1]))
+                ends[name] = (
+                    (low, high) if before is None else (np.minimum(low, before[0]), np.maximum(high, before[1]))
+                )
     return {
         name: Seen(np.concatenate(rows), *ends[name])
         for name, rows in kept.items()
         if rows and np.isfinite([*ends[name][0], *ends[name][1]]).all()
     }
-
-

@@ -6,7 +6,7 @@ Weights are stored quantized, behind one DequantizeLinear. Layers of one input s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +63,7 @@ def written(proto: onnx.ModelProto, plans: Mapping[str, Plan], bias: bool = Fals
 class _Writer:
     """Makes names, constants and pairs; each once."""
 
-    def __init__(self, graph: onnx.GraphProto, weights: Mapping[str, TensorProto], taken: set[str]) -> None:
+    def __init__(self, graph: onnx.GraphProto, weights: Mapping[str, TensorProto], taken: Iterable[str]) -> None:
         self.weights, self.taken = weights, set(taken)
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
@@ -96,9 +96,7 @@ class _Writer:
         if bias and len(node.input) > 2 and node.input[2] in self.weights and plan.form.integers:
             self.bias(node, plan, scales, nodes)
 
-    def dequantized(
-        self, name: str, q: np.ndarray, scales: np.ndarray, plan: Plan, nodes: list[onnx.NodeProto]
-    ) -> str:
+    def dequantized(self, name: str, q: np.ndarray, scales: np.ndarray, plan: Plan, nodes: list[onnx.NodeProto]) -> str:
         form = plan.form
         inputs = [
             self.constant(f"{name}_{form.name}", q, form.onnx),
@@ -153,4 +151,3 @@ def _tensor(name: str, values: np.ndarray, kind: int) -> TensorProto:
     else:
         made.raw_data = np.ascontiguousarray(values).tobytes()
     return made
-

@@ -92,8 +92,8 @@ def require_runtime(wish: Wish) -> None:
     """
     if wish.to == "fp8" and wish.runtime not in TENSORRT:
         raise InputError(
-            f"FP8 has kernels in TensorRT alone (compute capability 8.9 and above), and the runtime is {wish.runtime!r};"
-            " give --runtime tensorrt or tensorrt-rtx"
+            f"FP8 has kernels in TensorRT alone (compute capability 8.9 and above), and the runtime is"
+            f" {wish.runtime!r}; give --runtime tensorrt or tensorrt-rtx"
         )
 
 
@@ -207,10 +207,11 @@ def _conditions(
         if not c.reason:
             by_source[c.source].append(c)
     groups = {name: group for name, cs in by_source.items() if (group := group_of(graph, cs)) is not None}
-    groups = {name: g for name, g in groups.items() if g.free or wish.runtime not in ONNXRUNTIME}
+    groups = {name: g for name, g in groups.items() if g.free or (g.scale is None and wish.runtime not in ONNXRUNTIME)}
     if not samples:
         return {}
-    seen = observe(proto, {name: by_source[name][0].axis for name in groups}, samples, progress)
+    axes = {name: -1 if g.free else by_source[name][0].axis for name, g in groups.items()}
+    seen = observe(proto, axes, samples, progress)
     conditions: dict[str, Condition] = {}
     for done, (name, group) in enumerate(groups.items()):
         if progress is not None:
@@ -248,7 +249,7 @@ def _planned(
     plans: dict[str, Plan] = {}
     told: list[Layer] = []
     for c in layers:
-        layer = Layer(c.result, c.op, c.module, c.input, "float", c.reason, migrated=tuple(kinds[c.plan.tensor]))
+        layer = Layer(c.result, c.op, c.module, c.input, "float", c.reason, migrated=tuple(kinds[c.result]))
         reason = c.reason or (_useless(seen.get(c.input)) if form is not None else "")
         if reason:
             told.append(replace(layer, reason=reason))
@@ -297,23 +298,22 @@ def _judge(
 
     optimize = wish.runtime in ONNXRUNTIME
     float32 = judge.run(proto, split.judging, optimize)
-    reference: judge.Outputs = []
+    reference: judge.Outputs = [dict(outputs) for outputs in float32]
     notes: list[str] = []
     try:
-        runner = File64Runner(proto)
+        runner, start = File64Runner(proto), time.perf_counter()
         for number, sample in enumerate(split.judging):
             if progress is not None:
                 progress("float64", number, len(split.judging))
-            start = time.perf_counter()
-            reference.append(dict(runner.infer(sample)))
-            if (time.perf_counter() - start) * len(split.judging) > _LONG:
+            reference[number] = dict(runner.infer(sample))
+            if time.perf_counter() - start > _LONG and number + 1 < len(reference):
+                notes.append(
+                    f"{number + 1} of {len(reference)} batches were judged against float64, the others against float32:"
+                    " float64 takes too long"
+                )
                 break
     except NormdeployError as error:
         notes.append(f"judged against float32: {error}")
-        reference = []
-    if len(reference) < len(split.judging):
-        notes += [] if notes else ["judged against float32: float64 would take more than a minute"]
-        reference = [{name: np.asarray(v) for name, v in outputs.items()} for outputs in float32]
     return judge.Judge(split.judging, reference, wish.policy, optimize), float32, notes
 
 

@@ -53,7 +53,9 @@ def split(given: Sequence[str | os.PathLike[str] | Mapping[str, Any]], inputs: S
         smaller = replace(first, opt=-(-rows // 2))
         cases = _cases(given, [replace(spec, shape=_with(spec, first.name, smaller.opt)) for spec in inputs])
     parts = [[case.make() for case in cases[start::2]] for start in (0, 1)]
-    for part, case in ((feeds, case) for start in (0, 1) for feeds, case in zip(parts[start], cases[start::2], strict=True)):
+    for part, case in (
+        (feeds, case) for start in (0, 1) for feeds, case in zip(parts[start], cases[start::2], strict=True)
+    ):
         _require_finite(part, case.name)
     _require_different([*parts[0], *parts[1]])
     return Split(tuple(parts[0]), tuple(parts[1]))
@@ -64,7 +66,7 @@ def _with(spec: InputSpec, name: str | None, opt: int) -> tuple[Any, ...]:
 
 
 def _cases(given: Sequence[Any], inputs: Sequence[InputSpec]) -> list[Case]:
-    model = Signature(tuple(inputs), (), "onnx")
+    model = Signature(inputs=tuple(inputs), outputs=(), kind="onnx")
     cases: list[Case] = []
     for number, item in enumerate(given):
         if isinstance(item, Mapping):

@@ -48,6 +48,7 @@ apply is null.
         ep_context; null or false: not asked for), capability (the library's: "STANDARD"), notes, ep_context (null where
         path is the engine itself: mode "embed" | "file", file: the engine's beside it, partition, architecture,
         sdk_version)
+    quantization  null, or `normdeploy.quantization.account.Account` as it stands
     precision   null, or to ("fp16" | "bf16"), islands (what stayed float32: kind "norm" | "statistics" | "constant" |
         "range" | "positions" | "logarithm" | "logits" | "no half form" | "control flow" | "as written", op, module,
         tensor, reason,
@@ -116,11 +117,13 @@ from .bench import show_race
 from .bisect import show_bisection
 from .inspect import show_explanations
 from .precision import show_precision
+from .quantization import show_quantization
 from .tables import show_engine, show_inference, show_norms, show_parity
 
 if TYPE_CHECKING:
     from ..engines.build import Engine
     from ..precision.precision import Account
+    from ..quantization.account import Account as Quantization
     from ..verbs.bench.bench import Race
     from ..verbs.bisect.bisect import Bisection
     from ..verbs.run import Inference
@@ -139,6 +142,7 @@ class Report:
     engine: Engine | None = None
     parity: Comparison | None = None
     precision: Account | None = None
+    quantization: Quantization | None = None
     inference: Inference | None = None
     bisection: Bisection | None = None
     race: Race | None = None
@@ -165,6 +169,7 @@ class Report:
             "pictures": summary.pictures if summary else (),
             "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
             "precision": self.precision,
+            "quantization": self.quantization,
             "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
             "bisection": None if self.bisection is None else self.bisection.to_json(),
             "race": None if self.race is None else vars(self.race),  # a race with a wrong answer is false
@@ -187,6 +192,8 @@ class Report:
                 show_norms(console, summary, planned=self.verb == "inspect")
         if self.precision is not None:
             show_precision(console, _printable(self.precision))
+        if self.quantization is not None:
+            show_quantization(console, _printable(self.quantization))
         if self.engine is not None:
             show_engine(console, _printable(self.engine))
         if self.parity is not None:
