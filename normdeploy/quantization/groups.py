@@ -29,6 +29,7 @@ class Candidate:
     source: str  # the tensor that a migration would start from
     result: str  # the layer's result, an added bias included
     outputs: int
+    activated: str = ""  # of a convolution: its result, or what a Relu or Clip makes of it that alone reads it
     reason: str = ""
 
 
@@ -53,7 +54,7 @@ def _candidate(graph: Graph, linear: Linear | Refusal, form: Format, block: int)
             "",
             linear.tensor,
             0,
-            linear.reason,
+            reason=linear.reason,
         )
     node, data = linear.node, linear.data
     stored = node.inputs[linear.weight]
@@ -68,6 +69,7 @@ def _candidate(graph: Graph, linear: Linear | Refusal, form: Format, block: int)
         source_of(graph, data).y.name,
         linear.out.name,
         linear.channels,
+        _activated(graph, linear) if node.op == "Conv" else "",
     )
     if not rank:
         return replace(made, reason=f"the rank of its input {data.name!r} is not known")
@@ -79,6 +81,15 @@ def _candidate(graph: Graph, linear: Linear | Refusal, form: Format, block: int)
     if block and linear.inputs % plan.block:
         return replace(made, reason=f"its {linear.inputs} input channels are no multiple of blocks of {plan.block}")
     return made
+
+
+def _activated(graph: Graph, linear: Linear) -> str:
+    readers = graph.consumers(linear.out)
+    if graph.is_output(linear.out):
+        return ""
+    if len(readers) == 1 and readers[0].op in ("Relu", "Clip"):
+        return "" if graph.is_output(readers[0].outputs[0]) else str(readers[0].outputs[0].name)
+    return str(linear.out.name)
 
 
 def _granularity(linear: Linear, form: Format, block: int) -> tuple[int | None, None, int] | tuple[int | None]:

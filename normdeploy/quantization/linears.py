@@ -23,7 +23,8 @@ SPLIT = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNor
 class Source:
     """Where a linear layer's input comes from: y = a·z + b, seen through ``views``.
 
-    ``norm``: the node that makes z; ``affine`` is None where z and y are one tensor.
+    ``norm``: the node that makes z, None where the scale and shift is itself one; ``affine`` is None where z and y are
+    one tensor.
     """
 
     y: gs.Tensor
@@ -45,20 +46,20 @@ def linears(graph: Graph) -> list[Linear | Refusal]:
 def source_of(graph: Graph, data: gs.Tensor) -> Source:
     """What makes the input ``data`` of a linear layer."""
     y, views = views_above(graph, data)
-    tops, t = [y], y
+    tops, steps, t = [y], list[gs.Node](), y
     while len(tops) <= _LONGEST and (node := graph.producer(t)) is not None and node.op in _STEPS:
         carried = [i for i in node.inputs if not graph.is_constant(i)]
         if len(carried) != 1 or (node.op == "Div" and node.inputs[0] is not carried[0]):
             break
         t = carried[0]
+        steps.append(node)
         tops.append(t)
     for z in reversed(tops[1:]):
         node = graph.producer(z)
-        if node is None or not (node.op in DEFAULT and node.outputs[0] is z):
-            continue
-        affine = measure(graph, z, y)
+        behind = node is not None and node.op in DEFAULT and node.outputs[0] is z
+        affine = measure(graph, z, y) if behind or any(n.op == "BatchNormalization" for n in steps) else None
         if isinstance(affine, Affine):
-            return Source(y, tuple(views), z, node, affine)
+            return Source(y, tuple(views), z, node if behind else None, affine)
     node = graph.producer(y)
     if node is None or node.op not in DEFAULT or node.outputs[0] is not y:
         return Source(data, (), data, None, None)  # views of something else lead nowhere

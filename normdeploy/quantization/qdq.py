@@ -1,7 +1,8 @@
 """The file: QuantizeLinear and DequantizeLinear around linear layers, in standard ONNX.
 
 The input of a layer is quantized for that layer alone: whoever else reads it (a residual, a norm) reads what it read.
-Weights are stored quantized, behind one DequantizeLinear. Layers of one input share its pair.
+Weights are stored quantized, behind one DequantizeLinear. Layers of one input share its pair. onnxruntime computes a
+convolution in integers only where its result is quantized too: there a pair stands behind it, for all who read it.
 """
 
 from __future__ import annotations
@@ -36,21 +37,36 @@ class Plan:
     block: int = 0
 
 
-def written(proto: onnx.ModelProto, plans: Mapping[str, Plan], bias: bool = False) -> onnx.ModelProto:
+def written(
+    proto: onnx.ModelProto,
+    plans: Mapping[str, Plan],
+    bias: bool = False,
+    results: Mapping[str, tuple[str, Step]] | None = None,
+) -> onnx.ModelProto:
     """A copy of ``proto`` with the layers of ``plans`` quantized; they are named by the first result of their node.
 
     ``bias``: int32 biases behind a DequantizeLinear, as onnxruntime's integer kernels of Conv and Gemm want it; of
     others they stay float.
+    ``results``: tensor -> the layer that it is the result of, which has to be among ``plans``, and the step of a pair
+    for all who read it.
     """
     out = copied(proto)
     graph = out.graph
     work = _Writer(graph, {t.name: t for t in graph.initializer}, names(graph))
     nodes: list[onnx.NodeProto] = []
+    shared = {t: step for t, (layer, step) in (results or {}).items() if layer in plans}
+    renamed: dict[str, str] = {}
     for node in graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = renamed.get(name, name)
         plan = plans.get(node.output[0]) if node.output else None
         if plan is not None:
             work.layer(node, plan, nodes, bias)
         nodes.append(node)
+        for name in node.output:
+            if name in shared:
+                renamed[name] = work.pair(name, shared[name], nodes)
+                work.done.add(renamed[name])
     del graph.node[:]
     graph.node.extend(nodes)
     read = {i for n in nodes for i in (*n.input, *captured(n))} | {v.name for v in (*graph.output, *graph.input)}
@@ -67,6 +83,7 @@ class _Writer:
         self.weights, self.taken = weights, set(taken)
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
+        self.done: set[str] = set()  # what comes out of pairs for all readers
 
     def fresh(self, name: str) -> str:
         candidate, n = name, 1
@@ -92,7 +109,8 @@ class _Writer:
         node.input[plan.weight] = self._pairs[key]
         if plan.step is None:
             return
-        node.input[plan.data] = self.pair(node.input[plan.data], plan.step, nodes)
+        if node.input[plan.data] not in self.done:
+            node.input[plan.data] = self.pair(node.input[plan.data], plan.step, nodes)
         if bias and len(node.input) > 2 and node.input[2] in self.weights and plan.form.integers:
             self.bias(node, plan, scales, nodes)
 

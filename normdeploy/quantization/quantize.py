@@ -36,7 +36,7 @@ from .migrate import Condition, migrated
 from .observe import Seen, observe
 from .qdq import Plan, written
 from .samples import Split
-from .steps import FP8, INT4, INT8, UINT8, Format, step_of
+from .steps import FP8, INT4, INT8, UINT8, Format, Step, step_of
 
 PROPERTY = "normdeploy.quantization"
 BLOCK = 64  # input channels that share a scale in INT4: TensorRT takes it, and onnxruntime
@@ -126,8 +126,9 @@ def quantized(
     conditions = _conditions(graph, layers, before, wish, samples, progress)
     moved, migrations = migrated(before, conditions)
     left = _fit(candidates(Graph(moved), wish.weight, wish.block), wish)
-    plans, layers_told = _planned(moved, left, wish, samples, migrations, progress)
-    work = Chosen(moved, plans, lambda chosen: _written(moved, chosen, wish), ())
+    plans, results, layers_told = _planned(moved, left, wish, samples, migrations, progress)
+    bias = wish.runtime in ONNXRUNTIME
+    work = Chosen(moved, plans, lambda chosen: written(moved, chosen, bias, results), ())
     notes: list[str] = []
     if split is not None:
         names = {c.plan.tensor: c.result for c in left}
@@ -230,14 +231,15 @@ def _planned(
     samples: Sequence[Mapping[str, np.ndarray]],
     migrations: Sequence[Migration],
     progress: Progress | None,
-) -> tuple[dict[str, Plan], tuple[Layer, ...]]:
-    """How each layer would be written, and the account of it."""
+) -> tuple[dict[str, Plan], dict[str, tuple[str, Step]], tuple[Layer, ...]]:
+    """How each layer would be written, the results that are quantized for all who read them, and the account."""
     ready = [c for c in layers if not c.reason]
     seen: Mapping[str, Seen] = {}
     ends: Mapping[str, tuple[float, float]] = {}
     form = wish.activation
     if form is not None:
-        seen = observe(proto, {c.input: c.axis for c in ready}, samples, progress)
+        behind = {c.activated: 1 for c in ready if c.activated and wish.runtime in ONNXRUNTIME}
+        seen = observe(proto, behind | {c.input: c.axis for c in ready}, samples, progress)
         ends = {name: (float(s.low.min()), float(s.high.max())) for name, s in seen.items()}
         if wish.calibration != "minmax" and seen:
             ends = calibrated(proto, list(seen), samples, wish.calibration, form is not UINT8, progress)
@@ -247,6 +249,7 @@ def _planned(
             for name in m.linears:
                 kinds[name].append(m.kind)
     plans: dict[str, Plan] = {}
+    results: dict[str, tuple[str, Step]] = {}
     told: list[Layer] = []
     for c in layers:
         layer = Layer(c.result, c.op, c.module, c.input, "float", c.reason, migrated=tuple(kinds[c.result]))
@@ -256,6 +259,8 @@ def _planned(
             continue
         step = None if form is None else step_of(*ends[c.input], form)
         plans[c.plan.tensor] = replace(c.plan, step=step)
+        if form is not None and c.activated in ends and wish.runtime in ONNXRUNTIME:
+            results[c.activated] = c.plan.tensor, step_of(*ends[c.activated], form)
         low, high = ends.get(c.input, (None, None))
         told.append(
             replace(
@@ -269,7 +274,7 @@ def _planned(
                 zero_point=None if step is None else step.zero_point,
             )
         )
-    return plans, tuple(told)
+    return plans, results, tuple(told)
 
 
 def _useless(seen: Seen | None) -> str:
@@ -284,10 +289,6 @@ def _granularity(c: Candidate) -> str:
     if c.plan.block:
         return f"{c.plan.form.name} in blocks of {c.plan.block}"
     return f"{c.plan.form.name} for each of {c.outputs} channels" if c.plan.axis is not None else c.plan.form.name
-
-
-def _written(proto: onnx.ModelProto, plans: Mapping[str, Plan], wish: Wish) -> onnx.ModelProto:
-    return written(proto, plans, bias=wish.runtime in ONNXRUNTIME)
 
 
 def _judge(

@@ -1,0 +1,178 @@
+"""Migrations: the same function in float64 at any input, no more nodes than are needed, and refusals with a reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from normdeploy.quantization.account import Migration
+from normdeploy.quantization.migrate import Condition, migrated
+from normdeploy.runtimes.file64 import File64Runner
+from tests.half_graphs import text
+
+RNG = np.random.default_rng(5)
+GAMMA, BETA = RNG.uniform(-3, 3, 8), RNG.uniform(-2, 2, 8)
+W, B = RNG.standard_normal((8, 5)), RNG.standard_normal(5)
+SHAPE = {"inputs": "float[b,3,8] x", "outputs": "float[b,3,5] y"}
+NORM = "n = LayerNormalization <axis=-1> (x, gamma, beta) "
+
+
+def same(before: onnx.ModelProto, after: onnx.ModelProto, name: str = "x") -> None:
+    """Equal in float64 but for the rounding of the constants to float32."""
+    onnx.checker.check_model(after, full_check=True)
+    runners = [File64Runner(before), File64Runner(after)]
+    width = before.graph.input[0].type.tensor_type.shape.dim
+    for rows in (1, 4):
+        shape = [d.dim_value or rows for d in width]
+        for scale, shift in ((1.0, 0.0), (1e-3, 0.0), (50.0, 300.0)):
+            x = (np.random.default_rng(rows).standard_normal(shape) * scale + shift).astype(np.float32)
+            a, b = (runner.infer({name: x}) for runner in runners)
+            for key in a:
+                # each constant is rounded once to 24 bits; a product of 8 terms of about one adds 8 of these
+                bound = 32 * 2.0**-24 * (1 + np.abs(a[key]).max())
+                assert np.abs(a[key] - b[key]).max() <= bound, key
+
+
+def ops(proto: onnx.ModelProto) -> list[str]:
+    return [n.op_type for n in proto.graph.node]
+
+
+def made(migrations: tuple[Migration, ...]) -> list[str]:
+    assert all(m.certificate is not None and m.certificate.method == "exact" for m in migrations if m.status == "made")
+    return [m.kind for m in migrations if m.status == "made"]
+
+
+def test_gamma_and_beta_go_into_every_layer_behind() -> None:
+    body = NORM + "a = MatMul(n, w) b = MatMul(n, w2) c = Add(a, bias) y = Add(b, c)"
+    proto = text(body, **SHAPE, gamma=GAMMA, beta=BETA, w=W, w2=RNG.standard_normal((8, 5)), bias=B)
+    after, migrations = migrated(proto)
+    assert made(migrations) == ["gamma and beta"] * 2
+    same(proto, after)
+    norm = next(n for n in after.graph.node if n.op_type == "LayerNormalization")
+    assert len(norm.input) == 2  # no beta
+    scale = next(t for t in after.graph.initializer if t.name == norm.input[1])
+    assert (onnx.numpy_helper.to_array(scale) == 1).all()
+    assert "Mul" not in ops(after)  # nobody else reads the norm
+
+
+@pytest.mark.parametrize("who", ["residual", "output"])
+def test_who_else_reads_the_norm_reads_what_it_read(who: str) -> None:
+    body = NORM + "m = MatMul(n, w) "
+    outputs = "float[b,3,8] y"
+    if who == "residual":
+        body += "y = Add(m, n)"
+    else:
+        body, outputs = (
+            body.replace("m = ", "y = ").replace("n = ", "k = ").replace("(n,", "(k,"),
+            ("float[b,3,8] y, float[b,3,8] k"),
+        )
+    proto = text(body, "float[b,3,8] x", outputs, gamma=GAMMA, beta=BETA, w=RNG.standard_normal((8, 8)))
+    after, migrations = migrated(proto)
+    assert made(migrations) == ["gamma and beta"]
+    assert ops(after).count("Mul") == 1  # (n/s)·(γ·s) on the other path
+    same(proto, after)
+
+
+def test_a_condition_is_written_into_the_norm() -> None:
+    s = np.exp2(RNG.integers(-4, 1, 8)).astype(float)
+    proto = text(NORM + "y = MatMul(n, w)", **SHAPE, gamma=GAMMA, beta=BETA, w=W)
+    after, migrations = migrated(proto, {"n": Condition(s, None, "smooth", 0.5)})
+    assert [(m.kind, m.alpha) for m in migrations] == [("smooth", 0.5)]
+    assert made(migrations) == ["smooth"]
+    same(proto, after)
+    norm = next(n for n in after.graph.node if n.op_type == "LayerNormalization")
+    scale = next(t for t in after.graph.initializer if t.name == norm.input[1])
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(scale), 1 / s)
+
+
+@pytest.mark.parametrize("shift", [None, RNG.standard_normal(8)], ids=["scale", "scale and shift"])
+def test_behind_no_norm_a_condition_is_two_ops_at_most(shift: np.ndarray | None) -> None:
+    s = np.exp2(RNG.integers(-4, 1, 8)).astype(float)
+    proto = text("t = Tanh(x) m = MatMul(t, w) y = Add(m, bias)", **SHAPE, w=W, bias=B)
+    after, migrations = migrated(proto, {"t": Condition(s, shift)})
+    assert made(migrations) == ["smooth"]
+    assert ops(after) == ["Tanh", *(["Sub"] if shift is not None else []), "Div", "MatMul", "Add"]
+    same(proto, after)
+
+
+def test_a_condition_for_nobody_changes_nothing() -> None:
+    proto = text("t = Tanh(x) y = MatMul(t, w)", **SHAPE, w=W)
+    after, migrations = migrated(proto, {"other": Condition(np.full(8, 0.5))})
+    assert migrations == ()
+    assert ops(after) == ops(proto)
+
+
+def test_scales_of_a_batch_norm_go_through_views_into_a_layer() -> None:
+    body = (
+        "h = BatchNormalization(x, gamma, beta, mean, var) t = Transpose<perm=[0, 2, 1]>(h) m = MatMul(t, w) "
+        "y = Add(m, bias)"
+    )
+    proto = text(body, "float[b,8,3] x", "float[b,3,5] y", gamma=GAMMA, beta=BETA, mean=BETA, var=GAMMA**2, w=W, bias=B)
+    after, migrations = migrated(proto)
+    assert made(migrations) == ["gamma and beta"]
+    assert "BatchNormalization" not in ops(after)
+    same(proto, after)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (NORM.replace("(x, gamma, beta)", "(x, g, beta)").replace("n =", "g = Relu(gamma_in) n ="), "no constant"),
+    ],
+)
+def test_what_is_no_constant_is_refused(body: str, why: str) -> None:
+    proto = text(body + "y = MatMul(n, w)", "float[b,3,8] x, float[8] gamma_in", "float[b,3,5] y", beta=BETA, w=W)
+    after, migrations = migrated(proto)
+    assert [m.status for m in migrations] == ["refused"]
+    assert why in migrations[0].reason
+    assert ops(after) == ops(proto)
+
+
+def test_a_padded_convolution_does_not_take_the_shift() -> None:
+    body = "h = BatchNormalization(x, gamma, beta, mean, var) r = Identity(h) y = Conv<pads=[1, 1, 1, 1]>(r, k)"
+    proto = text(
+        body,
+        "float[b,8,4,4] x",
+        "float[b,2,4,4] y",
+        gamma=GAMMA,
+        beta=BETA,
+        mean=BETA,
+        var=GAMMA**2,
+        k=RNG.standard_normal((2, 8, 3, 3)),
+    )
+    after, migrations = migrated(proto)
+    assert [m.status for m in migrations] == ["refused"]
+    assert "pads" in migrations[0].reason
+    same(proto, after)
+
+
+def test_a_weight_of_two_layers_is_taken_by_each() -> None:
+    """A tied weight: one layer behind a norm, one that reads the model's input."""
+    proto = text(NORM + "a = MatMul(n, w) b = MatMul(x, w) y = Add(a, b)", **SHAPE, gamma=GAMMA, beta=BETA, w=W)
+    after, migrations = migrated(proto)
+    assert made(migrations) == ["gamma and beta"]
+    same(proto, after)
+
+
+def test_gammas_of_zero_are_migrated() -> None:
+    gamma = GAMMA.copy()
+    gamma[[1, 4]] = 0.0
+    proto = text(NORM + "m = MatMul(n, w) y = Add(m, bias)", **SHAPE, gamma=gamma, beta=BETA, w=W, bias=B)
+    after, migrations = migrated(proto)
+    assert made(migrations) == ["gamma and beta"]
+    same(proto, after)
+
+
+def test_half_precision_is_left_alone() -> None:
+    proto = text(
+        NORM + "y = MatMul(n, w)",
+        "float16[b,3,8] x",
+        "float16[b,3,5] y",
+        gamma=GAMMA.astype(np.float16),
+        beta=BETA.astype(np.float16),
+        w=W.astype(np.float16),
+    )
+    after, migrations = migrated(proto)
+    assert migrations == ()
+    assert ops(after) == ops(proto)
