@@ -22,6 +22,7 @@ from typing import Any, Literal, TypedDict
 import normdeploy
 from normdeploy.engines.build import Engine
 from normdeploy.precision.precision import Account
+from normdeploy.quantization.account import Account as Quantization
 from normdeploy.records import Certificate, Explanation, Finding, Picture
 from normdeploy.verbs.bench.bench import Race
 from normdeploy.verbs.bisect.hunt import Fault
@@ -77,6 +78,7 @@ class Report(TypedDict):
     pictures: list[Picture]
     engine: Engine | None
     precision: Account | None
+    quantization: Quantization | None
     parity: Comparison | None
     bisection: _Bisection | None
     race: Race | None

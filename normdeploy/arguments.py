@@ -70,7 +70,9 @@ _SEVERAL = frozenset(
     }
 )
 _OPTIONAL = frozenset({"provider", "quantize", "calibration"})
-_FLAGS = frozenset({"strict", "strict_proof", "keep_io", "drift", "trust", "eval", "replace", "also_default"})
+_FLAGS = frozenset(
+    {"strict", "strict_proof", "keep_io", "dynamic", "drift", "trust", "eval", "replace", "also_default"}
+)
 _LOADING = frozenset(Loading.__annotations__)
 
 P = ParamSpec("P")

@@ -25,6 +25,7 @@ LATE = {
     "normdeploy.loading.tasks": "torch",
     "normdeploy.verbs.verify.originals": "torch",
     "normdeploy.runtimes.cuda": "torch",
+    "normdeploy.runtimes.file64": "torch",
     "normdeploy.runtimes.engine": "torch",
     # the command line starts without them: onnx and numpy take 0.3 s, rich's tables 0.07 s of the 0.2 s of ``normdeploy
     # --help``

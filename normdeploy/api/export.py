@@ -60,6 +60,7 @@ def export(
     quantize: str | None = None,
     calibration: str | None = None,
     metric: Thresholds | None = None,
+    dynamic: bool = False,
     compare_limit: int = whole.LIMIT,
     custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
@@ -93,6 +94,7 @@ def export(
         calibration: how ranges are taken of the samples: "minmax", "entropy" or "percentile".
         metric: what the quantized file has to reach on samples that do not calibrate, such as "cosine>=0.995", or
             output -> such texts; layers are left in float until it does.
+        dynamic: the ranges of activations are taken while the model runs, for int8 in onnxruntime; no samples needed.
         compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
         (`rewriting.whole`).
         custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
@@ -108,7 +110,7 @@ def export(
         check_output(output, source)
     signing.check(output)
     target = target_of(runtime, provider)
-    wish = wish_of(quantize, target, calibration, metric, calibrate, precision)
+    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic)
     samples = samples_of(calibrate if wish is None else (), precision, keep_io)
     with stage("load"):
         model = loaded(source, args, kwargs, loading, shared=True)
@@ -118,7 +120,7 @@ def export(
         )
     signature = model.signature
     attentions = precision is None and (opset is None or opset >= attention.OPSET)
-    wanted = Wanted(target, fuse, attentions=attentions, progress=progress, weights=weights)
+    wanted = Wanted(target, fuse, attentions=attentions, rows=not dynamic, progress=progress, weights=weights)
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
     del model  # in cycles, as torch's graphs are

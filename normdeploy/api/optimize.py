@@ -47,6 +47,7 @@ def optimize(
     quantize: str | None = None,
     calibration: str | None = None,
     metric: Thresholds | None = None,
+    dynamic: bool = False,
     compare_limit: int = whole.LIMIT,
     simplify: bool = True,
     dims: Sequence[str] = (),
@@ -64,8 +65,8 @@ def optimize(
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
         strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite
         input.
-        precision, calibrate, keep_io, quantize, calibration, metric, compare_limit: as for ``export``. Inputs are
-            generated from what ``export`` recorded in the file, if it did.
+        precision, calibrate, keep_io, quantize, calibration, metric, dynamic, compare_limit: as for ``export``. Inputs
+            are generated from what ``export`` recorded in the file, if it did.
         simplify: constants are computed, duplicates and dead ends removed, shapes resolved
             (`normdeploy.graphs.simplify`), where the result can be compared with the model; else norms alone are
             touched.
@@ -85,7 +86,7 @@ def optimize(
         check_output(output, source)
     signing.check(output)
     target = target_of(runtime, provider)
-    wish = wish_of(quantize, target, calibration, metric, calibrate, precision)
+    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic)
     samples = samples_of(calibrate if wish is None else (), precision, keep_io)
     with stage("load"):
         read = (
@@ -94,7 +95,9 @@ def optimize(
             else partial(load_onnx, cast("PathLike", source))
         )
         proto, weights = lifted(read())
-        wanted = Wanted(target, fuse, attentions=precision is None, progress=progress, weights=weights)
+        wanted = Wanted(
+            target, fuse, attentions=precision is None, rows=not dynamic, progress=progress, weights=weights
+        )
         signed = _signed(proto, source)
         try:
             inputs = recorded(proto).get("inputs", ())

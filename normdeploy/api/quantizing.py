@@ -10,10 +10,11 @@ import onnx
 from ..choices import TENSORRT
 from ..errors import GraphError, InputError
 from ..model import InputSpec
+from ..precision.calibrate import loadable
 from ..quantization.account import Account
 from ..quantization.quantize import Wish, described, quantized, require_runtime
 from ..quantization.samples import split
-from ..runnable import trouble
+from ..sessions import open_session
 from ..types import Progress
 from ..verbs.verify.policy import Thresholds, policy_of
 
@@ -28,6 +29,7 @@ def wish_of(
     metric: Thresholds | None,
     calibrate: Calibration,
     precision: str | None,
+    dynamic: bool = False,
 ) -> Wish | None:
     """What is asked for, looked at before any work; None where nothing is to be quantized.
 
@@ -35,9 +37,10 @@ def wish_of(
         InputError: options contradict each other, or the runtime has no kernels.
     """
     if quantize is None:
-        if metric or calibration:
+        if metric or calibration or dynamic:
             raise InputError(
-                "metric and calibration are for quantization alone; ask for it with quantize, int8, fp8 or int4"
+                "metric, calibration and dynamic are for quantization alone; ask for it with quantize: int8, fp8 or"
+                " int4"
             )
         return None
     if precision is not None:
@@ -45,13 +48,14 @@ def wish_of(
             f"{quantize} and {precision} in one file are not written; leave one out (what is not quantized stays"
             " float32)"
         )
-    if not calibrate and quantize != "int4":
+    if not calibrate and quantize != "int4" and not dynamic:
         raise InputError(
-            f"{quantize} takes ranges of samples; give some with --calibrate samples.npz (INT4 weights do without)"
+            f"{quantize} takes ranges of samples; give some with --calibrate samples.npz (INT4 weights do without, and"
+            " --dynamic in onnxruntime)"
         )
     if metric and not calibrate:
         raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
-    wish = Wish(quantize, runtime, calibration or "minmax", policy_of(None, metric))
+    wish = Wish(quantize, runtime, calibration or "minmax", policy_of(None, metric), dynamic)
     require_runtime(wish)
     return wish
 
@@ -70,9 +74,13 @@ def quantized_file(
     """
     samples = split(calibrate, described(proto, inputs)) if calibrate else None
     made, account = quantized(proto, wish, samples, inputs, progress)
-    if wish.runtime not in TENSORRT and (fault := trouble(made)) is not None:
-        raise GraphError(
-            f"the quantized file would not run, and nothing is written: {fault.message}; leave --quantize out, and"
-            " please report it"
-        )
+    if wish.runtime not in TENSORRT:
+        try:
+            with loadable(made) as file:
+                open_session(file, optimize=True)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise GraphError(
+                f"the quantized file would not run, and nothing is written: {' '.join(str(error).split())[:300]}; leave"
+                " --quantize out, and please report it"
+            ) from error
     return made, account

@@ -87,17 +87,27 @@ QuantizeOption = Annotated[
 ]
 CalibrationOption = Annotated[
     Calibrator | None,
-    typer.Option("--calibration", help="With --quantize: how ranges are taken of the samples; minmax without it."),
+    typer.Option(
+        "--calibration",
+        metavar="METHOD",
+        help="With --quantize: how ranges are taken of the samples, minmax (without it), entropy or percentile.",
+    ),
 ]
 MetricOption = Annotated[
     list[str] | None,
     typer.Option(
         "--metric",
-        metavar="[OUTPUT=]NAME>=X",
+        metavar=r"'\[OUT=]NAME>=X'",
         help=(
             "With --quantize: what the file has to reach on samples that do not calibrate, such as cosine:0.995; layers"
             " stay float until it does. Repeatable."
         ),
+    ),
+]
+DynamicOption = Annotated[
+    bool,
+    typer.Option(
+        "--dynamic", help="With --quantize int8: take ranges while the model runs, in onnxruntime; without samples."
     ),
 ]
 KeepIO = Annotated[bool, typer.Option("--keep-io", help="With --precision: inputs and outputs stay float32.")]

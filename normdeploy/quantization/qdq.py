@@ -25,7 +25,7 @@ class Plan:
 
     ``tensor``: the first result of its node. ``data``, ``weight``: which of its inputs. ``step``: of its input, None
     where the weight alone is quantized. ``axis``: of the weight, along which there is a scale for each place, or for
-    each ``block`` of them; None: one scale.
+    each ``block`` of them; None: one scale. ``dynamic``: the input's step is taken of it each time.
     """
 
     tensor: str
@@ -35,6 +35,7 @@ class Plan:
     axis: int | None
     step: Step | None = None
     block: int = 0
+    dynamic: bool = False
 
 
 def written(
@@ -60,6 +61,9 @@ def written(
         for i, name in enumerate(node.input):
             node.input[i] = renamed.get(name, name)
         plan = plans.get(node.output[0]) if node.output else None
+        if plan is not None and plan.dynamic:
+            nodes += work.dynamic(node, plan)
+            continue
         if plan is not None:
             work.layer(node, plan, nodes, bias)
         nodes.append(node)
@@ -140,6 +144,34 @@ class _Writer:
             nodes.append(helper.make_node("DequantizeLinear", [q, *ends], [out], name=out))
             self._pairs[key] = out
         return self._pairs[key]
+
+    def dynamic(self, node: onnx.NodeProto, plan: Plan) -> list[onnx.NodeProto]:
+        """A MatMul as DynamicQuantizeLinear and MatMulInteger, whose sums are scaled: the nodes that onnxruntime joins
+        (ONNX operator schemas DynamicQuantizeLinear-11, MatMulInteger-10)."""
+        nodes: list[onnx.NodeProto] = []
+        name, weight = node.input[plan.data], node.input[plan.weight]
+        if ("dynamic", name) not in self._pairs:
+            made = [self.fresh(f"{name}_{part}") for part in ("uint8", "scale", "zero_point")]
+            nodes.append(helper.make_node("DynamicQuantizeLinear", [name], made, name=made[0]))
+            self._pairs["dynamic", name] = "\n".join(made)
+        x, scale, zero_point = self._pairs["dynamic", name].split("\n")
+        if ("integers", weight) not in self._pairs:
+            w = numpy_helper.to_array(self.weights[weight])
+            scales = weight_scales(w, plan.axis, plan.form)
+            q = codes(w, laid(scales, w.shape, plan.axis), plan.form)
+            parts = [
+                self.constant(f"{weight}_{plan.form.name}", q, plan.form.onnx),
+                self.constant(f"{weight}_scale", scales, TensorProto.FLOAT),
+            ]
+            self._pairs["integers", weight] = "\n".join(parts)
+        q_name, w_scale = self._pairs["integers", weight].split("\n")
+        sums, cast, both = (self.fresh(f"{node.output[0]}_{part}") for part in ("sums", "float", "scale"))
+        nodes.append(helper.make_node("MatMulInteger", [x, q_name, zero_point], [sums], name=sums))
+        nodes.append(helper.make_node("Cast", [sums], [cast], name=cast, to=TensorProto.FLOAT))
+        nodes.append(helper.make_node("Mul", [scale, w_scale], [both], name=both))
+        last = helper.make_node("Mul", [cast, both], [node.output[0]], name=node.name)
+        last.metadata_props.extend(node.metadata_props)
+        return [*nodes, last]
 
     def bias(self, node: onnx.NodeProto, plan: Plan, scales: np.ndarray, nodes: list[onnx.NodeProto]) -> None:
         """The bias in steps of input times weight, which is what the integer product counts in."""

@@ -48,12 +48,14 @@ _QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "Dynamic
 @dataclass(frozen=True)
 class Wish:
     """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form; ``calibration``: "minmax", "entropy" or "percentile";
-    ``policy``: the metrics that the file is to reach; ``float``: results of layers that stay float."""
+    ``policy``: the metrics that the file is to reach. ``dynamic``: the ranges of activations are taken while the model
+    runs, in onnxruntime alone."""
 
     to: str
     runtime: str = "any"
     calibration: str = "minmax"
     policy: Policy = field(default_factory=Policy)
+    dynamic: bool = False
 
     @property
     def weight(self) -> Format:
@@ -61,7 +63,7 @@ class Wish:
 
     @property
     def activation(self) -> Format | None:
-        if self.to == "int4":
+        if self.to == "int4" or self.dynamic:
             return None
         return UINT8 if self.to == "int8" and self.runtime in ONNXRUNTIME else self.weight
 
@@ -90,6 +92,11 @@ def require_runtime(wish: Wish) -> None:
     Raises:
         InputError: the runtime has no kernels for what is wished.
     """
+    if wish.dynamic and (wish.runtime not in ONNXRUNTIME or wish.to != "int8"):
+        raise InputError(
+            f"ranges that are taken while the model runs are for int8 in onnxruntime, and {wish.to} for"
+            f" {wish.runtime!r} is asked for; give --runtime onnxruntime, or samples in the place of --dynamic"
+        )
     if wish.to == "fp8" and wish.runtime not in TENSORRT:
         raise InputError(
             f"FP8 has kernels in TensorRT alone (compute capability 8.9 and above), and the runtime is"
@@ -145,7 +152,7 @@ def quantized(
     )
     told = tuple(replace(layer, error=work.errors.get(layer.tensor)) for layer in told)
     _state(out, wish)
-    calibration = wish.calibration if wish.activation is not None else "none"
+    calibration = "dynamic" if wish.dynamic else wish.calibration if wish.activation is not None else "none"
     counts = split.counts if split is not None else (0, 0)
     account = Account(
         wish.to,
@@ -185,12 +192,14 @@ def _raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 def _fit(layers: list[Candidate], wish: Wish) -> list[Candidate]:
     """With the reason at those that the runtime has no kernel for."""
-    if wish.to == "int8":
+    if wish.to == "int8" and not wish.dynamic:
         return layers
-    name = {"int4": "INT4 weights are", "fp8": "FP8 is"}[wish.to]
+    name = {"int4": "INT4 weights are", "fp8": "FP8 is", "int8": "a range taken while the model runs is"}[wish.to]
+    ops = ("MatMul",) if wish.dynamic else ("MatMul", "Gemm")
+    fit = [c.op in ops and not (wish.dynamic and c.plan.weight == 0) for c in layers]
     return [
-        replace(c, reason=f"{name} for MatMul and Gemm") if not c.reason and c.op not in ("MatMul", "Gemm") else c
-        for c in layers
+        c if c.reason or good else replace(c, reason=f"{name} for {' and '.join(ops)}")
+        for c, good in zip(layers, fit, strict=True)
     ]
 
 
@@ -214,11 +223,12 @@ def _conditions(
     axes = {name: -1 if g.free else by_source[name][0].axis for name, g in groups.items()}
     seen = observe(proto, axes, samples, progress)
     conditions: dict[str, Condition] = {}
+    form = UINT8 if wish.dynamic else wish.activation
     for done, (name, group) in enumerate(groups.items()):
         if progress is not None:
             progress("smooth", done, len(groups))
         if name in seen:
-            condition = condition_of(group, seen[name], wish.activation, wish.weight, wish.block)
+            condition = condition_of(group, seen[name], form, wish.weight, wish.block)
             if condition is not None:
                 conditions[name] = condition
     return conditions
@@ -258,7 +268,7 @@ def _planned(
             told.append(replace(layer, reason=reason))
             continue
         step = None if form is None else step_of(*ends[c.input], form)
-        plans[c.plan.tensor] = replace(c.plan, step=step)
+        plans[c.plan.tensor] = replace(c.plan, step=step, dynamic=wish.dynamic)
         if form is not None and c.activated in ends and wish.runtime in ONNXRUNTIME:
             results[c.activated] = c.plan.tensor, step_of(*ends[c.activated], form)
         low, high = ends.get(c.input, (None, None))
@@ -267,7 +277,7 @@ def _planned(
                 layer,
                 status="quantized",
                 weight=_granularity(c),
-                activation="" if form is None else form.name,
+                activation="uint8, dynamic" if wish.dynamic else "" if form is None else form.name,
                 low=low,
                 high=high,
                 scale=None if step is None else step.scale,

@@ -36,7 +36,7 @@ class _Layer:
 def by_rows(work: Work, node: gs.Node) -> None:
     """Write the layer that begins at the MatMul ``node`` as Reshape, Gemm, Reshape."""
     graph = work.graph
-    if work.wanted.runtime != USUAL or graph.opset < _OPSET:
+    if work.wanted.runtime != USUAL or not work.wanted.rows or graph.opset < _OPSET:
         return
     layer = _layer(graph, node)
     if layer is None:

@@ -37,6 +37,7 @@ class Wanted:
     attentions: bool = (
         True  # whether an attention may become one node, where the runtime runs that faster: not before half precision
     )
+    rows: bool = True  # whether linear layers may become Gemm over rows: not before they compute in integers
     census: bool = False  # whether findings shall hold all that there is to know of a norm
     progress: Progress | None = None  # called with (stage, done, total)
     weights: Weights | None = field(

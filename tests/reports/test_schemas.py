@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 import jsonschema
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -70,6 +71,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
     run("export", "export", "@model.pt2", "-o", "@model.onnx")
     run("export in half", "export", "@model.pt2", "-o", "@half.onnx", "--precision", "fp16")
+    np.savez(folder / "samples.npz", input=np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32))
+    quantize = ("--quantize", "int8", "--calibrate", "@samples.npz", "--metric", "cosine:0.9")
+    run("export in integers", "export", "@model.pt2", "-o", "@int8.onnx", *quantize)
     run("optimize", "optimize", "@hand.onnx", "-o", "@out.onnx")
     run("inspect", "inspect", "@hand.onnx")
     run("explained", "inspect", "@hand.onnx", "--explain", "y")

@@ -1,0 +1,236 @@
+"""Whole models quantized: what is near enough, what stays float and why, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from normdeploy.errors import InputError
+from normdeploy.graphs.graph import Graph
+from normdeploy.model import Dim, InputSpec
+from normdeploy.quantization.account import Account
+from normdeploy.quantization.groups import candidates
+from normdeploy.quantization.observe import observe
+from normdeploy.quantization.qdq import written
+from normdeploy.quantization.quantize import Wish, asked, quantized
+from normdeploy.quantization.samples import Split, split
+from normdeploy.quantization.steps import INT8, step_of
+from normdeploy.runtimes.file64 import File64Runner
+from normdeploy.verbs.verify.metrics import cosine
+from normdeploy.verbs.verify.policy import policy_of
+from tests.half_graphs import text
+from tests.support import run_onnxruntime
+
+RNG = np.random.default_rng(11)
+WIDTH = 64
+SPECS = [InputSpec("x", "float32", (Dim("b", 1, 8, 64), Dim.static(WIDTH)))]
+X = (RNG.standard_normal((64, WIDTH)) * np.exp(RNG.standard_normal(WIDTH))).astype(np.float32)
+GAMMA = np.where(np.arange(WIDTH) % 16 == 0, 40.0, 0.5) * RNG.uniform(0.5, 1.5, WIDTH)  # some channels stand out
+WEIGHTS: dict[str, Any] = {
+    "gamma": GAMMA,
+    "beta": RNG.standard_normal(WIDTH) * GAMMA,
+    "w1": RNG.standard_normal((WIDTH, 128)) / np.maximum(GAMMA, 1)[:, None] / 8,
+    "b1": RNG.standard_normal(128) / 4,
+    "w2": RNG.standard_normal((128, WIDTH)) / 11,
+    "b2": RNG.standard_normal(WIDTH) / 4,
+    "one": np.ones(WIDTH),
+    "zero": np.zeros(WIDTH),
+}
+BODY = (
+    "n = LayerNormalization(x, gamma, beta) m = MatMul(n, w1) a = Add(m, b1) h = Relu(a) p = MatMul(h, w2)"
+    " q = Add(p, b2) r = Add(q, n) y = LayerNormalization(r, one, zero)"
+)
+
+
+@pytest.fixture(scope="module")
+def block() -> onnx.ModelProto:
+    """A block of an encoder: norm, two layers, the residual that reads the norm too, norm."""
+    return text(BODY, f"float[b,{WIDTH}] x", f"float[b,{WIDTH}] y", **WEIGHTS)
+
+
+@pytest.fixture(scope="module")
+def halves() -> Split:
+    return split([{"x": X}], SPECS)
+
+
+def wish(to: str = "int8", runtime: str = "any", metric: str | None = None, **more: Any) -> Wish:
+    return Wish(to, runtime, policy=policy_of(None, metric), **more)
+
+
+def worst(proto: onnx.ModelProto, made: onnx.ModelProto, x: np.ndarray = X) -> float:
+    """The least cosine of a sample, beside float64."""
+    right = File64Runner(proto).infer({"x": x})["y"]
+    (value,) = run_onnxruntime(made, {"x": x})
+    return min(cosine(a, b) for a, b in zip(value, right, strict=True))
+
+
+def quantized_layers(account: Account) -> list[str]:
+    return [layer.tensor for layer in account.layers if layer.status == "quantized"]
+
+
+@pytest.mark.parametrize(
+    ("to", "runtime", "least"),
+    # a step of 1/127 of the range is some 0.5 % of a typical value; E4M3 has steps of up to 6 %, INT4 of up to 14 %
+    [("int8", "any", 0.999), ("int8", "onnxruntime", 0.999), ("fp8", "tensorrt", 0.995), ("int4", "any", 0.98)],
+)
+def test_each_kind_is_near_the_model(
+    block: onnx.ModelProto, halves: Split, to: str, runtime: str, least: float
+) -> None:
+    made, account = quantized(block, wish(to, runtime, "cosine>=0.9"), halves, SPECS)
+    assert quantized_layers(account) == ["a", "q"]
+    assert asked(made) == to
+    assert worst(block, made) >= least
+    assert account.judged[0].met
+    assert account.calibrated == account.judging == 32
+    assert account.bytes[1] < account.bytes[0] / 2
+
+
+def test_moving_gamma_is_what_makes_it_good(block: onnx.ModelProto, halves: Split) -> None:
+    """Beside the same layers with one scale for all channels that gamma and beta have spread."""
+    made, account = quantized(block, wish(), halves, SPECS)
+    assert {m.status for m in account.migrations} == {"made"}
+    layers = candidates(Graph(block), INT8)
+    seen = observe(block, {c.input: c.axis for c in layers}, halves.calibrating)
+    ends = {name: (float(s.low.min()), float(s.high.max())) for name, s in seen.items()}
+    plain = written(block, {c.plan.tensor: replace(c.plan, step=step_of(*ends[c.input], INT8)) for c in layers})
+    assert 1 - worst(block, made) < (1 - worst(block, plain)) / 4
+
+
+def test_the_residual_reads_float(block: onnx.ModelProto, halves: Split) -> None:
+    made, _ = quantized(block, wish(), halves, SPECS)
+    makers = {o: n.op_type for n in made.graph.node for o in n.output}
+    readers = {i: n.op_type for n in made.graph.node for i in n.input}
+    assert all(readers[o] == "MatMul" for n in made.graph.node if n.op_type == "DequantizeLinear" for o in n.output)
+    residual = next(n for n in made.graph.node if n.output[0] == "r")
+    assert "DequantizeLinear" not in {makers.get(i) for i in residual.input}
+
+
+def test_forms_of_the_runtimes(block: onnx.ModelProto, halves: Split) -> None:
+    """uint8 with a zero point for onnxruntime, symmetric int8 for TensorRT, a scale for each output channel."""
+    for runtime, kind in (("onnxruntime", onnx.TensorProto.UINT8), ("tensorrt", onnx.TensorProto.INT8)):
+        made, account = quantized(block, wish(runtime=runtime), halves, SPECS)
+        constants = {t.name: t for t in made.graph.initializer}
+        pairs = [n for n in made.graph.node if n.op_type == "QuantizeLinear"]
+        assert len(pairs) == 2
+        assert {constants[n.input[2]].data_type for n in pairs} == {kind}
+        if runtime == "tensorrt":
+            assert not any(np.any(onnx.numpy_helper.to_array(constants[n.input[2]])) for n in pairs)
+        weights = [n for n in made.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in constants]
+        assert [list(constants[n.input[1]].dims) for n in weights] == [[128], [WIDTH]]
+        # what a Relu gives begins at zero anyway
+        assert [layer.zero_point == 0 for layer in account.layers] == [runtime == "tensorrt", True]
+
+
+def test_the_layer_that_costs_most_stays_float(halves: Split) -> None:
+    """A weight of 90 in each channel, for a hidden unit that is never on: one scale leaves nothing of the others.
+
+    (Behind no norm onnxruntime's form takes no factors; TensorRT's does, and saves the layer.)
+    """
+    b1, w2 = WEIGHTS["b1"].copy(), WEIGHTS["w2"].copy()
+    b1[7], w2[7] = -1000.0, 90.0
+    proto = text(BODY, f"float[b,{WIDTH}] x", f"float[b,{WIDTH}] y", **{**WEIGHTS, "b1": b1, "w2": w2})
+    _, account = quantized(proto, wish(runtime="onnxruntime", metric="cosine>=0.999"), halves, SPECS)
+    assert quantized_layers(account) == ["a"]
+    assert next(layer for layer in account.layers if layer.tensor == "q").reason.startswith("its error costs more")
+    (step,) = account.exclusions
+    assert step.tensors == ("q",)
+    assert step.before < 0.999 <= step.after
+    errors = {layer.tensor: layer.error or 0.0 for layer in account.layers}
+    assert errors["q"] > 10 * errors["a"] > 0
+    _, smoothed = quantized(proto, wish(metric="cosine>=0.999"), halves, SPECS)
+    assert quantized_layers(smoothed) == ["a", "q"]
+
+
+def test_a_metric_out_of_reach_is_an_error_that_names_the_layers(block: onnx.ModelProto, halves: Split) -> None:
+    with pytest.raises(InputError, match=r"with one layer quantized.*'q'|with one layer quantized.*'a'"):
+        quantized(block, wish(metric="snr>=80"), halves, SPECS)
+    with pytest.raises(InputError, match="the float32 model reaches"):
+        quantized(block, wish(metric="snr>=300"), halves, SPECS)
+
+
+def test_dynamic_ranges_need_no_samples(block: onnx.ModelProto) -> None:
+    made, account = quantized(block, wish(runtime="onnxruntime", dynamic=True), None, SPECS)
+    assert quantized_layers(account) == ["a", "q"]
+    assert worst(block, made) >= 0.999
+    assert {"DynamicQuantizeLinear", "MatMulInteger"} <= {n.op_type for n in made.graph.node}
+
+
+@pytest.mark.parametrize("calibration", ["entropy", "percentile"])
+def test_onnxruntimes_calibrators(block: onnx.ModelProto, halves: Split, calibration: str) -> None:
+    made, account = quantized(block, wish(calibration=calibration), halves, SPECS)
+    plain = quantized(block, wish(), halves, SPECS)[1]
+    assert worst(block, made) >= 0.99
+    for ours, widest in zip(account.layers, plain.layers, strict=True):
+        assert ours.scale is not None
+        assert widest.scale is not None
+        assert 0.2 * widest.scale < ours.scale <= 1.01 * widest.scale  # they cut, and never widen
+
+
+def test_convolutions_in_onnxruntime_are_integers_from_end_to_end() -> None:
+    rng = np.random.default_rng(0)
+    k, k2 = rng.standard_normal((8, 3, 3, 3)) / 5, rng.standard_normal((8, 8, 3, 3)) / 9
+    proto = text(
+        "c = Conv<pads=[1, 1, 1, 1]>(x, k, bias) h = Relu(c) d = Conv<pads=[1, 1, 1, 1]>(h, k2) y = Add(d, h)",
+        "float[b,3,8,8] x",
+        "float[b,8,8,8] y",
+        k=k,
+        k2=k2,
+        bias=rng.standard_normal(8),
+    )
+    x = rng.standard_normal((64, 3, 8, 8)).astype(np.float32)
+    specs = [InputSpec("x", "float32", (Dim("b", 1, 4, 16), *map(Dim.static, (3, 8, 8))))]
+    made, account = quantized(proto, wish(runtime="onnxruntime"), split([{"x": x}], specs), specs)
+    assert quantized_layers(account) == ["c", "d"]
+    assert worst(proto, made, x) >= 0.999
+    kinds = {t.name: t.data_type for t in made.graph.initializer}
+    conv = next(n for n in made.graph.node if n.op_type == "Conv")
+    bias = next(n for n in made.graph.node if n.output[0] == conv.input[2])
+    assert kinds[bias.input[0]] == onnx.TensorProto.INT32
+
+
+def test_what_can_not_be_quantized_is_named(halves: Split) -> None:
+    proto = text(
+        "d = Cast<to=10>(x) e = MatMul(d, w) y = Cast<to=1>(e)",
+        f"float[b,{WIDTH}] x",
+        "float[b,4] y",
+        w=np.ones((WIDTH, 4), np.float16),
+    )
+    with pytest.raises(InputError, match="'e': its input is float16, not float32"):
+        quantized(proto, wish(), halves, SPECS)
+    with pytest.raises(InputError, match="it has no linear layer"):
+        quantized(text("y = Relu(x)"), wish(), halves, SPECS)
+
+
+def test_a_quantized_file_is_refused(block: onnx.ModelProto, halves: Split) -> None:
+    made, _ = quantized(block, wish(), halves, SPECS)
+    with pytest.raises(InputError, match=r"quantized already: it has (Quantize|Dequantize)Linear"):
+        quantized(made, wish(), halves, SPECS)
+
+
+@pytest.mark.parametrize(
+    ("samples", "why"),
+    [
+        ({"x": X[:1]}, "the same sample never calibrates and judges; give at least two"),
+        ({"z": X}, r"has no \['x'\]"),
+        ({"x": np.where(np.arange(WIDTH) == 3, np.nan, X)}, "holds a NaN or an infinity"),
+        ({"x": np.full((8, WIDTH), 2.5, np.float32)}, "are 2.5 everywhere"),
+        ({"x": X[:, :5]}, "5"),
+        ({"x": X[:0]}, "0"),
+    ],
+)
+def test_samples_that_can_not_calibrate(samples: dict[str, np.ndarray], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        split([samples], SPECS)
+
+
+def test_no_sample_calibrates_and_judges() -> None:
+    for count in (2, 3, 9, 40):
+        parts = split([{"x": X[:count]}], SPECS)
+        a, b = (np.concatenate([f["x"] for f in part]) for part in (parts.calibrating, parts.judging))
+        assert parts.counts == (len(a), len(b))
+        assert len(a) + len(b) == count
+        assert not any((row == b).all(1).any() for row in a)
