@@ -18,7 +18,7 @@ from .shown import Shown
 from .storage.files import load_onnx
 
 if TYPE_CHECKING:
-    from .quantization.account import Account as Quantization
+    from .quantization.account import Quantization
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..choices import TENSORRT
 from ..errors import GraphError, InputError
 from ..model import InputSpec
 from ..precision.calibrate import loadable
-from ..quantization.account import Account
+from ..quantization.account import Quantization
 from ..quantization.quantize import Wish, described, quantized, require_runtime
 from ..quantization.samples import split
 from ..sessions import open_session
@@ -66,7 +66,7 @@ def quantized_file(
     calibrate: Calibration,
     inputs: Sequence[InputSpec],
     progress: Progress | None,
-) -> tuple[onnx.ModelProto, Account]:
+) -> tuple[onnx.ModelProto, Quantization]:
     """
     Raises:
         InputError: the samples do not fit, or no choice of layers reaches the metrics.

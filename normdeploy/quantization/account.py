@@ -67,7 +67,7 @@ class Exclusion:
 
 
 @dataclass(frozen=True)
-class Account:
+class Quantization:
     """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form of Q and DQ was written; ``calibration``: "minmax",
     "entropy", "percentile", "dynamic" or "none"; ``calibrated`` and ``judging``: samples."""
 

@@ -1,9 +1,9 @@
 """By what the inputs of linear layers are divided and lessened before they are quantized, so that least is lost.
 
 Tried on rows that calibration saw: for each group of layers that read one tensor, the error of their products as it is
-and with factors s = max|x|^α / max|W|^(1 − α) of some α for each channel (SmoothQuant, Xiao et al., arXiv 2211.10438),
-each the nearest power of two. Behind a norm this costs nothing when the model runs; elsewhere it is one op or two in
-front of the layer, and is done where it takes away half of the error.
+and with factors s = max|x|^α / max|W|^(1 − α) of some α for each channel (SmoothQuant, Xiao et al., arXiv 2211.10438).
+Behind a norm they are powers of two and cost nothing when the model runs; elsewhere they are one op or two in front of
+the layer, and are written where they take away half of the error.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .steps import Format, rounded, rounded_weight, step_of
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _WORTH = {True: 0.95, False: 0.5}  # of the error, at most, behind a norm and elsewhere
+_FEWEST = 16  # rows, of which nothing can be said
 _FINEST = 2.0**-12  # of the largest factor: a channel that is always zero is no channel to divide by
 
 
@@ -57,34 +58,66 @@ def condition_of(
         w = w * group.scale[:, None]
     if activation is None and not group.free:
         return None
+    if len(rows) < _FEWEST:
+        return None
     lengths, form = row_lengths(rows @ w), (activation, weight, block)
-    plain = error_of(rows, w, low, high, form, lengths)
-    tried: list[tuple[float, Condition]] = []
-    moves: list[np.ndarray | None] = [None]
-    if activation is not None and activation.low < 0 and not group.free:  # no zero point does that
-        moves += [v.astype(np.float32).astype(np.float64) for v in ((low + high) / 2, np.median(rows, axis=0))]
-    for shift in moves:
-        x, bottom, top = (v if shift is None else v - shift for v in (rows, low, high))
-        if shift is not None:
-            error = error_of(x, w, bottom, top, form, lengths)
-            tried.append((error, Condition(np.ones(len(w)), shift, "shift")))
-        for alpha in ALPHAS:
-            s = factors(np.maximum(np.abs(bottom), np.abs(top)), np.abs(w).max(1), alpha)
-            error = error_of(x / s, w * s[:, None], bottom / s, top / s, form, lengths)
-            tried.append((error, Condition(s, shift, "smooth", alpha)))
-    best = min(tried, key=lambda pair: pair[0])
-    return best[1] if best[0] < _WORTH[group.free] * plain else None
+    shifts = ("", "middle", "median") if activation is not None and activation.low < 0 and not group.free else ("",)
+    halves = [(rows[i::2], rows[1 - i :: 2], lengths[1 - i :: 2]) for i in (0, 1)]
+
+    def error(shift: str, alpha: float | None) -> float:
+        """Of all rows with the range of all, and of each half with the range of the other: values that calibration did
+        not see must not be cut off."""
+        errors = [_tried(rows, rows, lengths, (low, high), w, shift, alpha, form, group.free)]
+        errors += [_tried(x, y, n, (x.min(0), x.max(0)), w, shift, alpha, form, group.free) for x, y, n in halves]
+        return float(np.sqrt(np.mean(np.square(errors))))
+
+    choices = [(shift, alpha) for shift in shifts for alpha in (None, *ALPHAS)]
+    errors = {choice: error(*choice) for choice in choices}
+    best = min(choices, key=lambda choice: errors[choice])
+    if best == ("", None) or errors[best] >= _WORTH[group.free] * errors["", None]:
+        return None
+    s, c = _factors_and_shift(rows, low, high, w, *best, powers=group.free)
+    return Condition(s, c if best[0] else None, "shift" if best[1] is None else "smooth", best[1])
 
 
-def factors(x: np.ndarray, w: np.ndarray, alpha: float) -> np.ndarray:
-    """Powers of two near max|x|^α / max|W|^(1 − α), the largest 1."""
+def _tried(
+    seen: np.ndarray,
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    ends: tuple[np.ndarray, np.ndarray],
+    w: np.ndarray,
+    shift: str,
+    alpha: float | None,
+    form: tuple[Format | None, Format, int],
+    powers: bool,
+) -> float:
+    """The error of ``rows`` with the factors and the range that ``seen`` and its ``ends`` give."""
+    low, high = ends
+    s, c = _factors_and_shift(seen, low, high, w, shift, alpha, powers)
+    return error_of((rows - c) / s, w * s[:, None], (low - c) / s, (high - c) / s, form, lengths)
+
+
+def _factors_and_shift(
+    rows: np.ndarray, low: np.ndarray, high: np.ndarray, w: np.ndarray, shift: str, alpha: float | None, powers: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Over the channels, in float32: ``shift`` "" is 0, ``alpha`` None is 1."""
+    c = {"middle": (low + high) / 2, "median": np.median(rows, axis=0)}.get(shift, np.zeros_like(low))
+    c = c.astype(np.float32).astype(np.float64)
+    if alpha is None:
+        return np.ones_like(low), c
+    return factors(np.maximum(np.abs(low - c), np.abs(high - c)), np.abs(w).max(1), alpha, powers), c
+
+
+def factors(x: np.ndarray, w: np.ndarray, alpha: float, powers: bool) -> np.ndarray:
+    """max|x|^α / max|W|^(1 − α), the largest 1; ``powers``: the nearest powers of two."""
     tiny = np.finfo(np.float32).tiny
     s = np.maximum(x, tiny) ** alpha / np.maximum(w, tiny) ** (1 - alpha)
     s = np.where((x > 0) & (w > 0), s, 0.0)
     largest = s.max(initial=0.0)
     if largest == 0:
         return np.ones_like(s)
-    return np.exp2(np.rint(np.log2(np.maximum(s / largest, _FINEST))))
+    s = np.maximum(s / largest, _FINEST)
+    return np.exp2(np.rint(np.log2(s))) if powers else s.astype(np.float32).astype(np.float64)
 
 
 def row_lengths(products: np.ndarray) -> np.ndarray:

@@ -78,7 +78,7 @@ def _candidate(graph: Graph, linear: Linear | Refusal, form: Format, block: int)
         return replace(made, reason=f"its input is {kind if kind is not None else 'of no known type'}, not float32")
     if not np.isfinite(linear.w).all():
         return replace(made, reason="its weight holds a number that is not finite")
-    if block and linear.inputs % plan.block:
+    if plan.block and linear.inputs % plan.block:
         return replace(made, reason=f"its {linear.inputs} input channels are no multiple of blocks of {plan.block}")
     return made
 

@@ -8,7 +8,7 @@ can't serve. With n = (x − mean)/sqrt(var + ε) and any s > 0 for each channel
 so the linear layer reads n/s, which the norm writes with gamma 1/s, and takes the rest into its weight and bias;
 whoever else reads y (a residual, an output, another op) reads (n/s)·(γ·s) + β. With s = 1 the channels of n have one
 variance; another s (SmoothQuant, Xiao et al., arXiv 2211.10438) trades the spread of the activations for that of the
-weights. s is a power of two, so that nothing is rounded by it.
+weights. There s is a power of two, so that nothing is rounded by it.
 
 Behind no norm the same is written as two ops in front of the layer, (y − shift)/s, with the shift of the channels
 (Wei et al., Outlier Suppression+, arXiv 2304.09145).
@@ -41,7 +41,7 @@ from .linears import SPLIT, Source, linears, source_of
 class Condition:
     """What the input of linear layers is to be divided by and, first, to be lessened by: over its channels."""
 
-    scale: np.ndarray  # powers of two
+    scale: np.ndarray  # behind a norm powers of two
     shift: np.ndarray | None = None
     kind: str = "smooth"
     alpha: float | None = None
@@ -141,9 +141,17 @@ def _split(work: _Pass, source: Source, condition: Condition | None) -> bool | s
     gamma, beta = known[0], known[1] if len(known) > 1 else None
     if gamma is None or (len(node.inputs) > 2 and beta is None):
         return f"gamma or beta of {node.op} {node.name!r} is no constant"
-    if gamma.ndim != 1 or sum(o.name != "" and bool(graph.consumers(o)) for o in node.outputs[1:]):
+    rank, axis = len(graph.shape(y) or ()), int(graph.attrs(node).get("axis", -1))
+    if (
+        gamma.ndim != 1
+        or not rank
+        or axis % rank != rank - 1
+        or sum(o.name != "" and bool(graph.consumers(o)) for o in node.outputs[1:])
+    ):
         return f"{node.op} {node.name!r} normalizes over several axes, or its statistics are read as well"
     scale = np.ones_like(gamma) if condition is None else condition.scale
+    if scale.shape != gamma.shape:
+        return f"{len(scale)} factors are given for the {len(gamma)} channels of {node.op} {node.name!r}"
     dtype = np.dtype(np.float32)
     inner = graph.constant(f"{y.name}_inverse", 1.0 / scale, dtype)
     nodes = [graph.node(node.op, [node.inputs[0], inner], y, dict(node.attrs), domain=node.domain or "")]
@@ -172,6 +180,8 @@ def _scales(graph: Graph, node: gs.Node) -> bool:
 def _folded(work: _Pass, affine: Affine, linear: Linear) -> Certificate | str:
     """Let ``linear`` read z in the place of y = a·z + b."""
     graph = work.graph
+    if linear.w.ndim != 2 and linear.node.op == "MatMul":
+        return f"{linear.title} holds a stack of weights"
     t, views = linear.data, source_of(graph, linear.data).views
     a, b = (input_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift))
     if a is None or b is None:
@@ -188,6 +198,10 @@ def _folded(work: _Pass, affine: Affine, linear: Linear) -> Certificate | str:
 def _conditioned(work: _Pass, y: gs.Tensor, linear: Linear, condition: Condition) -> Certificate | str:
     """Let ``linear`` read (y − shift)/s."""
     graph, rank = work.graph, len(graph_shape) if (graph_shape := work.graph.shape(y)) else 0
+    if linear.w.ndim != 2 and linear.node.op == "MatMul":
+        return f"{linear.title} holds a stack of weights"
+    if len(condition.scale) != linear.inputs:
+        return f"{len(condition.scale)} factors are given for the {linear.inputs} input channels of {linear.title}"
     if linear.data is not y or not rank:
         return "views stand between, or its rank is not known"
     if condition.shift is not None and linear.pads():

@@ -27,7 +27,7 @@ from ..storage.protos import copied, standard_opset
 from ..types import Progress
 from ..verbs.verify.policy import Policy
 from . import judge
-from .account import Account, Layer, Migration
+from .account import Layer, Migration, Quantization
 from .calibration import calibrated
 from .conditions import condition_of
 from .exclude import Chosen, excluded
@@ -110,7 +110,7 @@ def quantized(
     split: Split | None,
     inputs: Sequence[InputSpec] = (),
     progress: Progress | None = None,
-) -> tuple[onnx.ModelProto, Account]:
+) -> tuple[onnx.ModelProto, Quantization]:
     """``proto`` quantized, and the account of it.
 
     Args:
@@ -154,7 +154,7 @@ def quantized(
     _state(out, wish)
     calibration = "dynamic" if wish.dynamic else wish.calibration if wish.activation is not None else "none"
     counts = split.counts if split is not None else (0, 0)
-    account = Account(
+    account = Quantization(
         wish.to,
         wish.runtime,
         calibration,
@@ -192,9 +192,9 @@ def _raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 def _fit(layers: list[Candidate], wish: Wish) -> list[Candidate]:
     """With the reason at those that the runtime has no kernel for."""
-    if wish.to == "int8" and not wish.dynamic:
+    if wish.to == "fp8" or (wish.to == "int8" and not wish.dynamic):
         return layers
-    name = {"int4": "INT4 weights are", "fp8": "FP8 is", "int8": "a range taken while the model runs is"}[wish.to]
+    name = {"int4": "INT4 weights are", "int8": "a range taken while the model runs is"}[wish.to]
     ops = ("MatMul",) if wish.dynamic else ("MatMul", "Gemm")
     fit = [c.op in ops and not (wish.dynamic and c.plan.weight == 0) for c in layers]
     return [

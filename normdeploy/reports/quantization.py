@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ..quantization.account import Account, Layer
+    from ..quantization.account import Layer, Quantization
 
 
-def show_quantization(console: Console, account: Account) -> None:
+def show_quantization(console: Console, account: Quantization) -> None:
     """Layers that share their lot in one line; then the metrics, what stayed float for their sake, and the totals."""
     table = _table("layers", "op", "weights", "input", "moved into them", "because")
     for layers in _alike(account.layers):
@@ -47,7 +47,7 @@ def show_quantization(console: Console, account: Account) -> None:
         console.print(Text(f"note: {note}", style="yellow"))
 
 
-def _metrics(console: Console, account: Account) -> None:
+def _metrics(console: Console, account: Quantization) -> None:
     if account.judged:
         table = _table("output", "metric", "asked for", "quantized", "float32")
         for j in account.judged:

@@ -178,3 +178,29 @@ def test_half_precision_is_left_alone() -> None:
     after, migrations = migrated(proto)
     assert migrations == ()
     assert ops(after) == ops(proto)
+
+
+def test_factors_for_another_number_of_channels_are_refused() -> None:
+    proto = text(NORM + "y = MatMul(n, w)", **SHAPE, gamma=GAMMA, beta=BETA, w=W)
+    for body in (proto, text("n = Tanh(x) y = MatMul(n, w)", **SHAPE, w=W)):
+        after, migrations = migrated(body, {"n": Condition(np.full(5, 0.5))})
+        assert [m.status for m in migrations] == ["refused"]
+        assert "5 factors are given for the 8" in migrations[0].reason
+        assert ops(after) == ops(body)
+
+
+def test_a_stack_of_weights_is_refused() -> None:
+    stack = np.random.default_rng(4).standard_normal((3, 8, 5))
+    proto = text(NORM + "y = MatMul(n, w)", "float[3,2,8] x", "float[3,2,5] y", gamma=GAMMA, beta=BETA, w=stack)
+    after, migrations = migrated(proto)
+    assert [m.status for m in migrations] == ["refused"]
+    assert "a stack of weights" in migrations[0].reason
+    same(proto, after)
+
+
+def test_a_norm_over_several_axes_is_refused() -> None:
+    proto = text("n = LayerNormalization <axis=1> (x, gamma) y = MatMul(n, w)", **SHAPE, gamma=GAMMA, w=W)
+    after, migrations = migrated(proto)
+    assert [m.status for m in migrations] == ["refused"]
+    assert "several axes" in migrations[0].reason
+    assert ops(after) == ops(proto)

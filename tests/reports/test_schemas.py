@@ -29,6 +29,7 @@ from tests.support import LAYER_NORM
 VERBS = {
     "export": "report",
     "export in half": "report",
+    "export in integers": "report",
     "optimize": "report",
     "inspect": "report",
     "explained": "report",
