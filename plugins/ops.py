@@ -2,15 +2,19 @@
 
 from . import (
     add_layer_norm,
+    add_layer_norm_quantize,
     add_rms_norm,
+    add_rms_norm_quantize,
     channel_layer_norm,
     group_norm,
     group_norm_apply,
     instance_norm,
     layer_norm,
     layer_norm_apply,
+    layer_norm_quantize,
     modulated_layer_norm,
     rms_norm,
+    rms_norm_quantize,
     scale_shift,
     statistics,
     std_norm,
@@ -32,5 +36,9 @@ OPS: tuple[Op, ...] = (
     statistics.OP,
     layer_norm_apply.OP,
     group_norm_apply.OP,
+    layer_norm_quantize.OP,
+    rms_norm_quantize.OP,
+    add_layer_norm_quantize.OP,
+    add_rms_norm_quantize.OP,
 )
 BY_NAME = {op.name: op for op in OPS}

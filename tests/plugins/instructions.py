@@ -16,7 +16,7 @@ import numpy as np
 
 Array = np.ndarray
 TYPES: dict[str, Any] = {
-    f"{k}{b}": np.dtype(f"{'i' if k == 's' else 'u'}{b // 8}") for k in "sub" for b in (16, 32, 64)
+    f"{k}{b}": np.dtype(f"{'i' if k == 's' else 'u'}{b // 8}") for k in "sub" for b in (8, 16, 32, 64)
 }
 TYPES |= {"f32": np.dtype(np.float32), "pred": np.dtype(bool)}
 HALVES: dict[str, Any] = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -203,11 +203,24 @@ class Arithmetic:
 
     def convert(self, parts: tuple[str, ...], sources: tuple[str, ...]) -> Array:
         target, source = parts[-2:]
+        if target == "e4m3x2":
+            return self.to_fp8(source, sources)
         if target.endswith("x2"):  # the first source is the upper half
             halves = [self.read(s, TYPES["f32"]).astype(HALVES[target[:-2]]).view(np.uint16) for s in reversed(sources)]
             return np.stack(halves, 1).view(np.uint32)[:, 0]
         kinds = TYPES | HALVES
-        return self.read(sources[0], kinds[source]).astype(kinds[target])
+        value = self.read(sources[0], kinds[source])
+        return toward_zero(value, kinds[target]) if "rz" in parts else value.astype(kinds[target])
+
+    def to_fp8(self, source: str, sources: tuple[str, ...]) -> Array:
+        """Two numbers as E4M3, satfinite: what is above 448, an infinity too, becomes 448, a NaN stays one. Of two
+        float32 the first is the upper half."""
+        if source == "f16x2":
+            both = self.read(sources[0], np.dtype("u4")).view(np.uint16).reshape(-1, 2).view(np.float16)
+        else:
+            both = np.stack([self.read(s, TYPES["f32"]) for s in reversed(sources)], 1)
+        limited = np.clip(both.astype(np.float32), -448, 448).astype(ml_dtypes.float8_e4m3fn)
+        return np.ascontiguousarray(limited).view(np.uint16)[:, 0]
 
     def approximate(self, exact: Array, ulps: int) -> Array:
         """``exact`` off by up to ``ulps``, as if at random; equal results are off equally, as on a GPU, where threads
@@ -216,6 +229,13 @@ class Arithmetic:
         off = (mixed % np.uint64(2 * ulps + 1)).astype(np.float32) - np.float32(ulps)
         moved = exact + off * np.spacing(exact)
         return np.where(np.isfinite(moved) & (exact != 0), moved, exact)
+
+
+def toward_zero(value: Array, kind: Any) -> Array:
+    """Rounded to the nearest and, where that is larger, back by one place; no infinity of a finite number."""
+    rounded = value.astype(kind)
+    larger = np.abs(rounded.astype(np.float64)) > np.abs(value.astype(np.float64))
+    return np.where(larger, np.nextafter(rounded, np.zeros_like(rounded)), rounded)
 
 
 def binary(parts: tuple[str, ...]) -> Callable[..., Any]:

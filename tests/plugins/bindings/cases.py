@@ -48,6 +48,16 @@ LAYOUTS: tuple[tuple[str, str, Shapes, dict[str, Any]], ...] = (
     ("NormStatistics", "NCHW", (NCHW,), _STATISTICS),
     ("NormStatistics", "NHWC", (NHWC,), _STATISTICS | LAST),
     ("LayerNormApply", "", (("b", 200_000), _FEW, (200_000,), (200_000,)), EPS | {"axis": -1}),
+    *(
+        (op, to, (*_rows(n, parameters, data), (1,)), EPS | more | {"to": to})
+        for op, n, parameters, data, more in (
+            ("LayerNormQuantize", 768, 2, 1, {"axis": -1}),
+            ("RMSNormQuantize", 4096, 1, 1, {"axis": -1}),
+            ("AddLayerNormQuantize", 768, 2, 2, {}),
+            ("AddRMSNormQuantize", 4096, 1, 2, {}),
+        )
+        for to in ("int8", "fp8")
+    ),
     ("GroupNormApply", "NCHW", (NCHW, _PARTS, (320,), (320,)), GROUPS | {"activation": "silu"}),
     ("GroupNormApply", "NHWC", (NHWC, _PARTS, (320,), (320,)), GROUPS | LAST | {"activation": "none"}),
 )
