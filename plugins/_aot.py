@@ -77,8 +77,8 @@ def compile_launch(
     """The kernel of ``launch`` for a compute capability and all later ones; from disk where it was compiled before.
     Its name holds a digest of it.
 
-    Raises AotError where the GPU has not the type, Triton or its ptxas fails, and where the PTX uses scratch memory, instructions of one
-    architecture alone, or names a source file.
+    Raises AotError where the GPU has not the type, Triton or its ptxas fails, and where the PTX uses scratch memory,
+    instructions of one architecture alone, or names a source file.
     """
     if capability < FP8_SINCE and any(t.dtype == QUANTIZED["fp8"] for t in outputs):
         least, asked = (".".join(map(str, c)) for c in (FP8_SINCE, capability))

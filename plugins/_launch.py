@@ -78,9 +78,10 @@ class Op:
     """One op of the domain ``normdeploy``.
 
     ``types`` has a letter for each input, then for each output: T the type of the data, P that of parameters (the
-    data's, or fp32), F fp32, Q the quantized type that the attribute ``to`` says. ``outputs`` gives the outputs' shapes from the inputs' (None: each is like the first
-    input); shapes may be symbolic. ``tiles`` lists the tactics, the default first; it may look at constant sizes alone.
-    ``reference`` takes and gives float64 arrays; attributes go by name.
+    data's, or fp32), F fp32, Q the quantized type that the attribute ``to`` says. ``outputs`` gives the outputs' shapes
+    from the inputs' (None: each is like the first input); shapes may be symbolic. ``tiles`` lists the tactics, the
+    default first; it may look at constant sizes alone. ``reference`` takes and gives float64 arrays; attributes go by
+    name.
     """
 
     name: str

@@ -94,6 +94,23 @@ def _add_rms_norm(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any,
     return (*_rms_norm(m, [total, inputs[2]], {**attrs, "axis": -1}), total)
 
 
+_NAMES = ("none", "relu", "silu", "int8", "float8_e4m3fn")  # what plugin nodes hold by its place
+
+
+def _then_quantized(norm: Definition) -> Definition:
+    """A norm whose first result is quantized by its last input, one scale, to the type that ``to`` says; over the last
+    axis where it has no ``axis``."""
+
+    def run(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+        *given, scale = inputs
+        y, *others = norm(m, given, {"axis": -1, "offset": 0.0, **attrs})
+        if scale.shape and scale.varying_atoms():
+            raise NotProved(Why.OP, "several scales")
+        return (congruence.quantized(m, y, scale.moved(((),) * len(y.axes)), _NAMES[attrs["to"]]), *others)
+
+    return run
+
+
 def _modulated(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """ModulatedLayerNorm(x, scale, shift) = d/√(variance + ε)·(1 + scale) + shift over the last axis."""
     x, scale, shift = inputs
@@ -195,4 +212,8 @@ TABLE: dict[str, Definition] = {
     "NormStatistics": _statistics,
     "LayerNormApply": _layer_norm_apply,
     "GroupNormApply": _group_norm_apply,
+    "LayerNormQuantize": _then_quantized(_layer_norm),
+    "RMSNormQuantize": _then_quantized(_rms_norm),
+    "AddLayerNormQuantize": _then_quantized(_add_layer_norm),
+    "AddRMSNormQuantize": _then_quantized(_add_rms_norm),
 }

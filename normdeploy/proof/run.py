@@ -95,6 +95,14 @@ def run_nodes(
         env.update((id(t), v) for t, v in zip(node.outputs, results, strict=False) if v is not None)
 
 
+def _is_zero_point(node: gs.Node, i: int) -> bool:
+    """Whether input number ``i`` is QuantizeLinear's zero point, of the node itself or in its function's body."""
+    row = own(node.domain, node.op)
+    if row is not None:
+        return row.inputs[i : i + 1] == ("y_zero_point",)
+    return (node.op, i, node.domain or "") == ("QuantizeLinear", 2, "")
+
+
 class _Shaped:
     """A tensor of which only the shape is read."""
 
@@ -111,6 +119,8 @@ def _input(m: Machine, graph: Graph, node: gs.Node, i: int, t: gs.Tensor, env: M
         return m.given[id(t)]
     if node.op == "CastLike" and i == 1:  # its type alone is asked for
         return None
+    if _is_zero_point(node, i) and graph.is_constant(t) and not graph.value(t).any():  # 0 of a type, which alone tells
+        return graph.dtype(t)
     if not graph.is_constant(t):
         raise NotProved(Why.OP, f"{t.name!r} is no constant and no input of the region", t.name)
     env[id(t)] = constant(m, graph, t)

@@ -227,7 +227,9 @@ def judge_quantized(
         bound = np.where(np.isfinite(y), bound, 0.0)
         low, high = (quantized(end, scale.reshape(()), to) for end in (y - bound, y + bound))
     wrong = ~((low <= q) & (q <= high)) & ~(np.isnan(q) & np.isnan(low))
-    assert not wrong.any(), f"{wrong.sum()} of {q.size}, {q[wrong][:4]} not {low[wrong][:4]} to {high[wrong][:4]} {said}"
+    assert not wrong.any(), (
+        f"{wrong.sum()} of {q.size}, {q[wrong][:4]} not {low[wrong][:4]} to {high[wrong][:4]} {said}"
+    )
 
 
 def judge(case: Case, stored: list[np.ndarray], outputs: list[np.ndarray], said: str = "") -> None:

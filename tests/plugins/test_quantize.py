@@ -128,5 +128,7 @@ def test_a_norm_is_rounded_to_its_own_type_before(to: str, dtype: str) -> None:
 @pytest.mark.parametrize("capability", [c for c in CAPABILITIES if c < (8, 9)], ids=lambda c: f"{c[0]}.{c[1]}")
 def test_fp8_below_8_9_is_refused_by_name(op: str, capability: tuple[int, int]) -> None:
     shape, attributes = USUAL[op]
-    with pytest.raises(AotError, match=rf"{op} to FP8 needs a GPU of compute capability 8\.9 or newer, not {capability[0]}"):
+    with pytest.raises(
+        AotError, match=rf"{op} to FP8 needs a GPU of compute capability 8\.9 or newer, not {capability[0]}"
+    ):
         compiled(op, shape, attributes | {"to": "fp8"}, "fp16", capability)

@@ -1,0 +1,260 @@
+"""The step that joins a norm's node with the QuantizeLinear behind it into one op of this project's own
+(``--fuse portable``).
+
+Rounding is no algebra, and nothing is proved of it here: the op's body is the norm's node and that QuantizeLinear, node
+for node, attribute for attribute, input for input, which is compared before anything is written. What the norm's node
+itself stands for was proved before. So every runtime that runs the body rounds what it rounded before.
+
+The op is written where QuantizeLinear has one constant scale above 0 and the zero point 0, in int8 or float8e4m3fn, and
+alone reads the norm. Where it can't be, the norm's finding says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..domains import is_standard
+from ..forms.form import written
+from ..graphs.functions import DOMAIN, oldest
+from ..graphs.graph import Graph
+from ..norms.bodies import body, lacking
+from ..norms.ops import OURS, NormOp
+from ..records import Finding
+from .sealed import seals
+from .work import Work
+
+_ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes}
+_KINDS = ("int8", "float8_e4m3fn")
+# attributes of QuantizeLinear that change nothing: along which axis one scale varies, and the default of saturate
+_NEUTRAL: Mapping[str, Any] = {"saturate": 1, "block_size": 0, "precision": 0}
+SAME = "the same nodes"  # as reports say where this was seen
+
+
+@dataclass(frozen=True)
+class _Refused(Exception):
+    reason: str
+
+
+def quantize(work: Work, node: gs.Node) -> Finding | None:
+    """Join ``node``, a QuantizeLinear, with the norm before it; a finding is changed, and none is new."""
+    graph = work.graph
+    if node.op != "QuantizeLinear" or not is_standard(node):
+        return None
+    norm = graph.producer(node.inputs[0])
+    row = _ROWS.get(_name(norm)) if norm is not None else None
+    if norm is None or row is None or norm.outputs[0] is not node.inputs[0]:
+        return None
+    place = work.place(norm.outputs[0].name)
+    if place is None:
+        return None
+    try:
+        made = _made(graph, row, norm, node)
+    except _Refused as kept:
+        told = work.findings[place]
+        note = f"the QuantizeLinear behind it stays a node of its own: {kept.reason}"
+        work.findings[place] = replace(told, notes=(*told.notes, note))
+        return None
+    _replace(work, place, row, norm, node, made)
+    return None
+
+
+def _name(node: gs.Node) -> str:
+    """An op as its row is named: ``LayerNormalization``, ``normdeploy.RMSNorm``."""
+    return str(node.op) if is_standard(node) else f"{node.domain}.{node.op}"
+
+
+def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node) -> gs.Node:
+    """The node that takes the place of both.
+
+    Raises:
+        _Refused: they are not what the op's body says, or another one reads the norm.
+    """
+    y = norm.outputs[0]
+    if graph.is_output(y) or len(graph.consumers(y)) != 1:
+        readers = len(graph.consumers(y)) - 1
+        others = "and is an output" if graph.is_output(y) else f"and {readers} other{'s' * (readers > 1)}"
+        raise _Refused(f"it reads the norm's result {others} too, which is no quantized number there")
+    if any(graph.is_output(t) or graph.consumers(t) for t in norm.outputs[1:] if not row.outputs[1:]):
+        raise _Refused("the norm's mean or its deviation is read as well")
+    ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
+    if ours is not None and lacking(ours, [t.name for t in norm.inputs], norm.attrs):
+        raise _Refused(f"its {norm.op} is another op of that name")
+    scale, zero = _scale_and_zero(graph, node)
+    stored = {id(t): id(own) for t, own in zip(node.inputs[1:], (scale, zero), strict=False)}
+    attrs = _attributes(norm.op, graph.attrs(norm), graph.opset) if ours is None else dict(graph.attrs(norm))
+    made = graph.node(
+        row.op,
+        [*_parameters(graph, row, norm), scale, zero],
+        node.outputs[0],
+        {name: attrs[name] for name in row.attributes},
+        DOMAIN,
+        len(row.outputs),
+    )
+    for name, t in zip(row.outputs, made.outputs, strict=True):
+        t.dtype = graph.dtype(zero if name == "Y" else norm.inputs[0])
+    if differs := _difference(graph, row, made, (norm, node), stored):
+        raise _Refused(differs)
+    return made
+
+
+def _parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor]:
+    """The norm's inputs; a LayerNormalization without a bias gets one of zeros, which changes no number that is
+    quantized (−0 + 0 is 0)."""
+    wanted = row.inputs[:-2]
+    inputs = [t for t in norm.inputs if not t.is_empty()]
+    if len(inputs) == len(wanted) - 1 and wanted[-1] == "bias":
+        shape, dtype = graph.shape(inputs[-1]), graph.dtype(inputs[-1])
+        if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
+            raise _Refused("its norm has no bias, and a scale of unknown shape")
+        zeros = np.zeros([n for n in shape if isinstance(n, int)])
+        inputs.append(graph.constant(f"{norm.outputs[0].name}_bias", zeros, dtype))
+    if len(inputs) != len(wanted):
+        raise _Refused(f"its norm has {len(inputs)} inputs, and {row.op} takes {len(wanted)} of one")
+    return inputs
+
+
+def _scale_and_zero(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor]:
+    """QuantizeLinear's scale and zero point as initializers: what Constant nodes hold may stand behind the norm, and a
+    zero point may be left to a type."""
+    scale, attrs = node.inputs[1], graph.attrs(node)
+    value = graph.known(scale) if graph.is_constant(scale) else None
+    if value is None or value.size != 1:
+        raise _Refused("its scale is computed" if value is None else f"it has {value.size} scales")
+    if not 0 < float(value.reshape(())) < float("inf"):
+        raise _Refused(f"its scale is {float(value.reshape(())):g}")
+    zero = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+    number = attrs.get("output_dtype", 0)
+    if zero is None:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(number) if number else np.dtype(np.uint8)
+    else:
+        kind = graph.dtype(zero)
+        held = graph.known(zero) if graph.is_constant(zero) else None
+        if held is None or held.size != 1 or held.any():
+            raise _Refused("its zero point is not 0" if held is not None else "its zero point is computed")
+    if kind is None or kind.name not in _KINDS:
+        raise _Refused(f"it quantizes to {'an unknown type' if kind is None else kind.name}, and not to int8 or FP8")
+    if not isinstance(scale, gs.Constant):
+        scale = graph.constant(f"{node.outputs[0].name}_scale", value, graph.dtype(scale))
+    if not isinstance(zero, gs.Constant):
+        zero = graph.constant(f"{node.outputs[0].name}_zero_point", np.zeros(()), kind)
+    return scale, zero
+
+
+# ------------------------------------------------------------------ the proof
+
+
+def _difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[gs.Node], stored: Mapping[int, int]) -> str:
+    """Where the body of ``made`` is not the ``old`` nodes, in their order; "" where it is.
+
+    A tensor is known by itself, whatever it is called; ``stored``: constants by what holds the same now. Of
+    QuantizeLinear the zero point may have been left to the type, and of LayerNormalization a bias of zeros.
+    """
+    opset = max(graph.opset, row.since)
+    before = list(_flat(graph, old, opset))
+    after = list(_flat(graph, [made], opset))
+    if [n.op for n in before] != [n.op for n in after]:
+        return f"the nodes {' '.join(n.op for n in before)} are not those of {row.op}"
+    same: dict[object, object] = {**stored}
+    for theirs, ours in zip(before, after, strict=True):
+        if theirs.attrs != ours.attrs:
+            return f"its {theirs.op} has the attributes {theirs.attrs}, and in {row.op} {ours.attrs}"
+        given = [same.get(i, i) for i in theirs.inputs]
+        given += [i for i in ours.inputs[len(given) :] if _is_zeros(graph, made, i)]
+        if given != list(ours.inputs):
+            return f"its {theirs.op} reads other tensors than in {row.op}"
+        same.update(zip(theirs.outputs, ours.outputs, strict=False))
+    kept = [same.get(id(t)) for n in old for t in n.outputs]
+    ends = [id(t) for t in made.outputs]
+    return "" if all(end in kept for end in ends) else f"{row.op} makes other results"
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """A standard node with all attributes that mean something; tensors are the graph's by their ids, and within a body
+    by name and number."""
+
+    op: str
+    attrs: dict[str, Any]
+    inputs: tuple[object, ...]
+    outputs: tuple[object, ...]
+
+
+def _flat(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterator[_Flat]:
+    """Nodes with the bodies of ours in their place."""
+    for node in nodes:
+        row = OURS.get(node.op) if node.domain == DOMAIN else None
+        inputs = [() if t.is_empty() else id(t) for t in node.inputs]
+        while inputs and inputs[-1] == ():
+            inputs.pop()
+        if row is None:
+            attrs = _attributes(node.op, graph.attrs(node), opset)
+            yield _Flat(node.op, attrs, tuple(inputs), tuple(id(t) for t in node.outputs))
+            continue
+        function, own = body(row, opset), graph.attrs(node)
+        names: dict[str, object] = dict(zip(function.input, inputs, strict=True))
+        names |= {name: id(t) for name, t in zip(function.output, node.outputs, strict=False)}
+        for inner in function.node:
+            attrs = {
+                a.name: own[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
+                for a in inner.attribute
+            }
+            read, made = (tuple(names.get(n, (id(node), n)) for n in ns) for ns in (inner.input, inner.output))
+            yield _Flat(inner.op_type, _attributes(inner.op_type, attrs, opset), read, made)
+
+
+def _attributes(op: str, given: Mapping[str, Any], opset: int) -> dict[str, Any]:
+    """The attributes of a standard node, those left to their defaults too; of QuantizeLinear by one scale without those
+    that change nothing."""
+    schema = onnx.defs.get_schema(op, opset)
+    known = {
+        name: onnx.helper.get_attribute_value(a.default_value)
+        for name, a in schema.attributes.items()
+        if a.default_value.name
+    }
+    known |= given
+    if op == "QuantizeLinear":
+        known = {k: v for k, v in known.items() if k not in ("axis", "output_dtype") and _NEUTRAL.get(k) != v}
+    return known
+
+
+def _is_zeros(graph: Graph, made: gs.Node, tensor: object) -> bool:
+    """Whether an input of ``made`` was written for it and holds zeros alone."""
+    t = next((t for t in made.inputs if id(t) == tensor), None)
+    value = graph.known(t) if isinstance(t, gs.Constant) else None
+    return value is not None and not value.any()
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def _replace(work: Work, place: int, row: NormOp, norm: gs.Node, node: gs.Node, made: gs.Node) -> None:
+    graph, q = work.graph, node.outputs[0]
+    before = norm.outputs[1] if len(row.outputs) > 1 else None  # the sum, which others may read before the norm
+    work.sealed += seals(graph, (made,))
+    if before is not None:
+        graph.replace(before, (made,), place=1)
+        graph.take_over(q, made, 0)
+    else:
+        graph.replace(q, (made,))
+    work.opset = max(work.opset, oldest(row.op))
+    if work.step is not None:
+        work.steps.setdefault(place, []).append(work.step)
+    told, attrs = work.findings[place], graph.attrs(made)
+    shown = ", ".join(f"{k}={written(v) if isinstance(v, float) else v}" for k, v in attrs.items() if k != "stash_type")
+    spelling = told.spelling if told.status == "fused" else norm.op
+    work.findings[place] = replace(
+        told,
+        status="fused",
+        tensor=q.name,
+        spelling=f"{spelling} QuantizeLinear",
+        became=f"{DOMAIN}.{row.op}({shown})",
+        reason="",
+        proved=(*told.proved, SAME),
+        written=tuple(t.name for t in made.outputs) if work.wanted.census else (),
+    )
