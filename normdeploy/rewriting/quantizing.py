@@ -5,6 +5,8 @@ Rounding is no algebra, and nothing is proved of it here: the op's body is the n
 for node, attribute for attribute, input for input, which is compared before anything is written. What the norm's node
 itself stands for was proved before. So every runtime that runs the body rounds what it rounded before.
 
+An RMSNormalization (opset 23 and newer) is written as our RMSNorm first, with a certificate as any norm's.
+
 The op is written where QuantizeLinear has one constant scale above 0 and the zero point 0, in int8 or float8e4m3fn, and
 alone reads the norm. Where it can't be, the norm's finding says why.
 """
@@ -23,13 +25,16 @@ from ..domains import is_standard
 from ..forms.form import written
 from ..graphs.functions import DOMAIN, oldest
 from ..graphs.graph import Graph
+from ..graphs.region import Refusal, compile_region
 from ..norms.bodies import body, lacking
 from ..norms.ops import OURS, NormOp
-from ..records import Finding
+from ..records import Certificate, Finding, both
+from .certify import certified, rewrite_of
 from .sealed import seals
 from .work import Work
 
 _ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes}
+_WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}  # what is spelled as an op of ours before it is joined
 _KINDS = ("int8", "float8_e4m3fn")
 # attributes of QuantizeLinear that change nothing: along which axis one scale varies, and the default of saturate
 _NEUTRAL: Mapping[str, Any] = {"saturate": 1, "block_size": 0, "precision": 0}
@@ -47,21 +52,45 @@ def quantize(work: Work, node: gs.Node) -> Finding | None:
     if node.op != "QuantizeLinear" or not is_standard(node):
         return None
     norm = graph.producer(node.inputs[0])
-    row = _ROWS.get(_name(norm)) if norm is not None else None
+    row = _ROWS.get(_WRITTEN.get(_name(norm), _name(norm))) if norm is not None else None
     if norm is None or row is None or norm.outputs[0] is not node.inputs[0]:
         return None
     place = work.place(norm.outputs[0].name)
     if place is None:
         return None
     try:
-        made = _made(graph, row, norm, node)
+        _require_alone(graph, row, norm)
+        pair, certificate = _spelled(work, norm, node) if _name(norm) in _WRITTEN else ((norm, node), None)
+        made = _made(graph, row, *pair)
     except _Refused as kept:
         told = work.findings[place]
         note = f"the QuantizeLinear behind it stays a node of its own: {kept.reason}"
         work.findings[place] = replace(told, notes=(*told.notes, note))
         return None
-    _replace(work, place, row, norm, node, made)
+    _replace(work, place, row, norm, node, made, certificate)
     return None
+
+
+def _spelled(work: Work, norm: gs.Node, node: gs.Node) -> tuple[tuple[gs.Node, gs.Node], Certificate]:
+    """An RMSNormalization as our RMSNorm and QuantizeLinear behind that, neither put into the graph, and the
+    certificate of the norm's."""
+    graph = work.graph
+    x, scale, attrs = norm.inputs[0], norm.inputs[1], _attributes(norm.op, graph.attrs(norm), graph.opset)
+    shape = graph.shape(x)
+    if shape is None or graph.dtype(x) != graph.dtype(scale):
+        raise _Refused("the rank of its norm's input is not known, or the norm has the type of its scale")
+    axes = list(range(attrs["axis"] if attrs["axis"] < 0 else attrs["axis"] - len(shape), 0))
+    given = {"axes": axes, "epsilon": attrs["epsilon"], "stash_type": attrs["stash_type"]}
+    made = graph.node("RMSNorm", [x, scale], norm.outputs[0], given, DOMAIN)
+    before = compile_region(graph, norm.outputs[0], [x])
+    rewrite = before if isinstance(before, Refusal) else rewrite_of(graph, before, [made])
+    if isinstance(rewrite, Refusal):
+        raise _Refused(f"its norm can't be proved to be an RMSNorm: {rewrite.reason}")
+    certificate = certified(work.proofs, [rewrite])
+    if not certificate:
+        raise _Refused(f"its norm is not proved to be an RMSNorm: {certificate.note}")
+    behind = graph.node(node.op, [made.outputs[0], *node.inputs[1:]], node.outputs[0], graph.attrs(node))
+    return (made, behind), certificate
 
 
 def _name(node: gs.Node) -> str:
@@ -69,11 +98,10 @@ def _name(node: gs.Node) -> str:
     return str(node.op) if is_standard(node) else f"{node.domain}.{node.op}"
 
 
-def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node) -> gs.Node:
-    """The node that takes the place of both.
-
+def _require_alone(graph: Graph, row: NormOp, norm: gs.Node) -> None:
+    """
     Raises:
-        _Refused: they are not what the op's body says, or another one reads the norm.
+        _Refused: another one than QuantizeLinear reads the norm, or its statistics.
     """
     y = norm.outputs[0]
     if graph.is_output(y) or len(graph.consumers(y)) != 1:
@@ -82,6 +110,14 @@ def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node) -> gs.Node:
         raise _Refused(f"it reads the norm's result {others} too, which is no quantized number there")
     if any(graph.is_output(t) or graph.consumers(t) for t in norm.outputs[1:] if not row.outputs[1:]):
         raise _Refused("the norm's mean or its deviation is read as well")
+
+
+def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node) -> gs.Node:
+    """The node that takes the place of both.
+
+    Raises:
+        _Refused: they are not what the op's body says.
+    """
     ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
     if ours is not None and lacking(ours, [t.name for t in norm.inputs], norm.attrs):
         raise _Refused(f"its {norm.op} is another op of that name")
@@ -160,7 +196,7 @@ def _difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[gs.Node]
     after = list(_flat(graph, [made], opset))
     if [n.op for n in before] != [n.op for n in after]:
         return f"the nodes {' '.join(n.op for n in before)} are not those of {row.op}"
-    same: dict[object, object] = {**stored}
+    same = dict[object, object](stored.items())
     for theirs, ours in zip(before, after, strict=True):
         if theirs.attrs != ours.attrs:
             return f"its {theirs.op} has the attributes {theirs.attrs}, and in {row.op} {ours.attrs}"
@@ -233,7 +269,15 @@ def _is_zeros(graph: Graph, made: gs.Node, tensor: object) -> bool:
 # ------------------------------------------------------------------ what is written
 
 
-def _replace(work: Work, place: int, row: NormOp, norm: gs.Node, node: gs.Node, made: gs.Node) -> None:
+def _replace(
+    work: Work,
+    place: int,
+    row: NormOp,
+    norm: gs.Node,
+    node: gs.Node,
+    made: gs.Node,
+    certificate: Certificate | None,
+) -> None:
     graph, q = work.graph, node.outputs[0]
     before = norm.outputs[1] if len(row.outputs) > 1 else None  # the sum, which others may read before the norm
     work.sealed += seals(graph, (made,))
@@ -255,6 +299,7 @@ def _replace(work: Work, place: int, row: NormOp, norm: gs.Node, node: gs.Node, 
         spelling=f"{spelling} QuantizeLinear",
         became=f"{DOMAIN}.{row.op}({shown})",
         reason="",
-        proved=(*told.proved, SAME),
+        certificate=both(told.certificate, certificate),
+        proved=tuple(dict.fromkeys((*told.proved, *(("identity",) if certificate else ()), SAME))),
         written=tuple(t.name for t in made.outputs) if work.wanted.census else (),
     )
