@@ -15,7 +15,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from ._aot import AotError, compile_launch, sources
+from ._aot import FP8_SINCE, AotError, compile_launch, sources
 from ._launch import QUANTIZED, Op, Tensor, Unknown, constant, in_channels_last
 from .ops import OPS
 
@@ -89,6 +89,17 @@ def compute_capability() -> tuple[int, int]:
             f"CUDA error {failed} when asked for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9"
         )
     return numbers[0], numbers[1]
+
+
+def without_fp8() -> str:
+    """Why what is quantized to FP8 is not compiled for the GPU; "" where it is, or where the GPU is not known yet (that
+    is told where a kernel is compiled)."""
+    try:
+        capability = compute_capability()
+    except AotError:
+        return ""
+    least, asked = (".".join(map(str, c)) for c in (FP8_SINCE, capability))
+    return "" if capability >= FP8_SINCE else f"FP8 needs a GPU of compute capability {least} or newer, not {asked}"
 
 
 def _register(op: Op, trtp: Any) -> None:

@@ -29,7 +29,7 @@ from ..graphs.graph import Graph
 from ..graphs.protos import module
 from ..graphs.region import Refused
 from ..norms import guests
-from ..norms.bodies import VERSION, body
+from ..norms.bodies import VERSION, apart_from, body
 from ..norms.guests import own
 from ..norms.ops import DOMAIN, OURS, STANDARD, NormOp, Version
 from ..proof.shapes import complete
@@ -275,6 +275,7 @@ def _with_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     opset = default_opset(proto)
     rows = [own(*op) for op in sorted(called - defined)]
     kept += [body(row, opset) for row in rows if row is not None and opset >= row.since]
+    kept = [apart_from(f, (n for n in calls if (n.domain, n.op_type) == (f.domain, f.name))) for f in kept]
     taken = {n.op_type for n in nodes if _is_plugin(n)}
     functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in kept]
     for function in functions:

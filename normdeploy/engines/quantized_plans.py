@@ -26,8 +26,11 @@ def quantized(p: Planner, node: gs.Node, axis: int, given: Given) -> Plan:
         raise Refused("its scale is not one constant, or its zero point is not 0")
     if kind is None or kind.name not in _TO:
         raise Refused(f"it quantizes to {kind}; the kernels write {' and '.join(_TO.values())}")
-    if lacking := _without_fp8() if _TO[kind.name] == "fp8" else "":
-        raise Refused(lacking)
+    if _TO[kind.name] == "fp8":
+        from normdeploy_plugins import qdp
+
+        if lacking := qdp.without_fp8():
+            raise Refused(lacking)
     added = "residual" in row.inputs
     if added and (p.shape(x) != p.shape(others[0]) or None in p.shape(x) or p.dtype(x) != p.dtype(others[0])):
         raise Refused("its two inputs are not known to have one shape and type")
@@ -43,16 +46,3 @@ def quantized(p: Planner, node: gs.Node, axis: int, given: Given) -> Plan:
     outputs = tuple(t for t in node.outputs if not t.is_empty())
     leaves = (x, *data, *(t for t in parameters if not p.graph.is_constant(t)))
     return Plan((node,), outputs, leaves, (new,), shape, tuple(range(rank + axis)), f"plugin {node.op}")
-
-
-def _without_fp8() -> str:
-    """Why the GPU that kernels are compiled for takes none to FP8; "" where it does, or is not known yet."""
-    from normdeploy_plugins._aot import FP8_SINCE, AotError
-    from normdeploy_plugins.qdp import compute_capability
-
-    try:
-        capability = compute_capability()
-    except AotError:  # told where the kernel is compiled
-        return ""
-    least, asked = (".".join(map(str, c)) for c in (FP8_SINCE, capability))
-    return "" if capability >= FP8_SINCE else f"FP8 needs a GPU of compute capability {least} or newer, not {asked}"

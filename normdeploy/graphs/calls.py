@@ -14,7 +14,7 @@ import onnx.inliner
 
 from ..domains import default_opset
 from ..errors import GraphError
-from ..norms.bodies import VERSION, body, lacking
+from ..norms.bodies import VERSION, apart_from, body, lacking
 from ..norms.guests import belongs, own
 from ..norms.op import DOMAIN, NormOp
 from ..storage.protos import copy_field, subgraphs
@@ -58,7 +58,10 @@ def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     calls = _calls(proto)
     others = [f for f in proto.functions if not belongs(f.domain, f.name)]
     if calls or len(others) < len(proto.functions):
-        written = _bodies(_complete(calls), opset)
+        written = [
+            apart_from(f, (n for n in calls if (n.domain, n.op_type) == (f.domain, f.name)))
+            for f in _bodies(_complete(calls), opset)
+        ]
         del proto.functions[:]
         proto.functions.extend([*others, *written])
         proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS) if written else proto.ir_version
