@@ -15,7 +15,7 @@ from normdeploy_plugins._ptxas import assemble
 from normdeploy_plugins.ops import BY_NAME
 
 from . import counted
-from .bindings.cases import SIZES, Case, cases
+from .bindings.cases import SIZES, Case, cases, one_type
 from .cases import ROW_OPS
 from .emulated import Unknown
 from .occupancy import LIMITS, blocks
@@ -73,11 +73,6 @@ def test_occupancy_is_what_nvidias_calculator_says(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ widths
-
-
-def one_type(case: Case) -> bool:
-    """Whether parameters have the data's type."""
-    return {case.types[0]} >= {t for t, kind in zip(case.types, BY_NAME[case.op].types, strict=False) if kind != "F"}
 
 
 DYNAMIC = [case for case in cases() if case.dynamic and one_type(case)]

@@ -128,3 +128,8 @@ def cases(types: Sequence[str] = ("fp32", "fp16", "bf16")) -> list[Case]:
     ]
     halves = [case for case in found if case.types[0] != "fp32" and in_channels_last(*case.call(SIZES[0]))]
     return found + [replace(case, format=HWC8) for case in halves]
+
+
+def one_type(case: Case) -> bool:
+    """Whether parameters have the data's type."""
+    return {case.types[0]} >= {t for t, kind in zip(case.types, BY_NAME[case.op].types, strict=False) if kind != "F"}
