@@ -74,8 +74,8 @@ def _reduced(text: str, opset: int) -> str:
 def apart_from(function: onnx.FunctionProto, calls: Iterable[onnx.NodeProto]) -> onnx.FunctionProto:
     """The function with inputs that bear no name of a tensor that a call gives; it itself where none does.
 
-    The parsers of TensorRT and TensorRT-RTX (1.7 was asked) look each given tensor up after they have named the ones
-    before it: of F(X, residual) = X − residual, called as F(a, X), they make a − a, without a word.
+    TensorRT-RTX's parser (1.7) looks each given tensor up after it has named the ones before it: of F(X, residual) =
+    X − residual, called as F(a, X), it makes a − a, without a word. TensorRT's was not asked.
     """
     given = {name for node in calls for name in node.input}
     clashing = [name for name in function.input if name in given]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import triton
+from normdeploy_plugins._aot import FP8_SINCE
 from normdeploy_plugins._launch import ITEMSIZE, row_tiles
 from normdeploy_plugins._ptxas import assemble
 from normdeploy_plugins.ops import BY_NAME
@@ -168,9 +169,16 @@ def test_registers_are_allowed_by_name_where_ptxas_would_spill() -> None:
 # ------------------------------------------------------------------ every kernel for every GPU
 
 
+FOR_EACH = [
+    pytest.param(case, c, id=f"{case}-{c[0]}.{c[1]}")
+    for case in cases()
+    for c in LIMITS
+    if c >= (FP8_SINCE if case.attributes.get("to") == "fp8" else (8, 0))
+]
+
+
 @pytest.mark.kernels
-@pytest.mark.parametrize("capability", [c for c in LIMITS if c >= (8, 0)], ids=lambda c: f"{c[0]}.{c[1]}")
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize(("case", "capability"), FOR_EACH)
 def test_no_tactic_spills(case: Case, capability: tuple[int, int]) -> None:
     op, inputs, attributes = case.call(unknown=Unknown()) if case.dynamic else case.call(SIZES[0])
     for tactic in range(len(op.tiles(inputs, attributes))):
