@@ -75,6 +75,21 @@ def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return proto
 
 
+def written_out(proto: onnx.ModelProto, calls: Iterable[onnx.NodeProto]) -> onnx.ModelProto:
+    """``proto`` with these of its nodes, calls of ops of ours, as the nodes of their bodies. The calls are changed;
+    other nodes that bear the same name stay."""
+    opset, functions = default_opset(proto), dict[Op, onnx.FunctionProto]()
+    for node in calls:
+        row = own(node.domain, node.op_type)
+        if row is None or opset < row.since:
+            continue
+        function = onnx.FunctionProto()
+        function.CopyFrom(body(row, opset))
+        function.name = node.op_type = f"{row.op}WrittenOut"
+        functions[function.domain, function.name] = function
+    return _inlined(proto, functions.keys(), functions.values()) if functions else proto
+
+
 def _bodies(ops: Iterable[Op], opset: int, present: Collection[Op] = ()) -> list[onnx.FunctionProto]:
     """The functions of those ops that have one at that opset, but for those ``held`` already."""
     rows = [(op, own(*op)) for op in sorted({*ops} - {*present})]

@@ -285,7 +285,7 @@ def _replace(
         graph.replace(before, (made,), place=1)
         graph.take_over(q, made, 0)
     else:
-        graph.replace(q, (made,))
+        graph.replace(q, (made,), origin=norm)
     work.opset = max(work.opset, oldest(row.op))
     if work.step is not None:
         work.steps.setdefault(place, []).append(work.step)

@@ -228,7 +228,7 @@ def test_a_plugin_that_quantizes_otherwise_is_not_written(monkeypatch: pytest.Mo
     monkeypatch.setattr(quantized_plans, "_TO", {"int8": "fp8"})
     _, out, _ = optimized(model(*NORMS["LayerNormQuantize"]))
     _made, (told,) = implement.implemented(out, norm_impl="plugin", runtime="tensorrt")
-    assert told.form == "function body"
+    assert told.form == "standard nodes"
     assert "not proved to be what the file's nodes compute" in told.reason
 
 
@@ -241,7 +241,7 @@ def test_a_plugin_by_another_scale_is_not_written(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Planner, "constant", twice)
     _, out, _ = optimized(model(*NORMS["LayerNormQuantize"]))
     _, (told,) = implement.implemented(out, norm_impl="plugin", runtime="tensorrt")
-    assert told.form == "function body"
+    assert told.form == "standard nodes"
     assert "not proved" in told.reason
 
 
@@ -250,5 +250,31 @@ def test_a_plugin_by_another_scale_is_not_written(monkeypatch: pytest.MonkeyPatc
 def test_fp8_keeps_its_body_below_8_9() -> None:
     _, out, _ = optimized(model(*NORMS["LayerNormQuantize"], to="fp8"))
     _, (told,) = implement.implemented(out, norm_impl="plugin", runtime="tensorrt")
-    assert told.form == "function body"
+    assert told.form == "standard nodes"
     assert told.reason == "FP8 needs a GPU of compute capability 8.9 or newer, not 8.6"
+
+
+def test_tensorrt_rtx_gets_the_bodies_written_out() -> None:
+    """Its parser (1.7) reads a function with QuantizeLinear once: in the second call the layer's name is taken."""
+    trt = pytest.importorskip("tensorrt_rtx")
+    norm = f"v = {LN} (r, g, b) o = QuantizeLinear (v, scale, zero) y = {LN} (x, g, b)"
+    ops, out, _ = optimized(model(norm, outputs=", int8[2,5,24] o"))
+    assert ops == ["LayerNormQuantize"] * 2
+    dequantize = [onnx.helper.make_node("DequantizeLinear", [q, "scale", "zero"], [f"{q}_end"]) for q in ("o", "q")]
+    out.graph.node.extend(dequantize)
+    del out.graph.output[:]
+    for node in dequantize:
+        out.graph.output.append(onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, SHAPE))
+    assert implement.changes(out, "tensorrt-rtx", "1.7.1")
+    written, account = implement.implemented(out, norm_impl="native", runtime="tensorrt-rtx", version="1.7.1")
+    assert [told.form for told in account] == ["standard nodes"] * 2
+    assert [n.op_type for n in written.graph.node] == ["LayerNormalization", "QuantizeLinear"] * 2 + [
+        "DequantizeLinear"
+    ] * 2
+    reads = {}
+    for name, proto in (("functions", out), ("nodes", written)):
+        builder = trt.Builder(logger := trt.Logger(trt.Logger.INTERNAL_ERROR))
+        network = builder.create_network(0)
+        reads[name] = trt.OnnxParser(network, logger).parse(proto.SerializeToString())
+    assert reads["nodes"]
+    assert not reads["functions"], "this release reads both: write functions out no longer"
