@@ -178,6 +178,11 @@ def product(sizes: Iterable[Size]) -> Size:
     return symbolic if factor == 1 else symbolic * factor
 
 
+def one_each(shape: Sequence[Size], axis: int) -> tuple[Size, ...]:
+    """The shape of one number for each row, of the same rank: the dims from ``axis`` on are 1."""
+    return (*shape[:axis], *(1,) * len(shape[axis:]))
+
+
 def cdiv(size: Size, divisor: int) -> Size:
     return size if divisor == 1 else (size + (divisor - 1)) // divisor
 

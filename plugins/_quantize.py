@@ -5,8 +5,8 @@ at most 448) is the nearest number of that type, what is larger saturated. y is 
 type, so that it is rounded as before QuantizeLinear; the quotient is one of float32, correctly rounded. A NaN becomes
 −128 in int8 (ONNX leaves it open; onnxruntime 1.31 does so too) and a NaN in FP8.
 
-The scale is given, one number (``DYNAMIC`` false), or made of each row: max|y| / 127, or / 448, in float32. A row of
-zeros alone has the scale 0 and gives zeros.
+The scale is given, one number, or (``DYNAMIC``) made of each row in float32: max(max|y|, least) / 127, or / 448. A NaN
+in a row makes its scale a NaN. Of a row of zeros and least = 0 the scale is 0, and the quotient a NaN.
 """
 
 import numpy as np
@@ -44,9 +44,11 @@ def quantized(y: np.ndarray, scale: np.ndarray, to: str) -> np.ndarray:
         return np.rint(limited / step) * step
 
 
-def row_scales(y: np.ndarray, to: str) -> np.ndarray:
-    """The scale of each row of the last axis, which is kept."""
-    return np.abs(y).max(-1, keepdims=True, initial=0.0) / LARGEST[to]
+def by_row(y: np.ndarray, axis: int, least: float, to: str) -> tuple[np.ndarray, np.ndarray]:
+    """What is quantized by a scale of each row, the dims from ``axis`` on, and these scales."""
+    axes = tuple(range(axis % y.ndim, y.ndim))
+    scales = np.maximum(np.abs(y).max(axes, keepdims=True, initial=0.0), least) / LARGEST[to]
+    return quantized(y, scales, to), scales
 
 
 @triton.jit
@@ -65,6 +67,23 @@ def store_quantized(ptr, offset, y, scale, mask):
         bits = q.to(tl.int32, bitcast=True)
         odd = tl.where((bits & 0x1FFF) != 0, bits | 0x2000, bits).to(tl.float32, bitcast=True)
         tl.store(ptr + offset, odd.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def magnitude(y, mask):
+    """The bits of |y|, 0 where masked: as whole numbers they are ordered as the numbers are, and a NaN is above all."""
+    return tl.where(mask, y.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
+
+
+@triton.jit
+def row_scale(scale_ptr, row, rows, bits, LEAST: tl.constexpr, TO: tl.constexpr):
+    """The scales ``[ROWS, 1]`` of rows whose largest magnitudes have these ``bits`` ``[ROWS]``, which are stored."""
+    largest = bits.to(tl.float32, bitcast=True)
+    largest = tl.where(largest < LEAST, LEAST, largest)
+    limit: tl.constexpr = 127.0 if TO == tl.int8 else 448.0  # noqa: SIM300 (a type is no constant)
+    scale = tl.div_rn(largest, tl.full([1], limit, tl.float32))
+    tl.store(scale_ptr + row, scale, mask=row < rows)  # of rows without elements too
+    return scale[:, None]
 
 
 @triton.jit
@@ -94,15 +113,18 @@ def norm_quantize(
     EPSILON: tl.constexpr,
     CENTERED: tl.constexpr,
     ADD: tl.constexpr,
+    DYNAMIC: tl.constexpr,
+    LEAST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """LayerNorm (``CENTERED``) or RMSNorm of rows, of x + residual with ``ADD``, quantized by one scale. A pointer that
-    is not used is any other."""
+    """LayerNorm (``CENTERED``) or RMSNorm of rows, of x + residual with ``ADD``, quantized by one scale, or
+    (``DYNAMIC``) by one of each row, which is an output. A pointer that is not used is any other."""
     if rows == 0:  # of the one program that a grid then has
         return
-    scale = tl.load(scale_ptr)
+    TO: tl.constexpr = y_ptr.dtype.element_ty
+    scale = 1.0 if DYNAMIC else tl.load(scale_ptr)
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:
             length = widened(n, x_ptr, WIDE)
@@ -119,6 +141,16 @@ def norm_quantize(
                 else:
                     variance = row_mean_square(x_ptr, residual_ptr, base, live, length, ROWS, SIZE, ADD)
                 inverse = inverse_root(variance, EPSILON)
+                by = scale
+                if DYNAMIC:
+                    most = tl.zeros([ROWS, SIZE], tl.int32)
+                    for start in range(0, length, SIZE):
+                        at = start + col
+                        mask = inside(live, at < length, ROWS)
+                        x = load_sum(x_ptr, residual_ptr, base + at, mask, ADD)
+                        y = normalized(x, mean, inverse, gamma_ptr, beta_ptr, x_ptr, at, at < length, CENTERED)
+                        most = tl.maximum(most, magnitude(y, mask))
+                    by = row_scale(scale_ptr, row, rows, tl.max(most, axis=1), LEAST, TO)
                 for start in range(0, length, SIZE):
                     at = start + col
                     mask = inside(live, at < length, ROWS)
@@ -126,7 +158,7 @@ def norm_quantize(
                     if ADD:
                         store(sum_ptr, base + at, x, mask)
                     y = normalized(x, mean, inverse, gamma_ptr, beta_ptr, x_ptr, at, at < length, CENTERED)
-                    store_quantized(y_ptr, base + at, y, scale, mask)
+                    store_quantized(y_ptr, base + at, y, by, mask)
             else:
                 mask = inside(live, col < length, ROWS)
                 x = load_sum(x_ptr, residual_ptr, base + col, mask, ADD)
@@ -140,4 +172,7 @@ def norm_quantize(
                     variance = mean_square(x, mask, length)
                 inverse = inverse_root(variance, EPSILON)
                 y = normalized(x, mean, inverse, gamma_ptr, beta_ptr, x_ptr, col, col < length, CENTERED)
-                store_quantized(y_ptr, base + col, y, scale, mask)
+                by = scale
+                if DYNAMIC:
+                    by = row_scale(scale_ptr, row, rows, tl.max(magnitude(y, mask), axis=1), LEAST, TO)
+                store_quantized(y_ptr, base + col, y, by, mask)

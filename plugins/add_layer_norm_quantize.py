@@ -46,9 +46,24 @@ def add_layer_norm_quantize_kernel(
     LOOP: tl.constexpr,
 ):
     norm_quantize(
-        x_ptr, residual_ptr, gamma_ptr, beta_ptr, scale_ptr, rows, n, y_ptr, sum_ptr, EPSILON, True, True, ROWS, BLOCK,
+        x_ptr,
+        residual_ptr,
+        gamma_ptr,
+        beta_ptr,
+        scale_ptr,
+        rows,
+        n,
+        y_ptr,
+        sum_ptr,
+        EPSILON,
+        True,
+        True,
+        False,
+        0.0,
+        ROWS,
+        BLOCK,
         LOOP,
-    )  # fmt: skip
+    )
 
 
 OP = Op(

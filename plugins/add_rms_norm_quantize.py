@@ -37,9 +37,24 @@ def add_rms_norm_quantize_kernel(
     LOOP: tl.constexpr,
 ):
     norm_quantize(
-        x_ptr, residual_ptr, gamma_ptr, gamma_ptr, scale_ptr, rows, n, y_ptr, sum_ptr, EPSILON, False, True, ROWS,
-        BLOCK, LOOP,
-    )  # fmt: skip
+        x_ptr,
+        residual_ptr,
+        gamma_ptr,
+        gamma_ptr,
+        scale_ptr,
+        rows,
+        n,
+        y_ptr,
+        sum_ptr,
+        EPSILON,
+        False,
+        True,
+        False,
+        0.0,
+        ROWS,
+        BLOCK,
+        LOOP,
+    )
 
 
 OP = Op(

@@ -42,7 +42,23 @@ def layer_norm_quantize_kernel(
     LOOP: tl.constexpr,
 ):
     norm_quantize(
-        x_ptr, x_ptr, gamma_ptr, beta_ptr, scale_ptr, rows, n, y_ptr, y_ptr, EPSILON, True, False, ROWS, BLOCK, LOOP
+        x_ptr,
+        x_ptr,
+        gamma_ptr,
+        beta_ptr,
+        scale_ptr,
+        rows,
+        n,
+        y_ptr,
+        y_ptr,
+        EPSILON,
+        True,
+        False,
+        False,
+        0.0,
+        ROWS,
+        BLOCK,
+        LOOP,
     )
 
 

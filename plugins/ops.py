@@ -4,6 +4,7 @@ from . import (
     add_layer_norm,
     add_layer_norm_quantize,
     add_rms_norm,
+    add_rms_norm_dynamic_quantize,
     add_rms_norm_quantize,
     channel_layer_norm,
     group_norm,
@@ -11,9 +12,11 @@ from . import (
     instance_norm,
     layer_norm,
     layer_norm_apply,
+    layer_norm_dynamic_quantize,
     layer_norm_quantize,
     modulated_layer_norm,
     rms_norm,
+    rms_norm_dynamic_quantize,
     rms_norm_quantize,
     scale_shift,
     statistics,
@@ -40,5 +43,8 @@ OPS: tuple[Op, ...] = (
     rms_norm_quantize.OP,
     add_layer_norm_quantize.OP,
     add_rms_norm_quantize.OP,
+    layer_norm_dynamic_quantize.OP,
+    rms_norm_dynamic_quantize.OP,
+    add_rms_norm_dynamic_quantize.OP,
 )
 BY_NAME = {op.name: op for op in OPS}

@@ -116,13 +116,12 @@ def _register(op: Op, trtp: Any) -> None:
         attributes = op.decoded(given)
         if tensors[0].shape_expr[0].is_fake:
             _leave_shapes(trtp)
-        shaped = op.shapes(_tensors(tensors), attributes) if op.shapes else None
-        # like() keeps the type of the input, which is what every output has but statistics and what is quantized
-        descs = (
-            [trtp.from_shape_expr(shape, _float32()) for shape in shaped]
-            if shaped
-            else [tensors[0].like() for _ in op.outputs]
-        )
+        shaped = op.shapes(_tensors(tensors), attributes) if op.shapes else [()] * len(op.outputs)
+        # like() keeps the type and the shape of the input, which is what every output has but statistics and scales
+        descs = [
+            trtp.from_shape_expr(shape, _float32()) if kind == "F" else tensors[0].like()
+            for shape, kind in zip(shaped, op.types[count:], strict=True)
+        ]
         for desc, kind in zip(descs, op.types[count:], strict=True):
             if kind == "Q":
                 desc.dtype = _quantized(attributes["to"])

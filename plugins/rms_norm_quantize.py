@@ -34,7 +34,23 @@ def rms_norm_quantize_kernel(
     LOOP: tl.constexpr,
 ):
     norm_quantize(
-        x_ptr, x_ptr, gamma_ptr, gamma_ptr, scale_ptr, rows, n, y_ptr, y_ptr, EPSILON, False, False, ROWS, BLOCK, LOOP
+        x_ptr,
+        x_ptr,
+        gamma_ptr,
+        gamma_ptr,
+        scale_ptr,
+        rows,
+        n,
+        y_ptr,
+        y_ptr,
+        EPSILON,
+        False,
+        False,
+        False,
+        0.0,
+        ROWS,
+        BLOCK,
+        LOOP,
     )
 
 

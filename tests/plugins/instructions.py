@@ -146,6 +146,9 @@ class Arithmetic:
             other = self.read(sources[1], np.dtype("u4"))
             lane = self.thread ^ other if parts[2] == "bfly" else self.thread & ~np.uint32(31) | other & np.uint32(31)
             return self.read(sources[0], kind)[lane]
+        if name == "redux":  # over the 32 threads of a warp
+            of = {"max": np.max, "min": np.min}[parts[2]]
+            return np.repeat(of(self.read(sources[0], kind).reshape(-1, 32), axis=1), 32)
         if name in ("mul", "mad") and parts[1] in ("wide", "hi"):
             if kind.itemsize == 8:
                 exact = [
@@ -179,6 +182,7 @@ class Arithmetic:
             "mov": lambda v: v,
             "not": np.invert,
             "neg": np.negative,
+            "abs": np.abs,
             "sqrt": np.sqrt,
             "ex2": lambda v: self.approximate(np.exp2(v.astype(np.float64)).astype(np.float32), 2),
             # to the top and back again, which extends the sign of a signed one
@@ -191,7 +195,7 @@ class Arithmetic:
         float32."""
         kind = parts[-1].removesuffix("x2")
         dtype = HALVES.get(kind, TYPES["f32"])
-        operation = {"fma": lambda a, b, c: a * b + c}.get(parts[0]) or binary(parts)
+        operation = {"fma": lambda a, b, c: a * b + c, "abs": np.abs}.get(parts[0]) or binary(parts)
         if parts[-2] == "f32":
             kinds = [dtype] * (len(sources) - 1) + [TYPES["f32"]]
             return operation(*(self.read(s, k).astype(np.float64) for s, k in zip(sources, kinds, strict=True))).astype(

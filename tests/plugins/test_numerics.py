@@ -122,6 +122,17 @@ CASES += [
         for n, dtype in ((1000, "fp16"), (7, "bf16"), (20_000, "fp32"))
         for to in ("int8", "fp8")
     ),
+    *(
+        Case(op, (3, n), a | {"least": 1e-5, "to": to}, dtype)
+        for op, a in (
+            ("LayerNormDynamicQuantize", APPLY),
+            ("RMSNormDynamicQuantize", APPLY),
+            ("AddRMSNormDynamicQuantize", EPS),
+        )
+        for n, dtype in ((768, "fp16"), (1001, "fp32"), (20_000, "bf16"))
+        for to in ("int8", "fp8")
+    ),
+    Case("LayerNormDynamicQuantize", (2, 3, 4, 50), EPS | {"axis": 2, "least": 0.0, "to": "int8"}, "fp16"),
     Case("LayerNormQuantize", (2, 3, 50), EPS | {"axis": 1, "to": "int8"}, "fp16", "offset"),
     Case("RMSNormQuantize", (0, 64), APPLY | {"to": "int8"}, "fp16"),
     *(
@@ -140,9 +151,9 @@ def run(interpreter: Callable[..., Any], case: Case) -> tuple[list[np.ndarray], 
     arrays = case.arrays()
     stored, outputs = interpreter(interpreted.run, case.op, arrays, case.dtypes(), case.attributes, 0, case.tile)
     if "residual" in BY_NAME[case.op].inputs:
-        exact = stored[0] + stored[1]
-        assert (np.abs(outputs[1] - exact) <= store_ulps(case) * UNIT[case.dtype] * np.abs(exact)).all()
-        stored = [outputs[1], np.zeros_like(exact), *stored[2:]]
+        exact, total = stored[0] + stored[1], outputs[BY_NAME[case.op].outputs.index("sum")]
+        assert (np.abs(total - exact) <= store_ulps(case) * UNIT[case.dtype] * np.abs(exact)).all()
+        stored = [total, np.zeros_like(exact), *stored[2:]]
     expected = BY_NAME[case.op].reference(*stored, **case.attributes)
     return stored, outputs, list(expected) if isinstance(expected, tuple) else [expected]
 
@@ -156,7 +167,7 @@ def store_ulps(case: Case) -> float:
 def test_against_reference(interpreter: Callable[..., Any], case: Case) -> None:
     stored, outputs, expected = run(interpreter, case)
     if "Q" in BY_NAME[case.op].types:
-        judge_quantized(case, stored, outputs[0], store_ulps=store_ulps(case))
+        judge_quantized(case, stored, outputs, store_ulps=store_ulps(case))
     elif expected[0].size:
         bound = allowed(case, stored, expected[0], case.dtype, store_ulps(case))
         excess = np.abs(outputs[0] - expected[0]) / bound

@@ -17,7 +17,7 @@ import onnxruntime
 import pytest
 from normdeploy_plugins._aot import CAPABILITIES, AotError
 from normdeploy_plugins._launch import QUANTIZED
-from normdeploy_plugins._quantize import quantized
+from normdeploy_plugins._quantize import LARGEST, quantized
 
 from . import emulated, interpreted
 from .cases import Case
@@ -108,6 +108,27 @@ def test_every_bit_of_what_is_compiled(op: str, to: str, capability: tuple[int, 
     case, arrays = known(op, y, "fp32", to, 0.1)
     _, (q, *_) = emulated.run(case, arrays, capability=capability)
     ends_alike(q, quantize_linear(y, 0.1, to))
+
+
+@pytest.mark.parametrize("least", [0.0, 100.0])
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0)], ids=lambda c: f"{c[0]}.{c[1]}")
+@pytest.mark.parametrize("to", QUANTIZED)
+@pytest.mark.parametrize("op", ["LayerNormDynamicQuantize", "RMSNormDynamicQuantize", "AddRMSNormDynamicQuantize"])
+def test_every_bit_of_a_row_by_its_own_scale(op: str, to: str, capability: tuple[int, int], least: float) -> None:
+    """The largest is LARGEST, so that the scale is 1 and ties are ties; then rows by a scale that is none such, of
+    zeros alone, and with a NaN."""
+    y = numbers(to, 1.0)
+    y = y[np.abs(y) <= LARGEST[to]]
+    rows = [y, y * np.float32(0.3), np.zeros_like(y), np.where(np.arange(len(y)) == 5, np.float32(np.nan), y)]
+    for row in rows:
+        case, arrays = known(op.replace("Dynamic", ""), row, "fp32", to, 1.0)
+        case = Case(op, case.shape, case.attributes | {"least": least}, "fp32")
+        _, (q, scales, *_) = emulated.run(case, arrays[:-1], capability=capability)
+        with np.errstate(all="ignore"):
+            scale = np.maximum(np.abs(row).max(), np.float32(least)) / np.float32(LARGEST[to])
+            expected = quantize_linear(row / scale, 1.0, to)
+        assert np.array_equal(scales, np.full((2, 1), scale), equal_nan=True)
+        ends_alike(q, expected)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

@@ -32,6 +32,9 @@ USUAL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "RMSNormQuantize": ((4, 77, 4096), EPS | {"axis": -1, "to": "int8"}),
     "AddLayerNormQuantize": ((4, 77, 768), EPS | {"to": "int8"}),
     "AddRMSNormQuantize": ((4, 77, 4096), EPS | {"to": "int8"}),
+    "LayerNormDynamicQuantize": ((4, 77, 768), EPS | {"axis": -1, "least": 1e-5, "to": "int8"}),
+    "RMSNormDynamicQuantize": ((4, 77, 4096), EPS | {"axis": -1, "least": 1e-5, "to": "int8"}),
+    "AddRMSNormDynamicQuantize": ((4, 77, 4096), EPS | {"least": 1e-5, "to": "int8"}),
 }
 
 

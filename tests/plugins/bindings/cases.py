@@ -58,6 +58,15 @@ LAYOUTS: tuple[tuple[str, str, Shapes, dict[str, Any]], ...] = (
         )
         for to in ("int8", "fp8")
     ),
+    *(
+        (op, to, _rows(n, parameters, data), EPS | more | {"least": 1e-5, "to": to})
+        for op, n, parameters, data, more in (
+            ("LayerNormDynamicQuantize", 768, 2, 1, {"axis": -1}),
+            ("RMSNormDynamicQuantize", 4096, 1, 1, {"axis": -1}),
+            ("AddRMSNormDynamicQuantize", 4096, 1, 2, {}),
+        )
+        for to in ("int8", "fp8")
+    ),
     ("GroupNormApply", "NCHW", (NCHW, _PARTS, (320,), (320,)), GROUPS | {"activation": "silu"}),
     ("GroupNormApply", "NHWC", (NHWC, _PARTS, (320,), (320,)), GROUPS | LAST | {"activation": "none"}),
 )
