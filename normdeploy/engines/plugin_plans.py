@@ -139,7 +139,7 @@ def _added(p: Planner, node: gs.Node) -> Plan:
 def _quantizing(p: Planner, node: gs.Node) -> Plan:
     row = OURS[node.op]
     added = "residual" in row.inputs
-    axis = -1 if added else _axis(p, node) if row.centered else _own_axis(p, node)
+    axis = -1 if added or row.by_row else _axis(p, node) if row.centered else _own_axis(p, node)
     return quantized(p, node, axis, _affine(node, 1 + added, biased=row.centered))
 
 

@@ -65,6 +65,7 @@ def _reduced(text: str, opset: int) -> str:
         "{biased}": reduced("q", "biased"),
         "{last}": reduced("q", "biased", "[-1]"),
         "{length}": reduced("x", "length", by="ReduceL2"),
+        "{largest}": reduced("magnitude", "top", "[-1]", by="ReduceMax"),
     }
     for place, written in places.items():
         text = text.replace(place, written)

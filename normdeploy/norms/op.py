@@ -98,6 +98,11 @@ class NormOp:
         return tuple(i for i, name in enumerate(self.outputs) if name in ("Y", "sum") and "X" in self.inputs)
 
     @property
+    def by_row(self) -> bool:
+        """Whether it is quantized by a scale of each row, which it gives."""
+        return bool(self.quantizes) and "y_scale" in self.outputs
+
+    @property
     def rescaled(self) -> bool:
         """Whether it multiplies by a scale of its own."""
         return "scale" in self.inputs

@@ -28,6 +28,9 @@ know to fuse:
     LayerNormQuantize, RMSNormQuantize, AddLayerNormQuantize, AddRMSNormQuantize
                                the norm, or the residual add and the norm, then QuantizeLinear; Y has the type of
                                y_zero_point, int8 or float8e4m3fn; ``sum``, where there is one, is not quantized
+    LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddRMSNormDynamicQuantize
+                               the same over the last axis by a scale of each row, y_scale = max(max|norm|, least) /
+                               largest, in float32, where largest is 127 for int8 and 448 for float8e4m3fn
 
 No op bears a standard one's name: TensorRT's parser goes by the name alone, and takes its own op and that one's
 attributes instead.
@@ -79,19 +82,30 @@ _ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, s
 _QUANTIZED = "Y = QuantizeLinear (result, y_scale, y_zero_point)"
 
 
+_BY_ROW = (
+    "plain = Cast <to: int = 1> (result) magnitude = Abs (plain) {largest}"
+    " floor = Constant <value_float: float = @least> () held = Max (top, floor)"
+    " limit = Constant <value_float: float = @largest> () y_scale = Div (held, limit)"
+    " quotient = Div (plain, y_scale) one = Constant <value_float: float = 1.0> ()"
+    " Y = QuantizeLinear (quotient, one, y_zero_point)"
+)
+
+
 def _quantizing(norm: str, op: str, inputs: str, attributes: str, outputs: str, body: str) -> NormOp:
-    """A norm that stands alone, or a residual add and a norm, whose body makes ``result``; then QuantizeLinear."""
+    """A norm that stands alone, or a residual add and a norm, whose body makes ``result``; then QuantizeLinear, by a
+    scale that is given or, where it is an output, made of each row."""
+    by_row = "y_scale" in outputs
     return _ours(
         op,
         "LayerNorm" if "bias" in inputs else "RMSNorm",
-        f"{inputs} y_scale y_zero_point",
+        f"{inputs} y_zero_point" if by_row else f"{inputs} y_scale y_zero_point",
         attributes,
         outputs,
         joined=True,
         centered="bias" in inputs,
         typed_by="y_zero_point",
         quantizes=norm,
-        body=f"{body} {_QUANTIZED}",
+        body=f"{body} {_BY_ROW if by_row else _QUANTIZED}",
     )
 
 
@@ -226,6 +240,31 @@ ROWS: tuple[NormOp, ...] = (
         "X residual scale",
         "epsilon stash_type",
         "Y sum",
+        "sum = Add (X, residual) "
+        + _RMS.replace("{of}", "sum").replace("{biased}", "{last}").replace("Y =", "result ="),
+    ),
+    _quantizing(
+        "LayerNormalization",
+        "LayerNormDynamicQuantize",
+        _AFFINE,
+        "epsilon stash_type least largest",
+        "Y y_scale",
+        f"result = {_ON_THE_LAST} (X, scale, bias)",
+    ),
+    _quantizing(
+        f"{DOMAIN}.RMSNorm",
+        "RMSNormDynamicQuantize",
+        "X scale",
+        "epsilon stash_type least largest",
+        "Y y_scale",
+        _RMS.replace("{of}", "X").replace("{biased}", "{last}").replace("Y =", "result ="),
+    ),
+    _quantizing(
+        f"{DOMAIN}.AddRMSNorm",
+        "AddRMSNormDynamicQuantize",
+        "X residual scale",
+        "epsilon stash_type least largest",
+        "Y y_scale sum",
         "sum = Add (X, residual) "
         + _RMS.replace("{of}", "sum").replace("{biased}", "{last}").replace("Y =", "result ="),
     ),

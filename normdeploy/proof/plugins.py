@@ -111,6 +111,22 @@ def _then_quantized(norm: Definition) -> Definition:
     return run
 
 
+_LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
+
+
+def _then_quantized_by_row(norm: Definition) -> Definition:
+    """A norm over the last axis whose first result is quantized by a scale of each row, which is the second."""
+
+    def run(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+        if attrs.get("axis", -1) != -1:
+            raise NotProved(Why.OP, "rows of several axes")
+        y, *others = norm(m, inputs, {"axis": -1, "offset": 0.0, **attrs})
+        kind = _NAMES[attrs["to"]]
+        return (*congruence.quantized_by_row(m, y, kind, float(attrs["least"]), _LARGEST[kind]), *others)
+
+    return run
+
+
 def _modulated(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """ModulatedLayerNorm(x, scale, shift) = d/√(variance + ε)·(1 + scale) + shift over the last axis."""
     x, scale, shift = inputs
@@ -216,4 +232,7 @@ TABLE: dict[str, Definition] = {
     "RMSNormQuantize": _then_quantized(_rms_norm),
     "AddLayerNormQuantize": _then_quantized(_add_layer_norm),
     "AddRMSNormQuantize": _then_quantized(_add_rms_norm),
+    "LayerNormDynamicQuantize": _then_quantized_by_row(_layer_norm),
+    "RMSNormDynamicQuantize": _then_quantized_by_row(_rms_norm),
+    "AddRMSNormDynamicQuantize": _then_quantized_by_row(_add_rms_norm),
 }

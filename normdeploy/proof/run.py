@@ -22,6 +22,7 @@ from . import linear, norms, ops, whole_numbers
 from .errors import NotProved, Why
 from .lemmas import TABLE as LEMMAS
 from .lemmas.casts import to_type
+from .lemmas.congruence import quantized_by_row
 from .machine import Held, Machine
 from .sizes import Size, dim_size
 from .value import Value
@@ -211,6 +212,12 @@ def _function(m: Machine, row: NormOp, inputs: list[Any], attrs: Mapping[str, An
     known: dict[str, Any] = dict(zip(function.input, inputs, strict=False))
     at = m.node
     for node in function.node:
+        if row.by_row and "result" in known:  # the rest is a function of the norm's rows that is not looked into
+            kind, least, largest = known["y_zero_point"], float(attrs["least"]), float(attrs["largest"])
+            if not isinstance(kind, np.dtype):
+                raise NotProved(Why.OP, "its zero point is not 0")
+            known["Y"], known["y_scale"] = quantized_by_row(m, known["result"], kind.name, least, largest)
+            break
         given = {
             a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
             for a in node.attribute

@@ -30,14 +30,17 @@ from ..norms.bodies import body, lacking
 from ..norms.ops import OURS, NormOp
 from ..records import Certificate, Finding, both
 from .certify import certified, rewrite_of
+from .row_scales import Tail, by_row
 from .sealed import seals
 from .work import Work
 
-_ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes}
+_ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes and not row.by_row}
+_BY_ROW = {row.quantizes: row for row in OURS.values() if row.by_row}
 _WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}  # what is spelled as an op of ours before it is joined
 _KINDS = ("int8", "float8_e4m3fn")
 # attributes of QuantizeLinear that change nothing: along which axis one scale varies, and the default of saturate
 _NEUTRAL: Mapping[str, Any] = {"saturate": 1, "block_size": 0, "precision": 0}
+QUANTIZE = "QuantizeLinear"
 SAME = "the same nodes"  # as reports say where this was seen
 
 
@@ -49,31 +52,31 @@ class _Refused(Exception):
 def quantize(work: Work, node: gs.Node) -> Finding | None:
     """Join ``node``, a QuantizeLinear, with the norm before it; a finding is changed, and none is new."""
     graph = work.graph
-    if node.op != "QuantizeLinear" or not is_standard(node):
+    if node.op not in ("QuantizeLinear", "Cast") or not is_standard(node):
         return None
-    norm = graph.producer(node.inputs[0])
-    row = _ROWS.get(_WRITTEN.get(_name(norm), _name(norm))) if norm is not None else None
-    if norm is None or row is None or norm.outputs[0] is not node.inputs[0]:
-        return None
-    place = work.place(norm.outputs[0].name)
-    if place is None:
+    tail = by_row(graph, node)
+    y = tail.y if tail is not None else node.inputs[0] if node.op == "QuantizeLinear" else None
+    norm = graph.producer(y) if y is not None else None
+    rows = _ROWS if tail is None else _BY_ROW
+    row = rows.get(_WRITTEN.get(_name(norm), _name(norm))) if norm is not None else None
+    place = work.place(y.name) if y is not None else None
+    if norm is None or row is None or norm.outputs[0] is not y or place is None:
         return None
     try:
-        _require_alone(graph, row, norm)
-        pair, certificate = _spelled(work, norm, node) if _name(norm) in _WRITTEN else ((norm, node), None)
-        made = _made(graph, row, *pair)
+        _require_alone(graph, row, norm, () if tail is None else tail.readers)
+        spelled, certificate = _spelled(work, norm) if _name(norm) in _WRITTEN else (norm, None)
+        made = _made(graph, row, spelled, node, tail)
     except _Refused as kept:
         told = work.findings[place]
         note = f"the QuantizeLinear behind it stays a node of its own: {kept.reason}"
         work.findings[place] = replace(told, notes=(*told.notes, note))
         return None
-    _replace(work, place, row, norm, node, made, certificate)
+    _replace(work, place, row, norm, node, made, tail, certificate)
     return None
 
 
-def _spelled(work: Work, norm: gs.Node, node: gs.Node) -> tuple[tuple[gs.Node, gs.Node], Certificate]:
-    """An RMSNormalization as our RMSNorm and QuantizeLinear behind that, neither put into the graph, and the
-    certificate of the norm's."""
+def _spelled(work: Work, norm: gs.Node) -> tuple[gs.Node, Certificate]:
+    """An RMSNormalization as our RMSNorm, which is not put into the graph, and the certificate of that."""
     graph = work.graph
     x, scale, attrs = norm.inputs[0], norm.inputs[1], _attributes(norm.op, graph.attrs(norm), graph.opset)
     shape = graph.shape(x)
@@ -89,8 +92,7 @@ def _spelled(work: Work, norm: gs.Node, node: gs.Node) -> tuple[tuple[gs.Node, g
     certificate = certified(work.proofs, [rewrite])
     if not certificate:
         raise _Refused(f"its norm is not proved to be an RMSNorm: {certificate.note}")
-    behind = graph.node(node.op, [made.outputs[0], *node.inputs[1:]], node.outputs[0], graph.attrs(node))
-    return (made, behind), certificate
+    return made, certificate
 
 
 def _name(node: gs.Node) -> str:
@@ -98,22 +100,22 @@ def _name(node: gs.Node) -> str:
     return str(node.op) if is_standard(node) else f"{node.domain}.{node.op}"
 
 
-def _require_alone(graph: Graph, row: NormOp, norm: gs.Node) -> None:
+def _require_alone(graph: Graph, row: NormOp, norm: gs.Node, own: Sequence[gs.Node]) -> None:
     """
     Raises:
-        _Refused: another one than QuantizeLinear reads the norm, or its statistics.
+        _Refused: another one than QuantizeLinear, or than ``own``, reads the norm, or its statistics.
     """
     y = norm.outputs[0]
-    if graph.is_output(y) or len(graph.consumers(y)) != 1:
-        readers = len(graph.consumers(y)) - 1
+    if graph.is_output(y) or len(graph.consumers(y)) != max(1, len(own)):
+        readers = len(graph.consumers(y)) - max(1, len(own))
         others = "and is an output" if graph.is_output(y) else f"and {readers} other{'s' * (readers > 1)}"
         raise _Refused(f"it reads the norm's result {others} too, which is no quantized number there")
     if any(graph.is_output(t) or graph.consumers(t) for t in norm.outputs[1:] if not row.outputs[1:]):
         raise _Refused("the norm's mean or its deviation is read as well")
 
 
-def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node) -> gs.Node:
-    """The node that takes the place of both.
+def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: Tail | None) -> gs.Node:
+    """The node that takes the place of both, or of the norm and what quantizes each row.
 
     Raises:
         _Refused: they are not what the op's body says.
@@ -121,28 +123,42 @@ def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node) -> gs.Node:
     ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
     if ours is not None and lacking(ours, [t.name for t in norm.inputs], norm.attrs):
         raise _Refused(f"its {norm.op} is another op of that name")
-    scale, zero = _scale_and_zero(graph, node)
-    stored = {id(t): id(own) for t, own in zip(node.inputs[1:], (scale, zero), strict=False)}
     attrs = _attributes(norm.op, graph.attrs(norm), graph.opset) if ours is None else dict(graph.attrs(norm))
-    made = graph.node(
-        row.op,
-        [*_parameters(graph, row, norm), scale, zero],
-        node.outputs[0],
-        {name: attrs[name] for name in row.attributes},
-        DOMAIN,
-        len(row.outputs),
-    )
+    inputs, y = _parameters(graph, row, norm), norm.outputs[0]
+    if tail is None:
+        scale, zero = _scale_and_zero(graph, node)
+        inputs += [scale, zero]
+        behind = [graph.node(node.op, [y, scale, zero], node.outputs[0], graph.attrs(node))]
+    else:
+        _require_last(graph, norm, attrs)
+        inputs += [tail.zero(graph)]
+        behind = tail.nodes(graph, y, inputs[-1])
+        attrs |= {"least": tail.least, "largest": tail.largest}
+    given = {name: attrs[name] for name in row.attributes}
+    made = graph.node(row.op, inputs, node.outputs[0], given, DOMAIN, len(row.outputs))
     for name, t in zip(row.outputs, made.outputs, strict=True):
-        t.dtype = graph.dtype(zero if name == "Y" else norm.inputs[0])
-    if differs := _difference(graph, row, made, (norm, node), stored):
+        types = {"Y": graph.dtype(inputs[-1]), "y_scale": np.dtype(np.float32)}
+        t.dtype = types.get(name, graph.dtype(norm.inputs[0]))
+    if differs := _difference(graph, row, made, (norm, *behind)):
         raise _Refused(differs)
     return made
+
+
+def _require_last(graph: Graph, norm: gs.Node, attrs: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        _Refused: the norm is over other axes than the last.
+    """
+    rank = len(graph.shape(norm.inputs[0]) or ())
+    axes = attrs.get("axes") or [attrs.get("axis", -1)]
+    if not rank or [a % rank for a in axes] != [rank - 1]:
+        raise _Refused("its norm is not over the last axis alone")
 
 
 def _parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor]:
     """The norm's inputs; a LayerNormalization without a bias gets one of zeros, which changes no number that is
     quantized (−0 + 0 is 0)."""
-    wanted = row.inputs[:-2]
+    wanted = [name for name in row.inputs if name not in ("y_scale", "y_zero_point")]
     inputs = [t for t in norm.inputs if not t.is_empty()]
     if len(inputs) == len(wanted) - 1 and wanted[-1] == "bias":
         shape, dtype = graph.shape(inputs[-1]), graph.dtype(inputs[-1])
@@ -185,23 +201,22 @@ def _scale_and_zero(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor]:
 # ------------------------------------------------------------------ the proof
 
 
-def _difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[gs.Node], stored: Mapping[int, int]) -> str:
+def _difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[gs.Node]) -> str:
     """Where the body of ``made`` is not the ``old`` nodes, in their order; "" where it is.
 
-    A tensor is known by itself, whatever it is called; ``stored``: constants by what holds the same now. Of
-    QuantizeLinear the zero point may have been left to the type, and of LayerNormalization a bias of zeros.
+    A tensor is known by itself, whatever it is called, and a constant of one element by that.
     """
     opset = max(graph.opset, row.since)
     before = list(_flat(graph, old, opset))
     after = list(_flat(graph, [made], opset))
     if [n.op for n in before] != [n.op for n in after]:
         return f"the nodes {' '.join(n.op for n in before)} are not those of {row.op}"
-    same = dict[object, object](stored.items())
+    same: dict[object, object] = {}
     for theirs, ours in zip(before, after, strict=True):
         if theirs.attrs != ours.attrs:
             return f"its {theirs.op} has the attributes {theirs.attrs}, and in {row.op} {ours.attrs}"
         given = [same.get(i, i) for i in theirs.inputs]
-        given += [i for i in ours.inputs[len(given) :] if _is_zeros(graph, made, i)]
+        given += [i for i in ours.inputs[len(given) :] if _is_zeros(graph, made, i)]  # a bias that was none
         if given != list(ours.inputs):
             return f"its {theirs.op} reads other tensors than in {row.op}"
         same.update(zip(theirs.outputs, ours.outputs, strict=False))
@@ -225,7 +240,7 @@ def _flat(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterator[_Flat]
     """Nodes with the bodies of ours in their place."""
     for node in nodes:
         row = OURS.get(node.op) if node.domain == DOMAIN else None
-        inputs = [() if t.is_empty() else id(t) for t in node.inputs]
+        inputs = [_key(graph, t) for t in node.inputs]
         while inputs and inputs[-1] == ():
             inputs.pop()
         if row is None:
@@ -236,6 +251,12 @@ def _flat(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterator[_Flat]
         names: dict[str, object] = dict(zip(function.input, inputs, strict=True))
         names |= {name: id(t) for name, t in zip(function.output, node.outputs, strict=False)}
         for inner in function.node:
+            if inner.op_type == "Constant" and not inner.attribute[0].ref_attr_name:
+                names[inner.output[0]] = _content(np.asarray(onnx.helper.get_attribute_value(inner.attribute[0])))
+                continue
+            if inner.op_type == "Constant":
+                names[inner.output[0]] = _content(np.asarray(own[inner.attribute[0].ref_attr_name]))
+                continue
             attrs = {
                 a.name: own[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
                 for a in inner.attribute
@@ -259,6 +280,19 @@ def _attributes(op: str, given: Mapping[str, Any], opset: int) -> dict[str, Any]
     return known
 
 
+def _key(graph: Graph, t: gs.Tensor) -> object:
+    if t.is_empty():
+        return ()
+    value = t.values if isinstance(t, gs.Constant) else None
+    return _content(value) if isinstance(value, np.ndarray) and value.size == 1 else id(t)
+
+
+def _content(value: np.ndarray) -> object:
+    """A constant of one element as it is compared: whole numbers and float32 as such; a float16 is no float32."""
+    kind = {"f8": "f4"}.get(value.dtype.str[1:], value.dtype.str[1:])  # onnx gives a float attribute as Python's
+    return (kind, value.shape, value.astype(kind).tobytes()) if value.dtype.kind in "iuf" else (kind, value.tobytes())
+
+
 def _is_zeros(graph: Graph, made: gs.Node, tensor: object) -> bool:
     """Whether an input of ``made`` was written for it and holds zeros alone."""
     t = next((t for t in made.inputs if id(t) == tensor), None)
@@ -276,16 +310,17 @@ def _replace(
     norm: gs.Node,
     node: gs.Node,
     made: gs.Node,
+    tail: Tail | None,
     certificate: Certificate | None,
 ) -> None:
     graph, q = work.graph, node.outputs[0]
-    before = norm.outputs[1] if len(row.outputs) > 1 else None  # the sum, which others may read before the norm
+    old = {"Y": q, "y_scale": tail.scale if tail is not None else q, "sum": norm.outputs[-1]}
     work.sealed += seals(graph, (made,))
-    if before is not None:
-        graph.replace(before, (made,), place=1)
-        graph.take_over(q, made, 0)
-    else:
-        graph.replace(q, (made,), origin=norm)
+    # the last is made first, and others may read it before what is quantized is there
+    *rest, last = enumerate(row.outputs)
+    graph.replace(old[last[1]], (made,), place=last[0], origin=norm)
+    for place_of, name in rest:
+        graph.take_over(old[name], made, place_of)
     work.opset = max(work.opset, oldest(row.op))
     if work.step is not None:
         work.steps.setdefault(place, []).append(work.step)
@@ -296,7 +331,7 @@ def _replace(
         told,
         status="fused",
         tensor=q.name,
-        spelling=f"{spelling} QuantizeLinear",
+        spelling=f"{spelling} {QUANTIZE if tail is None else tail.spelling}",
         became=f"{DOMAIN}.{row.op}({shown})",
         reason="",
         certificate=both(told.certificate, certificate),

@@ -63,6 +63,15 @@ def quantized(m: Machine, y: Value, scale: Value, kind: str) -> Value:
     return unknown(m, f"QuantizeLinear {kind}", m.div(y, scale), lambda quotient: quotient)
 
 
+def quantized_by_row(m: Machine, y: Value, kind: str, least: float, largest: float) -> tuple[Value, Value]:
+    """What is quantized by a scale of its row, the last axis, and that scale: functions of the row. Rows whose elements
+    are equal one by one are equal: so a function of each element stands for what is made of all, for the scale too,
+    which has one place where this has a row. The floats go on with y."""
+    told = f"{kind} {least!r} {largest!r}"
+    made = [unknown(m, f"{what} {told}", y, lambda f: f) for what in ("quantized by row to", "a row's scale for")]
+    return made[0], made[1]
+
+
 def _quantize(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     y, scale, *zero = inputs
     if not zero or not isinstance(zero[0], np.dtype):
