@@ -131,6 +131,10 @@ def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: Tail | 
         behind = [graph.node(node.op, [y, scale, zero], node.outputs[0], graph.attrs(node))]
     else:
         _require_last(graph, norm, attrs)
+        if tail.cast and not tail.least:
+            raise _Refused(
+                "a row of zeros is 0 / 0, of which a Cast to int8 may make anything; bound its scale from below"
+            )
         inputs += [tail.zero(graph)]
         behind = tail.nodes(graph, y, inputs[-1])
         attrs |= {"least": tail.least, "largest": tail.largest}

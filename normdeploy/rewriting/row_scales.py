@@ -6,7 +6,8 @@
 
 with ``largest`` 127 for int8 and 448 for FP8 (E4M3). Round, Clip and Cast is QuantizeLinear by the scale 1 and the zero
 point 0 by its definition, saturate(round(x / 1)); a Clip at −largest changes nothing of |y| / y_scale ≤ largest, nor
-does none.
+does none. A NaN alone is another matter: ONNX leaves open what a Cast to int8 makes of it. Of rows of finite numbers
+none comes where ``least`` is above 0; where it is not, a row of zeros is 0 / 0.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Tail:
     kind: np.dtype
     least: float
     largest: float
+    cast: bool  # to int8, which is left open for a NaN
     scale: gs.Tensor  # y_scale
     q: gs.Tensor
 
@@ -95,7 +97,8 @@ def by_row(graph: Graph, node: gs.Node) -> Tail | None:
         if graph.is_output(plain) or len(graph.consumers(plain)) != 2:
             return None
         y, readers = cast.inputs[0], (cast,)  # type: ignore[assignment]
-    return Tail(y, readers, np.dtype(_dtype(name)), least, largest, bottom.outputs[0], node.outputs[0])
+    cast_of_nan = name == "int8" and node.op == "Cast"
+    return Tail(y, readers, np.dtype(_dtype(name)), least, largest, cast_of_nan, bottom.outputs[0], node.outputs[0])
 
 
 def _quotient(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, tuple[str, float]] | None:

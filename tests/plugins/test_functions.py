@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from normdeploy_plugins._quantize import LARGEST
 from normdeploy_plugins.ops import BY_NAME
 
 from normdeploy.evaluate import evaluate
@@ -77,6 +78,9 @@ QUANTIZED: dict[str, tuple[list[Callable[[], np.ndarray]], dict[str, Any]]] = {
     "RMSNormQuantize": ([ROWS, VECTOR], {"axes": [-1]}),
     "AddLayerNormQuantize": ([ROWS, ROWS, VECTOR, VECTOR], {}),
     "AddRMSNormQuantize": ([ROWS, ROWS, VECTOR], {}),
+    "LayerNormDynamicQuantize": ([ROWS, VECTOR, VECTOR], {"least": 1e-5}),
+    "RMSNormDynamicQuantize": ([ROWS, VECTOR], {"least": 1e-5}),
+    "AddRMSNormDynamicQuantize": ([ROWS, ROWS, VECTOR], {"least": 1e-5}),
 }
 
 
@@ -88,12 +92,20 @@ def test_norms_that_are_quantized(name: str, to: str) -> None:
     op, opset = BY_NAME[name], 21
     for _ in range(3):
         inputs = [make().astype(np.float32) for make in made]
-        own = {"axis": -1} if "axis" in op.attributes else {}
-        expected = op.reference(*inputs, np.float64(0.03125), epsilon=1e-2, to=to, **own)
+        own = {name: {"axis": -1, "least": 1e-5}[name] for name in op.attributes if name in ("axis", "least")}
+        scale, by_row = [np.float64(0.03125)], "least" in own
+        expected = op.reference(*inputs, *scale[by_row:], epsilon=1e-2, to=to, **own)
         kind = onnx.TensorProto.INT8 if to == "int8" else onnx.TensorProto.FLOAT8E4M3FN
         given = [f"i{i}" for i in range(len(inputs))]
+        attributes = shared | ({"largest": LARGEST[to]} if by_row else {})
         node = onnx.helper.make_node(
-            name, [*given, "s", "z"], op.outputs, domain=functions.DOMAIN, epsilon=1e-2, stash_type=1, **shared
+            name,
+            [*given, *["s"][by_row:], "z"],
+            op.outputs,
+            domain=functions.DOMAIN,
+            epsilon=1e-2,
+            stash_type=1,
+            **attributes,
         )
         graph = onnx.helper.make_graph(
             [node],

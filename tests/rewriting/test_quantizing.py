@@ -195,6 +195,131 @@ def test_another_body_is_refused(other_body: None, reason: str) -> None:
     assert reason in summary.findings[0].notes[0]
 
 
+# ------------------------------------------------------------------ by a scale of each row
+
+TAIL = (
+    "axes_of_rows = Constant <value_ints: ints = [-1]> () a = Abs (y)"
+    " t0 = ReduceMax <keepdims: int = 1> (a, axes_of_rows)"
+    " least = Constant <value_float: float = 1e-5> () t = Max (t0, least) L = Constant <value_float: float = %s> ()"
+    " ys = Div (t, L) dd = Div (y, ys) "
+)
+CLAMP = "least = Constant <value_float: float = 1e-5> () t = Max (t0, least) "
+ENDS = {
+    "int8": """rr = Round (dd) lo = Constant <value_float: float = -128.0> ()
+        hi = Constant <value_float: float = 127.0> () c = Clip (rr, lo, hi) q = Cast <to: int = 3> (c)""",
+    "fp8": "q = Cast <to: int = 17> (dd)",
+}
+LARGEST = {"int8": "127.0", "fp8": "448.0"}
+BY_ROW = {op.replace("Quantize", "DynamicQuantize"): norm for op, norm in NORMS.items() if op != "AddLayerNormQuantize"}
+
+
+def _changed(tail: str, old: str, new: str) -> str:
+    changed = tail.replace(old, new, 1) if old else tail
+    return changed.replace("Div (t, L)", "Div (t0, L)") if old == CLAMP else changed
+
+
+def by_row(op: str, to: str, change: tuple[str, str] = ("", ""), outputs: str = ", float[2,5,1] ys") -> onnx.ModelProto:
+    tail = TAIL % LARGEST[to] + ENDS[to]
+    assert change[0] in tail
+    more = "z = Abs (s)" if op.startswith("Add") else ""
+    made = model(BY_ROW[op][0], to=to, more=more, quantize=_changed(tail, *change), outputs=outputs)
+    if more:
+        made.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, SHAPE))
+    return made
+
+
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize("to", OF)
+@pytest.mark.parametrize("op", BY_ROW)
+def test_a_scale_of_each_row(op: str, to: str) -> None:
+    """From the spelled-out form to one op, and on to the plugin; the same integers and scales, as without."""
+    before = by_row(op, to)
+    ops, out, summary = optimized(before)
+    assert ops == [op, *(["Abs"] if op.startswith("Add") else [])]
+    (finding,) = summary.findings
+    assert (finding.status, finding.tensor) == ("fused", "q")
+    assert quantizing.SAME in finding.proved
+    onnx.checker.check_model(out, full_check=True)
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
+        assert all(np.array_equal(a, b) for a, b in zip(run(out, level), run(before, level), strict=True)), level
+    assert optimized(out)[1] == out
+    made, (told,) = implement.implemented(out, norm_impl="plugin", runtime="tensorrt")
+    assert (told.form, told.reason) == (f"plugin {op}", "")
+    assert [*made.graph.node[0].output][:2] == ["q", "ys"]
+
+
+# of the int8 form: what is written otherwise and is the same, and what is not
+SAME_FORMS = {
+    "no clip": (ENDS["int8"], "rr = Round (dd) q = Cast <to: int = 3> (rr)"),
+    "a symmetric clip": ("-128.0", "-127.0"),
+    "Clip for Max": ("Max (t0, least)", "Clip (t0, least)"),
+    "QuantizeLinear": (
+        ENDS["int8"],
+        "u = Constant <value_float: float = 1.0> () q = QuantizeLinear (dd, u, zero)",
+    ),
+}
+OTHER_FORMS = {
+    "by 128": ("L = Constant <value_float: float = 127.0>", "L = Constant <value_float: float = 128.0>"),
+    "by 127 and cut at 100": (
+        "hi = Constant <value_float: float = 127.0>",
+        "hi = Constant <value_float: float = 100.0>",
+    ),
+    "not rounded": ("c = Clip (rr,", "c = Clip (dd,"),
+    "along another axis": ("[-1]", "[1]"),
+    "of another tensor": ("a = Abs (y)", "a = Abs (r)"),
+    "another quotient": ("dd = Div (y, ys)", "dd = Div (ys, y)"),
+    "the largest, not its magnitude": (
+        "t0 = ReduceMax <keepdims: int = 1> (a,",
+        "t0 = ReduceMax <keepdims: int = 1> (y,",
+    ),
+    "by two scales": ("dd = Div (y, ys)", "yy = Add (ys, ys) dd = Div (y, yy)"),
+}
+
+
+@pytest.mark.parametrize("name", SAME_FORMS)
+def test_other_spellings_of_the_same(name: str) -> None:
+    before = by_row("LayerNormDynamicQuantize", "int8", SAME_FORMS[name])
+    ops, out, _ = optimized(before)
+    assert ops == ["LayerNormDynamicQuantize"]
+    assert all(
+        np.array_equal(a, b) for a, b in zip(run(out, "ORT_DISABLE_ALL"), run(before, "ORT_DISABLE_ALL"), strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_what_is_no_scale_of_its_row_is_left(name: str) -> None:
+    outputs = ", float[2,5,1] ys" if "axis" not in name else ", float ys"
+    before = by_row("LayerNormDynamicQuantize", "int8", OTHER_FORMS[name], outputs)
+    if "axis" in name:
+        del before.graph.output[1:]
+    ops, _, _ = optimized(before)
+    assert "LayerNormalization" in ops
+    assert "LayerNormDynamicQuantize" not in ops
+
+
+def test_a_row_of_zeros_is_not_left_to_a_cast() -> None:
+    """ONNX says nothing of a NaN that is cast to int8; of FP8 it does, and QuantizeLinear is the op's own."""
+    ops, _, summary = optimized(by_row("LayerNormDynamicQuantize", "int8", (CLAMP, "")))
+    assert "LayerNormDynamicQuantize" not in ops
+    assert "a row of zeros is 0 / 0" in summary.findings[0].notes[0]
+    before = by_row("LayerNormDynamicQuantize", "fp8", (CLAMP, ""))
+    ops, out, _ = optimized(before)
+    assert ops == ["LayerNormDynamicQuantize"]
+    assert all(
+        np.array_equal(a, b) for a, b in zip(run(out, "ORT_DISABLE_ALL"), run(before, "ORT_DISABLE_ALL"), strict=True)
+    )
+
+
+def test_a_norm_over_more_than_the_last_axis_has_other_rows() -> None:
+    norm = (
+        BY_ROW["LayerNormDynamicQuantize"][0].replace("axis: int = -1", "axis: int = 1").replace("(x, g, b)", "(x, g)")
+    )
+    before = model(norm, quantize=TAIL % "127.0" + ENDS["int8"])
+    ops, _, summary = optimized(before)
+    assert "LayerNormalization" in ops
+    assert "its norm is not over the last axis alone" in summary.findings[0].notes[0]
+
+
 # ------------------------------------------------------------------ as plugins
 
 
