@@ -2,6 +2,7 @@
 
 from . import (
     add_layer_norm,
+    add_layer_norm_dynamic_quantize,
     add_layer_norm_quantize,
     add_rms_norm,
     add_rms_norm_dynamic_quantize,
@@ -45,6 +46,7 @@ OPS: tuple[Op, ...] = (
     add_rms_norm_quantize.OP,
     layer_norm_dynamic_quantize.OP,
     rms_norm_dynamic_quantize.OP,
+    add_layer_norm_dynamic_quantize.OP,
     add_rms_norm_dynamic_quantize.OP,
 )
 BY_NAME = {op.name: op for op in OPS}

@@ -28,7 +28,7 @@ know to fuse:
     LayerNormQuantize, RMSNormQuantize, AddLayerNormQuantize, AddRMSNormQuantize
                                the norm, or the residual add and the norm, then QuantizeLinear; Y has the type of
                                y_zero_point, int8 or float8e4m3fn; ``sum``, where there is one, is not quantized
-    LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddRMSNormDynamicQuantize
+    LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddLayerNormDynamicQuantize, AddRMSNormDynamicQuantize
                                the same over the last axis by a scale of each row, y_scale = max(max|norm|, least) /
                                largest, in float32, where largest is 127 for int8 and 448 for float8e4m3fn
 
@@ -258,6 +258,14 @@ ROWS: tuple[NormOp, ...] = (
         "epsilon stash_type least largest",
         "Y y_scale",
         _RMS.replace("{of}", "X").replace("{biased}", "{last}").replace("Y =", "result ="),
+    ),
+    _quantizing(
+        f"{DOMAIN}.AddLayerNorm",
+        "AddLayerNormDynamicQuantize",
+        "X residual scale bias",
+        "epsilon stash_type least largest",
+        "Y y_scale sum",
+        f"sum = Add (X, residual) result = {_ON_THE_LAST} (sum, scale, bias)",
     ),
     _quantizing(
         f"{DOMAIN}.AddRMSNorm",

@@ -234,5 +234,6 @@ TABLE: dict[str, Definition] = {
     "AddRMSNormQuantize": _then_quantized(_add_rms_norm),
     "LayerNormDynamicQuantize": _then_quantized_by_row(_layer_norm),
     "RMSNormDynamicQuantize": _then_quantized_by_row(_rms_norm),
+    "AddLayerNormDynamicQuantize": _then_quantized_by_row(_add_layer_norm),
     "AddRMSNormDynamicQuantize": _then_quantized_by_row(_add_rms_norm),
 }

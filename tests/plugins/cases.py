@@ -119,6 +119,7 @@ ROW_OPS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "AddRMSNormQuantize": ((2,), EPS | {"to": "int8"}),
     "LayerNormDynamicQuantize": ((2,), EPS | {"axis": -1, "least": 0.0, "to": "int8"}),
     "RMSNormDynamicQuantize": ((2,), EPS | {"axis": -1, "least": 1e-5, "to": "fp8"}),
+    "AddLayerNormDynamicQuantize": ((2,), EPS | {"least": 0.0, "to": "fp8"}),
     "AddRMSNormDynamicQuantize": ((2,), EPS | {"least": 1e-5, "to": "int8"}),
 }
 

@@ -80,6 +80,7 @@ QUANTIZED: dict[str, tuple[list[Callable[[], np.ndarray]], dict[str, Any]]] = {
     "AddRMSNormQuantize": ([ROWS, ROWS, VECTOR], {}),
     "LayerNormDynamicQuantize": ([ROWS, VECTOR, VECTOR], {"least": 1e-5}),
     "RMSNormDynamicQuantize": ([ROWS, VECTOR], {"least": 1e-5}),
+    "AddLayerNormDynamicQuantize": ([ROWS, ROWS, VECTOR, VECTOR], {"least": 1e-5}),
     "AddRMSNormDynamicQuantize": ([ROWS, ROWS, VECTOR], {"least": 1e-5}),
 }
 

@@ -127,6 +127,7 @@ CASES += [
         for op, a in (
             ("LayerNormDynamicQuantize", APPLY),
             ("RMSNormDynamicQuantize", APPLY),
+            ("AddLayerNormDynamicQuantize", EPS),
             ("AddRMSNormDynamicQuantize", EPS),
         )
         for n, dtype in ((768, "fp16"), (1001, "fp32"), (20_000, "bf16"))

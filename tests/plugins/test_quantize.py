@@ -113,7 +113,7 @@ def test_every_bit_of_what_is_compiled(op: str, to: str, capability: tuple[int, 
 @pytest.mark.parametrize("least", [0.0, 100.0])
 @pytest.mark.parametrize("capability", [(8, 9), (9, 0)], ids=lambda c: f"{c[0]}.{c[1]}")
 @pytest.mark.parametrize("to", QUANTIZED)
-@pytest.mark.parametrize("op", ["LayerNormDynamicQuantize", "RMSNormDynamicQuantize", "AddRMSNormDynamicQuantize"])
+@pytest.mark.parametrize("op", [op.replace("Quantize", "DynamicQuantize") for op in OPS])
 def test_every_bit_of_a_row_by_its_own_scale(op: str, to: str, capability: tuple[int, int], least: float) -> None:
     """The largest is LARGEST, so that the scale is 1 and ties are ties; then rows by a scale that is none such, of
     zeros alone, and with a NaN."""

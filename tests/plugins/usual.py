@@ -34,6 +34,7 @@ USUAL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "AddRMSNormQuantize": ((4, 77, 4096), EPS | {"to": "int8"}),
     "LayerNormDynamicQuantize": ((4, 77, 768), EPS | {"axis": -1, "least": 1e-5, "to": "int8"}),
     "RMSNormDynamicQuantize": ((4, 77, 4096), EPS | {"axis": -1, "least": 1e-5, "to": "int8"}),
+    "AddLayerNormDynamicQuantize": ((4, 77, 768), EPS | {"least": 1e-5, "to": "int8"}),
     "AddRMSNormDynamicQuantize": ((4, 77, 4096), EPS | {"least": 1e-5, "to": "int8"}),
 }
 

@@ -41,6 +41,7 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, tuple[Any, ...]]]] = {
         for name, shapes, axis in (
             ("LayerNormDynamicQuantize", [X, ROW, ROW], {"axis": (-1,)}),
             ("RMSNormDynamicQuantize", [X, ROW], {"axis": (-1,)}),
+            ("AddLayerNormDynamicQuantize", [X, X, ROW, ROW], {}),
             ("AddRMSNormDynamicQuantize", [X, X, ROW], {}),
         )
     },

@@ -210,7 +210,7 @@ ENDS = {
     "fp8": "q = Cast <to: int = 17> (dd)",
 }
 LARGEST = {"int8": "127.0", "fp8": "448.0"}
-BY_ROW = {op.replace("Quantize", "DynamicQuantize"): norm for op, norm in NORMS.items() if op != "AddLayerNormQuantize"}
+BY_ROW = {op.replace("Quantize", "DynamicQuantize"): norm for op, norm in NORMS.items()}
 
 
 def _changed(tail: str, old: str, new: str) -> str:

@@ -63,6 +63,7 @@ LAYOUTS: tuple[tuple[str, str, Shapes, dict[str, Any]], ...] = (
         for op, n, parameters, data, more in (
             ("LayerNormDynamicQuantize", 768, 2, 1, {"axis": -1}),
             ("RMSNormDynamicQuantize", 4096, 1, 1, {"axis": -1}),
+            ("AddLayerNormDynamicQuantize", 768, 2, 2, {}),
             ("AddRMSNormDynamicQuantize", 4096, 1, 2, {}),
         )
         for to in ("int8", "fp8")
