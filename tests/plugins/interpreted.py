@@ -20,6 +20,22 @@ def torch_dtype(name: str) -> Any:
     return ({"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16} | quantized)[name]
 
 
+def poisoned(size: int, dtype: str, device: str = "cpu") -> Any:
+    """A buffer for ``size`` elements between guard zones, full of NaN, of int8 of 85."""
+    import torch
+
+    filling = 85 if dtype == "i8" else float("nan")
+    return torch.full((size + 2 * GUARD,), filling, dtype=torch_dtype(dtype), device=device)
+
+
+def untouched(buffer: Any) -> bool:
+    """Whether its guard zones are as `poisoned` made them."""
+    import torch
+
+    guards = torch.cat((buffer[:GUARD].double(), buffer[-GUARD:].double()))
+    return bool((guards.isnan() | (guards == 85)).all())
+
+
 def _round_to_fp8() -> None:
     """Let the interpreter convert to E4M3 as GPUs do. By itself (Triton 3.7) it saturates nothing, takes no tie to the
     even number and makes 4 of 7.9: what rounds up to the next power of 2 loses its exponent."""
@@ -65,14 +81,12 @@ def run(
     buffers, outputs = [], []
     for out in op.output_tensors(tensors, attributes):
         size = int(np.prod(out.shape))
-        filling = 85 if out.dtype == "i8" else float("nan")
-        buffer = torch.full((size + 2 * GUARD,), filling, dtype=torch_dtype(out.dtype))
+        buffer = poisoned(size, out.dtype)
         buffers.append(buffer)
         outputs.append(buffer[GUARD : GUARD + size].view(out.shape))
     launch.kernel[(launch.grid,)](*stored, *launch.scalars.values(), *outputs, **launch.constants)
     for buffer in buffers:
-        guards = torch.cat((buffer[:GUARD].double(), buffer[-GUARD:].double()))
-        assert (guards.isnan() | (guards == 85)).all(), f"{op_name} wrote outside its output"
+        assert untouched(buffer), f"{op_name} wrote outside its output"
     return [s.double().numpy() for s in stored], [o.double().numpy() for o in outputs]
 
 
