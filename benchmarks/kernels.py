@@ -309,7 +309,8 @@ def plot(rows: list[dict[str, Any]], title: str, file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = [op for op in BY_NAME if op not in ("GroupNorm", "NormStatistics", "LayerNormApply", "GroupNormApply")]
+    without = ("GroupNorm", "NormStatistics", "LayerNormApply", "GroupNormApply")
+    default = [name for name, op in BY_NAME.items() if name not in without and "Q" not in op.types]
     parser.add_argument("--ops", nargs="+", choices=default, default=default)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--mib", type=int, default=256)

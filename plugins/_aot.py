@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ._launch import Launch, Op, Tensor
+from ._launch import QUANTIZED, Launch, Op, Tensor
 from ._ptxas import without_spills
 
 # Compute capability: the version of PTX, 8.0 (CUDA 12.0, drivers from R525 on) or the first that knows it (8.6: R565,
@@ -29,6 +29,7 @@ from ._ptxas import without_spills
 # ISA, ".target").
 PTX_VERSIONS = {(7, 5): 80, (8, 0): 80, (8, 6): 80, (8, 9): 80, (9, 0): 80, (10, 0): 86, (12, 0): 87}
 CAPABILITIES = tuple(PTX_VERSIONS)
+FP8_SINCE, FP8_PTX = (8, 9), 81  # the first GPUs with conversions to E4M3, and the PTX that lets them (CUDA 12.1, R530)
 # Instructions of sm_90a, sm_100a and sm_120a alone, which the plain architecture lacks.
 _SPECIFIC = re.compile(r"\b(wgmma|tcgen05|setmaxnreg|multimem|clusterlaunchcontrol)\b")
 
@@ -76,9 +77,14 @@ def compile_launch(
     """The kernel of ``launch`` for a compute capability and all later ones; from disk where it was compiled before.
     Its name holds a digest of it.
 
-    Raises AotError where Triton or its ptxas fails, and where the PTX uses scratch memory, instructions of one
-    architecture alone, or names a source file.
+    Raises AotError where the GPU has not the type, Triton or its ptxas fails, and where the PTX uses scratch memory,
+    instructions of one architecture alone, or names a source file.
     """
+    if capability < FP8_SINCE and any(t.dtype == QUANTIZED["fp8"] for t in outputs):
+        least, asked = (".".join(map(str, c)) for c in (FP8_SINCE, capability))
+        raise AotError(
+            f"{op.name} to FP8 needs a GPU of compute capability {least} or newer, not {asked}; quantize to int8 there"
+        )
     capability = target_of(capability)
     fixed = specialized(launch)
     constants = fixed | launch.constants
@@ -170,7 +176,8 @@ def _compile(
     # pointers are aligned as cudaMalloc and TensorRT align them: without the hint loads are 2 bytes wide
     hints = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
-    options = {"num_warps": warps, "ptx_version": PTX_VERSIONS[capability], "enable_fp_fusion": True}
+    version = max(PTX_VERSIONS[capability], FP8_PTX if f"*{QUANTIZED['fp8']}" in signature.values() else 0)
+    options = {"num_warps": warps, "ptx_version": version, "enable_fp_fusion": True}
     with compilation.scope():
         compilation.disable_line_info = True
         target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Size = Any  # int or a symbolic expression of TensorRT
-ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
+ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "i8": 1, "fp8e4nv": 1}
+QUANTIZED = {"int8": "i8", "fp8": "fp8e4nv"}  # what an attribute ``to`` may be, and Triton's name of that type
 # Texts that an attribute may hold; plugin nodes hold their places here. The bindings of TensorRT 10.9 to 10.15 garble
 # texts under NumPy 2.
-TEXTS = ("none", "relu", "silu")
+TEXTS = ("none", "relu", "silu", "int8", "fp8")
 
 
 class Unknown:
@@ -26,7 +27,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Shape and Triton's name of the type (fp32, fp16, bf16)."""
+    """Shape and Triton's name of the type (fp32, fp16, bf16; of a quantized output i8 or fp8e4nv)."""
 
     shape: tuple[Size, ...]
     dtype: str
@@ -77,9 +78,10 @@ class Op:
     """One op of the domain ``normdeploy``.
 
     ``types`` has a letter for each input, then for each output: T the type of the data, P that of parameters (the
-    data's, or fp32), F fp32. ``outputs`` gives the outputs' shapes from the inputs' (None: each is like the first
-    input); shapes may be symbolic. ``tiles`` lists the tactics, the default first; it may look at constant sizes alone.
-    ``reference`` takes and gives float64 arrays; attributes go by name.
+    data's, or fp32), F fp32, Q the quantized type that the attribute ``to`` says. ``outputs`` gives the outputs' shapes
+    from the inputs' (None: each is like the first input); shapes may be symbolic. ``tiles`` lists the tactics, the
+    default first; it may look at constant sizes alone. ``reference`` takes and gives float64 arrays; attributes go by
+    name.
     """
 
     name: str
@@ -123,9 +125,8 @@ class Op:
     def output_tensors(self, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> list[Tensor]:
         shapes = self.shapes(inputs, attributes) if self.shapes else [inputs[0].shape] * len(self.outputs)
         kinds = self.types[len(self.inputs) :]
-        return [
-            Tensor(shape, "fp32" if kind == "F" else inputs[0].dtype) for shape, kind in zip(shapes, kinds, strict=True)
-        ]
+        named = {"F": "fp32", "Q": QUANTIZED.get(attributes.get("to", ""), "")}
+        return [Tensor(shape, named.get(kind, inputs[0].dtype)) for shape, kind in zip(shapes, kinds, strict=True)]
 
 
 Call = tuple[Op, list[Tensor], dict[str, Any]]
@@ -175,6 +176,11 @@ def product(sizes: Iterable[Size]) -> Size:
     if symbolic is None:
         return factor
     return symbolic if factor == 1 else symbolic * factor
+
+
+def one_each(shape: Sequence[Size], axis: int) -> tuple[Size, ...]:
+    """The shape of one number for each row, of the same rank: the dims from ``axis`` on are 1."""
+    return (*shape[:axis], *(1,) * len(shape[axis:]))
 
 
 def cdiv(size: Size, divisor: int) -> Size:

@@ -15,14 +15,15 @@ from typing import Any, Union
 
 import numpy as np
 
-from ._aot import AotError, compile_launch, sources
-from ._launch import Op, Tensor, Unknown, constant, in_channels_last
+from ._aot import FP8_SINCE, AotError, compile_launch, sources
+from ._launch import QUANTIZED, Op, Tensor, Unknown, constant, in_channels_last
 from .ops import OPS
 
 NAMESPACE = "normdeploy"
 # TensorRT's names of types; the data's type, and those that parameters may have beside it
 TYPES = {"fp32": "FP32", "fp16": "FP16", "bf16": "BF16"}
 MIXED = "FP16|BF16"
+QUANTIZED_TYPES = {"int8": "INT8", "fp8": "FP8"}
 
 
 class _Float32:
@@ -90,6 +91,17 @@ def compute_capability() -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
+def without_fp8() -> str:
+    """Why what is quantized to FP8 is not compiled for the GPU; "" where it is, or where the GPU is not known yet (that
+    is told where a kernel is compiled)."""
+    try:
+        capability = compute_capability()
+    except AotError:
+        return ""
+    least, asked = (".".join(map(str, c)) for c in (FP8_SINCE, capability))
+    return "" if capability >= FP8_SINCE else f"FP8 needs a GPU of compute capability {least} or newer, not {asked}"
+
+
 def _register(op: Op, trtp: Any) -> None:
     count = len(op.inputs)
     desc, attributes = trtp.TensorDesc, [_parameter(name, _ARRAYS[kind]) for name, kind in op.attributes.items()]
@@ -104,25 +116,28 @@ def _register(op: Op, trtp: Any) -> None:
         attributes = op.decoded(given)
         if tensors[0].shape_expr[0].is_fake:
             _leave_shapes(trtp)
-        shaped = op.shapes(_tensors(tensors), attributes) if op.shapes else None
-        # like() keeps the type of the input, which is what every output but statistics has
-        descs = (
-            [trtp.from_shape_expr(shape, _float32()) for shape in shaped]
-            if shaped
-            else [tensors[0].like() for _ in op.outputs]
-        )
+        shaped = op.shapes(_tensors(tensors), attributes) if op.shapes else [()] * len(op.outputs)
+        # like() keeps the type and the shape of the input, which is what every output has but statistics and scales
+        descs = [
+            trtp.from_shape_expr(shape, _float32()) if kind == "F" else tensors[0].like()
+            for shape, kind in zip(shaped, op.types[count:], strict=True)
+        ]
+        for desc, kind in zip(descs, op.types[count:], strict=True):
+            if kind == "Q":
+                desc.dtype = _quantized(attributes["to"])
         return descs[0] if len(descs) == 1 else tuple(descs)
 
     def autotune(*values: Any) -> Any:
         """Types, formats and tactics: one type for everything, or parameters in fp32 beside half precision; statistics
-        in fp32. Data of half precision also channels last, as convolutions have it."""
+        and scales in fp32. Data of half precision also channels last, as convolutions have it."""
         tensors, attributes = [Tensor(_numbers(d.shape), _dtype(d)) for d in values[:count]], read(values[count:-1])
         last = in_channels_last(op, tensors, attributes)
-        same = {"T": "|".join(TYPES.values()), "P": "|".join(TYPES.values()), "F": "FP32"}
-        mixed = [{"T": MIXED, "P": "FP32", "F": "FP32"}] if "P" in op.types else []
+        fixed = {"F": "FP32", "Q": QUANTIZED_TYPES.get(attributes.get("to", ""), "")}
+        same = fixed | {"T": "|".join(TYPES.values()), "P": "|".join(TYPES.values())}
+        mixed = [fixed | {"T": MIXED, "P": "FP32"}] if "P" in op.types else []
         offered = [(kinds, "LINEAR", op.tiles(tensors, attributes)) for kinds in [same, *mixed]]
         if last is not None:
-            offered += [(k, "HWC8", last[0].tiles(*last[1:])) for k in [{"T": MIXED, "P": MIXED, "F": "FP32"}, *mixed]]
+            offered += [(k, "HWC8", last[0].tiles(*last[1:])) for k in [fixed | {"T": MIXED, "P": MIXED}, *mixed]]
         combinations = []
         for kinds, layout, tiles in offered:
             combination = trtp.AutoTuneCombination()
@@ -219,7 +234,14 @@ def _dtype(desc: Any) -> str:
     import tensorrt as trt
 
     names = {trt.DataType.FLOAT: "fp32", trt.DataType.HALF: "fp16", trt.DataType.BF16: "bf16"}
+    names |= {_quantized(to): name for to, name in QUANTIZED.items()}
     return names.get(desc.dtype, str(desc.dtype))
+
+
+def _quantized(to: str) -> Any:
+    import tensorrt as trt
+
+    return getattr(trt.DataType, QUANTIZED_TYPES[to])
 
 
 def _numbers(shape: Any) -> tuple[Any, ...]:

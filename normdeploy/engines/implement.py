@@ -25,11 +25,12 @@ from ..choices import NORM_IMPLS
 from ..contrib.shadows import apart
 from ..domains import default_opset, is_standard
 from ..errors import InputError, RuntimeUnavailable
+from ..graphs.calls import written_out
 from ..graphs.graph import Graph
 from ..graphs.protos import module
 from ..graphs.region import Refused
 from ..norms import guests
-from ..norms.bodies import VERSION, body
+from ..norms.bodies import VERSION, apart_from, body
 from ..norms.guests import own
 from ..norms.ops import DOMAIN, OURS, STANDARD, NormOp, Version
 from ..proof.shapes import complete
@@ -41,6 +42,7 @@ from .plugin_proof import proved
 
 PLUGINS_SINCE = (10, 9)  # TensorRT's first release with plugins compiled ahead of time (aot_impl)
 _IR_OF_FUNCTIONS = 8
+WRITTEN_OUT = "standard nodes"  # the form of a norm of ours whose body takes its place
 
 Writer = Callable[[Planner, gs.Node], Plan]
 
@@ -52,7 +54,7 @@ class Implementation:
     node: str
     module: str  # qualified path, "" where the file does not tell
     op: str  # as the file has it: "LayerNormalization", "normdeploy.AddLayerNorm"
-    form: str  # "native node", "function body", "plugin RMSNorm", or the nodes that took its place
+    form: str  # "native node", "function body", "standard nodes", "plugin RMSNorm", or the nodes that took its place
     reason: str = ""
 
 
@@ -101,6 +103,8 @@ def changes(proto: onnx.ModelProto, runtime: str, version: str) -> bool:
     weights."""
     known = number(version)
     opset = default_opset(proto)
+    if any(_quantizes(n) for n in proto.graph.node):
+        return True
     return any(_misread(n.op_type, opset, _groups(n), runtime, known) for n in proto.graph.node if is_standard(n))
 
 
@@ -137,7 +141,9 @@ def implemented(
         if graph.alive(node) and (told := _implement(planner, node, norm_impl, runtime, known, lacking)) is not None:
             account.append(told)
     account += _elsewhere(proto)
-    return _with_functions(graph.to_proto()), tuple(account)
+    made = graph.to_proto()
+    made = written_out(made, [n for n in made.graph.node if _quantizes(n)])
+    return _with_functions(made), tuple(account)
 
 
 def plugins(proto: onnx.ModelProto) -> int:
@@ -198,7 +204,8 @@ def _implement(
         if planned is not None:
             return _made(p, planned, node, op, "; ".join(filter(None, (reason, wrong))))
         reason = "; ".join(filter(None, (reason, wrong, why)))
-    return _account(p, node, op, "function body" if own(node.domain, node.op) is not None else "native node", reason)
+    form = "function body" if row.body else "native node"
+    return _account(p, node, op, WRITTEN_OUT if row.quantizes else form, reason)
 
 
 def _misread(op: str, opset: int, groups: int, runtime: str, version: Version) -> str:
@@ -275,6 +282,7 @@ def _with_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     opset = default_opset(proto)
     rows = [own(*op) for op in sorted(called - defined)]
     kept += [body(row, opset) for row in rows if row is not None and opset >= row.since]
+    kept = [apart_from(f, (n for n in calls if (n.domain, n.op_type) == (f.domain, f.name))) for f in kept]
     taken = {n.op_type for n in nodes if _is_plugin(n)}
     functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in kept]
     for function in functions:
@@ -304,6 +312,13 @@ def _is_plugin(node: onnx.NodeProto) -> bool:
     if not any(a.name == "plugin_namespace" for a in node.attribute):
         return False
     return node.domain == DOMAIN or guests.of_plugin(node.domain, node.op_type) is not None
+
+
+def _quantizes(node: onnx.NodeProto) -> bool:
+    """Whether it is a norm of ours with QuantizeLinear, and no plugin. TensorRT-RTX's parser (1.7) reads a function
+    with QuantizeLinear once; in the second call it finds the layer's name taken."""
+    row = own(node.domain, node.op_type)
+    return row is not None and bool(row.quantizes) and not _is_plugin(node)
 
 
 def _groups(node: onnx.NodeProto) -> int:

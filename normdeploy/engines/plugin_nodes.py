@@ -19,6 +19,10 @@ from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
 from ..graphs.region import Refused
 
+Given = dict[
+    str, tuple[gs.Tensor | None, float]
+]  # name of a parameter -> its tensor, and what stands for it where there is none
+
 TYPES = ("float32", "float16", "bfloat16")  # of data, in every kernel
 _STASHES = (1, 10, 16)  # ONNX's numbers of types that float32 holds: the kernels compute in float32
 _EPSILON = float(np.float32(1e-5))  # ONNX's default

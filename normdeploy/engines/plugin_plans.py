@@ -12,11 +12,8 @@ import onnx_graphsurgeon as gs
 from ..graphs.region import Refused
 from ..norms import guests
 from ..norms.ops import DOMAIN, OURS, STANDARD
-from .plugin_nodes import Plan, Planner
-
-Given = dict[
-    str, tuple[gs.Tensor | None, float]
-]  # name of a parameter -> its tensor, and what stands for it where there is none
+from .plugin_nodes import Given, Plan, Planner
+from .quantized_plans import quantized
 
 
 def op_name(node: gs.Node) -> str:
@@ -69,7 +66,9 @@ def _rows(p: Planner, node: gs.Node, name: str, axis: int, given: Given, **attri
     return Plan((node,), (y,), (x, *data), (new,), shape, free, f"plugin {name}")
 
 
-def _affine(node: gs.Node, first: int = 1) -> Given:
+def _affine(node: gs.Node, first: int = 1, biased: bool = True) -> Given:
+    if not biased:
+        return {"scale": (node.inputs[first], 1.0)}
     bias = node.inputs[first + 1] if len(node.inputs) > first + 1 else None
     return {"scale": (node.inputs[first], 1.0), "bias": (bias, 0.0)}
 
@@ -135,6 +134,13 @@ def _added(p: Planner, node: gs.Node) -> Plan:
         raise Refused("its sum alone is read")
     outputs = tuple(t for t in node.outputs if not t.is_empty())
     return Plan((node,), outputs, (x, residual, *data), (new,), shape, tuple(range(rank - 1)), f"plugin {node.op}")
+
+
+def _quantizing(p: Planner, node: gs.Node) -> Plan:
+    row = OURS[node.op]
+    added = "residual" in row.inputs
+    axis = -1 if added or row.by_row else _axis(p, node) if row.centered else _own_axis(p, node)
+    return quantized(p, node, axis, _affine(node, 1 + added, biased=row.centered))
 
 
 def _modulated(p: Planner, node: gs.Node) -> Plan:
@@ -311,4 +317,5 @@ _PLANS: dict[str, Callable[[Planner, gs.Node], Plan]] = {
     f"{DOMAIN}.ModulatedLayerNorm": _modulated,
     f"{DOMAIN}.GroupNormSiLU": _group_norm_silu,
     f"{DOMAIN}.ChannelLayerNorm": _instance,
+    **{row.name: _quantizing for row in OURS.values() if row.quantizes},
 }

@@ -14,7 +14,7 @@ import onnx.inliner
 
 from ..domains import default_opset
 from ..errors import GraphError
-from ..norms.bodies import VERSION, body, lacking
+from ..norms.bodies import VERSION, apart_from, body, lacking
 from ..norms.guests import belongs, own
 from ..norms.op import DOMAIN, NormOp
 from ..storage.protos import copy_field, subgraphs
@@ -58,7 +58,10 @@ def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     calls = _calls(proto)
     others = [f for f in proto.functions if not belongs(f.domain, f.name)]
     if calls or len(others) < len(proto.functions):
-        written = _bodies(_complete(calls), opset)
+        written = [
+            apart_from(f, (n for n in calls if (n.domain, n.op_type) == (f.domain, f.name)))
+            for f in _bodies(_complete(calls), opset)
+        ]
         del proto.functions[:]
         proto.functions.extend([*others, *written])
         proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS) if written else proto.ir_version
@@ -70,6 +73,21 @@ def attach(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             del holder.opset_import[:]
             holder.opset_import.extend([*kept, *(onnx.helper.make_opsetid(domain, VERSION) for domain in new)])
     return proto
+
+
+def written_out(proto: onnx.ModelProto, calls: Iterable[onnx.NodeProto]) -> onnx.ModelProto:
+    """``proto`` with these of its nodes, calls of ops of ours, as the nodes of their bodies. The calls are changed;
+    other nodes that bear the same name stay."""
+    opset, functions = default_opset(proto), dict[Op, onnx.FunctionProto]()
+    for node in calls:
+        row = own(node.domain, node.op_type)
+        if row is None or opset < row.since:
+            continue
+        function = onnx.FunctionProto()
+        function.CopyFrom(body(row, opset))
+        function.name = node.op_type = f"{row.op}WrittenOut"
+        functions[function.domain, function.name] = function
+    return _inlined(proto, functions.keys(), functions.values()) if functions else proto
 
 
 def _bodies(ops: Iterable[Op], opset: int, present: Collection[Op] = ()) -> list[onnx.FunctionProto]:

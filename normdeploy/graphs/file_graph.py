@@ -334,7 +334,8 @@ def _typed_by(node: gs.Node, t: gs.Tensor) -> gs.Tensor | None:
     if node.op in ("Cast", "CastLike") or not _keeps_shape(node, t):
         return None
     norm = _norm(node)
-    place = 0 if norm is None else norm.inputs.index(norm.typed_by)
+    own = norm is not None and any(t is o and name == "Y" for o, name in zip(node.outputs, norm.outputs, strict=False))
+    place = norm.inputs.index(norm.typed_by) if norm is not None and own else 0
     return node.inputs[place] if place < len(node.inputs) else None
 
 

@@ -6,7 +6,7 @@ the prover.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import onnx
@@ -65,10 +65,36 @@ def _reduced(text: str, opset: int) -> str:
         "{biased}": reduced("q", "biased"),
         "{last}": reduced("q", "biased", "[-1]"),
         "{length}": reduced("x", "length", by="ReduceL2"),
+        "{largest}": reduced("magnitude", "top", "[-1]", by="ReduceMax"),
     }
     for place, written in places.items():
         text = text.replace(place, written)
     return text
+
+
+def apart_from(function: onnx.FunctionProto, calls: Iterable[onnx.NodeProto]) -> onnx.FunctionProto:
+    """The function with inputs that bear no name of a tensor that a call gives; it itself where none does.
+
+    TensorRT-RTX's parser (1.7) looks each given tensor up after it has named the ones before it: of F(X, residual) =
+    X − residual, called as F(a, X), it makes a − a, without a word. TensorRT's was not asked.
+    """
+    given = {name for node in calls for name in node.input}
+    clashing = [name for name in function.input if name in given]
+    if not clashing:
+        return function
+    renamed = onnx.FunctionProto()
+    renamed.CopyFrom(function)
+    taken = given | {name for node in function.node for name in (*node.input, *node.output)}
+    names = {}
+    for name in clashing:
+        names[name] = f"{name}_given"
+        while names[name] in taken:
+            names[name] += "_"
+        taken.add(names[name])
+    renamed.input[:] = [names.get(name, name) for name in function.input]
+    for node in renamed.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    return renamed
 
 
 def lacking(row: NormOp, inputs: Sequence[str], attributes: Mapping[str, object]) -> list[str]:

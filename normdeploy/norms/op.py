@@ -43,8 +43,8 @@ class NormOp:
     """One op.
 
     ``inputs`` go by what they mean, in the op's order: X is normalized, after ``residual`` and ``added`` are added to
-    it; ``scale`` and ``bias`` are gamma and beta. Among the ``outputs`` Y is the norm and ``sum`` is what was
-    normalized; both have X's shape.
+    it; ``scale`` and ``bias`` are gamma and beta; ``y_scale`` and ``y_zero_point`` are QuantizeLinear's. Among the
+    ``outputs`` Y is the norm and ``sum`` is what was normalized; both have X's shape.
     """
 
     op: str
@@ -61,6 +61,7 @@ class NormOp:
     centered: bool = True  # it takes the mean off
     statistics: Statistics = Statistics.INPUT
     joined: bool = False  # a norm and its neighbours
+    quantizes: str = ""  # the norm's own op, as reports write it, where QuantizeLinear is one of these
     plugin: str = ""  # the kernel of ours that runs it in TensorRT, "" where none does
     # the first TensorRT whose parser reads it as it is meant; TensorRT-RTX has read all of them since 1.4
     tensorrt: Version = ()
@@ -95,6 +96,11 @@ class NormOp:
     def alike(self) -> tuple[int, ...]:
         """The places of the outputs that have X's shape."""
         return tuple(i for i, name in enumerate(self.outputs) if name in ("Y", "sum") and "X" in self.inputs)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether it is quantized by a scale of each row, which it gives."""
+        return bool(self.quantizes) and "y_scale" in self.outputs
 
     @property
     def rescaled(self) -> bool:

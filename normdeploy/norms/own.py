@@ -25,6 +25,12 @@ know to fuse:
     ModulatedLayerNorm         X̂ · (1 + scale) + shift over the last axis, scale and shift of shape (B, 1, D)
                                (DiT, Peebles, Xie 2022)
     GroupNormSiLU              y · sigmoid(y) of y = GroupNormalization(X) (opset 21 on)
+    LayerNormQuantize, RMSNormQuantize, AddLayerNormQuantize, AddRMSNormQuantize
+                               the norm, or the residual add and the norm, then QuantizeLinear; Y has the type of
+                               y_zero_point, int8 or float8e4m3fn; ``sum``, where there is one, is not quantized
+    LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddLayerNormDynamicQuantize, AddRMSNormDynamicQuantize
+                               the same over the last axis by a scale of each row, y_scale = max(max|norm|, least) /
+                               largest, in float32, where largest is 127 for int8 and 448 for float8e4m3fn
 
 No op bears a standard one's name: TensorRT's parser goes by the name alone, and takes its own op and that one's
 attributes instead.
@@ -73,6 +79,34 @@ _RMS = (
     f" r) {_SCALED} Y = CastLike (scaled, X)"
 )
 _ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, stash_type: int = @stash_type>"
+_QUANTIZED = "Y = QuantizeLinear (result, y_scale, y_zero_point)"
+
+
+_BY_ROW = (
+    "plain = Cast <to: int = 1> (result) magnitude = Abs (plain) {largest}"
+    " floor = Constant <value_float: float = @least> () held = Max (top, floor)"
+    " limit = Constant <value_float: float = @largest> () y_scale = Div (held, limit)"
+    " quotient = Div (plain, y_scale) one = Constant <value_float: float = 1.0> ()"
+    " Y = QuantizeLinear (quotient, one, y_zero_point)"
+)
+
+
+def _quantizing(norm: str, op: str, inputs: str, attributes: str, outputs: str, body: str) -> NormOp:
+    """A norm that stands alone, or a residual add and a norm, whose body makes ``result``; then QuantizeLinear, by a
+    scale that is given or, where it is an output, made of each row."""
+    by_row = "y_scale" in outputs
+    return _ours(
+        op,
+        "LayerNorm" if "bias" in inputs else "RMSNorm",
+        f"{inputs} y_zero_point" if by_row else f"{inputs} y_scale y_zero_point",
+        attributes,
+        outputs,
+        joined=True,
+        centered="bias" in inputs,
+        typed_by="y_zero_point",
+        quantizes=norm,
+        body=f"{body} {_BY_ROW if by_row else _QUANTIZED}",
+    )
 
 
 def _l2_norm(norm: Norm, writer: OpWriter) -> Form | Refusal:
@@ -175,5 +209,71 @@ ROWS: tuple[NormOp, ...] = (
         since=21,
         body="normal = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @num_groups, stash_type: int ="
         " @stash_type> (X, scale, bias) gate = Sigmoid (normal) Y = Mul (normal, gate)",
+    ),
+    _quantizing(
+        "LayerNormalization",
+        "LayerNormQuantize",
+        _AFFINE,
+        "axis epsilon stash_type",
+        "Y",
+        f"result = {_ON_THE_LAST.replace('-1', '@axis')} (X, scale, bias)",
+    ),
+    _quantizing(
+        f"{DOMAIN}.RMSNorm",
+        "RMSNormQuantize",
+        "X scale",
+        "axes epsilon stash_type",
+        "Y",
+        _RMS.replace("{of}", "X").replace("Y =", "result ="),
+    ),
+    _quantizing(
+        f"{DOMAIN}.AddLayerNorm",
+        "AddLayerNormQuantize",
+        "X residual scale bias",
+        "epsilon stash_type",
+        "Y sum",
+        f"sum = Add (X, residual) result = {_ON_THE_LAST} (sum, scale, bias)",
+    ),
+    _quantizing(
+        f"{DOMAIN}.AddRMSNorm",
+        "AddRMSNormQuantize",
+        "X residual scale",
+        "epsilon stash_type",
+        "Y sum",
+        "sum = Add (X, residual) "
+        + _RMS.replace("{of}", "sum").replace("{biased}", "{last}").replace("Y =", "result ="),
+    ),
+    _quantizing(
+        "LayerNormalization",
+        "LayerNormDynamicQuantize",
+        _AFFINE,
+        "epsilon stash_type least largest",
+        "Y y_scale",
+        f"result = {_ON_THE_LAST} (X, scale, bias)",
+    ),
+    _quantizing(
+        f"{DOMAIN}.RMSNorm",
+        "RMSNormDynamicQuantize",
+        "X scale",
+        "epsilon stash_type least largest",
+        "Y y_scale",
+        _RMS.replace("{of}", "X").replace("{biased}", "{last}").replace("Y =", "result ="),
+    ),
+    _quantizing(
+        f"{DOMAIN}.AddLayerNorm",
+        "AddLayerNormDynamicQuantize",
+        "X residual scale bias",
+        "epsilon stash_type least largest",
+        "Y y_scale sum",
+        f"sum = Add (X, residual) result = {_ON_THE_LAST} (sum, scale, bias)",
+    ),
+    _quantizing(
+        f"{DOMAIN}.AddRMSNorm",
+        "AddRMSNormDynamicQuantize",
+        "X residual scale",
+        "epsilon stash_type least largest",
+        "Y y_scale sum",
+        "sum = Add (X, residual) "
+        + _RMS.replace("{of}", "sum").replace("{biased}", "{last}").replace("Y =", "result ="),
     ),
 )

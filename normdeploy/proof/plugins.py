@@ -94,6 +94,39 @@ def _add_rms_norm(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any,
     return (*_rms_norm(m, [total, inputs[2]], {**attrs, "axis": -1}), total)
 
 
+_NAMES = ("none", "relu", "silu", "int8", "float8_e4m3fn")  # what plugin nodes hold by its place
+
+
+def _then_quantized(norm: Definition) -> Definition:
+    """A norm whose first result is quantized by its last input, one scale, to the type that ``to`` says; over the last
+    axis where it has no ``axis``."""
+
+    def run(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+        *given, scale = inputs
+        y, *others = norm(m, given, {"axis": -1, "offset": 0.0, **attrs})
+        if scale.shape and scale.varying_atoms():
+            raise NotProved(Why.OP, "several scales")
+        return (congruence.quantized(m, y, scale.moved(((),) * len(y.axes)), _NAMES[attrs["to"]]), *others)
+
+    return run
+
+
+_LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
+
+
+def _then_quantized_by_row(norm: Definition) -> Definition:
+    """A norm over the last axis whose first result is quantized by a scale of each row, which is the second."""
+
+    def run(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+        if attrs.get("axis", -1) != -1:
+            raise NotProved(Why.OP, "rows of several axes")
+        y, *others = norm(m, inputs, {"axis": -1, "offset": 0.0, **attrs})
+        kind = _NAMES[attrs["to"]]
+        return (*congruence.quantized_by_row(m, y, kind, float(attrs["least"]), _LARGEST[kind]), *others)
+
+    return run
+
+
 def _modulated(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """ModulatedLayerNorm(x, scale, shift) = d/√(variance + ε)·(1 + scale) + shift over the last axis."""
     x, scale, shift = inputs
@@ -195,4 +228,12 @@ TABLE: dict[str, Definition] = {
     "NormStatistics": _statistics,
     "LayerNormApply": _layer_norm_apply,
     "GroupNormApply": _group_norm_apply,
+    "LayerNormQuantize": _then_quantized(_layer_norm),
+    "RMSNormQuantize": _then_quantized(_rms_norm),
+    "AddLayerNormQuantize": _then_quantized(_add_layer_norm),
+    "AddRMSNormQuantize": _then_quantized(_add_rms_norm),
+    "LayerNormDynamicQuantize": _then_quantized_by_row(_layer_norm),
+    "RMSNormDynamicQuantize": _then_quantized_by_row(_rms_norm),
+    "AddLayerNormDynamicQuantize": _then_quantized_by_row(_add_layer_norm),
+    "AddRMSNormDynamicQuantize": _then_quantized_by_row(_add_rms_norm),
 }

@@ -22,6 +22,7 @@ from . import linear, norms, ops, whole_numbers
 from .errors import NotProved, Why
 from .lemmas import TABLE as LEMMAS
 from .lemmas.casts import to_type
+from .lemmas.congruence import quantized_by_row
 from .machine import Held, Machine
 from .sizes import Size, dim_size
 from .value import Value
@@ -95,6 +96,14 @@ def run_nodes(
         env.update((id(t), v) for t, v in zip(node.outputs, results, strict=False) if v is not None)
 
 
+def _is_zero_point(node: gs.Node, i: int) -> bool:
+    """Whether input number ``i`` is QuantizeLinear's zero point, of the node itself or in its function's body."""
+    row = own(node.domain, node.op)
+    if row is not None:
+        return row.inputs[i : i + 1] == ("y_zero_point",)
+    return (node.op, i, node.domain or "") == ("QuantizeLinear", 2, "")
+
+
 class _Shaped:
     """A tensor of which only the shape is read."""
 
@@ -111,6 +120,8 @@ def _input(m: Machine, graph: Graph, node: gs.Node, i: int, t: gs.Tensor, env: M
         return m.given[id(t)]
     if node.op == "CastLike" and i == 1:  # its type alone is asked for
         return None
+    if _is_zero_point(node, i) and graph.is_constant(t) and not graph.value(t).any():  # 0 of a type, which alone tells
+        return graph.dtype(t)
     if not graph.is_constant(t):
         raise NotProved(Why.OP, f"{t.name!r} is no constant and no input of the region", t.name)
     env[id(t)] = constant(m, graph, t)
@@ -201,6 +212,12 @@ def _function(m: Machine, row: NormOp, inputs: list[Any], attrs: Mapping[str, An
     known: dict[str, Any] = dict(zip(function.input, inputs, strict=False))
     at = m.node
     for node in function.node:
+        if row.by_row and "result" in known:  # the rest is a function of the norm's rows that is not looked into
+            kind, least, largest = known["y_zero_point"], float(attrs["least"]), float(attrs["largest"])
+            if not isinstance(kind, np.dtype):
+                raise NotProved(Why.OP, "its zero point is not 0")
+            known["Y"], known["y_scale"] = quantized_by_row(m, known["result"], kind.name, least, largest)
+            break
         given = {
             a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
             for a in node.attribute

@@ -119,7 +119,8 @@ def of_joined(graph: Graph, node: gs.Node, epsilon: float) -> Traits:
     channel = 1 if row.kind == "GroupNorm" else rank - 1
     parameters = [
         Parameter(modulated, (0, channel) if modulated else (channel,), t.name)
-        for t in node.inputs[row.inputs.index("scale") :]
+        for name, t in zip(row.inputs, node.inputs, strict=False)
+        if name in ("scale", "bias", "shift")
     ]
     gamma, beta = (*parameters, None)[:2]
     return Traits(

@@ -344,6 +344,9 @@ def _finding(work: Work, node: gs.Node, norm: gs.Tensor, attrs: Mapping[str, Any
 
 
 def _axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:
-    """What is normalized over: all but the batch of a group norm (its channels in part), else the last axis."""
+    """What is normalized over: all but the batch of a group norm (its channels in part), else the last axes."""
     rank = len(graph.shape(node.inputs[0]) or ())
+    attrs = graph.attrs(node)
+    if rank and ("axis" in attrs or "axes" in attrs):  # those of a norm that is quantized may be several
+        return tuple(range(min(a % rank for a in attrs.get("axes") or [attrs["axis"]]), rank))
     return tuple(range(1, rank)) if OURS[node.op].kind == "GroupNorm" else (rank - 1,)

@@ -48,6 +48,7 @@ from .folding import fold
 from .fusing import fuse as fuse_norm
 from .gemms import by_rows
 from .joining import join
+from .quantizing import quantize
 from .residuals import part
 from .sealed import require_sealed
 from .work import Step, Wanted, Work
@@ -263,7 +264,11 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
     work.graph.take_as_data(repeated_constants(work.graph))
     of_constants = constants.census_of(work.graph)
     surroundings: dict[str, Callable[[Work, gs.Node], Finding | None]]
-    surroundings = {"neighbours": join} if wanted.fuse == "portable" else {"residuals": part, "linears": by_rows}
+    surroundings = (
+        {"neighbours": join, "quantized": quantize}
+        if wanted.fuse == "portable"
+        else {"residuals": part, "linears": by_rows}
+    )
     steps = {"norms": fuse_norm, activations.STAGE: activations.write, "scales": fold, "branches": merge} | surroundings
     if (
         wanted.attentions

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -109,5 +108,5 @@ def _digest(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> by
         made.update(plain.SerializeToString(deterministic=True))
     for name in node.input:
         if (tensor := tensors.get(name)) is not None:
-            made.update(tensor.raw_data or np.ascontiguousarray(array(tensor)).data)
+            made.update(tensor.raw_data or array(tensor).tobytes())  # an 8-bit float is no buffer
     return made.digest()

@@ -455,3 +455,38 @@ def test_double_is_computed_in_double() -> None:
     assert own(out) == ["StdNorm"]
     x = np.random.default_rng(0).standard_normal((5, 6))
     np.testing.assert_allclose(run(out, x), run(proto, x), rtol=0, atol=10 * 2.0**-53 * 6 * 6**0.5)
+
+
+def test_a_functions_inputs_bear_no_name_that_a_call_gives() -> None:
+    """TensorRT's parsers would bind X to x, and then look up what the residual's X is."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[2,4] a, float[2,4] X, float[4] residual) => (float[2,4] y)
+        { sum = Add (a, X) y = LayerNormalization <axis = -1> (sum, residual) }"""
+    )
+    scale = onnx.numpy_helper.from_array(np.ones(4, np.float32), "residual")
+    proto.graph.initializer.append(scale)
+    del proto.graph.input[2]
+    out, _ = optimize(proto, fuse="portable")
+    (node,), (function,) = out.graph.node, out.functions
+    assert node.op_type == "AddLayerNorm"
+    assert not {*node.input} & {*function.input}
+    assert next([*n.input[:2]] for n in function.node) == [*function.input[:2]]
+    again, summary = optimize(out, fuse="portable")  # the function is known, whatever its inputs are called
+    assert again == out
+    assert summary.findings[0].status == "kept"
+
+
+def test_tensorrt_rtx_reads_the_inputs_of_a_function_as_they_are_given() -> None:
+    """Its parser (1.7) makes a − a of F(a, X) where F's first input is X; ours are named so that it can't."""
+    trt = pytest.importorskip("tensorrt_rtx")
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[2,4] a, float[2,4] X) => (float[2,4] y)
+        <float[4] w = {1, 2, 3, 4}> { sum = Add (a, X) y = LayerNormalization <axis = -1> (sum, w) }"""
+    )
+    out, _ = optimize(proto, fuse="portable")
+    builder = trt.Builder(logger := trt.Logger(trt.Logger.ERROR))
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, logger)
+    assert parser.parse(out.SerializeToString())
+    first = network.get_layer(0)
+    assert [first.get_input(i).name for i in range(2)] == ["a", "X"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class Case:
             small = dict.fromkeys(("scale", "shift"), lambda: (self.shape[0], 1, self.shape[-1]))
         elif self.op == "ScaleShift":
             small = dict.fromkeys(("scale", "shift"), self._parameter_shape)
-        arrays = {"x": x, "residual": rng.standard_normal(self.shape)}
+        arrays = {"x": x, "residual": rng.standard_normal(self.shape), "y_scale": np.array([0.02])}
         arrays |= {name: rng.standard_normal(shape()) for name, shape in small.items()}
         if "statistics" in self._op.inputs:
             arrays["statistics"] = self._statistics(x)
@@ -81,7 +81,16 @@ class Case:
             channels_last=a.get("channels_last", 0),
         )
 
+    def unquantized(self) -> Case:
+        """The norm alone of a case whose result is quantized."""
+        op = self.op.removesuffix("Quantize").removesuffix("Dynamic")
+        attributes = {"ddof": 0} if op == "LayerNorm" else {} if "Layer" in op else {"offset": 0.0}
+        attributes |= {name: value for name, value in self.attributes.items() if name not in ("to", "least")}
+        return Case(op, self.shape, attributes, self.dtype, self.data, self.parameters)
+
     def _parameter_shape(self) -> tuple[int, ...]:
+        if self.op.endswith("Quantize"):
+            return self.unquantized()._parameter_shape()
         if self.op in ("LayerNorm", "LayerNormApply", "RMSNorm", "StdNorm"):
             return self.shape[self.attributes["axis"] :]
         if self.op == "ScaleShift":
@@ -104,6 +113,14 @@ ROW_OPS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "StdNorm": ((2,), EPS | {"axis": -1, "ddof": 0}),
     "InstanceNorm": ((1, 2), EPS),
     "LayerNormApply": ((2,), EPS | {"axis": -1}),
+    "LayerNormQuantize": ((2,), EPS | {"axis": -1, "to": "int8"}),
+    "RMSNormQuantize": ((2,), EPS | {"axis": -1, "to": "fp8"}),
+    "AddLayerNormQuantize": ((2,), EPS | {"to": "fp8"}),
+    "AddRMSNormQuantize": ((2,), EPS | {"to": "int8"}),
+    "LayerNormDynamicQuantize": ((2,), EPS | {"axis": -1, "least": 0.0, "to": "int8"}),
+    "RMSNormDynamicQuantize": ((2,), EPS | {"axis": -1, "least": 1e-5, "to": "fp8"}),
+    "AddLayerNormDynamicQuantize": ((2,), EPS | {"least": 0.0, "to": "fp8"}),
+    "AddRMSNormDynamicQuantize": ((2,), EPS | {"least": 1e-5, "to": "int8"}),
 }
 
 
@@ -196,6 +213,41 @@ def allowed(case: Case, stored: list[np.ndarray], y: np.ndarray, out_dtype: str,
     return error + store_ulps * UNIT[out_dtype] * np.abs(y) + store_ulps * LEAST[out_dtype]
 
 
+def judge_quantized(
+    case: Case, stored: list[np.ndarray], outputs: list[np.ndarray], said: str = "", store_ulps: float = 1.0
+) -> None:
+    """Every number is one that a norm within its bound (`allowed`) is quantized to. A quotient in float32 is off by u;
+    QuantizeLinear never goes down where its input goes up, so that the two ends of the bound enclose what is right.
+    A scale of a row is one of the largest magnitude within the bound; the numbers are judged by the scale that was
+    stored."""
+    from normdeploy_plugins._quantize import LARGEST, quantized
+    from normdeploy_plugins.ops import BY_NAME
+
+    q = outputs[0]
+    if not q.size:
+        return
+    norm, to, dynamic = case.unquantized(), case.attributes["to"], "Dynamic" in case.op
+    *inputs, scale = [*stored, outputs[1]] if dynamic else stored
+    with np.errstate(all="ignore"):
+        y = BY_NAME[norm.op].reference(*inputs, **norm.attributes)
+        y = cast(np.ndarray, y[0] if isinstance(y, tuple) else y)
+        bound = np.nan_to_num(allowed(norm, inputs, y, case.dtype, store_ulps), nan=0.0) + U * np.abs(y)
+        bound = np.where(np.isfinite(y), bound, 0.0)
+        if dynamic:
+            axes = tuple(range(case.attributes.get("axis", -1) % y.ndim, y.ndim))
+            most, off = np.abs(y).max(axes, keepdims=True), bound.max(axes, keepdims=True)
+            wanted = np.maximum(most, case.attributes["least"]) / LARGEST[to]
+            close = np.abs(scale - wanted) <= off / LARGEST[to] + 2 * U * np.abs(wanted)
+            assert (close | (scale == wanted) | (np.isnan(scale) & np.isnan(wanted))).all(), f"scales {said}"
+        else:
+            scale = scale.reshape(())
+        low, high = (quantized(end, scale, to) for end in (y - bound, y + bound))
+    wrong = ~((low <= q) & (q <= high)) & ~(np.isnan(q) & np.isnan(low))
+    assert not wrong.any(), (
+        f"{wrong.sum()} of {q.size}, {q[wrong][:4]} not {low[wrong][:4]} to {high[wrong][:4]} {said}"
+    )
+
+
 def judge(case: Case, stored: list[np.ndarray], outputs: list[np.ndarray], said: str = "") -> None:
     """Every element within its bound, a NaN or an infinity where the reference has one. ``said`` is added to what is
     wrong."""
@@ -204,9 +256,11 @@ def judge(case: Case, stored: list[np.ndarray], outputs: list[np.ndarray], said:
         return
     with np.errstate(all="ignore"):
         if "residual" in op.inputs:
-            exact = stored[0] + stored[1]
-            assert np.allclose(outputs[1], exact, rtol=UNIT[case.dtype], atol=0, equal_nan=True), f"sum {said}"
-            stored = [outputs[1], np.zeros_like(exact), *stored[2:]]
+            exact, total = stored[0] + stored[1], outputs[op.outputs.index("sum")]
+            assert np.allclose(total, exact, rtol=UNIT[case.dtype], atol=0, equal_nan=True), f"sum {said}"
+            stored = [total, np.zeros_like(exact), *stored[2:]]
+        if "Q" in op.types:
+            return judge_quantized(case, stored, outputs, said)
         expected = op.reference(*stored, **case.attributes)
         expected = expected[0] if isinstance(expected, tuple) else expected
         finite = np.isfinite(expected)

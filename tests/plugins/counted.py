@@ -58,10 +58,13 @@ class Issued:
 
     accesses: Mapping[tuple[str, str, int], int]
     instructions: int
+    quantized: bool = False
 
     def narrow(self, itemsize: int, rows: int) -> dict[tuple[str, str, int], int]:
-        """The accesses of large tensors that are not of 16 bytes, but for ``rows`` looks at a row's first element."""
-        wrong = {k: n for k, n in self.accesses.items() if k[0] in LARGE and k[2] != 16}
+        """The accesses of large tensors that are not of 16 bytes, but for ``rows`` looks at a row's first element. What
+        is quantized is stored by as many elements as 16 bytes of x hold, or more."""
+        least = {"y": 16 // itemsize} if self.quantized else {}
+        wrong = {k: n for k, n in self.accesses.items() if k[0] in LARGE and k[2] < least.get(k[0], 16)}
         first = (("x", "ld", itemsize), ("residual", "ld", itemsize))
         return {k: n for k, n in wrong.items() if k not in first or n > rows}
 
@@ -80,4 +83,4 @@ def issued(case: Case, made: Kernel, blocks: Sequence[int] = (0,)) -> Issued:
     emulator.run(made.compiled.ptx, arguments, blocks, emulator.Memory(buffers, counts), made.compiled.shared)
     names = (*op.inputs, *op.outputs)
     found = Counter({(names[i], kind, width): n for (i, kind, width), n in counts.accesses.items()})
-    return Issued(found, counts.instructions)
+    return Issued(found, counts.instructions, "Q" in op.types)

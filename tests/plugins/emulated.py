@@ -26,7 +26,8 @@ class Unknown:
 def storage(dtype: str) -> np.dtype:
     import ml_dtypes
 
-    return np.dtype({"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}[dtype])
+    quantized = {"i8": np.int8, "fp8e4nv": ml_dtypes.float8_e4m3fn}
+    return np.dtype(({"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16} | quantized)[dtype])
 
 
 def run(

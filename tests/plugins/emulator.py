@@ -112,7 +112,7 @@ class Block(Arithmetic):
                 onwards = active & ~guard
                 if name == "bra":
                     self.join(paths, self.program.labels[instruction.operands[0]], guard)
-            elif name in ("bar", "shfl", "ldmatrix", "stmatrix") and not guard.all():
+            elif name in ("bar", "shfl", "redux", "ldmatrix", "stmatrix") and not guard.all():
                 raise Fault(f"{name}, which not all threads reach")
             elif name == "bar":
                 self.barrier()
@@ -171,6 +171,8 @@ class Block(Arithmetic):
             return
         bank = BANKS[operand.rstrip("0123456789")]
         value = np.broadcast_to(value, guard.shape)
+        if value.dtype.kind in "iu" and value.dtype.itemsize == 1:  # in a register of two or four, its sign extended
+            value = value.astype(np.dtype(f"{value.dtype.kind}{bank.itemsize}"))
         bits = value if value.dtype == bank else np.ascontiguousarray(value).view(bank)
         held = self.registers.get(operand)
         self.registers[operand] = (

@@ -16,7 +16,7 @@ import numpy as np
 
 Array = np.ndarray
 TYPES: dict[str, Any] = {
-    f"{k}{b}": np.dtype(f"{'i' if k == 's' else 'u'}{b // 8}") for k in "sub" for b in (16, 32, 64)
+    f"{k}{b}": np.dtype(f"{'i' if k == 's' else 'u'}{b // 8}") for k in "sub" for b in (8, 16, 32, 64)
 }
 TYPES |= {"f32": np.dtype(np.float32), "pred": np.dtype(bool)}
 HALVES: dict[str, Any] = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -146,6 +146,9 @@ class Arithmetic:
             other = self.read(sources[1], np.dtype("u4"))
             lane = self.thread ^ other if parts[2] == "bfly" else self.thread & ~np.uint32(31) | other & np.uint32(31)
             return self.read(sources[0], kind)[lane]
+        if name == "redux":  # over the 32 threads of a warp
+            of = {"max": np.max, "min": np.min}[parts[2]]
+            return np.repeat(of(self.read(sources[0], kind).reshape(-1, 32), axis=1), 32)
         if name in ("mul", "mad") and parts[1] in ("wide", "hi"):
             if kind.itemsize == 8:
                 exact = [
@@ -179,6 +182,7 @@ class Arithmetic:
             "mov": lambda v: v,
             "not": np.invert,
             "neg": np.negative,
+            "abs": np.abs,
             "sqrt": np.sqrt,
             "ex2": lambda v: self.approximate(np.exp2(v.astype(np.float64)).astype(np.float32), 2),
             # to the top and back again, which extends the sign of a signed one
@@ -191,7 +195,7 @@ class Arithmetic:
         float32."""
         kind = parts[-1].removesuffix("x2")
         dtype = HALVES.get(kind, TYPES["f32"])
-        operation = {"fma": lambda a, b, c: a * b + c}.get(parts[0]) or binary(parts)
+        operation = {"fma": lambda a, b, c: a * b + c, "abs": np.abs}.get(parts[0]) or binary(parts)
         if parts[-2] == "f32":
             kinds = [dtype] * (len(sources) - 1) + [TYPES["f32"]]
             return operation(*(self.read(s, k).astype(np.float64) for s, k in zip(sources, kinds, strict=True))).astype(
@@ -203,11 +207,24 @@ class Arithmetic:
 
     def convert(self, parts: tuple[str, ...], sources: tuple[str, ...]) -> Array:
         target, source = parts[-2:]
+        if target == "e4m3x2":
+            return self.to_fp8(source, sources)
         if target.endswith("x2"):  # the first source is the upper half
             halves = [self.read(s, TYPES["f32"]).astype(HALVES[target[:-2]]).view(np.uint16) for s in reversed(sources)]
             return np.stack(halves, 1).view(np.uint32)[:, 0]
         kinds = TYPES | HALVES
-        return self.read(sources[0], kinds[source]).astype(kinds[target])
+        value = self.read(sources[0], kinds[source])
+        return toward_zero(value, kinds[target]) if "rz" in parts else value.astype(kinds[target])
+
+    def to_fp8(self, source: str, sources: tuple[str, ...]) -> Array:
+        """Two numbers as E4M3, satfinite: what is above 448, an infinity too, becomes 448, a NaN stays one. Of two
+        float32 the first is the upper half."""
+        if source == "f16x2":
+            both = self.read(sources[0], np.dtype("u4")).view(np.uint16).reshape(-1, 2).view(np.float16)
+        else:
+            both = np.stack([self.read(s, TYPES["f32"]) for s in reversed(sources)], 1)
+        limited = np.clip(both.astype(np.float32), -448, 448).astype(ml_dtypes.float8_e4m3fn)
+        return np.ascontiguousarray(limited).view(np.uint16)[:, 0]
 
     def approximate(self, exact: Array, ulps: int) -> Array:
         """``exact`` off by up to ``ulps``, as if at random; equal results are off equally, as on a GPU, where threads
@@ -216,6 +233,13 @@ class Arithmetic:
         off = (mixed % np.uint64(2 * ulps + 1)).astype(np.float32) - np.float32(ulps)
         moved = exact + off * np.spacing(exact)
         return np.where(np.isfinite(moved) & (exact != 0), moved, exact)
+
+
+def toward_zero(value: Array, kind: Any) -> Array:
+    """Rounded to the nearest and, where that is larger, back by one place; no infinity of a finite number."""
+    rounded = value.astype(kind)
+    larger = np.abs(rounded.astype(np.float64)) > np.abs(value.astype(np.float64))
+    return np.where(larger, np.nextafter(rounded, np.zeros_like(rounded)), rounded)
 
 
 def binary(parts: tuple[str, ...]) -> Callable[..., Any]:

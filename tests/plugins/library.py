@@ -23,6 +23,7 @@ from onnx import helper
 from . import standin
 
 TYPES = {onnx.TensorProto.FLOAT: "fp32", onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
+TYPES |= {onnx.TensorProto.INT8: "i8", onnx.TensorProto.FLOAT8E4M3FN: "fp8e4nv"}
 LayerType = enum.Enum("LayerType", "NORMALIZATION PLUGIN_V3 OTHER")
 
 

@@ -194,6 +194,7 @@ def _data(value: Any) -> np.ndarray:
 
 
 _NAMES = {"fp32": DataType.FLOAT, "fp16": DataType.HALF, "bf16": DataType.BF16}
+_NAMES |= {"i8": DataType.INT8, "fp8e4nv": DataType.FP8}
 
 
 @dataclass

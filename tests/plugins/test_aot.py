@@ -127,6 +127,8 @@ def test_every_op_is_written_by_128_bits(
 ) -> None:
     kernel = compiled(name, shape, attributes, dtype)
     stores = accesses(kernel.ptx, "st")
+    if "y_scale" in BY_NAME[name].outputs:
+        assert stores.pop("b32") <= 8  # one for each of a program's rows
     assert set(stores) == {"v4.b32"}
     # what is as large as an output is read as it is written
     whole = sum(given in ("x", "residual") for given in BY_NAME[name].inputs)

@@ -14,7 +14,7 @@ import pytest
 from normdeploy_plugins.ops import BY_NAME, OPS
 
 from .bindings import wheels
-from .bindings.cases import LAYOUTS, Case, cases
+from .bindings.cases import LAYOUTS, Case, cases, one_type
 from .bindings.mock import PARAMETERS
 from .bindings.releases import COMPILER, Release, complaints, names_twice
 
@@ -130,6 +130,11 @@ def test_another_releases_layout_is_found(release: Release, folder: Path) -> Non
 # ------------------------------------------------------------------ our plugins
 
 
+def _sort(case: Case) -> tuple[Any, ...]:
+    """Of each of these one kernel is compiled."""
+    return case.op, case.attributes.get("to"), case.format
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_op(release: Release, folder: Path) -> None:
     """From creator to launch, and the same of a clone: every op, layout, type and tactic, static and dynamic.
@@ -138,8 +143,8 @@ def test_every_op(release: Release, folder: Path) -> None:
     takes placeholders for the others.
     """
     everything = release is not INSTALLED
-    compiled = {(c.op, c.format): c for c in cases(["fp16"]) if c.dynamic and c.types[-1] == "fp16"}
-    tried = [(case, everything or case == compiled[case.op, case.format]) for case in cases()]
+    compiled = {_sort(c): c for c in cases(["fp16"]) if c.dynamic and one_type(c)}
+    tried = [(case, everything or case == compiled[_sort(case)]) for case in cases()]
     told = [
         case.request(compiled=real, cloned=True, tactics=None if everything or not real else 1, strange=[0, 99])
         for case, real in tried

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import triton
+from normdeploy_plugins._aot import FP8_SINCE
 from normdeploy_plugins._launch import ITEMSIZE, row_tiles
 from normdeploy_plugins._ptxas import assemble
 from normdeploy_plugins.ops import BY_NAME
 
 from . import counted
-from .bindings.cases import SIZES, Case, cases
+from .bindings.cases import SIZES, Case, cases, one_type
 from .cases import ROW_OPS
 from .emulated import Unknown
 from .occupancy import LIMITS, blocks
@@ -73,11 +74,6 @@ def test_occupancy_is_what_nvidias_calculator_says(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ widths
-
-
-def one_type(case: Case) -> bool:
-    """Whether parameters have the data's type."""
-    return {case.types[0]} >= {t for t, kind in zip(case.types, BY_NAME[case.op].types, strict=False) if kind != "F"}
 
 
 DYNAMIC = [case for case in cases() if case.dynamic and one_type(case)]
@@ -173,9 +169,16 @@ def test_registers_are_allowed_by_name_where_ptxas_would_spill() -> None:
 # ------------------------------------------------------------------ every kernel for every GPU
 
 
+FOR_EACH = [
+    pytest.param(case, c, id=f"{case}-{c[0]}.{c[1]}")
+    for case in cases()
+    for c in LIMITS
+    if c >= (FP8_SINCE if case.attributes.get("to") == "fp8" else (8, 0))
+]
+
+
 @pytest.mark.kernels
-@pytest.mark.parametrize("capability", [c for c in LIMITS if c >= (8, 0)], ids=lambda c: f"{c[0]}.{c[1]}")
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize(("case", "capability"), FOR_EACH)
 def test_no_tactic_spills(case: Case, capability: tuple[int, int]) -> None:
     op, inputs, attributes = case.call(unknown=Unknown()) if case.dynamic else case.call(SIZES[0])
     for tactic in range(len(op.tiles(inputs, attributes))):

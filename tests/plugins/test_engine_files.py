@@ -141,6 +141,34 @@ def test_the_worker_registers_the_plugins_and_the_engine_holds_their_kernels(
     assert ".target sm_89\n" in kernel
 
 
+@pytest.mark.parametrize(("to", "element"), [("int8", onnx.TensorProto.INT8), ("fp8", onnx.TensorProto.FLOAT8E4M3FN)])
+def test_a_quantized_norm_is_a_kernel_of_the_engine(engine_builder: Path, to: str, element: int) -> None:
+    """A residual block in half precision from the file to the engine."""
+    source, target = engine_builder / "m.onnx", engine_builder / "m.engine"
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float16[2,5,64] x, float16[2,5,64] r) =>
+        (float16[2,5,64] y, float16[2,5,64] sum)
+        { sum = Add (x, r) norm = LayerNormalization <axis = -1> (sum, g) q = QuantizeLinear (norm, scale, zero)
+          y = DequantizeLinear (q, scale, zero) }"""
+    )
+    half = onnx.TensorProto.FLOAT16
+    proto.graph.initializer.extend(
+        [
+            onnx.helper.make_tensor("g", half, [64], [1.5] * 64),
+            onnx.helper.make_tensor("scale", half, [], [0.0625]),
+            onnx.helper.make_tensor("zero", element, [], [0]),
+        ]
+    )
+    save_onnx(proto, source)
+    engine = normdeploy.build(source, target, runtime="tensorrt", norm_impl="plugin")
+    assert [(n.op, n.form) for n in engine.norms] == [
+        ("normdeploy.AddLayerNormQuantize", "plugin AddLayerNormQuantize")
+    ]
+    (kernel,) = json.loads(target.read_bytes()[4:])["kernels"]
+    assert ("e4m3x2" in kernel) == (to == "fp8")
+    assert re.search(r"\.entry add_layer_norm_quantize_kernel_[0-9a-f]{16}\(", kernel)
+
+
 def test_a_plugin_layer_that_is_missing_is_an_error(engine_builder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "RMSNormalization"
     save_onnx(MODELS[name].proto("float16", static=True), engine_builder / "m.onnx")

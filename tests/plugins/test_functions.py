@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from normdeploy_plugins._quantize import LARGEST
 from normdeploy_plugins.ops import BY_NAME
 
 from normdeploy.evaluate import evaluate
@@ -68,8 +72,68 @@ def test_norms_joined_with_neighbours(name: str) -> None:
     agree(op.reference(*inputs, epsilon=1e-2, **shared, **own), expected)
 
 
+# the norm that is quantized; its own body is compared above, or is one standard node
+QUANTIZED: dict[str, tuple[list[Callable[[], np.ndarray]], dict[str, Any]]] = {
+    "LayerNormQuantize": ([ROWS, VECTOR, VECTOR], {"axis": -1}),
+    "RMSNormQuantize": ([ROWS, VECTOR], {"axes": [-1]}),
+    "AddLayerNormQuantize": ([ROWS, ROWS, VECTOR, VECTOR], {}),
+    "AddRMSNormQuantize": ([ROWS, ROWS, VECTOR], {}),
+    "LayerNormDynamicQuantize": ([ROWS, VECTOR, VECTOR], {"least": 1e-5}),
+    "RMSNormDynamicQuantize": ([ROWS, VECTOR], {"least": 1e-5}),
+    "AddLayerNormDynamicQuantize": ([ROWS, ROWS, VECTOR, VECTOR], {"least": 1e-5}),
+    "AddRMSNormDynamicQuantize": ([ROWS, ROWS, VECTOR], {"least": 1e-5}),
+}
+
+
+@pytest.mark.parametrize("to", ["int8", "fp8"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_norms_that_are_quantized(name: str, to: str) -> None:
+    """The body as onnxruntime runs it in float32, over scales that leave no quotient near a tie."""
+    made, shared = QUANTIZED[name]
+    op, opset = BY_NAME[name], 21
+    for _ in range(3):
+        inputs = [make().astype(np.float32) for make in made]
+        own = {name: {"axis": -1, "least": 1e-5}[name] for name in op.attributes if name in ("axis", "least")}
+        scale, by_row = [np.float64(0.03125)], "least" in own
+        expected = op.reference(*inputs, *scale[by_row:], epsilon=1e-2, to=to, **own)
+        kind = onnx.TensorProto.INT8 if to == "int8" else onnx.TensorProto.FLOAT8E4M3FN
+        given = [f"i{i}" for i in range(len(inputs))]
+        attributes = shared | ({"largest": LARGEST[to]} if by_row else {})
+        node = onnx.helper.make_node(
+            name,
+            [*given, *["s"][by_row:], "z"],
+            op.outputs,
+            domain=functions.DOMAIN,
+            epsilon=1e-2,
+            stash_type=1,
+            **attributes,
+        )
+        graph = onnx.helper.make_graph(
+            [node],
+            "g",
+            [onnx.helper.make_tensor_value_info(n, 1, a.shape) for n, a in zip(given, inputs, strict=True)],
+            [onnx.helper.make_tensor_value_info(n, kind if n == "y" else 1, None) for n in op.outputs],
+            [onnx.helper.make_tensor("s", 1, [], [0.03125]), onnx.helper.make_tensor("z", kind, [], [0])],
+        )
+        imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(functions.DOMAIN, 1)]
+        model = onnx.helper.make_model(
+            graph, opset_imports=imports, ir_version=10, functions=[functions.body(name, opset)]
+        )
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        q, *total = session.run(None, dict(zip(given, inputs, strict=True)))
+        q = (q if to == "int8" else q.view(ml_dtypes.float8_e4m3fn)).astype(np.float64)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        # float32's error of a quotient below 128 is under 1e-4: of 144 one may lie that near to a tie, and be off by
+        # one step, an eighth of what an E4M3 is at most
+        off = np.abs(q - expected[0]) > (0 if to == "int8" else 1e-12)
+        assert off.sum() <= 1
+        assert (np.abs(q - expected[0])[off] <= (1 if to == "int8" else np.abs(q[off]) / 7)).all()
+        for ours, theirs in zip(total, expected[1:], strict=True):
+            assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(theirs).max()
+
+
 def test_every_function_is_compared() -> None:
-    assert {"LayerNorm", "RMSNorm", "StdNorm", *OTHERS} == functions.OPS - functions.WITHOUT_KERNEL
+    assert {"LayerNorm", "RMSNorm", "StdNorm", *OTHERS, *QUANTIZED} == functions.OPS - functions.WITHOUT_KERNEL
     assert not functions.WITHOUT_KERNEL & set(BY_NAME)
 
 

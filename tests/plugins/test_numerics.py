@@ -11,7 +11,7 @@ import pytest
 from normdeploy_plugins.ops import BY_NAME, OPS
 
 from . import interpreted
-from .cases import UNIT, Case, allowed
+from .cases import UNIT, Case, allowed, judge_quantized
 
 EPS = {"epsilon": 1e-5}
 LN, APPLY = EPS | {"axis": -1, "ddof": 0}, EPS | {"axis": -1}
@@ -111,6 +111,32 @@ CASES += [
     Case("LayerNormApply", (2, 5000), APPLY, "fp32", "offset"),
     Case("LayerNormApply", (2, 5000), APPLY, "fp16", "constant"),
     *(
+        Case(op, (3, n), a | {"to": to}, dtype, parameters=parameters)
+        for op, a in (("LayerNormQuantize", APPLY), ("RMSNormQuantize", APPLY))
+        for n, dtype, parameters in ((768, "fp16", "fp32"), (1001, "fp32", ""), (20_000, "bf16", ""))
+        for to in ("int8", "fp8")
+    ),
+    *(
+        Case(op, (2, 3, n), EPS | {"to": to}, dtype)
+        for op in ("AddLayerNormQuantize", "AddRMSNormQuantize")
+        for n, dtype in ((1000, "fp16"), (7, "bf16"), (20_000, "fp32"))
+        for to in ("int8", "fp8")
+    ),
+    *(
+        Case(op, (3, n), a | {"least": 1e-5, "to": to}, dtype)
+        for op, a in (
+            ("LayerNormDynamicQuantize", APPLY),
+            ("RMSNormDynamicQuantize", APPLY),
+            ("AddLayerNormDynamicQuantize", EPS),
+            ("AddRMSNormDynamicQuantize", EPS),
+        )
+        for n, dtype in ((768, "fp16"), (1001, "fp32"), (20_000, "bf16"))
+        for to in ("int8", "fp8")
+    ),
+    Case("LayerNormDynamicQuantize", (2, 3, 4, 50), EPS | {"axis": 2, "least": 0.0, "to": "int8"}, "fp16"),
+    Case("LayerNormQuantize", (2, 3, 50), EPS | {"axis": 1, "to": "int8"}, "fp16", "offset"),
+    Case("RMSNormQuantize", (0, 64), APPLY | {"to": "int8"}, "fp16"),
+    *(
         Case("GroupNormApply", s, EPS | {"num_groups": 2, "activation": a} | c, d)
         for s, c in (((2, 12, 30, 30), NCHW), ((2, 30, 30, 12), NHWC))
         for a, d in (("none", "fp32"), ("silu", "fp16"))
@@ -126,9 +152,9 @@ def run(interpreter: Callable[..., Any], case: Case) -> tuple[list[np.ndarray], 
     arrays = case.arrays()
     stored, outputs = interpreter(interpreted.run, case.op, arrays, case.dtypes(), case.attributes, 0, case.tile)
     if "residual" in BY_NAME[case.op].inputs:
-        exact = stored[0] + stored[1]
-        assert (np.abs(outputs[1] - exact) <= store_ulps(case) * UNIT[case.dtype] * np.abs(exact)).all()
-        stored = [outputs[1], np.zeros_like(exact), *stored[2:]]
+        exact, total = stored[0] + stored[1], outputs[BY_NAME[case.op].outputs.index("sum")]
+        assert (np.abs(total - exact) <= store_ulps(case) * UNIT[case.dtype] * np.abs(exact)).all()
+        stored = [total, np.zeros_like(exact), *stored[2:]]
     expected = BY_NAME[case.op].reference(*stored, **case.attributes)
     return stored, outputs, list(expected) if isinstance(expected, tuple) else [expected]
 
@@ -141,7 +167,9 @@ def store_ulps(case: Case) -> float:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_reference(interpreter: Callable[..., Any], case: Case) -> None:
     stored, outputs, expected = run(interpreter, case)
-    if expected[0].size:
+    if "Q" in BY_NAME[case.op].types:
+        judge_quantized(case, stored, outputs, store_ulps=store_ulps(case))
+    elif expected[0].size:
         bound = allowed(case, stored, expected[0], case.dtype, store_ulps(case))
         excess = np.abs(outputs[0] - expected[0]) / bound
         assert excess.max() <= 1, f"{excess.max():.2f} of the bound, error {np.abs(outputs[0] - expected[0]).max():.3g}"

@@ -28,6 +28,14 @@ USUAL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "NormStatistics": (LONG, {"axis": -1, "groups": 1, "splits": 8, "channels_last": 0}),
     "LayerNormApply": (LONG, EPS | {"axis": -1}),
     "GroupNormApply": (IMAGE, GROUPS | {"activation": "silu"}),
+    "LayerNormQuantize": ((4, 77, 768), EPS | {"axis": -1, "to": "int8"}),
+    "RMSNormQuantize": ((4, 77, 4096), EPS | {"axis": -1, "to": "int8"}),
+    "AddLayerNormQuantize": ((4, 77, 768), EPS | {"to": "int8"}),
+    "AddRMSNormQuantize": ((4, 77, 4096), EPS | {"to": "int8"}),
+    "LayerNormDynamicQuantize": ((4, 77, 768), EPS | {"axis": -1, "least": 1e-5, "to": "int8"}),
+    "RMSNormDynamicQuantize": ((4, 77, 4096), EPS | {"axis": -1, "least": 1e-5, "to": "int8"}),
+    "AddLayerNormDynamicQuantize": ((4, 77, 768), EPS | {"least": 1e-5, "to": "int8"}),
+    "AddRMSNormDynamicQuantize": ((4, 77, 4096), EPS | {"least": 1e-5, "to": "int8"}),
 }
 
 
@@ -39,6 +47,7 @@ def tensors(op: Op, shape: tuple[int, ...], attributes: dict[str, Any], dtype: s
         "scale": (shape[0], 1, shape[-1]),
         "shift": (shape[0], 1, shape[-1]),
         "statistics": (attributes.get("num_groups", 1) * shape[0], 8, 2),
+        "y_scale": (1,),
     }
     if op.name == "ScaleShift" or "Modulated" not in op.name:
         small |= {"scale": (channel,), "shift": (channel,)}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from normdeploy_plugins._quantize import by_row, quantized
 from normdeploy_plugins.ops import BY_NAME
 
 from normdeploy.proof.errors import NotProved, Why
@@ -31,6 +32,19 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, tuple[Any, ...]]]] = {
     "GroupNorm": ([(2, 4, 3, 4), (4,), (4,)], {"num_groups": (1, 2, 4)} | LAST | EPSILONS),
     "GroupNormSiLU": ([(2, 4, 3, 4), (4,), (4,)], {"num_groups": (1, 2)} | LAST | EPSILONS),
     "ScaleShift": ([(2, 4, 3, 4), (4,), (4, 1, 1)], {"axis": (1, -3, -1), "activation": ACTIVATIONS}),
+    "LayerNormQuantize": ([X, (3, 8), (24,), (1,)], {"axis": (-2,), "to": ("int8", "fp8")} | EPSILONS),
+    "RMSNormQuantize": ([X, ROW, (1,)], {"axis": (-1,), "to": ("int8", "fp8")} | EPSILONS),
+    "AddLayerNormQuantize": ([X, X, ROW, ROW, (1,)], {"to": ("int8", "fp8")} | EPSILONS),
+    "AddRMSNormQuantize": ([X, X, ROW, (1,)], {"to": ("int8", "fp8")} | EPSILONS),
+    **{
+        name: (shapes, {"to": ("int8", "fp8"), "least": (0.0, 0.5)} | axis | EPSILONS)
+        for name, shapes, axis in (
+            ("LayerNormDynamicQuantize", [X, ROW, ROW], {"axis": (-1,)}),
+            ("RMSNormDynamicQuantize", [X, ROW], {"axis": (-1,)}),
+            ("AddLayerNormDynamicQuantize", [X, X, ROW, ROW], {}),
+            ("AddRMSNormDynamicQuantize", [X, X, ROW], {}),
+        )
+    },
     "LayerNormApply": ([X, (0,), ROW, ROW], {"axis": (-1,)} | EPSILONS),
     "GroupNormApply": (
         [(2, 4, 3, 4), (0,), (4,), (4,)],
@@ -68,8 +82,14 @@ def test_the_meaning_is_the_reference(name: str) -> None:
             return TABLE[name](m, [leaves[0], statistics, *leaves[1:]], attrs)
 
         found = evaluated(definition, [a for a in arrays if a.size])
-        for got, ref in zip(found, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        if "least" in attrs:  # the meaning goes on with the norm, and stands for the scale by that
+            found[:2] = by_row(np.asarray(found[0]), -1, attrs["least"], attrs["to"])
+        for i, (got, ref) in enumerate(
+            zip(found, expected if isinstance(expected, tuple) else (expected,), strict=True)
+        ):
             assert got is not None
+            if i == 0 and "to" in attrs and "least" not in attrs:  # the meaning goes on with the quotient
+                got = quantized(np.asarray(got), np.ones(()), attrs["to"])
             np.testing.assert_allclose(got, ref, rtol=1e-12, atol=1e-12, err_msg=str(attrs))
 
 

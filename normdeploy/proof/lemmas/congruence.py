@@ -17,6 +17,7 @@ import numpy as np
 
 from ...evaluate import evaluate
 from ..degree import times
+from ..errors import NotProved, Why
 from ..machine import Machine
 from ..ops import Attrs, Inputs, Op, lifted
 from ..value import Value
@@ -55,7 +56,35 @@ def _swish(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -
     return m.mul(x, _unary("Sigmoid")(m, [m.mul(m.number(float(attrs.get("alpha", 1.0))), x)], {}, opset, outputs))
 
 
+def quantized(m: Machine, y: Value, scale: Value, kind: str) -> Value:
+    """QuantizeLinear to the type ``kind`` with zero point 0: a function of y / scale that is not looked into, for
+    rounding is no algebra. The floats beside the field go on with the quotient: where the two sides of a proof differ
+    by a rounding, one more of them may not turn a tie into another number."""
+    return unknown(m, f"QuantizeLinear {kind}", m.div(y, scale), lambda quotient: quotient)
+
+
+def quantized_by_row(m: Machine, y: Value, kind: str, least: float, largest: float) -> tuple[Value, Value]:
+    """What is quantized by a scale of its row, the last axis, and that scale: functions of the row. Rows whose elements
+    are equal one by one are equal: so a function of each element stands for what is made of all, for the scale too,
+    which has one place where this has a row. The floats go on with y."""
+    told = f"{kind} {least!r} {largest!r}"
+    made = [unknown(m, f"{what} {told}", y, lambda f: f) for what in ("quantized by row to", "a row's scale for")]
+    return made[0], made[1]
+
+
+def _quantize(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    y, scale, *zero = inputs
+    if not zero or not isinstance(zero[0], np.dtype):
+        raise NotProved(Why.OP, "QuantizeLinear without a zero point of 0")
+    scale = lifted(m, scale)
+    others = {k: v for k, v in attrs.items() if (k, v) != ("saturate", 1) and k != "axis"}
+    if others or scale.varying_atoms():
+        raise NotProved(Why.OP, f"QuantizeLinear by {sorted(others) or 'several scales'}")
+    return quantized(m, lifted(m, y), scale, zero[0].name)
+
+
 TABLE: dict[str, Op] = {
     **{name: _unary(name) for name in ("Sigmoid", "Tanh", "Erf", "Softplus", "HardSigmoid", "Gelu")},
     "Swish": _swish,
+    "QuantizeLinear": _quantize,
 }

@@ -48,6 +48,26 @@ LAYOUTS: tuple[tuple[str, str, Shapes, dict[str, Any]], ...] = (
     ("NormStatistics", "NCHW", (NCHW,), _STATISTICS),
     ("NormStatistics", "NHWC", (NHWC,), _STATISTICS | LAST),
     ("LayerNormApply", "", (("b", 200_000), _FEW, (200_000,), (200_000,)), EPS | {"axis": -1}),
+    *(
+        (op, to, (*_rows(n, parameters, data), (1,)), EPS | more | {"to": to})
+        for op, n, parameters, data, more in (
+            ("LayerNormQuantize", 768, 2, 1, {"axis": -1}),
+            ("RMSNormQuantize", 4096, 1, 1, {"axis": -1}),
+            ("AddLayerNormQuantize", 768, 2, 2, {}),
+            ("AddRMSNormQuantize", 4096, 1, 2, {}),
+        )
+        for to in ("int8", "fp8")
+    ),
+    *(
+        (op, to, _rows(n, parameters, data), EPS | more | {"least": 1e-5, "to": to})
+        for op, n, parameters, data, more in (
+            ("LayerNormDynamicQuantize", 768, 2, 1, {"axis": -1}),
+            ("RMSNormDynamicQuantize", 4096, 1, 1, {"axis": -1}),
+            ("AddLayerNormDynamicQuantize", 768, 2, 2, {}),
+            ("AddRMSNormDynamicQuantize", 4096, 1, 2, {}),
+        )
+        for to in ("int8", "fp8")
+    ),
     ("GroupNormApply", "NCHW", (NCHW, _PARTS, (320,), (320,)), GROUPS | {"activation": "silu"}),
     ("GroupNormApply", "NHWC", (NHWC, _PARTS, (320,), (320,)), GROUPS | LAST | {"activation": "none"}),
 )
@@ -118,3 +138,8 @@ def cases(types: Sequence[str] = ("fp32", "fp16", "bf16")) -> list[Case]:
     ]
     halves = [case for case in found if case.types[0] != "fp32" and in_channels_last(*case.call(SIZES[0]))]
     return found + [replace(case, format=HWC8) for case in halves]
+
+
+def one_type(case: Case) -> bool:
+    """Whether parameters have the data's type."""
+    return {case.types[0]} >= {t for t, kind in zip(case.types, BY_NAME[case.op].types, strict=False) if kind != "F"}

@@ -16,7 +16,7 @@ from typing import Any
 HERE = Path(__file__).parent
 LIBRARIES = ("libnvinfer", "libnvonnxparser", "libnvinfer_plugin")
 # TensorRT's numbers of types (DataType) and of field types (PluginFieldType)
-TYPES = {"fp32": 0, "fp16": 1, "bf16": 7}
+TYPES = {"fp32": 0, "fp16": 1, "i8": 2, "fp8e4nv": 6, "bf16": 7}
 NAMES = {number: name for name, number in TYPES.items()}
 FLOAT32, INT32, CHAR = 1, 5, 6
 PARAMETERS = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared_mem")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normdeploy_plugins._launch import Unknown, in_channels_last
+from normdeploy_plugins._launch import QUANTIZED, Unknown, in_channels_last
 from normdeploy_plugins.ops import BY_NAME
 
 from . import mock, wheels
@@ -87,7 +87,8 @@ def complaints(case: Case, plugin: dict[str, Any], real: bool) -> Iterator[str]:
     tiles = used.tiles(unknown, given)
     data = ("fp32", "fp16", "bf16")
     mixed = [(d, "fp32") for d in data[1:]] if "P" in op.types else []
-    typed = [{"T": d, "P": p, "F": "fp32"} for d, p in [*((d, d) for d in data), *mixed]]
+    quantized = QUANTIZED.get(attributes.get("to", ""), "")
+    typed = [{"T": d, "P": p, "F": "fp32", "Q": quantized} for d, p in [*((d, d) for d in data), *mixed]]
     # groups, channels' norms and what a BatchNorm leaves, as convolutions of half precision have them
     channels_last = (
         [k for k in typed if k["T"] != "fp32"]

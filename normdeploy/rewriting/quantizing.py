@@ -1,0 +1,241 @@
+"""The step that joins a norm's node with the QuantizeLinear behind it into one op of this project's own
+(``--fuse portable``).
+
+Rounding is no algebra, and nothing is proved of it here: the op's body is the norm's node and that QuantizeLinear, node
+for node, attribute for attribute, input for input, which is compared before anything is written. What the norm's node
+itself stands for was proved before. So every runtime that runs the body rounds what it rounded before.
+
+An RMSNormalization (opset 23 and newer) is written as our RMSNorm first, with a certificate as any norm's.
+
+The op is written where QuantizeLinear has one constant scale above 0 and the zero point 0, in int8 or float8e4m3fn, and
+alone reads the norm. Where it can't be, the norm's finding says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..domains import is_standard
+from ..forms.form import written
+from ..graphs.functions import DOMAIN, oldest
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal, compile_region
+from ..norms.bodies import lacking
+from ..norms.ops import OURS, NormOp
+from ..records import Certificate, Finding, both
+from .certify import certified, rewrite_of
+from .row_scales import Tail, by_row
+from .same_nodes import attributes, difference
+from .sealed import seals
+from .work import Work
+
+_ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes and not row.by_row}
+_BY_ROW = {row.quantizes: row for row in OURS.values() if row.by_row}
+_WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}  # what is spelled as an op of ours before it is joined
+_KINDS = ("int8", "float8_e4m3fn")
+QUANTIZE = "QuantizeLinear"
+SAME = "the same nodes"  # as reports say where this was seen
+
+
+@dataclass(frozen=True)
+class _Refused(Exception):
+    reason: str
+
+
+def quantize(work: Work, node: gs.Node) -> Finding | None:
+    """Join ``node``, a QuantizeLinear, with the norm before it; a finding is changed, and none is new."""
+    graph = work.graph
+    if node.op not in ("QuantizeLinear", "Cast") or not is_standard(node):
+        return None
+    tail = by_row(graph, node)
+    y = tail.y if tail is not None else node.inputs[0] if node.op == "QuantizeLinear" else None
+    norm = graph.producer(y) if y is not None else None
+    rows = _ROWS if tail is None else _BY_ROW
+    row = rows.get(_WRITTEN.get(_name(norm), _name(norm))) if norm is not None else None
+    place = work.place(y.name) if y is not None else None
+    if norm is None or row is None or norm.outputs[0] is not y or place is None:
+        return None
+    try:
+        _require_alone(graph, row, norm, () if tail is None else tail.readers)
+        spelled, certificate = _spelled(work, norm) if _name(norm) in _WRITTEN else (norm, None)
+        made = _made(graph, row, spelled, node, tail)
+    except _Refused as kept:
+        told = work.findings[place]
+        note = f"the QuantizeLinear behind it stays a node of its own: {kept.reason}"
+        work.findings[place] = replace(told, notes=(*told.notes, note))
+        return None
+    _replace(work, place, row, norm, node, made, tail, certificate)
+    return None
+
+
+def _spelled(work: Work, norm: gs.Node) -> tuple[gs.Node, Certificate]:
+    """An RMSNormalization as our RMSNorm, which is not put into the graph, and the certificate of that."""
+    graph = work.graph
+    x, scale, attrs = norm.inputs[0], norm.inputs[1], attributes(norm.op, graph.attrs(norm), graph.opset)
+    shape = graph.shape(x)
+    if shape is None or graph.dtype(x) != graph.dtype(scale):
+        raise _Refused("the rank of its norm's input is not known, or the norm has the type of its scale")
+    axes = list(range(attrs["axis"] if attrs["axis"] < 0 else attrs["axis"] - len(shape), 0))
+    given = {"axes": axes, "epsilon": attrs["epsilon"], "stash_type": attrs["stash_type"]}
+    made = graph.node("RMSNorm", [x, scale], norm.outputs[0], given, DOMAIN)
+    before = compile_region(graph, norm.outputs[0], [x])
+    rewrite = before if isinstance(before, Refusal) else rewrite_of(graph, before, [made])
+    if isinstance(rewrite, Refusal):
+        raise _Refused(f"its norm can't be proved to be an RMSNorm: {rewrite.reason}")
+    certificate = certified(work.proofs, [rewrite])
+    if not certificate:
+        raise _Refused(f"its norm is not proved to be an RMSNorm: {certificate.note}")
+    return made, certificate
+
+
+def _name(node: gs.Node) -> str:
+    """An op as its row is named: ``LayerNormalization``, ``normdeploy.RMSNorm``."""
+    return str(node.op) if is_standard(node) else f"{node.domain}.{node.op}"
+
+
+def _require_alone(graph: Graph, row: NormOp, norm: gs.Node, own: Sequence[gs.Node]) -> None:
+    """
+    Raises:
+        _Refused: another one than QuantizeLinear, or than ``own``, reads the norm, or its statistics.
+    """
+    y = norm.outputs[0]
+    if graph.is_output(y) or len(graph.consumers(y)) != max(1, len(own)):
+        readers = len(graph.consumers(y)) - max(1, len(own))
+        others = "and is an output" if graph.is_output(y) else f"and {readers} other{'s' * (readers > 1)}"
+        raise _Refused(f"it reads the norm's result {others} too, which is no quantized number there")
+    if any(graph.is_output(t) or graph.consumers(t) for t in norm.outputs[1:] if not row.outputs[1:]):
+        raise _Refused("the norm's mean or its deviation is read as well")
+
+
+def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: Tail | None) -> gs.Node:
+    """The node that takes the place of both, or of the norm and what quantizes each row.
+
+    Raises:
+        _Refused: they are not what the op's body says.
+    """
+    ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
+    if ours is not None and lacking(ours, [t.name for t in norm.inputs], norm.attrs):
+        raise _Refused(f"its {norm.op} is another op of that name")
+    attrs = attributes(norm.op, graph.attrs(norm), graph.opset) if ours is None else dict(graph.attrs(norm))
+    inputs, y = _parameters(graph, row, norm), norm.outputs[0]
+    if tail is None:
+        scale, zero = _scale_and_zero(graph, node)
+        inputs += [scale, zero]
+        behind = [graph.node(node.op, [y, scale, zero], node.outputs[0], graph.attrs(node))]
+    else:
+        _require_last(graph, norm, attrs)
+        if tail.cast and not tail.least:
+            raise _Refused(
+                "a row of zeros is 0 / 0, of which a Cast to int8 may make anything; bound its scale from below"
+            )
+        inputs += [tail.zero(graph)]
+        behind = tail.nodes(graph, y, inputs[-1])
+        attrs |= {"least": tail.least, "largest": tail.largest}
+    given = {name: attrs[name] for name in row.attributes}
+    made = graph.node(row.op, inputs, node.outputs[0], given, DOMAIN, len(row.outputs))
+    for name, t in zip(row.outputs, made.outputs, strict=True):
+        types = {"Y": graph.dtype(inputs[-1]), "y_scale": np.dtype(np.float32)}
+        t.dtype = types.get(name, graph.dtype(norm.inputs[0]))
+    if differs := difference(graph, row, made, (norm, *behind)):
+        raise _Refused(differs)
+    return made
+
+
+def _require_last(graph: Graph, norm: gs.Node, attrs: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        _Refused: the norm is over other axes than the last.
+    """
+    rank = len(graph.shape(norm.inputs[0]) or ())
+    axes = attrs.get("axes") or [attrs.get("axis", -1)]
+    if not rank or [a % rank for a in axes] != [rank - 1]:
+        raise _Refused("its norm is not over the last axis alone")
+
+
+def _parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor]:
+    """The norm's inputs; a LayerNormalization without a bias gets one of zeros, which changes no number that is
+    quantized (−0 + 0 is 0)."""
+    wanted = [name for name in row.inputs if name not in ("y_scale", "y_zero_point")]
+    inputs = [t for t in norm.inputs if not t.is_empty()]
+    if len(inputs) == len(wanted) - 1 and wanted[-1] == "bias":
+        shape, dtype = graph.shape(inputs[-1]), graph.dtype(inputs[-1])
+        if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
+            raise _Refused("its norm has no bias, and a scale of unknown shape")
+        zeros = np.zeros([n for n in shape if isinstance(n, int)])
+        inputs.append(graph.constant(f"{norm.outputs[0].name}_bias", zeros, dtype))
+    if len(inputs) != len(wanted):
+        raise _Refused(f"its norm has {len(inputs)} inputs, and {row.op} takes {len(wanted)} of one")
+    return inputs
+
+
+def _scale_and_zero(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor]:
+    """QuantizeLinear's scale and zero point as initializers: what Constant nodes hold may stand behind the norm, and a
+    zero point may be left to a type."""
+    scale, attrs = node.inputs[1], graph.attrs(node)
+    value = graph.known(scale) if graph.is_constant(scale) else None
+    if value is None or value.size != 1:
+        raise _Refused("its scale is computed" if value is None else f"it has {value.size} scales")
+    if not 0 < float(value.reshape(())) < float("inf"):
+        raise _Refused(f"its scale is {float(value.reshape(())):g}")
+    zero = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+    number = attrs.get("output_dtype", 0)
+    if zero is None:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(number) if number else np.dtype(np.uint8)
+    else:
+        kind = graph.dtype(zero)
+        held = graph.known(zero) if graph.is_constant(zero) else None
+        if held is None or held.size != 1 or held.any():
+            raise _Refused("its zero point is not 0" if held is not None else "its zero point is computed")
+    if kind is None or kind.name not in _KINDS:
+        raise _Refused(f"it quantizes to {'an unknown type' if kind is None else kind.name}, and not to int8 or FP8")
+    if not isinstance(scale, gs.Constant):
+        scale = graph.constant(f"{node.outputs[0].name}_scale", value, graph.dtype(scale))
+    if not isinstance(zero, gs.Constant):
+        zero = graph.constant(f"{node.outputs[0].name}_zero_point", np.zeros(()), kind)
+    return scale, zero
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def _replace(
+    work: Work,
+    place: int,
+    row: NormOp,
+    norm: gs.Node,
+    node: gs.Node,
+    made: gs.Node,
+    tail: Tail | None,
+    certificate: Certificate | None,
+) -> None:
+    graph, q = work.graph, node.outputs[0]
+    old = {"Y": q, "y_scale": tail.scale if tail is not None else q, "sum": norm.outputs[-1]}
+    work.sealed += seals(graph, (made,))
+    # the last is made first, and others may read it before what is quantized is there
+    *rest, last = enumerate(row.outputs)
+    graph.replace(old[last[1]], (made,), place=last[0], origin=norm)
+    for place_of, name in rest:
+        graph.take_over(old[name], made, place_of)
+    work.opset = max(work.opset, oldest(row.op))
+    if work.step is not None:
+        work.steps.setdefault(place, []).append(work.step)
+    told, attrs = work.findings[place], graph.attrs(made)
+    shown = ", ".join(f"{k}={written(v) if isinstance(v, float) else v}" for k, v in attrs.items() if k != "stash_type")
+    spelling = told.spelling if told.status == "fused" else norm.op
+    work.findings[place] = replace(
+        told,
+        status="fused",
+        tensor=q.name,
+        spelling=f"{spelling} {QUANTIZE if tail is None else tail.spelling}",
+        became=f"{DOMAIN}.{row.op}({shown})",
+        reason="",
+        certificate=both(told.certificate, certificate),
+        proved=tuple(dict.fromkeys((*told.proved, *(("identity",) if certificate else ()), SAME))),
+        written=tuple(t.name for t in made.outputs) if work.wanted.census else (),
+    )

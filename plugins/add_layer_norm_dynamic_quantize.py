@@ -1,0 +1,75 @@
+"""Residual add, LayerNorm over the last dim, and its quantization by a scale of each row, to int8 or to FP8 (E4M3,
+compute capability 8.9 and newer): y_scale = max(max|norm|, least) / 127, or / 448, in float32, and y =
+QuantizeLinear(norm / y_scale). How it is rounded and saturated stands in `_quantize`.
+
+y: x's shape; y_scale: one for each row, float32, of x's rank; sum = x + residual.
+"""
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from . import layer_norm
+from ._launch import QUANTIZED, Op, constant_product, one_each, row_launch, row_tiles
+from ._quantize import by_row, norm_quantize
+
+
+def reference(
+    x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, least: float, to: str
+) -> tuple[np.ndarray, ...]:
+    y = layer_norm.reference(x + residual, gamma, beta, epsilon=epsilon, axis=-1)
+    return (*by_row(y, -1, least, to), x + residual)
+
+
+@triton.jit
+def add_layer_norm_dynamic_quantize_kernel(
+    x_ptr,
+    residual_ptr,
+    gamma_ptr,
+    beta_ptr,
+    rows,
+    n,
+    y_ptr,
+    scale_ptr,
+    sum_ptr,
+    EPSILON: tl.constexpr,
+    LEAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    norm_quantize(
+        x_ptr,
+        residual_ptr,
+        gamma_ptr,
+        beta_ptr,
+        scale_ptr,
+        rows,
+        n,
+        y_ptr,
+        sum_ptr,
+        EPSILON,
+        True,
+        True,
+        True,
+        LEAST,
+        ROWS,
+        BLOCK,
+        LOOP,
+    )
+
+
+OP = Op(
+    "AddLayerNormDynamicQuantize",
+    inputs=("x", "residual", "gamma", "beta"),
+    types="TTPPQFT",
+    attributes={"epsilon": float, "least": float, "to": str},
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:])),
+    launch=lambda inputs, a, tile: row_launch(
+        add_layer_norm_dynamic_quantize_kernel, inputs[0], -1, tile, {"EPSILON": a["epsilon"], "LEAST": a["least"]}
+    ),
+    reference=reference,
+    outputs=("y", "y_scale", "sum"),
+    shapes=lambda inputs, a: [inputs[0].shape, one_each(inputs[0].shape, -1), inputs[0].shape],
+    required={"to": tuple(QUANTIZED)},
+)
