@@ -16,7 +16,7 @@ from ..recognition.scales import Affine, measure
 
 _STEPS = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Identity"})
 _LONGEST = 8  # steps of a scale and shift
-SPLIT = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+SPLIT = frozenset(op for op, row in DEFAULT.items() if row.rescaled and "axis" in row.attributes)
 
 
 @dataclass(frozen=True)
