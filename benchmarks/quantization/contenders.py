@@ -75,13 +75,15 @@ def ours(verb: tuple[str, ...], source: Path, samples: Path, target: Path) -> No
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1][:300])
 
 
-SYMMETRIC = {
+CONSTANT = {"MatMulConstBOnly": True}  # attention's products stay float
+ALONE = {"op_types_to_quantize": LINEARS}
+SYMMETRIC: dict[str, Any] = {
     "per_channel": True,
     "activation_type": QuantType.QInt8,
     "weight_type": QuantType.QInt8,
     "extra_options": {"ActivationSymmetric": True, "WeightSymmetric": True},
 }
-UNSIGNED = {"per_channel": True, "activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+UNSIGNED: dict[str, Any] = {"per_channel": True, "activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
 PEERS = (
     Contender("ModelOpt int8, max", "symmetric", partial(modelopt, "int8", "max")),
     Contender("ModelOpt int8, entropy", "symmetric", partial(modelopt, "int8", "entropy")),
@@ -93,13 +95,13 @@ PEERS = (
     Contender(
         "quantize_static, symmetric, linears alone",
         "symmetric",
-        partial(static, SYMMETRIC | {"op_types_to_quantize": LINEARS}),
+        partial(static, SYMMETRIC | ALONE | {"extra_options": SYMMETRIC["extra_options"] | CONSTANT}),
     ),
     Contender("quantize_static, uint8", "asymmetric", partial(static, UNSIGNED)),
     Contender(
         "quantize_static, uint8, linears alone",
         "asymmetric",
-        partial(static, UNSIGNED | {"op_types_to_quantize": LINEARS}),
+        partial(static, UNSIGNED | ALONE | {"extra_options": CONSTANT}),
     ),
 )
 

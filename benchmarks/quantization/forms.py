@@ -1,17 +1,20 @@
 """Small files of quantized linear layers, each in one spelling: what does TensorRT-RTX build, and for which GPU?
 
-``python -m benchmarks.quantization.forms [--only TEXT]`` writes ``benchmarks/results/quantization_forms.md``: a row for
-each spelling, a column for each compute capability; where the build is refused, the library's first words. A build
+``python -m benchmarks.quantization.forms [--only TEXT]`` writes ``benchmarks/results/quantization_forms.md`` and
+``.json``; spellings with the same answers share a row, and where a build is refused, the library's words stand. A build
 proves that the parser and the builder take the file, not that its kernels are fast: without a GPU nothing runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -299,15 +302,49 @@ def tried(make: Make, capabilities: Sequence[str]) -> str:
         return f"{engine.seconds:.1f} s"
 
 
+def write(answers: dict[str, dict[str, str]], version: str) -> None:
+    """Spellings with the same answers share a line."""
+    alike: dict[str, list[str]] = {}
+    for name, by_capability in answers.items():
+        told: dict[str, list[str]] = {}
+        for capability, answer in by_capability.items():
+            told.setdefault("builds" if answer.endswith(" s") else reason(answer), []).append(capability)
+        line = "<br>".join(f"{', '.join(places)}: {answer}" for answer, places in told.items())
+        alike.setdefault(line, []).append(name)
+    rows = "\n".join(f"| {'; '.join(names)} | {line} |" for line, names in alike.items())
+    slowest = max(float(a.removesuffix(" s")) for by in answers.values() for a in by.values() if a.endswith(" s"))
+    (RESULTS / "quantization_forms.json").write_text(json.dumps(answers, indent=1) + "\n")
+    (RESULTS / "quantization_forms.md").write_text(
+        f"# What TensorRT-RTX builds of quantized layers\n\n{(__doc__ or '').strip()}\n\nTensorRT-RTX {version}; the"
+        f" slowest build took {slowest:.1f} s.\n\n| spelling | by compute capability |\n|---|---|\n{rows}\n"
+    )
+
+
+def reason(answer: str) -> str:
+    """The library's own words, without the names that differ from file to file."""
+    ours = r"TensorRT-RTX (can't read|could not build) \S+( engine)?:( -)?|Nothing was built\.|The log is in \S+"
+    answer = re.sub(ours, "", answer)
+        r"TensorRT-RTX (can't read|could not build) \S+( engine)?:( -)?|Nothing was built\.|The log is in \S+",
+        "",
+        answer,
+    )
+    answer = re.sub(r"\bt\d+(_U\d+)?\b", "t", answer).replace("IBuilder::buildSerializedNetwork: Error Code 1: ", "")
+    return re.sub(r"sm\d+\b", "sm…", answer).replace("|", "\\|").strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.quantization.forms", description=__doc__)
-    parser.add_argument("--only", default="", help="forms whose name holds this")
+    parser.add_argument("--only", default="", help="forms whose name holds this; the others' rows stay")
     parser.add_argument("--capabilities", nargs="*", default=CAPABILITIES)
     given = parser.parse_args()
+    kept = RESULTS / "quantization_forms.json"
+    answers: dict[str, dict[str, str]] = json.loads(kept.read_text()) if kept.exists() else {}
     for name, make in FORMS.items():
         if given.only in name:
             for capability in given.capabilities:
-                print(f"{name} | {capability} | {tried(make, [capability])}", flush=True)
+                answers.setdefault(name, {})[capability] = tried(make, [capability])
+                print(f"{name} | {capability} | {answers[name][capability]}", flush=True)
+    write({name: answers[name] for name in FORMS if name in answers}, version("tensorrt_rtx"))
 
 
 if __name__ == "__main__":
