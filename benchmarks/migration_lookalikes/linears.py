@@ -68,9 +68,9 @@ class Linears:
         return self.sheet.add("MatMul", [y.name, self.weight((y.shape[-1],)).name], y.shape[:-1])
 
     def batched(self, y: Value) -> Value:
-        leading = (1,) if self.sheet.chance(0.6) or len(y.shape) < 3 else (3,) if len(y.shape) == 3 else (1, 2)
-        w = self.weight((*leading, y.shape[-1], self.features()))
-        shape = np.broadcast_shapes(y.shape[:-2], leading) if y.shape[0] == 1 or leading != (3,) else y.shape[:-2]
+        leading = 1 if self.sheet.chance(0.6) else y.shape[1] if len(y.shape) == 4 else 3
+        w = self.weight((leading, y.shape[-1], self.features()))
+        shape = y.shape[:-2] if len(y.shape) > 2 else (leading,)
         return self.sheet.add("MatMul", [y.name, w.name], (*shape, y.shape[-2], w.shape[-1]))
 
     def left(self, y: Value) -> Value:

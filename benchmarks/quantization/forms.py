@@ -324,10 +324,6 @@ def reason(answer: str) -> str:
     """The library's own words, without the names that differ from file to file."""
     ours = r"TensorRT-RTX (can't read|could not build) \S+( engine)?:( -)?|Nothing was built\.|The log is in \S+"
     answer = re.sub(ours, "", answer)
-        r"TensorRT-RTX (can't read|could not build) \S+( engine)?:( -)?|Nothing was built\.|The log is in \S+",
-        "",
-        answer,
-    )
     answer = re.sub(r"\bt\d+(_U\d+)?\b", "t", answer).replace("IBuilder::buildSerializedNetwork: Error Code 1: ", "")
     return re.sub(r"sm\d+\b", "sm…", answer).replace("|", "\\|").strip()
 
