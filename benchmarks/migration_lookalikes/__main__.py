@@ -7,8 +7,8 @@ float64 by onnx's reference evaluator, on inputs of several sizes and kinds (see
 inputs of linear layers are conditioned besides, by random powers of two and shifts. What is judged is the promise, not
 how it is kept: the graphs were written without a look at the rules. A false migration is printed with its seed.
 
-It writes ``benchmarks/results/migration_lookalikes.md`` and exits with 1 where a migration is false, a refusal has no
-reason, the graph that was given is changed, a plain one is not migrated, or the judge misses a planted fault.
+It writes ``benchmarks/results/migration_lookalikes.md`` and exits with 1 where a migration is false, one fails with an
+exception, a refusal has no reason, the graph that was given is changed, a plain one is not migrated, or the judge misses a planted fault.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Tally:
     plain_left: list[int] = field(default_factory=list)
     rejected: collections.Counter[str] = field(default_factory=collections.Counter)  # the graph could not be read
     false: list[tuple[int, str]] = field(default_factory=list)
+    crashed: list[tuple[int, str]] = field(default_factory=list)  # an exception that is none of normdeploy's errors
 
 
 def conditions(proto: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Condition]:
@@ -79,7 +80,7 @@ def judged(seed: int, graph: Drawn, tally: Tally) -> None:
         tally.rejected[" ".join(str(error).split())[:90]] += 1
         return
     except Exception as error:
-        tally.false.append((seed, f"it fails: {type(error).__name__}: {' '.join(str(error).split())[:150]}"))
+        tally.crashed.append((seed, f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"))
         return
     if graph.proto.SerializeToString() != before:
         tally.false.append((seed, "the graph that was given is changed"))
@@ -135,17 +136,20 @@ def write(tally: Tally, unseen: Sequence[str], seconds: float) -> str:
         (
             f"- {tally.graphs} graphs judged ({tally.invalid} more were drawn that no input fits), {seconds:.0f} s;"
             f" {machine()}; {datetime.date.today().isoformat()}",
-            f"- something was moved in {tally.migrated} of them, {tally.moves} moves in all; false: {len(tally.false)}",
+            f"- something was moved in {tally.migrated} of them, {tally.moves} moves in all; false: {len(tally.false)};"
+            f" crashed: {len(tally.crashed)}",
             f"- plain graphs: {tally.plain}, of which {tally.plain_left or 'none'} not migrated",
             f"- planted faults: {len(planted.FAULTS)} kinds in {PLANTED} graphs each; not seen: {len(unseen)}",
         )
     )
     reasons = "\n".join(f"| {n} | {r} |" for r, n in tally.refusals.most_common(40))
     false = "\n".join(f"- graph {seed}: {reason}" for seed, reason in tally.false[:50])
+    crashed = "\n".join(f"- graph {seed}: {reason}" for seed, reason in tally.crashed[:50])
     rejected = "\n".join(f"- {n} ×: {r}" for r, n in tally.rejected.most_common(10))
     (RESULTS / "migration_lookalikes.md").write_text(
         f"# Migrations among lookalikes\n\n{(__doc__ or '').strip()}\n\n{verdict}\n\n"
         + (f"False:\n\n{false}\n\n" if false else "")
+        + (f"Crashed, so that nothing was written:\n\n{crashed}\n\n" if crashed else "")
         + (f"Not read at all:\n\n{rejected}\n\n" if rejected else "")
         + f"| refusals | reason |\n|---|---|\n{reasons}\n"
     )
@@ -163,7 +167,7 @@ def main() -> None:
         for seed in given.seed:
             judged(seed, drawn(seed), tally)
             print(seed, *drawn(seed).words, sep="\n  ")
-        print(*tally.false, tally.refusals, sep="\n")
+        print(*tally.false, *tally.crashed, tally.refusals, sep="\n")
         sys.exit(bool(tally.false))
     unseen, seed = missed(), given.first
     print(*unseen, sep="\n")
@@ -181,7 +185,7 @@ def main() -> None:
             tally.invalid += 1
         seed += 1
     print(write(tally, unseen, time.process_time() - start))
-    sys.exit(bool(tally.false or unseen or tally.plain_left))
+    sys.exit(bool(tally.false or tally.crashed or unseen or tally.plain_left))
 
 
 if __name__ == "__main__":
