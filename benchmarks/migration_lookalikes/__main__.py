@@ -8,7 +8,8 @@ inputs of linear layers are conditioned besides, by random powers of two and shi
 how it is kept: the graphs were written without a look at the rules. A false migration is printed with its seed.
 
 It writes ``benchmarks/results/migration_lookalikes.md`` and exits with 1 where a migration is false, one fails with an
-exception, a refusal has no reason, the graph that was given is changed, a plain one is not migrated, or the judge misses a planted fault.
+exception, a refusal has no reason, the graph that was given is changed, a plain one is not migrated, or the judge
+misses a planted fault.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def prepared(subject: Subject) -> tuple[Path, Path, np.ndarray]:
 
 def row(subject: Subject, contender: Contender, source: Path, samples: Path, reference: np.ndarray) -> dict[str, Any]:
     """Write and judge one file; what its writer said where there is none."""
-    target = source.with_name(f"{contender.name.replace(' ', '_').replace(',', '')}.onnx")
+    target = environments.written(subject.name, contender.name)
     told: dict[str, Any] = {"form": contender.form, "date": datetime.date.today().isoformat()}
     target.unlink(missing_ok=True)
     start = time.process_time()
@@ -69,10 +69,8 @@ def row(subject: Subject, contender: Contender, source: Path, samples: Path, ref
 
 def timed(subject: Subject, rows: dict[str, Any], rounds: int) -> None:
     """Add "faster" to every row whose file is there."""
-    folder = environments.cache() / "files" / subject.name
     names = [FLOAT, *(c.name for c in (*PEERS, *OURS) if "measures" in rows.get(c.name, {}))]
-    files = {n: folder / f"{n.replace(' ', '_').replace(',', '')}.onnx" for n in names}
-    files = {n: path for n, path in files.items() if path.exists()}
+    files = {n: path for n in names if (path := environments.written(subject.name, n)).exists()}
     for name, faster in judge.speeds(subject, files, rounds).items():
         rows[name]["faster"] = faster
 
@@ -82,6 +80,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[s.name for s in SUBJECTS], choices=[s.name for s in SUBJECTS])
     parser.add_argument("--contenders", default="", help="those whose name holds this; the others' rows stay")
     parser.add_argument("--rounds", type=int, default=12, help="of the race; 0: files are judged and not timed")
+    parser.add_argument("--peers", action="store_true", help="without normdeploy's files")
     parser.add_argument("--table", action="store_true", help="only write the table and the plot of what is there")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -96,7 +95,7 @@ def main() -> None:
         source, samples, reference = prepared(subject)
         measures = judge.measured(subject, source, reference)
         rows[FLOAT] = {"form": "", "bytes": source.stat().st_size, "linears": linears(source), "measures": measures}
-        for contender in (*PEERS, *OURS):
+        for contender in PEERS if given.peers else (*PEERS, *OURS):
             if given.contenders.lower() in contender.name.lower() and subject.name in contender.subjects:
                 rows[contender.name] = row(subject, contender, source, samples, reference)
                 print(subject.name, contender.name, rows[contender.name], flush=True)

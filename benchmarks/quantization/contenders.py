@@ -72,7 +72,8 @@ def ours(verb: tuple[str, ...], source: Path, samples: Path, target: Path) -> No
     command = [sys.executable, "-m", "normdeploy", "optimize", source, "-o", target, "--calibrate", samples, *verb]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1][:300])
+        words = (done.stderr or done.stdout or "no message").translate(dict.fromkeys(map(ord, "╭╮╰╯─│"))).split()
+        raise RuntimeError(" ".join(words)[-300:])
 
 
 CONSTANT = {"MatMulConstBOnly": True}  # attention's products stay float

@@ -43,6 +43,11 @@ def cache() -> Path:
     return folder
 
 
+def written(subject: str, contender: str) -> Path:
+    """Where a contender's file of a model lies."""
+    return cache() / "files" / subject / f"{contender.replace(' ', '_').replace(',', '')}.onnx"
+
+
 def modelopt() -> Path:
     """The interpreter of ModelOpt's environment: its own packages first, then this environment's (torch among them)."""
     folder = cache() / f"modelopt-{MODELOPT[0].partition('==')[2]}-{sys.version_info[0]}.{sys.version_info[1]}"
