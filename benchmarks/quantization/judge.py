@@ -33,7 +33,7 @@ def session(path: Path, *, optimized: bool = True) -> ort.InferenceSession:
 def measured(subject: Subject, path: Path, reference: np.ndarray) -> dict[str, float]:
     """The subject's measures of a file, on all judged samples.
 
-    Where onnxruntime's optimizer makes a file of it that it can't load (FP8: MatMulIntegerToFloat, Clip), without optimizer.
+    Where onnxruntime's optimizer makes of it what it can't load (FP8: MatMulIntegerToFloat, Clip), without optimizer.
     """
     try:
         made = session(path)

@@ -41,7 +41,7 @@ class Subject:
     def dynamic_shapes(self) -> tuple[Any, ...]:
         dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=64)}
         if self.length:
-            dims[1] = torch.export.Dim("length", min=2, max=decoder.LENGTH if self.name == "decoder" else 256)
+            dims[1] = torch.export.Dim("length", min=2, max=256)
         return tuple(dims for _ in self.judged_inputs())
 
     def judged_inputs(self) -> Feeds:
@@ -136,6 +136,5 @@ SUBJECTS = (
         lambda: {"ids": decoder.encoded(data.sentences().calibrate)},
         lambda: {"ids": decoder.encoded(data.sentences().judge)},
         _of_tokens,
-        length=True,
     ),
 )
