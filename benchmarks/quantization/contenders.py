@@ -111,12 +111,26 @@ def _ours(name: str, form: str, *verb: str) -> Contender:
     return Contender(f"normdeploy {name}", form, partial(ours, verb))
 
 
+METRICS = {"minilm": ("nearest:0.97", "cosine:0.995"), "mobilenet": ("top1:0.99",), "decoder": ("top1:0.97",)}
+
+
+def _to_metric(form: str, *verb: str) -> Iterator[Contender]:
+    """One contender for each model: layers stay float until `METRICS` are met on samples that do not calibrate."""
+    for subject, metrics in METRICS.items():
+        asked = [part for metric in metrics for part in ("--metric", metric)]
+        name = f"normdeploy {verb[1]}, {verb[3]}, {' '.join(metrics)}"
+        yield Contender(name, form, partial(ours, (*verb, *asked)), (subject,))
+
+
+_RTX, _ORT = ("--runtime", "tensorrt-rtx"), ("--runtime", "onnxruntime")
 OURS = (
-    _ours("int8, tensorrt-rtx", "symmetric", "--quantize", "int8", "--runtime", "tensorrt-rtx"),
-    _ours("int8, onnxruntime", "asymmetric", "--quantize", "int8", "--runtime", "onnxruntime"),
+    _ours("int8, tensorrt-rtx", "symmetric", "--quantize", "int8", *_RTX),
+    *_to_metric("symmetric", "--quantize", "int8", *_RTX),
+    _ours("int8, onnxruntime", "asymmetric", "--quantize", "int8", *_ORT),
+    *_to_metric("asymmetric", "--quantize", "int8", *_ORT),
     _ours("int8, any", "symmetric", "--quantize", "int8", "--runtime", "any"),
-    _ours("fp8", "fp8", "--quantize", "fp8", "--runtime", "tensorrt-rtx"),
-    _ours("int4", "int4", "--quantize", "int4", "--runtime", "tensorrt-rtx"),
+    _ours("fp8", "fp8", "--quantize", "fp8", *_RTX),
+    _ours("int4", "int4", "--quantize", "int4", *_RTX),
 )
 
 
