@@ -112,7 +112,7 @@ def missed() -> list[str]:
     found, done, seed = [], 0, 0
     while done < PLANTED:
         graph, seed = drawn(seed), seed + 1
-        if not graph.plain or not _tells(graph.proto):
+        if not graph.plain or not tells(graph.proto):
             continue
         done += 1
         if reason := fault(graph.proto, planted.right(graph.proto), seed):
@@ -125,7 +125,7 @@ def missed() -> list[str]:
     return found
 
 
-def _tells(proto: onnx.ModelProto) -> bool:
+def tells(proto: onnx.ModelProto) -> bool:
     """Whether γ, β and weights are such that every fault changes an answer: β is there, nothing is alike."""
     stored = [numpy_helper.to_array(t) for t in proto.graph.initializer]
     norm = next(n for n in proto.graph.node if n.op_type in planted.NORMS)

@@ -145,7 +145,9 @@ class Linears:
             dilation = 1
         reach = dilation * (size - 1)
         spatial = tuple(
-            -(-n // stride) if padded == "SAME_UPPER" else (n + edges[i] + edges[i + 2] - reach - 1) // stride + 1
+            -(-n // stride)
+            if padded == "SAME_UPPER"
+            else max(1, (n + edges[i] + edges[i + 2] - reach - 1) // stride + 1)
             for i, n in enumerate(y.shape[2:])
         )
         given = [y.name, self.weight((wide, channels // count, size, size)).name]
