@@ -12,16 +12,15 @@ from .subjects import SUBJECTS
 
 RESULTS = Path(__file__).parents[1] / "results"
 FILE = RESULTS / "quantization.json"
-# of normdeploy's rows: model, whether a row's name is meant, measure, least or most
-ASKED: tuple[tuple[str, str, str, str, float], ...] = (
-    ("minilm", "int8, tensorrt-rtx", "nearest kept", ">=", 0.97),
-    ("minilm", "int8, tensorrt-rtx", "worst cosine", ">=", 0.995),
-    ("minilm", "int8, onnxruntime", "worst cosine", ">=", 0.995),
-    ("minilm", "int8, onnxruntime", "faster", ">=", 1.4),
-    ("mobilenet", "int8, tensorrt-rtx", "top-1 agreement", ">=", 0.99),
-    ("mobilenet", "int8, onnxruntime", "top-1 agreement", ">=", 0.99),
-    ("decoder", "int8, tensorrt-rtx", "loss, % more", "<=", 1.0),
-    ("decoder", "int8, onnxruntime", "loss, % more", "<=", 1.0),
+FASTER, LOSS = "faster", "loss, % more"
+# model, the beginning of a row's name, and what one such row has to reach
+ASKED: tuple[tuple[str, str, dict[str, float]], ...] = (
+    ("minilm", "normdeploy int8, tensorrt-rtx", {"nearest kept": 0.97, "worst cosine": 0.995}),
+    ("minilm", "normdeploy int8, onnxruntime", {"worst cosine": 0.995, FASTER: 1.4}),
+    ("mobilenet", "normdeploy int8, tensorrt-rtx", {"top-1 agreement": 0.99}),
+    ("mobilenet", "normdeploy int8, onnxruntime", {"top-1 agreement": 0.99}),
+    ("decoder", "normdeploy int8, tensorrt-rtx", {LOSS: 1.0}),
+    ("decoder", "normdeploy int8, onnxruntime", {LOSS: 1.0}),
 )
 
 
@@ -67,19 +66,31 @@ def table(rows: dict[str, Any]) -> str:
 
 
 def missed(results: dict[str, Any]) -> list[str]:
-    """What normdeploy's files fall short of; a file that was not made falls short too."""
+    """What normdeploy's files fall short of. A measure is reached where one file reaches all of it; a file that was not
+    made reaches nothing."""
     short = []
-    for model, name, measure, sign, bound in ASKED:
-        told = results["models"].get(model, {}).get(f"normdeploy {name}", {})
-        if measure == "faster":
-            values = [v[0] for v in told.get("faster", {}).values()]
-        else:
-            values = [told["measures"][measure]] if "measures" in told else []
-        reached = bool(values) and all(v >= bound if sign == ">=" else v <= bound for v in values)
-        if not reached:
-            shown = ", ".join(f"{v:.4f}" for v in values) or told.get("failed", "not measured")
-            short.append(f"{model}, normdeploy {name}: {measure} {sign} {bound:g} wanted: {shown}")
+    for model, start, asked in ASKED:
+        rows = {n: told for n, told in results["models"].get(model, {}).items() if n.startswith(start)}
+        if any(_reaches(told, asked) for told in rows.values()):
+            continue
+        wanted = ", ".join(
+            f"{measure} {'<=' if measure == LOSS else '>='} {bound:g}" for measure, bound in asked.items()
+        )
+        values = {n: ", ".join(f"{v:.4f}" for m in asked for v in _values(told, m)) for n, told in rows.items()}
+        have = "; ".join(f"{n}: {v or 'no file'}" for n, v in values.items()) or "not measured"
+        short.append(f"{model}, {wanted} wanted: {have}")
     return short
+
+
+def _reaches(told: dict[str, Any], asked: dict[str, float]) -> bool:
+    each = [(measure, bound, _values(told, measure)) for measure, bound in asked.items()]
+    return all(values and all(v <= b if m == LOSS else v >= b for v in values) for m, b, values in each)
+
+
+def _values(told: dict[str, Any], measure: str) -> list[float]:
+    if measure == FASTER:
+        return [v[0] for v in told.get("faster", {}).values()]
+    return [told["measures"][measure]] if "measures" in told else []
 
 
 def plot(results: dict[str, Any]) -> None:
@@ -96,7 +107,7 @@ def plot(results: dict[str, Any]) -> None:
     figure, every = plt.subplots(1, len(shown), figsize=(5 * len(shown), 4), layout="constrained", squeeze=False)
     for axes, subject in zip(every[0], shown, strict=True):
         rows = results["models"][subject.name]
-        measure = "loss, % more" if subject.name == "decoder" else next(iter(rows["float32"]["measures"]))
+        measure = LOSS if subject.name == "decoder" else next(iter(rows["float32"]["measures"]))
         for name, told in rows.items():
             if "faster" in told:
                 x, y = {int(b): v[0] for b, v in told["faster"].items()}[8], told["measures"][measure]

@@ -1,5 +1,4 @@
-"""`benchmarks.migration_lookalikes` at a size for every day: its judge sees planted faults, and nothing drawn is migrated
-wrongly."""
+"""`benchmarks.migration_lookalikes` in small: its judge sees planted faults, and nothing drawn is migrated wrongly."""
 
 from __future__ import annotations
 
