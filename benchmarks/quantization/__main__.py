@@ -37,6 +37,7 @@ from .data import sentences
 from .subjects import SUBJECTS, Subject
 
 FLOAT = "float32"
+TIMED = ("symmetric", "asymmetric")  # onnxruntime has kernels for int8 on the CPU, of FP8 and INT4 it makes float32
 
 
 def prepared(subject: Subject) -> tuple[Path, Path, np.ndarray]:
@@ -69,7 +70,8 @@ def row(subject: Subject, contender: Contender, source: Path, samples: Path, ref
 
 def timed(subject: Subject, rows: dict[str, Any], rounds: int) -> None:
     """Add "faster" to every row whose file is there."""
-    names = [FLOAT, *(c.name for c in (*PEERS, *OURS) if "measures" in rows.get(c.name, {}))]
+    wanted = [c for c in (*PEERS, *OURS) if subject.name in c.subjects and c.form in TIMED]
+    names = [FLOAT, *(c.name for c in wanted if "measures" in rows.get(c.name, {}))]
     files = {n: path for n in names if (path := environments.written(subject.name, n)).exists()}
     for name, faster in judge.speeds(subject, files, rounds).items():
         rows[name]["faster"] = faster
