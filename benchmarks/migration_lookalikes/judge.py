@@ -213,7 +213,8 @@ def _different(want: np.ndarray, have: np.ndarray, near: Sequence[np.ndarray], u
         return ""
     largest = _largest(want)
     with np.errstate(all="ignore"):
-        spread = max(float(np.abs(np.where(finite, n - want, 0)).max()) for n in near)
+        moves = [np.abs(n - want)[finite & np.isfinite(n)] for n in near]  # γ from data, divided by, may become 0
+        spread = max(float(m.max(initial=0.0)) for m in moves)
         error = float(np.abs(have - want)[finite].max())
     allowed = SLACK * spread + FLOOR * max(largest, usual)
     return "" if error <= allowed else f"off by {error:.2g} of {largest:.2g}, rounding explains {allowed:.2g}"
