@@ -61,7 +61,11 @@ def row(subject: Subject, contender: Contender, source: Path, samples: Path, ref
     try:
         contender.write(source, samples, target)
         told |= {"seconds": round(time.perf_counter() - wall, 1), "linears": linears(target)}
-        told |= {"bytes": target.stat().st_size, "measures": judge.measured(subject, target, reference)}
+        told |= {
+            "bytes": target.stat().st_size,
+            "measures": judge.measured(subject, target, reference),
+            "loads": judge.loads(target),
+        }
     except Exception as error:  # what a contender can't do is a result
         told["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         logging.debug("%s %s", time.process_time() - start, traceback.format_exc())

@@ -43,14 +43,25 @@ def measured(subject: Subject, path: Path, reference: np.ndarray) -> dict[str, f
     return subject.measures(answers, reference, subject.judged)
 
 
+def loads(path: Path) -> bool:
+    """Whether onnxruntime loads a file as users have it, with its optimizer."""
+    try:
+        session(path)
+    except Exception:  # whatever its optimizer makes of the file
+        return False
+    return True
+
+
 def speeds(
     subject: Subject, files: Mapping[str, Path], rounds: int
 ) -> dict[str, dict[int, tuple[float, float, float]]]:
-    """Of each file and batch: how many times as fast as the first file, with a 95 % interval, on judged samples.
+    """Of each file and batch: how many times as fast as the first file, with a 95 % interval, on judged samples; files
+    that do not load are left out.
 
     Processor time of one thread; all sessions of all files in turns in random order. A session's ratio is the median
     over the rounds of its time over the mean of the first file's sessions in the same round.
     """
+    files = {name: path for name, path in files.items() if loads(path)}
     sessions = [session(path) for path in files.values() for _ in range(SESSIONS)]
     told: dict[str, dict[int, Ratio]] = {name: {} for name in files}
     for batch in BATCHES:

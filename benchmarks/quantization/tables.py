@@ -53,7 +53,9 @@ def table(rows: dict[str, Any]) -> str:
             continue
         faster = {int(batch): value for batch, value in told.get("faster", {}).items()}
         cells = [
-            name,
+            name
+            if told.get("loads", True)
+            else f"{name} (onnxruntime's optimizer off: it makes an invalid graph of it)",
             told["form"],
             "{} of {}".format(*told["linears"]),
             *(f"{told['measures'][m]:.4f}" for m in measures),
