@@ -126,10 +126,14 @@ def missed() -> list[str]:
 
 
 def tells(proto: onnx.ModelProto) -> bool:
-    """Whether γ, β and weights are such that every fault changes an answer: β is there, nothing is alike."""
+    """Whether γ, β and weights are such that every fault changes an answer: β is there, nothing is alike,
+    no residual reads the norm."""
     stored = [numpy_helper.to_array(t) for t in proto.graph.initializer]
     norm = next(n for n in proto.graph.node if n.op_type in planted.NORMS)
-    return len(norm.input) == 3 and all(len(np.unique(a)) > 1 and (a != 0).all() for a in stored)
+    readers = {n.op_type for n in proto.graph.node if norm.output[0] in n.input}
+    return (
+        readers == {"MatMul"} and len(norm.input) == 3 and all(len(np.unique(a)) > 1 and (a != 0).all() for a in stored)
+    )
 
 
 def write(tally: Tally, unseen: Sequence[str], seconds: float) -> str:
