@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-matrix huggingface install clean
+.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-matrix huggingface quantization install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -73,6 +73,12 @@ huggingface: $(STAMP)
 	grep -v -e torchvision -e timm -e diffusers tests/architectures/requirements.txt > $(HUGGINGFACE)/requirements.txt
 	$(HUGGINGFACE)/bin/python -m pip install --quiet --no-deps --requirement $(HUGGINGFACE)/requirements.txt
 	$(HUGGINGFACE)/bin/python -m benchmarks.huggingface
+
+# quantized files beside ModelOpt's and onnxruntime's own, judged by samples that calibrated none; ModelOpt's environment comes into the cache, 100 MB
+quantization: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.migration_lookalikes
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.quantization
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.quantization.builds
 
 # the core tests on torch 2.11, 2.13 and 2.15 with Python 3.11 to 3.13, as far as this machine has them: 10 GB of downloads, 6 GB a cell at a time
 test-matrix: $(STAMP)

@@ -1,0 +1,197 @@
+"""Is every migration of γ and β into linear layers exact, and everything else refused?
+
+``python -m benchmarks.migration_lookalikes [--count 10000] [--first 0] [--seed N …]`` draws graphs that look as if a
+norm's γ and β could move into the linear layers behind it (a tenth of them are plain, so that it is seen that anything
+is moved at all), lets ``normdeploy.quantization.migrate.migrated`` move what it will, and compares both graphs in
+float64 by onnx's reference evaluator, on inputs of several sizes and kinds (see ``judge``). Of every second graph the
+inputs of linear layers are conditioned besides, by random powers of two and shifts. What is judged is the promise, not
+how it is kept: the graphs were written without a look at the rules. A false migration is printed with its seed.
+
+It writes ``benchmarks/results/migration_lookalikes.md`` and exits with 1 where a migration is false, one fails with an
+exception, a refusal has no reason, the graph that was given is changed, a plain one is not migrated, or the judge
+misses a planted fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from normdeploy.errors import NormdeployError
+from normdeploy.quantization.migrate import Condition, migrated
+from normdeploy.verbs.bench.machine import machine
+
+from . import planted
+from .graphs import Drawn, drawn
+from .judge import fault, runs
+
+RESULTS = Path(__file__).parents[1] / "results"
+PLANTED = 40  # plain graphs in which every fault is planted
+
+
+@dataclass
+class Tally:
+    graphs: int = 0
+    invalid: int = 0  # drawn graphs that no input fits: drawn again, not counted
+    migrated: int = 0  # graphs in which something was moved
+    moves: int = 0
+    refusals: collections.Counter[str] = field(default_factory=collections.Counter)
+    plain: int = 0
+    plain_left: list[int] = field(default_factory=list)
+    rejected: collections.Counter[str] = field(default_factory=collections.Counter)  # the graph could not be read
+    false: list[tuple[int, str]] = field(default_factory=list)
+    crashed: list[tuple[int, str]] = field(default_factory=list)  # an exception that is none of normdeploy's errors
+
+
+def conditions(proto: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Condition]:
+    """Random conditions of what MatMul, Gemm and Conv read, by the widths of their stored weights."""
+    weights = {t.name: t.dims for t in proto.graph.initializer}
+    made = {}
+    for node in proto.graph.node:
+        if node.op_type not in ("MatMul", "Gemm", "Conv") or node.input[1] not in weights or rng.random() < 0.3:
+            continue
+        dims, attributes = weights[node.input[1]], {a.name: a.i for a in node.attribute}
+        if node.op_type == "Conv":
+            width = dims[1] * attributes.get("group", 1)
+        else:
+            width = dims[-1 if attributes.get("transB") or len(dims) == 1 else -2]
+        scale = 2.0 ** rng.integers(-3, 4, width)
+        shift = rng.integers(-4, 5, width) / 4 if rng.random() < 0.4 else None
+        made[node.input[0]] = Condition(scale, shift)
+    return made
+
+
+def judged(seed: int, graph: Drawn, tally: Tally) -> None:
+    rng = np.random.default_rng((29, seed))
+    conditioned = conditions(graph.proto, rng) if seed % 2 and not graph.plain else {}
+    before = graph.proto.SerializeToString()
+    try:
+        after, moves = migrated(graph.proto, conditioned)
+    except NormdeployError as error:
+        tally.rejected[" ".join(str(error).split())[:90]] += 1
+        return
+    except Exception as error:
+        tally.crashed.append((seed, f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"))
+        return
+    if graph.proto.SerializeToString() != before:
+        tally.false.append((seed, "the graph that was given is changed"))
+    made = [m for m in moves if m.status == "made"]
+    tally.moves += len(made)
+    tally.migrated += bool(made)
+    for move in moves:
+        if move.status == "refused":
+            tally.refusals[without_names(move.reason)] += 1
+            if not move.reason:
+                tally.false.append((seed, f"a refusal without a reason, of {move.norm!r}"))
+        elif not move.certificate:
+            tally.false.append((seed, f"a migration without a proof, of {move.norm!r}"))
+    if graph.plain:
+        tally.plain += 1
+        if not made:
+            tally.plain_left.append(seed)
+    if reason := fault(onnx.ModelProto.FromString(before), after, seed):
+        tally.false.append((seed, f"{'migrated' if made else 'nothing moved'}: {reason} ({'; '.join(graph.words)})"))
+
+
+def without_names(reason: str) -> str:
+    return " ".join(word if not word.startswith("'") else "…" for word in reason.split())[:100]
+
+
+def missed() -> list[str]:
+    """Planted faults that the judge does not see, and right migrations that it takes for false."""
+    found, done, seed = [], 0, 0
+    while done < PLANTED:
+        graph, seed = drawn(seed), seed + 1
+        if not graph.plain or not tells(graph.proto):
+            continue
+        done += 1
+        if reason := fault(graph.proto, planted.right(graph.proto), seed):
+            found.append(f"a right migration of graph {seed - 1} is refused: {reason}")
+        found += [
+            f"{name} is not seen in graph {seed - 1}"
+            for name, make in planted.FAULTS.items()
+            if not fault(graph.proto, make(graph.proto), seed)
+        ]
+    return found
+
+
+def tells(proto: onnx.ModelProto) -> bool:
+    """Whether γ, β and weights are such that every fault changes an answer: β is there, nothing is alike,
+    no residual reads the norm."""
+    stored = [numpy_helper.to_array(t) for t in proto.graph.initializer]
+    norm = next(n for n in proto.graph.node if n.op_type in planted.NORMS)
+    readers = {n.op_type for n in proto.graph.node if norm.output[0] in n.input}
+    return (
+        readers == {"MatMul"} and len(norm.input) == 3 and all(len(np.unique(a)) > 1 and (a != 0).all() for a in stored)
+    )
+
+
+def write(tally: Tally, unseen: Sequence[str], seconds: float) -> str:
+    verdict = "\n".join(
+        (
+            f"- {tally.graphs} graphs judged ({tally.invalid} more were drawn that no input fits), {seconds:.0f} s;"
+            f" {machine()}; {datetime.date.today().isoformat()}",
+            f"- something was moved in {tally.migrated} of them, {tally.moves} moves in all; false: {len(tally.false)};"
+            f" crashed: {len(tally.crashed)}",
+            f"- plain graphs: {tally.plain}, of which {tally.plain_left or 'none'} not migrated",
+            f"- planted faults: {len(planted.FAULTS)} kinds in {PLANTED} graphs each; not seen: {len(unseen)}",
+        )
+    )
+    reasons = "\n".join(f"| {n} | {r} |" for r, n in tally.refusals.most_common(40))
+    false = "\n".join(f"- graph {seed}: {reason}" for seed, reason in tally.false[:50])
+    crashed = "\n".join(f"- graph {seed}: {reason}" for seed, reason in tally.crashed[:50])
+    rejected = "\n".join(f"- {n} ×: {r}" for r, n in tally.rejected.most_common(10))
+    (RESULTS / "migration_lookalikes.md").write_text(
+        f"# Migrations among lookalikes\n\n{(__doc__ or '').strip()}\n\n{verdict}\n\n"
+        + (f"False:\n\n{false}\n\n" if false else "")
+        + (f"Crashed, so that nothing was written:\n\n{crashed}\n\n" if crashed else "")
+        + (f"Not read at all:\n\n{rejected}\n\n" if rejected else "")
+        + f"| refusals | reason |\n|---|---|\n{reasons}\n"
+    )
+    return verdict
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.migration_lookalikes", description=__doc__)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="the first graph's seed")
+    parser.add_argument("--seed", type=int, nargs="*", help="these graphs alone, with the choices that made them")
+    given = parser.parse_args()
+    tally, start = Tally(), time.process_time()
+    if given.seed is not None:
+        for seed in given.seed:
+            judged(seed, drawn(seed), tally)
+            print(seed, *drawn(seed).words, sep="\n  ")
+        print(*tally.false, *tally.crashed, tally.refusals, sep="\n")
+        sys.exit(bool(tally.false))
+    unseen, seed = missed(), given.first
+    print(*unseen, sep="\n")
+    while tally.graphs < given.count:
+        graph = drawn(seed)
+        if runs(graph.proto):
+            tally.graphs += 1
+            known = len(tally.false)
+            judged(seed, graph, tally)
+            for false in tally.false[known:]:
+                print(*false, flush=True)
+            if tally.graphs % 1000 == 0:
+                print(f"{tally.graphs} judged, {tally.moves} moves, {len(tally.false)} false", flush=True)
+        else:
+            tally.invalid += 1
+        seed += 1
+    print(write(tally, unseen, time.process_time() - start))
+    sys.exit(bool(tally.false or tally.crashed or unseen or tally.plain_left))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Does a graph compute the same after a migration? Judged by onnx's own reference evaluator, all floating tensors
+widened to float64.
+
+What is allowed is what the rounding of the stored weights explains: every stored number of the graph before is moved by
+up to one rounding of its type (2⁻²⁴ of it for float32), some times over; the largest change of each output that this
+makes, times `SLACK`, is the bound. A graph that moves γ, β and ε where they do not belong is off by far more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+FLOATS = {TensorProto.FLOAT: 2.0**-24, TensorProto.FLOAT16: 2.0**-11}
+SLACK = 16.0  # several weights are rounded, some twice: γ·W, then its sum with β·W
+# of the largest output, of these inputs or of the usual ones: float64's own rounding through some twenty operations,
+# which is all that is left where a row is constant
+FLOOR = 1e-11
+DRAWS = 4
+Feeds = dict[str, np.ndarray]
+
+
+class GroupNormalization(OpRun):
+    """In float64, which the op's function body, with its cast to float32, is not."""
+
+    def _run(self, x, scale, bias, num_groups=None, epsilon=None, stash_type=None):  # type: ignore[no-untyped-def]
+        rows = x.reshape(x.shape[0], num_groups, -1)
+        centred = rows - rows.mean(2, keepdims=True)
+        n = (centred / np.sqrt((centred**2).mean(2, keepdims=True) + epsilon)).reshape(x.shape)
+        trailing = (1,) * (x.ndim - 2)
+        return (n * scale.reshape(-1, *trailing) + bias.reshape(-1, *trailing),)
+
+
+def widened(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph with float64 in the place of float32 and float16, in subgraphs too."""
+    wide = onnx.ModelProto.FromString(proto.SerializeToString())
+    for graph in _graphs(wide.graph):
+        for tensor in graph.initializer:
+            _widen(tensor)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.tensor_type.elem_type in FLOATS:
+                value.type.tensor_type.elem_type = TensorProto.DOUBLE
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.TENSOR:
+                    _widen(attribute.t)
+                if node.op_type == "Cast" and attribute.name == "to" and attribute.i in FLOATS:
+                    attribute.i = TensorProto.DOUBLE
+    return wide
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _graphs(attribute.g)
+
+
+def _widen(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type in FLOATS:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+
+
+def moved(proto: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
+    """Every stored floating number of a widened graph moved by up to one rounding of the type it had."""
+    wide = widened(proto)
+    for before, after in zip(_graphs(proto.graph), _graphs(wide.graph), strict=True):
+        tensors = [*zip(before.initializer, after.initializer, strict=True)]
+        for a, b in zip(before.node, after.node, strict=True):
+            pairs = zip(a.attribute, b.attribute, strict=True)
+            tensors += [(p.t, q.t) for p, q in pairs if p.type == onnx.AttributeProto.TENSOR]
+        for a, b in tensors:
+            if a.data_type in FLOATS:
+                values = numpy_helper.to_array(b)
+                step = FLOATS[a.data_type] * rng.uniform(-1, 1, values.shape)
+                b.CopyFrom(numpy_helper.from_array(np.asarray(values * (1 + step)), b.name))
+    return wide
+
+
+class Evaluated:
+    """A graph in float64."""
+
+    def __init__(self, wide: onnx.ModelProto) -> None:
+        self.run_by = ReferenceEvaluator(wide, new_ops=[GroupNormalization])
+
+    def __call__(self, feeds: Feeds) -> list[np.ndarray]:
+        with np.errstate(all="ignore"):
+            return [np.asarray(v) for v in self.run_by.run(None, feeds)]
+
+
+def inputs(proto: onnx.ModelProto, seed: int) -> Iterator[Feeds]:
+    """Several sizes and values of every input; initializers that can be overridden are, in half of them."""
+    rng, stored = np.random.default_rng((5, seed)), {t.name for t in proto.graph.initializer}
+    kinds = ("normal", "offset", "zeros", "constant rows", "spikes", "small")
+    for turn, kind in enumerate(kinds):
+        sizes = {"batch": (2, 1, 3, 2, 2, 4)[turn], "length": (3, 3, 1, 2, 5, 3)[turn]}
+        feeds: Feeds = {}
+        for value in proto.graph.input:
+            if value.name in stored and turn % 2:
+                continue
+            spec = value.type.tensor_type
+            shape = [sizes.get(d.dim_param, d.dim_value) if d.dim_param else d.dim_value for d in spec.shape.dim]
+            if spec.elem_type == TensorProto.BOOL:
+                feeds[value.name] = np.array(bool(turn % 2))
+            elif spec.elem_type == TensorProto.INT64:
+                feeds[value.name] = rng.integers(0, 5, shape)
+            else:
+                feeds[value.name] = _values(rng, kind, shape)
+        yield feeds
+
+
+def _values(rng: np.random.Generator, kind: str, shape: Sequence[int]) -> np.ndarray:
+    values = rng.standard_normal(shape)
+    if kind == "offset":
+        return values + 100
+    if kind == "zeros":
+        return np.zeros(shape)
+    if kind == "constant rows" and len(shape) > 1:
+        return np.broadcast_to(values[..., :1], shape).copy()
+    if kind == "spikes":
+        return np.where(rng.random(shape) < 0.1, 1e3 * values, values)
+    return 1e-4 * values if kind == "small" else values
+
+
+def fault(before: onnx.ModelProto, after: onnx.ModelProto, seed: int = 0) -> str:
+    """How ``after`` differs from ``before``, "" where it does not."""
+    if reason := _other_signature(before, after):
+        return reason
+    try:
+        onnx.checker.check_model(after, full_check=True)
+    except Exception as error:
+        if not _invalid(before):
+            return f"the checker refuses it: {' '.join(str(error).split())[:150]}"
+    first, second = Evaluated(widened(before)), Evaluated(widened(after))
+    rng = np.random.default_rng(seed)
+    nearby = [Evaluated(moved(before, rng)) for _ in range(DRAWS)]
+    ran, usual = 0, [0.0] * len(before.graph.output)
+    for feeds in inputs(before, seed):
+        try:
+            want = first(feeds)
+        except Exception:  # a size that the graph can't take
+            continue
+        usual = [_largest(w) for w in want] if not ran else usual
+        ran += 1
+        try:
+            have = second(feeds)
+        except Exception as error:
+            return f"it fails where the graph before ran: {type(error).__name__}: {str(error)[:120]}"
+        near = [run(feeds) for run in nearby]
+        for i, value in enumerate(before.graph.output):
+            if reason := _different(want[i], have[i], [n[i] for n in near], usual[i]):
+                return f"output {value.name!r}: {reason}"
+    return "" if ran else "no input could be run"
+
+
+def runs(proto: onnx.ModelProto) -> bool:
+    """Whether the graph can be evaluated at all: most inputs at least."""
+    try:
+        run = Evaluated(widened(proto))
+    except Exception:
+        return False
+    good = 0
+    for feeds in inputs(proto, 0):
+        try:
+            run(feeds)
+            good += 1
+        except Exception:
+            continue
+    return good >= 2
+
+
+def _invalid(proto: onnx.ModelProto) -> bool:
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except Exception:
+        return True
+    return False
+
+
+def _other_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
+    for what in ("input", "output"):
+        mine, theirs = (
+            [(v.name, v.type.tensor_type.elem_type) for v in getattr(p.graph, what)] for p in (before, after)
+        )
+        if mine != theirs:
+            return f"its {what}s are {theirs}, they were {mine}"
+    kinds: Mapping[str, int] = {t.name: t.data_type for t in before.graph.initializer}
+    inputs_before = {v.name for v in before.graph.input} & set(kinds)
+    if gone := inputs_before - {t.name for t in after.graph.initializer}:
+        return f"the initializers {sorted(gone)}, which can be overridden, are gone"
+    return ""
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) if values.dtype.kind == "f" else 0.0
+
+
+def _different(want: np.ndarray, have: np.ndarray, near: Sequence[np.ndarray], usual: float) -> str:
+    if want.shape != have.shape:
+        return f"shape {have.shape}, it was {want.shape}"
+    finite = np.isfinite(want)
+    if not np.array_equal(finite, np.isfinite(have)) or not np.array_equal(
+        want[~finite], have[~finite], equal_nan=True
+    ):
+        return "NaN or infinity in other places"
+    if not finite.any():
+        return ""
+    largest = _largest(want)
+    with np.errstate(all="ignore"):
+        moves = [np.abs(n - want)[finite & np.isfinite(n)] for n in near]  # γ from data, divided by, may become 0
+        spread = max(float(m.max(initial=0.0)) for m in moves)
+        error = float(np.abs(have - want)[finite].max())
+    allowed = SLACK * spread + FLOOR * max(largest, usual)
+    return "" if error <= allowed else f"off by {error:.2g} of {largest:.2g}, rounding explains {allowed:.2g}"
+
+
+def float_names(proto: onnx.ModelProto) -> list[str]:
+    """Stored floating tensors."""
+    return [t.name for t in proto.graph.initializer if t.data_type in FLOATS]
+
+
+def dtype_of(kind: int) -> np.dtype:
+    return helper.tensor_dtype_to_np_dtype(kind)

@@ -1,0 +1,125 @@
+"""Quantized files of normdeploy, of ModelOpt and of onnxruntime's quantize_static, judged by samples that calibrated
+none of them.
+
+``python -m benchmarks.quantization [--only MODEL …] [--contenders TEXT] [--rounds N]`` writes
+``benchmarks/results/quantization.md``, ``.json`` and ``.png`` after each file; what is not asked for stays as it was.
+All contenders get the same float32 file (``normdeploy.export``, for any runtime) and the same 128 calibration samples;
+all files run in the same onnxruntime on the CPU, one thread. The reference is the model in PyTorch in float64; float32
+has a row of its own. "faster" is float32's processor time over the file's, in turns in random order, three sessions a
+file, with a 95 % interval. What a file's kernels do on a GPU is not measured here.
+
+Models: MiniLM has the trained weights of a package; the MobileNetV2 and the decoder are trained here, for minutes, on
+crops of scikit-image's photographs and on the prose of installed packages. ModelOpt runs in an environment of its own,
+which is made in the cache at the first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import logging
+import sys
+import time
+import traceback
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import normdeploy
+
+from . import environments, judge, tables
+from .contenders import OURS, PEERS, Contender, linears
+from .data import sentences
+from .subjects import SUBJECTS, Subject
+
+FLOAT = "float32"
+TIMED = ("symmetric", "asymmetric")  # onnxruntime has kernels for int8 on the CPU, of FP8 and INT4 it makes float32
+
+
+def prepared(subject: Subject) -> tuple[Path, Path, np.ndarray]:
+    """The float32 file, the samples that calibrate, and the float64 answers on those that judge."""
+    folder = environments.cache() / "files" / subject.name
+    folder.mkdir(parents=True, exist_ok=True)
+    source, samples = folder / "float32.onnx", folder / "samples.npz"
+    given = tuple(torch.from_numpy(array[:2]) for array in subject.judged_inputs().values())
+    normdeploy.export(subject.build(), given, output=source, dynamic_shapes=subject.dynamic_shapes())
+    np.savez(samples, **subject.calibrate())
+    return source, samples, subject.reference()
+
+
+def row(subject: Subject, contender: Contender, source: Path, samples: Path, reference: np.ndarray) -> dict[str, Any]:
+    """Write and judge one file; what its writer said where there is none."""
+    target = environments.written(subject.name, contender.name)
+    told: dict[str, Any] = {"form": contender.form, "date": datetime.date.today().isoformat()}
+    target.unlink(missing_ok=True)
+    start = time.process_time()
+    wall = time.perf_counter()
+    try:
+        contender.write(source, samples, target)
+        told |= {"seconds": round(time.perf_counter() - wall, 1), "linears": linears(target)}
+        told |= {
+            "bytes": target.stat().st_size,
+            "measures": judge.measured(subject, target, reference),
+            "loads": judge.loads(target),
+        }
+    except Exception as error:  # what a contender can't do is a result
+        told["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        logging.debug("%s %s", time.process_time() - start, traceback.format_exc())
+    return told
+
+
+def timed(subject: Subject, rows: dict[str, Any], rounds: int) -> None:
+    """Add "faster" to every row whose file is there."""
+    wanted = [c for c in (*PEERS, *OURS) if subject.name in c.subjects and c.form in TIMED]
+    names = [FLOAT, *(c.name for c in wanted if "measures" in rows.get(c.name, {}))]
+    files = {n: path for n in names if (path := environments.written(subject.name, n)).exists()}
+    for name, faster in judge.speeds(subject, files, rounds).items():
+        rows[name]["faster"] = faster
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.quantization", description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[s.name for s in SUBJECTS], choices=[s.name for s in SUBJECTS])
+    parser.add_argument("--contenders", default="", help="those whose name holds this; the others' rows stay")
+    parser.add_argument("--rounds", type=int, default=12, help="of the race; 0: files are judged and not timed")
+    parser.add_argument("--peers", action="store_true", help="without normdeploy's files")
+    parser.add_argument("--table", action="store_true", help="only write the table and the plot of what is there")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    logging.getLogger().setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    results = tables.read()
+    for subject in SUBJECTS if not given.table else ():
+        if subject.name not in given.only:
+            continue
+        rows = results["models"].setdefault(subject.name, {})
+        source, samples, reference = prepared(subject)
+        measures = judge.measured(subject, source, reference)
+        rows[FLOAT] = {"form": "", "bytes": source.stat().st_size, "linears": linears(source), "measures": measures}
+        for contender in PEERS if given.peers else (*PEERS, *OURS):
+            if given.contenders.lower() in contender.name.lower() and subject.name in contender.subjects:
+                rows[contender.name] = row(subject, contender, source, samples, reference)
+                print(subject.name, contender.name, rows[contender.name], flush=True)
+                tables.write(results)
+        if given.rounds:
+            timed(subject, rows, given.rounds)
+        results["versions"] = {name: version(name) for name in ("onnx", "torch")} | {
+            "onnxruntime": judge.ort.__version__,
+            "modelopt": environments.MODELOPT[0].partition("==")[2],
+            "sentences": sentences().digest,
+        }
+        tables.write(results)
+    if given.table:
+        tables.write(results)
+    short = tables.missed(results)
+    print(*short, sep="\n")
+    sys.exit(bool(short))
+
+
+if __name__ == "__main__":
+    main()

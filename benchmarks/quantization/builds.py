@@ -1,0 +1,92 @@
+"""Do the quantized files build, each in under a minute, for the GPUs that have the types, and are they refused by name
+elsewhere?
+
+``python -m benchmarks.quantization.builds [--only MODEL …]`` takes the files that ``python -m benchmarks.quantization``
+left in the cache (of the contenders, too: what they write is no less to be built), builds each with TensorRT-RTX for
+each compute capability alone, and writes ``benchmarks/results/quantization_builds.md``. Asked of normdeploy's files:
+int8 and int4 for 8.6, 8.9 and 12.0, fp8 for 8.9 and 12.0, and fp8 for 8.6 refused with the type or the capability in
+the words. It exits with 1 where that is not so. Without a GPU nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import normdeploy
+from normdeploy.errors import NormdeployError
+
+from . import environments
+from .contenders import OURS, PEERS, Contender
+from .forms import reason
+from .subjects import SUBJECTS
+
+RESULTS = Path(__file__).parents[1] / "results"
+CAPABILITIES = ("8.6", "8.9", "12.0")
+MOST_S = 60
+PROFILES = {
+    "minilm": ["batch=1:8:16", "length=2:32:128"],
+    "mobilenet": ["batch=1:8:16"],
+    "decoder": ["batch=1:8:16"],
+}
+BUILDABLE = ("symmetric", "fp8", "int4")  # the forms that are meant for TensorRT
+
+
+def built(path: Path, capability: str, profiles: list[str]) -> str:
+    """ "3.1 s", or the words of the refusal."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "file.engine")
+        try:
+            engine = normdeploy.build(path, target, compute_capabilities=[capability], profiles=profiles, timeout=600)
+        except NormdeployError as error:
+            return reason(" ".join(str(error).split()))
+        return f"{engine.seconds:.1f} s"
+
+
+def short_of(contender: Contender, answers: dict[str, str]) -> list[str]:
+    """What is asked of a file of ours and not so."""
+    short = []
+    for capability, answer in answers.items():
+        seconds = float(answer[:-2]) if answer.endswith(" s") else None
+        if contender.form == "fp8" and capability == "8.6":
+            named = any(word in answer.lower() for word in ("fp8", "float8", "8.6"))
+            if seconds is not None or not named:
+                short.append(f"{contender.name} for {capability}: {answer}; a refusal by name was wanted")
+        elif seconds is None or seconds > MOST_S:
+            short.append(f"{contender.name} for {capability}: {answer}; a build in under {MOST_S} s was wanted")
+    return short
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.quantization.builds", description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[s.name for s in SUBJECTS])
+    parser.add_argument("--contenders", default="", help="those whose name holds this")
+    given = parser.parse_args()
+    rows, short = [], []
+    for subject in SUBJECTS:
+        for contender in (*PEERS, *OURS):
+            path = environments.written(subject.name, contender.name)
+            wanted = subject.name in given.only and given.contenders.lower() in contender.name.lower()
+            if not wanted or contender.form not in BUILDABLE or not path.exists():
+                continue
+            answers = {c: built(path, c, PROFILES[subject.name]) for c in CAPABILITIES}
+            if contender in OURS:
+                short += [f"{subject.name}, {line}" for line in short_of(contender, answers)]
+            rows.append(f"| {subject.name} | {contender.name} | {' | '.join(a[:250] for a in answers.values())} |")
+            print(rows[-1], flush=True)
+    head = f"| model | file | {' | '.join(CAPABILITIES)} |\n|---|---|{'---|' * len(CAPABILITIES)}"
+    verdict = "\n".join(f"- {line}" for line in short) or "Every one of normdeploy's files builds as asked."
+    if not any("| normdeploy" in row for row in rows):
+        verdict = "No file of normdeploy's was there."
+    when = f"TensorRT-RTX {version('tensorrt_rtx')}, {datetime.date.today().isoformat()}"
+    parts = ["# Builds of quantized files", (__doc__ or "").strip(), when, "\n".join([head, *rows]), verdict]
+    (RESULTS / "quantization_builds.md").write_text("\n\n".join(parts) + "\n")
+    sys.exit(bool(short))
+
+
+if __name__ == "__main__":
+    main()

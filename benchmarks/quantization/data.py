@@ -1,0 +1,153 @@
+"""Real sentences and real photographs that any machine has once the packages are installed; nothing is downloaded as a
+data set, nothing is kept in the repository.
+
+Sentences: English prose of the documentation of installed packages and of Python itself. Photographs: the pictures that
+scikit-image ships; what is judged are crops of these, not pictures of their own, so neighbours are alike. What belongs
+to which part is a matter of the text's hash and of the place in the picture: no sentence and no pixel that calibrates
+or trains is judged.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import packages_distributions, version
+from importlib.util import find_spec
+from pathlib import Path
+from pydoc_data import topics
+
+import numpy as np
+from PIL import Image
+
+from . import environments
+
+SOURCES = ("networkx", "sympy", "matplotlib", "torch", "numpy", "hypothesis", "rich", "onnx_ir", "_pytest")
+PER_SOURCE = 250  # sentences of each package at most: no one subject fills the table
+LEAST, MOST = 8, 40  # words of a sentence
+_CODE = re.compile(r">>>|::|``|[|=<>{}\[\]_\\*`]|\.\.\s|https?:|@|\d\.\d|^\W|:param|\be\.g|\bi\.e")
+_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Disjoint lists, each in a fixed order; ``train`` is for the decoder that is trained here."""
+
+    train: tuple[str, ...]
+    calibrate: tuple[str, ...]
+    judge: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Which sentences these are: the packages' versions decide."""
+        parts = "\n\n".join("\n".join(part) for part in (self.train, self.calibrate, self.judge))
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+
+@cache
+def sentences(calibrate: int = 128, judge: int = 600) -> Sentences:
+    """Of all sentences by the order of their hashes: ``calibrate``, then ``judge``, from at most `PER_SOURCE` of each
+    source; what is left trains."""
+    drawn: list[str] = []
+    rest: list[str] = []
+    for prose in _prose_by_source():
+        ordered = sorted(prose, key=_order)
+        drawn += ordered[:PER_SOURCE]
+        rest += ordered[PER_SOURCE:]
+    drawn = sorted(dict.fromkeys(drawn), key=_order)
+    if len(drawn) < calibrate + judge:
+        raise LookupError(f"the installed packages have {len(drawn)} sentences, {calibrate + judge} are needed")
+    kept = set(drawn[: calibrate + judge])
+    train = tuple(s for s in dict.fromkeys((*drawn[calibrate + judge :], *rest)) if s not in kept)
+    return Sentences(train, tuple(drawn[:calibrate]), tuple(drawn[calibrate : calibrate + judge]))
+
+
+def _order(sentence: str) -> str:
+    return hashlib.sha256(sentence.encode()).hexdigest()
+
+
+def _prose_by_source() -> list[list[str]]:
+    """The different sentences of each source; reading all takes half a minute, so they are kept by the versions."""
+    names = packages_distributions()
+    versions = [
+        platform.python_version(),
+        *(f"{s} {version(names[s][0])}" for s in SOURCES),
+        Path(__file__).read_text(),
+    ]
+    kept = environments.cache() / f"sentences-{_order(chr(10).join(versions))[:16]}.json"
+    if not kept.exists():
+        kept.write_text(json.dumps([list(dict.fromkeys(prose)) for prose in (_topics(), *map(_docstrings, SOURCES))]))
+    prose: list[list[str]] = json.loads(kept.read_text())
+    return prose
+
+
+def _topics() -> Iterator[str]:
+    """The language reference, as ``help()`` shows it."""
+    for text in topics.topics.values():
+        yield from _prose(text)
+
+
+def _docstrings(package: str) -> Iterator[str]:
+    """Of every module, class and function of an installed package, read without importing it."""
+    spec = find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(folder).rglob("*.py"))[:400]:
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    yield from _prose(ast.get_docstring(node) or "")
+
+
+def _prose(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", text):
+        for sentence in _END.split(" ".join(paragraph.split())):
+            words = sentence.split()
+            whole = sentence[:1].isupper() and sentence.endswith((".", "!", "?"))
+            if whole and LEAST <= len(words) <= MOST and sentence.isascii() and not _CODE.search(sentence):
+                yield sentence
+
+
+# ------------------------------------------------------------------ photographs
+
+PHOTOGRAPHS = (
+    "astronaut.png", "brick.png", "camera.png", "chelsea.png", "coffee.png", "coins.png", "grass.png", "gravel.png",
+    "hubble_deep_field.jpg", "ihc.png", "moon.png", "motorcycle_left.png", "page.png", "retina.jpg", "rocket.jpg",
+    "text.png",
+)  # fmt: skip
+SIDE = 64  # pixels of a crop
+
+
+@dataclass(frozen=True)
+class Crops:
+    """``images`` float32 [n, 3, SIDE, SIDE] between −1 and 1, ``labels`` int64 [n]: which photograph."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def crops(part: str, of_each: int, seed: int) -> Crops:
+    """``of_each`` crops of every photograph, at random scales: of its left 60 % for "train", of the next 10 % and 30 %
+    for "calibrate" and "judge"."""
+    low, high = {"train": (0.0, 0.6), "calibrate": (0.6, 0.72), "judge": (0.72, 1.0)}[part]
+    rng, images, labels = np.random.default_rng(seed), [], []
+    for label, picture in enumerate(_pictures()):
+        left, right = int(low * picture.width), int(high * picture.width)
+        for _ in range(of_each):
+            most = min(right - left, picture.height)
+            side = int(rng.integers(min(40, most), min(112, most) + 1))
+            x, y = int(rng.integers(left, right - side + 1)), int(rng.integers(0, picture.height - side + 1))
+            crop = picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR, (x, y, x + side, y + side))
+            images.append(np.asarray(crop, np.float32).transpose(2, 0, 1) / 127.5 - 1)
+            labels.append(label)
+    order = rng.permutation(len(labels))
+    return Crops(np.stack(images)[order], np.array(labels)[order])
+
+
+@cache
+def _pictures() -> Sequence[Image.Image]:
+    folder = environments.photographs()
+    return [Image.open(folder / name).convert("RGB") for name in PHOTOGRAPHS]

@@ -1,0 +1,140 @@
+"""The models, each with its samples and with what is measured of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from models import minilm
+from normdeploy.verbs.verify.metrics import cosine, nearest, top
+
+from . import data, decoder, vision
+
+Feeds = dict[str, np.ndarray]
+AT_ONCE = 16  # samples a run, where they are judged
+
+
+@dataclass(frozen=True)
+class Subject:
+    """``calibrate`` and ``judge`` give arrays, samples first; ``measures(output, reference, judged)`` gives
+    numbers by name, output and reference as [samples, …]."""
+
+    name: str
+    title: str
+    build: Callable[[], nn.Module]
+    calibrate: Callable[[], Feeds]
+    judge: Callable[[], Feeds]
+    measures: Callable[[np.ndarray, np.ndarray, Feeds], dict[str, float]]
+    length: bool = False  # the second axis is a dynamic dim too
+
+    @cached_property
+    def judged(self) -> Feeds:
+        return self.judge()
+
+    def dynamic_shapes(self) -> tuple[Any, ...]:
+        dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=64)}
+        if self.length:
+            dims[1] = torch.export.Dim("length", min=2, max=256)
+        return tuple(dims for _ in self.judged_inputs())
+
+    def judged_inputs(self) -> Feeds:
+        return {name: array for name, array in self.judged.items() if name != "labels"}
+
+    def reference(self) -> np.ndarray:
+        """The model's answers in float64, in PyTorch; [samples, …]."""
+        wide = copy.deepcopy(self.build()).double()
+        with torch.no_grad():
+            return batched(lambda feeds: wide(*map(_wide, feeds.values())).numpy(), self.judged_inputs())
+
+
+def batched(run: Callable[[Feeds], np.ndarray], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``run`` on `AT_ONCE` samples at a time."""
+    count = len(next(iter(feeds.values())))
+    parts = range(0, count, AT_ONCE)
+    return np.concatenate([run({name: a[i : i + AT_ONCE] for name, a in feeds.items()}) for i in parts])
+
+
+def _wide(array: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _cosines(output: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    return np.array([cosine(o, r) for o, r in zip(output, reference, strict=True)])
+
+
+# ------------------------------------------------------------------ MiniLM
+
+
+def _tokens(sentences: tuple[str, ...]) -> Feeds:
+    return {
+        name: t.numpy() for name, t in zip(("input_ids", "attention_mask"), minilm.tokenize(sentences), strict=True)
+    }
+
+
+def _of_vectors(output: np.ndarray, reference: np.ndarray, judged: Feeds) -> dict[str, float]:
+    cosines = _cosines(output, reference)
+    kept = float(nearest(output, reference).mean())
+    return {"nearest kept": kept, "worst cosine": float(cosines.min()), "mean cosine": float(cosines.mean())}
+
+
+# ------------------------------------------------------------------ crops of photographs
+
+
+def _of_classes(output: np.ndarray, reference: np.ndarray, judged: Feeds) -> dict[str, float]:
+    return {
+        "top-1 agreement": float(top(1)(output, reference).mean()),
+        "accuracy": float((output.argmax(-1) == judged["labels"]).mean()),
+        "worst cosine": float(_cosines(output, reference).min()),
+    }
+
+
+def _labelled(crops: data.Crops) -> Feeds:
+    return {"x": crops.images, "labels": crops.labels}
+
+
+# ------------------------------------------------------------------ the decoder
+
+
+def _of_tokens(output: np.ndarray, reference: np.ndarray, judged: Feeds) -> dict[str, float]:
+    ids = judged["ids"]
+    nats, exact = (decoder.loss(scores, ids).mean() for scores in (output, reference))
+    inside = np.arange(ids.shape[1]) <= (ids[:, 1:] != decoder.END).sum(-1)[:, None]
+    agreement = float(top(1)(output[inside], reference[inside]).mean())
+    return {"loss, nats": float(nats), "loss, % more": float(100 * (nats / exact - 1)), "top-1 agreement": agreement}
+
+
+SUBJECTS = (
+    Subject(
+        "minilm",
+        "MiniLM, trained weights of a package",
+        minilm.load,
+        lambda: _tokens(data.sentences().calibrate),
+        lambda: _tokens(data.sentences().judge),
+        _of_vectors,
+        length=True,
+    ),
+    Subject(
+        "mobilenet",
+        "MobileNetV2 at 64 pixels, trained here",
+        vision.load,
+        lambda: {"x": data.crops("calibrate", 8, seed=1).images},
+        lambda: _labelled(data.crops("judge", 64, seed=2)),
+        _of_classes,
+    ),
+    Subject(
+        "decoder",
+        "Llama-like decoder of 4 layers, trained here",
+        decoder.load,
+        lambda: {"ids": decoder.encoded(data.sentences().calibrate)},
+        lambda: {"ids": decoder.encoded(data.sentences().judge)},
+        _of_tokens,
+    ),
+)

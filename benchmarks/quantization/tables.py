@@ -1,0 +1,121 @@
+"""The results as they are kept, shown and drawn, and what they fall short of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from normdeploy.verbs.bench.machine import machine
+
+from .subjects import SUBJECTS
+
+RESULTS = Path(__file__).parents[1] / "results"
+FILE = RESULTS / "quantization.json"
+FASTER, LOSS = "faster", "loss, % more"
+# model, the beginning of a row's name, and what one such row has to reach
+ASKED: tuple[tuple[str, str, dict[str, float]], ...] = (
+    ("minilm", "normdeploy int8, tensorrt-rtx", {"nearest kept": 0.97, "worst cosine": 0.995}),
+    ("minilm", "normdeploy int8, onnxruntime", {"worst cosine": 0.995, FASTER: 1.4}),
+    ("mobilenet", "normdeploy int8, tensorrt-rtx", {"top-1 agreement": 0.99}),
+    ("mobilenet", "normdeploy int8, onnxruntime", {"top-1 agreement": 0.99}),
+    ("decoder", "normdeploy int8, tensorrt-rtx", {LOSS: 1.0}),
+    ("decoder", "normdeploy int8, onnxruntime", {LOSS: 1.0}),
+)
+
+
+def read() -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"models": {}}
+    return results
+
+
+def write(results: dict[str, Any]) -> None:
+    results["machine"] = str(machine())
+    FILE.write_text(json.dumps(results, indent=1) + "\n")
+    about = (RESULTS.parent / "quantization" / "__main__.py").read_text().split('"""')[1]
+    parts = [f"# Quantized files\n\n{about.strip()}", f"{results['machine']}; {results.get('versions', {})}"]
+    for subject in SUBJECTS:
+        if rows := results["models"].get(subject.name):
+            parts.append(f"## {subject.title}\n\n{table(rows)}")
+    short = missed(results)
+    parts.append("\n".join(f"- {line}" for line in short) if short else "Every measure is reached.")
+    (RESULTS / "quantization.md").write_text("\n\n".join(parts) + "\n")
+    plot(results)
+
+
+def table(rows: dict[str, Any]) -> str:
+    measures = list(next(iter(rows.values()))["measures"])
+    head = ["file", "form", "linears", *measures, "faster, batch 1", "batch 8", "MB", "written in, s"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for name, told in rows.items():
+        if "measures" not in told:
+            lines.append(f"| {name} | {told['form']} | {told['failed']} |" + " |" * (len(head) - 3))
+            continue
+        faster = {int(batch): value for batch, value in told.get("faster", {}).items()}
+        cells = [
+            name
+            if told.get("loads", True)
+            else f"{name} (onnxruntime's optimizer off: it makes an invalid graph of it)",
+            told["form"],
+            "{} of {}".format(*told["linears"]),
+            *(f"{told['measures'][m]:.4f}" for m in measures),
+            *("{:.2f} ({:.2f} to {:.2f})".format(*faster[b]) if b in faster else "" for b in (1, 8)),
+            f"{told['bytes'] / 1e6:.1f}",
+            str(told.get("seconds", "")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def missed(results: dict[str, Any]) -> list[str]:
+    """What normdeploy's files fall short of. A measure is reached where one file reaches all of it; a file that was not
+    made reaches nothing."""
+    short = []
+    for model, start, asked in ASKED:
+        rows = {n: told for n, told in results["models"].get(model, {}).items() if n.startswith(start)}
+        if any(_reaches(told, asked) for told in rows.values()):
+            continue
+        wanted = ", ".join(
+            f"{measure} {'<=' if measure == LOSS else '>='} {bound:g}" for measure, bound in asked.items()
+        )
+        values = {n: ", ".join(f"{v:.4f}" for m in asked for v in _values(told, m)) for n, told in rows.items()}
+        have = "; ".join(f"{n}: {v or 'no file'}" for n, v in values.items()) or "not measured"
+        short.append(f"{model}, {wanted} wanted: {have}")
+    return short
+
+
+def _reaches(told: dict[str, Any], asked: dict[str, float]) -> bool:
+    each = [(measure, bound, _values(told, measure)) for measure, bound in asked.items()]
+    return all(values and all(v <= b if m == LOSS else v >= b for v in values) for m, b, values in each)
+
+
+def _values(told: dict[str, Any], measure: str) -> list[float]:
+    if measure == FASTER:
+        return [v[0] for v in told.get("faster", {}).values()]
+    return [told["measures"][measure]] if "measures" in told else []
+
+
+def plot(results: dict[str, Any]) -> None:
+    """Of each model its first measure by speed at batch 8, a point a file."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("matplotlib is not installed: no plot")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = [s for s in SUBJECTS if results["models"].get(s.name)]
+    figure, every = plt.subplots(1, len(shown), figsize=(5 * len(shown), 4), layout="constrained", squeeze=False)
+    for axes, subject in zip(every[0], shown, strict=True):
+        rows = results["models"][subject.name]
+        measure = LOSS if subject.name == "decoder" else next(iter(rows["float32"]["measures"]))
+        for name, told in rows.items():
+            if "faster" in told:
+                x, y = {int(b): v[0] for b, v in told["faster"].items()}[8], told["measures"][measure]
+                axes.plot(x, y, "o", color="tab:blue" if name.startswith("normdeploy") else "tab:grey")
+                axes.annotate(name, (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
+        axes.set(title=subject.title, xlabel="times as fast as float32 (batch 8, CPU)", ylabel=measure)
+        axes.grid(alpha=0.3)
+    figure.savefig(RESULTS / "quantization.png", dpi=110)
+    plt.close(figure)
