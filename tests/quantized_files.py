@@ -103,6 +103,22 @@ def dynamic(model: Model, folder: Path) -> Path:
     return folder / "dynamic.onnx"
 
 
+def weights_alone(model: Model, folder: Path) -> Path:
+    """The first product's weight in int8, with one scale for all of it, and nothing else quantized."""
+    proto = to_onnx(model)
+    node = next(n for n in proto.graph.node if n.op_type in ("MatMul", "Gemm"))
+    turned = next((n for n in proto.graph.node if n.output[0] == node.input[1]), None)
+    weight = constant(proto, node.input[1]) if turned is None else constant(proto, turned.input[0]).T
+    scale = np.float32(np.abs(weight).max() / 127).reshape(())
+    proto.graph.initializer.append(numpy_helper.from_array(np.rint(weight / scale).astype(np.int8), "codes"))
+    proto.graph.initializer.append(numpy_helper.from_array(scale, "scale"))
+    place = list(proto.graph.node).index(node)
+    proto.graph.node.insert(place, onnx.helper.make_node("DequantizeLinear", ["codes", "scale"], ["back"]))
+    node.input[1] = "back"
+    onnx.save(proto, folder / "weights.onnx")
+    return folder / "weights.onnx"
+
+
 def edited(path: Path, name: str, change: Callable[[onnx.ModelProto], None]) -> Path:
     """A copy beside it, changed."""
     proto = onnx.load(path)

@@ -1,4 +1,4 @@
-"""A quantized file in float64, its rounding as it is, left out, or drawn anew: what the steps of its scales account for.
+"""A quantized file in float64, its rounding as it is, left out, or drawn anew: what its steps account for.
 
 A step is the distance of two neighbouring numbers of a quantized type: one scale for integers, the spacing around the
 value times the scale for floats of 8 bits. Rounding moves a value by half a step at most, as long as it lies inside the
@@ -16,7 +16,7 @@ at 0 is how ReLU is written without a node. Saturation is seen in the plain run 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -66,12 +66,13 @@ class Saturation:
 class Draw:
     """How a run rounds. ``activations``, ``weights``: None as the file does, "exact" not at all, or a seed.
 
-    ``mended``: quantizers of data, by the tensor they make, that do not round or clip whatever else holds.
+    ``held``: DequantizeLinear nodes, by the tensor they make, that give these values instead; of None what was
+    quantized in front of them, as it was (in `StepRunner.all_values` alone, which forgets no tensor).
     """
 
     activations: int | str | None = None
     weights: int | None = None
-    mended: frozenset[str] = frozenset()
+    held: Mapping[str, Array | None] = field(default_factory=dict)
 
 
 class _Stepped(Exact):
@@ -105,17 +106,18 @@ class _Stepped(Exact):
         if node.op_type == QUANTIZE:
             if not fixed and self.draw == Draw():
                 self._look(node, inputs)
-            mended = node.output[0] in self.draw.mended
-            how = self.draw.weights if fixed else "exact" if mended else self.draw.activations
+            how = self.draw.weights if fixed else self.draw.activations
             if how is not None:
                 return (self._drawn(node, inputs, how, fixed),)
+        elif node.op_type == DEQUANTIZE and node.output[0] in self.draw.held:
+            held = self.draw.held[node.output[0]]
+            return (known[self.nodes[self.makers[node.input[0]]].input[0]] if held is None else held,)
         elif node.op_type == DEQUANTIZE and fixed and self.draw.weights is not None:
             if self.makers.get(node.input[0]) is None or not self._rounded_before(node.input[0]):
                 inputs = [self._disturbed(node, np.asarray(inputs[0])), *inputs[1:]]
         elif node.op_type == DYNAMIC and self.draw.activations is not None:
-            y, scale, zero = super().apply(node, inputs, known)
-            how = "exact" if node.output[0] in self.draw.mended else self.draw.activations
-            return (self._drawn(node, [inputs[0], scale, zero], how, False), scale, zero)
+            _, scale, zero = super().apply(node, inputs, known)
+            return (self._drawn(node, [inputs[0], scale, zero], self.draw.activations, False), scale, zero)
         elif node.op_type in INTEGER:
             return self._product(node, inputs, known)
         return super().apply(node, inputs, known)
@@ -145,8 +147,7 @@ class _Stepped(Exact):
         return codes.astype(np.float64) + drawn * _unit(codes.astype(np.float64), codes.dtype)
 
     def _drawn(self, node: onnx.NodeProto, inputs: Sequence[Any], how: int | str, fixed: bool) -> Array:
-        """A quantized tensor as float64, its zero point in it, rounded otherwise; a quantizer that is mended does not
-        clip either, nor does one of weights."""
+        """A quantized tensor as float64, its zero point in it, rounded otherwise; one of weights is not clipped."""
         attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         kind = np.dtype(np.uint8) if node.op_type == DYNAMIC else target(optional(inputs, 2), attrs)
         steps, zero = quotient(inputs, attrs)
@@ -155,7 +156,7 @@ class _Stepped(Exact):
             unit = _unit(steps, kind)
             theta = self._random(node, how).uniform(-0.5, 0.5, steps.shape if fixed else ())
             codes = np.where(steps == 0, 0.0, (np.rint(steps / unit + theta) - theta) * unit) + zero
-        return codes if fixed or node.output[0] in self.draw.mended else _cut(codes, zero, kind)
+        return codes if fixed else _cut(codes, zero, kind)
 
     def _look(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> None:
         attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

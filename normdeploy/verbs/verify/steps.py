@@ -23,7 +23,7 @@ the file fails: only a metric can tell what it is worth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -45,11 +45,12 @@ BOTH = ("activations", "weights")
 AGAINST = ", against the file in float64"
 _FLOOR = 0.5
 _RUNS, _MOST_RUNS = 3, 48
+_HOPELESS = 4.0  # times a bound, which no number of draws makes up: the largest of 48 is some twice that of 3
 _NAMED = 3
 _USUAL = ("random", "given")
 _OPTIMIZED = title("cpu", optimize=True)
 _FOUR_BITS = (  # 1.31.1, MatMulNBits: 2.6e-3 on a layer of 32, 3e-7 with the option
-    "onnxruntime's optimizer rounds the activations in front of weights of 4 bits to 8, which the file does not say; the"
+    "onnxruntime's optimizer rounds activations in front of weights of 4 bits to 8, which the file does not say; the"
     " session option session.qdq_matmulnbits_accuracy_level=1 computes them in float32"
 )
 VOID = 1 / MULTIPLE  # of the output, from which on zeros would lie in the budget
@@ -91,26 +92,19 @@ class StepBudget:
             return None
         if case not in self._cases:
             try:
-                self._cases[case] = CaseBudget(self, feeds)
+                self._cases[case] = CaseBudget(self.infer, feeds)
             except NormdeployError as error:
                 self.failure = str(error)
                 return None
             if kind in _USUAL:
-                self._count(self._cases[case])
+                for name in self._cases[case].spread["weights"]:
+                    sums = self._sums.setdefault(name, [0.0, 0.0])
+                    sums[:] = (a + b for a, b in zip(sums, self._cases[case].squares(name), strict=True))
         return self._cases[case]
-
-    def _count(self, budget: CaseBudget) -> None:
-        for name, value in budget.center.items():
-            if value.dtype.kind == "f":
-                steps = sum(budget.spread[source][name].astype(np.float64) ** 2 for source in BOTH)
-                sums = self._sums.setdefault(name, [0.0, 0.0])
-                sums[0] += float(np.nansum(steps))
-                sums[1] += float(np.nansum(np.where(np.isfinite(value), value, 0.0) ** 2))
 
     def relative(self, output: str) -> float | None:
         """What the steps alone move the output by over its size, root mean squares; None of integers."""
-        steps, size = self._sums.get(output, (0.0, 0.0))
-        return None if output not in self._sums else float(np.sqrt(steps / size)) if size else float(np.inf) * steps
+        return None if output not in self._sums else _relative(*self._sums[output])
 
     def saturations(self) -> list[Saturation]:
         return [] if self._runner is None else [s for s in self._runner.saturations() if s]
@@ -129,11 +123,20 @@ class StepBudget:
         return f"no rounding of activations is in this: {altered}" if runtime == UNROUNDED else ""
 
 
+def _open(error: np.ndarray, bound: np.ndarray) -> bool:
+    """Whether more draws may yet bring what lies outside within."""
+    return bool((error > bound).any()) and not bool((error > _HOPELESS * bound).any())
+
+
+def _relative(steps: float, size: float) -> float:
+    return float(np.sqrt(steps / size)) if size else float("inf") if steps else 0.0
+
+
 @dataclass
 class CaseBudget:
     """On one input: ``center`` is the file without rounding of activations, ``plain`` as it says."""
 
-    budget: StepBudget
+    run: Callable[[Mapping[str, np.ndarray], Draw], RunResult]
     feeds: Mapping[str, np.ndarray]
     center: RunResult = field(init=False)
     plain: RunResult = field(init=False)
@@ -141,8 +144,8 @@ class CaseBudget:
     _runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
 
     def __post_init__(self) -> None:
-        self.plain = self.budget.infer(self.feeds, Draw())
-        self.center = self.budget.infer(self.feeds, Draw(activations="exact"))
+        self.plain = self.run(self.feeds, Draw())
+        self.center = self.run(self.feeds, Draw(activations="exact"))
         floats = {name: v for name, v in self.center.items() if v.dtype.kind == "f"}
         self.spread = {source: {n: np.zeros(v.shape, np.float32) for n, v in floats.items()} for source in BOTH}
         for source in BOTH:
@@ -150,8 +153,8 @@ class CaseBudget:
 
     def _draw(self, source: str, seed: int) -> RunResult:
         if source == "weights":
-            return self.budget.infer(self.feeds, Draw("exact", seed))
-        return self.budget.infer(self.feeds, Draw(seed))
+            return self.run(self.feeds, Draw("exact", seed))
+        return self.run(self.feeds, Draw(seed))
 
     def _more(self, source: str, runs: int) -> None:
         for seed in range(self._runs[source], self._runs[source] + runs):
@@ -171,7 +174,7 @@ class CaseBudget:
         if output not in self.spread["weights"] or self.center[output].shape != base.shape:
             return base
         bound = self._bound(output, sources, base)
-        while error is not None and self._runs[sources[0]] < _MOST_RUNS and (error > bound).any():
+        while error is not None and self._runs[sources[0]] < _MOST_RUNS and _open(error, bound):
             for source in sources:
                 self._more(source, self._runs[source])
             bound = self._bound(output, sources, base)
@@ -184,6 +187,16 @@ class CaseBudget:
             typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
             total += np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0)
         return np.asarray(base + MULTIPLE * total)
+
+    def squares(self, output: str) -> tuple[float, float]:
+        """Sums over the elements: of what the steps do, and of the output."""
+        value = self.center[output]
+        steps = sum(self.spread[source][output].astype(np.float64) ** 2 for source in BOTH)
+        return float(np.nansum(steps)), float(np.nansum(np.where(np.isfinite(value), value, 0.0) ** 2))
+
+    def relative(self, output: str) -> float:
+        """What the steps move the output by over its size, root mean squares."""
+        return _relative(*self.squares(output))
 
     def explained(self, output: str, value: np.ndarray) -> np.ndarray:
         """Which integers some draw gives too."""

@@ -1,4 +1,4 @@
-"""Quantized files: those that are quantized properly lie within the budget of their steps, and planted faults do not."""
+"""Quantized files: what is quantized properly lies within the budget of its steps, and planted faults do not."""
 
 from __future__ import annotations
 
