@@ -22,7 +22,7 @@ from typing import Any, Literal, TypedDict
 import normdeploy
 from normdeploy.engines.build import Engine
 from normdeploy.precision.precision import Account
-from normdeploy.records import Certificate, Explanation, Finding, Picture
+from normdeploy.records import Certificate, Explanation, Finding, Picture, QuantizedLayer
 from normdeploy.verbs.bench.bench import Race
 from normdeploy.verbs.bisect.hunt import Fault
 from normdeploy.verbs.check import check
@@ -75,6 +75,7 @@ class Report(TypedDict):
     norms: list[Finding]
     explanations: list[Explanation]
     pictures: list[Picture]
+    layers: list[QuantizedLayer]
     engine: Engine | None
     precision: Account | None
     parity: Comparison | None

@@ -56,9 +56,11 @@ class Suspect:
 
 @dataclass(frozen=True)
 class _State:
-    """``error``: the output's largest; ``steps``: what the steps move it by over its size."""
+    """``error``: the output's largest, ``typical``: its root mean square, which one element does not decide;
+    ``steps``: what the steps move it by over its size."""
 
     error: float
+    typical: float
     steps: float
     right: bool
 
@@ -90,7 +92,7 @@ class QuantizedHunt:
             if suspect.made in held:
                 continue
             after = self._state({**held, suspect.made: suspect.right})
-            if after.right or after.error <= helps * now.error or after.steps <= helps * now.steps:
+            if after.right or after.typical <= helps * now.typical or after.steps <= helps * now.steps:
                 held[suspect.made], now = suspect.right, after
                 named.append(self._fault(suspect, first.error, after))
         return named
@@ -105,14 +107,15 @@ class QuantizedHunt:
         unrounded = self._result.runtime == UNROUNDED
         got = run(self._feeds, Draw("exact" if unrounded else None))[self._result.output]
         if got.shape != self._reference.shape:
-            return _State(float("inf"), float("inf"), False)
+            return _State(float("inf"), float("inf"), float("inf"), False)
         away = np.abs(got.astype(np.float64) - self._reference)
         budget = CaseBudget(run, self._feeds)
         base = np.full(away.shape, _FLOAT32 * float(np.nanmax(np.abs(self._reference), initial=0.0)))
         bound = budget.allowed(self._result.output, ("weights",) if unrounded else BOTH, base, away)
         steps = budget.relative(self._result.output)
         right = bool((away <= bound).all()) and (unrounded or steps <= VOID)
-        return _State(float(np.nanmax(away, initial=0.0)), steps, right)
+        typical = float(np.sqrt(np.nanmean(away**2))) if away.size else 0.0
+        return _State(float(np.nanmax(away, initial=0.0)), typical, steps, right)
 
     def _fault(self, suspect: Suspect, before: float, after: _State) -> Fault:
         r, node = self._result, suspect.node
