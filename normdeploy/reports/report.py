@@ -72,18 +72,17 @@ apply is null.
         reference's, this one's] where labels were asked for, else []), samples (of these)), by_default ("pass" | "fail"
         | "": the default rule's verdict, of which the numbers are), default_reason, steps (of a quantized file, whose
         default rule is the error budget of its steps: what these alone move the output by over its size, else null),
-        account (rules and default rule in words), and drift: null where it was not asked for, or the tensors that a file and the model share, in the
-        file's order, one runtime after
-        the other: runtime, file, module, tensor, where ("out of MODULE" | "into MODULE" | "output NAME"), error
-        (absolute, against float64), eager (eager's), allowed, scale (the largest magnitude in float64), reason (of what
-        no error can express)
+        account (rules and default rule in words), and drift: null where it was not asked for, or the tensors that a
+        file and the model share, in the file's order, one runtime after the other: runtime, file, module, tensor, where
+        ("out of MODULE" | "into MODULE" | "output NAME"), error (absolute, against float64), eager (eager's), allowed,
+        scale (the largest magnitude in float64), reason (of what no error can express)
     bisection   null, or ok, notes, seconds, not_searched (runtime, reason, file: what is wrong and could not be looked
         into), and faults: runtime, case (the input it was found on), module ("" where unknown), tensor, nodes ("op
         name" of each that it may be), operator (the model's), wrong ("file": it computes something else than the model
         | "runtime": it computes otherwise than ONNX defines |
         "between": small errors grow), error (of the tensor, on right inputs), allowed, scale (its largest right value),
         reason (what no error can say), kind ("weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" |
-        "hidden row" | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "unknown", and of quantized files
+        "hidden row" | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "unknown", of quantized files
         "scale" | "zero point" | "channels" | "saturation" | "granularity" | "coarse"), cause, widened:
         mends (null where it can't be asked), nodes (in the island of float32), error (of the output then, or null) and
         reason; output, output_error, output_allowed, output_reason (as the file is), mended_error (with the tensor at
