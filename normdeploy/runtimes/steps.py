@@ -9,8 +9,9 @@ type's range. What comes of that at the outputs is found by drawing other roundi
   together hang together still (equal values get equal errors). Zero is on the grid of every file, and stays exact.
 - a stored weight is one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), each by itself.
 
-What a range cuts off is cut off in every draw, and so is in no difference between them: a quantizer whose range begins
-at 0 is how ReLU is written without a node. Saturation is seen in the plain run and told (`Saturation`).
+Saturation is no rounding. The draws are of a file whose ranges have no end, but for one that begins at 0, which is how
+ReLU is written without a node: so a value that rounding moved over the end of its range is still allowed what moved it,
+and nothing allows what the range itself cuts off. That is seen in the plain run and told (`Saturation`).
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Draw:
     activations: int | str | None = None
     weights: int | None = None
     held: Mapping[str, Array | None] = field(default_factory=dict)
+    clips: bool = True  # at the ends of ranges, where activations are not rounded as the file does
 
 
 class _Stepped(Exact):
@@ -156,7 +158,11 @@ class _Stepped(Exact):
             unit = _unit(steps, kind)
             theta = self._random(node, how).uniform(-0.5, 0.5, steps.shape if fixed else ())
             codes = np.where(steps == 0, 0.0, (np.rint(steps / unit + theta) - theta) * unit) + zero
-        return codes if fixed else _cut(codes, zero, kind)
+        if fixed:
+            return codes
+        if self.draw.clips:
+            return _cut(codes, zero, kind)
+        return np.maximum(codes, limits(kind)[0]) if _rectifies(zero, kind) else codes
 
     def _look(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> None:
         attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

@@ -68,7 +68,9 @@ def test_the_table_has_every_layer_metric_and_exclusion() -> None:
     assert re.search(r"embedding +cosine +0\.9971 +1 +0\.995 +met", "\n".join(lines))
     assert re.search(r"score +top1 +0\.95 +1 +0\.99 +not met", "\n".join(lines))
     assert re.search(r"o +cosine>=0\.995 +0\.91 +0\.9971", "\n".join(lines))
-    assert "int8 for tensorrt: 1 of 2 linear layers; weights 90.0 MB → 23.0 MB; calibration entropy on 24" in "\n".join(lines)
+    assert "int8 for tensorrt: 1 of 2 linear layers; weights 90.0 MB → 23.0 MB; calibration entropy on 24" in "\n".join(
+        lines
+    )
     assert lines[-3:] == [
         "not migrated: rotate of m: its result is an output of the graph",
         "migrated: gamma and beta of 1 norm",

@@ -23,6 +23,8 @@ from normdeploy.verbs.check import check
 from normdeploy.verbs.package import bundle
 from normdeploy.verbs.recheck import recheck
 from tests.packaged import written
+from tests.quantized_files import net as quantizable
+from tests.quantized_files import weights_alone
 from tests.support import LAYER_NORM
 
 VERBS = {
@@ -30,6 +32,7 @@ VERBS = {
     "export in half": "report",
     "optimize": "report",
     "inspect": "report",
+    "inspect of quantized": "report",
     "explained": "report",
     "build": "report",
     "verify": "report",
@@ -72,6 +75,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run("export in half", "export", "@model.pt2", "-o", "@half.onnx", "--precision", "fp16")
     run("optimize", "optimize", "@hand.onnx", "-o", "@out.onnx")
     run("inspect", "inspect", "@hand.onnx")
+    weights_alone(quantizable(), folder)
+    run("inspect of quantized", "inspect", "@weights.onnx")
     run("explained", "inspect", "@hand.onnx", "--explain", "y")
     if not missing("tensorrt-rtx", gpu=False):
         run("build", "build", "@model.onnx", "-o", "@model.engine")

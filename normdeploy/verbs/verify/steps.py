@@ -134,7 +134,8 @@ def _relative(steps: float, size: float) -> float:
 
 @dataclass
 class CaseBudget:
-    """On one input: ``center`` is the file without rounding of activations, ``plain`` as it says."""
+    """On one input: ``center`` is the file without rounding of activations and without ends of ranges, ``plain`` as it
+    says."""
 
     run: Callable[[Mapping[str, np.ndarray], Draw], RunResult]
     feeds: Mapping[str, np.ndarray]
@@ -145,7 +146,7 @@ class CaseBudget:
 
     def __post_init__(self) -> None:
         self.plain = self.run(self.feeds, Draw())
-        self.center = self.run(self.feeds, Draw(activations="exact"))
+        self.center = self.run(self.feeds, Draw("exact", clips=False))
         floats = {name: v for name, v in self.center.items() if v.dtype.kind == "f"}
         self.spread = {source: {n: np.zeros(v.shape, np.float32) for n, v in floats.items()} for source in BOTH}
         for source in BOTH:
@@ -153,8 +154,8 @@ class CaseBudget:
 
     def _draw(self, source: str, seed: int) -> RunResult:
         if source == "weights":
-            return self.run(self.feeds, Draw("exact", seed))
-        return self.run(self.feeds, Draw(seed))
+            return self.run(self.feeds, Draw("exact", seed, clips=False))
+        return self.run(self.feeds, Draw(seed, clips=False))
 
     def _more(self, source: str, runs: int) -> None:
         for seed in range(self._runs[source], self._runs[source] + runs):
