@@ -56,7 +56,7 @@ def conv() -> Model:
     return from_module(Conv().eval(), inputs=["x:float32[batch=1:2:4,3,12,12]"])
 
 
-class _Samples(CalibrationDataReader):
+class Samples(CalibrationDataReader):
     def __init__(self, samples: Sequence[dict[str, np.ndarray]]) -> None:
         self._left = iter(samples)
 
@@ -86,7 +86,7 @@ def quantized(
     quantize_static(
         float32,
         folder / name,
-        _Samples(wide),
+        Samples(wide),
         quant_format=QuantFormat.QDQ,
         per_channel=per_channel,
         activation_type=activations,

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import QuantType
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
+import normdeploy
 from normdeploy.model import Model
 from normdeploy.verbs.verify.policy import policy_of
 from normdeploy.verbs.verify.steps import ROUNDED, UNROUNDED
@@ -246,3 +247,72 @@ def test_steps_as_large_as_the_output_say_nothing(net: Model, int8: Path) -> Non
     comparison = compared(net, files.edited(int8, "coarse.onnx", coarse))
     assert verdicts(comparison)[ROUNDED] == "fail"
     assert "zeros would lie in the budget" in next(r.reason for r in comparison.results if r.runtime == ROUNDED)
+
+
+def unquantized_weights(proto: onnx.ModelProto) -> None:
+    """As ModelOpt and torch write it: each weight in float32 with a QuantizeLinear of its own in front of its pair."""
+    for node in list(files.weights(proto)):
+        codes, scale = files.constant(proto, node.input[0]), files.constant(proto, node.input[1])
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+        shape = [-1 if i == axis and scale.ndim else 1 for i in range(codes.ndim)]
+        values = (codes * scale.reshape(shape if scale.ndim else ())).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, f"{node.input[0]}_float"))
+        made = helper.make_node(
+            "QuantizeLinear", [f"{node.input[0]}_float", *node.input[1:]], [f"{node.input[0]}_again"], axis=axis
+        )
+        proto.graph.node.insert(list(proto.graph.node).index(node), made)
+        node.input[0] = made.output[0]
+
+
+def test_weights_that_are_quantized_in_the_graph(net: Model, int8: Path) -> None:
+    path = files.edited(int8, "in_graph.onnx", unquantized_weights)
+    comparison = compared(net, path)
+    assert comparison, str(comparison)
+
+    def wrong(proto: onnx.ModelProto) -> None:
+        unquantized_weights(proto)
+        node = next(n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0].endswith("_again"))
+        files.own_constants(proto, node)
+        files.replace_constant(proto, node.input[1], files.constant(proto, node.input[1]) * 1.2)
+
+    assert verdicts(compared(net, files.edited(int8, "wrong_in_graph.onnx", wrong)))[UNROUNDED] == "fail"
+
+
+def test_an_onnx_file_as_the_reference_and_names_of_its_own(net: Model, folder: Path) -> None:
+    path = files.quantized(net, folder, "theirs.onnx", margin=1.0)
+
+    def renamed(proto: onnx.ModelProto) -> None:
+        proto.graph.input[0].name = "theirs"
+        for node in proto.graph.node:
+            for i, name in enumerate(node.input):
+                node.input[i] = "theirs" if name == "x" else name
+
+    files.edited(path, "renamed.onnx", renamed)
+    original = folder / "float32.onnx"
+    inputs = [folder / f"in{i}.npz" for i in range(3)]
+    for file, feeds in zip(inputs, files.samples(net), strict=False):
+        np.savez(file, **feeds)
+    good = normdeploy.verify(original, [folder / "renamed.onnx"], feeds=inputs, map={"theirs": "x"})
+    assert good, str(good)
+    assert set(verdicts(good)) == {UNROUNDED, ROUNDED, OFF, ON}
+    wrong = files.edited(path, "wrong.onnx", swapped_channels)
+    assert not normdeploy.verify(original, [wrong], feeds=inputs)
+
+
+def test_ops_that_quantize_inside_are_said_to_have_no_budget(net: Model, folder: Path) -> None:
+    """onnxruntime's QOperator form: QLinearMatMul."""
+    files.quantized(net, folder)
+    rng = [{"x": v["x"]} for v in files.samples(net)]
+    quantize_static(
+        folder / "float32.onnx",
+        folder / "sealed.onnx",
+        files.Samples(rng),
+        quant_format=QuantFormat.QOperator,
+        activation_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+    )
+    comparison = compared(net, folder / "sealed.onnx")
+    assert not comparison
+    assert any("of whose steps no error budget can be made; give a metric" in note for note in comparison.notes)
+    assert UNROUNDED not in verdicts(comparison)
+    assert verify(net, folder / "sealed.onnx", inputs=rng, policy=policy_of(None, "cosine>=0.99"))
