@@ -7,7 +7,8 @@ type's range. What comes of that at the outputs is found by drawing other roundi
 - of an activation the grid is shifted by a random share θ of a step, θ in (−1/2, 1/2), one for each quantizer and run:
   q = round(x/s + θ) − θ. Every shift is as good a quantization as the file's own, which is θ = 0, and errors that hang
   together hang together still (equal values get equal errors). Zero is on the grid of every file, and stays exact.
-- a stored weight is one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), each by itself.
+- a stored weight is one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), each by itself. Where one
+  scale has no code but zero, nothing chose that scale, and its weights were zero.
 
 Saturation is no rounding. The draws are of a file whose ranges have no end, but for one that begins at 0, which is how
 ReLU is written without a node: so a value that rounding moved over the end of its range is still allowed what moved it,
@@ -27,7 +28,7 @@ import onnx
 from ..errors import NormdeployError
 from ..evaluate.core import Array, is_quantized_type, optional
 from ..evaluate.evaluate import Unsupported, quiet
-from ..evaluate.quantize import limits, quotient, shifted, target
+from ..evaluate.quantize import limits, quotient, shifted, spread, target
 from ..graphs.quantized import DEQUANTIZE, DYNAMIC, INTEGER, QUANTIZE, quantizes
 from . import RunResult
 from .exact import Exact, NotEvaluated
@@ -116,7 +117,7 @@ class _Stepped(Exact):
             return (known[self.nodes[self.makers[node.input[0]]].input[0]] if held is None else held,)
         elif node.op_type == DEQUANTIZE and fixed and self.draw.weights is not None:
             if self.makers.get(node.input[0]) is None or not self._rounded_before(node.input[0]):
-                inputs = [self._disturbed(node, np.asarray(inputs[0])), *inputs[1:]]
+                inputs = [self._disturbed(node, np.asarray(inputs[0]), inputs), *inputs[1:]]
         elif node.op_type == DYNAMIC and self.draw.activations is not None:
             _, scale, zero = super().apply(node, inputs, known)
             return (self._drawn(node, [inputs[0], scale, zero], self.draw.activations, False), scale, zero)
@@ -130,7 +131,7 @@ class _Stepped(Exact):
 
     def _product(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]) -> Sequence[Any]:
         if self.draw.weights is not None and node.input[1] in self.stored:
-            inputs = [inputs[0], self._disturbed(node, np.asarray(inputs[1])), *inputs[2:]]
+            inputs = [inputs[0], self._disturbed(node, np.asarray(inputs[1]), ()), *inputs[2:]]
         if all(np.asarray(v).dtype.kind != "f" for v in inputs[:2]):
             return super().apply(node, inputs, known)
         a, b = shifted(inputs)
@@ -143,10 +144,19 @@ class _Stepped(Exact):
         """One for each node and run, whatever other nodes draw."""
         return np.random.default_rng([int(seed), self.makers[node.output[0]]])
 
-    def _disturbed(self, node: onnx.NodeProto, codes: Array) -> Array:
+    def _disturbed(self, node: onnx.NodeProto, codes: Array, inputs: Sequence[Any]) -> Array:
+        """``inputs``: of a DequantizeLinear, whose scales say what belongs together; of others none."""
         assert self.draw.weights is not None
         drawn = self._random(node, self.draw.weights).uniform(-0.5, 0.5, codes.shape)
-        return codes.astype(np.float64) + drawn * _unit(codes.astype(np.float64), codes.dtype)
+        wide = codes.astype(np.float64)
+        moved = drawn * _unit(wide, codes.dtype)
+        if len(inputs) > 1:
+            attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
+            zero = optional(inputs, 2)
+            values = wide if zero is None else wide - spread(zero, codes.shape, axis, block).astype(np.float64)
+            moved = np.where(_occupied(values != 0, np.asarray(inputs[1]), axis, block), moved, 0.0)
+        return wide + moved
 
     def _drawn(self, node: onnx.NodeProto, inputs: Sequence[Any], how: int | str, fixed: bool) -> Array:
         """A quantized tensor as float64, its zero point in it, rounded otherwise; one of weights is not clipped."""
@@ -189,6 +199,17 @@ class _Stepped(Exact):
         seen.share = max(seen.share, float(clipped.mean()))
         width = float((min(codes[finite].max(), high) - max(codes[finite].min(), low)) / (high - low))
         seen.used = max(seen.used, width)
+
+
+def _occupied(nonzero: Array, scale: Array, axis: int, block: int) -> Array:
+    """Whether any code under the scale of each element is not zero."""
+    if scale.size == 1 or not nonzero.size:
+        return np.asarray(nonzero.any())
+    if not block:
+        return np.asarray(nonzero.any(tuple(i for i in range(nonzero.ndim) if i != axis % nonzero.ndim), keepdims=True))
+    size = nonzero.shape[axis]
+    blocks = np.logical_or.reduceat(nonzero, np.arange(0, size, block), axis)
+    return np.asarray(np.repeat(blocks, block, axis).take(np.arange(size), axis))
 
 
 def _rectifies(zero: Array, kind: np.dtype[Any]) -> bool:
