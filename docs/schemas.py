@@ -23,7 +23,7 @@ import normdeploy
 from normdeploy.engines.build import Engine
 from normdeploy.precision.precision import Account
 from normdeploy.quantization.account import Quantization
-from normdeploy.records import Certificate, Explanation, Finding, Picture
+from normdeploy.records import Certificate, Explanation, Finding, Picture, QuantizedLayer
 from normdeploy.verbs.bench.bench import Race
 from normdeploy.verbs.bisect.hunt import Fault
 from normdeploy.verbs.check import check
@@ -76,6 +76,7 @@ class Report(TypedDict):
     norms: list[Finding]
     explanations: list[Explanation]
     pictures: list[Picture]
+    layers: list[QuantizedLayer]
     engine: Engine | None
     precision: Account | None
     quantization: Quantization | None

@@ -197,6 +197,30 @@ class Explanation:
 
 
 @dataclass(frozen=True)
+class QuantizedLayer:
+    """A linear layer or convolution of a file, and how far it is quantized.
+
+    ``status``: "quantized" (weight and input), "weight" (alone), "activation" (the input alone), "float". What does not
+    apply, or differs from channel to channel, is "" or null.
+    """
+
+    tensor: str  # its result, by which it is named
+    op: str  # Conv, ConvTranspose, Gemm, MatMul, MatMulInteger, ConvInteger
+    module: str
+    input: str  # the tensor that is quantized in front of it, or that it reads
+    status: Literal["quantized", "weight", "activation", "float"] = "float"
+    weight: str = ""  # type: "int8"
+    granularity: str = ""  # of the weight's scales: "tensor", "384 channels", "blocks of 32"
+    weight_symmetric: bool = True  # its zero points are 0
+    activation: str = ""  # type: "uint8"
+    dynamic: bool = False  # the input's scale is computed when it runs
+    scale: float | None = None  # of the input
+    zero_point: int | None = None
+    low: float | None = None  # the least and the largest input that the type can say
+    high: float | None = None
+
+
+@dataclass(frozen=True)
 class Box:
     """A node in a picture, or with an ``op`` of "" a tensor at its edge, which is named; ``inputs`` are places of boxes
     before it."""
@@ -231,6 +255,7 @@ class Summary(Shown):
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> seconds
     explanations: tuple[Explanation, ...] = ()
     pictures: tuple[Picture, ...] = ()  # of ``inspect``
+    layers: tuple[QuantizedLayer, ...] = ()  # of ``inspect``, where the file is quantized: its linear layers
     notes: tuple[str, ...] = ()  # of ``inspect``: which runtimes were not asked, and why
     ops_before: dict[str, int] = field(default_factory=dict)  # op type -> nodes of the main graph
     ops_after: dict[str, int] = field(default_factory=dict)

@@ -38,8 +38,8 @@ def check(
             show_default=False,  # it would be cut at 80 columns
             help=(
                 "Which findings fail the check, by comma: decomposed, unfolded, train-mode, eps-lost, fp16-overflow,"
-                " wrong-form, missing-kernel, refused, or a package's; or all, or none. Without it decomposed,"
-                " train-mode and eps-lost."
+                " wrong-form, missing-kernel, refused, asymmetric, per-tensor, blocked-fusion, fp8, weight-zero-point,"
+                " unpaired, or a package's; or all, or none. Without it decomposed, train-mode and eps-lost."
             ),
         ),
     ] = "decomposed,train-mode,eps-lost",
@@ -66,6 +66,12 @@ def check(
         ),
     ] = None,
     runtime: RuntimeOption = "any",
+    compute_capability: Annotated[
+        str | None,
+        typer.Option(
+            "--compute-capability", metavar="8.6", help="Of the oldest GPU that the files are for: has it FP8?"
+        ),
+    ] = None,
     fuse: FuseOption = "standard",
     load: LoadingOptions = LOADING,
     quiet: Quiet = False,
@@ -89,6 +95,7 @@ def check(
             runtime=runtime,
             fuse=fuse,
             precision=precision or None,
+            compute_capability=compute_capability,
             baseline=baseline,
             progress=progress,
             **loading,

@@ -50,14 +50,20 @@ def integers(inputs: Inputs, index: int, attrs: Attrs, name: str) -> list[int] |
     return list(given)
 
 
+def is_quantized_type(dtype: np.dtype[Any]) -> bool:
+    """Whether it is one of the types that numpy does not have and that only quantization makes: integers and floats of
+    8 bits and less."""
+    return dtype.name.startswith(("float8", "float6", "float4", "int4", "uint4", "int2", "uint2"))
+
+
 def widen(value: Array) -> Array:
     """A tensor attribute as the evaluator holds it: float64 if floating (kind ``V`` is bfloat16, numpy has no kind for
-    it).
+    it), and as it is if quantized.
 
     Raises Unsupported for strings and complex numbers.
     """
     kind = value.dtype.kind
-    if kind in "iub":
+    if kind in "iub" or is_quantized_type(value.dtype):
         return value
     if kind == "f" or value.dtype.name == "bfloat16":
         return value.astype(np.float64)

@@ -17,17 +17,20 @@ import onnx
 from ..norms import bodies
 from ..norms.guests import own
 from ..norms.op import NormOp
-from . import attention, linear, pointwise, reductions, shapes
+from . import attention, linear, pointwise, quantize, reductions, shapes
 from .budget import require_room_for
 from .core import Array, Attrs, Inputs, Table, Unsupported
 
-__all__ = ["OPS", "Unsupported", "apply", "quiet", "supported"]
+__all__ = ["OPS", "QUANTIZATION", "Unsupported", "apply", "quiet", "supported"]
 
 OPS: Table = pointwise.TABLE | shapes.TABLE | reductions.TABLE | linear.TABLE | attention.TABLE
+QUANTIZATION: Table = quantize.TABLE  # what rounds: computed by `apply`, and nothing else may look through it
 
 
 def supported(domain: str, op: str) -> bool:
-    """Whether there is a function for the op; `apply` may still refuse a form of it (training mode, a padding mode)."""
+    """Whether values may be computed through the op; `apply` may still refuse a form of it (training mode, a padding
+    mode). Not through what quantizes: `apply` computes that, and a proof, a recognition or a fold of constants that saw
+    through it would take its rounding for nothing."""
     return ("" if domain == "ai.onnx" else domain, op) in OPS or own(domain, op) is not None
 
 
@@ -50,7 +53,9 @@ def apply(
     Raises Unsupported for an op or a form that is not covered, or that makes far more elements than it is given;
     ValueError, TypeError or IndexError where the inputs don't fit the op.
     """
-    function = OPS.get((domain, op)) or (OPS.get(("", op)) if domain == "ai.onnx" else None)
+    if domain == "ai.onnx":
+        domain = ""
+    function = OPS.get((domain, op)) or QUANTIZATION.get((domain, op))
     if function is None and (row := own(domain, op)) is not None:
         return _by_body(row, inputs, attrs, opset, outputs)
     if function is None:

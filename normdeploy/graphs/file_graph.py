@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 
 from ..domains import default_opset
 from ..evaluate import budget, evaluate
+from ..evaluate.core import is_quantized_type
 from ..norms import guests
 from ..norms.op import NormOp
 from ..norms.ops import DEFAULT, DOMAIN, OURS, STANDARD
@@ -301,8 +302,8 @@ def stored(t: gs.Constant) -> np.ndarray:
 
 
 def widen(values: np.ndarray) -> np.ndarray:
-    """Floating types (bfloat16 included) as float64, others as they are."""
-    if values.dtype.kind in "biu?":
+    """Floating types (bfloat16 included) as float64, others as they are, those that are quantized too."""
+    if values.dtype.kind in "biu?" or is_quantized_type(values.dtype):
         return values
     return values.astype(np.float64)
 

@@ -38,6 +38,7 @@ from onnxscript.optimizer import FOLDED_FROM_KEY, fold_constants_ir
 from onnxscript.rewriter import RULE_NAME_TAG, RewritePass, RewriteRuleClassBase
 from onnxscript.rewriter.rules import common as rules
 
+from ..evaluate import evaluate
 from ..norms.ops import STANDARD, Statistics
 from ..storage.held import held
 from ..storage.weights import detached, refer
@@ -49,6 +50,8 @@ __all__ = ["Simplified", "check_equal", "simplify"]
 
 # `rewriting.constants` computes the norm of a constant, in float64, or says why it stays.
 _UNFOLDED = frozenset(op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT)
+# A weight that is dequantized stays in its few bits, and runtimes look for the pair of nodes.
+_QUANTIZING = frozenset(op for _, op in evaluate.QUANTIZATION)
 _RULES_FROM = 14  # the opset of the newest op that the rules write (Reshape with allowzero)
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 _MADE = 2**20  # elements that positions, masks and rows of tables may have to be folded
@@ -337,7 +340,7 @@ def _foldable(node: ir.Node) -> bool | None:
     for value in node.inputs:
         if value is not None:  # the pass's list of ancestors, which grows with the square of a chain of constants
             value.meta.pop(FOLDED_FROM_KEY, None)
-    if node.op_type in _UNFOLDED:
+    if node.op_type in _UNFOLDED or node.op_type in _QUANTIZING:
         return False
     made = [_count(value) for value in node.outputs]
     if None in made or sum(n or 0 for n in made) > _MADE:

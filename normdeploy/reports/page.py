@@ -33,7 +33,7 @@ _DRAWN = 6  # runtimes of which the error by layer is drawn, and norms of which 
 _ENTRIES = 12  # of one race that are drawn
 _LEFT = ("refused", "undone")
 _MACHINE = ("cpu", "system", "driver")  # of the environment; the rest are versions
-_OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "race", "seconds")
+_OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "quantization", "race", "seconds")
 _SUBJECT = ("source", "model", "onnx", "output")
 
 
@@ -83,6 +83,7 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
     """What the template shows."""
     rows = norms(report.get("norms") or ())
     parity, precision, race = report.get("parity"), report.get("precision"), report.get("race")
+    quantization = report.get("quantization")
     files = report.get("files") or {}
     versions = report.get("environment") or {"normdeploy": report["normdeploy"]}
     return {
@@ -97,6 +98,7 @@ def _told(report: dict[str, Any]) -> dict[str, Any]:
         "versions": {k: v for k, v in versions.items() if k not in _MACHINE and not k.startswith("gpu")},
         "machine": {k: v for k, v in versions.items() if k in _MACHINE or k.startswith("gpu")},
         "islands": Cut.of(islands(precision["islands"])) if precision else None,
+        "layers": Cut.of(quantization["layers"]) if quantization else None,
         "forms": Cut.of(report["engine"]["norms"]) if report.get("engine") else None,
         "results": Cut.of(parity["results"]) if parity else None,
         "drift": Cut.of(_exceeding(parity)) if parity else None,
@@ -133,7 +135,7 @@ def _explain(files: Mapping[str, str], rows: Sequence[Row]) -> str:
 
 def _plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
     """Section -> its plots."""
-    from . import plots
+    from . import plots, quantized_plots
 
     certificates = [norm["certificate"] for norm in report.get("norms") or () if norm["certificate"]]
     ops, race = report.get("ops") or {}, report.get("race") or {"entries": ()}
@@ -145,6 +147,8 @@ def _plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
         drawn.append(("certificates", plots.rounding(certificates)))
     if ops.get("before") and ops.get("after"):
         drawn.append(("ops", plots.ops(ops["before"], ops["after"])))
+    layers = (report.get("quantization") or {}).get("layers") or ()
+    drawn += [("quantization", quantized_plots.ranges(layers)), ("quantization", quantized_plots.costs(layers))]
     runs = _by(
         (report.get("parity") or {}).get("drift") or (),
         lambda p: " · ".join(filter(None, (p["runtime"], p.get("file")))),
@@ -154,7 +158,7 @@ def _plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
     drawn += [
         ("race", plots.race(norm, ran[:_ENTRIES], i)) for i, (norm, ran) in enumerate(list(races.items())[:_DRAWN])
     ]
-    kept: dict[str, list[Plot]] = {"certificates": [], "ops": [], "drift": [], "race": []}
+    kept: dict[str, list[Plot]] = {"certificates": [], "ops": [], "quantization": [], "drift": [], "race": []}
     for section, plot in drawn:
         if plot is not None:
             kept[section].append(plot)
@@ -207,6 +211,9 @@ def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         stats.append((str(len(faults)), "fault" if len(faults) == 1 else "faults", "bad"))
     if precision := report.get("precision"):
         stats.append((precision["to"], f"{precision['kept']} of {precision['nodes']} nodes in float32", ""))
+    if quantization := report.get("quantization"):
+        count = sum(layer["status"] == "quantized" for layer in quantization["layers"])
+        stats.append((quantization["to"], f"{count} of {len(quantization['layers'])} linear layers", ""))
     if engine := report.get("engine"):
         stats.append((_size(engine["bytes"]), f"engine for {engine['runtime']} {engine['version']}", ""))
     if race := report.get("race"):

@@ -1,80 +1,134 @@
-"""What became of each linear layer of a quantized file, for the terminal."""
+"""What became of each linear layer where a model was quantized, and what a quantized file says of itself, for the
+terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..records import QuantizedLayer
+
 if TYPE_CHECKING:
-    from ..quantization.account import Layer, Quantization
+    from ..quantization.account import Exclusion, Judged, Layer, Quantization
+
+_COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "float": "yellow"}
+
+
+def table(account: Quantization) -> RenderableType:
+    """Layer by layer, then the metrics beside float32, what each exclusion bought, migrations refused, and totals."""
+    parts: list[RenderableType] = [_layers(account.layers)] if account.layers else []
+    if account.judged:
+        parts.append(_judged(account.judged))
+    if account.exclusions:
+        parts.append(_exclusions(account.exclusions))
+    return Group(*parts, *_totals(account))
 
 
 def show_quantization(console: Console, account: Quantization) -> None:
-    """Layers that share their lot in one line; then the metrics, what stayed float for their sake, and the totals."""
-    table = _table("layers", "op", "weights", "input", "moved into them", "because")
-    for layers in _alike(account.layers):
-        first = layers[0]
-        many = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
-        quantized = first.status == "quantized"
-        table.add_row(
-            Text(f"{first.module or first.tensor}{many}"),
-            first.op,
-            first.weight if quantized else "float",
-            (first.activation or "float") if quantized else "",
-            ", ".join(first.migrated),
-            Text(first.reason),
-        )
-    console.print(table)
-    _metrics(console, account)
-    refused: dict[str, int] = {}
-    for m in account.migrations:
-        if m.status == "refused":
-            refused[m.reason] = refused.get(m.reason, 0) + len(m.linears)
-    for reason, count in refused.items():
-        console.print(Text(f"not moved into {count} layer{'s' if count > 1 else ''}: {reason}", style="dim"))
-    done = sum(layer.status == "quantized" for layer in account.layers)
-    before, after = (f"{size / 1e6:.1f} MB" for size in account.bytes)
-    ran = f"{account.calibrated} samples calibrated ({account.calibration}), {account.judging} judged"
-    told = ran if account.calibrated else "no samples: nothing was judged"
-    console.print(Text(f"{account.to}: {done} of {len(account.layers)} layers; weights {before} → {after}; {told}"))
+    """`table`, and the notes."""
+    console.print(table(account))
     for note in account.notes:
         console.print(Text(f"note: {note}", style="yellow"))
 
 
-def _metrics(console: Console, account: Quantization) -> None:
-    if account.judged:
-        table = _table("output", "metric", "asked for", "quantized", "float32")
-        for j in account.judged:
-            table.add_row(j.output, j.metric, f"{j.threshold:g}", f"{j.value:.6g}", f"{j.float32:.6g}")
-        console.print(table)
-    if account.exclusions:
-        table = _table("left in float", "metric", "before", "after")
-        for step in account.exclusions:
-            table.add_row(", ".join(step.tensors), step.metric, f"{step.before:.6g}", f"{step.after:.6g}")
-        console.print(table)
+def _layers(layers: Sequence[Layer]) -> Table:
+    told = _table("layer", "status", "weight", "activation", "range", "migrated", "alone costs", "because")
+    for layer in layers:
+        told.add_row(
+            _named(layer.module, layer.tensor, layer.op),
+            Text(layer.status, style=_COLOURS[layer.status]),
+            layer.weight,
+            _activation(layer.activation, layer.scale, layer.zero_point),
+            _range(layer.low, layer.high),
+            ", ".join(layer.migrated),
+            "" if layer.error is None else f"{layer.error:.1e}",
+            Text(layer.reason),
+        )
+    return told
 
 
-def _alike(layers: tuple[Layer, ...]) -> Iterator[list[Layer]]:
-    """Layers that differ in their names alone, in the order of the first."""
+def _judged(judged: Sequence[Judged]) -> Table:
+    told = _table("output", "metric", "quantized", "float32", "wanted", "")
+    for j in judged:
+        verdict = Text("met", style="green") if j.met else Text("not met", style="red")
+        told.add_row(Text(j.output), Text(j.metric), f"{j.value:.6g}", f"{j.float32:.6g}", f"{j.threshold:g}", verdict)
+    return told
 
-    def lot(layer: Layer) -> tuple[str, ...]:
-        reason = "" if layer.status == "quantized" else layer.reason.replace(repr(layer.tensor), "")
-        weight = layer.weight.split(" for each")[0]
-        return layer.status, layer.op, weight, layer.activation, " ".join(layer.migrated), reason
 
-    places = {lot(layer): i for i, layer in reversed(list(enumerate(layers)))}
-    for _, group in groupby(sorted(layers, key=lambda layer: places[lot(layer)]), key=lot):
-        yield list(group)
+def _exclusions(exclusions: Sequence[Exclusion]) -> Table:
+    told = _table("left in float", "metric", "before", "after")
+    for e in exclusions:
+        told.add_row(Text(", ".join(e.tensors)), Text(e.metric), f"{e.before:.6g}", f"{e.after:.6g}")
+    return told
+
+
+def _totals(account: Quantization) -> Iterator[Text]:
+    count = sum(layer.status == "quantized" for layer in account.layers)
+    before, after = (f"{size / 1e6:.1f} MB" for size in account.bytes)
+    how = f"{account.calibration} on {account.calibrated} samples" if account.calibrated else account.calibration
+    judged = f", judged on {account.judging} others" if account.judging else ""
+    yield Text(
+        f"{account.to} for {account.runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
+        f" {after}; calibration {how}{judged}"
+    )
+    made: dict[str, int] = {}
+    for migration in account.migrations:
+        if migration.status == "made":
+            made[migration.kind] = made.get(migration.kind, 0) + 1
+        else:
+            yield Text(f"not migrated: {migration.kind} of {migration.norm}: {migration.reason}", style="yellow")
+    if made:
+        yield Text("migrated: " + ", ".join(f"{kind} of {n} norm{'s' * (n > 1)}" for kind, n in made.items()))
+
+
+def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:
+    """The census of a quantized file: one line for each linear layer or convolution, then the totals."""
+    told = _table("layer", "status", "weight", "input", "input's range")
+    for layer in layers:
+        told.add_row(
+            _named(layer.module, layer.tensor, layer.op),
+            Text(layer.status, style=_COLOURS[layer.status]),
+            _weight(layer),
+            _activation(layer.activation, layer.scale, layer.zero_point, layer.dynamic),
+            _range(layer.low, layer.high),
+        )
+    console.print(told)
+    counts = {status: sum(layer.status == status for layer in layers) for status in _COLOURS}
+    words = {"weight": "with its weight alone", "activation": "with its input alone", "float": "in float"}
+    parts = [f"{counts['quantized']} of {len(layers)} linear layers quantized"]
+    console.print(Text(", ".join(parts + [f"{counts[s]} {word}" for s, word in words.items() if counts[s]])))
+
+
+def _weight(layer: QuantizedLayer) -> str:
+    if not layer.weight:
+        return ""
+    each = {"tensor": "one scale", "": "scale behind it"}.get(layer.granularity, layer.granularity)
+    return f"{layer.weight}, {each}" + ("" if layer.weight_symmetric else ", zero points")
+
+
+def _activation(kind: str, scale: float | None, zero_point: int | None, dynamic: bool = False) -> str:
+    if not kind:
+        return ""
+    if scale is None:
+        return f"{kind}, as it comes" if dynamic else kind
+    return f"{kind}, scale {scale:.3g}" + (f", zero {zero_point}" if zero_point else "")
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
+
+
+def _named(module: str, tensor: str, op: str) -> Text:
+    return Text(module or f"({tensor})").append(f"  {op}", style="dim")
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    told = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+        told.add_column(column, overflow="fold")
+    return told

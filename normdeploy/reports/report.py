@@ -38,6 +38,12 @@ apply is null.
     pictures    of "inspect" alone, one object for norms that look alike: kind, module (of the first), status, tensors
         (of the norms), before and after (empty where it stays or is folded away): boxes, each with op ("" for a tensor
         at the edge), name (of that), inputs (places of boxes before it), own (a node of the norm; else a neighbour)
+    layers      of "inspect" of a quantized file alone, one object for each linear layer or convolution with a constant
+        weight: tensor (its result), op, module, input (the tensor that is quantized in front of it, or that it reads),
+        status ("quantized" | "weight" | "activation" | "float": what of it is quantized), weight (type), granularity
+        (of its scales: "tensor", "384 channels", "blocks of 32"), weight_symmetric (its zero points are 0), activation
+        (type), dynamic (the input's scale is computed when it runs), scale and zero_point of the input, low and high
+        (what it can be), null where they are not one number
     engine      path, bytes, runtime, version (of the library), compute_capabilities (empty: every GPU that the library
         builds for), profile (input -> [min, opt, max] shapes), layers, seconds, proved ("built only": nothing was run),
         norm_impl ("native" | "plugin" | "auto"), norms (empty where the file was parsed as it is): node, module, op,
@@ -65,19 +71,20 @@ apply is null.
         optimizers without which the file passes), decided_by ("default rule", or the rules that were given), rules
         (each: rule, kind "tolerance" | "cosine" | ..., measured, wanted, verdict, case, reason, accuracies ([the
         reference's, this one's] where labels were asked for, else []), samples (of these)), by_default ("pass" | "fail"
-        | "": the default rule's verdict, of which the numbers are), default_reason, account (rules and default rule in
-        words), and drift: null where it was not asked for, or the tensors that a file and the model share, in the
-        file's order, one runtime after
-        the other: runtime, file, module, tensor, where ("out of MODULE" | "into MODULE" | "output NAME"), error
-        (absolute, against float64), eager (eager's), allowed, scale (the largest magnitude in float64), reason (of what
-        no error can express)
+        | "": the default rule's verdict, of which the numbers are), default_reason, steps (of a quantized file, whose
+        default rule is the error budget of its steps: what these alone move the output by over its size, else null),
+        account (rules and default rule in words), and drift: null where it was not asked for, or the tensors that a
+        file and the model share, in the file's order, one runtime after the other: runtime, file, module, tensor, where
+        ("out of MODULE" | "into MODULE" | "output NAME"), error (absolute, against float64), eager (eager's), allowed,
+        scale (the largest magnitude in float64), reason (of what no error can express)
     bisection   null, or ok, notes, seconds, not_searched (runtime, reason, file: what is wrong and could not be looked
         into), and faults: runtime, case (the input it was found on), module ("" where unknown), tensor, nodes ("op
         name" of each that it may be), operator (the model's), wrong ("file": it computes something else than the model
         | "runtime": it computes otherwise than ONNX defines |
         "between": small errors grow), error (of the tensor, on right inputs), allowed, scale (its largest right value),
         reason (what no error can say), kind ("weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" |
-        "hidden row" | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "unknown"), cause, widened:
+        "hidden row" | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "unknown", of quantized files
+        "scale" | "zero point" | "channels" | "saturation" | "granularity" | "coarse"), cause, widened:
         mends (null where it can't be asked), nodes (in the island of float32), error (of the output then, or null) and
         reason; output, output_error, output_allowed, output_reason (as the file is), mended_error (with the tensor at
         its right value, null where that can't be run) and mended
@@ -167,6 +174,7 @@ class Report:
             "norms": [_norm(finding) for finding in summary.findings] if summary else [],
             "explanations": [_explanation(e) for e in summary.explanations] if summary else [],
             "pictures": summary.pictures if summary else (),
+            "layers": summary.layers if summary else (),
             "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
             "precision": self.precision,
             "quantization": self.quantization,

@@ -17,6 +17,7 @@ from ..records import Finding, Summary
 from .drift import DRIFT, outline
 from .groups import COLOURS, Group, found, grouped, proof, reason, unnumbered, where
 from .inspect import show_census
+from .quantization import show_layers
 
 if TYPE_CHECKING:
     from ..engines.build import Engine
@@ -38,6 +39,8 @@ def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> 
     is wanted."""
     if planned:
         show_census(console, summary)
+        if summary.layers:
+            show_layers(console, summary.layers)
     else:
         _show_done(console, summary)
     counts = Counter("reduced" if f.remains else f.status for f in summary.findings)

@@ -63,12 +63,13 @@ class File64Runner:
     """
 
     name = Float64Runner.name
+    exact = Exact
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         proto = inlined(proto)
         kinds = {name: kind for name, (kind, _) in inferred(proto).items() if kind}
         types = {name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
-        self._exact = Exact(proto, types)
+        self._exact = self.exact(proto, types)
         self._outputs = [v.name for v in proto.graph.output]
         self._places = [
             p

@@ -1,4 +1,5 @@
-"""The norm census: every norm of a file, what ``optimize`` would write for it, and how each runtime takes both."""
+"""The norm census: every norm of a file, what ``optimize`` would write for it, and how each runtime takes both; and the
+linear layers of a quantized file."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from ..contrib.shadows import apart
 from ..errors import InputError
 from ..graphs import cuts
 from ..graphs.pictures import pictures
+from ..graphs.quantized import Quantization, is_quantized
 from ..recognition.explain import explain as explained
 from ..recognition.lookalikes import lookalikes
 from ..records import Finding, Summary, Support
@@ -33,7 +35,8 @@ def census(
     progress: Progress | None = None,
     chains: bool = True,
 ) -> Summary:
-    """What is to be known of the normalizations of ``proto``, which is not changed.
+    """What is to be known of the normalizations of ``proto``, which is not changed, and where it is quantized of its
+    linear layers.
 
     Args:
         proto: the model with its weights, or with references to them (`normdeploy.storage.held`).
@@ -52,6 +55,7 @@ def census(
             " norms)"
         )
     proto, weights = lifted(ordered(proto))
+    layers = tuple(Quantization(proto).layers()) if is_quantized(proto) else ()
     out, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, progress=progress, census=True, weights=weights)
     proto, out = apart(proto)[0], apart(out)[0]
     findings = [*summary.findings, *lookalikes(proto, summary.findings)]
@@ -60,7 +64,9 @@ def census(
     if progress is not None:
         progress("runtimes", 0, 0)
     findings, notes = _asked(findings, _forms(findings, proto, out, chains))
-    return replace(summary, findings=tuple(findings), notes=tuple(notes), pictures=pictures(findings, proto, out))
+    return replace(
+        summary, findings=tuple(findings), notes=tuple(notes), pictures=pictures(findings, proto, out), layers=layers
+    )
 
 
 def _asked(findings: Sequence[Finding], forms: Sequence[Form]) -> tuple[list[Finding], list[str]]:

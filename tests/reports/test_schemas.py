@@ -24,6 +24,8 @@ from normdeploy.verbs.check import check
 from normdeploy.verbs.package import bundle
 from normdeploy.verbs.recheck import recheck
 from tests.packaged import written
+from tests.quantized_files import net as quantizable
+from tests.quantized_files import weights_alone
 from tests.support import LAYER_NORM
 
 VERBS = {
@@ -32,6 +34,7 @@ VERBS = {
     "export in integers": "report",
     "optimize": "report",
     "inspect": "report",
+    "inspect of quantized": "report",
     "explained": "report",
     "build": "report",
     "verify": "report",
@@ -77,6 +80,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run("export in integers", "export", "@model.pt2", "-o", "@int8.onnx", *quantize)
     run("optimize", "optimize", "@hand.onnx", "-o", "@out.onnx")
     run("inspect", "inspect", "@hand.onnx")
+    weights_alone(quantizable(), folder)
+    run("inspect of quantized", "inspect", "@weights.onnx")
     run("explained", "inspect", "@hand.onnx", "--explain", "y")
     if not missing("tensorrt-rtx", gpu=False):
         run("build", "build", "@model.onnx", "-o", "@model.engine")

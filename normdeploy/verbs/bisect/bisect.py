@@ -12,6 +12,9 @@ it.
 3. Otherwise the runtime is: each node is run alone on its right inputs (``runtime``).
 4. With the wrong tensor held at its right value the file is run again. If the output is still wrong there is another
    fault, and the search goes on.
+
+A quantized file that is wrong in float64 is searched otherwise (``quantized``): its tensors differ from the model's by
+design, and its quantizers say by how much.
 """
 
 from __future__ import annotations
@@ -37,10 +40,17 @@ from ...types import Progress
 from ..verify.battery import battery_of
 from ..verify.candidates import OFF, ON, STEPWISE, NotRun
 from ..verify.cases import Case, given_to, read
+from ..verify.steps import ROUNDED, UNROUNDED
 from ..verify.verify import Comparison, Inputs, OutputResult, verify
 from .hunt import CUDA, Fault, Hunt
+from .quantized import QuantizedHunt
 from .reproduce import Reproduction
 from .runtime import HALVES
+
+_UNNAMED = (
+    "the file is quantized, and no weight or range in it explains all of the error: what it was quantized from may"
+    " differ from the model (bisect that file), or its weights were changed before, as by a migration"
+)
 
 
 @dataclass(frozen=True)
@@ -96,18 +106,31 @@ def bisect(
     own = None if inputs is None else read(inputs)
     parity = verify(model, onnx_path, engines=engines, seeds=seeds, inputs=own, names=None, progress=progress)
     faults, not_searched, notes, first = list[Fault](), list[NotRun](), list[str](), None
-    chosen = _to_search(parity, [v.name for v in load_onnx(onnx_path, external_data=False).graph.output], not_searched)
+    quantized = _quantized(parity)
+    outputs = [v.name for v in load_onnx(onnx_path, external_data=False).graph.output]
+    chosen = quantized if quantized is not None else _to_search(parity, outputs, not_searched)
     if chosen is not None:
         proto = inlined(load_onnx(onnx_path))
         cases = battery_of(model, seeds).cases if own is None else given_to(model, own, _halves(proto))
         try:
-            hunt = _hunt(model, proto, chosen, cases, progress)
-            faults += hunt.faults()
-            notes += hunt.notes
-            first = hunt.reproduction
+            if quantized is not None:
+                case = next((c for c in cases if c.name == chosen.case), cases[0])
+                faults += QuantizedHunt(model, proto, chosen, case.name, case.make()).faults()
+                notes += [] if faults and faults[-1].mended else [_UNNAMED]
+            else:
+                hunt = _hunt(model, proto, chosen, cases, progress)
+                faults += hunt.faults()
+                notes += hunt.notes
+                first = hunt.reproduction
         except (NotEvaluated, NormdeployError) as error:
             not_searched.append(NotRun(chosen.runtime, str(error), chosen.file))
     return Bisection(parity, tuple(faults), tuple(not_searched), tuple(notes), time.perf_counter() - start, first)
+
+
+def _quantized(parity: Comparison) -> OutputResult | None:
+    """Of a quantized file what is wrong in float64: where it is right there, no search among its numbers helps."""
+    failed = {r.runtime: r for r in reversed(parity.results) if not r and r.steps is not None}
+    return failed.get(UNROUNDED, failed.get(ROUNDED))
 
 
 def _to_search(parity: Comparison, given: Sequence[str], not_searched: list[NotRun]) -> OutputResult | None:
@@ -130,7 +153,7 @@ def _to_search(parity: Comparison, given: Sequence[str], not_searched: list[NotR
         elif of is not None and chosen is None:
             chosen = of
     for r in failed:
-        if r.runtime not in (OFF, STEPWISE, ON, *CUDA):
+        if r.runtime not in (OFF, STEPWISE, ON, *CUDA, ROUNDED, UNROUNDED):
             message = (
                 "an engine is compared at its outputs only; its inner tensors are seen by building it anew with them as"
                 " outputs"

@@ -34,6 +34,7 @@ from ...version import __version__
 from ..inspect import census
 from ..sources import opened
 from .guests import Brought, brought
+from .quantized import quantization
 from .rules import RULES, Problem, Rule, constants, of_norm, training
 
 SCHEMA = "normdeploy/check/1"
@@ -79,6 +80,7 @@ def check(
     runtime: str = "any",
     fuse: str = "standard",
     precision: str | None = None,
+    compute_capability: str | None = None,
     baseline: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
@@ -95,13 +97,14 @@ def check(
         runtime, fuse: as for ``optimize``; with a runtime other than "any" only what that one makes of the norms
         counts.
         precision: "fp16" or "bf16": judge epsilons as though the file computed in it.
+        compute_capability: of the oldest GPU that the files are for, "8.6".
         baseline: an earlier result as JSON or SARIF; what it holds does not fail again.
         progress: called with (stage, done, total); total is 0 where it is not known.
         loading: see ``normdeploy.loading.load``.
 
     Raises:
-        InputError: there is no such rule, or the baseline can't be read. A file that can't be read is a part of the
-            result.
+        InputError: there is no such rule or compute capability, or the baseline can't be read. A file that can't be
+            read is a part of the result.
         ExtensionError: a package's rule is broken.
     """
     others = brought()
@@ -110,12 +113,13 @@ def check(
     unknown = [name for name in fail_on if name not in (*ids, "all")]
     if unknown:
         raise InputError(f"there is no rule {unknown[0]!r}; choose from {', '.join(ids)}, or all")
+    capability = _capability(compute_capability)
     failing = ids if "all" in fail_on else tuple(dict.fromkeys(fail_on))
     left = _known(baseline)
     files = []
     for source in dict.fromkeys(f for s in cast("Sequence[PathLike]", sources) for f in onnx_files(os.fspath(s))):
         try:
-            problems, notes = _of_file(source, runtime, fuse, precision, progress, loading, others)
+            problems, notes = _of_file(source, runtime, fuse, precision, capability, progress, loading, others)
         except ExtensionError:  # of no file's doing
             raise
         except NormdeployError as error:
@@ -123,6 +127,14 @@ def check(
             continue
         files.append(Checked(source, tuple(_judged(source, problems, failing, left, rules)), tuple(notes)))
     return Check(tuple(files), failing, baseline is not None, rules)
+
+
+def _capability(text: str | None) -> float | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,2}\.\d", text):
+        raise InputError(f"the compute capability is {text!r}; give it as NVIDIA writes it, such as 8.6")
+    return float(text)
 
 
 def onnx_files(source: str) -> list[str]:
@@ -147,6 +159,7 @@ def _of_file(
     runtime: str,
     fuse: str,
     precision: str | None,
+    capability: float | None,
     progress: Progress | None,
     loading: Loading,
     others: Sequence[Brought] = (),
@@ -162,6 +175,7 @@ def _of_file(
             problems += of_norm(finding, deployed, runtime, precision)
     told = {name for f in summary.findings for h in f.half if h.dtype == "float16" for name in h.overflow}
     problems += constants(proto, told)
+    problems += quantization(proto, runtime, capability)
     problems += [problem for other in others for problem in other.problems(proto)]
     del weights  # which had to live until here
     return [

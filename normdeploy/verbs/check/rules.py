@@ -82,6 +82,41 @@ RULES = (
         "`normdeploy inspect --explain NAME` shows what stops it.",
         level="note",
     ),
+    Rule(
+        "asymmetric",
+        "An activation is quantized with a zero point, or in an unsigned type.",
+        "TensorRT and TensorRT-RTX refuse it. Quantize symmetrically for them: int8 or FP8 with zero point 0. Asked"
+        " only with `--runtime tensorrt` or `tensorrt-rtx`.",
+    ),
+    Rule(
+        "per-tensor",
+        "A quantized weight has one scale for all of its channels.",
+        "The largest channel decides the step of all others. A scale for each channel costs nothing in any runtime:"
+        " quantize the weight per channel.",
+    ),
+    Rule(
+        "blocked-fusion",
+        "A QuantizeLinear and DequantizeLinear pair keeps nodes apart that would be one kernel.",
+        "Between a linear op and the BatchNormalization or activation behind it the pair forces two kernels and a"
+        " rounding: quantize behind both. A tensor that is quantized anew for each reader needs one pair for all.",
+    ),
+    Rule(
+        "fp8",
+        "FP8 is in a file for GPUs that have none.",
+        "Only GPUs of compute capability 8.9 and newer have it: quantize to int8 for older ones. Asked only with"
+        " `--compute-capability`.",
+    ),
+    Rule(
+        "weight-zero-point",
+        "A signed integer weight has zero points other than 0.",
+        "TensorRT refuses it, and onnxruntime's integer products become slower. Quantize weights symmetrically.",
+    ),
+    Rule(
+        "unpaired",
+        "A tensor is quantized and never dequantized.",
+        "What reads it computes with whole numbers in the place of values. Put a DequantizeLinear of the same scale and"
+        " zero point behind it, or leave the QuantizeLinear out.",
+    ),
 )
 IDS = tuple(rule.id for rule in RULES)
 

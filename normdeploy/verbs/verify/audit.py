@@ -28,6 +28,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from ...evaluate.core import is_quantized_type
 from ...graphs.protos import module
 from ...precision.retype import values
 from .merged import merged
@@ -82,7 +83,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     placed = set[str]()
     for tensor in initializers(proto.graph):
         array = values(tensor)
-        if not array.size or array.dtype.kind in "iubSOc":
+        if not array.size or array.dtype.kind in "iubSOc" or is_quantized_type(array.dtype):
             continue
         same = [
             name

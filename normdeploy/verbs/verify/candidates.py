@@ -14,6 +14,7 @@ import onnx
 
 from ...engines.build import Engine
 from ...errors import GraphError, InputError, RuntimeUnavailable
+from ...graphs.quantized import is_quantized, sealed
 from ...model import Signature
 from ...precision.precision import asked
 from ...precision.stepwise import stepwise
@@ -21,6 +22,7 @@ from ...runtimes import Runner, RunResult
 from ...runtimes.guests import GuestRunner, required
 from ...runtimes.guests import title as title_of_guest
 from ...runtimes.ort import OrtRunner, no_cuda, title
+from ...runtimes.steps import Draw
 from ...runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ...storage.files import load_onnx
 from .cases import Case
@@ -28,6 +30,7 @@ from .error import Tally
 from .measured import Measures
 from .names import End, Ends, check_used, ends_of, match
 from .policy import Policy
+from .steps import BOTH, ROUNDED, UNROUNDED, Replica, StepBudget
 
 OFF, ON = title("cpu", optimize=False), title("cpu", optimize=True)
 STEPWISE = (  # a file in half precision as a GPU computes it; the CPU has few half kernels
@@ -69,6 +72,7 @@ class Subject:
     ops: frozenset[str] = frozenset()  # in an ONNX file, its subgraphs and functions
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    steps: StepBudget | None = field(default=None, compare=False)  # of an ONNX file that is quantized
 
     def named(self, types: Mapping[str, np.dtype]) -> dict[str, np.dtype]:
         """Of its inputs, by the model's names."""
@@ -101,9 +105,9 @@ def subjects(
         raise InputError("there is no file to compare with the model; give an ONNX file or an engine")
     called, given = [p.name for p in paths], names or {}
     every = [subject_of(path, path.name if called.count(path.name) == 1 else str(path)) for path in paths]
-    graphs = {s.label: load_onnx(s.path, external_data=False).graph for s in every if not s.runtime}
+    graphs = {s.label: load_onnx(s.path, external_data=False) for s in every if not s.runtime}
     if len(graphs) == len(every):
-        check_used(given, model, {label: _names(graph) for label, graph in graphs.items()})
+        check_used(given, model, {label: _names(proto.graph) for label, proto in graphs.items()})
     named, notes = list[Subject](), list[str]()
     for subject in every:
         if subject.runtime:
@@ -111,11 +115,31 @@ def subjects(
             own = {theirs: ours for theirs, ours in given.items() if ours in inputs}
             named.append(replace(subject, inputs=own, outputs={a: b for a, b in given.items() if a not in own}))
             continue
-        matched = match(subject.label, graphs[subject.label], model, ends, given, ordered)
+        matched = match(subject.label, graphs[subject.label].graph, model, ends, given, ordered)
         notes += matched.notes
         subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs)
-        named.append(replace(subject, types=subject.named(subject.types)))
+        subject = replace(subject, types=subject.named(subject.types))
+        proto = graphs[subject.label]
+        if is_quantized(proto):
+            subject, note = _budgeted(subject, proto)
+            notes.append(note)
+        named.append(subject)
     return named, notes
+
+
+def _budgeted(subject: Subject, proto: onnx.ModelProto) -> tuple[Subject, str]:
+    """A quantized file with the budget of its steps, and a note on what that is."""
+    if inside := sealed(proto):
+        return subject, (
+            f"{subject.label} is quantized by {', '.join(inside)}, of whose steps no error budget can be made; give"
+            " a metric"
+        )
+    four_bits = any(t.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) for t in proto.graph.initializer)
+    budget = StepBudget(subject.path, subject.inputs, subject.outputs, types_of(proto.graph), four_bits)
+    return replace(subject, steps=budget), (
+        f"{subject.label} is quantized: the default rule allows what half a step of each scale in it does to the"
+        " outputs, on inputs that are finite and of the usual size"
+    )
 
 
 def _names(graph: onnx.GraphProto) -> Ends:
@@ -181,6 +205,7 @@ class Candidate:
     skipped: int = 0  # cases outside an engine's profile
     ran: int = 0  # cases
     types: Mapping[str, np.dtype] = field(default_factory=dict)  # of its inputs
+    sources: tuple[str, ...] = BOTH  # of error that is allowed in a quantized file
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)  # (output, kind of case)
     measures: Measures = field(default_factory=lambda: Measures(Policy()))  # by the rules given
     culprit: tuple[str, ...] = ()  # onnxruntime's optimizers that break the file
@@ -209,6 +234,8 @@ class Candidate:
         """None where it does not run (any more), or this case is none for it."""
         if self.runner is None:
             return None
+        if isinstance(self.runner, Replica):  # by the model's names
+            return self._replicated(feeds)
         feeds = {name: value.astype(self.types.get(name, value.dtype), copy=False) for name, value in feeds.items()}
         theirs = {} if self.subject is None else {ours: name for name, ours in self.subject.inputs.items()}
         feeds = {theirs.get(name, name): value for name, value in feeds.items()}
@@ -229,6 +256,15 @@ class Candidate:
             self.runner, self.failure, self.where = None, str(error), case.name
         return None
 
+    def _replicated(self, feeds: Mapping[str, np.ndarray]) -> RunResult | None:
+        assert self.runner is not None
+        self.ran += 1
+        try:
+            return self.runner.infer(feeds)
+        except RuntimeUnavailable as error:
+            self.runner, self.unavailable = None, str(error)
+        return None
+
     def precision(self, usual: str) -> str:
         """What it is judged by. An engine's inputs and outputs tell; where they are not half, it is that of the ONNX
         files beside it."""
@@ -246,6 +282,7 @@ def candidates_of(compared: Sequence[Subject], runners: Sequence[str] = ()) -> t
     if reason:
         not_run.append(NotRun("onnxruntime CUDA", reason))
     for subject in files:
+        candidates += _replicas(subject)
         for provider in ("cpu",) if reason else ("cpu", "cuda"):
             candidates += [_onnxruntime(subject, provider, optimize) for optimize in (False, True)]
         for name in dict.fromkeys(runners):
@@ -268,6 +305,19 @@ def candidates_of(compared: Sequence[Subject], runners: Sequence[str] = ()) -> t
 def _onnxruntime(subject: Subject, provider: str, optimize: bool) -> Candidate:
     make = partial(OrtRunner, subject.path, optimize=optimize, provider=provider)
     return Candidate(title(provider, optimize=optimize), make, subject, provider, optimize, types=subject.types)
+
+
+def _replicas(subject: Subject) -> list[Candidate]:
+    """A quantized file in float64, without rounding its activations and with it."""
+    if subject.steps is None:
+        return []
+    return [
+        Candidate(name, partial(Replica, subject.steps, draw, name), subject, sources=sources)
+        for name, draw, sources in (
+            (UNROUNDED, Draw(activations="exact"), ("weights",)),
+            (ROUNDED, Draw(), BOTH),
+        )
+    ]
 
 
 def _stepwise(path: Path) -> Runner:

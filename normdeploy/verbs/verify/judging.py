@@ -23,6 +23,7 @@ from .measured import Measures, settled
 from .originals import Original, Reference, own_runner, run_by, unit_roundoff
 from .policy import Policy
 from .results import OutputResult, decided, judged
+from .steps import AGAINST, ROUNDED, UNROUNDED, VOID, CaseBudget
 
 _REFUSALS = 3  # sizes that the model does not take, each told with the error
 
@@ -165,7 +166,11 @@ class Trial:
             self._run(fresh, names)
         mine = [(key, tally) for key, tally in fresh.tallies.items() if key[0] in outputs]
         sound = bool(mine) and not fresh.failure and not fresh.unavailable
-        return sound and all(tally.badness(self.eager.tallies[key]) <= 1 for key, tally in mine)
+        return sound and all(tally.badness(self._own(*key)) <= 1 for key, tally in mine)
+
+    def _own(self, output: str, kind: str) -> Tally:
+        """Eager's tally of the kind of cases that a tally is of."""
+        return self.eager.tallies[output, kind.removesuffix(AGAINST)]
 
     def _run(self, candidate: Candidate, names: Sequence[str] = ()) -> None:
         for answer in self.answers:
@@ -175,10 +180,13 @@ class Trial:
                 answer.case, self._fed(answer.case) if answer.case.kind == DATASET else answer.feeds
             )
             if result is not None:
-                self._keep(candidate, answer, {name: self._narrow(name, value) for name, value in result.items()})
+                self._keep(candidate, answer, {n: self._narrow(candidate, n, v) for n, v in result.items()})
 
-    def _narrow(self, output: str, value: np.ndarray) -> np.ndarray:
-        """Inputs and outputs of a half-precision file may have been kept in float32."""
+    def _narrow(self, candidate: Candidate, output: str, value: np.ndarray) -> np.ndarray:
+        """Inputs and outputs of a half-precision file may have been kept in float32; float64 is the evaluator's own."""
+        if candidate.name in (ROUNDED, UNROUNDED) and output in self.model.outputs and value.dtype == np.float64:
+            with np.errstate(over="ignore"):
+                return value.astype(self._dtype(output))
         if self._half is None or output not in self.model.outputs or self._dtype(output) != self._half:
             return value
         return value.astype(self._half)
@@ -191,11 +199,15 @@ class Trial:
 
     def _keep(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
         self._measure(candidate, answer, result)
+        steps = self._steps(candidate, answer)
         for output in self.model.outputs if answer.case.kind != DATASET else ():
             dtype = self._dtype(output)
             if dtype.kind in "iub" and answer.case.kind in NONFINITE:
                 continue  # what an index or a comparison is there, nothing defines
             tally = candidate.tallies.setdefault((output, answer.case.kind), Tally(dtype))
+            if steps is not None and answer.bounds is not None:
+                self._keep_quantized(candidate, answer, output, result.get(output), steps)
+                continue
             tally.add(
                 answer.case.name,
                 result.get(output),
@@ -209,13 +221,40 @@ class Trial:
                 peer=None if answer.eager is None else answer.eager[output],
             )
 
+    def _steps(self, candidate: Candidate, answer: Answer) -> CaseBudget | None:
+        """What the steps of a quantized file allow on this input; None of other files."""
+        if candidate.subject is None or candidate.subject.steps is None or answer.case.kind == DATASET:
+            return None
+        return candidate.subject.steps.of(answer.case.name, answer.case.kind, answer.feeds)
+
+    def _keep_quantized(
+        self, candidate: Candidate, answer: Answer, output: str, value: np.ndarray | None, steps: CaseBudget
+    ) -> None:
+        """Against the reference, and of a runtime against the file's own float64 too."""
+        assert answer.bounds is not None
+        case, dtype = answer.case, self._dtype(output)
+        floating = dtype.kind not in "iub"
+        base = answer.bounds.allowed(output, self._ratios.get(output, 1.0)) if floating else np.zeros(())
+        candidate.tallies[output, case.kind].add(
+            case.name,
+            value,
+            answer.reference[output],
+            lambda v: answer.ties.explained(output, v) | steps.explained(output, v),
+            bound=partial(steps.allowed, output, candidate.sources, base) if floating else None,
+        )
+        if not floating or candidate.name in (ROUNDED, UNROUNDED):
+            return
+        own = candidate.tallies.setdefault((output, case.kind + AGAINST), Tally(dtype))
+        bound = partial(steps.allowed, output, ("activations",), base)
+        own.add(case.name + AGAINST, value, steps.plain[output], lambda v: v == steps.plain[output], bound=bound)
+
     def results(self, candidate: Candidate) -> list[OutputResult]:
         """One for each output, none where it was not run."""
         return [result for output in self.model.outputs for result in self._result(candidate, output)]
 
     def _result(self, candidate: Candidate, output: str) -> Iterator[OutputResult]:
-        eager = {kind: tally for (name, kind), tally in self.eager.tallies.items() if name == output}
         mine = {kind: tally for (name, kind), tally in candidate.tallies.items() if name == output}
+        eager = {kind: self._own(output, kind) for kind in mine}
         if candidate.failure:
             dtype = str(self._dtype(output))
             nan = float("nan")
@@ -223,7 +262,7 @@ class Trial:
                 output, candidate.name, dtype, nan, nan, nan, "fail", candidate.where, reason=candidate.failure
             )
         elif mine and not candidate.unavailable:
-            default = judged(output, candidate.name, mine, eager, self.eager.name)
+            default = self._quantized(candidate, judged(output, candidate.name, mine, eager, self.eager.name))
             result = decided(default, candidate.measures.judged(output), self._policy.required)
         else:
             return
@@ -232,9 +271,27 @@ class Trial:
             result = replace(result, reason=reason, culprit=candidate.culprit)
         yield replace(result, file=candidate.file, precision=self.precision)
 
+    def _quantized(self, candidate: Candidate, result: OutputResult) -> OutputResult:
+        """The verdict on a quantized file: with what its steps do, and why it fails."""
+        budget = None if candidate.subject is None else candidate.subject.steps
+        if budget is None or budget.failure:
+            return result
+        result = replace(result, steps=budget.relative(result.output))
+        if result and candidate.name != UNROUNDED and result.steps is not None and result.steps > VOID:
+            reason = (
+                f"the steps move it by {result.steps:.2g} of its size: zeros would lie in the budget; give a metric"
+            )
+            return replace(result, verdict="fail", reason=reason)
+        if result or not (why := budget.why(candidate.name, result.case)):
+            return result
+        return replace(result, reason="; ".join(filter(None, (result.reason, why))))
+
 
 def _comparable(candidate: Candidate, case: Case) -> bool:
-    """Engines promise nothing of numbers that are not finite, and ONNX nothing of a NaN in a maximum or an order."""
+    """Engines promise nothing of numbers that are not finite, and ONNX nothing of a NaN in a maximum or an order; the
+    ranges of a quantized file are for usual numbers."""
+    if candidate.subject is not None and candidate.subject.steps is not None and case.kind in LENIENT:
+        return False
     if case.kind not in NONFINITE or candidate.subject is None:
         return True
     return not candidate.subject.runtime and not (case.kind == NAN and candidate.subject.ops & NAN_BLIND)

@@ -11,6 +11,7 @@ from typing import Literal
 from .error import Tally
 from .measured import Judged
 from .originals import OWN, run_by
+from .steps import BUDGET
 
 DEFAULT = "default rule"
 COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdict", "worst case")
@@ -26,7 +27,9 @@ class OutputResult:
     they have one bound), ``case`` is where; ``max_rel_error`` is relative to each element, and informs only. Both are
     NaN or infinite where the output is, and NaN where there is none. ``near_ties`` counts integers that differ on a
     rounding. ``file`` is "" of eager; ``precision`` is "fp16" or "bf16" where it was judged by eager in that, else "".
-    ``culprit`` names onnxruntime's optimizers without which the file passes.
+    ``culprit`` names onnxruntime's optimizers without which the file passes. ``steps``: of a quantized file, whose
+    default rule is the error budget of its steps, what these alone move the output by over its size (root mean
+    squares); None of others.
     """
 
     output: str
@@ -45,6 +48,7 @@ class OutputResult:
     rules: tuple[Judged, ...] = ()
     by_default: Literal["pass", "fail", ""] = ""
     default_reason: str = ""  # why the default rule fails, where no error can say it
+    steps: float | None = None
 
     def __bool__(self) -> bool:
         return self.verdict == "pass"
@@ -52,7 +56,12 @@ class OutputResult:
     @property
     def decided_by(self) -> str:
         """The rules that the verdict comes from."""
-        return ", ".join(rule.rule for rule in self.rules) or DEFAULT
+        return ", ".join(rule.rule for rule in self.rules) or self.default
+
+    @property
+    def default(self) -> str:
+        """What the default rule is called here."""
+        return DEFAULT if self.steps is None else BUDGET
 
     @property
     def account(self) -> str:
@@ -60,7 +69,7 @@ class OutputResult:
         if not self.rules:
             return ""
         beside = f"{self.by_default or 'not judged'}{f', {self.default_reason}' if self.default_reason else ''}"
-        return f"{'; '.join(map(str, self.rules))}; {DEFAULT}: {beside}"
+        return f"{'; '.join(map(str, self.rules))}; {self.default}: {beside}"
 
     def row(self) -> tuple[str, ...]:
         """The cells under COLUMNS."""
@@ -107,6 +116,8 @@ def decided(result: OutputResult, rules: Sequence[Judged], required: bool) -> Ou
         return result
     failing = [str(rule) for rule in rules if not rule]
     if required and not result:
-        failing.append(f"{DEFAULT}: {result.reason or f'error {result.max_abs_error:.2e} > {result.allowed:.2e}'}")
+        failing.append(
+            f"{result.default}: {result.reason or f'error {result.max_abs_error:.2e} > {result.allowed:.2e}'}"
+        )
     verdict: Literal["pass", "fail"] = "fail" if failing else "pass"
     return replace(result, rules=tuple(rules), verdict=verdict, reason="; ".join(failing), default_reason=result.reason)

@@ -1,0 +1,230 @@
+"""What a graph says of its quantization, whoever wrote it: told by the ops alone, never by anybody's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..domains import is_standard
+from ..evaluate.quantize import TABLE, TYPES, limits
+from ..records import QuantizedLayer
+from ..storage.files import bodies
+from ..storage.held import array
+from .protos import module
+
+QUANTIZE, DEQUANTIZE, DYNAMIC = "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"
+INTEGER = ("MatMulInteger", "ConvInteger")
+LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+# ops that hold their quantization inside, which only the runtime that made them computes
+_SEALED = ("QLinear", "QGemm", "QAttention", "QMoE", "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "DynamicQuantize")
+_MOVES = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast", "Expand"})
+
+
+def quantizes(node: onnx.NodeProto) -> bool:
+    """Whether a node is one of those that the evaluator knows as quantization."""
+    return ("" if is_standard(node) else node.domain, node.op_type) in TABLE
+
+
+def seals(node: onnx.NodeProto) -> bool:
+    """Whether a node quantizes inside, out of sight."""
+    return node.op_type.startswith(_SEALED) and not quantizes(node)
+
+
+def is_quantized(proto: onnx.ModelProto) -> bool:
+    """Whether any node, in bodies and functions too, quantizes, dequantizes or computes in a few bits."""
+    return any(quantizes(node) or seals(node) for body in bodies(proto) for node in body.node)
+
+
+def sealed(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """The ops of a file that quantize inside."""
+    return tuple(sorted({n.op_type for body in bodies(proto) for n in body.node if seals(n)}))
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One QuantizeLinear or DequantizeLinear: its type, and how its numbers lie.
+
+    ``scale`` and ``zero_point``: arrays, or None where they are computed; ``axis`` and ``block`` as in ONNX.
+    """
+
+    node: onnx.NodeProto
+    kind: np.dtype[Any] | None
+    scale: np.ndarray | None
+    zero_point: np.ndarray | None
+    axis: int
+    block: int
+
+    @property
+    def granularity(self) -> str:
+        """ "tensor", "384 channels" or "blocks of 32"; "" where the scale is computed."""
+        if self.scale is None:
+            return ""
+        if self.block:
+            return f"blocks of {self.block}"
+        return f"{self.scale.size} channels" if self.scale.ndim and self.scale.size > 1 else "tensor"
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether a zero point is not 0. Of an unsigned type the middle counts as 0 too where weights are meant; that
+        is the caller's."""
+        return self.zero_point is not None and bool(np.any(self.zero_point.astype(np.float64)))
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The real numbers that it can say, of one scale for all."""
+        if self.kind is None or self.scale is None or self.scale.size != 1:
+            return None
+        low, high = limits(self.kind)
+        zero = 0.0 if self.zero_point is None else float(self.zero_point.astype(np.float64).reshape(-1)[0])
+        step = float(self.scale.astype(np.float64).reshape(-1)[0])
+        return (low - zero) * step, (high - zero) * step
+
+
+class Quantization:
+    """The quantization of a file's main graph, its weights loaded or referred to."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.proto = proto
+        self.nodes = list(proto.graph.node)
+        self.weights = {t.name: t for t in proto.graph.initializer}
+        self.makers = {name: node for node in self.nodes for name in node.output if name}
+        self.outputs = {v.name for v in proto.graph.output}
+
+    @cached_property
+    def readers(self) -> dict[str, list[onnx.NodeProto]]:
+        readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(filter(None, node.input)):
+                readers.setdefault(name, []).append(node)
+        return readers
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The value of an initializer or a Constant node's tensor; None of all else."""
+        if name in self.weights:
+            return np.asarray(array(self.weights[name]))
+        maker = self.makers.get(name)
+        if maker is not None and maker.op_type == "Constant" and is_standard(maker):
+            for a in maker.attribute:
+                return np.asarray(array(a.t) if a.name == "value" else onnx.helper.get_attribute_value(a))
+        return None
+
+    def scheme(self, node: onnx.NodeProto) -> Scheme:
+        """What a QuantizeLinear or DequantizeLinear says."""
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        zero = self.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        kind: np.dtype[Any] | None = None if zero is None else zero.dtype
+        if kind is None and node.op_type == QUANTIZE:
+            kind = TYPES.get(int(attrs.get("output_dtype", 0)) or 2)
+        if kind is None and node.op_type == DEQUANTIZE:
+            kind = self._stored_kind(node.input[0])
+        scale = self.constant(node.input[1])
+        return Scheme(node, kind, scale, zero, int(attrs.get("axis", 1)), int(attrs.get("block_size", 0)))
+
+    def _stored_kind(self, name: str) -> np.dtype[Any] | None:
+        origin = self.behind(name)
+        if origin in self.weights:
+            return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.weights[origin].data_type))
+        maker = self.makers.get(origin)
+        if maker is not None and maker.op_type == QUANTIZE:
+            return self.scheme(maker).kind
+        value = self.constant(origin)
+        return None if value is None else value.dtype
+
+    def behind(self, name: str, through: frozenset[str] = _MOVES) -> str:
+        """The tensor that ``name`` only moves, or casts."""
+        while (maker := self.makers.get(name)) is not None and maker.op_type in through and is_standard(maker):
+            name = maker.input[0]
+        return name
+
+    def maker(self, name: str, op: str) -> onnx.NodeProto | None:
+        """The node of type ``op`` that ``name`` comes from by moves alone."""
+        node = self.makers.get(self.behind(name))
+        return node if node is not None and node.op_type == op and quantizes(node) else None
+
+    def is_weight(self, name: str) -> bool:
+        """Whether a tensor comes from constants alone, by moves, quantizing and dequantizing."""
+        through = _MOVES | {QUANTIZE, DEQUANTIZE}
+        return self.constant(self.behind(name, through)) is not None
+
+    def quantizers(self) -> Iterator[onnx.NodeProto]:
+        """The QuantizeLinear nodes of data, in order."""
+        return (n for n in self.nodes if n.op_type == QUANTIZE and quantizes(n) and not self.is_weight(n.input[0]))
+
+    # -------------------------------------------------------------- the census
+
+    def layers(self) -> list[QuantizedLayer]:
+        """Every linear layer and convolution with a constant weight, in the file's order, quantized or not."""
+        return [layer for node in self.nodes if (layer := self._layer(node)) is not None]
+
+    def _layer(self, node: onnx.NodeProto) -> QuantizedLayer | None:
+        if node.op_type in INTEGER and quantizes(node):
+            return self._of_integers(node)
+        if node.op_type not in LINEAR or not is_standard(node) or len(node.input) < 2:
+            return None
+        sides = [i for i in range(2) if self.is_weight(node.input[i])]
+        if len(sides) != 1 or (node.op_type.startswith("Conv") and sides != [1]):
+            return None
+        weight, data = node.input[sides[0]], node.input[1 - sides[0]]
+        stored, made = self.maker(weight, DEQUANTIZE), self.maker(data, DEQUANTIZE)
+        layer = QuantizedLayer(node.output[0], node.op_type, module(node), data)
+        if stored is not None:
+            scheme = self.scheme(stored)
+            layer = replace(
+                layer,
+                weight="" if scheme.kind is None else scheme.kind.name,
+                granularity=scheme.granularity,
+                weight_symmetric=not scheme.asymmetric,
+            )
+        if made is not None:
+            layer = self._activated(layer, made)
+        if stored is not None:
+            return replace(layer, status="weight" if made is None else "quantized")
+        return layer if made is None else replace(layer, status="activation")
+
+    def _activated(self, layer: QuantizedLayer, made: onnx.NodeProto) -> QuantizedLayer:
+        scheme = self.scheme(made)
+        source = self.maker(made.input[0], QUANTIZE)
+        dynamic = self.maker(made.input[0], DYNAMIC) is not None
+        low, high = scheme.range or (None, None)
+        single = scheme.scale is not None and scheme.scale.size == 1
+        return replace(
+            layer,
+            input=source.input[0] if source is not None else layer.input,
+            activation="" if scheme.kind is None else scheme.kind.name,
+            dynamic=dynamic,
+            scale=float(scheme.scale.astype(np.float64).reshape(-1)[0])
+            if single and scheme.scale is not None
+            else None,
+            zero_point=_whole(scheme.zero_point) if single else None,
+            low=low,
+            high=high,
+        )
+
+    def _of_integers(self, node: onnx.NodeProto) -> QuantizedLayer | None:
+        weight = self.constant(self.behind(node.input[1]))
+        if weight is None:
+            return None
+        made = self.makers.get(self.behind(node.input[0]))
+        dynamic = made is not None and made.op_type == DYNAMIC
+        zero = self.constant(node.input[3]) if len(node.input) > 3 and node.input[3] else None
+        return QuantizedLayer(
+            node.output[0],
+            node.op_type,
+            module(node),
+            made.input[0] if made is not None and dynamic else node.input[0],
+            status="quantized",
+            weight=weight.dtype.name,
+            granularity="",  # the scale is multiplied in behind it
+            weight_symmetric=zero is None or not np.any(zero.astype(np.float64)),
+            activation="uint8" if dynamic else "",
+            dynamic=dynamic,
+        )
+
+
+def _whole(zero_point: np.ndarray | None) -> int:
+    return 0 if zero_point is None else int(zero_point.astype(np.float64).reshape(-1)[0])

@@ -1,0 +1,289 @@
+"""A quantized file in float64, its rounding as it is, left out, or drawn anew: what its steps account for.
+
+A step is the distance of two neighbouring numbers of a quantized type: one scale for integers, the spacing around the
+value times the scale for floats of 8 bits. Rounding moves a value by half a step at most, as long as it lies inside the
+type's range. What comes of that at the outputs is found by drawing other roundings with the same steps:
+
+- of an activation the grid is shifted by a random share θ of a step, θ in (−1/2, 1/2), one for each quantizer and run:
+  q = round(x/s + θ) − θ. Every shift is as good a quantization as the file's own, which is θ = 0, and errors that hang
+  together hang together still (equal values get equal errors). Zero is on the grid of every file, and stays exact.
+- a stored weight is one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), each by itself. Where one
+  scale has no code but zero, nothing chose that scale, and its weights were zero.
+
+Saturation is no rounding. The draws are of a file whose ranges have no end, but for one that begins at 0, which is how
+ReLU is written without a node: so a value that rounding moved over the end of its range is still allowed what moved it,
+and nothing allows what the range itself cuts off. That is seen in the plain run and told (`Saturation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from ..errors import NormdeployError
+from ..evaluate.core import Array, is_quantized_type, optional
+from ..evaluate.evaluate import Unsupported, quiet
+from ..evaluate.quantize import limits, quotient, shifted, spread, target
+from ..graphs.quantized import DEQUANTIZE, DYNAMIC, INTEGER, QUANTIZE, quantizes
+from . import RunResult
+from .exact import Exact, NotEvaluated
+from .file64 import File64Runner
+
+_ROOM = 1.0 + 1e-6  # steps beyond a range: half of one rounds back, and a rounded zero point moves the range by another
+
+
+@dataclass
+class Saturation:
+    """What one quantizer of data was given so far, in its own steps counted from zero; true where it clips.
+
+    ``share``: of the elements of the worst run that lie outside; ``beyond``: the largest excess, in steps.
+    """
+
+    node: str
+    tensor: str  # that is quantized
+    ends: tuple[float, float]  # of the range, as real numbers; NaN where there is a scale for each channel
+    least: float = np.inf  # real numbers seen
+    largest: float = -np.inf
+    share: float = 0.0
+    beyond: float = 0.0  # of a range that begins at 0, above it: what is below is taken for ReLU
+    used: float = 0.0  # the largest part of the range's width that any run took
+
+    def __bool__(self) -> bool:
+        return self.beyond > 0
+
+    def __str__(self) -> str:
+        ends = "" if np.isnan(self.ends[0]) else f" where its range is {self.ends[0]:.4g} to {self.ends[1]:.4g}"
+        return (
+            f"{self.tensor!r} saturates at {self.node}: it reaches {self.least:.4g} to {self.largest:.4g}{ends},"
+            f" {self.share:.2%} of a run clipped, by {self.beyond:.3g} steps at most"
+        )
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a run rounds. ``activations``, ``weights``: None as the file does, "exact" not at all, or a seed.
+
+    ``held``: DequantizeLinear nodes, by the tensor they make, that give these values instead; of None what was
+    quantized in front of them, as it was (in `StepRunner.all_values` alone, which forgets no tensor).
+    """
+
+    activations: int | str | None = None
+    weights: int | None = None
+    held: Mapping[str, Array | None] = field(default_factory=dict)
+    clips: bool = True  # at the ends of ranges, where activations are not rounded as the file does
+
+
+class _Stepped(Exact):
+    """Nothing that is quantized is a constant here: each run may round it otherwise."""
+
+    draw = Draw()
+
+    def __init__(self, proto: onnx.ModelProto, types: Mapping[str, np.dtype]) -> None:
+        super().__init__(proto, types)
+        moving: set[str] = set()
+        for node in self.nodes:
+            if quantizes(node) or moving & set(self.reads(node)):
+                moving.update(filter(None, node.output))
+        self.stored = frozenset(self.constants)  # fixed by the file, with what is quantized of it
+        self.constants -= moving
+        self.seen: dict[str, Saturation] = {}
+        self.draws: dict[str, np.random.Generator] = {}
+
+    def apply(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]) -> Sequence[Array | None]:
+        try:
+            if quantizes(node):
+                return self._quantization(node, inputs, known)
+        except (Unsupported, ValueError, TypeError, IndexError) as error:
+            raise NotEvaluated(f"{node.op_type} {node.name!r}: {error}") from error
+        return super().apply(node, inputs, known)
+
+    def _quantization(
+        self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]
+    ) -> Sequence[Array | None]:
+        fixed = node.input[0] in self.stored
+        if node.op_type == QUANTIZE:
+            if not fixed and self.draw == Draw():
+                self._look(node, inputs)
+            how = self.draw.weights if fixed else self.draw.activations
+            if how is not None:
+                return (self._drawn(node, inputs, how, fixed),)
+        elif node.op_type == DEQUANTIZE and node.output[0] in self.draw.held:
+            held = self.draw.held[node.output[0]]
+            return (known[self.nodes[self.makers[node.input[0]]].input[0]] if held is None else held,)
+        elif node.op_type == DEQUANTIZE and fixed and self.draw.weights is not None:
+            if self.makers.get(node.input[0]) is None or not self._rounded_before(node.input[0]):
+                inputs = [self._disturbed(node, np.asarray(inputs[0]), inputs), *inputs[1:]]
+        elif node.op_type == DYNAMIC and self.draw.activations is not None:
+            _, scale, zero = super().apply(node, inputs, known)
+            return (self._drawn(node, [inputs[0], scale, zero], self.draw.activations, False), scale, zero)
+        elif node.op_type in INTEGER:
+            return self._product(node, inputs, known)
+        return super().apply(node, inputs, known)
+
+    def _rounded_before(self, name: str) -> bool:
+        """Whether codes come from a QuantizeLinear, which was drawn already."""
+        return any(self.nodes[p].op_type == QUANTIZE for p in self.before([name]))
+
+    def _product(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]) -> Sequence[Any]:
+        if self.draw.weights is not None and node.input[1] in self.stored:
+            inputs = [inputs[0], self._disturbed(node, np.asarray(inputs[1]), ()), *inputs[2:]]
+        if all(np.asarray(v).dtype.kind != "f" for v in inputs[:2]):
+            return super().apply(node, inputs, known)
+        a, b = shifted(inputs)
+        plain = onnx.NodeProto()
+        plain.CopyFrom(node)
+        plain.op_type = "MatMul" if node.op_type == "MatMulInteger" else "Conv"
+        return super().apply(plain, [a, b], known)
+
+    def _random(self, node: onnx.NodeProto, seed: int | str) -> np.random.Generator:
+        """One for each node and run, whatever other nodes draw."""
+        return np.random.default_rng([int(seed), self.makers[node.output[0]]])
+
+    def _disturbed(self, node: onnx.NodeProto, codes: Array, inputs: Sequence[Any]) -> Array:
+        """``inputs``: of a DequantizeLinear, whose scales say what belongs together; of others none."""
+        assert self.draw.weights is not None
+        drawn = self._random(node, self.draw.weights).uniform(-0.5, 0.5, codes.shape)
+        wide = codes.astype(np.float64)
+        moved = drawn * _unit(wide, codes.dtype)
+        if len(inputs) > 1:
+            attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
+            zero = optional(inputs, 2)
+            values = wide if zero is None else wide - spread(zero, codes.shape, axis, block).astype(np.float64)
+            moved = np.where(_occupied(values != 0, np.asarray(inputs[1]), axis, block), moved, 0.0)
+        return wide + moved
+
+    def _drawn(self, node: onnx.NodeProto, inputs: Sequence[Any], how: int | str, fixed: bool) -> Array:
+        """A quantized tensor as float64, its zero point in it, rounded otherwise; one of weights is not clipped."""
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        kind = np.dtype(np.uint8) if node.op_type == DYNAMIC else target(optional(inputs, 2), attrs)
+        steps, zero = quotient(inputs, attrs)
+        codes = steps + zero
+        if how != "exact":
+            unit = _unit(steps, kind)
+            theta = self._random(node, how).uniform(-0.5, 0.5, steps.shape if fixed else ())
+            codes = np.where(steps == 0, 0.0, (np.rint(steps / unit + theta) - theta) * unit) + zero
+        if fixed:
+            return codes
+        if self.draw.clips:
+            return _cut(codes, zero, kind)
+        return np.maximum(codes, limits(kind)[0]) if _rectifies(zero, kind) else codes
+
+    def _look(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> None:
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        kind = target(optional(inputs, 2), attrs)
+        steps, zero = quotient(inputs, attrs)
+        x, codes = np.asarray(inputs[0]), steps + zero
+        finite = np.isfinite(codes)
+        if not finite.any():
+            return
+        low, high = limits(kind)
+        scale = np.asarray(inputs[1], np.float64)
+        one = scale.size == 1 and zero.size == 1
+        ends = tuple((end - float(zero.reshape(-1)[0])) * float(scale.reshape(-1)[0]) for end in (low, high))
+        name = f"{node.op_type} {node.name}".strip()
+        seen = self.seen.setdefault(
+            node.output[0], Saturation(name, node.input[0], (ends[0], ends[1]) if one else (np.nan, np.nan))
+        )
+        room = _ROOM * float(_unit(np.asarray(high), kind))
+        below = np.zeros(()) if _rectifies(zero, kind) else low - codes
+        excess = np.where(finite, np.maximum(codes - high, below), 0.0) - room
+        clipped = excess > 0
+        seen.least, seen.largest = min(seen.least, float(x[finite].min())), max(seen.largest, float(x[finite].max()))
+        seen.beyond = max(seen.beyond, float(excess.max() + room) if clipped.any() else 0.0)
+        seen.share = max(seen.share, float(clipped.mean()))
+        width = float((min(codes[finite].max(), high) - max(codes[finite].min(), low)) / (high - low))
+        seen.used = max(seen.used, width)
+
+
+def _occupied(nonzero: Array, scale: Array, axis: int, block: int) -> Array:
+    """Whether any code under the scale of each element is not zero."""
+    if scale.size == 1 or not nonzero.size:
+        return np.asarray(nonzero.any())
+    if not block:
+        return np.asarray(nonzero.any(tuple(i for i in range(nonzero.ndim) if i != axis % nonzero.ndim), keepdims=True))
+    size = nonzero.shape[axis]
+    blocks = np.logical_or.reduceat(nonzero, np.arange(0, size, block), axis)
+    return np.asarray(np.repeat(blocks, block, axis).take(np.arange(size), axis))
+
+
+def _rectifies(zero: Array, kind: np.dtype[Any]) -> bool:
+    """Whether a range begins at 0: so ReLU is written without a node."""
+    return "int" in kind.name and bool(np.all(zero == limits(kind)[0]))
+
+
+def _cut(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
+    """What a range leaves of codes that were not rounded: what lies beyond by a step at most is rounding's."""
+    low, high = limits(kind)
+    room = _ROOM * _unit(np.asarray(high), kind)
+    codes = np.where(codes > high + room, high, codes)
+    return np.where(codes < low - (0.0 if _rectifies(zero, kind) else room), low, codes)
+
+
+def _unit(steps: Array, kind: np.dtype[Any]) -> Array:
+    """The distance of the type's numbers around ``steps``: 1 of integers."""
+    if not is_quantized_type(kind) or "int" in kind.name:
+        return np.ones(())
+    info = ml_dtypes.finfo(kind)
+    with np.errstate(divide="ignore"):
+        exponent = np.floor(np.log2(np.maximum(np.abs(steps), float(info.smallest_normal))))
+    return np.asarray(np.ldexp(1.0, exponent.astype(np.int64) - info.nmant))
+
+
+class StepRunner(File64Runner):
+    """A quantized file in float64. ``infer`` rounds as the file does; `drawn` otherwise.
+
+    Raises:
+        GraphError: a function that the file calls can't be written out.
+    """
+
+    exact = _Stepped
+
+    def drawn(self, feeds: Mapping[str, np.ndarray], draw: Draw) -> RunResult:
+        """
+        Raises:
+            InputError: inputs are missing or unknown.
+            NormdeployError: a node can't be computed.
+        """
+        stepped = self._stepped
+        stepped.draw = draw
+        try:
+            return self.infer(feeds)
+        finally:
+            stepped.draw = Draw()
+
+    @property
+    def _stepped(self) -> _Stepped:
+        assert isinstance(self._exact, _Stepped)
+        return self._exact
+
+    def saturations(self) -> list[Saturation]:
+        """What the quantizers of data were given in all runs so far, in the file's order."""
+        seen = self._stepped.seen
+        return [seen[name] for node in self._stepped.nodes for name in node.output[:1] if name in seen]
+
+    def forget(self) -> None:
+        """Count anew."""
+        self._stepped.seen.clear()
+
+    def all_values(self, feeds: Mapping[str, np.ndarray], draw: Draw) -> dict[str, Array]:
+        """Every tensor of a run, as `drawn` would round it.
+
+        Raises:
+            NormdeployError: a node can't be computed.
+        """
+        stepped = self._stepped
+        stepped.draw = draw
+        try:
+            with quiet():
+                known = {n: np.asarray(v, np.float64) if v.dtype.kind == "f" else v for n, v in feeds.items()}
+                return stepped.run(self._places, known)
+        except NotEvaluated as error:
+            raise NormdeployError(f"the file can't be run in float64: {error}") from error
+        finally:
+            stepped.draw = Draw()

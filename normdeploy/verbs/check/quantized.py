@@ -1,0 +1,133 @@
+"""What is wrong with the quantization of a file, or with what a runtime makes of it (the rules: ``rules.RULES``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ...domains import is_standard
+from ...graphs.protos import module
+from ...graphs.quantized import DEQUANTIZE, LINEAR, QUANTIZE, Quantization, is_quantized, quantizes
+from .rules import Problem
+
+_TENSORRT = ("tensorrt", "tensorrt-rtx")
+_FUSED = frozenset({"BatchNormalization", "Relu", "Clip", "LeakyRelu", "Sigmoid", "HardSwish"})  # behind a convolution
+FP8_FROM = 8.9  # the compute capability of Ada Lovelace, the first with FP8
+
+
+def quantization(proto: onnx.ModelProto, runtime: str, capability: float | None) -> Iterator[Problem]:
+    """Problems of the main graph.
+
+    Args:
+        runtime: whose rules are asked for; "any": only what is bad everywhere.
+        capability: of the oldest GPU that the file is for; None where that is not said.
+    """
+    if not is_quantized(proto):
+        return
+    q = Quantization(proto)
+    for node in q.nodes:
+        if not quantizes(node) or node.op_type not in (QUANTIZE, DEQUANTIZE):
+            continue
+        if node.op_type == QUANTIZE:
+            yield from _unpaired(q, node)
+            yield from _blocking(q, node)
+        elif q.is_weight(node.output[0]):
+            yield from _of_weight(q, node)
+        if node.op_type == DEQUANTIZE and not q.is_weight(node.output[0]) and runtime in _TENSORRT:
+            yield from _asymmetric(q, node, runtime)
+        if capability is not None and capability < FP8_FROM:
+            yield from _fp8(q, node, capability)
+    yield from _several(q)
+
+
+def _problem(q: Quantization, rule: str, node: onnx.NodeProto, message: str) -> Problem:
+    """At a node of quantization, in the module of what it stands beside."""
+    beside = (n for name in (*node.output, *node.input) for n in (*q.readers.get(name, ()), *_made(q, name)))
+    path = module(node) or next((m for n in beside if (m := module(n))), "")
+    return Problem(rule, message, module=path, node=node.name, tensor=next(iter(node.output), ""))
+
+
+def _made(q: Quantization, name: str) -> list[onnx.NodeProto]:
+    return [q.makers[name]] if name in q.makers else []
+
+
+def _unpaired(q: Quantization, node: onnx.NodeProto) -> Iterator[Problem]:
+    """What is quantized has to be dequantized, or be computed with in integers, or leave the graph so."""
+    name, waiting, others = node.output[0], [node.output[0]], list[str]()
+    while waiting:
+        tensor = waiting.pop()
+        for reader in q.readers.get(tensor, ()):
+            if quantizes(reader) or reader.op_type.startswith("QLinear"):
+                return
+            if q.behind(reader.output[0]) == q.behind(tensor):
+                waiting += reader.output
+            else:
+                others.append(reader.op_type)
+        if tensor in q.outputs:
+            return
+    what = f"{', '.join(dict.fromkeys(others))} computes with its numbers as they are" if others else "nothing reads it"
+    yield _problem(q, "unpaired", node, f"{name!r} is quantized, and never dequantized: {what}")
+
+
+def _blocking(q: Quantization, node: onnx.NodeProto) -> Iterator[Problem]:
+    """A pair between a linear op and what a runtime would do in the same kernel."""
+    source = q.makers.get(node.input[0])
+    if source is None or source.op_type not in LINEAR or not is_standard(source):
+        return
+    if len(q.readers.get(node.input[0], ())) != 1:
+        return
+    for back in (r for r in q.readers.get(node.output[0], ()) if r.op_type == DEQUANTIZE):
+        readers = q.readers.get(back.output[0], [])
+        if len(readers) == 1 and readers[0].op_type in _FUSED:
+            behind = readers[0].op_type
+            message = f"{source.op_type} can't take {behind} in: its result is quantized between the two"
+            yield _problem(q, "blocked-fusion", node, message)
+
+
+def _several(q: Quantization) -> Iterator[Problem]:
+    """One tensor, such as a norm's result, that is quantized anew for each of its readers."""
+    for name, readers in q.readers.items():
+        pairs = [r for r in readers if r.op_type == QUANTIZE and quantizes(r) and r.input[0] == name]
+        alike = {_parameters(q, r) for r in pairs}
+        if len(pairs) > 1 and len(alike) == 1 and not q.is_weight(name):
+            message = f"{name!r} is quantized {len(pairs)} times in the same way: one pair would do for all its readers"
+            yield _problem(q, "blocked-fusion", pairs[0], message)
+
+
+def _parameters(q: Quantization, node: onnx.NodeProto) -> tuple[Any, ...]:
+    scheme = q.scheme(node)
+    parts = (scheme.scale, scheme.zero_point)
+    return (str(scheme.kind), *(None if p is None else p.astype(np.float64).tobytes() for p in parts))
+
+
+def _of_weight(q: Quantization, node: onnx.NodeProto) -> Iterator[Problem]:
+    scheme, origin = q.scheme(node), q.behind(node.input[0])
+    shape = tuple(q.weights[origin].dims) if origin in q.weights else ()
+    readers = [r for r in q.readers.get(node.output[0], ()) if r.op_type in LINEAR or r.op_type == "Transpose"]
+    if scheme.kind is not None and scheme.kind.name.startswith("int") and scheme.asymmetric and readers:
+        message = f"the weight {origin!r} is {scheme.kind.name} with zero points other than 0"
+        yield _problem(q, "weight-zero-point", node, message)
+    if scheme.granularity == "tensor" and len(shape) > 1 and max(shape[:2]) > 1 and readers and not scheme.block:
+        message = f"the weight {origin!r} of shape {list(shape)} has one scale for all of its channels"
+        yield _problem(q, "per-tensor", node, message)
+
+
+def _asymmetric(q: Quantization, node: onnx.NodeProto, runtime: str) -> Iterator[Problem]:
+    scheme = q.scheme(node)
+    unsigned = scheme.kind is not None and scheme.kind.name.startswith("uint")
+    if scheme.asymmetric or unsigned:
+        zero = "" if scheme.zero_point is None else f" with zero point {scheme.zero_point.reshape(-1)[0]}"
+        kind = "" if scheme.kind is None else scheme.kind.name
+        message = f"{node.input[0]!r} is {kind}{zero}; {runtime} takes int8 or FP8 with 0"
+        yield _problem(q, "asymmetric", node, message)
+
+
+def _fp8(q: Quantization, node: onnx.NodeProto, capability: float) -> Iterator[Problem]:
+    kind = q.scheme(node).kind
+    if node.op_type == DEQUANTIZE and kind is not None and kind.name.startswith("float8"):
+        yield _problem(
+            q, "fp8", node, f"{node.input[0]!r} is {kind.name}; GPUs of capability {capability:g} have no FP8"
+        )

@@ -1,0 +1,236 @@
+"""What a quantized file may be off by: the error budget that follows from the steps of its scales.
+
+    |value − reference| ≤ default bound + 4 · (a + w)
+
+``w`` and ``a`` are how far an element moves where the file is evaluated in float64 with each stored weight anywhere in
+the half step around its code, and with the grid of each quantizer of data shifted by a part of a step
+(`runtimes.steps`): the largest of a few draws, or half of the output's root mean square of these where that is more,
+because few draws tell little of a single element; more are made while something lies outside. The 4 is the room between
+two draws, as in ``bounds``. Both are first order in the steps, and follow every nonlinearity.
+
+The file is judged four times:
+
+- in float64 with no activation rounded: only w is allowed. Weights, scales or zero points that are not the model's, and
+  a DequantizeLinear that is not the inverse of its QuantizeLinear, leave it. Ranges clip here too, as they do for ReLU;
+  clipping is no rounding and has no budget, so that a range that is too small leaves it.
+- in float64, rounded as the file says: a + w.
+- in each runtime: a + w from the reference, and a from the file's own float64, where a value that is rounded to the
+  other side is one step.
+
+Where the budget is larger than the output (root mean squares), zeros would lie in it as well. It says nothing then, and
+the file fails: only a metric can tell what it is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from ...errors import NormdeployError, RuntimeUnavailable
+from ...runtimes import RunResult
+from ...runtimes.ort import title
+from ...runtimes.steps import Draw, Saturation, StepRunner
+from ...storage.files import load_onnx
+from .bounds import MULTIPLE
+
+ROUNDED = "float64, rounded as the file says"
+UNROUNDED = "float64, activations not rounded"
+BUDGET = "error budget of its steps"
+BOTH = ("activations", "weights")
+AGAINST = ", against the file in float64"
+_FLOOR = 0.5
+_RUNS, _MOST_RUNS = 3, 48
+_HOPELESS = 4.0  # times a bound, which no number of draws makes up: the largest of 48 is some twice that of 3
+_NAMED = 3
+_USUAL = ("random", "given")
+_OPTIMIZED = title("cpu", optimize=True)
+_FOUR_BITS = (  # 1.31.1, MatMulNBits: 2.6e-3 on a layer of 32, 3e-7 with the option
+    "onnxruntime's optimizer rounds activations in front of weights of 4 bits to 8, which the file does not say; the"
+    " session option session.qdq_matmulnbits_accuracy_level=1 computes them in float32"
+)
+VOID = 1 / MULTIPLE  # of the output, from which on zeros would lie in the budget
+
+
+class StepBudget:
+    """Of one quantized file. ``inputs`` and ``outputs``: its names -> the model's, where they differ; ``four_bits``: it
+    has weights of these."""
+
+    def __init__(
+        self,
+        path: Path,
+        inputs: Mapping[str, str],
+        outputs: Mapping[str, str],
+        types: Mapping[str, np.dtype],
+        four_bits: bool = False,
+    ) -> None:
+        self._path, self._types, self._outputs, self._four_bits = path, types, outputs, four_bits
+        self._theirs = {ours: theirs for theirs, ours in inputs.items()}
+        self._runner: StepRunner | None = None
+        self._cases: dict[str, CaseBudget] = {}
+        self._sums: dict[str, list[float]] = {}  # output -> squares of what the steps do, of the output
+        self.failure = ""  # why there is none
+
+    def infer(self, feeds: Mapping[str, np.ndarray], draw: Draw) -> RunResult:
+        """One run, by the model's names.
+
+        Raises:
+            NormdeployError: a node can't be computed in float64.
+        """
+        if self._runner is None:
+            self._runner = StepRunner(load_onnx(self._path))
+        given = {self._theirs.get(n, n): v.astype(self._types.get(n, v.dtype), copy=False) for n, v in feeds.items()}
+        return {self._outputs.get(name, name): v for name, v in self._runner.drawn(given, draw).items()}
+
+    def of(self, case: str, kind: str, feeds: Mapping[str, np.ndarray]) -> CaseBudget | None:
+        """The budget on one input; None where the file can't be evaluated, which ``failure`` says."""
+        if self.failure:
+            return None
+        if case not in self._cases:
+            try:
+                self._cases[case] = CaseBudget(self.infer, feeds)
+            except NormdeployError as error:
+                self.failure = str(error)
+                return None
+            if kind in _USUAL:
+                for name in self._cases[case].spread["weights"]:
+                    sums = self._sums.setdefault(name, [0.0, 0.0])
+                    sums[:] = (a + b for a, b in zip(sums, self._cases[case].squares(name), strict=True))
+        return self._cases[case]
+
+    def relative(self, output: str) -> float | None:
+        """What the steps alone move the output by over its size, root mean squares; None of integers."""
+        return None if output not in self._sums else _relative(*self._sums[output])
+
+    def saturations(self) -> list[Saturation]:
+        return [] if self._runner is None else [s for s in self._runner.saturations() if s]
+
+    def why(self, runtime: str, case: str) -> str:
+        """What a row that fails, worst on ``case``, is told beside its numbers."""
+        if self._four_bits and runtime == _OPTIMIZED and case.endswith(AGAINST):
+            return _FOUR_BITS
+        altered = "a weight, a scale or a zero point is not the model's (bisect finds which)"
+        clipped = sorted(self.saturations(), key=lambda s: -s.beyond)
+        if clipped:
+            named = "; ".join(map(str, clipped[:_NAMED]))
+            more = f"; {len(clipped) - _NAMED} more saturate" if len(clipped) > _NAMED else ""
+            advice = "calibrate on inputs like these, or give inputs like those of the calibration"
+            return f"{named}{more}; {advice}" + (f"; or {altered}" if runtime == UNROUNDED else "")
+        return f"no rounding of activations is in this: {altered}" if runtime == UNROUNDED else ""
+
+
+def _open(error: np.ndarray, bound: np.ndarray) -> bool:
+    """Whether more draws may yet bring what lies outside within."""
+    return bool((error > bound).any()) and not bool((error > _HOPELESS * bound).any())
+
+
+def _relative(steps: float, size: float) -> float:
+    return float(np.sqrt(steps / size)) if size else float("inf") if steps else 0.0
+
+
+@dataclass
+class CaseBudget:
+    """On one input: ``center`` is the file without rounding of activations and without ends of ranges, ``plain`` as it
+    says."""
+
+    run: Callable[[Mapping[str, np.ndarray], Draw], RunResult]
+    feeds: Mapping[str, np.ndarray]
+    center: RunResult = field(init=False)
+    plain: RunResult = field(init=False)
+    spread: dict[str, dict[str, np.ndarray]] = field(init=False)  # source -> output -> the largest of the draws
+    _runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
+
+    def __post_init__(self) -> None:
+        self.plain = self.run(self.feeds, Draw())
+        self.center = self.run(self.feeds, Draw("exact", clips=False))
+        floats = {name: v for name, v in self.center.items() if v.dtype.kind == "f"}
+        self.spread = {source: {n: np.zeros(v.shape, np.float32) for n, v in floats.items()} for source in BOTH}
+        for source in BOTH:
+            self._more(source, _RUNS)
+
+    def _draw(self, source: str, seed: int) -> RunResult:
+        if source == "weights":
+            return self.run(self.feeds, Draw("exact", seed, clips=False))
+        return self.run(self.feeds, Draw(seed, clips=False))
+
+    def _more(self, source: str, runs: int) -> None:
+        for seed in range(self._runs[source], self._runs[source] + runs):
+            run = self._draw(source, seed)
+            for name, widest in self.spread[source].items():
+                if run[name].shape == widest.shape:
+                    with np.errstate(all="ignore"):
+                        away = np.nan_to_num(np.abs(run[name] - self.center[name]), nan=0.0, posinf=0.0)
+                    np.maximum(widest, away, out=widest)
+        self._runs[source] += runs
+
+    def allowed(
+        self, output: str, sources: tuple[str, ...], base: np.ndarray, error: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The largest error of each element that passes; ``base``: without any quantization. More draws are made while
+        ``error`` is not within."""
+        if output not in self.spread["weights"] or self.center[output].shape != base.shape:
+            return base
+        bound = self._bound(output, sources, base)
+        while error is not None and self._runs[sources[0]] < _MOST_RUNS and _open(error, bound):
+            for source in sources:
+                self._more(source, self._runs[source])
+            bound = self._bound(output, sources, base)
+        return bound
+
+    def _bound(self, output: str, sources: tuple[str, ...], base: np.ndarray) -> np.ndarray:
+        total = np.zeros(base.shape)
+        for source in sources:
+            moved = self.spread[source][output].astype(np.float64)
+            typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
+            total += np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0)
+        return np.asarray(base + MULTIPLE * total)
+
+    def squares(self, output: str) -> tuple[float, float]:
+        """Sums over the elements: of what the steps do, and of the output."""
+        value = self.center[output]
+        steps = sum(self.spread[source][output].astype(np.float64) ** 2 for source in BOTH)
+        return float(np.nansum(steps)), float(np.nansum(np.where(np.isfinite(value), value, 0.0) ** 2))
+
+    def relative(self, output: str) -> float:
+        """What the steps move the output by over its size, root mean squares."""
+        return _relative(*self.squares(output))
+
+    def explained(self, output: str, value: np.ndarray) -> np.ndarray:
+        """Which integers some draw gives too."""
+        right = np.zeros(value.shape, bool)
+        for seed in range(_MOST_RUNS):
+            for source in BOTH:
+                run = self._draw(source, seed)[output]
+                right |= run == value if run.shape == value.shape else False
+            if right.all():
+                break
+        return right
+
+
+class Replica:
+    """The file in float64 as a runtime of its own; ``types``: of the model's outputs."""
+
+    def __init__(self, budget: StepBudget, draw: Draw, name: str) -> None:
+        self.name, self._budget, self._draw = name, budget, draw
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            RuntimeUnavailable: a node can't be computed in float64.
+        """
+        try:
+            return self._budget.infer(feeds, self._draw)
+        except NormdeployError as error:
+            raise RuntimeUnavailable(str(error)) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass

@@ -1,0 +1,112 @@
+"""Planted faults of quantized files are found: the node, the kind, and the output is right with it mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from normdeploy.model import Model
+from normdeploy.verbs.bisect.bisect import Bisection, bisect
+from tests import quantized_files as files
+from tests.verbs.verify.test_verify_quantized import (
+    scale_of_one_end,
+    swapped_channels,
+    weight_scale,
+    weight_zero_point,
+    zero_point_of_one_end,
+)
+
+
+def clipped(proto: onnx.ModelProto) -> None:
+    quantize = files.activations(proto)[1]
+    for node in proto.graph.node:
+        if node is quantize or [*node.input][:1] == [*quantize.output]:
+            files.own_constants(proto, node)
+            files.replace_constant(proto, node.input[1], files.constant(proto, node.input[1]) / 4)
+
+
+FAULTS = {
+    weight_scale: ("scale", "1.5 times the values in channel 3 of the model's", 0),
+    weight_zero_point: ("zero point", "steps beside those of the model's", 1),
+    swapped_channels: ("channels", "2 for 1, 1 for 2", 0),
+    zero_point_of_one_end: ("zero point", "has 12, the QuantizeLinear before it 0", None),
+    scale_of_one_end: ("scale", "the QuantizeLinear before it", None),
+    clipped: ("saturation", "its scale is too small", None),
+}
+
+
+@pytest.fixture(scope="module", params=["net", "conv"])
+def right(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path]:
+    model = getattr(files, request.param)()
+    return model, files.quantized(model, tmp_path_factory.mktemp(request.param), margin=1.0)
+
+
+def searched(model: Model, path: Path) -> Bisection:
+    return bisect(model, path, inputs=files.samples(model))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_a_planted_fault_is_named(fault: object, right: tuple[Model, Path]) -> None:
+    model, path = right
+    kind, words, weight = FAULTS[fault]  # type: ignore[index]
+    bisection = searched(model, files.edited(path, "wrong.onnx", fault))  # type: ignore[arg-type]
+    assert [f.kind for f in bisection.faults] == [kind], str(bisection)
+    found = bisection.faults[0]
+    assert words in found.cause
+    assert found.mended
+    assert found.error > found.allowed
+    proto = onnx.load(path)
+    if weight is not None:
+        assert found.tensor == list(files.weights(proto))[weight].output[0]
+    else:
+        assert found.tensor == files.activations(proto)[1].input[0]
+    assert found.wrong == "file"
+
+
+def test_two_faults_are_two(right: tuple[Model, Path]) -> None:
+    model, path = right
+
+    def both(proto: onnx.ModelProto) -> None:
+        weight_scale(proto)
+        zero_point_of_one_end(proto)
+
+    bisection = searched(model, files.edited(path, "two.onnx", both))
+    assert sorted(f.kind for f in bisection.faults) == ["scale", "zero point"], str(bisection)
+    assert bisection.faults[-1].mended
+
+
+def test_channels_of_very_different_size_under_one_scale(tmp_path: Path) -> None:
+    """Weights alone in 8 bits: four rows are 2000 times as large as the others, which one scale rounds to nothing."""
+    model = files.net()
+    state = model.program.state_dict
+    state["inner.weight"].data[:4] *= 2000
+    state["outer.weight"].data[:, :4] /= 2000
+    path = files.weights_alone(model, tmp_path)
+    bisection = searched(model, path)
+    assert [f.kind for f in bisection.faults] == ["granularity"], str(bisection)
+    assert "give each its own" in bisection.faults[0].cause
+    assert bisection.faults[0].mended
+
+
+def test_what_is_right_has_no_fault(right: tuple[Model, Path]) -> None:
+    bisection = searched(*right)
+    assert bisection
+    assert not bisection.faults
+
+
+def test_what_was_quantized_from_another_model_is_said_to_be_unexplained(right: tuple[Model, Path]) -> None:
+    """All weights drawn anew, each properly quantized: no parameter is near any of them."""
+    model, path = right
+
+    def other(proto: onnx.ModelProto) -> None:
+        rng = np.random.default_rng(0)
+        for node in files.weights(proto):
+            codes = files.constant(proto, node.input[0])
+            files.replace_constant(proto, node.input[0], rng.integers(-127, 128, codes.shape))
+
+    bisection = searched(model, files.edited(path, "other.onnx", other))
+    assert not bisection
+    assert any("no weight or range in it explains" in note for note in bisection.notes)

@@ -1,0 +1,318 @@
+"""Quantized files: what is quantized properly lies within the budget of its steps, and planted faults do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+import normdeploy
+from normdeploy.model import Model
+from normdeploy.verbs.verify.policy import policy_of
+from normdeploy.verbs.verify.steps import ROUNDED, UNROUNDED
+from normdeploy.verbs.verify.verify import Comparison, verify
+from tests import quantized_files as files
+
+OFF, ON = "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"
+
+
+@pytest.fixture(scope="module")
+def net() -> Model:
+    return files.net()
+
+
+@pytest.fixture(scope="module")
+def conv() -> Model:
+    return files.conv()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quantized")
+
+
+@pytest.fixture(scope="module")
+def int8(net: Model, folder: Path) -> Path:
+    return files.quantized(net, folder, margin=1.0)
+
+
+def compared(model: Model, path: Path) -> Comparison:
+    """On what the file was calibrated on, which no range cuts off."""
+    return verify(model, path, inputs=files.samples(model))
+
+
+def verdicts(comparison: Comparison) -> dict[str, str]:
+    return {r.runtime: r.verdict for r in comparison.results if r.file}
+
+
+FORMS = {
+    "symmetric": {},
+    "asymmetric": {"activations": QuantType.QUInt8, "symmetric": False},
+    "per tensor": {"per_channel": False},
+    "16 bits": {"activations": QuantType.QInt16},
+}
+
+
+@pytest.mark.parametrize("make", ["net", "conv"])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_quantized_properly_passes(form: str, make: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(make)
+    comparison = compared(model, files.quantized(model, folder, f"{make}.onnx", margin=1.0, **FORMS[form]))
+    assert comparison, str(comparison)
+    assert set(verdicts(comparison)) == {UNROUNDED, ROUNDED, OFF, ON}
+    own = [r for r in comparison.results if r.file]
+    assert all(r.steps is not None and 0 < r.steps < 0.1 for r in own)
+    assert {r.decided_by for r in own} == {"error budget of its steps"}
+    assert max(r.max_abs_error for r in own) > 1e-4  # far more than any float32 evaluation is off by
+
+
+def test_activations_that_are_quantized_as_they_come(net: Model, folder: Path) -> None:
+    """DynamicQuantizeLinear has a range for each input: no input is beyond it."""
+    comparison = verify(net, files.dynamic(net, folder))
+    assert comparison, str(comparison)
+
+
+def test_the_verdict_is_told_and_written(net: Model, int8: Path) -> None:
+    comparison = compared(net, int8)
+    assert any("half a step of each scale" in note for note in comparison.notes)
+    told = json.loads(json.dumps(comparison.to_json()["results"]))
+    assert {r["decided_by"] for r in told if r["file"]} == {"error budget of its steps"}
+    assert {r["steps"] for r in told if not r["file"]} == {None}
+
+
+def weight_scale(proto: onnx.ModelProto) -> None:
+    node = next(iter(files.weights(proto)))
+    scale = files.constant(proto, node.input[1]).copy()
+    scale[3] *= 1.5
+    files.replace_constant(proto, node.input[1], scale)
+
+
+def weight_zero_point(proto: onnx.ModelProto) -> None:
+    node = list(files.weights(proto))[1]
+    files.own_constants(proto, node)
+    files.replace_constant(proto, node.input[2], np.full(files.constant(proto, node.input[2]).shape, 9))
+
+
+def swapped_channels(proto: onnx.ModelProto) -> None:
+    node = next(iter(files.weights(proto)))
+    axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+    codes = np.moveaxis(files.constant(proto, node.input[0]).copy(), axis, 0)
+    codes[[1, 2]] = codes[[2, 1]]
+    files.replace_constant(proto, node.input[0], np.moveaxis(codes, 0, axis))
+
+
+def zero_point_of_one_end(proto: onnx.ModelProto) -> None:
+    """DequantizeLinear subtracts what QuantizeLinear did not add."""
+    quantize = files.activations(proto)[1]
+    node = next(n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == quantize.output[0])
+    files.own_constants(proto, node)
+    files.replace_constant(proto, node.input[2], np.full((), 12))
+
+
+def scale_of_one_end(proto: onnx.ModelProto) -> None:
+    quantize = files.activations(proto)[1]
+    node = next(n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == quantize.output[0])
+    files.own_constants(proto, node)
+    files.replace_constant(proto, node.input[1], files.constant(proto, node.input[1]) * 1.2)
+
+
+WRONG = [weight_scale, weight_zero_point, swapped_channels, zero_point_of_one_end, scale_of_one_end]
+
+
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("make", ["net", "conv"])
+def test_what_is_not_the_model_fails_without_any_rounding(
+    fault: object, make: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(make)
+    path = files.quantized(model, folder, f"{make}_right.onnx", margin=1.0)
+    comparison = compared(model, files.edited(path, "wrong.onnx", fault))  # type: ignore[arg-type]
+    assert verdicts(comparison)[UNROUNDED] == "fail"
+    reason = next(r.reason for r in comparison.results if r.runtime == UNROUNDED)
+    assert "is not the model's" in reason
+
+
+@pytest.mark.parametrize("make", ["net", "conv"])
+def test_a_range_that_clips_fails_and_is_named(make: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(make)
+    path = files.quantized(model, folder, f"{make}_right.onnx", margin=1.0)
+    name = files.activations(onnx.load(path))[1].input[0]
+
+    def clipped(proto: onnx.ModelProto) -> None:
+        quantize = files.activations(proto)[1]
+        for node in proto.graph.node:
+            if node is quantize or [*node.input][:1] == [*quantize.output]:
+                files.own_constants(proto, node)
+                files.replace_constant(proto, node.input[1], files.constant(proto, node.input[1]) / 4)
+
+    comparison = compared(model, files.edited(path, "clipped.onnx", clipped))
+    assert verdicts(comparison) == {UNROUNDED: "fail", ROUNDED: "fail", OFF: "fail", ON: "fail"}
+    assert f"{name!r} saturates" in next(r.reason for r in comparison.results if r.runtime == ROUNDED)
+
+
+def test_a_metric_decides_in_the_place_of_the_budget(net: Model, int8: Path, folder: Path) -> None:
+    inputs = files.samples(net)
+    good = verify(net, int8, inputs=inputs, policy=policy_of(None, "cosine>=0.995"))
+    assert good
+    assert {r.by_default for r in good.results if r.file} == {"pass"}
+    assert "error budget of its steps: pass" in next(r.account for r in good.results if r.file)
+    path = files.edited(int8, "wrong.onnx", swapped_channels)
+    assert not verify(net, path, inputs=inputs, policy=policy_of(None, "cosine>=0.9999"))
+    wrong = verify(net, path, inputs=inputs, policy=policy_of(None, "cosine>=0.5"))
+    assert wrong, str(wrong)
+    assert wrong.beyond_default
+
+
+def by_hand(model: Model, folder: Path, kind: int, block: int, activations: bool) -> Path:
+    """The float file with its first weight in ``kind``: in blocks, or for each channel with its input in it too."""
+    files.quantized(model, folder)  # writes the float file
+    proto = onnx.load(folder / "float32.onnx")
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+    largest = 7.0 if "int4" in dtype.name else float(ml_dtypes.finfo(dtype).max)
+    node = next(n for n in proto.graph.node if n.op_type in ("MatMul", "Gemm"))
+    weight = (
+        files.constant(proto, node.input[1]) if node.input[1] in {t.name for t in proto.graph.initializer} else None
+    )
+    if weight is None:  # a transposed one
+        turned = next(n for n in proto.graph.node if n.output[0] == node.input[1])
+        weight = files.constant(proto, turned.input[0]).T
+    if block:
+        blocks = weight.reshape(-1, block, weight.shape[1])
+        scale = (np.abs(blocks).max(1) / largest).astype(np.float32)
+        steps, attrs = weight / np.repeat(scale, block, 0), {"axis": 0, "block_size": block}
+    else:
+        scale = (np.abs(weight).max(0) / largest).astype(np.float32)
+        steps, attrs = weight / scale, {"axis": 1}
+    codes = (np.rint(steps) if "int" in dtype.name else steps).astype(np.float32).astype(dtype)
+    proto.graph.initializer.append(numpy_helper.from_array(codes, "codes"))
+    proto.graph.initializer.append(numpy_helper.from_array(scale, "scales"))
+    place = list(proto.graph.node).index(node)
+    new = [helper.make_node("DequantizeLinear", ["codes", "scales"], ["weight_back"], **attrs)]
+    if activations:
+        x = max(float(np.abs(feeds["x"]).max()) for feeds in files.samples(model)) / largest
+        proto.graph.initializer.append(numpy_helper.from_array(np.float32(x).reshape(()), "x_scale"))
+        proto.graph.initializer.append(numpy_helper.from_array(np.zeros((), dtype), "x_zero"))
+        new += [
+            helper.make_node("QuantizeLinear", ["x", "x_scale", "x_zero"], ["x_codes"]),
+            helper.make_node("DequantizeLinear", ["x_codes", "x_scale", "x_zero"], ["x_back"]),
+        ]
+        node.input[0] = "x_back"
+    node.input[1] = "weight_back"
+    for i, made in enumerate(new):
+        proto.graph.node.insert(place + i, made)
+    proto.opset_import[0].version = max(21, proto.opset_import[0].version)
+    onnx.save(proto, folder / "by_hand.onnx")
+    return folder / "by_hand.onnx"
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "activations"),
+    [(TensorProto.INT4, 16, False), (TensorProto.FLOAT8E4M3FN, 0, True), (TensorProto.FLOAT8E5M2, 0, True)],
+)
+def test_four_bits_and_floats_of_eight(kind: int, block: int, activations: bool, net: Model, folder: Path) -> None:
+    path = by_hand(net, folder, kind, block, activations)
+    comparison = compared(net, path)
+    kinds = verdicts(comparison)
+    del kinds[ON]
+    optimized = next(r for r in comparison.results if r.runtime == ON)
+    assert not optimized
+    if kind == TensorProto.INT4:  # onnxruntime 1.31.1 computes with activations of 8 bits, by its default
+        assert "session.qdq_matmulnbits_accuracy_level=1" in optimized.reason
+    else:  # it makes an integer product of it, and can't load that then
+        assert "QDQSelectorActionTransformer" in optimized.culprit
+    assert set(kinds.values()) == {"pass"}, str(comparison)
+
+    def wrong(proto: onnx.ModelProto) -> None:
+        scale = files.constant(proto, "scales").copy()
+        scale[..., 1] *= 3
+        files.replace_constant(proto, "scales", scale)
+
+    assert verdicts(compared(net, files.edited(path, "wrong.onnx", wrong)))[UNROUNDED] == "fail"
+
+
+def test_steps_as_large_as_the_output_say_nothing(net: Model, int8: Path) -> None:
+    def coarse(proto: onnx.ModelProto) -> None:
+        """Scales of 90 times the size, with the codes to them: within every budget, and worth nothing."""
+        for node in files.weights(proto):
+            codes, scale = files.constant(proto, node.input[0]), files.constant(proto, node.input[1])
+            files.replace_constant(proto, node.input[0], np.rint(codes / 90))
+            files.replace_constant(proto, node.input[1], scale * 90)
+
+    comparison = compared(net, files.edited(int8, "coarse.onnx", coarse))
+    assert verdicts(comparison)[ROUNDED] == "fail"
+    assert "zeros would lie in the budget" in next(r.reason for r in comparison.results if r.runtime == ROUNDED)
+
+
+def unquantized_weights(proto: onnx.ModelProto) -> None:
+    """As ModelOpt and torch write it: each weight in float32 with a QuantizeLinear of its own in front of its pair."""
+    for node in list(files.weights(proto)):
+        codes, scale = files.constant(proto, node.input[0]), files.constant(proto, node.input[1])
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+        shape = [-1 if i == axis and scale.ndim else 1 for i in range(codes.ndim)]
+        values = (codes * scale.reshape(shape if scale.ndim else ())).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, f"{node.input[0]}_float"))
+        made = helper.make_node(
+            "QuantizeLinear", [f"{node.input[0]}_float", *node.input[1:]], [f"{node.input[0]}_again"], axis=axis
+        )
+        proto.graph.node.insert(list(proto.graph.node).index(node), made)
+        node.input[0] = made.output[0]
+
+
+def test_weights_that_are_quantized_in_the_graph(net: Model, int8: Path) -> None:
+    path = files.edited(int8, "in_graph.onnx", unquantized_weights)
+    comparison = compared(net, path)
+    assert comparison, str(comparison)
+
+    def wrong(proto: onnx.ModelProto) -> None:
+        unquantized_weights(proto)
+        node = next(n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0].endswith("_again"))
+        files.own_constants(proto, node)
+        files.replace_constant(proto, node.input[1], files.constant(proto, node.input[1]) * 1.2)
+
+    assert verdicts(compared(net, files.edited(int8, "wrong_in_graph.onnx", wrong)))[UNROUNDED] == "fail"
+
+
+def test_an_onnx_file_as_the_reference_and_names_of_its_own(net: Model, folder: Path) -> None:
+    path = files.quantized(net, folder, "theirs.onnx", margin=1.0)
+
+    def renamed(proto: onnx.ModelProto) -> None:
+        proto.graph.input[0].name = "theirs"
+        for node in proto.graph.node:
+            for i, name in enumerate(node.input):
+                node.input[i] = "theirs" if name == "x" else name
+
+    files.edited(path, "renamed.onnx", renamed)
+    original = folder / "float32.onnx"
+    inputs = [folder / f"in{i}.npz" for i in range(3)]
+    for file, feeds in zip(inputs, files.samples(net), strict=False):
+        np.savez(file, **feeds)
+    good = normdeploy.verify(original, [folder / "renamed.onnx"], feeds=inputs, map={"theirs": "x"})
+    assert good, str(good)
+    assert set(verdicts(good)) == {UNROUNDED, ROUNDED, OFF, ON}
+    wrong = files.edited(path, "wrong.onnx", swapped_channels)
+    assert not normdeploy.verify(original, [wrong], feeds=inputs)
+
+
+def test_ops_that_quantize_inside_are_said_to_have_no_budget(net: Model, folder: Path) -> None:
+    """onnxruntime's QOperator form: QLinearMatMul."""
+    files.quantized(net, folder)
+    rng = [{"x": v["x"]} for v in files.samples(net)]
+    quantize_static(
+        folder / "float32.onnx",
+        folder / "sealed.onnx",
+        files.Samples(rng),
+        quant_format=QuantFormat.QOperator,
+        activation_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+    )
+    comparison = compared(net, folder / "sealed.onnx")
+    assert not comparison
+    assert any("of whose steps no error budget can be made; give a metric" in note for note in comparison.notes)
+    assert UNROUNDED not in verdicts(comparison)
+    assert verify(net, folder / "sealed.onnx", inputs=rng, policy=policy_of(None, "cosine>=0.99"))
