@@ -26,6 +26,7 @@ LATE = {
     "normdeploy.verbs.verify.originals": "torch",
     "normdeploy.runtimes.cuda": "torch",
     "normdeploy.runtimes.file64": "torch",
+    "normdeploy.runtimes.steps": "torch",
     "normdeploy.runtimes.engine": "torch",
     # the command line starts without them: onnx and numpy take 0.3 s, rich's tables 0.07 s of the 0.2 s of ``normdeploy
     # --help``
@@ -40,6 +41,7 @@ LATE = {
     "normdeploy.reports.tables": "rich",
     # extras, which may not be installed
     "normdeploy.reports.plots": "matplotlib",
+    "normdeploy.reports.quantized_plots": "matplotlib",
     "normdeploy_plugins.ops": "triton",
     "normdeploy_plugins.qdp": "triton",
 }

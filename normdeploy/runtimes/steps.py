@@ -18,7 +18,6 @@ and nothing allows what the range itself cuts off. That is seen in the plain run
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -31,51 +30,11 @@ from ..evaluate.evaluate import Unsupported, quiet
 from ..evaluate.quantize import limits, quotient, shifted, spread, target
 from ..graphs.quantized import DEQUANTIZE, DYNAMIC, INTEGER, QUANTIZE, quantizes
 from . import RunResult
+from .draws import Draw, Saturation
 from .exact import Exact, NotEvaluated
 from .file64 import File64Runner
 
 _ROOM = 1.0 + 1e-6  # steps beyond a range: half of one rounds back, and a rounded zero point moves the range by another
-
-
-@dataclass
-class Saturation:
-    """What one quantizer of data was given so far, in its own steps counted from zero; true where it clips.
-
-    ``share``: of the elements of the worst run that lie outside; ``beyond``: the largest excess, in steps.
-    """
-
-    node: str
-    tensor: str  # that is quantized
-    ends: tuple[float, float]  # of the range, as real numbers; NaN where there is a scale for each channel
-    least: float = np.inf  # real numbers seen
-    largest: float = -np.inf
-    share: float = 0.0
-    beyond: float = 0.0  # of a range that begins at 0, above it: what is below is taken for ReLU
-    used: float = 0.0  # the largest part of the range's width that any run took
-
-    def __bool__(self) -> bool:
-        return self.beyond > 0
-
-    def __str__(self) -> str:
-        ends = "" if np.isnan(self.ends[0]) else f" where its range is {self.ends[0]:.4g} to {self.ends[1]:.4g}"
-        return (
-            f"{self.tensor!r} saturates at {self.node}: it reaches {self.least:.4g} to {self.largest:.4g}{ends},"
-            f" {self.share:.2%} of a run clipped, by {self.beyond:.3g} steps at most"
-        )
-
-
-@dataclass(frozen=True)
-class Draw:
-    """How a run rounds. ``activations``, ``weights``: None as the file does, "exact" not at all, or a seed.
-
-    ``held``: DequantizeLinear nodes, by the tensor they make, that give these values instead; of None what was
-    quantized in front of them, as it was (in `StepRunner.all_values` alone, which forgets no tensor).
-    """
-
-    activations: int | str | None = None
-    weights: int | None = None
-    held: Mapping[str, Array | None] = field(default_factory=dict)
-    clips: bool = True  # at the ends of ranges, where activations are not rounded as the file does
 
 
 class _Stepped(Exact):

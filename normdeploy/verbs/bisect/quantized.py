@@ -19,9 +19,10 @@ from ...evaluate.quantize import spread
 from ...graphs.protos import module
 from ...graphs.quantized import DEQUANTIZE, QUANTIZE, Quantization, quantizes
 from ...model import Model
+from ...runtimes.draws import Draw
 from ...runtimes.eager import Float64Runner
 from ...runtimes.exact import Array
-from ...runtimes.steps import Draw, StepRunner
+from ...runtimes.steps import StepRunner
 from ..verify.results import OutputResult
 from ..verify.steps import BOTH, UNROUNDED, VOID, CaseBudget
 from ..verify.stored import stored_in

@@ -19,10 +19,10 @@ from ...model import Signature
 from ...precision.precision import asked
 from ...precision.stepwise import stepwise
 from ...runtimes import Runner, RunResult
+from ...runtimes.draws import Draw
 from ...runtimes.guests import GuestRunner, required
 from ...runtimes.guests import title as title_of_guest
 from ...runtimes.ort import OrtRunner, no_cuda, title
-from ...runtimes.steps import Draw
 from ...runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ...storage.files import load_onnx
 from .cases import Case

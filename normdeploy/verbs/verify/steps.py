@@ -27,16 +27,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from ...errors import NormdeployError, RuntimeUnavailable
 from ...runtimes import RunResult
+from ...runtimes.draws import Draw, Saturation
 from ...runtimes.ort import title
-from ...runtimes.steps import Draw, Saturation, StepRunner
 from ...storage.files import load_onnx
 from .bounds import MULTIPLE
+
+if TYPE_CHECKING:
+    from ...runtimes.steps import StepRunner
 
 ROUNDED = "float64, rounded as the file says"
 UNROUNDED = "float64, activations not rounded"
@@ -82,6 +85,8 @@ class StepBudget:
             NormdeployError: a node can't be computed in float64.
         """
         if self._runner is None:
+            from ...runtimes.steps import StepRunner
+
             self._runner = StepRunner(load_onnx(self._path))
         given = {self._theirs.get(n, n): v.astype(self._types.get(n, v.dtype), copy=False) for n, v in feeds.items()}
         return {self._outputs.get(name, name): v for name, v in self._runner.drawn(given, draw).items()}
