@@ -20,7 +20,9 @@ from normdeploy.quantization.quantize import Wish, asked, quantized
 from normdeploy.quantization.samples import Split, split
 from normdeploy.quantization.steps import INT8, step_of
 from normdeploy.runtimes.file64 import File64Runner
+from normdeploy.verbs.verify.audit import Origin, audit
 from normdeploy.verbs.verify.metrics import cosine
+from normdeploy.verbs.verify.originals import FileModel
 from normdeploy.verbs.verify.policy import policy_of
 from tests.half_graphs import text
 from tests.support import run_onnxruntime
@@ -262,3 +264,19 @@ def test_no_sample_calibrates_and_judges() -> None:
         assert parts.counts == (len(a), len(b))
         assert len(a) + len(b) == count
         assert not any((row == b).all(1).any() for row in a)
+
+
+def test_verify_knows_a_gamma_that_was_divided(block: onnx.ModelProto, halves: Split) -> None:
+    """Factors that the norm takes back are no altered weight; one element changed besides is."""
+    made, account = quantized(block, wish(), halves, SPECS)
+    assert {m.kind for m in account.migrations} == {"smooth"}
+    model = FileModel(inputs=tuple(SPECS), outputs=("y",), kind="onnx", proto=block, label="block")
+    told = {w.weight: w for w in audit(model, made, "made")}
+    assert {name for name, w in told.items() if w.origin is Origin.ALTERED} == set()
+    gamma = next(name for name, w in told.items() if "powers of two" in w.reason)
+    for t in made.graph.initializer:
+        if t.name == gamma:
+            array = onnx.numpy_helper.to_array(t).copy()
+            array[3] *= 1.5
+            t.CopyFrom(onnx.numpy_helper.from_array(array, gamma))
+    assert {w.tensor for w in audit(model, made, "made") if w.origin is Origin.ALTERED} == {gamma}

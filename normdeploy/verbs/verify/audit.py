@@ -30,6 +30,7 @@ import onnx
 
 from ...evaluate.core import is_quantized_type
 from ...graphs.protos import module
+from ...graphs.quantized import is_quantized
 from ...precision.retype import values
 from .merged import merged
 from .originals import FileModel, Original
@@ -98,14 +99,11 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     if not isinstance(model, FileModel):
         shifts += [(parameter, w.reshape(-1), size.reshape(-1)) for parameter, w, size in merged(model, stored)]
     modules = _modules(proto, stored)
+    inverses = [a.reshape(-1) for _, a, _ in unknown if is_quantized(proto) and _are_powers(a)]
     remarks = []
     for tensor, array, share in unknown:
-        weight = _origin(
-            Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size),
-            array,
-            missing,
-            shifts,
-        )
+        weight = Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size)
+        weight = _smoothed(weight, array, inverses, missing) or _origin(weight, array, missing, shifts)
         if weight.origin is Origin.COMPUTED and share >= _MOSTLY and rows.lacks(array, missing.values()):
             parameter = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
             weight = replace(weight, origin=Origin.ALTERED, reason=parameter)
@@ -277,6 +275,24 @@ def _origin(
     if best is None:
         return replace(weight, reason="like no parameter or buffer of the model")
     return best
+
+
+def _are_powers(array: Array) -> bool:
+    """Whether all elements are powers of two, not all of them one."""
+    wide = array.astype(np.float64)
+    return bool((np.frexp(wide)[0] == 0.5).all() and (wide != 1).any())
+
+
+def _smoothed(weight: Weight, array: Array, inverses: Sequence[Array], missing: Mapping[str, Array]) -> Weight | None:
+    """A gamma whose norm was divided by factors before it was quantized (`normdeploy.quantization.migrate`): times the
+    powers of two that the norm is written with, which are ``inverses``, it is the model's own."""
+    for inverse in (v for v in inverses if v.size == array.size):
+        whole = array.reshape(-1).astype(np.float64) * inverse.astype(np.float64)
+        for name, parameter in missing.items():
+            if parameter.size == array.size and bool((whole == parameter.reshape(-1)).all()):
+                told = f"{name} over the powers of two that its norm is written with"
+                return replace(weight, parameter=name, origin=Origin.FOLDED, reason=told)
+    return None
 
 
 def _beside(weight: Weight, array: Array, parameter: Array, unit: float) -> Weight | None:
