@@ -234,9 +234,9 @@ def _wrong_weight(node: onnx.NodeProto, name: str, got: Array, right: Array, ste
             continue
         rows, theirs = np.moveaxis(got, axis, 0)[channels], np.moveaxis(right, axis, 0)[channels]
         steps = np.moveaxis(step, axis, 0)[channels]
-        others = [int(np.argmin([np.abs(row - other).max() for other in theirs])) for row in rows]
+        others = [int(np.argmax([_cosine(row, other) for other in theirs])) for row in rows]
         exchanged = sorted(others) == [*range(len(others))] and others != sorted(others)
-        if exchanged and all((np.abs(rows[i] - theirs[k]) <= 2 * steps[i]).all() for i, k in enumerate(others)):
+        if exchanged and all(_scaled(rows[i], theirs[k], steps[i]) for i, k in enumerate(others)):
             pairs = ", ".join(f"{channels[k]} for {channels[i]}" for i, k in enumerate(others) if i != k)
             return Cause("channels", told.format(f"other channels ({pairs})"))
         if text := _factor(rows, theirs, steps):
@@ -249,9 +249,20 @@ def _wrong_weight(node: onnx.NodeProto, name: str, got: Array, right: Array, ste
     return Cause("weights", told.format(f"values that are off by up to {off.max():.3g} steps"))
 
 
+def _cosine(one: Array, other: Array) -> float:
+    size = float(np.sqrt((one * one).sum() * (other * other).sum()))
+    return float((one * other).sum()) / size if size else 0.0
+
+
+def _scaled(row: Array, other: Array, step: Array) -> bool:
+    """Whether a channel is another one, with its codes under a scale that is not its own."""
+    factor = float((row * other).sum() / (other * other).sum()) if other.any() else 0.0
+    return bool((np.abs(row - factor * other) <= step).all())
+
+
 def _factor(got: Array, right: Array, step: Array) -> str:
     """Whether all is off by one factor, or by one number of steps; "" where by neither."""
-    factor = float((got * right).sum() / (right * right).sum())
+    factor = float((got * right).sum() / (right * right).sum()) if right.any() else 1.0
     if abs(factor - 1) > _EQUAL and (np.abs(got - factor * right) <= step).all():
         return f"{factor:.3g} times the values"
     shift = float(np.median((got - right) / step))

@@ -10,6 +10,7 @@ import pytest
 
 from normdeploy.model import Model
 from normdeploy.verbs.bisect.bisect import Bisection, bisect
+from normdeploy.verbs.bisect.quantized import _wrong_weight
 from tests import quantized_files as files
 from tests.verbs.verify.test_verify_quantized import (
     scale_of_one_end,
@@ -89,6 +90,15 @@ def test_channels_of_very_different_size_under_one_scale(tmp_path: Path) -> None
     assert [f.kind for f in bisection.faults] == ["granularity"], str(bisection)
     assert "give each its own" in bisection.faults[0].cause
     assert bisection.faults[0].mended
+
+
+def test_a_parameter_of_zeros_with_codes_that_are_none() -> None:
+    """No factor of zeros gives anything: it is a weight that is off, and nothing divides by it."""
+    zeros = np.zeros((4, 6))
+    got = zeros.copy()
+    got[1] = 0.3
+    node = onnx.helper.make_node("DequantizeLinear", ["c", "s"], ["w"], "D")
+    assert _wrong_weight(node, "p", got, zeros, np.full((4, 6), 0.1)).kind in ("weights", "zero point")
 
 
 def test_what_is_right_has_no_fault(right: tuple[Model, Path]) -> None:
