@@ -114,7 +114,7 @@ def _to_odd(values: Array) -> Array:
     """float32 whose last bit is 1 wherever ``values`` are none of its numbers: rounded once more, to a narrower type,
     they are as though they had been rounded once (Boldo and Melquiond, "When double rounding is odd", 2005).
 
-    ml_dtypes (0.5) goes from float64 to 8 bits by float32, and so takes what lies just beside a tie for one.
+    ml_dtypes (0.6) goes from float64 to 8 bits by float32, and so takes what lies just beside a tie for one.
     """
     near = values.astype(np.float32)
     even = (near.view(np.uint32) & 1) == 0
