@@ -289,9 +289,15 @@ def _smoothed(weight: Weight, array: Array, inverses: Sequence[Array], missing: 
     for inverse in (v for v in inverses if v.size == array.size):
         whole = array.reshape(-1).astype(np.float64) * inverse.astype(np.float64)
         for name, parameter in missing.items():
-            if parameter.size == array.size and bool((whole == parameter.reshape(-1)).all()):
-                told = f"{name} over the powers of two that its norm is written with"
-                return replace(weight, parameter=name, origin=Origin.FOLDED, reason=told)
+            if parameter.size != array.size:
+                continue
+            model = parameter.reshape(-1).astype(np.float64)
+            differs, told = whole != model, f"{name} over the powers of two that its norm is written with"
+            weight = replace(weight, parameter=name)
+            if not differs.any():
+                return replace(weight, origin=Origin.FOLDED, reason=told)
+            if differs.mean() <= 1 - _MOSTLY:
+                return _told(weight, Origin.ALTERED, np.abs(whole - model), _changed(differs, whole, model, told))
     return None
 
 
