@@ -143,6 +143,8 @@ def build(
             f"{source.name} holds no nodes: it computes nothing, and an engine of 0 layers is none; give the model"
             " itself"
         )
+    if reason := reasons.without_fp8(proto, source.name, wanted):
+        raise InputError(reason)
     shapes, *others = [
         profile(inputs_of(proto), recorded_inputs(proto), given) for given in (profiles, *map(_ranges, more_profiles))
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import onnx
@@ -14,12 +14,27 @@ from ..graphs.protos import module
 from ..runtimes.trt import TITLES
 from .worker import End
 
+_FP8 = 8.9
 _SHOWN = 5  # errors of the parser; the log has all
 
 
 def unknown(answer: Mapping[str, Any], runtime: str) -> str:
     asked, known = ", ".join(answer["unknown"]), ", ".join(answer["known"])
     return f"{TITLES[runtime]} does not build for compute capability {asked}; it builds for {known}"
+
+
+def without_fp8(proto: onnx.ModelProto, name: str, capabilities: Sequence[str]) -> str:
+    """Why no engine can be built for all of ``capabilities``, "" where FP8 does not stand in the way: GPUs have it from
+    8.9 on (NVIDIA, CUDA C++ Programming Guide)."""
+    kinds = onnx.TensorProto.FLOAT8E4M3FN, onnx.TensorProto.FLOAT8E5M2
+    held = next((t.name for t in proto.graph.initializer if t.data_type in kinds), None)
+    older = [c for c in capabilities if float(c) < _FP8]
+    if held is None or not older:
+        return ""
+    return (
+        f"{name} computes in FP8 ({held!r} is one of its tensors), which GPUs have from compute capability {_FP8} on, and"
+        f" {', '.join(older)} is asked for; leave that out, or quantize to int8"
+    )
 
 
 def refused(answer: Mapping[str, Any], proto: onnx.ModelProto, name: str, runtime: str) -> str:

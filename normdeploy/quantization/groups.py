@@ -29,6 +29,7 @@ class Candidate:
     source: str  # the tensor that a migration would start from
     result: str  # the layer's result, an added bias included
     outputs: int
+    groups: int = 1  # of a convolution
     activated: str = ""  # of a convolution: its result, or what a Relu or Clip makes of it that alone reads it
     reason: str = ""
 
@@ -69,6 +70,7 @@ def _candidate(graph: Graph, linear: Linear | Refusal, form: Format, block: int)
         source_of(graph, data).y.name,
         linear.out.name,
         linear.channels,
+        linear.groups,
         _activated(graph, linear) if node.op == "Conv" else "",
     )
     if not rank:

@@ -192,8 +192,11 @@ def _raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 def _fit(layers: list[Candidate], wish: Wish) -> list[Candidate]:
     """With the reason at those that the runtime has no kernel for."""
-    if wish.to == "fp8" or (wish.to == "int8" and not wish.dynamic):
+    if wish.to == "int8" and not wish.dynamic:
         return layers
+    if wish.to == "fp8":  # of nine taps of three digits each too little is left, and a channel has no more
+        why = "in FP8 a convolution in groups loses too much"
+        return [replace(c, reason=why) if c.groups > 1 and not c.reason else c for c in layers]
     name = {"int4": "INT4 weights are", "int8": "a range taken while the model runs is"}[wish.to]
     ops = ("MatMul",) if wish.dynamic else ("MatMul", "Gemm")
     fit = [c.op in ops and not (wish.dynamic and c.plan.weight == 0) for c in layers]

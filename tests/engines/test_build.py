@@ -370,3 +370,20 @@ def test_the_report_says_how_each_norm_was_built(tmp_path: Path) -> None:
             "reason": "TensorRT has a layer of its own for it",
         }
     ]
+
+
+def test_fp8_is_refused_for_gpus_without_it(tmp_path: Path) -> None:
+    """The library's own words are of its compiler's passes."""
+    weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT8E4M3FN, [2, 2], [1.0, 2.0, 3.0, 4.0])
+    scale = onnx.helper.make_tensor("s", onnx.TensorProto.FLOAT, [], [0.5])
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 2]) for name in "xy"]
+    nodes = [
+        onnx.helper.make_node("DequantizeLinear", ["w", "s"], ["d"]),
+        onnx.helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight, scale])
+    file = tmp_path / "fp8.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), file)
+    with pytest.raises(InputError, match=r"computes in FP8 .*from compute capability 8\.9 on, and 8\.6 is asked for"):
+        build(file, tmp_path / "e.engine", compute_capabilities=["8.6", "8.9"])
+    assert list(tmp_path.iterdir()) == [file]
