@@ -50,7 +50,8 @@ def samples_of(calibrate: Calibration, precision: str | None, keep_io: bool) -> 
     if precision is None:
         if calibrate or keep_io:
             raise InputError(
-                "calibrate and keep_io are for half precision alone; ask for it with precision, fp16 or bf16"
+                "calibrate is for quantization and half precision, keep_io for half precision alone; ask for either with"
+                " quantize (int8, fp8, int4) or precision (fp16, bf16)"
             )
         return None
     if not calibrate:

@@ -32,8 +32,8 @@ def without_fp8(proto: onnx.ModelProto, name: str, capabilities: Sequence[str]) 
     if held is None or not older:
         return ""
     return (
-        f"{name} computes in FP8 ({held!r} is one of its tensors), which GPUs have from compute capability {_FP8} on, and"
-        f" {', '.join(older)} is asked for; leave that out, or quantize to int8"
+        f"{name} computes in FP8 ({held!r} is one of its tensors), which GPUs have from compute capability {_FP8} on,"
+        f" and {', '.join(older)} is asked for; leave that out, or quantize to int8"
     )
 
 
