@@ -2,8 +2,8 @@
 
 QuantizeLinear with zero point 0 (ONNX): int8 is saturate(round(y / scale)), a tie going to the even number; FP8 (E4M3,
 at most 448) is the nearest number of that type, what is larger saturated. y is the norm as it would be stored in x's
-type, so that it is rounded as before QuantizeLinear; the quotient is one of float32, correctly rounded. A NaN becomes
-−128 in int8 (ONNX leaves it open; onnxruntime 1.31 does so too) and a NaN in FP8.
+type, so that it is rounded as before QuantizeLinear; the quotient is one of float32, correctly rounded (`quotient`). A
+NaN becomes −128 in int8 (ONNX leaves it open; onnxruntime 1.31 does so too) and a NaN in FP8.
 
 The scale is given, one number, or (``DYNAMIC``) made of each row in float32: max(max|y|, least) / 127, or / 448. A NaN
 in a row makes its scale a NaN. Of a row of zeros and least = 0 the scale is 0, and the quotient a NaN.
@@ -52,9 +52,27 @@ def by_row(y: np.ndarray, axis: int, least: float, to: str) -> tuple[np.ndarray,
 
 
 @triton.jit
+def quotient(y, scale):
+    """y / scale, correctly rounded where 2⁻⁶⁰ ≤ scale ≤ 2⁶⁰ and it is not so large or small that it is saturated or
+    becomes 0 anyway; else within one place.
+
+    By the correctly rounded reciprocal, which a row has one of, and two corrections, q + (y − q·scale)/scale, whose
+    remainders are exact in a fused multiply-add: after the first q is within one place, and the second rounds correctly
+    (Markstein, IBM J. Res. Dev. 34, 1990). A division for each element would take twice as many instructions,
+    one of them of the slow unit.
+    """
+    by = tl.zeros_like(y) + scale
+    inverse = tl.zeros_like(y) + tl.div_rn(tl.zeros_like(scale) + 1.0, scale)
+    q = y * inverse
+    better = tl.fma(tl.fma(-q, by, y), inverse, q)
+    better = tl.fma(tl.fma(-better, by, y), inverse, better)
+    return tl.where(tl.abs(q) < 512.0, better, q)  # of an infinity the remainder is none
+
+
+@triton.jit
 def store_quantized(ptr, offset, y, scale, mask):
     """``y``, float32, divided by ``scale`` and stored in the type of ``ptr``."""
-    q = tl.div_rn(y, tl.zeros_like(y) + scale)
+    q = quotient(y, scale)
     if ptr.dtype.element_ty == tl.int8:
         # at and above 2²² a float32 has no digits behind the point: adding 1.5 · 2²³ rounds to the even number, and the
         # low bits of the sum are the integer; a comparison with a NaN is false
@@ -124,7 +142,7 @@ def norm_quantize(
     if rows == 0:  # of the one program that a grid then has
         return
     TO: tl.constexpr = y_ptr.dtype.element_ty
-    scale = 1.0 if DYNAMIC else tl.load(scale_ptr)
+    scale = tl.full([1, 1], 1.0, tl.float32) if DYNAMIC else tl.load(scale_ptr + tl.zeros([1, 1], tl.int32))
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:
             length = widened(n, x_ptr, WIDE)

@@ -17,7 +17,7 @@ from ..graphs.graph import Graph
 from ..graphs.region import Region
 from ..norms import bodies
 from ..norms.guests import own
-from ..norms.ops import CONTRIB, NormOp, Owner, owned_by
+from ..norms.ops import CONTRIB, DOMAIN, NormOp, Owner, owned_by
 from . import linear, norms, ops, whole_numbers
 from .errors import NotProved, Why
 from .lemmas import TABLE as LEMMAS
@@ -98,9 +98,9 @@ def run_nodes(
 
 def _is_zero_point(node: gs.Node, i: int) -> bool:
     """Whether input number ``i`` is QuantizeLinear's zero point, of the node itself or in its function's body."""
-    row = own(node.domain, node.op)
-    if row is not None:
-        return row.inputs[i : i + 1] == ("y_zero_point",)
+    if node.domain == DOMAIN:
+        row = own(node.domain, node.op)
+        return row is not None and row.inputs[i : i + 1] == ("y_zero_point",)
     return (node.op, i, node.domain or "") == ("QuantizeLinear", 2, "")
 
 

@@ -23,6 +23,7 @@ import onnx_graphsurgeon as gs
 
 from ..domains import is_standard
 from ..forms.form import written
+from ..forms.portable import RMS
 from ..graphs.functions import DOMAIN, oldest
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, compile_region
@@ -77,7 +78,7 @@ def quantize(work: Work, node: gs.Node) -> Finding | None:
 def _spelled(work: Work, norm: gs.Node) -> tuple[gs.Node, Certificate]:
     """An RMSNormalization as our RMSNorm, which is not put into the graph, and the certificate of that."""
     graph = work.graph
-    x, scale, attrs = norm.inputs[0], norm.inputs[1], attributes(norm.op, graph.attrs(norm), graph.opset)
+    x, scale, attrs = norm.inputs[0], norm.inputs[1], attributes(norm.op, graph.attrs(norm), max(graph.opset, RMS))
     shape = graph.shape(x)
     if shape is None or graph.dtype(x) != graph.dtype(scale):
         raise _Refused("the rank of its norm's input is not known, or the norm has the type of its scale")
@@ -122,7 +123,8 @@ def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: Tail | 
     ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
     if ours is not None and lacking(ours, [t.name for t in norm.inputs], norm.attrs):
         raise _Refused(f"its {norm.op} is another op of that name")
-    attrs = attributes(norm.op, graph.attrs(norm), graph.opset) if ours is None else dict(graph.attrs(norm))
+    opset = max(graph.opset, row.since)  # that of the nodes that were written so far
+    attrs = attributes(norm.op, graph.attrs(norm), opset) if ours is None else dict(graph.attrs(norm))
     inputs, y = _parameters(graph, row, norm), norm.outputs[0]
     if tail is None:
         scale, zero = _scale_and_zero(graph, node)

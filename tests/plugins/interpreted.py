@@ -36,11 +36,18 @@ def untouched(buffer: Any) -> bool:
     return bool((guards.isnan() | (guards == 85)).all())
 
 
-def _round_to_fp8() -> None:
-    """Let the interpreter convert to E4M3 as GPUs do. By itself (Triton 3.7) it saturates nothing, takes no tie to the
-    even number and makes 4 of 7.9: what rounds up to the next power of 2 loses its exponent."""
+def _round_as_gpus_do() -> None:
+    """Let the interpreter convert to E4M3 and fuse a multiply-add as GPUs do. By itself (Triton 3.7) it saturates
+    nothing, takes no tie to the even number and makes 4 of 7.9: what rounds up to the next power of 2 loses its
+    exponent. And it rounds the product before the sum."""
     import ml_dtypes
     from triton.runtime import interpreter
+
+    def fused(self: Any, x: Any, y: Any, z: Any) -> Any:
+        wide = x.data.astype(np.float64) * y.data + z.data
+        return interpreter.TensorHandle(wide.astype(x.data.dtype), x.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_fma = fused
 
     own = interpreter._convert_float
     if getattr(own, "rounds", False):
@@ -72,7 +79,7 @@ def run(
     from normdeploy_plugins._launch import Tensor, Tile
     from normdeploy_plugins.ops import BY_NAME
 
-    _round_to_fp8()
+    _round_as_gpus_do()
     op = BY_NAME[op_name]
     stored = [torch.from_numpy(np.ascontiguousarray(a)).to(torch_dtype(d)) for a, d in zip(arrays, dtypes, strict=True)]
     tensors = [Tensor(tuple(a.shape), d) for a, d in zip(arrays, dtypes, strict=True)]

@@ -110,6 +110,22 @@ def test_every_bit_of_what_is_compiled(op: str, to: str, capability: tuple[int, 
     ends_alike(q, quantize_linear(y, 0.1, to))
 
 
+@pytest.mark.parametrize("to", QUANTIZED)
+def test_every_bit_by_any_usual_scale(to: str) -> None:
+    """The quotient is a division's, whatever the scale: by its reciprocal alone one in some hundreds would be wrong."""
+    rng, wrong = np.random.default_rng(5), 0
+    for scale in np.exp(rng.uniform(np.log(2.0**-60), np.log(2.0**60), 12)).astype(np.float32).tolist():
+        y = numbers(to, scale)
+        case, arrays = known("LayerNormQuantize", y, "fp32", to, scale)
+        _, (q,) = emulated.run(case, arrays)
+        expected = quantize_linear(y, scale, to)
+        ends_alike(q, expected)
+        with np.errstate(all="ignore"):
+            by_reciprocal = quantized((y * (np.float32(1) / np.float32(scale))).astype(np.float64), np.float64(1), to)
+        wrong += int((by_reciprocal != expected).sum() - np.isnan(expected).sum())
+    assert wrong > 50  # the numbers tell the two apart
+
+
 @pytest.mark.parametrize("least", [0.0, 100.0])
 @pytest.mark.parametrize("capability", [(8, 9), (9, 0)], ids=lambda c: f"{c[0]}.{c[1]}")
 @pytest.mark.parametrize("to", QUANTIZED)

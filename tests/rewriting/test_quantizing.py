@@ -403,3 +403,19 @@ def test_tensorrt_rtx_gets_the_bodies_written_out() -> None:
         reads[name] = trt.OnnxParser(network, logger).parse(proto.SerializeToString())
     assert reads["nodes"]
     assert not reads["functions"], "this release reads both: write functions out no longer"
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 22, 23, 25])
+def test_every_opset(opset: int) -> None:
+    """Spelled out, so that in an old file the norm's node is newer than the file's opset."""
+    mean = "m = ReduceMean <keepdims: int = 1, axes: ints = [-1]> (x)" if opset < 18 else "m = ReduceMean (x, last)"
+    var = "v = ReduceMean <keepdims: int = 1, axes: ints = [-1]> (p)" if opset < 18 else "v = ReduceMean (p, last)"
+    norm = f"""last = Constant <value_ints: ints = [-1]> () {mean} d = Sub (x, m) p = Mul (d, d) {var}
+        e = Constant <value_float: float = 1e-5> () w = Add (v, e) r0 = Sqrt (w) n = Div (d, r0) k = Mul (n, g)
+        y = Add (k, b)"""
+    before = model(norm, opset)
+    ops, out, summary = optimized(before)
+    assert [op for op in ops if op != "Constant"] == ["LayerNormQuantize"]
+    assert summary.opset == max(17, opset)
+    found, expected = (run(proto, "ORT_DISABLE_ALL")[0].astype(int) for proto in (out, before))
+    assert np.abs(found - expected).max() <= 1  # the norm's node rounds otherwise than what it was spelled in
