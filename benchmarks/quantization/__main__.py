@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import logging
+import subprocess
 import sys
 import time
 import traceback
@@ -55,6 +56,8 @@ def row(subject: Subject, contender: Contender, source: Path, samples: Path, ref
     """Write and judge one file; what its writer said where there is none."""
     target = environments.written(subject.name, contender.name)
     told: dict[str, Any] = {"form": contender.form, "date": datetime.date.today().isoformat()}
+    if contender in OURS:
+        told["commit"] = commit()
     target.unlink(missing_ok=True)
     start = time.process_time()
     wall = time.perf_counter()
@@ -70,6 +73,12 @@ def row(subject: Subject, contender: Contender, source: Path, samples: Path, ref
         told["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         logging.debug("%s %s", time.process_time() - start, traceback.format_exc())
     return told
+
+
+def commit() -> str:
+    """Of this checkout."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def timed(subject: Subject, rows: dict[str, Any], rounds: int) -> None:

@@ -7,6 +7,7 @@ All of it lies in one cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``), is 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def cache() -> Path:
 
 def written(subject: str, contender: str) -> Path:
     """Where a contender's file of a model lies."""
-    return cache() / "files" / subject / f"{contender.replace(' ', '_').replace(',', '')}.onnx"
+    return cache() / "files" / subject / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', contender)}.onnx"
 
 
 def modelopt() -> Path:

@@ -45,7 +45,7 @@ def write(results: dict[str, Any]) -> None:
 
 def table(rows: dict[str, Any]) -> str:
     measures = list(next(iter(rows.values()))["measures"])
-    head = ["file", "form", "linears", *measures, "faster, batch 1", "batch 8", "MB", "written in, s"]
+    head = ["file", "form", "linears", *measures, "faster, batch 1", "batch 8", "MB", "written in, s", "commit"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, told in rows.items():
         if "measures" not in told:
@@ -62,6 +62,7 @@ def table(rows: dict[str, Any]) -> str:
             *("{:.2f} ({:.2f} to {:.2f})".format(*faster[b]) if b in faster else "" for b in (1, 8)),
             f"{told['bytes'] / 1e6:.1f}",
             str(told.get("seconds", "")),
+            told.get("commit", ""),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
