@@ -50,8 +50,8 @@ def samples_of(calibrate: Calibration, precision: str | None, keep_io: bool) -> 
     if precision is None:
         if calibrate or keep_io:
             raise InputError(
-                "calibrate is for quantization and half precision, keep_io for half precision alone; ask for either with"
-                " quantize (int8, fp8, int4) or precision (fp16, bf16)"
+                "calibrate is for quantization and half precision, keep_io for half precision alone; ask for either"
+                " with quantize (int8, fp8, int4) or precision (fp16, bf16)"
             )
         return None
     if not calibrate:

@@ -246,7 +246,7 @@ def _written(
         return made.reason
     weight = made[0].inputs[linear.weight]
     bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
-    share = Share(linear, "input", *vectors, weight, bias, bool(nodes))
+    share = Share(linear, "input" if vectors[1].any() else "scale", *vectors, weight, bias, bool(nodes))
     before = compile_region(graph, linear.out, [leaf])
     rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, [*nodes, *made])
     if isinstance(rewrite, Refusal):

@@ -204,3 +204,24 @@ def test_a_norm_over_several_axes_is_refused() -> None:
     assert [m.status for m in migrations] == ["refused"]
     assert "several axes" in migrations[0].reason
     assert ops(after) == ops(proto)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_scale_into_a_transposed_convolution(groups: int) -> None:
+    """Its shift can't be taken, nor is there one here."""
+    body = f"h = BatchNormalization(x, gamma, zero, zero, var) y = ConvTranspose<group={groups}>(h, k, bias)"
+    rng = np.random.default_rng(6)
+    proto = text(
+        body,
+        "float[b,8,4,4] x",
+        f"float[b,{2 * groups},6,6] y",
+        gamma=GAMMA,
+        zero=np.zeros(8),
+        var=GAMMA**2 + 1,
+        k=rng.standard_normal((8, 2, 3, 3)),
+        bias=rng.standard_normal(2 * groups),
+    )
+    after, migrations = migrated(proto)
+    assert made(migrations) == ["gamma and beta"]
+    assert "BatchNormalization" not in ops(after)
+    same(proto, after)

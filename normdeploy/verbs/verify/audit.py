@@ -103,7 +103,8 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     remarks = []
     for tensor, array, share in unknown:
         weight = Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size)
-        weight = _smoothed(weight, array, inverses, missing) or _origin(weight, array, missing, shifts)
+        smoothed = _smoothed(weight, array, inverses, missing)
+        weight = _origin(weight, array, missing, shifts) if smoothed is None else smoothed
         if weight.origin is Origin.COMPUTED and share >= _MOSTLY and rows.lacks(array, missing.values()):
             parameter = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
             weight = replace(weight, origin=Origin.ALTERED, reason=parameter)
