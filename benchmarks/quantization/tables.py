@@ -79,7 +79,7 @@ def missed(results: dict[str, Any]) -> list[str]:
         if any(_reaches(told, asked) for told in rows.values()):
             continue
         wanted = ", ".join(
-            f"{measure} {'<=' if measure == LOSS else '>='} {bound:g}" for measure, bound in asked.items()
+            f"{measure} {'<=' if measure in AT_MOST else '>='} {bound:g}" for measure, bound in asked.items()
         )
         values = {n: ", ".join(f"{v:.4f}" for m in asked for v in _values(told, m)) for n, told in rows.items()}
         have = "; ".join(f"{n}: {v or 'no file'}" for n, v in values.items()) or "not measured"
