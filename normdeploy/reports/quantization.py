@@ -37,19 +37,32 @@ def show_quantization(console: Console, account: Quantization) -> None:
 
 
 def _layers(layers: Sequence[Layer]) -> Table:
-    told = _table("layer", "status", "weight", "activation", "range", "migrated", "alone costs", "because")
-    for layer in layers:
+    """Layers of one lot in one line: what each costs, its range and its scale are in the report and on the page."""
+    told = _table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
+    for alike in _alike(layers):
+        first = alike[0]
+        many = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        errors = [layer.error for layer in alike if layer.error is not None]
         told.add_row(
-            _named(layer.module, layer.tensor, layer.op),
-            Text(layer.status, style=_COLOURS[layer.status]),
-            layer.weight,
-            _activation(layer.activation, layer.scale, layer.zero_point),
-            _range(layer.low, layer.high),
-            ", ".join(layer.migrated),
-            "" if layer.error is None else f"{layer.error:.1e}",
-            Text(layer.reason),
+            _named(f"{first.module}{many}" if first.module else "", f"{first.tensor}{many}", first.op),
+            Text(first.status, style=_COLOURS[first.status]),
+            first.weight if len({layer.weight for layer in alike}) == 1 else first.weight.split(" for each")[0],
+            first.activation if many else _activation(first.activation, first.scale, first.zero_point),
+            ", ".join(first.migrated),
+            f"{max(errors):.1e}" if errors else "",
+            Text(first.reason),
         )
     return told
+
+
+def _alike(layers: Sequence[Layer]) -> list[list[Layer]]:
+    """Layers that differ in their names and numbers alone, in the order of the first."""
+    lots: dict[tuple[str, ...], list[Layer]] = {}
+    for layer in layers:
+        weight = layer.weight.split(" for each")[0]
+        lot = (layer.status, layer.op, weight, layer.activation, " ".join(layer.migrated), layer.reason)
+        lots.setdefault(lot, []).append(layer)
+    return list(lots.values())
 
 
 def _judged(judged: Sequence[Judged]) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .plots import Plot, number
-from .svg import BAD, FIRST, SECOND, dots, drawn, in_order, inline, log_scale, segments
+from .svg import BAD, FIRST, SECOND, dots, drawn, in_order, inline, log_scale, segments, signed_scale
 
 _LAYERS = 1000  # that are drawn
 
@@ -25,7 +25,7 @@ def ranges(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
     low, high = ([number(layer[end]) for layer in shown] for end in ("low", "high"))
     widths = sorted(max(abs(a), abs(b)) for a, b in zip(low, high, strict=True))
     with drawn(2.6) as (figure, axes):
-        axes.set_yscale("symlog", linthresh=widths[len(widths) // 2] or 1.0)
+        signed_scale(axes, widths[len(widths) // 2] or 1.0)
         x = [float(i) for i in range(1, len(shown) + 1)]
         width = 5.0 if len(shown) <= 60 else 2.0
         segments(axes, x, low, x, high, FIRST, width, "range of the input")

@@ -65,6 +65,12 @@ def drawn(height: float) -> Iterator[tuple[Figure, Axes]]:
         yield figure, axes
 
 
+def signed_scale(axes: Axes, linear: float) -> None:
+    """Values of both signs: linear up to ``linear``, logarithmic beyond."""
+    axes.set_yscale("symlog", linthresh=linear)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+
+
 def log_scale(axes: Axes, values: Iterable[float]) -> float:
     """A logarithmic y axis for ``values``; returns its lower end, where zeros are drawn. What is not finite is drawn at
     the upper."""

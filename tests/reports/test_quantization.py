@@ -61,7 +61,7 @@ def shown(account: Quantization, width: int = 200) -> str:
 def test_the_table_has_every_layer_metric_and_exclusion() -> None:
     lines = shown(ACCOUNT).splitlines()
     first = next(line for line in lines if "encoder.0.query" in line)
-    for cell in ("quantized", "int8 for each of 384 channels", "int8, scale 0.025", "-3.175 to 3.175", "2.5e-03"):
+    for cell in ("quantized", "int8 for each of 384 channels", "int8, scale 0.025", "2.5e-03"):
         assert cell in first
     assert "gamma and beta, smooth" in first
     assert "it costs most" in next(line for line in lines if "(o)" in line)
@@ -78,6 +78,16 @@ def test_the_table_has_every_layer_metric_and_exclusion() -> None:
     ]
 
 
+def test_layers_of_one_lot_are_one_line() -> None:
+    second = replace(FIRST, tensor="h2", module="encoder.1.query", scale=0.5, error=4e-3)
+    lines = shown(replace(ACCOUNT, layers=(FIRST, LEFT, second))).splitlines()
+    line = next(line for line in lines if "encoder.0.query" in line)
+    for cell in ("encoder.0.query and 1 more", "4.0e-03", "int8"):
+        assert cell in line
+    assert "scale" not in line
+    assert not any("encoder.1.query" in line for line in lines)
+
+
 def test_an_account_without_calibration_or_metric_is_short() -> None:
     text = shown(Quantization("int4", "any", "none", 0, 0, ()))
     assert text == "int4 for any: 0 of 0 linear layers; weights 0.0 MB → 0.0 MB; calibration none\n"
@@ -88,6 +98,7 @@ def test_the_plots_draw_each_layer_and_name_the_worst() -> None:
     ranges, costs = quantized_plots.ranges(layers), quantized_plots.costs(layers)
     assert ranges is not None
     assert costs is not None
+    assert "mathdefault" not in ranges.svg
     assert ranges.alt == "2 ranges; the widest is -90 to 88, of o."
     assert "o costs most, 3.1e-01" in costs.alt
     assert "1 were left in float" in costs.alt
