@@ -16,7 +16,7 @@ Behind no norm the same is written as two ops in front of the layer, (y − shif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,7 +56,7 @@ class _Pass:
 
 
 def migrated(
-    proto: onnx.ModelProto, conditions: Mapping[str, Condition] | None = None
+    proto: onnx.ModelProto, conditions: Mapping[str, Condition] | None = None, idle: Collection[str] = ()
 ) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
     """``proto`` with the scale and shift of each norm moved into the linear layers behind it.
 
@@ -64,6 +64,7 @@ def migrated(
         proto: a float32 model with its weights; not changed.
         conditions: by the name of the tensor that linear layers read, what it is to be conditioned by besides; tensors
             that are not named are migrated as they are where a norm makes them.
+        idle: results of layers that stay float: what these alone read is left as it is.
 
     Returns:
         The model, and an account of each migration, made or refused.
@@ -80,6 +81,8 @@ def migrated(
             groups.setdefault(id(data), []).append(linear.node)
             inputs[id(data)] = data
     for key, nodes in groups.items():
+        if all(_named(work.graph, node) in idle for node in nodes):
+            continue
         _migrate(work, inputs[key], nodes)
     return work.graph.to_proto(), tuple(work.migrations)
 

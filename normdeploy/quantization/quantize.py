@@ -11,13 +11,13 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 
-from ..choices import ONNXRUNTIME, TENSORRT
+from ..choices import ONNXRUNTIME
 from ..errors import GraphError, InputError, NormdeployError
 from ..graphs.graph import Graph
 from ..graphs.opsets import needs_conversion, renumbered
@@ -25,7 +25,6 @@ from ..model import InputSpec
 from ..precision.calibrate import specs_of
 from ..storage.protos import copied, standard_opset
 from ..types import Progress
-from ..verbs.verify.policy import Policy
 from . import judge
 from .account import Layer, Migration, Quantization
 from .calibration import calibrated
@@ -36,72 +35,11 @@ from .migrate import Condition, migrated
 from .observe import Seen, observe
 from .qdq import Plan, written
 from .samples import Split
-from .steps import FP8, INT4, INT8, UINT8, Format, Step, step_of
+from .steps import UINT8, Step, step_of
+from .wish import Wish, builds_for, fit, require
 
 PROPERTY = "normdeploy.quantization"
-BLOCK = 64  # input channels that share a scale in INT4: TensorRT takes it, and onnxruntime
 _LONG = 60.0  # seconds that the float64 reference may take
-_QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
-_QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "DynamicQuantizeMatMul"})
-
-
-@dataclass(frozen=True)
-class Wish:
-    """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form; ``calibration``: "minmax", "entropy" or "percentile";
-    ``policy``: the metrics that the file is to reach. ``dynamic``: the ranges of activations are taken while the model
-    runs, in onnxruntime alone."""
-
-    to: str
-    runtime: str = "any"
-    calibration: str = "minmax"
-    policy: Policy = field(default_factory=Policy)
-    dynamic: bool = False
-
-    @property
-    def weight(self) -> Format:
-        return {"int8": INT8, "fp8": FP8, "int4": INT4}[self.to]
-
-    @property
-    def activation(self) -> Format | None:
-        if self.to == "int4" or self.dynamic:
-            return None
-        return UINT8 if self.to == "int8" and self.runtime in ONNXRUNTIME else self.weight
-
-    @property
-    def block(self) -> int:
-        return BLOCK if self.to == "int4" else 0
-
-
-def require(proto: onnx.ModelProto, wish: Wish) -> None:
-    """Before any work.
-
-    Raises:
-        InputError: the file is quantized already, or the runtime has no kernels for what is wished.
-    """
-    require_runtime(wish)
-    done = next((n for n in proto.graph.node if n.op_type in _QUANTIZED), None)
-    if done is not None:
-        raise InputError(
-            f"the file is quantized already: it has {done.op_type} {done.name or done.output[0]!r}; quantize the float"
-            " model it was made of"
-        )
-
-
-def require_runtime(wish: Wish) -> None:
-    """
-    Raises:
-        InputError: the runtime has no kernels for what is wished.
-    """
-    if wish.dynamic and (wish.runtime not in ONNXRUNTIME or wish.to != "int8"):
-        raise InputError(
-            f"ranges that are taken while the model runs are for int8 in onnxruntime, and {wish.to} for"
-            f" {wish.runtime!r} is asked for; give --runtime onnxruntime, or samples in the place of --dynamic"
-        )
-    if wish.to == "fp8" and wish.runtime not in TENSORRT:
-        raise InputError(
-            f"FP8 has kernels in TensorRT alone (compute capability 8.9 and above), and the runtime is"
-            f" {wish.runtime!r}; give --runtime tensorrt or tensorrt-rtx"
-        )
 
 
 def quantized(
@@ -125,14 +63,14 @@ def quantized(
     require(proto, wish)
     before = _raised(copied(proto), max(wish.weight.since, 13))
     graph = Graph(before)
-    layers = _fit(candidates(graph, wish.weight, wish.block), wish)
+    layers = fit(candidates(graph, wish.weight, wish.block), wish)
     if all(c.reason for c in layers):
         reasons = "; ".join(f"{c.result!r}: {c.reason}" for c in layers[:3]) or "it has no linear layer"
         raise InputError(f"nothing in the model can be quantized to {wish.to}: {reasons}")
     samples = split.calibrating if split is not None else ()
     conditions = _conditions(graph, layers, before, wish, samples, progress)
-    moved, migrations = migrated(before, conditions)
-    left = _fit(candidates(Graph(moved), wish.weight, wish.block), wish)
+    moved, migrations = migrated(before, conditions, {c.result for c in layers if c.reason})
+    left = fit(candidates(Graph(moved), wish.weight, wish.block), wish)
     plans, results, layers_told = _planned(moved, left, wish, samples, migrations, progress)
     bias = wish.runtime in ONNXRUNTIME
     work = Chosen(moved, plans, lambda chosen: written(moved, chosen, bias, results), ())
@@ -142,11 +80,16 @@ def quantized(
         judging, float32, more = _judge(before, wish, split, progress)
         notes += more
         work = excluded(work, judging, float32, samples, names, progress)
+    chosen = {c.result: work.plans[c.plan.tensor] for c in left if c.plan.tensor in work.plans}
     out = work.file
-    kept = {c.plan.tensor: c.result for c in left if c.plan.tensor in work.plans}
+    if split is not None and work.exclusions:
+        lean, made = _without_idle(before, conditions, wish, chosen, left, results)
+        judged = judging.judged(judging.run(lean), float32)
+        if all(j.met for j in judged):
+            out, migrations, work = lean, made, replace(work, judged=judged)
     told = tuple(
         layer
-        if layer.status == "float" or layer.tensor in kept.values()
+        if layer.status == "float" or layer.tensor in chosen
         else replace(layer, status="float", reason="its error costs more than the metric allows")
         for layer in layers_told
     )
@@ -164,9 +107,30 @@ def quantized(
         work.judged,
         work.exclusions,
         (_bytes(before), _bytes(out)),
-        (*notes, *_builds(wish)),
+        (*notes, *builds_for(wish)),
     )
     return out, account
+
+
+def _without_idle(
+    before: onnx.ModelProto,
+    conditions: Mapping[str, Condition],
+    wish: Wish,
+    chosen: Mapping[str, Plan],
+    layers: Sequence[Candidate],
+    results: Mapping[str, tuple[str, Step]],
+) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
+    """The file of the same layers with nothing moved for those that stay float, and the migrations.
+
+    ``chosen``: the layers by their results. ``layers``, ``results``: as they were with everything moved.
+    """
+    idle = {c.result for c in layers if c.result not in chosen}
+    moved, migrations = migrated(before, conditions, idle)
+    now = {c.result: c.plan for c in candidates(Graph(moved), wish.weight, wish.block) if c.result in chosen}
+    plans = {p.tensor: replace(p, step=chosen[r].step, dynamic=chosen[r].dynamic) for r, p in now.items()}
+    named = {c.plan.tensor: now[c.result].tensor for c in layers if c.result in now}
+    behind = {t: (named[layer], step) for t, (layer, step) in results.items() if layer in named}
+    return written(moved, plans, wish.runtime in ONNXRUNTIME, behind), migrations
 
 
 def asked(proto: onnx.ModelProto) -> str:
@@ -188,22 +152,6 @@ def _raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             f" export the model again with --opset {opset}"
         )
     return renumbered(proto, opset)
-
-
-def _fit(layers: list[Candidate], wish: Wish) -> list[Candidate]:
-    """With the reason at those that the runtime has no kernel for."""
-    if wish.to == "int8" and not wish.dynamic:
-        return layers
-    if wish.to == "fp8":  # of nine taps of three digits each too little is left, and a channel has no more
-        why = "in FP8 a convolution in groups loses too much"
-        return [replace(c, reason=why) if c.groups > 1 and not c.reason else c for c in layers]
-    name = {"int4": "INT4 weights are", "int8": "a range taken while the model runs is"}[wish.to]
-    ops = ("MatMul",) if wish.dynamic else ("MatMul", "Gemm")
-    fit = [c.op in ops and not (wish.dynamic and c.plan.weight == 0) for c in layers]
-    return [
-        c if c.reason or good else replace(c, reason=f"{name} for {' and '.join(ops)}")
-        for c, good in zip(layers, fit, strict=True)
-    ]
 
 
 def _conditions(
@@ -338,14 +286,6 @@ def _state(proto: onnx.ModelProto, wish: Wish) -> None:
     proto.metadata_props.extend(kept)
     value: dict[str, Any] = {"to": wish.to, "runtime": wish.runtime, "calibration": wish.calibration}
     proto.metadata_props.add(key=PROPERTY, value=json.dumps(value, sort_keys=True))
-
-
-def _builds(wish: Wish) -> tuple[str, ...]:
-    if wish.to == "fp8":
-        return ("FP8 needs compute capability 8.9 or above",)
-    if wish.runtime in ONNXRUNTIME and wish.to == "int8":
-        return ("uint8 with a zero point is for onnxruntime: TensorRT takes symmetric int8 alone",)
-    return ()
 
 
 def _bytes(proto: onnx.ModelProto) -> int:

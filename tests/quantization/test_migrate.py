@@ -225,3 +225,14 @@ def test_a_scale_into_a_transposed_convolution(groups: int) -> None:
     assert made(migrations) == ["gamma and beta"]
     assert "BatchNormalization" not in ops(after)
     same(proto, after)
+
+
+def test_nothing_is_moved_for_layers_that_stay_float() -> None:
+    body = NORM + "a = MatMul(n, w) b = MatMul(n, w2) y = Add(a, b)"
+    proto = text(body, **SHAPE, gamma=GAMMA, beta=BETA, w=W, w2=W[::-1] * 2)
+    after, migrations = migrated(proto, idle={"a", "b"})
+    assert migrations == ()
+    assert ops(after) == ops(proto)
+    after, migrations = migrated(proto, idle={"a"})  # the other one wants it
+    assert made(migrations) == ["gamma and beta"] * 2
+    same(proto, after)

@@ -1,0 +1,100 @@
+"""What is asked for of quantization, and what the runtimes have kernels for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from ..choices import ONNXRUNTIME, TENSORRT
+from ..errors import InputError
+from ..verbs.verify.policy import Policy
+from .groups import Candidate
+from .steps import FP8, INT4, INT8, UINT8, Format
+
+BLOCK = 64  # input channels that share a scale in INT4: TensorRT takes it, and onnxruntime
+_QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
+_QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "DynamicQuantizeMatMul"})
+
+
+@dataclass(frozen=True)
+class Wish:
+    """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form; ``calibration``: "minmax", "entropy" or "percentile";
+    ``policy``: the metrics that the file is to reach. ``dynamic``: the ranges of activations are taken while the model
+    runs, in onnxruntime alone."""
+
+    to: str
+    runtime: str = "any"
+    calibration: str = "minmax"
+    policy: Policy = field(default_factory=Policy)
+    dynamic: bool = False
+
+    @property
+    def weight(self) -> Format:
+        return {"int8": INT8, "fp8": FP8, "int4": INT4}[self.to]
+
+    @property
+    def activation(self) -> Format | None:
+        if self.to == "int4" or self.dynamic:
+            return None
+        return UINT8 if self.to == "int8" and self.runtime in ONNXRUNTIME else self.weight
+
+    @property
+    def block(self) -> int:
+        return BLOCK if self.to == "int4" else 0
+
+
+def require(proto: onnx.ModelProto, wish: Wish) -> None:
+    """Before any work.
+
+    Raises:
+        InputError: the file is quantized already, or the runtime has no kernels for what is wished.
+    """
+    require_runtime(wish)
+    done = next((n for n in proto.graph.node if n.op_type in _QUANTIZED), None)
+    if done is not None:
+        raise InputError(
+            f"the file is quantized already: it has {done.op_type} {done.name or done.output[0]!r}; quantize the float"
+            " model it was made of"
+        )
+
+
+def require_runtime(wish: Wish) -> None:
+    """
+    Raises:
+        InputError: the runtime has no kernels for what is wished.
+    """
+    if wish.dynamic and (wish.runtime not in ONNXRUNTIME or wish.to != "int8"):
+        raise InputError(
+            f"ranges that are taken while the model runs are for int8 in onnxruntime, and {wish.to} for"
+            f" {wish.runtime!r} is asked for; give --runtime onnxruntime, or samples in the place of --dynamic"
+        )
+    if wish.to == "fp8" and wish.runtime not in TENSORRT:
+        raise InputError(
+            f"FP8 has kernels in TensorRT alone (compute capability 8.9 and above), and the runtime is"
+            f" {wish.runtime!r}; give --runtime tensorrt or tensorrt-rtx"
+        )
+
+
+def fit(layers: list[Candidate], wish: Wish) -> list[Candidate]:
+    """With the reason at those that the runtime has no kernel for."""
+    if wish.to == "int8" and not wish.dynamic:
+        return layers
+    if wish.to == "fp8":  # of nine taps of three digits each too little is left, and a channel has no more
+        why = "in FP8 a convolution in groups loses too much"
+        return [replace(c, reason=why) if c.groups > 1 and not c.reason else c for c in layers]
+    name = {"int4": "INT4 weights are", "int8": "a range taken while the model runs is"}[wish.to]
+    ops = ("MatMul",) if wish.dynamic else ("MatMul", "Gemm")
+    fit = [c.op in ops and not (wish.dynamic and c.plan.weight == 0) for c in layers]
+    return [
+        c if c.reason or good else replace(c, reason=f"{name} for {' and '.join(ops)}")
+        for c, good in zip(layers, fit, strict=True)
+    ]
+
+
+def builds_for(wish: Wish) -> tuple[str, ...]:
+    if wish.to == "fp8":
+        return ("FP8 needs compute capability 8.9 or above",)
+    if wish.runtime in ONNXRUNTIME and wish.to == "int8":
+        return ("uint8 with a zero point is for onnxruntime: TensorRT takes symmetric int8 alone",)
+    return ()
