@@ -75,7 +75,10 @@ def _candidate(graph: Graph, linear: Linear | Refusal, form: Format, block: int)
     )
     if not rank:
         return replace(made, reason=f"the rank of its input {data.name!r} is not known")
-    if graph.dtype(data) != np.float32 or not isinstance(stored, gs.Constant) or stored.dtype != np.float32:
+    if not isinstance(stored, gs.Constant):
+        maker = graph.producer(stored)
+        return replace(made, reason=f"its weight is made by {maker.op if maker is not None else 'a node'} of constants")
+    if graph.dtype(data) != np.float32 or stored.dtype != np.float32:
         kind = graph.dtype(data)
         return replace(made, reason=f"its input is {kind if kind is not None else 'of no known type'}, not float32")
     if not np.isfinite(linear.w).all():

@@ -232,6 +232,14 @@ def test_what_can_not_be_quantized_is_named(halves: Split) -> None:
     )
     with pytest.raises(InputError, match="'e': its input is float16, not float32"):
         quantized(proto, wish(), halves, SPECS)
+    proto = text(
+        "t = Transpose<perm=[1, 0]>(w) y = MatMul(x, t)",
+        f"float[b,{WIDTH}] x",
+        "float[b,4] y",
+        w=np.ones((4, WIDTH)),
+    )
+    with pytest.raises(InputError, match="'y': its weight is made by Transpose of constants"):
+        quantized(proto, wish(), halves, SPECS)
     with pytest.raises(InputError, match="it has no linear layer"):
         quantized(text("y = Relu(x)"), wish(), halves, SPECS)
 
