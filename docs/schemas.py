@@ -22,7 +22,7 @@ from typing import Any, Literal, TypedDict
 import normdeploy
 from normdeploy.engines.build import Engine
 from normdeploy.precision.precision import Account
-from normdeploy.quantization.account import Quantization
+from normdeploy.quantized import Quantization
 from normdeploy.records import Certificate, Explanation, Finding, Picture, QuantizedLayer
 from normdeploy.verbs.bench.bench import Race
 from normdeploy.verbs.bisect.hunt import Fault

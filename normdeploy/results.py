@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
 from .errors import GraphError
 from .precision.precision import Account
+from .quantized import Quantization
 from .records import Summary
 from .shown import Shown
 from .storage.files import load_onnx
-
-if TYPE_CHECKING:
-    from .quantization.account import Quantization
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from ..choices import TENSORRT
 from ..errors import GraphError, InputError
 from ..model import InputSpec
 from ..precision.calibrate import loadable
-from ..quantization.account import Quantization
 from ..quantization.quantize import described, quantized
 from ..quantization.samples import split
 from ..quantization.wish import Wish, require_runtime
+from ..quantized import Quantization
 from ..sessions import open_session
 from ..types import Progress
 from ..verbs.verify.policy import Thresholds, policy_of

@@ -169,7 +169,7 @@ Inputs = Annotated[
     typer.Option(
         "--input",
         metavar="SPEC",
-        help=r'An input, such as "ids:int64\[n,s]{0:30522}": dtype, shape, values. Repeatable.',
+        help=r'An input, such as "ids:int64\[n,s]{0:999}": dtype, shape, values. Repeatable.',
     ),
 ]
 Dims = Annotated[
@@ -186,7 +186,7 @@ TaskOption = Annotated[
     str | None,
     typer.Option(
         "--task",
-        help="Of a Hugging Face folder: what it is for, such as feature-extraction or text-generation-with-past.",
+        help="Of a Hugging Face folder: what it is for, such as feature-extraction or text-generation.",
     ),
 ]
 PartOption = Annotated[

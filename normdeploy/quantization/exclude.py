@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 
 from ..errors import InputError
+from ..quantized import Exclusion, Judged
 from ..types import Progress
 from . import judge
-from .account import Exclusion, Judged
 from .qdq import Plan
 
 _FEW = 2  # batches on which each layer is tried alone

@@ -9,10 +9,10 @@ import onnx
 
 from ..errors import InputError
 from ..precision.calibrate import loadable
+from ..quantized import Judged
 from ..sessions import open_session
 from ..verbs.verify.metrics import METRICS
 from ..verbs.verify.policy import Policy, Threshold
-from .account import Judged
 
 Feeds = Mapping[str, np.ndarray]
 Outputs = list[dict[str, np.ndarray]]  # of each batch: output -> value

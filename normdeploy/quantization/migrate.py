@@ -29,11 +29,11 @@ from ..forms.linear import Linear, linear_of, with_added_bias
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, compile_region
 from ..proof.folds import Expressions
+from ..quantized import Migration
 from ..recognition.scales import Affine, measure
 from ..records import Certificate
 from ..rewriting import certify
 from ..rewriting.certify import Memo
-from .account import Migration
 from .linears import SPLIT, Source, linears, source_of
 
 

@@ -23,10 +23,10 @@ from ..graphs.graph import Graph
 from ..graphs.opsets import needs_conversion, renumbered
 from ..model import InputSpec
 from ..precision.calibrate import specs_of
+from ..quantized import Layer, Migration, Quantization
 from ..storage.protos import copied, standard_opset
 from ..types import Progress
 from . import judge
-from .account import Layer, Migration, Quantization
 from .calibration import calibrated
 from .conditions import condition_of
 from .exclude import Chosen, excluded

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..records import QuantizedLayer
 
 if TYPE_CHECKING:
-    from ..quantization.account import Exclusion, Judged, Layer, Quantization
+    from ..quantized import Exclusion, Judged, Layer, Quantization
 
 _COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "float": "yellow"}
 

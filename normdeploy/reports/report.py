@@ -54,7 +54,7 @@ apply is null.
         ep_context; null or false: not asked for), capability (the library's: "STANDARD"), notes, ep_context (null where
         path is the engine itself: mode "embed" | "file", file: the engine's beside it, partition, architecture,
         sdk_version)
-    quantization  null, or `normdeploy.quantization.account.Quantization` as it stands
+    quantization  null, or `normdeploy.quantized.Quantization` as it stands
     precision   null, or to ("fp16" | "bf16"), islands (what stayed float32: kind "norm" | "statistics" | "constant" |
         "range" | "positions" | "logarithm" | "logits" | "no half form" | "control flow" | "as written", op, module,
         tensor, reason,
@@ -130,7 +130,7 @@ from .tables import show_engine, show_inference, show_norms, show_parity
 if TYPE_CHECKING:
     from ..engines.build import Engine
     from ..precision.precision import Account
-    from ..quantization.account import Quantization
+    from ..quantized import Quantization
     from ..verbs.bench.bench import Race
     from ..verbs.bisect.bisect import Bisection
     from ..verbs.run import Inference

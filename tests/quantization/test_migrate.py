@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from normdeploy.quantization.account import Migration
 from normdeploy.quantization.migrate import Condition, migrated
+from normdeploy.quantized import Migration
 from normdeploy.runtimes.file64 import File64Runner
 from tests.half_graphs import text
 

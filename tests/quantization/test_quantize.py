@@ -12,7 +12,6 @@ import pytest
 from normdeploy.errors import InputError
 from normdeploy.graphs.graph import Graph
 from normdeploy.model import Dim, InputSpec
-from normdeploy.quantization.account import Quantization
 from normdeploy.quantization.groups import candidates
 from normdeploy.quantization.observe import observe
 from normdeploy.quantization.qdq import written
@@ -20,6 +19,7 @@ from normdeploy.quantization.quantize import asked, quantized
 from normdeploy.quantization.samples import Split, split
 from normdeploy.quantization.steps import INT8, step_of
 from normdeploy.quantization.wish import Wish
+from normdeploy.quantized import Quantization
 from normdeploy.runtimes.file64 import File64Runner
 from normdeploy.verbs.verify.audit import Origin, audit
 from normdeploy.verbs.verify.metrics import cosine

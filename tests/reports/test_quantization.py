@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import normdeploy
-from normdeploy.quantization.account import Exclusion, Judged, Layer, Migration, Quantization
+from normdeploy.quantized import Exclusion, Judged, Layer, Migration, Quantization
 from normdeploy.reports import quantized_plots
 from normdeploy.reports.page import page
 from normdeploy.reports.quantization import show_quantization

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..records import Certificate
+from .records import Certificate
 
 
 @dataclass(frozen=True)
