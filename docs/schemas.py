@@ -31,6 +31,8 @@ from normdeploy.verbs.recheck import recheck
 from normdeploy.verbs.verify.candidates import NotRun
 from normdeploy.verbs.verify.verify import Comparison
 
+from . import fleet_schema
+
 FOLDER = Path(normdeploy.__file__).parent / "reports" / "schemas"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _NOT_FINITE = ("nan", "inf", "-inf")
@@ -214,7 +216,8 @@ _ADDED: dict[type, dict[str, Any]] = {  # to the fields of a value, where it is 
 
 def schemas() -> dict[str, dict[str, Any]]:
     """The schema's file -> the schema."""
-    return {f"{name}.json": _schema(document) for name, document in DOCUMENTS.items()}
+    documents = {f"{name}.json": _schema(document) for name, document in DOCUMENTS.items()}
+    return documents | {"fleet.json": fleet_schema.schema(_DIALECT)}
 
 
 def _schema(document: type) -> dict[str, Any]:

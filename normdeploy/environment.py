@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import os
 import platform
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ LIBRARIES = (
     "numpy",
     "ml_dtypes",
     "protobuf",
+    "safetensors",
+    "transformers",
 )
 
 
@@ -40,6 +43,13 @@ def environment() -> dict[str, str]:
     return versions | {"python": platform.python_version(), "system": system, "cpu": _cpu()} | _gpus()
 
 
+def epoch() -> int | None:
+    """The seconds since 1970 that SOURCE_DATE_EPOCH states in the place of now (reproducible-builds.org); None where it
+    states none. What is written then says neither when nor how fast it was made."""
+    text = os.environ.get("SOURCE_DATE_EPOCH", "")
+    return int(text) if text.isdecimal() else None
+
+
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
@@ -48,7 +58,8 @@ def _cpu() -> str:
 
 
 def _gpus() -> dict[str, str]:
-    """The driver and the GPUs, as NVIDIA's management library names them; {} where there is none."""
+    """The driver and the GPUs with their compute capabilities, as NVIDIA's management library names them; {} where
+    there is none."""
     try:
         nvml = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
     except OSError:
@@ -57,6 +68,7 @@ def _gpus() -> dict[str, str]:
         return {}
     try:
         text, count = ctypes.create_string_buffer(96), ctypes.c_uint(0)
+        major, minor = ctypes.c_int(0), ctypes.c_int(0)
         gpus = {}
         if not nvml.nvmlSystemGetDriverVersion(text, len(text)):
             gpus["driver"] = text.value.decode(errors="replace")
@@ -67,6 +79,8 @@ def _gpus() -> dict[str, str]:
                     device, text, len(text)
                 ):
                     gpus[f"gpu {index}"] = text.value.decode(errors="replace")
+                if not nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)):
+                    gpus[f"capability {index}"] = f"{major.value}.{minor.value}"
         return gpus
     finally:
         nvml.nvmlShutdown()

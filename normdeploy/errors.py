@@ -46,6 +46,10 @@ class ExtensionError(NormdeployError):
     package."""
 
 
+class StoreError(NormdeployError):
+    """A store of steps can't be reached or written, or holds what is not what its name says."""
+
+
 class RuntimeUnavailable(NormdeployError):
     """A package or a device that a verb needs is not there; the message says which extra to install."""
 

@@ -33,7 +33,12 @@ LATE = {
     "normdeploy.arguments": "onnx",
     "normdeploy.verbs.check.check": "onnx",
     "normdeploy.verbs.check.sarif": "onnx",
+    "normdeploy.fleet.collect": "onnx",
+    "normdeploy.fleet.fleet": "onnx",
+    "normdeploy.fleet.shown": "onnx",
     "normdeploy.runtimes.trt": "numpy",
+    "normdeploy.reports.fleet": "rich",
+    "normdeploy.reports.fleet_page": "rich",
     "normdeploy.reports.package": "rich",
     "normdeploy.reports.page": "rich",
     "normdeploy.reports.report": "rich",
@@ -42,6 +47,7 @@ LATE = {
     # extras, which may not be installed
     "normdeploy.reports.plots": "matplotlib",
     "normdeploy.reports.quantized_plots": "matplotlib",
+    "normdeploy.reports.svg": "matplotlib",
     "normdeploy_plugins.ops": "triton",
     "normdeploy_plugins.qdp": "triton",
 }
@@ -59,6 +65,8 @@ LIBRARIES = {
     "jinja2": "of the extra report",
     "markupsafe": "of the extra report",
     "triton": "of the extra plugins",
+    "jsonschema": "of the extra fleet",
+    "fsspec.core": "of the extra fleet",
     "tensorrt": "of the extra tensorrt",
     "cuda.bindings": "comes with a torch for CUDA",
 }

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__, stopping
 from ..errors import NormdeployError, printable
-from . import bench, bisect, build, check, export, inspect, optimize, package, recheck, run, verify
+from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, verify
 from .verbose import logged
 
 
@@ -75,6 +75,11 @@ app.command(cls=_Verb)(logged(check.check))
 app.command(cls=_Verb)(logged(bench.bench))
 app.command(cls=_Verb)(logged(package.package))
 app.command(cls=_Verb)(logged(recheck.recheck))
+
+of_fleets = typer.Typer(cls=_Group, no_args_is_help=True, help="Many models, many targets: run what has changed.")
+for _verb in (fleet.run, fleet.status, fleet.diff, fleet.show, fleet.gc):
+    of_fleets.command(cls=_Verb)(logged(_verb))
+app.add_typer(of_fleets, name="fleet")
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from ..environment import environment
+from ..environment import environment, epoch
 from ..errors import printable
 from ..records import Explanation, Finding, Summary
 from ..storage.atomic import siblings
@@ -226,6 +226,10 @@ def _explanation(explanation: Explanation) -> dict[str, Any]:
     return {**vars(explanation), "finding": None if explanation.finding is None else explanation.finding.tensor}
 
 
+def _no_time(seconds: Any) -> Any:
+    return {} if isinstance(seconds, Mapping) else 0.0
+
+
 def _size(path: str) -> int:
     """Bytes of a file and of the weights that `save_onnx` put beside it."""
     file = Path(path)
@@ -253,11 +257,12 @@ def _printable(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """``value`` in the types that JSON has."""
+    """``value`` in the types that JSON has; without what it took where SOURCE_DATE_EPOCH asks for equal files."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(item) for name, item in vars(value).items()}
+        value = vars(value)
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        timeless = epoch() is not None
+        return {str(k): _no_time(v) if timeless and k == "seconds" else plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     if isinstance(value, os.PathLike):

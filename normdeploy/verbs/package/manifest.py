@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...environment import environment
+from ...environment import environment, epoch
 from ...reports.report import plain
 from ...storage.archive import write_npz
 from ...storage.files import sha256
@@ -77,7 +77,8 @@ def evidence(
 
 def made_with() -> dict[str, Any]:
     """The head of the manifest."""
-    return {"schema": SCHEMA, "normdeploy": __version__, "made": datetime.now(UTC).isoformat(timespec="seconds")}
+    now = datetime.now(UTC) if (stated := epoch()) is None else datetime.fromtimestamp(stated, UTC)
+    return {"schema": SCHEMA, "normdeploy": __version__, "made": now.isoformat(timespec="seconds")}
 
 
 def engine_entries(engines: Sequence[Engine]) -> list[dict[str, Any]]:

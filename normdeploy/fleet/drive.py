@@ -1,0 +1,328 @@
+"""Runs the steps of a fleet in their order: what is in the store is taken from it, the rest is given to a pool.
+
+Only a few jobs are in memory at a time, whatever the fleet's size; their ends come out in the fleet's order. A step
+that has no result ends those behind it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..errors import InputError
+from ..types import Progress
+from .description import Job
+from .ends import JobEnd, StepEnd, StepOutcome
+from .hashes import Hashes
+from .keys import Machine, python_files
+from .places import Folder
+from .steps import Step, steps_of
+from .store import Damaged, Record, Store, Stored, StoreError
+from .work import Input, StepFailed, Task
+from .workers import Vanished
+
+_TRIES = 3  # of a step whose machine vanishes, or whose inputs are damaged
+_POLL = 0.5  # seconds between two looks at what others do
+
+
+class Pool(Protocol):
+    """Where steps run.
+
+    ``machines`` are the kinds that are there now; ``shares_files`` says whether they read this machine's files (else
+    sources go through the store).
+    """
+
+    size: int
+    shares_files: bool
+
+    @property
+    def machines(self) -> Sequence[Machine]: ...
+
+    def submit(self, task: Task, machine: Machine) -> Future[Record]:
+        """Run it (`normdeploy.fleet.work.perform`) on a machine of that kind."""
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class _Run:
+    """A job on its way."""
+
+    job: Job
+    steps: Sequence[Step]
+    ends: dict[str, StepEnd] = field(default_factory=dict)
+    busy: set[str] = field(default_factory=set)
+    tries: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, float] = field(default_factory=dict)  # step without a machine -> since when
+
+    def forget(self, name: str) -> None:
+        """A step has to run again, and so has what came of it."""
+        self.ends.pop(name, None)
+        for step in self.steps:
+            if name in step.before and step.name in self.ends:
+                self.forget(step.name)
+
+
+@dataclass
+class _Submitted:
+    run: _Run
+    step: Step
+    task: Task
+    key: str
+    release: Callable[[], None]
+
+
+@dataclass
+class Driver:
+    """Args:
+    pool: None: nothing is run, and what would be is "stale".
+    machines: the kinds for which a plan is looked at, where there is no pool.
+    wait: seconds that a step waits for a machine that can run it.
+    explain: the end of a step that would run, where there is no pool: its step, key, and what that is the hash of.
+    """
+
+    store: Store
+    pool: Pool | None
+    machines: Sequence[Machine] = ()
+    wait: float = 0.0
+    hashes: Hashes = field(default_factory=Hashes)
+    explain: Callable[[Step, str, dict[str, Any]], StepEnd] = lambda step, key, depends: StepEnd(
+        step.name, step.verb, "stale", key
+    )
+    progress: Progress | None = None
+    total: int = 0
+    notes: list[str] = field(default_factory=list)
+    _done: int = 0
+    _futures: dict[Future[Record], _Submitted] = field(default_factory=dict)
+    _elsewhere: list[tuple[_Run, Step]] = field(default_factory=list)
+    _uploaded: set[str] = field(default_factory=set)
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[JobEnd]:
+        """The ends of all jobs, in their order.
+
+        Raises:
+            StoreError: the store can't be reached or written.
+            InputError: a source can't be read, or was changed meanwhile.
+        """
+        window = 4 * self.pool.size + 16 if self.pool is not None else 1
+        coming, active = iter(jobs), list[_Run]()
+        with ExitStack() as stack:
+            stack.callback(self._release_all)
+            while True:
+                while len(active) < window and (job := next(coming, None)) is not None:
+                    active.append(run := _Run(job, steps_of(job)))
+                    self._advance(run)
+                while active and len(active[0].ends) == len(active[0].steps):
+                    first = active.pop(0)
+                    yield JobEnd(first.job, tuple(first.ends[s.name] for s in first.steps))
+                if active:
+                    self._wait(active)
+                elif job is None:
+                    return
+
+    def _advance(self, run: _Run) -> None:
+        """Everything that can be decided now."""
+        moved = True
+        while moved:
+            moved = False
+            for step in run.steps:
+                if step.name in run.ends or step.name in run.busy or any(b not in run.ends for b in step.before):
+                    continue
+                if (end := self._decided(run, step)) is not None:
+                    self._end(run, end)
+                    moved = True
+
+    def _decided(self, run: _Run, step: Step) -> StepEnd | None:
+        """How the step ended, without running it; None where it is on its way."""
+        if (end := _behind(run, step)) is not None:
+            return end
+        task = self._task(run, step)
+        machines = self.pool.machines if self.pool is not None else self.machines
+        fitting = [m for m in machines if not m.lacks(step.needs)]
+        fitting = fitting if self.pool is not None else fitting[:1]
+        if not fitting:
+            since = run.waiting.setdefault(step.name, time.monotonic())
+            if self.pool is not None and time.monotonic() - since < self.wait:
+                return None
+            lacks = "; ".join(sorted({m.lacks(step.needs) for m in machines}))
+            return StepEnd(step.name, step.verb, "not run", reason=lacks or "no machine is there")
+        run.waiting.pop(step.name, None)
+        for machine in fitting:
+            record = self._found(task.key(machine)[0])
+            if record is not None:
+                return _of_record(step, record, cached=True)
+        key, depends = task.key(fitting[0])
+        if self.pool is None:
+            return self.explain(step, key, depends)
+        release = self.store.place.claim(key)
+        if release is None:  # another driver, or another cell of this one, is at it
+            self._elsewhere.append((run, step))
+        elif (record := self._found(key)) is not None:  # written between the two questions
+            release()
+            return _of_record(step, record, cached=True)
+        else:
+            if not self.pool.shares_files:
+                task = self._upload(task)
+            future = self.pool.submit(task, fitting[0])
+            self._futures[future] = _Submitted(run, step, task, key, release)
+        run.busy.add(step.name)
+        return None
+
+    def _found(self, key: str) -> Record | None:
+        """What the store has for a key. What is damaged is forgotten, and told."""
+        try:
+            record = self.store.record(key)
+        except StoreError as error:
+            if self.store.place.read(f"steps/{key[:2]}/{key}") is None:
+                raise
+            self.notes.append(f"{error}; the step is run again")
+            if self.pool is not None:
+                self.store.void(key)
+            return None
+        if record is None or self.store.complete(record):
+            return record
+        self.notes.append(f"the store lacks files of {record.step}; it is run again")
+        if self.pool is not None:
+            self.store.void(key)
+        return None
+
+    def _task(self, run: _Run, step: Step) -> Task:
+        inputs: dict[str, Input] = {}
+        files = dict(step.files)
+        if step.code is not None:
+            own = self.store.place.root if isinstance(self.store.place, Folder) else None
+            files |= python_files(step.code, [own] if own else [])
+        for place, path in files.items():
+            for name, (file, stored) in self.hashes.of(place, path).items():
+                if name.startswith(("..", "/")):
+                    raise InputError(f"{name!r} of {path.name!r} lies outside of its folder; copy it there")
+                inputs[name] = Input(stored, file, copied=name.endswith((".onnx", ".data", ".py")))
+        for folder, before in step.after.items():
+            inputs |= {f"{folder}/{name}": Input(s) for name, s in _read(step, run.ends[before]).items()}
+        return Task(step, inputs)
+
+    def _upload(self, task: Task) -> Task:
+        """The task with all that it reads in the store."""
+        inputs = {}
+        for name, file in task.inputs.items():
+            if file.path is not None and file.stored.sha256 not in self._uploaded:
+                if self.store.put(file.path) != file.stored:
+                    raise InputError(f"{file.path.name!r} was changed while the fleet ran; run it again")
+                self._uploaded.add(file.stored.sha256)
+            inputs[name] = Input(file.stored)
+        return Task(task.step, inputs)
+
+    def _wait(self, active: Sequence[_Run]) -> None:
+        polls = bool(self._elsewhere) or any(run.waiting for run in active)
+        done, _ = wait(self._futures, _POLL if polls else None, return_when=FIRST_COMPLETED)
+        if not self._futures and polls:
+            time.sleep(_POLL)
+        for future in done:
+            told = self._futures.pop(future)
+            told.run.busy.discard(told.step.name)
+            try:
+                self._returned(future, told)
+            finally:
+                told.release()
+            self._advance(told.run)
+        elsewhere, self._elsewhere = self._elsewhere, []
+        for run, step in elsewhere:
+            run.busy.discard(step.name)
+            self._advance(run)
+        for run in active:
+            if run.waiting:
+                self._advance(run)
+
+    def _returned(self, future: Future[Record], told: _Submitted) -> None:
+        run, step = told.run, told.step
+        try:
+            record = future.result()
+        except StepFailed as error:
+            self._end(run, StepEnd(step.name, step.verb, "failed", told.key, str(error), log=error.log))
+        except Vanished as error:
+            self._again(run, step, str(error))
+        except Damaged as error:
+            self.notes.append(str(error))
+            made = [n for n, e in run.ends.items() if any(o.sha256 == error.digest for o in e.outputs.values())]
+            self._uploaded.discard(error.digest)
+            self._again(run, step, str(error))
+            if step.name not in run.ends:
+                for name in made:
+                    self.store.void(run.ends[name].key)
+                    run.forget(name)
+        else:
+            if told.task.inputs.keys() and not self._current(run, told):
+                return  # what it was made of was damaged, and has been made again
+            self._end(run, _of_record(step, record, cached=False))
+
+    def _current(self, run: _Run, told: _Submitted) -> bool:
+        return all(
+            before in run.ends
+            and all(
+                (file := told.task.inputs.get(f"{folder}/{name}")) is not None and file.stored == stored
+                for name, stored in _read(told.step, run.ends[before]).items()
+            )
+            for folder, before in told.step.after.items()
+        )
+
+    def _again(self, run: _Run, step: Step, why: str) -> None:
+        run.tries[step.name] = tries = run.tries.get(step.name, 1) + 1
+        if tries > _TRIES:
+            self._end(run, StepEnd(step.name, step.verb, "failed", reason=f"{why} ({_TRIES} times)"))
+
+    def _end(self, run: _Run, end: StepEnd) -> None:
+        run.ends[end.step] = end
+        run.waiting.pop(end.step, None)
+        self._done += 1
+        if self.progress is not None:
+            self.progress(end.step, self._done, max(self.total, self._done))
+
+    def _release_all(self) -> None:
+        for told in self._futures.values():
+            told.release()
+        self._futures.clear()
+
+
+def _behind(run: _Run, step: Step) -> StepEnd | None:
+    """The end of a step that can't be begun, for what became of one before it."""
+    for name in step.before:
+        before = run.ends[name]
+        read = name in step.after.values()
+        if before.outcome == "ok" or (before.outcome == "not run" and not read):
+            continue
+        outcome: StepOutcome = {"not run": "not run", "stale": "waits", "waits": "waits"}.get(before.outcome, "blocked")  # type: ignore[assignment]
+        said = before.reason if before.outcome in ("blocked", "not run", "waits") else f"{name} is {before.outcome}"
+        if before.outcome in ("wrong", "failed"):
+            said = f"{name} {'is wrong' if before.outcome == 'wrong' else 'failed'}: {before.reason}"
+        return StepEnd(step.name, step.verb, outcome, reason=said)
+    return None
+
+
+def _read(step: Step, before: StepEnd) -> dict[str, Stored]:
+    """What a step reads of what one before it made."""
+    return {name: file for name, file in before.outputs.items() if step.reports or name != "report.json"}
+
+
+def _of_record(step: Step, record: Record, *, cached: bool) -> StepEnd:
+    return StepEnd(
+        step.name,
+        step.verb,
+        record.outcome,
+        record.key,
+        record.reason,
+        cached,
+        record.seconds,
+        record.peak,
+        record.outputs,
+        record.log,
+        record.measures,
+    )
+
+
+def steps_in(jobs: Iterable[Job]) -> int:
+    """The number of steps of all jobs."""
+    return sum(len(steps_of(job)) for job in jobs)

@@ -1,0 +1,186 @@
+"""The verbs of a fleet: run it, look at it, say what an update would change."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..types import PathLike, Progress
+from . import runs
+from .description import Fleet, Job, read
+from .description import only as chosen
+from .drive import Driver, Pool, steps_in
+from .ends import Cell, FleetRun, StepEnd
+from .hashes import Hashes
+from .keys import Machine, changed
+from .places import Folder
+from .pool import Local
+from .remote import place
+from .steps import Step
+from .store import Store
+from .work import sweep
+
+STORE = "NORMDEPLOY_STORE"  # the environment variable that names a store
+
+
+def run(
+    file: PathLike,
+    *,
+    store: PathLike | None = None,
+    on: str = "local",
+    jobs: int | None = None,
+    only: Sequence[str] = (),
+    wait: float = 0.0,
+    progress: Progress | None = None,
+) -> FleetRun:
+    """Run what of a fleet is not in the store, and keep an account of the run there.
+
+    Args:
+        file: fleet.toml (docs/fleet.md).
+        store: a folder or a URL that fsspec reads; None: what the file says, else NORMDEPLOY_STORE, else the folder
+            "store" beside the file.
+        on: "local", or the address of a Ray cluster, such as "ray://head:10001" or "auto".
+        jobs: the most steps at a time on this machine; None: one for each CPU.
+        only: patterns of models or of model/variant; the others are left as they are.
+        wait: seconds that a step waits for a machine which can run it, before it is "not run".
+        progress: called with (step, done, total).
+
+    Raises:
+        InputError: the file is wrong, or a source can't be read.
+        StoreError: the store can't be reached or written.
+        RuntimeUnavailable: a library is missing.
+    """
+    fleet = read(file)
+    opened = open_store(fleet, store)
+    sweep(opened)
+    with_pool = _pool(on, jobs)
+    pool = with_pool(opened)
+    try:
+        return _driven(fleet, opened, pool, only, wait, progress)
+    finally:
+        pool.close()
+
+
+def status(file: PathLike, *, store: PathLike | None = None, only: Sequence[str] = ()) -> FleetRun:
+    """What is in the store of a fleet, as a run here would find it; nothing is run or written.
+
+    Raises:
+        InputError, StoreError, RuntimeUnavailable: as ``run``.
+    """
+    return diff(file, store=store, only=only)
+
+
+def diff(
+    file: PathLike, *, against: Mapping[str, str] | None = None, store: PathLike | None = None, only: Sequence[str] = ()
+) -> FleetRun:
+    """What would be stale after an update; nothing is run or written.
+
+    Args:
+        against: library -> its version then, such as {"onnxruntime": "1.32.0"}; "driver" is one too.
+
+    Raises:
+        InputError: as ``run``, or no step depends on what ``against`` names.
+        StoreError, RuntimeUnavailable: as ``run``.
+    """
+    fleet = read(file)
+    opened = open_store(fleet, store, make=False)
+    last = runs.last_of(opened, fleet.path.name)
+    here = Machine.here()
+    others = [Machine(facts, here.code, here.installed) for facts in (last["machines"] if last else ())]
+    updated = [machine.after(against or {}) for machine in (here, *others)]
+    if unknown := [name for name in against or {} if all(m == m.after({name: ""}) for m in updated)]:
+        raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {', '.join(sorted(here.facts))}")
+    return _driven(fleet, opened, None, only, 0.0, None, updated, _explained(opened, last))
+
+
+def open_store(fleet: Fleet | None, store: PathLike | None, *, make: bool = True) -> Store:
+    """The store that is meant.
+
+    Raises:
+        StoreError: it can't be used.
+        InputError: there is none, and none is to be made.
+    """
+    told = os.fspath(store) if store is not None else ""
+    if not told and fleet is not None and fleet.store:
+        told = fleet.store if "://" in fleet.store else str(fleet.path.parent / fleet.store)
+    told = told or os.environ.get(STORE, "") or (str(fleet.path.parent / "store") if fleet is not None else "")
+    if not make and "://" not in told and not Path(told).is_dir():
+        raise InputError(f"there is no store {told!r} yet; normdeploy fleet run makes it")
+    return Store(place(told))
+
+
+def _pool(on: str, jobs: int | None) -> Callable[[Store], Pool]:
+    if on == "local":
+        return lambda store: Local(store, jobs)
+    raise InputError(f"steps run on this machine alone so far, and {on!r} is asked for; leave --on out")
+
+
+def _driven(
+    fleet: Fleet,
+    store: Store,
+    pool: Pool | None,
+    patterns: Sequence[str],
+    wait: float,
+    progress: Progress | None,
+    machines: Sequence[Machine] = (),
+    explain: Callable[[Step, str, dict[str, Any]], StepEnd] | None = None,
+) -> FleetRun:
+    start = time.monotonic()
+    hashes = Hashes(store.place.root / "hashes.json" if isinstance(store.place, Folder) else None)
+    total = steps_in(_chosen(fleet, patterns)) if progress is not None else 0
+    driver = Driver(store, pool, machines, wait, hashes, progress=progress, total=total)
+    if explain is not None:
+        driver.explain = explain
+    writer, cells, ran, cached = runs.Writer(store), list[Cell](), 0, 0
+    try:
+        for end in driver.run(_chosen(fleet, patterns)):
+            cells += writer.add(end)
+            ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
+            cached += sum(s.cached for s in end.steps)
+        if patterns and not cells:
+            raise InputError(f"no model of {fleet.path.name} matches {', '.join(map(repr, patterns))}")
+        before = runs.last_of(store, fleet.path.name)
+        done = FleetRun(
+            writer.id,
+            fleet.path.name,
+            store.place.url,
+            tuple(cells),
+            ran,
+            cached,
+            time.monotonic() - start,
+            writer.started,
+            tuple(dict(m.facts) for m in (pool.machines if pool is not None else machines)),
+            runs.cells_of(store, before["id"]) if before else {},
+            (*runs.trend_of(store, fleet.path.name), *([] if pool is None else [runs.point_of(cells)])),
+            tuple(dict.fromkeys(driver.notes)),
+            dry=pool is None,
+        )
+        if pool is not None:
+            hashes.save()
+            writer.end(done)
+    finally:
+        writer.close()
+    return done
+
+
+def _chosen(fleet: Fleet, patterns: Sequence[str]) -> Iterator[Job]:
+    return chosen(fleet.jobs(), patterns)
+
+
+def _explained(store: Store, last: Mapping[str, Any] | None) -> Callable[[Step, str, dict[str, Any]], StepEnd]:
+    """How a step ended in the last run, where it failed there and nothing has changed since; else what has."""
+    told = {line["step"]: line for line in runs.steps_of_run(store, last["id"])} if last else {}
+
+    def explain(step: Step, key: str, depends: dict[str, Any]) -> StepEnd:
+        line = told.get(step.name, {})
+        if line.get("key") == key and line["outcome"] == "failed":
+            return StepEnd(step.name, step.verb, "failed", key, line["reason"])
+        record = store.record(line["key"]) if line.get("key") else None
+        why = "; ".join(changed(record.depends, depends)) if record else "it is not in the store"
+        return StepEnd(step.name, step.verb, "stale", key, why)
+
+    return explain

@@ -1,0 +1,95 @@
+"""The hashes of files outside the store, remembered as long as the files look the same.
+
+A file that keeps its size, its time of change (nanoseconds), its inode and its time of status change is taken to be the
+same. One that changed within two seconds of being hashed is hashed again next time: a second change could not be told
+from the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from onnx.external_data_helper import uses_external_data
+
+from ..errors import InputError, NormdeployError
+from ..storage.atomic import write_bytes
+from ..storage.files import load_onnx, sha256, tensors
+from .store import Stored
+
+_SKIPPED = frozenset({".git", ".cache", "__pycache__"})  # differ from copy to copy (docs/teams.md)
+_YOUNG = 2_000_000_000  # nanoseconds
+
+
+class Hashes:
+    """Args:
+    memory: a file that is read at first and written by ``save``; None: nothing is remembered.
+    """
+
+    def __init__(self, memory: Path | None = None) -> None:
+        self._memory, self._changed = memory, False
+        self._known: dict[str, list[object]] = {}
+        self._seen: dict[Path, dict[str, tuple[Path, Stored]]] = {}
+        if memory is not None:
+            with suppress(OSError, ValueError):
+                told = json.loads(memory.read_bytes())
+                self._known = {str(k): list(v) for k, v in told.items()}
+
+    def of(self, place: str, path: Path) -> dict[str, tuple[Path, Stored]]:
+        """A file, or all files of a folder, once for a run: path below ``place`` -> where it is, and its content.
+
+        Raises:
+            InputError: it can't be read.
+        """
+        if path not in self._seen:
+            try:
+                self._seen[path] = {name: (file, self._hash(file)) for name, file in _files(path)}
+            except OSError as error:
+                raise InputError(f"can't read {str(path)!r}: {error.strerror}") from error
+        return {os.path.normpath(f"{place}/{name}") if name else place: told for name, told in self._seen[path].items()}
+
+    def save(self) -> None:
+        if self._memory is not None and self._changed:
+            with suppress(NormdeployError):  # it is for speed alone
+                write_bytes(self._memory, json.dumps(self._known).encode())
+
+    def _hash(self, file: Path) -> Stored:
+        status = file.stat()
+        state: list[object] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        known = self._known.get(str(file))
+        if known is not None and known[:-1] == state:
+            return Stored(str(known[-1]), status.st_size)
+        digest = sha256(file)
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _YOUNG:
+            self._known[str(file)] = [*state, digest]
+            self._changed = True
+        return Stored(digest, status.st_size)
+
+
+def _files(path: Path) -> list[tuple[str, Path]]:
+    if not path.is_dir():
+        return [("", path), *_beside(path)]
+    found = []
+    for here, folders, names in os.walk(path):
+        folders[:] = sorted(f for f in folders if f not in _SKIPPED)
+        found += [((Path(here) / n).relative_to(path).as_posix(), Path(here) / n) for n in sorted(names)]
+    return found
+
+
+def _beside(path: Path) -> list[tuple[str, Path]]:
+    """The files that hold an ONNX file's weights: ("", ...) stands for the file itself, "../NAME" for one beside it."""
+    if path.suffix != ".onnx":
+        return []
+    names = set[str]()
+    for tensor in tensors(load_onnx(path, external_data=False)):
+        if uses_external_data(tensor):
+            names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
+    for name in names:
+        if os.path.isabs(name) or ".." in Path(name).parts:
+            raise InputError(
+                f"{path.name} holds weights in {name!r}, outside of its folder; write it again with them beside"
+            )
+    return [(f"../{name}", path.parent / name) for name in sorted(names)]

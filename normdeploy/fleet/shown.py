@@ -1,0 +1,97 @@
+"""What the last run of a fleet says of one cell or step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from ..errors import InputError
+from ..storage.folder import atomic_folder, require_empty_dir
+from ..types import PathLike
+from . import runs
+from .description import read
+from .fleet import open_store
+from .places import Folder
+from .remote import place
+from .store import Record, Store
+
+
+class Found:
+    """Steps with their records, None of one that has none, and the store that they are in."""
+
+    def __init__(self, store: Store, steps: Sequence[tuple[str, str, Record | None]]) -> None:
+        self.store, self.steps = store, steps  # (name, outcome, record)
+
+
+def steps(file: PathLike, name: str, *, store: PathLike | None = None) -> Found:
+    """The steps that ``name`` means in the last run of a fleet: those of a cell or a job, one step, or one key.
+
+    Raises:
+        InputError: there was no run, or no such step in it.
+        StoreError: the store can't be read.
+    """
+    fleet = read(file)
+    opened = open_store(fleet, store, make=False)
+    last = runs.last_of(opened, fleet.path.name)
+    if last is None:
+        raise InputError(
+            f"no run of {fleet.path.name} is in the store {opened.place.url!r}; normdeploy fleet run makes one"
+        )
+    told = list(runs.steps_of_run(opened, last["id"]))
+    wanted = [t for t in told if _means(name, t["step"], t["key"])]
+    if not wanted:
+        cells = sorted(runs.cells_of(opened, last["id"]))
+        raise InputError(
+            f"no step of the last run is {name!r}; its cells are {', '.join(cells[:10])}"
+            + (", …" if len(cells) > 10 else "")
+        )
+    return Found(opened, [(t["step"], t["outcome"], opened.record(t["key"]) if t["key"] else None) for t in wanted])
+
+
+def _means(name: str, step: str, key: str) -> bool:
+    """A step is meant by its name, by the cell or job that it belongs to (the steps before the targets belong to every
+    cell of their job), and by eight characters of its key or more."""
+    job = step.rsplit("/", 1)[0]
+    return (
+        step == name
+        or step.startswith(f"{name}/")
+        or (name.startswith(f"{job}/") and name.count("/") == job.count("/") + 1 and name.rsplit("/", 1)[0] == job)
+        or (len(name) >= 8 and key.startswith(name))
+    )
+
+
+def log_of(found: Found, record: Record) -> str:
+    """What a step printed."""
+    return found.store.bytes_of(record.log).decode(errors="replace")
+
+
+def logs(url: str, page: Path) -> tuple[Callable[[str], str], Callable[[str], str] | None]:
+    """SHA-256 of a log -> its text ("" where it is not there any more), and -> where it is, seen from a page, if the
+    store is a folder."""
+    store = Store(place(url))
+
+    def text(digest: str) -> str:
+        data = store.place.read(f"objects/{digest[:2]}/{digest}")
+        return "" if data is None else data.decode(errors="replace")
+
+    if not isinstance(store.place, Folder):
+        return text, None
+    root = os.path.relpath(store.place.root, Path(os.path.abspath(page)).parent)
+    return text, lambda digest: quote(f"{Path(root).as_posix()}/objects/{digest[:2]}/{digest}")
+
+
+def copied(found: Found, output: Path) -> None:
+    """Copy what the steps made into a new folder, a folder for each.
+
+    Raises:
+        NormdeployError: the folder is there already, or can't be written.
+        Damaged: an object is not what it should be; nothing is written then.
+    """
+    with atomic_folder(require_empty_dir(output)) as folder:
+        for name, _, record in found.steps:
+            for path, stored in (record.outputs if record is not None else {}).items():
+                target = folder / name / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                found.store.get(stored, target)

@@ -1,0 +1,224 @@
+"""The steps of one model in one variant: which verb, in a folder of which files, after which others, on which machine.
+
+    export ─ verify ─┬─ build ─ verify the engine ─┬─ bench ─ package ─ recheck     for each target
+    (or optimize)    └─────────────────────────────┘
+
+A step sees its own files alone: the model, samples, the outputs of the steps before it. What is not among them it can't
+read by a relative path, and so its key covers what it depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .description import Job, Target, Values
+
+ENGINES = ("tensorrt-rtx", "tensorrt")
+CODE = ("model", "model_arg", "import", "trust")  # what may run code of the folder of fleet.toml
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a machine must have to run a step.
+
+    ``runtime`` "" needs none but Python; ``version`` is a pattern such as "1.7.*"; ``capability`` the compute
+    capability of a GPU, "" where none is needed.
+    """
+
+    runtime: str = ""
+    version: str = ""
+    capability: str = ""
+
+    def __str__(self) -> str:
+        texts = [f"{self.runtime} {self.version}".strip()] if self.runtime else []
+        return " and ".join([*texts, *([f"a GPU of compute capability {self.capability}"] if self.capability else [])])
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a verb.
+
+    ``argv`` is what follows ``normdeploy`` on a command line in the step's folder, in which every path of it is.
+    ``files`` are path in the folder -> file or folder outside; ``after`` is folder in the folder -> the step whose
+    outputs are put there; ``gates`` are steps that must not be wrong, and of which nothing is read.
+    """
+
+    name: str  # "minilm/int8/ada/build"
+    argv: tuple[str, ...]
+    files: Mapping[str, Path] = field(default_factory=dict)
+    code: Path | None = None  # every Python file below it is put into the folder
+    after: Mapping[str, str] = field(default_factory=dict)
+    gates: tuple[str, ...] = ()
+    needs: Needs = Needs()
+    evidence: str = "out/report.json"  # is there where the verb did its work, right or wrong
+    reports: bool = False  # whether the reports of the steps before are read too
+    seconds: float = 0.0  # the limit; 0: none
+    memory: int = 0  # the limit of all its processes, in bytes; 0: none
+
+    @property
+    def verb(self) -> str:
+        return self.argv[0]
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The steps that come first."""
+        return (*self.after.values(), *self.gates)
+
+
+def steps_of(job: Job) -> tuple[Step, ...]:
+    """All steps of the job, each behind those that it needs."""
+    return tuple(_steps(job))
+
+
+def _steps(job: Job) -> Iterator[Step]:
+    common = job.name
+    model = job.source.name
+    made = f"{common}/export"
+    options = dict(job.options["export"])
+    runs = {name: options[name] for name in CODE if options.get(name)}
+    code = job.folder if runs else None
+    given = _Given(job, code)
+    onnx = job.source.suffix == ".onnx"
+    yield given.step(made, ("optimize" if onnx else "export", model, "-o", "out/model.onnx"), options, {})
+    export = {"export": made}
+    gates: tuple[str, ...] = ()
+    if "verify" in job.steps:
+        gates = (f"{common}/verify",)
+        yield given.step(
+            gates[0],
+            ("verify", model, "export/model.onnx"),
+            {**runs, **job.options["verify"]},
+            export,
+            needs=Needs("onnxruntime"),
+        )
+    for target in job.targets:
+        yield from _of_target(job, given, target, runs, export, gates)
+
+
+def _of_target(
+    job: Job, given: _Given, target: Target, runs: Values, export: Mapping[str, str], gates: tuple[str, ...]
+) -> Iterator[Step]:
+    common, model, options = f"{job.name}/{target.name}", job.source.name, target.over(job.options)
+    here = Needs(target.runtime, target.version, target.capability if target.runtime in ENGINES else "")
+    after, engines = dict(export), list[str]()
+    if target.runtime in ENGINES:
+        build = f"{common}/build"
+        argv = ["build", "export/model.onnx", "-o", "out/model.engine", "--runtime", target.runtime]
+        argv += ["--compute-capability", target.capability] if target.runtime == "tensorrt-rtx" else []
+        builder = Needs(target.runtime, target.version, target.capability if target.runtime == "tensorrt" else "")
+        yield given.step(build, argv, options["build"], export, gates=gates, needs=builder, source=False)
+        after["build"], engines = build, ["build/model.engine"]
+        if "verify" in job.steps:
+            name = f"{common}/verify"
+            yield given.step(
+                name,
+                ("verify", model, *engines),
+                {**runs, **options["verify"]},
+                {"build": build},
+                gates=gates,
+                needs=here,
+            )
+            gates = (*gates, name)
+    elif target.version and "verify" in job.steps:  # the step of all targets runs whatever version there is
+        name = f"{common}/verify"
+        yield given.step(
+            name, ("verify", model, "export/model.onnx"), {**runs, **options["verify"]}, export, gates=gates, needs=here
+        )
+        gates = (*gates, name)
+    if "bench" in job.steps:
+        yield given.step(
+            f"{common}/bench",
+            ("bench", *(engines or ["export/model.onnx"])),
+            options["bench"],
+            {"build": after["build"]} if engines else export,
+            gates=gates,
+            needs=here,
+            source=False,
+        )
+    if "package" in job.steps and target.bundle:
+        package = f"{common}/package"
+        argv = ["package", "export/model.onnx", "-o", "out/bundle", "--source", model, "--name", _plain(job.model)]
+        argv += ["--report-from", "export/report.json", *[a for e in engines for a in ("--engine", e)]]
+        yield given.step(
+            package,
+            argv,
+            {**runs, **options["package"]},
+            after,
+            gates=gates,
+            needs=Needs("onnxruntime"),
+            evidence="out/bundle/manifest.json",
+            reports=True,
+        )
+        yield given.step(
+            f"{common}/recheck",
+            ("recheck", "package/bundle"),
+            {},
+            {"package": package},
+            needs=Needs("onnxruntime"),
+            source=False,
+        )
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What all steps of a job share."""
+
+    job: Job
+    code: Path | None
+
+    def step(
+        self,
+        name: str,
+        argv: tuple[str, ...] | list[str],
+        options: Values,
+        after: Mapping[str, str],
+        *,
+        gates: tuple[str, ...] = (),
+        needs: Needs = Needs(),
+        source: bool = True,
+        evidence: str = "out/report.json",
+        reports: bool = False,
+    ) -> Step:
+        """``argv`` with the options behind it; files that these name are put into the step's folder."""
+        files = {self.job.source.name: self.job.source} if source else {}
+        words = list(argv)
+        for option, value in sorted(options.items()):
+            flag = f"--{option.replace('_', '-')}"
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, Path):
+                    place = _place(one, files)
+                    files[place] = one
+                    words += [flag, place]
+                elif one is True:
+                    words.append(flag)
+                elif one is not False:
+                    words += [flag, str(one)]
+        if evidence.startswith("out/report"):
+            words += ["--report", evidence]
+        return Step(
+            name,
+            tuple(words),
+            files,
+            self.code if source else None,
+            after,
+            gates,
+            needs,
+            evidence,
+            reports,
+            self.job.seconds,
+            self.job.memory,
+        )
+
+
+def _place(file: Path, taken: Mapping[str, Path]) -> str:
+    """Where a file is put, under its own name where no other has that."""
+    number = 0
+    while taken.get(place := f"files/{number}/{file.name}" if number else f"files/{file.name}", file) != file:
+        number += 1
+    return place
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)

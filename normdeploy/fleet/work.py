@@ -1,0 +1,220 @@
+"""One step, run: its files are put into an empty folder, the verb is called there, what it made goes into the store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, NormdeployError
+from ..storage.atomic import _lock
+from ..storage.files import sha256
+from .keys import Machine, key_of
+from .places import Folder
+from .steps import Step
+from .store import Record, Store, Stored
+from .workers import End, Warm
+
+_TAIL = 4000  # characters of a log in which the reason of a failure is looked for
+
+
+class StepFailed(NormdeployError):
+    """A step did not come to an end that is kept. ``log`` is what it printed."""
+
+    def __init__(self, reason: str, log: Stored | None = None) -> None:
+        super().__init__(reason)
+        self.log = log
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.log)
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file that a step reads: the SHA-256 and bytes of its content, and where it is outside the store, None where it
+    is in it. A file outside is used as it is (a link), unless ``copied``."""
+
+    stored: Stored
+    path: Path | None = None
+    copied: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """A step with all that it reads: path in its folder -> file."""
+
+    step: Step
+    inputs: Mapping[str, Input]
+
+    def key(self, machine: Machine) -> tuple[str, dict[str, Any]]:
+        return key_of(self.step, {path: file.stored.sha256 for path, file in self.inputs.items()}, machine)
+
+
+def perform(task: Task, store: Store, warm: Warm, machine: Machine) -> Record:
+    """Run a step and keep what it made; or give the record that somebody else wrote meanwhile.
+
+    Raises:
+        StepFailed: it ended without a result: an error of the verb, a crash, a limit.
+        Vanished: its process was killed from outside; it may be tried again.
+        Damaged: something that it reads is not in the store as it was written.
+        StoreError: the store can't be reached or written.
+    """
+    key, depends = task.key(machine)
+    step = task.step
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    with _folder(store) as folder:
+        _place(task, store, folder)
+        (folder / "out").mkdir()
+        log = folder / ".log"
+        log.touch()
+        end = warm.run(step.argv, folder, log, step.seconds, step.memory)
+        kept = store.put(log)
+        evidence = folder / step.evidence
+        if end.code != 0 and not (end.code == 1 and evidence.is_file()):
+            raise StepFailed(_why(end, step, log), kept)
+        if not evidence.is_file():
+            raise StepFailed(f"{step.verb} ended without writing {step.evidence}", kept)
+        outputs = {
+            path.relative_to(folder / "out").as_posix(): store.put(path)
+            for path in sorted((folder / "out").rglob("*"))
+            if path.is_file()
+        }
+        told = json.loads(evidence.read_bytes())
+        measures, reason = measures_of(told), wrong_of(told) if end.code else ""
+    record = Record(
+        key,
+        step.name,
+        "wrong" if end.code else "ok",
+        depends,
+        outputs,
+        kept,
+        measures,
+        reason,
+        dict(machine.facts),
+        started,
+        end.seconds,
+        end.peak,
+    )
+    return store.commit(record)
+
+
+def measures_of(report: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a verb's report that a page shows: the largest share of an allowed error that was used up, the
+    median milliseconds of a run, the bytes of an engine."""
+    found: dict[str, float] = {}
+    shares = [
+        r["max_abs_error"] / r["allowed"]
+        for r in _results(report)
+        if _number(r.get("max_abs_error")) and _number(r.get("allowed")) and r["allowed"] > 0
+    ]
+    if shares:
+        found["error"] = max(shares)
+    race = report.get("race") or {}
+    times = [e["median"] for e in race.get("entries", ()) if _number(e.get("median"))]
+    if times:
+        found["milliseconds"] = min(times)
+    engine = report.get("engine") or {}
+    if _number(engine.get("bytes")):
+        found["engine bytes"] = float(engine["bytes"])
+    return found
+
+
+def wrong_of(report: Mapping[str, Any]) -> str:
+    """What a verb found wrong, in one line."""
+    failed = [r for r in _results(report) if r.get("verdict") == "fail"]
+    if failed:
+        first = failed[0]
+        return (
+            f"{first['runtime']}: output {first['output']!r} is off by {first['max_abs_error']}, {first['allowed']} is"
+            f" allowed" + (f" ({len(failed)} outputs fail)" if len(failed) > 1 else "")
+        )
+    worse = [c for c in report.get("changes", ()) if isinstance(c, Mapping) and c.get("worse")]
+    if worse:
+        return f"{worse[0]['name']}: {worse[0]['was']} → {worse[0]['now']}"
+    return "the verb ended with exit code 1; its log says why"
+
+
+def _results(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    parity = report.get("parity") if "parity" in report else report
+    results = parity.get("results", ()) if isinstance(parity, Mapping) else ()
+    return [r for r in results if isinstance(r, Mapping)]
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _why(end: End, step: Step, log: Path) -> str:
+    if end.why == "seconds":
+        return f"it took longer than {step.seconds:g} s, which is its limit; raise seconds"
+    if end.why == "memory":
+        return f"it held more than {step.memory / 2**20:.0f} MB, which is its limit; raise memory"
+    if end.why:
+        return "it was ended with the run"
+    if end.code < 0:
+        return f"{step.verb} crashed (signal {-end.code}); its log may say more"
+    lines = log.read_text(errors="replace")[-_TAIL:].strip().splitlines()
+    errors = [n for n, line in enumerate(lines) if line.startswith("error: ")]
+    told = " ".join(lines[errors[-1] :])[len("error: ") :] if errors else (lines[-1] if lines else "")
+    return told or f"{step.verb} ended with exit code {end.code}"
+
+
+def _place(task: Task, store: Store, folder: Path) -> None:
+    for path, file in task.inputs.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.path is None:
+            store.get(file.stored, target)
+        elif not (file.copied is False and _linked(file.path, target)):
+            shutil.copyfile(file.path, target)
+            if sha256(target) != file.stored.sha256:
+                raise _changed(file.path)
+        elif target.stat().st_size != file.stored.bytes:
+            raise _changed(file.path)
+
+
+def _changed(path: Path) -> InputError:
+    return InputError(f"{path.name!r} was changed while the fleet ran; run it again")
+
+
+def _linked(file: Path, target: Path) -> bool:
+    try:
+        os.link(os.path.realpath(file), target)
+    except OSError:  # another file system, or one without links
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _folder(store: Store) -> Iterator[Path]:
+    """A new folder, on the store's own disk where it has one, gone afterwards. It is locked while its owner lives: what
+    killed runs left is removed."""
+    base = store.place.root / "work" if isinstance(store.place, Folder) else None
+    with tempfile.TemporaryDirectory(prefix="step.", dir=base, ignore_cleanup_errors=True) as name:
+        handle = os.open(name, os.O_RDONLY)
+        try:
+            _lock(handle)
+            yield Path(name)
+        finally:
+            os.close(handle)
+
+
+def sweep(store: Store) -> None:
+    """Remove the folders of steps whose process is dead."""
+    if not isinstance(store.place, Folder):
+        return
+    for path in (store.place.root / "work").glob("step.*"):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        if _lock(handle, wait=False):
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(handle)

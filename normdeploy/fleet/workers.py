@@ -1,0 +1,129 @@
+"""The other end of `normdeploy.fleet.warm`: starts it, gives it calls, and starts another where it dies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import NormdeployError
+from ..processes import command, environment
+
+PRELOADED = (  # what the verbs import, in most steps
+    *("normdeploy.api.export", "normdeploy.api.optimize", "normdeploy.api.verify", "normdeploy.api.bench"),
+    *("normdeploy.engines.build", "normdeploy.verbs.package.package", "normdeploy.verbs.recheck.recheck"),
+    *("normdeploy.cli.app", "normdeploy.reports.report", "onnxruntime", "onnxscript", "torch.onnx"),
+)
+
+
+class Vanished(NormdeployError):
+    """The process that ran a step is gone, by nothing that the step did as far as is known."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How a call ended: its exit code (below 0: the signal that ended it), "seconds" or "memory" where that limit ended
+    it, the seconds that it took, the most bytes of memory that it held."""
+
+    code: int
+    why: str
+    seconds: float
+    peak: int
+
+
+class Warm:
+    """One warm process, started at the first call; safe to use from many threads.
+
+    Args:
+        module: what is run, as ``python -m`` runs it.
+        preloaded: modules that are imported before any call.
+    """
+
+    def __init__(self, module: str = "normdeploy", preloaded: tuple[str, ...] = PRELOADED) -> None:
+        self.module, self._preloaded = module, preloaded
+        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._server: _Server | None = None
+
+    def run(self, argv: tuple[str, ...], folder: Path, log: Path, seconds: float = 0, memory: int = 0) -> End:
+        """Run the module in a folder and wait.
+
+        Raises:
+            Vanished: the warm process died, or the call was killed from outside.
+        """
+        future: Future[End] = Future()
+        with self._lock:
+            name = str(next(self._numbers))
+            server = self._started()
+            server.waiting[name] = future
+            request = {"id": name, "module": self.module, "argv": list(argv), "folder": str(folder), "log": str(log)}
+            server.send(request | {"seconds": seconds, "memory": memory})
+        end = future.result()
+        if end.code == -9 and not end.why:
+            raise Vanished("it was killed by signal 9 from outside, as the system does where memory runs out")
+        return end
+
+    def close(self) -> None:
+        """End the process, and what it runs."""
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _started(self) -> _Server:
+        if self._server is None or self._server.dead:
+            self._server = _Server([*command("normdeploy.fleet.warm"), *self._preloaded])
+        return self._server
+
+
+class _Server:
+    """One warm process, and the calls that wait for it."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.waiting: dict[str, Future[End]] = {}
+        self.dead = False
+        # a session of its own: Ctrl-C is for whoever started this
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"SOURCE_DATE_EPOCH": "0"} | environment(),  # equal inputs are to give equal files
+            start_new_session=True,
+        )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            self.dead = True
+            self._lose(request["id"])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._listener.join()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told: dict[str, Any] = json.loads(line)
+            if (future := self.waiting.pop(told.get("id", ""), None)) is not None:
+                future.set_result(End(told["code"], told["why"], told["seconds"], told["peak"]))
+        self.dead = True
+        self._process.wait()
+        for name in list(self.waiting):
+            self._lose(name)
+
+    def _lose(self, name: str) -> None:
+        if (future := self.waiting.pop(name, None)) is not None:
+            future.set_exception(Vanished("the process that held the libraries died"))

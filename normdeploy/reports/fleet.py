@@ -1,0 +1,152 @@
+"""What a run of a fleet found: tables for the terminal and for Markdown, and JSON (`normdeploy/fleet/1`)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..fleet.ends import Cell, FleetRun
+
+SCHEMA = "normdeploy/fleet/1"
+_COLOURS = {
+    **{"verified": "green", "built": "cyan", "wrong": "bold red", "failed": "bold red", "not run": "yellow"},
+    **{"stale": "yellow"},
+}
+_MARKS = {"verified": "✅", "built": "🔨", "wrong": "❌", "failed": "❌", "not run": "⏸", "stale": "⏳"}
+_MOST = 40  # lines of reasons
+
+
+def as_json(run: FleetRun) -> str:
+    """schema, ok, id, file, store, started, seconds, ran and cached (steps), counts (status -> cells), cells: model,
+    variant, target, status, reason, step, seconds, bytes, measures, change (against the run before); notes."""
+    cells = [
+        {
+            **{"model": c.model, "variant": c.variant, "target": c.target, "status": c.status, "reason": c.reason},
+            **{"step": c.step, "seconds": round(c.seconds, 3), "bytes": c.bytes, "measures": dict(c.measures)},
+            **{"change": change(c, run.before.get(c.name)), "logs": dict(c.logs)},
+        }
+        for c in run.cells
+    ]
+    told = {
+        **{"schema": SCHEMA, "ok": bool(run), "id": run.id, "file": run.file, "store": run.store},
+        **{"started": run.started, "seconds": round(run.seconds, 3), "ran": run.ran, "cached": run.cached},
+        **{"counts": run.counts(), "cells": cells, "notes": list(run.notes)},
+    }
+    return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+
+
+def table(run: FleetRun) -> tuple[list[str], list[tuple[str, str, list[Cell | None]]]]:
+    """The targets, and for each model and variant its cells in their order."""
+    targets = list(dict.fromkeys(cell.target for cell in run.cells))
+    rows: dict[tuple[str, str], dict[str, Cell]] = {}
+    for cell in run.cells:
+        rows.setdefault((cell.model, cell.variant), {})[cell.target] = cell
+    return targets, [(m, v, [cells.get(t) for t in targets]) for (m, v), cells in rows.items()]
+
+
+def change(now: Cell, before: Cell | None) -> str:
+    """What differs from the run before, in words: status, size by a tenth of a percent, time and error by a tenth."""
+    if before is None:
+        return ""
+    told = [f"was {before.status}"] if before.status != now.status else []
+    if now.status == "stale":
+        return "".join(told)
+    if before.bytes and now.bytes and abs(now.bytes / before.bytes - 1) >= 0.001:
+        told.append(f"size {100 * (now.bytes / before.bytes - 1):+.1f} %")
+    for name, words in (("milliseconds", "time"), ("error", "error")):
+        was, is_ = before.measures.get(name, 0.0), now.measures.get(name, 0.0)
+        if was and is_ and abs(is_ / was - 1) >= 0.1:
+            told.append(f"{words} {100 * (is_ / was - 1):+.0f} %")
+    return ", ".join(told)
+
+
+def show(console: Console, run: FleetRun) -> None:
+    """Print the table, and why what is not verified is not."""
+    targets, rows = table(run)
+    shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name in ("model", "variant", *targets):
+        shown.add_column(name)
+    for model, variant, cells in rows:
+        words = [
+            "" if c is None else f"[{_COLOURS[c.status]}]{c.status}[/]{escape(_said_shortly(c, run))}" for c in cells
+        ]
+        shown.add_row(escape(model), escape(variant), *words)
+    console.print(shown)
+    reasons = _reasons(run)
+    for text, names in list(reasons.items())[:_MOST]:
+        console.print(f"\n{_listed(names)}: {text}", markup=False)
+    if len(reasons) > _MOST:
+        console.print(f"\nand {len(reasons) - _MOST} more reasons; --report writes all")
+    for note in run.notes:
+        console.print(f"note: {note}", markup=False)
+    console.print(f"\n{summary(run)}", markup=False)
+
+
+def summary(run: FleetRun) -> str:
+    """Counts in one line."""
+    counts = ", ".join(f"{count} {status}" for status, count in run.counts().items())
+    steps = f"{run.cached} steps are in the store" if run.dry else f"{run.ran} steps run, {run.cached} from the store"
+    return f"{len(run.cells)} cells: {counts}; {steps}; {run.seconds:.1f} s"
+
+
+def markdown(run: FleetRun) -> str:
+    """The table for a pull request."""
+    targets, rows = table(run)
+    lines = [f"| model | variant | {' | '.join(targets)} |", "|" + "---|" * (len(targets) + 2)]
+    for model, variant, cells in rows:
+        words = ["" if c is None else f"{_MARKS[c.status]} {c.status}{_said_shortly(c, run)}" for c in cells]
+        lines.append(f"| {_cell(model)} | {_cell(variant)} | {' | '.join(_cell(w) for w in words)} |")
+    lines += ["", summary(run)]
+    lines += ["", *(f"- {_listed(names)}: {_cell(text)}" for text, names in _reasons(run).items())]
+    lines += [f"- note: {_cell(note)}" for note in run.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | None = None) -> None:
+    """Print the steps of a cell: command, key, what they depended on and made."""
+    for name, outcome, record in found.steps:
+        console.print(f"{name}: {outcome}", markup=False, style="bold")
+        if record is None:
+            continue
+        console.print(f"  normdeploy {shlex.join(record.depends['argv'])}", markup=False)
+        console.print(f"  key {record.key}; {record.started}; {record.seconds:.1f} s, {record.peak / 2**20:.0f} MB")
+        for kind, files in (("reads", record.depends["inputs"]), ("makes", record.outputs)):
+            for path, told in files.items():
+                digest = told if isinstance(told, str) else f"{told.sha256} ({told.bytes} bytes)"
+                console.print(f"  {kind} {path} {digest}", markup=False, soft_wrap=True)
+        if record.reason:
+            console.print(f"  {record.reason}", markup=False)
+        if log is not None:
+            console.print(log(found, record), markup=False, soft_wrap=True)
+
+
+def _said_shortly(cell: Cell, run: FleetRun) -> str:
+    told = change(cell, run.before.get(cell.name))
+    return f" ({told})" if told else ""
+
+
+def _reasons(run: FleetRun) -> Mapping[str, Sequence[str]]:
+    """Reason -> the cells that it is one of, the worst first."""
+    found: dict[str, list[str]] = {}
+    for status in ("wrong", "failed", "stale", "not run", "built"):
+        for cell in run.cells:
+            if cell.status == status and cell.reason:
+                at = cell.step.rsplit("/", 1)[-1]
+                found.setdefault(f"{status} ({at}): {cell.reason}", []).append(cell.name)
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

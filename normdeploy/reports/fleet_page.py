@@ -1,0 +1,119 @@
+"""The page of a fleet: model × target in colours, why each bad cell is bad, what changed, and the trend over runs.
+
+One HTML file, as `normdeploy.reports.page` makes them: it asks no network for anything and runs no script, and all text
+in it is escaped, stripped of control characters and cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .fleet import change, summary, table
+from .page import _safe, _size, require
+
+if TYPE_CHECKING:
+    from ..fleet.ends import Cell, FleetRun
+
+_TONES = {
+    **{"verified": "good", "built": "partly", "wrong": "bad", "failed": "bad", "not run": "muted", "stale": "warn"},
+}
+_SAID = {
+    "verified": "all that was asked for was done, and its numbers are right",
+    "built": "the engine is built; no machine here has the GPU that it is for, so it was not run",
+    "wrong": "it runs, and its numbers are wrong",
+    "failed": "a step ended without a result",
+    "not run": "no machine here can build it",
+    "stale": "what it depends on has changed since it was made",
+}
+_ROWS = 2000  # of the table; the JSON report holds all
+_LOGS = 50  # that are held by the page itself
+_LINES = 40  # of a log
+_LONGEST = 300  # letters of one text
+
+
+def page(run: FleetRun, log: Callable[[str], str], href: Callable[[str], str] | None = None) -> str:
+    """The HTML page of a run.
+
+    Args:
+        log: SHA-256 of a log -> its text.
+        href: SHA-256 of a log -> where it is, seen from the page; None where no browser can follow that.
+
+    Raises:
+        NormdeployError: a library of the extra ``report`` is missing.
+    """
+    require()
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    targets, rows = table(run)
+    bad = [c for c in run.cells if c.status in ("wrong", "failed")]
+    shown = {
+        "run": {"id": run.id, "file": run.file, "store": run.store, "started": run.started, "notes": run.notes[:50]},
+        "summary": summary(run),
+        "counts": [(count, status, _TONES[status], _SAID[status]) for status, count in run.counts().items()],
+        "targets": targets,
+        "rows": [(model, variant, [_cell(c, run, href) for c in cells]) for model, variant, cells in rows[:_ROWS]],
+        "left_out": max(0, len(rows) - _ROWS),
+        "bad": [_bad(c, log) for c in bad[:_LOGS]],
+        "bad_left_out": max(0, len(bad) - _LOGS),
+        "machines": [dict(m) for m in run.machines],
+    }
+    plot = _trend(run) if len(run.trend) > 1 else None
+    return environment.get_template("fleet.html").render(_safe(shown, _LONGEST) | {"plot": plot, "size": _size})
+
+
+def _cell(cell: Cell | None, run: FleetRun, href: Callable[[str], str] | None) -> dict[str, Any] | None:
+    if cell is None:
+        return None
+    told = [f"{value:.3g} ms" for name, value in cell.measures.items() if name == "milliseconds"]
+    told += [f"{100 * value:.0f} % of the allowed error" for name, value in cell.measures.items() if name == "error"]
+    return {
+        "status": cell.status,
+        "tone": _TONES[cell.status],
+        "change": change(cell, run.before.get(cell.name)),
+        "bytes": cell.bytes,
+        "told": told,
+        "reason": cell.reason,
+        "seconds": f"{cell.seconds:.1f} s" if cell.ran else "",
+        "logs": [(step.rsplit("/", 1)[-1], href(digest)) for step, digest in cell.logs] if href is not None else [],
+    }
+
+
+def _bad(cell: Cell, log: Callable[[str], str]) -> dict[str, Any]:
+    digest = dict(cell.logs).get(cell.step, "")
+    lines = log(digest).rstrip().splitlines()[-_LINES:] if digest else []
+    return {"name": cell.name, "status": cell.status, "step": cell.step, "reason": cell.reason, "log": lines}
+
+
+def _trend(run: FleetRun) -> Mapping[str, str]:
+    """Cells by status over the last runs."""
+    from .svg import BAD, FIRST, MUTED, SECOND, MaxNLocator, drawn, inline, legend
+
+    runs = list(run.trend)
+    groups = (("verified", FIRST), ("built", SECOND), ("wrong", BAD), ("failed", BAD), ("not run", MUTED))
+    with drawn(2.2) as (figure, axes):
+        places = range(1, len(runs) + 1)
+        for status, colour in groups:
+            counts = [told.get(status, 0) for told in runs]
+            if any(counts):
+                axes.plot(
+                    places, counts, color=colour, marker="o", markersize=3, linewidth=1.2, label=status,
+                    linestyle=":" if status == "failed" else "-",
+                )  # fmt: skip
+        axes.set_xlabel("runs, the last one at the right")
+        axes.set_ylabel("cells")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        legend(axes)
+        first, last = runs[0], runs[-1]
+        alt = "; ".join(f"{s}: {first.get(s, 0):g} then, {last.get(s, 0):g} now" for s, _ in groups if last.get(s, 0))
+        return {"caption": f"The last {len(runs)} runs.", "alt": alt, "svg": inline(figure, "trend")}
