@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from .. import __version__, stopping
 from ..errors import NormdeployError, printable
 from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, verify
+from .stored import kept
 from .verbose import logged
 
 
@@ -64,12 +65,12 @@ def _root(
     pass
 
 
-app.command(cls=_Verb)(logged(export.export))
-app.command(cls=_Build)(logged(build.build))
-app.command(cls=_Verb)(logged(verify.verify))
+app.command(cls=_Verb)(kept(logged(export.export)))
+app.command(cls=_Build)(kept(logged(build.build)))
+app.command(cls=_Verb)(kept(logged(verify.verify)))
 app.command(cls=_Verb)(logged(bisect.bisect))
 app.command(cls=_Verb)(logged(inspect.inspect))
-app.command(cls=_Verb)(logged(optimize.optimize))
+app.command(cls=_Verb)(kept(logged(optimize.optimize)))
 app.command(cls=_Verb)(logged(run.run))
 app.command(cls=_Verb)(logged(check.check))
 app.command(cls=_Verb)(logged(bench.bench))

@@ -7,7 +7,7 @@ that has no result ends those behind it, and nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -140,7 +140,7 @@ class Driver:
         """How the step ended, without running it; None where it is on its way."""
         if (end := _behind(run, step)) is not None:
             return end
-        task = self._task(run, step)
+        task = task_of(step, run.ends, self.hashes, self.store)
         machines = self.pool.machines if self.pool is not None else self.machines
         fitting = [m for m in machines if not m.lacks(step.needs)]
         fitting = fitting if self.pool is not None else fitting[:1]
@@ -173,37 +173,9 @@ class Driver:
         return None
 
     def _found(self, key: str) -> Record | None:
-        """What the store has for a key. What is damaged is forgotten, and told."""
-        try:
-            record = self.store.record(key)
-        except StoreError as error:
-            if self.store.place.read(f"steps/{key[:2]}/{key}") is None:
-                raise
-            self.notes.append(f"{error}; the step is run again")
-            if self.pool is not None:
-                self.store.void(key)
-            return None
-        if record is None or self.store.complete(record):
-            return record
-        self.notes.append(f"the store lacks files of {record.step}; it is run again")
-        if self.pool is not None:
-            self.store.void(key)
-        return None
-
-    def _task(self, run: _Run, step: Step) -> Task:
-        inputs: dict[str, Input] = {}
-        files = dict(step.files)
-        if step.code is not None:
-            own = self.store.place.root if isinstance(self.store.place, Folder) else None
-            files |= python_files(step.code, [own] if own else [])
-        for place, path in files.items():
-            for name, (file, stored) in self.hashes.of(place, path).items():
-                if name.startswith(("..", "/")):
-                    raise InputError(f"{name!r} of {path.name!r} lies outside of its folder; copy it there")
-                inputs[name] = Input(stored, file, copied=name.endswith((".onnx", ".data", ".py")))
-        for folder, before in step.after.items():
-            inputs |= {f"{folder}/{name}": Input(s) for name, s in _read(step, run.ends[before]).items()}
-        return Task(step, inputs)
+        record, note = found(self.store, key, void=self.pool is not None)
+        self.notes += [note] if note else []
+        return record
 
     def _upload(self, task: Task) -> Task:
         """The task with all that it reads in the store."""
@@ -300,6 +272,54 @@ def _behind(run: _Run, step: Step) -> StepEnd | None:
             said = f"{name} {'is wrong' if before.outcome == 'wrong' else 'failed'}: {before.reason}"
         return StepEnd(step.name, step.verb, outcome, reason=said)
     return None
+
+
+def task_of(step: Step, ends: Mapping[str, StepEnd], hashes: Hashes, store: Store) -> Task:
+    """The step with all that it reads.
+
+    Args:
+        ends: of the steps before it.
+
+    Raises:
+        InputError: a file can't be read, or lies where the step can't see it.
+    """
+    inputs: dict[str, Input] = {}
+    files = dict(step.files)
+    if step.code is not None:
+        own = store.place.root if isinstance(store.place, Folder) else None
+        files |= python_files(step.code, [own] if own else [])
+    for place, path in files.items():
+        for name, (file, stored) in hashes.of(place, path).items():
+            if name.startswith(("..", "/")):
+                raise InputError(f"{name!r} of {path.name!r} lies outside of its folder; copy it there")
+            inputs[name] = Input(stored, file, copied=name.endswith((".onnx", ".data", ".py")))
+    for folder, before in step.after.items():
+        inputs |= {f"{folder}/{name}": Input(s) for name, s in _read(step, ends[before]).items()}
+    return Task(step, inputs)
+
+
+def found(store: Store, key: str, *, void: bool) -> tuple[Record | None, str]:
+    """What the store has for a key, and what is wrong with that, in which case there is nothing.
+
+    Args:
+        void: whether a damaged record is removed.
+
+    Raises:
+        StoreError: the store can't be reached.
+    """
+    try:
+        record = store.record(key)
+    except StoreError as error:
+        if not store.has(key):
+            raise
+        record, note = None, f"{error}; the step is run again"
+    else:
+        if record is None or store.complete(record):
+            return record, ""
+        note = f"the store lacks files of {record.step}; it is run again"
+    if void:
+        store.void(key)
+    return None, note
 
 
 def _read(step: Step, before: StepEnd) -> dict[str, Stored]:

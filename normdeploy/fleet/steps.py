@@ -16,6 +16,7 @@ from pathlib import Path
 from .description import Job, Target, Values
 
 ENGINES = ("tensorrt-rtx", "tensorrt")
+REPORT = "out/report.json"
 CODE = ("model", "model_arg", "import", "trust")  # what may run code of the folder of fleet.toml
 
 
@@ -52,7 +53,7 @@ class Step:
     after: Mapping[str, str] = field(default_factory=dict)
     gates: tuple[str, ...] = ()
     needs: Needs = Needs()
-    evidence: str = "out/report.json"  # is there where the verb did its work, right or wrong
+    evidence: str = REPORT  # is there where the verb did its work, right or wrong
     reports: bool = False  # whether the reports of the steps before are read too
     seconds: float = 0.0  # the limit; 0: none
     memory: int = 0  # the limit of all its processes, in bytes; 0: none
@@ -178,24 +179,13 @@ class _Given:
         gates: tuple[str, ...] = (),
         needs: Needs = Needs(),
         source: bool = True,
-        evidence: str = "out/report.json",
+        evidence: str = REPORT,
         reports: bool = False,
     ) -> Step:
-        """``argv`` with the options behind it; files that these name are put into the step's folder."""
+        """The step, with the limits of the job."""
         files = {self.job.source.name: self.job.source} if source else {}
-        words = list(argv)
-        for option, value in sorted(options.items()):
-            flag = f"--{option.replace('_', '-')}"
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, Path):
-                    place = _place(one, files)
-                    files[place] = one
-                    words += [flag, place]
-                elif one is True:
-                    words.append(flag)
-                elif one is not False:
-                    words += [flag, str(one)]
-        if evidence.startswith("out/report"):
+        words = [*argv, *option_words(options, files)]
+        if evidence == REPORT:
             words += ["--report", evidence]
         return Step(
             name,
@@ -210,6 +200,24 @@ class _Given:
             self.job.seconds,
             self.job.memory,
         )
+
+
+def option_words(options: Values, files: dict[str, Path]) -> list[str]:
+    """Options as they stand on a command line, by their names' order. Files that they name are added to ``files``, path
+    in the step's folder -> where it is."""
+    words = []
+    for option, value in sorted(options.items()):
+        flag = f"--{option.replace('_', '-')}"
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, Path):
+                place = _place(one, files)
+                files[place] = one
+                words += [flag, place]
+            elif one is True:
+                words.append(flag)
+            elif one is not False:
+                words += [flag, str(one)]
+    return words
 
 
 def _place(file: Path, taken: Mapping[str, Path]) -> str:

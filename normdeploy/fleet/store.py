@@ -130,6 +130,10 @@ class Store:
             )
         return record
 
+    def has(self, key: str) -> bool:
+        """Whether there is a record of a key, good or not."""
+        return self.place.size(_step(key)) is not None
+
     def complete(self, record: Record) -> bool:
         """Whether every file that the record names is there, of the right size. Of a place that is far away it is
         believed until one is read."""

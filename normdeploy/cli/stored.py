@@ -1,0 +1,102 @@
+"""``--store`` of the single verbs: what was made of the same input before is taken from a store."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import InputError
+from ..storage.atomic import write_bytes
+from .console import check_report
+
+_PLACE = "NORMDEPLOY_STORE"  # as `normdeploy.fleet.fleet.STORE`, which brings onnx along
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="PLACE",
+        help="A folder or URL in which results are kept: unchanged input is done at once (NORMDEPLOY_STORE).",
+    ),
+]
+
+
+def kept(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with ``--store``. What it is given says which file is read and which written: arguments and options of
+    the type Path are files, ``output`` is written."""
+    signature = inspect.signature(verb)
+
+    @functools.wraps(verb)
+    def call(*, store: str | None = None, **kwargs: Any) -> None:
+        place = store or os.environ.get(_PLACE, "")
+        if not place:
+            verb(**kwargs)
+            return
+        _from_store(verb.__name__, signature, place, kwargs)
+
+    option = inspect.Parameter("store", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=StoreOption)
+    call.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    call.__annotations__ = {**verb.__annotations__, "store": StoreOption}
+    return call
+
+
+def _from_store(verb: str, signature: inspect.Signature, place: str, given: dict[str, Any]) -> None:
+    from ..fleet.single import kept as made
+
+    output, report, html = (given.pop(name, None) for name in ("output", "report", "html"))
+    quiet = given.pop("quiet", False)
+    given.pop("verbose", None)
+    sources: dict[str, Path] = {}
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        parameter = signature.parameters[name]
+        flag = _flag(parameter.annotation)
+        if flag is None:
+            for path in value if isinstance(value, list) else [value]:
+                _add(sources, path)
+        elif value is not None and value != parameter.default:
+            options[flag] = value
+    check_report(report, html, [*sources.values(), *([output] if output is not None else [])])
+    result = made(verb, sources, options, place)
+    if output is not None:
+        result.write(output)
+    if report is not None:
+        write_bytes(report, result.report)
+    if html is not None:
+        from ..reports.page import page
+
+        write_bytes(html, page(json.loads(result.report)).encode())
+    if not quiet:
+        sys.stdout.write(result.log)
+        if result.cached:
+            print(f"from the store: made {result.record.started} in {result.record.seconds:.1f} s")
+    if result.record.outcome != "ok":
+        raise typer.Exit(1)
+
+
+def _add(sources: dict[str, Path], path: Path) -> None:
+    if not path.exists():
+        raise InputError(f"there is no {str(path)!r}; give a file or a folder")
+    if sources.setdefault(path.name, path) != path:
+        raise InputError(
+            f"{str(sources[path.name])!r} and {str(path)!r} have one name, by which a store tells them apart; copy one of"
+            " them to another name, or leave --store out"
+        )
+
+
+def _flag(annotation: Any) -> str | None:
+    """The name of an option, "keep_io"; None for an argument."""
+    marks = getattr(annotation, "__metadata__", ())
+    option = next((m for m in marks if isinstance(m, typer.models.OptionInfo)), None)
+    if option is None:
+        return None
+    declared = (option.default, *(option.param_decls or ()))  # typer keeps the first of them as the default
+    name = next(d for d in declared if isinstance(d, str) and d.startswith("--"))
+    return name.split("/")[0].removeprefix("--").replace("-", "_")
