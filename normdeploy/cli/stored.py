@@ -86,8 +86,8 @@ def _add(sources: dict[str, Path], path: Path) -> None:
         raise InputError(f"there is no {str(path)!r}; give a file or a folder")
     if sources.setdefault(path.name, path) != path:
         raise InputError(
-            f"{str(sources[path.name])!r} and {str(path)!r} have one name, by which a store tells them apart; copy one of"
-            " them to another name, or leave --store out"
+            f"{str(sources[path.name])!r} and {str(path)!r} have one name, by which a store tells them apart; copy one"
+            " to another name, or leave --store out"
         )
 
 

@@ -7,7 +7,7 @@ that has no result ends those behind it, and nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,11 +18,11 @@ from ..types import Progress
 from .description import Job
 from .ends import JobEnd, StepEnd, StepOutcome
 from .hashes import Hashes
-from .keys import Machine, python_files
-from .places import Folder
+from .keys import Machine
 from .steps import Step, steps_of
-from .store import Damaged, Record, Store, Stored, StoreError
-from .work import Input, StepFailed, Task
+from .store import Damaged, Record, Store
+from .tasks import Input, Task, found, read_of, task_of
+from .work import StepFailed
 from .workers import Vanished
 
 _TRIES = 3  # of a step whose machine vanishes, or whose inputs are damaged
@@ -58,12 +58,14 @@ class _Run:
     busy: set[str] = field(default_factory=set)
     tries: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, float] = field(default_factory=dict)  # step without a machine -> since when
+    ready: dict[str, tuple[Task, Machine]] = field(default_factory=dict)  # steps that would run at once
 
     def forget(self, name: str) -> None:
         """A step has to run again, and so has what came of it."""
         self.ends.pop(name, None)
+        self.ready.pop(name, None)
         for step in self.steps:
-            if name in step.before and step.name in self.ends:
+            if name in step.before and (step.name in self.ends or step.name in self.ready):
                 self.forget(step.name)
 
 
@@ -120,6 +122,7 @@ class Driver:
                     first = active.pop(0)
                     yield JobEnd(first.job, tuple(first.ends[s.name] for s in first.steps))
                 if active:
+                    self._submit(active)
                     self._wait(active)
                 elif job is None:
                     return
@@ -130,7 +133,8 @@ class Driver:
         while moved:
             moved = False
             for step in run.steps:
-                if step.name in run.ends or step.name in run.busy or any(b not in run.ends for b in step.before):
+                known = step.name in run.ends or step.name in run.busy or step.name in run.ready
+                if known or any(before not in run.ends for before in step.before):
                     continue
                 if (end := self._decided(run, step)) is not None:
                     self._end(run, end)
@@ -158,19 +162,31 @@ class Driver:
         key, depends = task.key(fitting[0])
         if self.pool is None:
             return self.explain(step, key, depends)
-        release = self.store.place.claim(key)
-        if release is None:  # another driver, or another cell of this one, is at it
-            self._elsewhere.append((run, step))
-        elif (record := self._found(key)) is not None:  # written between the two questions
-            release()
-            return _of_record(step, record, cached=True)
-        else:
-            if not self.pool.shares_files:
-                task = self._upload(task)
-            future = self.pool.submit(task, fitting[0])
-            self._futures[future] = _Submitted(run, step, task, key, release)
-        run.busy.add(step.name)
+        run.ready[step.name] = task, fitting[0]
         return None
+
+    def _submit(self, active: Sequence[_Run]) -> None:
+        """Give the pool what it can take, the first jobs' steps first. What is not given is not claimed: another driver
+        may take it."""
+        assert self.pool is not None or not any(run.ready for run in active)
+        for run in active:
+            for step in [s for s in run.steps if s.name in run.ready]:
+                if self.pool is None or len(self._futures) >= 2 * self.pool.size:
+                    return
+                task, machine = run.ready.pop(step.name)
+                key, _ = task.key(machine)
+                release = self.store.place.claim(key)
+                if release is None:  # another driver, or another cell of this one, is at it
+                    run.busy.add(step.name)
+                    self._elsewhere.append((run, step))
+                elif (record := self._found(key)) is not None:  # written since it was looked for
+                    release()
+                    self._end(run, _of_record(step, record, cached=True))
+                    self._advance(run)
+                else:
+                    run.busy.add(step.name)
+                    future = self.pool.submit(task if self.pool.shares_files else self._upload(task), machine)
+                    self._futures[future] = _Submitted(run, step, task, key, release)
 
     def _found(self, key: str) -> Record | None:
         record, note = found(self.store, key, void=self.pool is not None)
@@ -236,7 +252,7 @@ class Driver:
             before in run.ends
             and all(
                 (file := told.task.inputs.get(f"{folder}/{name}")) is not None and file.stored == stored
-                for name, stored in _read(told.step, run.ends[before]).items()
+                for name, stored in read_of(told.step, run.ends[before]).items()
             )
             for folder, before in told.step.after.items()
         )
@@ -272,59 +288,6 @@ def _behind(run: _Run, step: Step) -> StepEnd | None:
             said = f"{name} {'is wrong' if before.outcome == 'wrong' else 'failed'}: {before.reason}"
         return StepEnd(step.name, step.verb, outcome, reason=said)
     return None
-
-
-def task_of(step: Step, ends: Mapping[str, StepEnd], hashes: Hashes, store: Store) -> Task:
-    """The step with all that it reads.
-
-    Args:
-        ends: of the steps before it.
-
-    Raises:
-        InputError: a file can't be read, or lies where the step can't see it.
-    """
-    inputs: dict[str, Input] = {}
-    files = dict(step.files)
-    if step.code is not None:
-        own = store.place.root if isinstance(store.place, Folder) else None
-        files |= python_files(step.code, [own] if own else [])
-    for place, path in files.items():
-        for name, (file, stored) in hashes.of(place, path).items():
-            if name.startswith(("..", "/")):
-                raise InputError(f"{name!r} of {path.name!r} lies outside of its folder; copy it there")
-            inputs[name] = Input(stored, file, copied=name.endswith((".onnx", ".data", ".py")))
-    for folder, before in step.after.items():
-        inputs |= {f"{folder}/{name}": Input(s) for name, s in _read(step, ends[before]).items()}
-    return Task(step, inputs)
-
-
-def found(store: Store, key: str, *, void: bool) -> tuple[Record | None, str]:
-    """What the store has for a key, and what is wrong with that, in which case there is nothing.
-
-    Args:
-        void: whether a damaged record is removed.
-
-    Raises:
-        StoreError: the store can't be reached.
-    """
-    try:
-        record = store.record(key)
-    except StoreError as error:
-        if not store.has(key):
-            raise
-        record, note = None, f"{error}; the step is run again"
-    else:
-        if record is None or store.complete(record):
-            return record, ""
-        note = f"the store lacks files of {record.step}; it is run again"
-    if void:
-        store.void(key)
-    return None, note
-
-
-def _read(step: Step, before: StepEnd) -> dict[str, Stored]:
-    """What a step reads of what one before it made."""
-    return {name: file for name, file in before.outputs.items() if step.reports or name != "report.json"}
 
 
 def _of_record(step: Step, record: Record, *, cached: bool) -> StepEnd:

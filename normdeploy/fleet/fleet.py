@@ -56,11 +56,10 @@ def run(
     """
     fleet = read(file)
     opened = open_store(fleet, store)
-    sweep(opened)
     with_pool = _pool(on, jobs)
     pool = with_pool(opened)
     try:
-        return _driven(fleet, opened, pool, only, wait, progress)
+        return driven(fleet, opened, pool, only, wait, progress)
     finally:
         pool.close()
 
@@ -94,7 +93,7 @@ def diff(
     updated = [machine.after(against or {}) for machine in (here, *others)]
     if unknown := [name for name in against or {} if all(m == m.after({name: ""}) for m in updated)]:
         raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {', '.join(sorted(here.facts))}")
-    return _driven(fleet, opened, None, only, 0.0, None, updated, _explained(opened, last))
+    return driven(fleet, opened, None, only, 0.0, None, updated, _explained(opened, last))
 
 
 def open_store(fleet: Fleet | None, store: PathLike | None, *, make: bool = True) -> Store:
@@ -119,17 +118,20 @@ def _pool(on: str, jobs: int | None) -> Callable[[Store], Pool]:
     raise InputError(f"steps run on this machine alone so far, and {on!r} is asked for; leave --on out")
 
 
-def _driven(
+def driven(
     fleet: Fleet,
     store: Store,
     pool: Pool | None,
-    patterns: Sequence[str],
-    wait: float,
-    progress: Progress | None,
+    patterns: Sequence[str] = (),
+    wait: float = 0.0,
+    progress: Progress | None = None,
     machines: Sequence[Machine] = (),
     explain: Callable[[Step, str, dict[str, Any]], StepEnd] | None = None,
 ) -> FleetRun:
+    """A run on a pool, kept in the store; without a pool a plan for ``machines``, of which nothing is written."""
     start = time.monotonic()
+    if pool is not None:
+        sweep(store)
     hashes = Hashes(store.place.root / "hashes.json" if isinstance(store.place, Folder) else None)
     total = steps_in(_chosen(fleet, patterns)) if progress is not None else 0
     driver = Driver(store, pool, machines, wait, hashes, progress=progress, total=total)

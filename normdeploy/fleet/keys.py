@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import environment
+from ..extensions import NORMS, RULES, RUNTIMES, TRANSLATIONS, installed
 from .steps import ENGINES, Needs, Step
 from .store import digest_of
 
@@ -42,7 +43,7 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         packages = sorted({f"{d.name}=={d.version}" for d in importlib.metadata.distributions()})
-        return cls(environment(), code_digest(), digest_of(packages))
+        return cls(environment() | _extensions(), code_digest(), digest_of(packages))
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -120,6 +121,12 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _short(value: Any) -> str:
     text = "(none)" if value is None else str(value)
     return text[:12] if len(text) == 64 else text
+
+
+def _extensions() -> dict[str, str]:
+    """The packages that bring norms, runtimes, rules or translations, with their versions: any verb may ask them."""
+    found = {e.package for group in (NORMS, RUNTIMES, RULES, TRANSLATIONS) for e in installed(group)}
+    return {f"extension {package}": importlib.metadata.version(package) for package in sorted(found)}
 
 
 @cache

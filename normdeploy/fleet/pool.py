@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from .keys import Machine
 from .store import Record, Store
-from .work import Task, perform
+from .tasks import Task
+from .work import perform
 from .workers import Warm
 
 

@@ -15,7 +15,6 @@ from ..errors import NormdeployError
 from ..storage.atomic import atomic
 from ..types import PathLike
 from .description import Values
-from .drive import found, task_of
 from .fleet import open_store
 from .hashes import Hashes
 from .keys import Machine
@@ -23,6 +22,7 @@ from .places import Folder
 from .pool import Local
 from .steps import CODE, REPORT, Needs, Step, option_words
 from .store import Record, Store
+from .tasks import found, task_of
 from .work import StepFailed, sweep
 
 _MADE = {"build": "model.engine"}  # what a verb writes as its output; the others write model.onnx

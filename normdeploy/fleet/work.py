@@ -7,8 +7,8 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from typing import Any
 from ..errors import InputError, NormdeployError
 from ..storage.atomic import _lock
 from ..storage.files import sha256
-from .keys import Machine, key_of
+from .keys import Machine
 from .places import Folder
 from .steps import Step
 from .store import Record, Store, Stored
+from .tasks import Task
 from .workers import End, Warm
 
+_HOUR = 3600.0  # seconds: nothing takes longer from its first byte to its name
 _TAIL = 4000  # characters of a log in which the reason of a failure is looked for
 
 
@@ -34,27 +36,6 @@ class StepFailed(NormdeployError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.log)
-
-
-@dataclass(frozen=True)
-class Input:
-    """A file that a step reads: the SHA-256 and bytes of its content, and where it is outside the store, None where it
-    is in it. A file outside is used as it is (a link), unless ``copied``."""
-
-    stored: Stored
-    path: Path | None = None
-    copied: bool = False
-
-
-@dataclass(frozen=True)
-class Task:
-    """A step with all that it reads: path in its folder -> file."""
-
-    step: Step
-    inputs: Mapping[str, Input]
-
-    def key(self, machine: Machine) -> tuple[str, dict[str, Any]]:
-        return key_of(self.step, {path: file.stored.sha256 for path, file in self.inputs.items()}, machine)
 
 
 def perform(task: Task, store: Store, warm: Warm, machine: Machine) -> Record:
@@ -207,14 +188,22 @@ def _folder(store: Store) -> Iterator[Path]:
 
 
 def sweep(store: Store) -> None:
-    """Remove the folders of steps whose process is dead."""
+    """Remove what runs left that were killed: folders of steps, claims, and objects that were not written whole."""
     if not isinstance(store.place, Folder):
         return
-    for path in (store.place.root / "work").glob("step.*"):
+    root = store.place.root
+    for path in (*(root / "work").glob("step.*"), *(root / "claims").iterdir()):
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             continue
         if _lock(handle, wait=False):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         os.close(handle)
+    for path in (root / "work").glob("*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _HOUR:
+                path.unlink()

@@ -1,0 +1,63 @@
+"""Toy fleets: what the tests of the fleet share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from normdeploy.fleet import fleet
+from normdeploy.fleet.description import read
+from normdeploy.fleet.ends import Cell, FleetRun
+from normdeploy.fleet.pool import Local
+from normdeploy.fleet.runs import runs_of
+from normdeploy.fleet.store import Store
+from normdeploy.fleet.workers import Warm
+
+FLEET = """
+[defaults]
+steps = ["verify", "bench", "package"]
+[variants.fp32]
+[variants.fp16]
+export = { precision = "fp16" }
+[targets.cpu]
+runtime = "onnxruntime"
+[targets.ada]
+runtime = "tensorrt-rtx"
+compute_capability = "8.9"
+[models.all]
+source = "*.pt2"
+"""
+STEPS = 2 * (2 + 3 + 3)  # of one model: export and verify; bench, package, recheck; build, package, recheck
+
+
+def toy_fleet(folder: Path, text: str = FLEET, **models: str) -> Path:
+    """A fleet.toml beside models of these texts."""
+    for name, told in models.items():
+        (folder / f"{name}.pt2").write_text(told)
+    (folder / "fleet.toml").write_text(text)
+    return folder / "fleet.toml"
+
+
+def run_toys(file: Path, *, only: Sequence[str] = (), jobs: int = 2, store: Store | None = None) -> FleetRun:
+    """Run it with the stand-in for the command line."""
+    told = read(file)
+    opened = store or fleet.open_store(told, None)
+    pool = Local(opened, jobs, Warm("tests.fleet.toy", ()))
+    try:
+        return fleet.driven(told, opened, pool, only)
+    finally:
+        pool.close()
+
+
+def manifest(store: Store) -> list[dict[str, Any]]:
+    """The last run's manifest."""
+    data = store.place.read(f"runs/{runs_of(store)[-1]['id']}/manifest.jsonl")
+    assert data is not None
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def cells(run: FleetRun) -> dict[str, Cell]:
+    """By their names."""
+    return {cell.name: cell for cell in run.cells}
