@@ -88,6 +88,12 @@ class Fleet:
         """The number of jobs."""
         return sum(len(m.told.get("variants", self._variants)) for m in self.models)
 
+    def where(self, job: Job) -> str:
+        """The line of a job's model, for an error."""
+        name = next(n for n in self.told["models"] if job.model == n or job.model.startswith(f"{n}."))
+        line = line_of(self.path.read_text(encoding="utf-8"), ["models", name])
+        return f"{self.path.name}, line {line}: models.{name} in variant {job.variant}"
+
     @property
     def _variants(self) -> Values:
         return self.told.get("variants") or {"default": {}}

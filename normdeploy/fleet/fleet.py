@@ -11,8 +11,10 @@ from typing import Any
 from ..errors import InputError
 from ..types import PathLike, Progress
 from . import runs
-from .description import Fleet, Job, read
+from .checks import check
+from .description import Fleet, Job
 from .description import only as chosen
+from .description import read as description
 from .drive import Driver, Pool, steps_in
 from .ends import Cell, FleetRun, StepEnd
 from .hashes import Hashes
@@ -94,6 +96,18 @@ def diff(
     if unknown := [name for name in against or {} if all(m == m.after({name: ""}) for m in updated)]:
         raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {', '.join(sorted(here.facts))}")
     return driven(fleet, opened, None, only, 0.0, None, updated, _explained(opened, last))
+
+
+def read(file: PathLike) -> Fleet:
+    """fleet.toml, checked as a whole.
+
+    Raises:
+        InputError: it is wrong; with the line.
+        RuntimeUnavailable: what checks it is not installed.
+    """
+    fleet = description(file)
+    check(fleet)
+    return fleet
 
 
 def open_store(fleet: Fleet | None, store: PathLike | None, *, make: bool = True) -> Store:

@@ -11,8 +11,7 @@ from ..errors import InputError
 from ..storage.folder import atomic_folder, require_empty_dir
 from ..types import PathLike
 from . import runs
-from .description import read
-from .fleet import open_store
+from .fleet import open_store, read
 from .places import Folder
 from .remote import place
 from .store import Record, Store

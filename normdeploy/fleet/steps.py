@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .description import Job, Target, Values
 
@@ -202,13 +203,18 @@ class _Given:
         )
 
 
+def as_list(value: Any) -> list[Any]:
+    """An option that may be given once without a list; [] where it is not given."""
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
 def option_words(options: Values, files: dict[str, Path]) -> list[str]:
     """Options as they stand on a command line, by their names' order. Files that they name are added to ``files``, path
     in the step's folder -> where it is."""
     words = []
     for option, value in sorted(options.items()):
         flag = f"--{option.replace('_', '-')}"
-        for one in value if isinstance(value, list) else [value]:
+        for one in as_list(value):
             if isinstance(one, Path):
                 place = _place(one, files)
                 files[place] = one
