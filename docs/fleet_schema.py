@@ -37,7 +37,7 @@ def schema(dialect: str) -> dict[str, Any]:
     tables = {verb: {"$ref": f"#/$defs/{verb}"} for verb in VERBS}
     limits = {
         "seconds": {"type": "number", "exclusiveMinimum": 0, "description": "the most that one step may take"},
-        "memory": {"type": "string", "pattern": "^[0-9]+[KMGT]?$", "description": "the most that one step may hold"},
+        "memory": {"type": "string", "pattern": "^[0-9]+[KMGT]?$", "description": "a size such as 512M or 8G"},
     }
     steps = {
         "type": "array",
@@ -50,7 +50,11 @@ def schema(dialect: str) -> dict[str, Any]:
     target = {name: table for name, table in tables.items() if name != "export"} | {
         "runtime": {"enum": ["onnxruntime", *ENGINES]},
         "version": {"type": "string", "minLength": 1, "description": "of the runtime, a pattern such as 1.7.*"},
-        "compute_capability": {"type": "string", "pattern": "^[0-9]+\\.[0-9]+$"},
+        "compute_capability": {
+            "type": "string",
+            "pattern": "^[0-9]+\\.[0-9]+$",
+            "description": "a compute capability such as 8.9",
+        },
         "bundle": {"type": "boolean", "description": "whether package makes a bundle of it; without it true"},
     }
     names = {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 1}

@@ -255,8 +255,10 @@ class _Checked:
         if error.validator == "required":
             missing = [name for name in error.validator_value if name not in error.instance]
             return self._line(path, f"{where}: {missing[0]!r} is missing")
-        if error.validator == "pattern" and error.parent is not None:
+        if "propertyNames" in error.absolute_schema_path:
             return self._line(path, f"{where}: the name {error.instance!r} may hold letters, digits, '.', '_' and '-'")
+        if error.validator == "pattern":
+            return self._line(path, f"{where} is {error.instance!r}; give {error.schema['description']}")
         if error.validator == "enum":
             return self._line(
                 path, f"{where} is {error.instance!r}; give one of {', '.join(map(repr, error.validator_value))}"

@@ -1,0 +1,172 @@
+"""A real fleet: twelve models and more in float32, float16 and int8 for three kinds of GPU, against the verbs
+called by hand.
+
+    python -m benchmarks.fleet.real [--models N]
+
+Models of `models` that hold linear layers or convolutions, two that are a norm alone, and the demo's sentence encoder
+with its trained weights. Afterwards every verb is called by hand, in a process of its own and another folder, with the
+options of fleet.toml: what it writes must be the same bytes, and its exit code must say what the cell says. Writes
+`benchmarks/results/fleet_real.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from models import demo
+from models.registry import CASES, SPELLINGS, Case, export_args, samples
+from normdeploy.fleet import fleet
+from normdeploy.fleet.ends import Cell, FleetRun
+
+RESULTS = Path(__file__).parents[1] / "results" / "fleet_real.md"
+_CAPABILITIES = ("8.6", "8.9", "12.0")
+_HEAD = '[defaults]\nsteps = ["verify"]\n[variants.fp32]\n[variants.fp16]\nexport = { precision = "fp16" }\n'
+_INT8 = '[variants.int8]\nexport = { quantize = "int8", runtime = "tensorrt-rtx" }\n'
+_SAMPLES = 32
+
+
+def _chosen(count: int) -> list[Case]:
+    """Models with something to quantize, of different rows first, and two without."""
+    every = {case.name: case for case in (*CASES, *SPELLINGS)}.values()
+    with_layers, without, rows = list[Case](), list[Case](), set[str]()
+    for case in every:
+        if any(isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d) for m in case.make().modules()):
+            if case.row not in rows:
+                with_layers.append(case)
+                rows.add(case.row)
+        elif len(without) < 2:
+            without.append(case)
+    return [*with_layers[: count - 3], *without]
+
+
+def _write(folder: Path, count: int) -> Path:
+    logging.getLogger("torch.export").setLevel(logging.ERROR)
+    text = _HEAD + _INT8
+    text += "".join(
+        f'[targets.cc{cc.replace(".", "")}]\nruntime = "tensorrt-rtx"\ncompute_capability = "{cc}"\n'
+        for cc in _CAPABILITIES
+    )
+    for number, case in enumerate(_chosen(count)):
+        name = f"m{number:02}_{''.join(c if c.isalnum() else '_' for c in case.name)}"
+        args, shapes = export_args(case, dynamic=case.dynamic)
+        torch.export.save(torch.export.export(case.make(), args, dynamic_shapes=shapes), folder / f"{name}.pt2")
+        rows = [samples(case, seed=seed) for seed in range(_SAMPLES)]
+        first = {s.name: np.concatenate([row[i].numpy() for row in rows]) for i, s in enumerate(case.inputs)}
+        np.savez(folder / f"{name}.npz", **first)
+        text += f'[models.{name}]\nsource = "{name}.pt2"\n'
+        text += f'variant.int8.export = {{ calibrate = "{name}.npz" }}\n'
+    demo.save(folder / "minilm.pt2")
+    ids, mask = demo.minilm.tokenize([f"{a} {b}" for a in demo.SENTENCES for b in demo.SENTENCES])
+    np.savez(folder / "minilm.npz", input_ids=ids, attention_mask=mask)
+    text += '[models.minilm]\nsource = "minilm.pt2"\nvariant.int8.export = { calibrate = "minilm.npz" }\n'
+    (folder / "fleet.toml").write_text(text)
+    return folder / "fleet.toml"
+
+
+def _by_hand(folder: Path, model: str, variant: str, log: Path) -> dict[str, str]:
+    """Target -> what the verbs say of it: a status, and the hash of the engine."""
+    options = {
+        "fp32": (),
+        "fp16": ("--precision", "fp16"),
+        "int8": ("--calibrate", f"{model}.npz", "--quantize", "int8", "--runtime", "tensorrt-rtx"),
+    }[variant]
+    onnx = f"hand/{model}.{variant}.onnx"
+
+    def call(*words: str) -> int:
+        with open(log, "ab") as file:
+            words = (sys.executable, "-P", "-m", "normdeploy", *words)
+            return subprocess.run(words, cwd=folder, stdout=file, stderr=file, env=os.environ).returncode
+
+    if call("export", f"{model}.pt2", "-o", onnx, *options, "-q"):
+        return dict.fromkeys(_CAPABILITIES, "failed")
+    if call("verify", f"{model}.pt2", onnx, "-q"):
+        return dict.fromkeys(_CAPABILITIES, "wrong")
+    told = {}
+    for cc in _CAPABILITIES:
+        engine = folder / "hand" / f"{model}.{variant}.{cc}.engine"
+        failed = call("build", onnx, "-o", str(engine), "--compute-capability", cc, "-q")
+        told[cc] = "failed" if failed else f"built {hashlib.sha256(engine.read_bytes()).hexdigest()}"
+    return told
+
+
+def _engines(file: Path) -> dict[str, str]:
+    """Cell -> the hash of its engine in the store."""
+    from normdeploy.fleet.runs import last_of, steps_of_run
+
+    store = fleet.open_store(fleet.read(file), None)
+    last = last_of(store, file.name)
+    assert last is not None
+    return {
+        told["step"].removesuffix("/build"): told["outputs"]["model.engine"][0]
+        for told in steps_of_run(store, last["id"])
+        if told["step"].endswith("/build") and told["outcome"] == "ok"
+    }
+
+
+def _word(cell: Cell, engines: dict[str, str]) -> str:
+    return f"built {engines[cell.name]}" if cell.status == "built" else cell.status
+
+
+def _table(run: FleetRun, wrong: list[str], seconds: tuple[float, float, float]) -> str:
+    from normdeploy.reports.fleet import markdown
+
+    first, again, hand = seconds
+    lines = [
+        "# A real fleet beside the verbs called by hand",
+        "",
+        f"`python -m benchmarks.fleet.real`: {len(run.cells)} cells; {len(run.cells) - len(wrong)} are what the verbs"
+        " say by hand, the engines to the byte.",
+        f"The fleet took {first:.0f} s, and {again:.1f} s a second time; by hand it took {hand:.0f} s (one process for"
+        " each call).",
+        *(f"- {text}" for text in wrong),
+        "",
+        markdown(run),
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", type=int, default=13)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = _write(folder, given.models)
+        start = time.monotonic()
+        run = fleet.run(file)
+        first = time.monotonic() - start
+        start = time.monotonic()
+        again = fleet.run(file)
+        seconds = time.monotonic() - start
+        assert again.ran == sum(c.status == "failed" for c in {(c.model, c.variant): c for c in run.cells}.values())
+        engines = _engines(file)
+        os.environ["SOURCE_DATE_EPOCH"] = "0"
+        (folder / "hand").mkdir()
+        start, wrong = time.monotonic(), list[str]()
+        for model, variant in dict.fromkeys((c.model, c.variant) for c in run.cells):
+            said = _by_hand(folder, model, variant, folder / "hand.log")
+            for cell in run.cells:
+                if (cell.model, cell.variant) == (model, variant):
+                    cc = next(c for c in _CAPABILITIES if cell.target == f"cc{c.replace('.', '')}")
+                    if _word(cell, engines) != said[cc]:
+                        wrong.append(f"{cell.name} is {_word(cell, engines)}, and by hand {said[cc]}: {cell.reason}")
+            print(model, variant, said["8.6"][:20], wrong[-1:] if wrong else "", flush=True)
+        text = _table(run, wrong, (first, seconds, time.monotonic() - start))
+    RESULTS.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
