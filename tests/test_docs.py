@@ -24,7 +24,7 @@ from normdeploy.cli.app import app, main
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 RUN = ("python", "console")
 """Languages of blocks that are run."""
-SLOW = ("bench", "bisect", "unet-block", "verify")
+SLOW = ("bench", "bisect", "fleet", "unet-block", "verify")
 """Pages whose blocks take more than ten seconds."""
 
 

@@ -40,15 +40,16 @@ _SAMPLES = 32
 def _chosen(count: int) -> list[Case]:
     """Models with something to quantize, of different rows first, and two without."""
     every = {case.name: case for case in (*CASES, *SPELLINGS)}.values()
-    with_layers, without, rows = list[Case](), list[Case](), set[str]()
+    first, others, without, rows = list[Case](), list[Case](), list[Case](), set[str]()
     for case in every:
-        if any(isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d) for m in case.make().modules()):
-            if case.row not in rows:
-                with_layers.append(case)
-                rows.add(case.row)
-        elif len(without) < 2:
+        if not any(isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d) for m in case.make().modules()):
             without.append(case)
-    return [*with_layers[: count - 3], *without]
+        elif case.row in rows:
+            others.append(case)
+        else:
+            rows.add(case.row)
+            first.append(case)
+    return [*[*first, *others][: count - 3], *without[:2]]
 
 
 def _write(folder: Path, count: int) -> Path:
@@ -61,10 +62,14 @@ def _write(folder: Path, count: int) -> Path:
     for number, case in enumerate(_chosen(count)):
         name = f"m{number:02}_{''.join(c if c.isalnum() else '_' for c in case.name)}"
         args, shapes = export_args(case, dynamic=case.dynamic)
-        torch.export.save(torch.export.export(case.make(), args, dynamic_shapes=shapes), folder / f"{name}.pt2")
+        program = torch.export.export(case.make(), args, dynamic_shapes=shapes)
+        torch.export.save(program, folder / f"{name}.pt2")
         rows = [samples(case, seed=seed) for seed in range(_SAMPLES)]
-        first = {s.name: np.concatenate([row[i].numpy() for row in rows]) for i, s in enumerate(case.inputs)}
-        np.savez(folder / f"{name}.npz", **first)
+        inputs = program.graph_signature.user_inputs
+        np.savez(
+            folder / f"{name}.npz",
+            **{n: np.concatenate([row[i].numpy() for row in rows]) for i, n in enumerate(map(str, inputs))},
+        )
         text += f'[models.{name}]\nsource = "{name}.pt2"\n'
         text += f'variant.int8.export = {{ calibrate = "{name}.npz" }}\n'
     demo.save(folder / "minilm.pt2")

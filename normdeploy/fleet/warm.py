@@ -1,7 +1,8 @@
 """A process that has the libraries in memory and runs each step in a fork of its own.
 
 To import torch, onnxruntime and what they bring takes seconds, a fork takes milliseconds, and whatever a step does to
-its memory, or a crash, ends with the fork. Nothing but imports happens here, so no thread runs when it forks.
+its memory, or a crash, ends with the fork. Nothing but imports happens here, so no thread of Python runs when it forks
+(that of numpy's BLAS, if there is one, is made for it).
 
 ``python -m normdeploy.fleet.warm MODULE ...`` imports the modules. Lines of JSON come in:
 {"id", "module", "argv", "folder", "log", "seconds", "memory"} runs a module in a folder, {"end": id} ends one. Lines go

@@ -18,7 +18,8 @@ from ..processes import command, environment
 PRELOADED = (  # what the verbs import, in most steps
     *("normdeploy.api.export", "normdeploy.api.optimize", "normdeploy.api.verify", "normdeploy.api.bench"),
     *("normdeploy.engines.build", "normdeploy.verbs.package.package", "normdeploy.verbs.recheck.recheck"),
-    *("normdeploy.cli.app", "normdeploy.reports.report", "onnxruntime", "onnxscript", "torch.onnx"),
+    *("normdeploy.cli.app", "normdeploy.reports.page", "normdeploy.reports.plots", "onnxruntime", "onnxscript"),
+    *("torch.onnx._internal.exporter._core", "torch.export._trace", "torch._dynamo", "torch._inductor.decomposition"),
 )
 
 

@@ -128,7 +128,7 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, old: str, new: str,
 )
 def test_what_is_no_fleet(tmp_path: Path, text: bytes, said: str) -> None:
     (tmp_path / "fleet.toml").write_bytes(text)
-    with pytest.raises(InputError, match="fleet.toml") as error:
+    with pytest.raises(InputError, match=r"fleet\.toml") as error:
         read(tmp_path / "fleet.toml")
     assert said in str(error.value)
 
