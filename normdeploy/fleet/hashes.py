@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +59,8 @@ class Hashes:
 
     def _hash(self, file: Path) -> Stored:
         status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{str(file)!r} is no regular file, and would be read as one; take it out of the folder")
         state: list[object] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._known.get(str(file))
         if known is not None and known[:-1] == state:
@@ -72,8 +75,11 @@ class Hashes:
 def _files(path: Path) -> list[tuple[str, Path]]:
     if not path.is_dir():
         return [("", path), *_beside(path)]
-    found = []
-    for here, folders, names in os.walk(path):
+    found, walked = [], set[str]()
+    for here, folders, names in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(here)) in walked:
+            raise InputError(f"{here!r} is a link to a folder around it or beside it; take it out")
+        walked.add(real)
         folders[:] = sorted(f for f in folders if f not in _SKIPPED)
         found += [((Path(here) / n).relative_to(path).as_posix(), Path(here) / n) for n in sorted(names)]
     return found

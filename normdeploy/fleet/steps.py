@@ -18,6 +18,7 @@ from .description import Job, Target, Values
 
 ENGINES = ("tensorrt-rtx", "tensorrt")
 REPORT = "out/report.json"
+_TAKEN = frozenset({"out", "files", "export", "build", "package"})  # folders of a step
 CODE = ("model", "model_arg", "import", "trust")  # what may run code of the folder of fleet.toml
 
 
@@ -76,14 +77,13 @@ def steps_of(job: Job) -> tuple[Step, ...]:
 
 def _steps(job: Job) -> Iterator[Step]:
     common = job.name
-    model = job.source.name
     made = f"{common}/export"
     options = dict(job.options["export"])
     runs = {name: options[name] for name in CODE if options.get(name)}
     code = job.folder if runs else None
     given = _Given(job, code)
-    onnx = job.source.suffix == ".onnx"
-    yield given.step(made, ("optimize" if onnx else "export", model, "-o", "out/model.onnx"), options, {})
+    model = given.model
+    yield given.step(made, ("export" if given.torch else "optimize", model, "-o", "out/model.onnx"), options, {})
     export = {"export": made}
     gates: tuple[str, ...] = ()
     if "verify" in job.steps:
@@ -102,7 +102,7 @@ def _steps(job: Job) -> Iterator[Step]:
 def _of_target(
     job: Job, given: _Given, target: Target, runs: Values, export: Mapping[str, str], gates: tuple[str, ...]
 ) -> Iterator[Step]:
-    common, model, options = f"{job.name}/{target.name}", job.source.name, target.over(job.options)
+    common, model, options = f"{job.name}/{target.name}", given.model, target.over(job.options)
     here = Needs(target.runtime, target.version, target.capability if target.runtime in ENGINES else "")
     after, engines = dict(export), list[str]()
     if target.runtime in ENGINES:
@@ -141,7 +141,8 @@ def _of_target(
         )
     if "package" in job.steps and target.bundle:
         package = f"{common}/package"
-        argv = ["package", "export/model.onnx", "-o", "out/bundle", "--source", model, "--name", _plain(job.model)]
+        argv = ["package", "export/model.onnx", "-o", "out/bundle", "--name", _plain(job.model)]
+        argv += ["--source", model] if given.torch else []  # else the answers are onnxruntime's
         argv += ["--report-from", "export/report.json", *[a for e in engines for a in ("--engine", e)]]
         yield given.step(
             package,
@@ -150,6 +151,7 @@ def _of_target(
             after,
             gates=gates,
             needs=Needs("onnxruntime"),
+            source=given.torch,
             evidence="out/bundle/manifest.json",
             reports=True,
         )
@@ -170,6 +172,18 @@ class _Given:
     job: Job
     code: Path | None
 
+    @property
+    def model(self) -> str:
+        """What the source is called in a step's folder: by its own name, where nothing else is and no verb takes that
+        for an option."""
+        name = self.job.source.name
+        return f"source_{name}" if name in _TAKEN or name.startswith("-") else name
+
+    @property
+    def torch(self) -> bool:
+        """Whether the source is a model of PyTorch, and no ONNX file."""
+        return self.job.source.suffix != ".onnx"
+
     def step(
         self,
         name: str,
@@ -184,7 +198,7 @@ class _Given:
         reports: bool = False,
     ) -> Step:
         """The step, with the limits of the job."""
-        files = {self.job.source.name: self.job.source} if source else {}
+        files = {self.model: self.job.source} if source else {}
         words = [*argv, *option_words(options, files)]
         if evidence == REPORT:
             words += ["--report", evidence]

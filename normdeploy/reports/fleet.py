@@ -22,6 +22,7 @@ _COLOURS = {
 }
 _MARKS = {"verified": "✅", "built": "🔨", "wrong": "❌", "failed": "❌", "not run": "⏸", "stale": "⏳"}
 _MOST = 40  # lines of reasons
+_FILES = 12  # of a step
 
 
 def as_json(run: FleetRun) -> str:
@@ -93,8 +94,14 @@ def show(console: Console, run: FleetRun) -> None:
 def summary(run: FleetRun) -> str:
     """Counts in one line."""
     counts = ", ".join(f"{count} {status}" for status, count in run.counts().items())
-    steps = f"{run.cached} steps are in the store" if run.dry else f"{run.ran} steps run, {run.cached} from the store"
-    return f"{len(run.cells)} cells: {counts}; {steps}; {run.seconds:.1f} s"
+    steps = f"{run.ran} of {_counted(run.ran + run.cached, 'step')} run, {run.cached} from the store"
+    if run.dry:
+        steps = f"{_counted(run.cached, 'step')} in the store"
+    return f"{_counted(len(run.cells), 'cell')}: {counts}; {steps}; {run.seconds:.1f} s"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def markdown(run: FleetRun) -> str:
@@ -119,9 +126,11 @@ def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | No
         console.print(f"  normdeploy {shlex.join(record.depends['argv'])}", markup=False)
         console.print(f"  key {record.key}; {record.started}; {record.seconds:.1f} s, {record.peak / 2**20:.0f} MB")
         for kind, files in (("reads", record.depends["inputs"]), ("makes", record.outputs)):
-            for path, told in files.items():
+            for path, told in list(files.items())[:_FILES]:
                 digest = told if isinstance(told, str) else f"{told.sha256} ({told.bytes} bytes)"
                 console.print(f"  {kind} {path} {digest}", markup=False, soft_wrap=True)
+            if len(files) > _FILES:
+                console.print(f"  and {kind} {len(files) - _FILES} more")
         if record.reason:
             console.print(f"  {record.reason}", markup=False)
         if log is not None:

@@ -65,7 +65,7 @@ def test_the_steps_are_the_commands(tmp_path: Path) -> None:
         "one/fp16/export": "export one.pt2 -o out/model.onnx --fuse standard --opset 19 --precision fp16"
         " --report out/report.json",
         "one/fp16/verify": "verify one.pt2 export/model.onnx --report out/report.json",
-        "one/fp16/cpu/package": "package export/model.onnx -o out/bundle --source one.pt2 --name one"
+        "one/fp16/cpu/package": "package export/model.onnx -o out/bundle --name one --source one.pt2"
         " --report-from export/report.json",
         "one/fp16/cpu/recheck": "recheck package/bundle --report out/report.json",
         "one/fp16/ada/build": "build export/model.onnx -o out/model.engine --runtime tensorrt-rtx"

@@ -210,3 +210,28 @@ def test_a_manifest_says_nothing_of_when_and_where(tmp_path: Path) -> None:
         ends.append(json.dumps(manifest(store_of(file))))
     assert ends[0] == ends[1]
     assert str(tmp_path) not in ends[0]
+
+
+@pytest.mark.parametrize("name", ["out", "export", "-x", "files"])
+def test_a_folder_of_any_name_is_a_source(tmp_path: Path, name: str) -> None:
+    source = tmp_path / name
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "a.txt").write_text("one")
+    (tmp_path / "fleet.toml").write_text(f'[models.m]\nsource = "{name}"\n')
+    found = run_toys(tmp_path / "fleet.toml")
+    assert cells(found)["m/default/onnxruntime"].status == "verified"
+    assert run_toys(tmp_path / "fleet.toml").ran == 0
+    (source / "deep" / "a.txt").write_text("two")
+    assert run_toys(tmp_path / "fleet.toml").ran == 2
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    os.mkfifo(tmp_path / "model" / "pipe")
+    (tmp_path / "fleet.toml").write_text('[models.m]\nsource = "model"\n')
+    with pytest.raises(InputError, match="is no regular file"):
+        run_toys(tmp_path / "fleet.toml")
+    (tmp_path / "model" / "pipe").unlink()
+    (tmp_path / "model" / "loop").symlink_to(tmp_path / "model")
+    with pytest.raises(InputError, match="is a link to a folder around it"):
+        run_toys(tmp_path / "fleet.toml")
