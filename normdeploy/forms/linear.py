@@ -173,7 +173,9 @@ def linear_of(graph: Graph, node: gs.Node | None) -> Linear | Refusal:
     elif node.op == "MatMul" and graph.is_constant(node.inputs[0]) and not graph.is_constant(node.inputs[1]):
         weight = 0
     else:
-        return Refusal(f"the weight of {title} is no constant", out)
+        maker = graph.producer(node.inputs[1])
+        quantized = maker is not None and maker.op == "DequantizeLinear"
+        return Refusal(f"the weight of {title} is {'dequantized from what is ' if quantized else ''}no constant", out)
     stored = node.inputs[weight]
     readers = [n for n in graph.consumers(stored) if not graph.is_shape_valued(n.outputs[0])]
     other = next((n for n in readers if n.op not in LINEAR), None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -64,6 +65,7 @@ class FileGraph(Links):
         self._constant: dict[int, bool] = {}
         self._budget = budget.Budget()  # of computed constants
         self._shape_valued: dict[int, bool] = {}
+        self._taken: dict[int, np.ndarray] = {}  # values of tensors that `constants_taken` takes for constants
         self.exact = Unrounded()  # what a rewrite computed
         self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
         self._lonely = lonely(proto.graph)
@@ -92,6 +94,20 @@ class FileGraph(Links):
         """Let tensors that are made of constants and sizes count as data, and what is computed from them too."""
         if tensors:
             self._shape_valued = {id(t): False for t in tensors}
+
+    @contextmanager
+    def constants_taken(self) -> Iterator[None]:
+        """Within it `take_as_constant` may be called; behind it nothing is left of that."""
+        constant, shape_valued = dict(self._constant), dict(self._shape_valued)
+        try:
+            yield
+        finally:
+            self._constant, self._shape_valued, self._taken = constant, shape_valued, {}
+
+    def take_as_constant(self, t: gs.Tensor, value: np.ndarray) -> None:
+        """Let ``t``, which a node makes that nothing else looks through, count as a constant of this float64 value."""
+        self._constant[id(t)] = self._shape_valued[id(t)] = True
+        self._taken[id(t)] = value
 
     def _derived(self, t: gs.Tensor, memo: dict[int, bool], seed: Callable[[gs.Node], bool]) -> bool:
         stack = [t]
@@ -129,7 +145,8 @@ class FileGraph(Links):
         stack, made = [t], 0
         while id(t) not in known:
             top = stack.pop()
-            numbers = self.exact.get(id(top), self._budget.values.get(id(top)))
+            kept = self._taken.get(id(top), self._budget.values.get(id(top)))
+            numbers = self.exact.get(id(top), kept)
             if numbers is not None:
                 known[id(top)] = numbers
             elif isinstance(top, gs.Constant):

@@ -14,6 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+from ..evaluate.core import is_quantized_type
 from ..storage.held import Weights, holdable, refer
 from ..storage.protos import copy_field
 from .dims import Dims
@@ -242,6 +243,8 @@ class Graph(FileGraph):
         known = self._initializers.get(t.name, self._referring.get(id(t)))
         if known is not None:
             return known
+        if isinstance(t._values, np.ndarray) and is_quantized_type(t._values.dtype):
+            return onnx.numpy_helper.from_array(t.values, t.name)
         if (
             self._weights is None
             or not isinstance(t.values, np.ndarray)

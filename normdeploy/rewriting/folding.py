@@ -16,6 +16,7 @@ from ..records import Finding, Status
 from ..storage.heap import trim
 from . import certify, rounding, trials
 from .conditioning import Costly, priced
+from .dequantized import expressible, rounds, written
 from .sealed import seals
 from .work import Work
 
@@ -36,7 +37,7 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
     for chain in chains:
         longest = longest or chain
         for write in (batch.into_previous, batch.into_concat, batch.into_next):
-            made = priced(graph, chain, write(graph, chain))
+            made = expressible(graph, priced(graph, chain, write(graph, chain)))
             if isinstance(made, batch.Fold):
                 return _replace(work, chain, made, "")
             refusals.append(made)
@@ -51,6 +52,8 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
         (r.reason for r in refusals if r.kind is not Kind.NO_LINEAR_OP), "no linear op stands before or behind it"
     )
     why = costly.reason if costly is not None else why
+    if longest is not None and all(r.kind is Kind.NO_LINEAR_OP for r in refusals) and rounds(graph, longest.z):
+        why = "what it reads is quantized: rounding stands between it and what is before"
     # Sub, Div, Mul, Add by vectors are what other optimizers leave of a BatchNorm by hand: its root is folded already
     return _alone(work, longest, why) if longest.normalizes or len(longest.nodes) > 2 or costly is not None else None
 
@@ -59,7 +62,7 @@ def _alone(work: Work, chain: Affine, why: str) -> Finding | None:
     """What no linear op takes whole: its scale alone if one can, else one scale and shift, in no more nodes than
     before."""
     graph = work.graph
-    made = priced(graph, chain, batch.scale_into_next(graph, chain))
+    made = expressible(graph, priced(graph, chain, batch.scale_into_next(graph, chain)))
     if isinstance(made, batch.Fold):
         return _replace(work, chain, made, why)
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
@@ -107,6 +110,7 @@ def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
     )
     if trial is not None:
         work.trials.append((len(work.findings), trial))
+    form = written(graph, form)
     finding = replace(
         _chain_finding(work, chain, "folded", reason=why),
         became=form.became,

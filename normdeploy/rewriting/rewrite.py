@@ -11,7 +11,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import onnx
@@ -42,7 +42,7 @@ from ..storage.ordering import ordered
 from ..storage.protos import copied
 from ..storage.weights import lifted
 from ..types import Progress
-from . import activations, attention, constants, rounding
+from . import activations, attention, constants, dequantized, rounding
 from .branching import merge
 from .folding import fold
 from .fusing import fuse as fuse_norm
@@ -279,7 +279,8 @@ def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> W
         steps[attention.STAGE] = attention.attend
     for stage, step in steps.items():
         began, ran = time.perf_counter(), work.seconds.get(_ROUNDING, 0.0)
-        _walk(work, stage, step)
+        with dequantized.opened(work.graph) if step is fold else nullcontext():
+            _walk(work, stage, step)
         work.seconds[stage] = time.perf_counter() - began - (work.seconds.get(_ROUNDING, 0.0) - ran)
     began = time.perf_counter()
     constants.settle(work, of_constants)

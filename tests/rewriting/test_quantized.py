@@ -145,29 +145,3 @@ def test_files_of_onnxruntimes_quantizer_keep_their_numbers(make: str, form: str
     stored = {t.data_type for t in after.graph.initializer if len(t.dims) > 1}
     assert stored == {TensorProto.INT8}
     same(before, after, model.samples(0))
-
-
-def test_a_batch_norm_behind_a_quantized_convolution_is_not_folded_through_it(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    constants = {
-        "w": rng.integers(-127, 128, (8, 3, 3, 3)).astype(np.int8),
-        "s": np.full(8, 0.01, np.float32),
-        "z": np.zeros(8, np.int8),
-        **{name: rng.uniform(0.5, 2, 8).astype(np.float32) for name in ("scale", "bias", "mean", "var")},
-    }
-    nodes = [
-        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["wd"], axis=0),
-        helper.make_node("Conv", ["x", "wd"], ["c"]),
-        helper.make_node("BatchNormalization", ["c", "scale", "bias", "mean", "var"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 8, 6, 6])],
-        [numpy_helper.from_array(v, k) for k, v in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "b.onnx")
-    before, after = optimized(tmp_path / "b.onnx")
-    assert census(after) == census(before)
-    same(before, after, {"x": rng.standard_normal((2, 3, 8, 8)).astype(np.float32)})
