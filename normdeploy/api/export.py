@@ -29,7 +29,7 @@ from ..types import PathLike, Progress
 from ..verbs.sources import loaded
 from ..verbs.verify.policy import Thresholds
 from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
-from .quantizing import quantized_file, wish_of
+from .quantizing import joined, quantized_file, wish_of
 
 if TYPE_CHECKING:
     from ..arguments import Example
@@ -120,7 +120,8 @@ def export(
         )
     signature = model.signature
     attentions = precision is None and (opset is None or opset >= attention.OPSET)
-    wanted = Wanted(target, fuse, attentions=attentions, rows=not dynamic, progress=progress, weights=weights)
+    first = fuse if wish is None else "standard"  # of a quantized file `joined` writes the ops that are joined
+    wanted = Wanted(target, first, attentions=attentions, rows=not dynamic, progress=progress, weights=weights)
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
     del model  # in cycles, as torch's graphs are
@@ -157,6 +158,11 @@ def export(
     if wish is not None:
         with stage("quantize"):
             proto, quantization = quantized_file(filled(proto), wish, calibrate, signature.inputs, progress)
+        if fuse == "portable":
+            with stage("join"):
+                own = Wanted(target, fuse, attentions=False, rows=False, progress=progress)
+                proto, summary, more = joined(proto, summary, signature.inputs, own, strict)
+                notes += more
         summary = replace(summary, opset=half.opset_of(proto))
     flags = {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)}
     record(proto, signature, flags | {n: v for n, v in (("precision", precision), ("quantize", quantize)) if v})

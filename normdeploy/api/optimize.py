@@ -28,7 +28,7 @@ from ..storage.weights import lifted
 from ..types import PathLike, Progress
 from ..verbs.verify.policy import Thresholds
 from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
-from .quantizing import quantized_file, wish_of
+from .quantizing import joined, quantized_file, wish_of
 
 
 @prepared()
@@ -95,8 +95,9 @@ def optimize(
             else partial(load_onnx, cast("PathLike", source))
         )
         proto, weights = lifted(read())
+        first = fuse if wish is None else "standard"  # of a quantized file `joined` writes the ops that are joined
         wanted = Wanted(
-            target, fuse, attentions=precision is None, rows=not dynamic, progress=progress, weights=weights
+            target, first, attentions=precision is None, rows=not dynamic, progress=progress, weights=weights
         )
         signed = _signed(proto, source)
         try:
@@ -144,6 +145,11 @@ def optimize(
     if wish is not None:
         with stage("quantize"):
             proto, quantization = quantized_file(filled(proto), wish, calibrate, inputs, progress)
+        if fuse == "portable":
+            with stage("join"):
+                own = Wanted(target, fuse, attentions=False, rows=False, progress=progress)
+                proto, summary, more = joined(proto, summary, inputs, own, strict)
+                notes += more
         ops = rewrite.op_counts(proto)
         summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node), ops_after=ops)
     if dims:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import onnx
@@ -15,9 +16,13 @@ from ..quantization.quantize import described, quantized
 from ..quantization.samples import split
 from ..quantization.wish import Wish, require_runtime
 from ..quantized import Quantization
+from ..records import Finding, Summary, both
+from ..rewriting import rewrite
+from ..rewriting.work import Wanted
 from ..sessions import open_session
 from ..types import Progress
 from ..verbs.verify.policy import Thresholds, policy_of
+from .common import compared
 
 if TYPE_CHECKING:
     from .common import Calibration
@@ -85,3 +90,52 @@ def quantized_file(
                 " --quantize out, and please report it"
             ) from error
     return made, account
+
+
+def joined(
+    proto: onnx.ModelProto, summary: Summary, inputs: Sequence[InputSpec], wanted: Wanted, strict: bool
+) -> tuple[onnx.ModelProto, Summary, list[str]]:
+    """A quantized file with the ops of ``--fuse portable``, and the account of both passes.
+
+    They are written last: an Add and a norm that are one op already keep their gamma and beta from the layers behind,
+    and a norm is joined with a QuantizeLinear that stands there only now.
+
+    Args:
+        summary: of the passes before, of which the file was quantized.
+
+    Raises:
+        CertificateError: with ``strict``, where a certificate failed.
+    """
+    made = rewrite.optimized(proto, wanted, strict)
+    (out, more, _), notes, _ = compared(proto, inputs, wanted, made, strict)
+    return out, replace(summary, findings=_merged(summary.findings, more.findings), opset=more.opset), notes
+
+
+def _merged(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
+    """One finding for each norm: what the second pass made of it, with the proof of the first."""
+    merged, taken = list(first), set[int]()
+    for finding in second:
+        place = _place(finding, [(i, f) for i, f in enumerate(first) if i not in taken])
+        if place is None:
+            merged.append(finding)
+            continue
+        taken.add(place)
+        before = first[place]
+        if finding.status == "fused":
+            certificate, proved = both(before.certificate, finding.certificate), (*before.proved, *finding.proved)
+            merged[place] = replace(finding, certificate=certificate, proved=tuple(dict.fromkeys(proved)))
+        else:
+            merged[place] = replace(before, notes=tuple(dict.fromkeys((*before.notes, *finding.notes))))
+    return tuple(merged)
+
+
+def _place(finding: Finding, before: Sequence[tuple[int, Finding]]) -> int | None:
+    """Which finding is of the same norm: its result has that name, or it is the module's only one, or the name was
+    made of that name when the norm was split and quantized."""
+    alike = [(i, f) for i, f in before if (f.kind, f.place) == (finding.kind, finding.place)]
+    named = [i for i, f in alike if f.tensor == finding.tensor]
+    of_module = [i for i, f in alike if f.module and f.module == finding.module]
+    made = [(len(f.tensor), i) for i, f in alike if finding.tensor.startswith(f"{f.tensor}_")]
+    if named or len(of_module) == 1:
+        return (named or of_module)[0]
+    return max(made)[1] if made else None
