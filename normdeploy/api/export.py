@@ -29,7 +29,7 @@ from ..types import PathLike, Progress
 from ..verbs.sources import loaded
 from ..verbs.verify.policy import Thresholds
 from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
-from .quantizing import joined, quantized_file, wish_of
+from .quantizing import calibrating, joined, judged_in_half, quantized_file, wish_of
 
 if TYPE_CHECKING:
     from ..arguments import Example
@@ -144,17 +144,7 @@ def export(
             )
     if strict_proof:
         rewrite.require_exact(summary.findings)
-    account = None
-    if precision is not None:
-        with stage("precision"):
-            proto, account = half.converted(
-                filled(proto), precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress
-            )
-            signature = replace(signature, inputs=half.recast(signature.inputs, account))
-            if ran and runtime not in TENSORRT:
-                runnable.require_half(proto, _samples(signature), precision)
-        summary = replace(summary, opset=half.opset_of(proto))
-    quantization = None
+    plain, quantization, floats = proto, None, signature.inputs
     if wish is not None:
         with stage("quantize"):
             proto, quantization = quantized_file(filled(proto), wish, calibrate, signature.inputs, progress)
@@ -164,6 +154,21 @@ def export(
                 proto, summary, more = joined(proto, summary, signature.inputs, own, strict)
                 notes += more
         summary = replace(summary, opset=half.opset_of(proto))
+    account = None
+    if precision is not None:
+        if wish is not None and calibrate:
+            samples = calibrating(calibrate, plain, floats)
+        with stage("precision"):
+            proto, account = half.converted(
+                filled(proto), precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress
+            )
+            signature = replace(signature, inputs=half.recast(signature.inputs, account))
+            if ran and runtime not in TENSORRT:
+                runnable.require_half(proto, _samples(signature), precision)
+        summary = replace(summary, opset=half.opset_of(proto))
+        if wish is not None and quantization is not None:
+            with stage("judge"):
+                quantization = judged_in_half(proto, filled(plain), quantization, wish, calibrate, floats, progress)
     flags = {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)}
     record(proto, signature, flags | {n: v for n, v in (("precision", precision), ("quantize", quantize)) if v})
     if output is not None:

@@ -28,7 +28,7 @@ from ..storage.weights import lifted
 from ..types import PathLike, Progress
 from ..verbs.verify.policy import Thresholds
 from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
-from .quantizing import joined, quantized_file, wish_of
+from .quantizing import calibrating, joined, judged_in_half, quantized_file, wish_of
 
 
 @prepared()
@@ -130,18 +130,7 @@ def optimize(
     notes = [*hints, *notes, *([NOT_MEASURED] if provider == "cuda" else [])]
     if strict_proof:
         rewrite.require_exact(summary.findings)
-    account = None
-    if precision is not None:
-        with stage("precision"):
-            proto, account = half.converted(
-                filled(proto), precision, samples, inputs=inputs, keep_io=keep_io, progress=progress
-            )
-            if ran and runtime not in TENSORRT:
-                runnable.require_half(proto, [], precision)
-        inputs = half.recast(inputs, account)
-        ops = rewrite.op_counts(proto)
-        summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node), ops_after=ops)
-    quantization = None
+    plain, quantization, floats = proto, None, inputs
     if wish is not None:
         with stage("quantize"):
             proto, quantization = quantized_file(filled(proto), wish, calibrate, inputs, progress)
@@ -152,6 +141,22 @@ def optimize(
                 notes += more
         ops = rewrite.op_counts(proto)
         summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node), ops_after=ops)
+    account = None
+    if precision is not None:
+        if wish is not None and calibrate:
+            samples = calibrating(calibrate, plain, floats)
+        with stage("precision"):
+            proto, account = half.converted(
+                filled(proto), precision, samples, inputs=inputs, keep_io=keep_io, progress=progress
+            )
+            if ran and runtime not in TENSORRT:
+                runnable.require_half(proto, [], precision)
+        inputs = half.recast(inputs, account)
+        ops = rewrite.op_counts(proto)
+        summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node), ops_after=ops)
+        if wish is not None and quantization is not None:
+            with stage("judge"):
+                quantization = judged_in_half(proto, filled(plain), quantization, wish, calibrate, floats, progress)
     if dims:
         ranges.name_dims(proto)
     if dims or (account is not None and recorded(proto)):

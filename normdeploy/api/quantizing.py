@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx
 
 from ..choices import TENSORRT
 from ..errors import GraphError, InputError
 from ..model import InputSpec
 from ..precision.calibrate import loadable
+from ..quantization.half import judged_again
 from ..quantization.quantize import described, quantized
 from ..quantization.samples import split
-from ..quantization.wish import Wish, require_runtime
+from ..quantization.wish import Wish, require_half, require_runtime
 from ..quantized import Quantization
 from ..records import Finding, Summary, both
 from ..rewriting import rewrite
@@ -49,11 +51,6 @@ def wish_of(
                 " int4"
             )
         return None
-    if precision is not None:
-        raise InputError(
-            f"{quantize} and {precision} in one file are not written; leave one out (what is not quantized stays"
-            " float32)"
-        )
     if not calibrate and quantize != "int4" and not dynamic:
         raise InputError(
             f"{quantize} takes ranges of samples; give some with --calibrate samples.npz (INT4 weights do without, and"
@@ -61,8 +58,9 @@ def wish_of(
         )
     if metric and not calibrate:
         raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
-    wish = Wish(quantize, runtime, calibration or "minmax", policy_of(None, metric), dynamic)
+    wish = Wish(quantize, runtime, calibration or "minmax", policy_of(None, metric), dynamic, precision or "")
     require_runtime(wish)
+    require_half(wish)
     return wish
 
 
@@ -90,6 +88,31 @@ def quantized_file(
                 " --quantize out, and please report it"
             ) from error
     return made, account
+
+
+def calibrating(
+    calibrate: Calibration, proto: onnx.ModelProto, inputs: Sequence[InputSpec]
+) -> Sequence[Mapping[str, np.ndarray]]:
+    """The samples that calibrate, for half precision too."""
+    return split(calibrate, described(proto, inputs)).calibrating
+
+
+def judged_in_half(
+    made: onnx.ModelProto,
+    before: onnx.ModelProto,
+    account: Quantization,
+    wish: Wish,
+    calibrate: Calibration,
+    inputs: Sequence[InputSpec],
+    progress: Progress | None,
+) -> Quantization:
+    """The account of ``made``, which is ``before`` quantized and in half precision since.
+
+    Raises:
+        InputError: a metric is missed in half precision.
+    """
+    samples = split(calibrate, described(before, inputs)) if calibrate else None
+    return judged_again(made, before, account, wish, samples, progress)
 
 
 def joined(

@@ -52,10 +52,10 @@ def check_equal(
         ExportError: an output differs by more; the message names it and both values.
     """
     relative = 6 * math.sqrt(len(before.graph.node)) * unit_roundoff(before)
-    light, weights = detached(before)
+    light, weights = detached(before, fed=True)
     values = _all_held(weights)
     expected = _outputs(light, values, samples)
-    light, weights = detached(after)
+    light, weights = detached(after, fed=True)
     outputs = _outputs(
         light, _all_held(weights) | {name: values[theirs] for name, theirs in (shared or {}).items()}, samples
     )

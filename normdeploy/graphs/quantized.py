@@ -12,6 +12,7 @@ import onnx
 
 from ..domains import is_standard
 from ..evaluate.quantize import TABLE, TYPES, limits
+from ..norms.ops import DOMAIN, OURS
 from ..records import QuantizedLayer
 from ..storage.files import bodies
 from ..storage.held import array
@@ -43,6 +44,22 @@ def is_quantized(proto: onnx.ModelProto) -> bool:
 def sealed(proto: onnx.ModelProto) -> tuple[str, ...]:
     """The ops of a file that quantize inside."""
     return tuple(sorted({n.op_type for body in bodies(proto) for n in body.node if seals(n)}))
+
+
+def steps(proto: onnx.ModelProto) -> set[str]:
+    """The initializers, of bodies and functions too, that are nothing but scales and zero points."""
+    read, other = set[str](), set[str]()
+    for body in bodies(proto):
+        dynamic = {n.output[1] for n in body.node if n.op_type == DYNAMIC and quantizes(n)}
+        for node in body.node:
+            own = {"y_scale", "y_zero_point"} if node.domain == DOMAIN else set()
+            names = OURS[node.op_type].inputs if own and node.op_type in OURS else ()
+            for i, name in enumerate(node.input):
+                of_own = i < len(names) and names[i] in own
+                of_pair = i > 0 and node.op_type in (QUANTIZE, DEQUANTIZE) and quantizes(node)
+                of_product = node.op_type == "Mul" and bool(dynamic & set(node.input))
+                (read if of_own or of_pair or of_product else other).add(name)
+    return read - other - {""}
 
 
 @dataclass(frozen=True)

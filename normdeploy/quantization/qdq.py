@@ -8,7 +8,7 @@ convolution in integers only where its result is quantized too: there a pair sta
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..graphs.protos import captured, names
 from ..storage.protos import copied
-from .steps import INT4, Format, Step, codes, laid, weight_scales
+from .steps import INT4, Format, Step, codes, held, laid, weight_scales
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Plan:
     step: Step | None = None
     block: int = 0
     dynamic: bool = False
+    scales: np.dtype = field(default_factory=lambda: np.dtype(np.float32))  # whose numbers the weight's scales are
 
 
 def written(
@@ -106,7 +107,7 @@ class _Writer:
         weight = node.input[plan.weight]
         key = ("weight", weight, plan.form.name, plan.axis, plan.block)
         w = numpy_helper.to_array(self.weights[weight])
-        scales = weight_scales(w, plan.axis, plan.form, plan.block)
+        scales = held(weight_scales(w, plan.axis, plan.form, plan.block), plan.scales)
         if key not in self._pairs:
             q = codes(w, laid(scales, w.shape, plan.axis, plan.block), plan.form)
             self._pairs[key] = self.dequantized(weight, q, scales, plan, nodes)

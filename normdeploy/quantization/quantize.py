@@ -35,7 +35,7 @@ from .migrate import Condition, migrated
 from .observe import Seen, observe
 from .qdq import Plan, written
 from .samples import Split
-from .steps import UINT8, Step, step_of
+from .steps import UINT8, Step, held, step_of
 from .wish import Wish, builds_for, fit, require
 
 PROPERTY = "normdeploy.quantization"
@@ -77,7 +77,7 @@ def quantized(
     notes: list[str] = []
     if split is not None:
         names = {c.plan.tensor: c.result for c in left}
-        judging, float32, more = _judge(before, wish, split, progress)
+        judging, float32, more = judge_of(before, wish, split, progress)
         notes += more
         work = excluded(work, judging, float32, samples, names, progress)
     chosen = {c.result: work.plans[c.plan.tensor] for c in left if c.plan.tensor in work.plans}
@@ -106,7 +106,7 @@ def quantized(
         migrations,
         work.judged,
         work.exclusions,
-        (_bytes(before), _bytes(out)),
+        (bytes_of(before), bytes_of(out)),
         (*notes, *builds_for(wish)),
     )
     return out, account
@@ -127,7 +127,9 @@ def _without_idle(
     idle = {c.result for c in layers if c.result not in chosen}
     moved, migrations = migrated(before, conditions, idle)
     now = {c.result: c.plan for c in candidates(Graph(moved), wish.weight, wish.block) if c.result in chosen}
-    plans = {p.tensor: replace(p, step=chosen[r].step, dynamic=chosen[r].dynamic) for r, p in now.items()}
+    plans = {
+        p.tensor: replace(p, step=chosen[r].step, dynamic=chosen[r].dynamic, scales=wish.scales) for r, p in now.items()
+    }
     named = {c.plan.tensor: now[c.result].tensor for c in layers if c.result in now}
     behind = {t: (named[layer], step) for t, (layer, step) in results.items() if layer in named}
     return written(moved, plans, wish.runtime in ONNXRUNTIME, behind), migrations
@@ -219,7 +221,8 @@ def _planned(
             told.append(replace(layer, reason=reason))
             continue
         step = None if form is None else step_of(*ends[c.input], form)
-        plans[c.plan.tensor] = replace(c.plan, step=step, dynamic=wish.dynamic)
+        step = None if step is None else replace(step, scale=float(held(step.scale, wish.scales)))
+        plans[c.plan.tensor] = replace(c.plan, step=step, dynamic=wish.dynamic, scales=wish.scales)
         if form is not None and c.activated in ends and wish.runtime in ONNXRUNTIME:
             results[c.activated] = c.plan.tensor, step_of(*ends[c.activated], form)
         low, high = ends.get(c.input, (None, None))
@@ -252,7 +255,7 @@ def _granularity(c: Candidate) -> str:
     return f"{c.plan.form.name} for each of {c.outputs} channels" if c.plan.axis is not None else c.plan.form.name
 
 
-def _judge(
+def judge_of(
     proto: onnx.ModelProto, wish: Wish, split: Split, progress: Progress | None
 ) -> tuple[judge.Judge, judge.Outputs, list[str]]:
     """The judge, what the float32 file gives, and notes."""
@@ -288,7 +291,7 @@ def _state(proto: onnx.ModelProto, wish: Wish) -> None:
     proto.metadata_props.add(key=PROPERTY, value=json.dumps(value, sort_keys=True))
 
 
-def _bytes(proto: onnx.ModelProto) -> int:
+def bytes_of(proto: onnx.ModelProto) -> int:
     bits = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4}
     return sum(
         int(np.prod(t.dims))

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
+_LEAST_HALF = 2.0**-20
 _TINY = 2.0**-100  # a scale below is as good as none, and its inverse might overflow
 
 
@@ -70,6 +71,19 @@ def weight_scales(w: np.ndarray, axis: int | None, form: Format, block: int = 0)
     else:
         largest = magnitude.max(axis=tuple(i for i in range(w.ndim) if i != axis), initial=0.0)
     return np.maximum(largest / form.high, _TINY).astype(np.float32)
+
+
+def held(scales: np.ndarray | float, dtype: np.dtype) -> np.ndarray:
+    """``scales`` as numbers of float16 or bfloat16, each rounded up, so that no range is cut; float32 of float32.
+
+    Below 2⁻²⁰ float16 has fewer than four digits, so that a smaller scale becomes that; codes are then fewer.
+    """
+    wide = np.asarray(scales, np.float32)
+    if dtype == np.float32:
+        return wide
+    near = np.maximum(wide, _LEAST_HALF).astype(dtype)
+    above = np.nextafter(near, np.array(np.inf, dtype))
+    return np.where(near.astype(np.float32) < wide, above, near).astype(np.float32)
 
 
 def laid(scales: np.ndarray, shape: tuple[int, ...], axis: int | None, block: int = 0) -> np.ndarray:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import onnx
 
 from ..choices import ONNXRUNTIME, TENSORRT
 from ..errors import InputError
+from ..precision.retype import FORMATS
 from ..verbs.verify.policy import Policy
 from .groups import Candidate
 from .steps import FP8, INT4, INT8, UINT8, Format
@@ -28,6 +30,12 @@ class Wish:
     calibration: str = "minmax"
     policy: Policy = field(default_factory=Policy)
     dynamic: bool = False
+    half: str = ""  # "fp16" or "bf16": what the rest of the file will be, and its scales
+
+    @property
+    def scales(self) -> np.dtype:
+        """The type whose numbers scales are: rounding them later would move every code."""
+        return FORMATS[self.half].dtype if self.half else np.dtype(np.float32)
 
     @property
     def weight(self) -> Format:
@@ -73,6 +81,18 @@ def require_runtime(wish: Wish) -> None:
         raise InputError(
             f"FP8 has kernels in TensorRT alone (compute capability 8.9 and above), and the runtime is"
             f" {wish.runtime!r}; give --runtime tensorrt or tensorrt-rtx"
+        )
+
+
+def require_half(wish: Wish) -> None:
+    """
+    Raises:
+        InputError: the runtime's integer kernels read no half precision.
+    """
+    if wish.half and wish.to == "int8" and wish.runtime in ONNXRUNTIME:
+        raise InputError(
+            f"onnxruntime's int8 kernels read and write float32: beside {wish.half} it would dequantize every layer and"
+            " compute in float32, slower than either; leave --precision out for onnxruntime, or give another --runtime"
         )
 
 

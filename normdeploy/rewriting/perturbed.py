@@ -48,7 +48,7 @@ class Model:
         other: Model | None = None,
         floating: Mapping[str, int] | None = None,
     ) -> None:
-        light, weights = detached(proto)
+        light, weights = detached(proto, fed=True)
         self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
         self._parameters = {} if floating is None else _as_inputs(light) | _shaken(light, floating)
         self._stored: dict[str, np.ndarray] = {}

@@ -16,12 +16,21 @@ from ..errors import GraphError
 from . import held
 
 _ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the file
+_UNFED = frozenset(  # types of 4 and 8 bits that numpy has not, of which onnxruntime makes no value
+    number
+    for name, number in onnx.TensorProto.DataType.items()
+    if name.startswith(("INT4", "UINT4", "INT2", "UINT2", "FLOAT4", "FLOAT8"))
+)
 _PIECE = 2**18  # bytes that are turned at once: they stay in the processor's cache
 
 
-def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+def detached(
+    proto: onnx.ModelProto, smallest: int = 1024, fed: bool = False
+) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
     """A copy whose initializers of at least ``smallest`` bytes are references without a location, and those
     initializers.
+
+    ``fed``: those alone that a session can be given, which are those of numpy's types and bfloat16.
 
     The copy costs no more than the nodes do; the initializers are the ones of ``proto``, by name, not copies.
     """
@@ -29,7 +38,8 @@ def detached(proto: onnx.ModelProto, smallest: int = 1024) -> tuple[onnx.ModelPr
     large = {
         t.name: t
         for t in initializers
-        if (t.HasField("raw_data") and nbytes(t) >= smallest) or held.held(t) is not None
+        if (t.HasField("raw_data") and nbytes(t) >= smallest and not (fed and t.data_type in _UNFED))
+        or held.held(t) is not None
     }
     graph = onnx.GraphProto(**_fields(proto.graph, "initializer"))
     for tensor in initializers:

@@ -30,7 +30,7 @@ import onnx
 
 from ...evaluate.core import is_quantized_type
 from ...graphs.protos import module
-from ...graphs.quantized import is_quantized
+from ...graphs.quantized import is_quantized, steps
 from ...precision.retype import values
 from .merged import merged
 from .originals import FileModel, Original
@@ -81,10 +81,10 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     stored = stored_in(model)
     rows = _Rows(stored.values())
     unknown: list[tuple[onnx.TensorProto, Array, float]] = []
-    placed = set[str]()
+    placed, apart = set[str](), steps(proto)  # the error budget judges the steps
     for tensor in initializers(proto.graph):
         array = values(tensor)
-        if not array.size or array.dtype.kind in "iubSOc" or is_quantized_type(array.dtype):
+        if tensor.name in apart or not array.size or array.dtype.kind in "iubSOc" or is_quantized_type(array.dtype):
             continue
         same = [
             name
@@ -308,6 +308,8 @@ def _beside(weight: Weight, array: Array, parameter: Array, unit: float) -> Weig
     away = np.abs(array - parameter)
     if (away <= tolerance).all():
         return _told(weight, Origin.FOLDED, away, f"{weight.parameter}, rounded otherwise")
+    if array.size < _ROW and np.isfinite(array).all() and not np.isfinite(parameter).any():
+        return None  # numbers that the type does not hold: what stands for them may be anything
     if not np.isfinite(away).all():
         return _told(
             weight,

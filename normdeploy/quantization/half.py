@@ -1,0 +1,64 @@
+"""Half precision around quantized layers: what is not quantized becomes float16 or bfloat16 afterwards, and the file is
+judged again.
+
+Quantization comes first, on the float32 model, with scales that are numbers of the half type already; so half precision
+(`normdeploy.precision`) changes no code and no scale. QuantizeLinear and DequantizeLinear take scales of the type that
+they read and write (ONNX operator schemas QuantizeLinear-21, DequantizeLinear-21), and so does strongly typed TensorRT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from ..errors import InputError
+from ..precision.retype import FORMATS
+from ..precision.stepwise import stepwise
+from ..quantized import Quantization
+from ..types import Progress
+from .quantize import bytes_of, judge_of
+from .samples import Split
+from .wish import Wish
+
+
+def judged_again(
+    made: onnx.ModelProto,
+    before: onnx.ModelProto,
+    account: Quantization,
+    wish: Wish,
+    split: Split | None,
+    progress: Progress | None = None,
+) -> Quantization:
+    """``account`` with the metrics that ``made`` reaches, each of its nodes rounded to the type that it states.
+
+    Args:
+        made: the quantized file in half precision.
+        before: the float32 model.
+        split: the samples that ``account`` was judged on; None: none were given.
+
+    Raises:
+        InputError: a metric that the quantized file reached is missed in half precision.
+    """
+    account = replace(account, bytes=(account.bytes[0], bytes_of(made)))
+    if split is None:
+        return account
+    judge, float32, notes = judge_of(before, wish, split, progress)
+    judge.samples = [_rounded(sample, made, wish) for sample in judge.samples]
+    judged = judge.judged(judge.run(stepwise(made)), float32)
+    for told, was in zip(judged, account.judged, strict=True):
+        if was.met and not told.met:
+            raise InputError(
+                f"{told.metric} of {told.output!r} is {told.value:.6g} in {wish.half} and was {was.value:.6g} in"
+                f" {wish.to} with float32, and {told.threshold:g} is asked for; ask for less, or leave --precision out"
+            )
+    return replace(account, judged=judged, notes=tuple(dict.fromkeys((*account.notes, *notes))))
+
+
+def _rounded(sample: Mapping[str, np.ndarray], proto: onnx.ModelProto, wish: Wish) -> dict[str, np.ndarray]:
+    """The inputs as ``proto`` gets them: those that are half are rounded to it, in float32."""
+    form = FORMATS[wish.half]
+    half = {v.name for v in proto.graph.input if v.type.tensor_type.elem_type == form.onnx}
+    return {name: form.rounded(v).astype(np.float32) if name in half else v for name, v in sample.items()}
